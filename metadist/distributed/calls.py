@@ -1,0 +1,282 @@
+"""MapReduce over the workers: partition the arguments, call, reduce the results."""
+
+import pickle
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+import optree
+import torch
+from torch.distributed import autograd as dist_autograd
+from torch.distributed import rpc
+from torch.futures import Future
+
+from metadist.distributed.modules import module_clone
+from metadist.distributed.one_visit import attach_gradients
+from metadist.distributed.partitioners import batch_partitioner
+from metadist.distributed.reducers import LinearReducer, sum_reducer
+from metadist.distributed.rpc import (
+    PeerLost,
+    get_worker_id,
+    has_device_maps,
+    rpc_is_initialized,
+    worker_names,
+)
+from metadist.distributed.shards import (
+    Partitioner,
+    Reducer,
+    Shard,
+    ShardResults,
+    WorkerID,
+    as_shards,
+)
+from metadist.distributed.visits import Failure, Visit, tensors_of
+from metadist.errors import UserError
+
+GradientMode = Literal["context", "visit"]
+
+
+class RemoteError(RuntimeError):
+    """A function raised on another worker.
+
+    Attributes:
+        worker: the worker's name.
+        remote_traceback: the traceback there, as text.
+    """
+
+    def __init__(self, worker: str, failure: Failure) -> None:
+        super().__init__(
+            f"{worker} raised {failure.kind}: {failure.message}\n"
+            f"--- traceback on {worker} ---\n{failure.traceback.rstrip()}"
+        )
+        self.worker = worker
+        self.remote_traceback = failure.traceback
+
+
+def remote_async_call(
+    func: Callable[..., Any],
+    *,
+    args: tuple | None = None,
+    kwargs: dict[str, Any] | None = None,
+    partitioner: Partitioner | WorkerID | None = None,
+    reducer: Reducer | None = None,
+    timeout: float | None = None,
+    gradient: GradientMode = "context",
+) -> Future:
+    """Run `func` on the workers and return at once. Any rank of an RPC world may call it.
+
+    Args:
+        func: the mapper. Pickled by reference: a function at a module's top level.
+        args: positional arguments before partitioning.
+        kwargs: keyword arguments before partitioning.
+        partitioner: who gets what: a worker's number or name (all arguments go there), or a
+            function `(*args, **kwargs) -> [(worker, args, kwargs), …]`. Default:
+            `batch_partitioner`. A worker's shards travel together and run in order.
+        reducer: a function from the list of results, in the partitioner's order, to the result.
+            Default: none, the list itself (for a worker's number or name: the one result).
+        timeout: seconds until the call fails with TimeoutError. Default: the world's
+            (`CALL_TIMEOUT`); 0 waits for as long as the workers live.
+        gradient: where derivatives are taken. "context" records a graph across the workers for
+            `autograd.backward` inside `autograd.context()`; outside of one the result has no
+            derivative. "visit" makes each worker compute values and derivatives in the same
+            visit, one shard's graph at a time; the result then works with plain
+            `loss.backward()`. It holds for one scalar loss in each result and first derivatives.
+
+    Returns:
+        A future; its `wait()` returns the result or raises
+        `RemoteError` (func raised), `PeerLost` (a worker died), `TimeoutError`,
+        `UserError` (the partitioner names a worker that is not there).
+    """
+    call = _Call(func, args or (), kwargs or {}, partitioner, reducer, timeout, gradient)
+    result: Future = Future()
+
+    def finish(_: Future) -> None:
+        try:
+            value = call.result()
+        except BaseException as error:
+            result.set_exception(error)
+        else:
+            result.set_result(value)
+
+    if call.futures:
+        torch.futures.collect_all(call.futures).add_done_callback(finish)
+    else:
+        finish(result)
+    return result
+
+
+def remote_sync_call(
+    func: Callable[..., Any],
+    *,
+    args: tuple | None = None,
+    kwargs: dict[str, Any] | None = None,
+    partitioner: Partitioner | WorkerID | None = None,
+    reducer: Reducer | None = None,
+    timeout: float | None = None,
+    gradient: GradientMode = "context",
+) -> Any:
+    """Run `func` on the workers and return the result: `remote_async_call(…).wait()`."""
+    call = _Call(func, args or (), kwargs or {}, partitioner, reducer, timeout, gradient)
+    return call.result()
+
+
+class _Call:
+    """A call under way: one visit a worker, and how their answers become the result."""
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        args: tuple,
+        kwargs: dict[str, Any],
+        partitioner: Partitioner | WorkerID | None,
+        reducer: Reducer | None,
+        timeout: float | None,
+        gradient: GradientMode,
+    ) -> None:
+        if not rpc_is_initialized():
+            raise RuntimeError(
+                "there is no RPC world: call this from a function under @auto_init_rpc()."
+            )
+        if gradient not in ("context", "visit"):
+            raise UserError(f'gradient must be "context" or "visit", got {gradient!r}.')
+        self.single = partitioner if isinstance(partitioner, int | str) else None
+        self.reducer = reducer
+        self.linear = isinstance(reducer, LinearReducer) and self.single is None
+        self.names = worker_names()
+        if not has_device_maps():
+            args, kwargs = _on_cpu((args, kwargs))
+        if self.single is not None:
+            self.shards = [Shard(self.single, args, kwargs)]
+        else:
+            self.shards = as_shards((partitioner or batch_partitioner)(*args, **kwargs))
+        self.by_visit = gradient == "visit" and torch.is_grad_enabled()
+        # Unknown workers are found here, before anything is sent.
+        self.places: dict[int, list[int]] = {}
+        for place, shard in enumerate(self.shards):
+            self.places.setdefault(get_worker_id(shard[0]), []).append(place)
+        self.coefficients = (
+            reducer.coefficients([shard.size for shard in self.shards]) if self.linear else None
+        )
+        self.given: list[list[torch.Tensor]] = []
+        self.futures = [
+            self._send(func, worker, places, timeout) for worker, places in self.places.items()
+        ]
+
+    def _send(
+        self, func: Callable[..., Any], worker: int, places: list[int], timeout: float | None
+    ) -> Future:
+        calls = [(self.shards[place][1], self.shards[place][2]) for place in places]
+        differentiate = None
+        if self.by_visit:
+            everything = tensors_of(calls)
+            differentiate = [i for i, tensor in enumerate(everything) if tensor.requires_grad]
+            self.given.append([everything[i] for i in differentiate])
+        visit = Visit(
+            func,
+            calls,
+            None
+            if self.coefficients is None
+            else [self.coefficients[place] for place in places],
+            differentiate,
+            in_context=differentiate is None and _in_context(),
+            keep_device=has_device_maps(),
+        )
+        extra = {} if timeout is None else {"timeout": timeout}
+        try:
+            return rpc.rpc_async(
+                self.names[worker], _receive, args=(visit,), **extra
+            )
+        except (pickle.PicklingError, AttributeError) as error:
+            raise TypeError(
+                f"{getattr(func, '__qualname__', func)!r} or its arguments cannot be sent to "
+                f"another worker ({error}): use a function from a module's top level."
+            ) from None
+
+    def result(self) -> Any:
+        """Wait for all visits, then the reduced result or the first error."""
+        pairs: list[Any] = [None] * len(self.shards)
+        partial: list[Any] = []
+        errors: list[Exception] = []
+        for index, (worker, places) in enumerate(self.places.items()):
+            try:
+                answer = self._answer(self.names[worker], self.futures[index])
+            except Exception as error:
+                errors.append(error)
+                continue
+            if self.by_visit:
+                answer = [attach_gradients(*pair, self.given[index]) for pair in answer]
+            else:
+                answer = [value for value, _ in answer]
+            if self.linear:
+                partial += answer
+            else:
+                for place, value in zip(places, answer, strict=True):
+                    pairs[place] = value
+        if errors:
+            raise errors[0]
+        if self.linear:
+            return sum_reducer(partial)
+        if self.single is not None and self.reducer is None:
+            return pairs[0]
+        results = ShardResults(pairs, [shard.size for shard in self.shards])
+        return results if self.reducer is None else self.reducer(results)
+
+    def _answer(self, name: str, future: Future) -> Any:
+        try:
+            answer = future.wait()
+        except RuntimeError as error:
+            text = str(error)
+            if "RPCErr:1" in text or "timed out" in text.lower():
+                raise TimeoutError(f"{name} did not answer in time: {text.splitlines()[0]}") from None
+            raise PeerLost(f"{name} was lost during a call: {text.splitlines()[0]}") from None
+        if isinstance(answer, Failure):
+            if answer.of_user:
+                raise UserError(answer.message)
+            raise RemoteError(name, answer)
+        return answer
+
+
+def _in_context() -> bool:
+    try:
+        dist_autograd._current_context()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _on_cpu(tree: Any) -> Any:
+    def move(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return leaf.cpu()
+        if isinstance(leaf, torch.nn.Module) and any(not p.is_cpu for p in leaf.parameters()):
+            return module_clone(leaf, by="reference", device="cpu")
+        return leaf
+
+    return optree.tree_map(move, tree, none_is_leaf=True)
+
+
+# --- on the worker -----------------------------------------------------------------------------
+
+_INLINE_VISITS = 8
+"""Visits that may run on the RPC agent's own threads at a time. More go to threads made for them,
+so that visits that wait for calls of their own never use up the threads that would serve them."""
+
+_inline_slots = threading.BoundedSemaphore(_INLINE_VISITS)
+_overflow = ThreadPoolExecutor(max_workers=4096, thread_name_prefix="metadist-visit")
+
+
+@rpc.functions.async_execution
+def _receive(visit: Visit) -> Future:
+    future: Future = Future()
+    # A distributed autograd context belongs to the thread it came in on.
+    if visit.in_context:
+        future.set_result(visit.answer())
+    elif _inline_slots.acquire(blocking=False):
+        try:
+            future.set_result(visit.answer())
+        finally:
+            _inline_slots.release()
+    else:
+        _overflow.submit(lambda: future.set_result(visit.answer()))
+    return future

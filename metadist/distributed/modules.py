@@ -1,0 +1,86 @@
+"""Clones of modules whose parameters are plain tensors with a graph back to the original's."""
+
+import copy
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from metadist.errors import UserError
+
+CloneMethod = Literal["reference", "clone", "copy", "deepcopy"]
+
+
+def module_clone(
+    module: nn.Module,
+    *,
+    by: CloneMethod = "reference",
+    detach_buffers: bool = False,
+    device: torch.device | str | None = None,
+) -> nn.Module:
+    """A copy of a module's structure. The original is left untouched.
+
+    RPC detaches an `nn.Parameter` from the graph, but carries plain tensors with theirs: send
+    `module_clone(model, by="clone")` to get gradients back in the model's parameters.
+
+    Args:
+        module: the module to clone, submodules and shared parameters included.
+        by: "reference" shares the parameters' memory: the clone's parameters are the
+            original's until they are replaced. "clone" or "copy" makes each a differentiable
+            clone, a plain tensor with a `grad_fn` that leads to the original's parameter.
+            "deepcopy" makes new, independent parameters without a graph between the two.
+        detach_buffers: give the clone buffers of its own, so that running statistics of the
+            original stay as they are. A clone or a deep copy always has its own.
+        device: where the clone's tensors shall be; the move is differentiable except by
+            "deepcopy". Default: where the original's are.
+
+    Raises:
+        UserError: an unknown `by`.
+    """
+    if by not in ("reference", "clone", "copy", "deepcopy"):
+        raise UserError(
+            f'module_clone(by={by!r}): expected "reference", "clone", "copy" or "deepcopy".'
+        )
+    if by == "deepcopy":
+        clone = copy.deepcopy(module)
+        return clone if device is None else clone.to(device)
+
+    def parameter(tensor: Tensor) -> Tensor:
+        moved = tensor if device is None else tensor.to(device)
+        return moved.clone() if by != "reference" and moved is tensor else moved
+
+    def buffer(tensor: Tensor) -> Tensor:
+        moved = tensor if device is None else tensor.to(device)
+        own = detach_buffers or by != "reference"
+        return moved.detach().clone() if own and moved is tensor else moved
+
+    return _clone(module, parameter, buffer, {}, {})
+
+
+def _clone(
+    module: nn.Module,
+    parameter: Callable[[Tensor], Tensor],
+    buffer: Callable[[Tensor], Tensor],
+    modules: dict[int, nn.Module],
+    tensors: dict[int, Tensor],
+) -> nn.Module:
+    if id(module) in modules:
+        return modules[id(module)]
+    clone = modules[id(module)] = module.__new__(type(module))
+    clone.__dict__ = module.__dict__.copy()
+
+    def once(make: Callable[[Tensor], Tensor], tensor: Tensor | None) -> Tensor | None:
+        if tensor is None:
+            return None
+        if id(tensor) not in tensors:
+            tensors[id(tensor)] = make(tensor)
+        return tensors[id(tensor)]
+
+    clone._parameters = {n: once(parameter, t) for n, t in module._parameters.items()}
+    clone._buffers = {n: once(buffer, t) for n, t in module._buffers.items()}
+    clone._modules = {
+        name: None if child is None else _clone(child, parameter, buffer, modules, tensors)
+        for name, child in module._modules.items()
+    }
+    return clone

@@ -1,0 +1,85 @@
+"""Decorators that turn a function of one shard into a function of the whole."""
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from torch.futures import Future
+
+from metadist.distributed.calls import GradientMode, remote_async_call, remote_sync_call
+from metadist.distributed.shards import Partitioner, Reducer, WorkerID
+
+
+class _Parallelized:
+    """A function that runs on the workers. It pickles by its name, and its original with it."""
+
+    def __init__(self, function: Callable[..., Any], call: Callable[..., Any], options: dict) -> None:
+        functools.update_wrapper(self, function)
+        self._call = call
+        self._options = options
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(_Original(self), args=args, kwargs=kwargs, **self._options)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __reduce__(self) -> tuple:
+        return _find, (self.__module__, self.__qualname__)
+
+    def __repr__(self) -> str:
+        return f"<parallelized {self.__module__}.{self.__qualname__}>"
+
+
+class _Original:
+    """The function inside a parallelized one, findable on another worker by the outer's name."""
+
+    def __init__(self, parallelized: _Parallelized) -> None:
+        self.parallelized = parallelized
+        self.__qualname__ = parallelized.__qualname__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.parallelized.__wrapped__(*args, **kwargs)
+
+
+def _find(module: str, qualname: str) -> Any:
+    return functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
+
+
+def parallelize_sync(
+    partitioner: Partitioner | WorkerID | None = None,
+    reducer: Reducer | None = None,
+    timeout: float | None = None,
+    gradient: GradientMode = "context",
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: calling the function partitions, runs it on the workers, and reduces.
+
+    Args: as of `remote_sync_call`. The undecorated function is `function.__wrapped__`.
+    """
+    options = {
+        "partitioner": partitioner,
+        "reducer": reducer,
+        "timeout": timeout,
+        "gradient": gradient,
+    }
+    return lambda function: _Parallelized(function, remote_sync_call, options)
+
+
+def parallelize_async(
+    partitioner: Partitioner | WorkerID | None = None,
+    reducer: Reducer | None = None,
+    timeout: float | None = None,
+    gradient: GradientMode = "context",
+) -> Callable[[Callable[..., Any]], Callable[..., Future]]:
+    """The same as `parallelize_sync`, but a call returns a future."""
+    options = {
+        "partitioner": partitioner,
+        "reducer": reducer,
+        "timeout": timeout,
+        "gradient": gradient,
+    }
+    return lambda function: _Parallelized(function, remote_async_call, options)
+
+
+parallelize = parallelize_sync

@@ -1,0 +1,164 @@
+"""One visit to a worker: the shards of a call that are its share, run one after the other.
+
+A worker gets all its shards in one message. What they share (a model, say) crosses once, because
+one pickle holds it once, and however many shards there are, a visit occupies one thread. With a
+linear reducer the worker adds its results up before it answers.
+"""
+
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import optree
+import torch
+from torch import Tensor, nn
+
+from metadist.distributed.reducers import weighted_sum
+from metadist.errors import UserError
+
+
+class Gradients(NamedTuple):
+    """A result's derivative: of the one differentiable scalar in it, by each asked-for input.
+
+    Attributes:
+        leaf: the scalar's place among the result's leaves.
+        by_input: a tensor for each input, None where the scalar does not depend on it.
+    """
+
+    leaf: int
+    by_input: list[Tensor | None]
+
+
+class Failure(NamedTuple):
+    """What a function raised on its worker, as text: exceptions do not survive the journey."""
+
+    kind: str
+    message: str
+    traceback: str
+    of_user: bool
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One worker's share of a call; callable on the worker.
+
+    Attributes:
+        function: the mapper.
+        calls: (args, kwargs) of each shard.
+        coefficients: a weight for each shard, to answer with one weighted sum; None to answer
+            with every result.
+        differentiate: places, among `tensors_of(calls)`, of the inputs to differentiate by.
+            None leaves derivatives to the distributed autograd context, if there is one.
+        in_context: results keep their graph, which a context records across the workers.
+        keep_device: leave results where they are (device maps carry them) instead of moving
+            them to the CPU.
+    """
+
+    function: Callable[..., Any]
+    calls: list[tuple[tuple, dict]]
+    coefficients: list[float] | None = None
+    differentiate: list[int] | None = None
+    in_context: bool = False
+    keep_device: bool = False
+
+    def run(self) -> list[tuple[Any, Gradients | None]]:
+        """(result, its derivative) for each shard, or a single such pair for their sum."""
+        if self.differentiate is None:
+            results = [self._call(*call) for call in self.calls]
+            if self.coefficients is not None:
+                results = [weighted_sum(results, self.coefficients)]
+            return [(self._home(result), None) for result in results]
+        everything = tensors_of(self.calls)
+        inputs = [everything[place].requires_grad_() for place in self.differentiate]
+        pairs = (self._value_and_gradients(call, inputs) for call in self.calls)
+        if self.coefficients is None:
+            return list(pairs)
+        return [_sum_pairs(pairs, self.coefficients)]
+
+    def answer(self) -> list[tuple[Any, Gradients | None]] | Failure:
+        """The same as `run`, with what was raised as a `Failure`."""
+        try:
+            return self.run()
+        except Exception as error:
+            return Failure(
+                type(error).__name__,
+                str(error),
+                traceback.format_exc(),
+                isinstance(error, UserError),
+            )
+
+    def _call(self, args: tuple, kwargs: dict) -> Any:
+        return self.function(*args, **kwargs)
+
+    def _home(self, result: Any) -> Any:
+        def ready(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            leaf = leaf if self.in_context else leaf.detach()
+            return leaf if self.keep_device else leaf.cpu()
+
+        return optree.tree_map(ready, result, none_is_leaf=True)
+
+    def _value_and_gradients(
+        self, call: tuple[tuple, dict], inputs: list[Tensor]
+    ) -> tuple[Any, Gradients | None]:
+        with torch.enable_grad():
+            result = self._call(*call)
+        leaves = optree.tree_leaves(result, none_is_leaf=True)
+        differentiable = [
+            place
+            for place, leaf in enumerate(leaves)
+            if isinstance(leaf, Tensor) and leaf.requires_grad
+        ]
+        gradients = None
+        if differentiable:
+            place = differentiable[0]
+            if len(differentiable) > 1 or leaves[place].numel() != 1:
+                raise ValueError(
+                    'gradient="visit" differentiates one scalar a result (the loss); this result '
+                    f"has {len(differentiable)} differentiable tensors, the first of shape "
+                    f"{tuple(leaves[place].shape)}: detach the others, or use gradient='context'."
+                )
+            found = torch.autograd.grad(leaves[place], inputs, allow_unused=True)
+            gradients = Gradients(place, self._home(list(found)))
+        return self._home(result), gradients
+
+
+def _sum_pairs(
+    pairs: Iterator[tuple[Any, Gradients | None]], coefficients: Sequence[float]
+) -> tuple[Any, Gradients | None]:
+    """The weighted sum of results and derivatives. It takes the pairs one at a time, so that
+    only one shard's graph and one shard's gradient are alive beside the sum."""
+    results: list[Any] = []
+    total: Gradients | None = None
+    for (result, gradients), coefficient in zip(pairs, coefficients, strict=True):
+        results.append(result)
+        if gradients is None:
+            continue
+        if total is None:
+            total = Gradients(gradients.leaf, [None] * len(gradients.by_input))
+        for place, gradient in enumerate(gradients.by_input):
+            if gradient is None:
+                continue
+            so_far = total.by_input[place]
+            if so_far is None:
+                total.by_input[place] = gradient * coefficient
+            else:
+                so_far.add_(gradient, alpha=coefficient)
+    return weighted_sum(results, coefficients), total
+
+
+def tensors_of(tree: Any) -> list[Tensor]:
+    """Every tensor in a structure, each once, in an order that pickling keeps.
+
+    Modules count with their parameters; their buffers do not.
+    """
+    found: dict[int, Tensor] = {}
+    for leaf in optree.tree_leaves(tree, none_is_leaf=True):
+        if isinstance(leaf, Tensor):
+            found.setdefault(id(leaf), leaf)
+        elif isinstance(leaf, nn.Module):
+            for parameter in leaf.parameters():
+                found.setdefault(id(parameter), parameter)
+    return list(found.values())

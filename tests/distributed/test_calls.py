@@ -1,0 +1,231 @@
+"""Remote calls in real worlds: the same result however many workers, in both gradient modes."""
+
+import time
+
+import pytest
+import torch
+from torch import nn
+from worlds import run_world
+
+import metadist as todist
+from metadist.distributed.calls import remote_async_call
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+
+
+def make_batch(items: int) -> torch.Tensor:
+    return torch.randn(items, 4, generator=torch.Generator().manual_seed(1)).double()
+
+
+def mean_loss(model: nn.Module, batch: torch.Tensor) -> dict:
+    loss = model(batch).square().mean()
+    return {"loss": loss, "first": batch.flatten()[0], "items": float(batch.shape[0])}
+
+
+def item_loss(model: nn.Module, item: torch.Tensor) -> dict:
+    return mean_loss(model, item.unsqueeze(0))
+
+
+def reference(items: int) -> tuple[float, list[torch.Tensor]]:
+    model = make_model()
+    loss = model(make_batch(items)).square().mean()
+    return loss.item(), list(torch.autograd.grad(loss, list(model.parameters())))
+
+
+PARTITIONERS = {
+    "batch": (mean_loss, todist.batch_partitioner),
+    "dim0": (item_loss, todist.dim_partitioner(0, exclusive=True, keepdim=False)),
+}
+
+
+@todist.auto_init_rpc()
+def gradients_in_context(items: int, partition: str) -> tuple | None:
+    if todist.get_rank() != 0:
+        return None
+    function, partitioner = PARTITIONERS[partition]
+    model = make_model()
+    with todist.autograd.context() as context:
+        result = todist.remote_sync_call(
+            function,
+            args=(todist.module_clone(model, by="clone"), make_batch(items)),
+            partitioner=partitioner,
+            reducer=todist.mean_reducer,
+        )
+        todist.autograd.backward(context, result["loss"])
+    return result["loss"].item(), [p.grad for p in model.parameters()]
+
+
+@todist.auto_init_rpc()
+def gradients_in_one_visit(items: int, partition: str) -> tuple | None:
+    if todist.get_rank() != 0:
+        return None
+    function, partitioner = PARTITIONERS[partition]
+    model = make_model()
+    result = todist.remote_sync_call(
+        function,
+        args=(model, make_batch(items)),
+        partitioner=partitioner,
+        reducer=todist.mean_reducer,
+        gradient="visit",
+    )
+    (3 * result["loss"]).backward()
+    return result["loss"].item(), [p.grad / 3 for p in model.parameters()]
+
+
+@pytest.mark.parametrize("mode", [gradients_in_context, gradients_in_one_visit])
+@pytest.mark.parametrize("partition", PARTITIONERS)
+@pytest.mark.parametrize(("items", "size"), [(15, 1), (15, 2), (15, 3), (2, 3)])
+def test_loss_and_gradient_equal_one_process(mode, partition, items, size):
+    loss, gradients = run_world(mode, size, items, partition)[0]
+    expected_loss, expected_gradients = reference(items)
+    assert loss == pytest.approx(expected_loss, rel=1e-12)
+    for gradient, expected in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-14)
+
+
+def nested_task(item: torch.Tensor) -> torch.Tensor:
+    return todist.remote_sync_call(
+        torch.square, args=(item,), partitioner=todist.batch_partitioner, reducer=todist.sum_reducer
+    ).sum()
+
+
+@todist.auto_init_rpc()
+def call_nested(tasks: int) -> float | None:
+    if todist.get_rank() == 0:
+        batch = torch.arange(tasks * 2, dtype=torch.float64).reshape(tasks, 2)
+        return todist.remote_sync_call(
+            nested_task,
+            args=(batch,),
+            partitioner=todist.dim_partitioner(0, exclusive=True, keepdim=False),
+            reducer=todist.sum_reducer,
+        ).item()
+    return None
+
+
+@todist.auto_init_rpc()
+def call_nested_one_by_one(tasks: int) -> float | None:
+    if todist.get_rank() == 0:
+        futures = [
+            remote_async_call(
+                nested_task,
+                args=(torch.tensor([i, i + 1.0], dtype=torch.float64),),
+                partitioner=i % todist.get_world_size(),
+            )
+            for i in range(tasks)
+        ]
+        return sum(future.wait().item() for future in futures)
+    return None
+
+
+@pytest.mark.parametrize("tasks", [32, 64, 200])
+def test_two_levels_on_two_workers_do_not_deadlock(tasks):
+    expected = float((torch.arange(tasks * 2, dtype=torch.float64) ** 2).sum())
+    assert run_world(call_nested, 2, tasks)[0] == expected
+
+
+def test_two_levels_called_one_by_one_do_not_deadlock():
+    expected = float(sum(i**2 + (i + 1) ** 2 for i in range(200)))
+    assert run_world(call_nested_one_by_one, 2, 200)[0] == expected
+
+
+def fail(item: torch.Tensor) -> None:
+    if item.item() == 1:
+        raise KeyError("the second item is bad")
+
+
+@todist.auto_init_rpc()
+def call_failing() -> str | None:
+    if todist.get_rank() == 0:
+        with pytest.raises(todist.RemoteError) as caught:
+            todist.remote_sync_call(fail, args=(torch.arange(2),))
+        assert caught.value.worker == "worker1"
+        assert "in fail" in caught.value.remote_traceback
+        # The world still works.
+        return todist.remote_sync_call(str, args=(5,), partitioner=1)
+    return None
+
+
+def test_a_remote_error_names_its_worker_and_carries_its_traceback():
+    assert run_world(call_failing, 2)[0] == "5"
+
+
+@todist.auto_init_rpc()
+def call_by_number_name_and_function() -> list | None:
+    if todist.get_rank() == 0:
+        by_function = todist.remote_sync_call(
+            todist.get_rank,
+            partitioner=lambda: [("worker1", (), {}), (0, (), {}), (1, (), {})],
+        )
+        return [
+            todist.remote_sync_call(todist.get_rank, partitioner=1),
+            todist.remote_sync_call(todist.get_rank, partitioner="worker0"),
+            by_function,
+            todist.remote_sync_call(
+                todist.get_rank, partitioner=lambda: [(1, (), {})] * 3, reducer=len
+            ),
+        ]
+    return None
+
+
+def test_partitioner_by_number_name_and_function():
+    assert run_world(call_by_number_name_and_function, 2)[0] == [1, 0, [1, 0, 1], 3]
+
+
+@todist.auto_init_rpc()
+def call_unknown_worker() -> list[str] | None:
+    if todist.get_rank() == 0:
+        messages = []
+        for worker in (2, -1, "worker7"):
+            with pytest.raises(todist.UserError) as caught:
+                todist.remote_sync_call(todist.get_rank, partitioner=worker)
+            messages.append(str(caught.value))
+        return messages
+    return None
+
+
+def test_a_worker_that_is_not_there_is_named():
+    messages = run_world(call_unknown_worker, 2)[0]
+    assert "worker 2" in messages[0] and "worker7" in messages[2]
+
+
+@todist.auto_init_rpc()
+def call_too_slow() -> float | None:
+    if todist.get_rank() == 0:
+        start = time.monotonic()
+        with pytest.raises(TimeoutError, match="worker1"):
+            todist.remote_sync_call(time.sleep, args=(3,), partitioner=1, timeout=0.5)
+        return time.monotonic() - start
+    return None
+
+
+def test_a_call_that_takes_too_long_times_out():
+    assert 0.4 < run_world(call_too_slow, 2)[0] < 2.5
+
+
+@todist.auto_init_rpc()
+def call_without_gradient() -> bool | None:
+    if todist.get_rank() == 0:
+        model = make_model()
+        result = todist.remote_sync_call(mean_loss, args=(model, make_batch(4)), reducer=list)
+        return result[0]["loss"].requires_grad
+    return None
+
+
+def test_outside_of_a_context_results_have_no_graph():
+    assert run_world(call_without_gradient, 1)[0] is False
+
+
+@todist.auto_init_rpc()
+def send_a_lambda() -> str | None:
+    if todist.get_rank() == 0:
+        with pytest.raises(TypeError) as caught:
+            todist.remote_sync_call(lambda: 1, partitioner=1)
+        return str(caught.value)
+    return None
+
+
+def test_a_function_that_cannot_be_sent_is_refused_with_a_sentence():
+    assert "top level" in run_world(send_a_lambda, 2)[0]
