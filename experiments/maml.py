@@ -1,0 +1,12 @@
+"""Meta-learning: torchrun --standalone --nproc_per_node=2 experiments/maml.py +partition=dim0.
+
+`conf/maml.yaml` lists what can be chosen; `python experiments/maml.py --help` shows it.
+"""
+
+from metadist.configuration import build_meta
+from metadist.launchers import experiment
+
+main = experiment("maml", build_meta)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,6 @@
+"""Meta-learning algorithms: each is what happens in one task, with no rank and no RPC."""
+
+from metadist.algorithms.learner import Learner, TaskResult
+from metadist.algorithms.maml import MAML
+
+__all__ = ["MAML", "Learner", "TaskResult"]

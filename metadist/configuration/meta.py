@@ -1,0 +1,105 @@
+"""The meta-learning experiment that a configuration describes."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from metadist.algorithms import Learner
+from metadist.configuration.nodes import build
+from metadist.distributed import dim_partitioner, get_rank, get_world_size
+from metadist.distributed.residents import Resident
+from metadist.errors import UserError
+from metadist.tasks import TaskDistribution
+from metadist.tracking import JsonLines, Tracker, Trackers
+from metadist.training import (
+    EvaluateTasks,
+    Experiment,
+    Strategy,
+    Trainer,
+    TrainTasks,
+    resolve_device,
+)
+
+
+def build_meta(configuration: DictConfig, directory: Path, name: str) -> Experiment:
+    """Build everything that a meta-learning run needs. Every rank calls it.
+
+    Args:
+        configuration: composed from `conf/maml.yaml`.
+        directory: the run's directory.
+        name: the experiment's name.
+
+    Raises:
+        UserError: anything in the configuration that does not fit.
+    """
+    cfg = configuration
+    seed = _seed(cfg)
+    trainer: Trainer = build(cfg.trainer, "trainer")
+    strategy = _strategy(cfg)
+    device = resolve_device(str(cfg.device))
+    dataset = build(cfg.dataset, "dataset")
+    tasks: TaskDistribution = build(cfg.task, "task", dataset=dataset)
+    torch.manual_seed(seed)
+    model = build(cfg.model, "model", input_shape=tasks.input_shape, outputs=tasks.outputs)
+    learner: Learner = build(cfg.algorithm, "algorithm", model=model, regression=tasks.regression)
+    learner.to(device if strategy.home == "device" else "cpu")
+    optimizer = build(cfg.optimizer, "optimizer", params=learner.parameters())
+    resident = Resident("tasks", tasks)
+    return Experiment(
+        name=name,
+        headline=_headline(tasks, learner, strategy),
+        directory=directory,
+        configuration=OmegaConf.to_container(cfg, resolve=True),  # type: ignore[arg-type]
+        seed=seed,
+        trainer=trainer,
+        tasks=tasks,
+        learner=learner,
+        optimizer=optimizer,
+        strategy=strategy,
+        train_mapper=TrainTasks(resident, str(cfg.device)),
+        evaluate_mapper=EvaluateTasks(resident, str(cfg.device)),
+        tracker=_tracker(cfg),
+        resume=None if cfg.resume is None else str(cfg.resume),
+    )
+
+
+def _seed(cfg: DictConfig) -> int:
+    seed = cfg.seed
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise UserError(f"seed={seed} does not fit: it must be a whole number, 0 or larger.")
+    return seed
+
+
+def _strategy(cfg: DictConfig) -> Strategy:
+    # `+partition=…` adds the group: it is not in the defaults list.
+    if "partition" in cfg:
+        partitioner = build(cfg.partition, "partition")
+    else:
+        partitioner = dim_partitioner(0, exclusive=True, keepdim=False)
+    reducer = build(cfg.reducer, "reducer")
+    return build(cfg.strategy, "strategy", partitioner=partitioner, reducer=reducer)
+
+
+def _tracker(cfg: DictConfig) -> Tracker:
+    """The trackers of rank zero; a mute one elsewhere."""
+    nodes: dict[str, Any] = {} if cfg.get("logger") is None else dict(cfg.logger)
+    trackers = [build(node, f"logger.{name}") for name, node in nodes.items()]
+    if get_rank() != 0:
+        return Tracker()
+    # The record of a run is part of its result, so it is written whatever else is chosen.
+    if not any(isinstance(tracker, JsonLines) for tracker in trackers):
+        trackers.insert(0, JsonLines())
+    return Trackers(trackers)
+
+
+def _headline(tasks: TaskDistribution, learner: Learner, strategy: Strategy) -> str:
+    protocol = {**tasks.protocol(), **learner.protocol()}
+    ways = "" if tasks.regression else f"{protocol['ways']}-way "
+    size = get_world_size()
+    return (
+        f"{protocol.get('algorithm', type(learner).__name__)} on "
+        f"{protocol.get('dataset', protocol.get('name', 'tasks'))}, {ways}"
+        f"{protocol['shots']}-shot, {strategy.name} on {size} worker{'s' if size > 1 else ''}"
+    )

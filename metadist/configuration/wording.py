@@ -1,0 +1,56 @@
+"""One sentence for what Hydra and the operating system say in several lines."""
+
+import re
+
+from hydra.errors import (
+    ConfigCompositionException,
+    InstantiationException,
+    MissingConfigException,
+    OverrideParseException,
+)
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+
+def explain(error: BaseException) -> str:
+    """What was wrong, what was expected and what to do, in one line.
+
+    Args:
+        error: an error of Hydra, OmegaConf, the operating system, or one of metadist's own,
+            whose text is taken as it is.
+    """
+    text = " ".join(str(error).split())
+    if isinstance(error, MissingConfigException) and error.options:
+        group, _, option = str(error.missing_cfg_file or "").rpartition("/")
+        options = ", ".join(sorted(error.options))
+        return f"{group}={option} is no option of {group}: choose one of {options}."
+    if isinstance(error, OverrideParseException):
+        return f"the override {error.override!r} cannot be read: write KEY=VALUE, as in seed=1."
+    if isinstance(error, ConfigCompositionException):
+        return _composition(text)
+    if isinstance(error, MissingMandatoryValue):
+        return f"{text.split(' full_key')[0]}: give it a value on the command line."
+    if isinstance(error, InstantiationException | OmegaConfBaseException):
+        return text
+    if isinstance(error, OSError):
+        where = f" ({error.filename})" if error.filename else ""
+        return (
+            f"{error.strerror or text}{where}: choose another directory, as in hydra.run.dir=DIR, "
+            "or make this one writable."
+        )
+    return str(error)
+
+
+def _composition(text: str) -> str:
+    key = re.search(r"Key '([^']+)' is not in struct full_key: (\S+)", text)
+    if key:
+        return (
+            f"{key[2]} is no key of the configuration: check its spelling, or write "
+            f"+{key[2]}=VALUE to add it; --cfg job shows all keys."
+        )
+    group = re.search(r"Could not override '([^']+)'\. No match in the defaults list", text)
+    if group:
+        return (
+            f"{group[1]} is no group of the configuration's defaults list: check its spelling, or "
+            f"write +{group[1]}=NAME to add it; --help lists the groups."
+        )
+    return text.split(" Set the environment variable")[0]

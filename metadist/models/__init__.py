@@ -1,0 +1,6 @@
+"""Networks to be meta-learned. Each takes `input_shape` and `outputs` first."""
+
+from metadist.models.conv4 import Conv4
+from metadist.models.mlp import MLP
+
+__all__ = ["MLP", "Conv4"]

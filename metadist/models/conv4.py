@@ -1,0 +1,84 @@
+"""The four-block convolutional network of few-shot learning, in both published forms."""
+
+from typing import Annotated, Literal
+
+import torch.nn.functional as F
+from annotated_types import Ge
+from torch import Tensor, nn
+
+from metadist.errors import UserError
+
+
+class Conv4(nn.Module):
+    """Four blocks of a 3×3 convolution, batch norm and ReLU, then a linear layer.
+
+    - pooling="stride": convolutions of stride 2, mean over the last map (Omniglot in MAML,
+      arXiv 1703.03400, appendix A.1).
+    - pooling="max": convolutions of stride 1, each followed by 2×2 max-pooling, the last map
+      flattened (Vinyals et al., arXiv 1606.04080; MiniImageNet in MAML).
+
+    Batch norm normalises by the statistics of the batch at hand, in training and in evaluation,
+    and keeps no running ones: MAML's transductive protocol.
+
+    Args:
+        input_shape: (channels, height, width) of an image.
+        outputs: classes to tell apart.
+        filters: channels of each convolution.
+        pooling: which of the two forms.
+
+    Raises:
+        UserError: images too small for four halvings.
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        outputs: int,
+        filters: Annotated[int, Ge(1)] = 64,
+        pooling: Literal["stride", "max"] = "stride",
+    ) -> None:
+        super().__init__()
+        if len(input_shape) != 3:
+            raise UserError(
+                f"model=conv4 takes images of shape (channels, height, width), not {input_shape}; "
+                "choose model=mlp for this dataset."
+            )
+        if pooling not in ("stride", "max"):
+            raise UserError(f'model.pooling must be "stride" or "max", got {pooling!r}.')
+        if pooling == "max" and min(input_shape[1:]) < 16:
+            raise UserError(
+                f"model.pooling=max halves an image four times and needs 16×16 pixels or more; "
+                f"these have {input_shape[1]}×{input_shape[2]}: choose model.pooling=stride."
+            )
+        self.pooling = pooling
+        stride = 2 if pooling == "stride" else 1
+        channels = [input_shape[0], filters, filters, filters, filters]
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(before, after, 3, stride=stride, padding=1)
+            for before, after in zip(channels[:-1], channels[1:], strict=True)
+        )
+        self.norms = nn.ModuleList(
+            nn.BatchNorm2d(filters, track_running_stats=False) for _ in range(4)
+        )
+        features = filters
+        if pooling == "max":
+            features *= (input_shape[1] // 16) * (input_shape[2] // 16)
+        self.head = nn.Linear(features, outputs)
+        for convolution in self.convolutions:
+            nn.init.xavier_uniform_(convolution.weight)
+            nn.init.zeros_(convolution.bias)
+        nn.init.normal_(self.head.weight, std=0.01)
+        nn.init.zeros_(self.head.bias)
+
+    def features(self, images: Tensor) -> Tensor:
+        """What the linear layer sees: (n, channels, height, width) -> (n, features)."""
+        maps = images
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            maps = F.relu(norm(convolution(maps)))
+            if self.pooling == "max":
+                maps = F.max_pool2d(maps, 2)
+        return maps.mean((2, 3)) if self.pooling == "stride" else maps.flatten(1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits: (n, channels, height, width) -> (n, outputs)."""
+        return self.head(self.features(images))

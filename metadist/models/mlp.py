@@ -1,0 +1,54 @@
+"""Fully connected networks."""
+
+import math
+from collections.abc import Sequence
+from typing import Annotated
+
+from annotated_types import Ge
+from torch import Tensor, nn
+
+
+class MLP(nn.Module):
+    """Linear layers with ReLU between them, on flattened inputs.
+
+    MAML's networks without convolutions: hidden=[256, 128, 64, 64] with batch norm (Omniglot) and
+    hidden=[40, 40] without (sinusoid), arXiv 1703.03400. hidden=[] is a linear model.
+
+    Args:
+        input_shape: shape of one input; it is flattened.
+        outputs: width of the last layer.
+        hidden: widths of the hidden layers.
+        batch_norm: normalise each hidden layer, before its ReLU, by the batch's statistics.
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        outputs: int,
+        hidden: Sequence[Annotated[int, Ge(1)]] = (256, 128, 64, 64),
+        batch_norm: bool = True,
+    ) -> None:
+        super().__init__()
+        widths = [math.prod(input_shape), *hidden]
+        layers: list[nn.Module] = []
+        for before, after in zip(widths[:-1], widths[1:], strict=True):
+            layers.append(nn.Linear(before, after))
+            if batch_norm:
+                layers.append(nn.BatchNorm1d(after, track_running_stats=False))
+            layers.append(nn.ReLU())
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(widths[-1], outputs)
+        if batch_norm:
+            # MAML's initial weights; without batch norm they would let the signal die out.
+            for layer in [*layers, self.head]:
+                if isinstance(layer, nn.Linear):
+                    nn.init.trunc_normal_(layer.weight, std=0.01)
+                    nn.init.zeros_(layer.bias)
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """What the last layer sees: (n, *input_shape) -> (n, features)."""
+        return self.body(inputs.flatten(1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(n, *input_shape) -> (n, outputs)."""
+        return self.head(self.features(inputs))

@@ -1,0 +1,40 @@
+"""Few-shot tasks: where they come from and what they are.
+
+A task distribution is a dataset under a protocol of ways, shots and queries. Which task it draws
+follows from a key alone, so every worker draws the same task from the same key.
+"""
+
+from metadist.tasks.dataset import ImageDataset, TaskDataset
+from metadist.tasks.episode import (
+    SPLITS,
+    Episode,
+    Examples,
+    TaskDistribution,
+    key_generator,
+    key_split,
+    stack_episodes,
+    task_keys,
+)
+from metadist.tasks.few_shot import FewShotTasks
+from metadist.tasks.glyphs import Glyphs
+from metadist.tasks.images import ImageClasses
+from metadist.tasks.omniglot import Omniglot
+from metadist.tasks.sinusoid import Sinusoid
+
+__all__ = [
+    "SPLITS",
+    "Episode",
+    "Examples",
+    "FewShotTasks",
+    "Glyphs",
+    "ImageClasses",
+    "ImageDataset",
+    "Omniglot",
+    "Sinusoid",
+    "TaskDataset",
+    "TaskDistribution",
+    "key_generator",
+    "key_split",
+    "stack_episodes",
+    "task_keys",
+]

@@ -1,0 +1,114 @@
+"""Omniglot: 1623 handwritten characters from 50 alphabets, each drawn by 20 people."""
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from annotated_types import Ge, Interval
+
+from metadist.errors import UserError
+from metadist.tasks import array_cache, omniglot_files
+from metadist.tasks.array_cache import NamedArray
+from metadist.tasks.images import ImageClasses
+
+TRAINING = 1200
+"""Characters that are not for test, …"""
+HELD_OUT = 100
+"""… of which these are for validation."""
+
+
+class Omniglot(ImageClasses):
+    """Omniglot (Lake et al. 2015, doi 10.1126/science.aab3050) under MAML's protocol.
+
+    As in MAML's code (Finn et al. 2017, arXiv 1703.03400): 1200 random characters for training,
+    of which 100 are held out for validation, the other 423 for test; 28 x 28 pixels, Lanczos; a
+    drawn class is turned by a random multiple of 90°, in validation and test too. The split
+    follows from `seed` and the characters' names alone.
+
+    The images are decoded once, in some seconds, by one process while others wait, into a file
+    that is mapped into memory; later starts take a fraction of a second.
+
+    Attributes:
+        input_shape: (1, size, size).
+        regression: False.
+        characters: for each split the names of its characters, such as
+            `images_background/Latin/character01`.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        rotations: bool = True,
+        test_rotations: bool = True,
+        seed: Annotated[int, Ge(0)] = 0,
+        size: Annotated[int, Interval(ge=8, le=105)] = 28,
+        download: bool = True,
+    ):
+        """Find the images in `root`, or download them there, and divide them into splits.
+
+        Args:
+            root: directory with the folders `images_background` and `images_evaluation`, or the
+                zip files of these names, possibly in `omniglot-py`. It need not be writable: the
+                decoded images then go to `$METADIST_CACHE`, `$XDG_CACHE_HOME/metadist` or
+                `~/.cache/metadist`.
+            rotations: whether drawn training classes are turned by multiples of 90°.
+            test_rotations: the same for validation and test.
+            seed: of the split; not negative.
+            size: height and width of the images in pixels, 8 to 105 (as scanned).
+            download: whether to download what is not in `root`.
+
+        Raises:
+            UserError: the files are missing, incomplete or damaged, the download fails, or an
+                argument is out of its bounds. The message names the file.
+        """
+        if seed < 0:
+            raise UserError(f"dataset.seed must be at least 0, got {seed}")
+        if not 8 <= size <= 105:
+            raise UserError(f"dataset.size must be from 8 to 105 pixels, got {size}")
+        images, names = _load(Path(root).expanduser(), size, download)
+        order = np.random.default_rng(seed).permutation(len(names))
+        splits = {
+            "train": order[: TRAINING - HELD_OUT],
+            "validation": order[TRAINING - HELD_OUT : TRAINING],
+            "test": order[TRAINING:],
+        }
+        super().__init__("omniglot", images, splits, rotations, test_rotations)
+        self.seed = seed
+        self.characters = {
+            split: [names[index] for index in members] for split, members in splits.items()
+        }
+
+    def protocol(self) -> dict[str, object]:
+        """Name of the dataset, its split and that split's seed, rotations and image size."""
+        return {
+            **super().protocol(),
+            "split_seed": self.seed,
+            "classes": {split: len(members) for split, members in self.splits.items()},
+            "image_size": self.images.shape[-1],
+        }
+
+
+def _load(root: Path, size: int, download: bool) -> NamedArray:
+    """The decoded images: from a file made before, else from folders, zip files or the network."""
+    stem = f"omniglot_{size}px"
+    sources = omniglot_files.find(root)
+    missing = [name for name in omniglot_files.CHARACTERS if name not in sources]
+    if missing:
+        # Somebody may have copied nothing but the decoded images.
+        for path in sorted(root.glob(f"{stem}_*.npy")):
+            if (found := array_cache.load(path)) is not None:
+                return found
+        if not download:
+            files = " and ".join(missing)
+            raise UserError(
+                f"{root} has no {files} of Omniglot, neither as a folder nor as a zip file; "
+                f"{omniglot_files.where_to_get(root, missing)}, or set dataset.download=true"
+            )
+        omniglot_files.download(root, missing)
+        sources = omniglot_files.find(root)
+    name = f"{stem}_{omniglot_files.digest(sources, size)}.npy"
+    return array_cache.load_or_make(
+        array_cache.cache_directory(root) / name,
+        lambda: omniglot_files.decode(sources, size),
+        also_at=[root / name],
+    )

@@ -1,0 +1,61 @@
+"""Regression tasks: sine waves of random amplitude and phase."""
+
+import numpy as np
+import torch
+
+from metadist.tasks.episode import Episode, Examples
+
+AMPLITUDES = (0.1, 5.0)
+PHASES = (0.0, np.pi)
+POSITIONS = (-5.0, 5.0)
+
+
+class Sinusoid:
+    """Few-shot regression of `y = amplitude * sin(x - phase)`.
+
+    The experiment of MAML (Finn et al. 2017, arXiv 1703.03400, section 5.1): a task has an
+    amplitude uniform in [0.1, 5] and a phase uniform in [0, π]; its points lie uniformly in
+    [-5, 5]. The three splits are the same distribution. The number of ways is ignored.
+
+    Attributes:
+        input_shape: (1,).
+        regression: True.
+    """
+
+    input_shape: tuple[int, ...] = (1,)
+    regression = True
+
+    def outputs(self, ways: int) -> int:
+        """Width of the last layer of a model: 1, whatever `ways` is."""
+        return 1
+
+    def check(self, ways: int, shots: int, queries: int) -> None:
+        """Accept any counts: a wave has as many points as are asked for."""
+
+    def episode(
+        self, generator: np.random.Generator, split: str, ways: int, shots: int, queries: int
+    ) -> Episode:
+        """One wave, seen at random points.
+
+        Args:
+            generator: the only source of randomness; it is advanced.
+            split: without effect.
+            ways: without effect.
+            shots: support points.
+            queries: query points.
+
+        Returns:
+            inputs and targets float32 of shape (shots, 1) and (queries, 1).
+        """
+        amplitude = generator.uniform(*AMPLITUDES)
+        phase = generator.uniform(*PHASES)
+        positions = generator.uniform(*POSITIONS, size=(shots + queries, 1))
+        inputs = torch.from_numpy(positions.astype(np.float32))
+        targets = torch.from_numpy((amplitude * np.sin(positions - phase)).astype(np.float32))
+        return Episode(
+            Examples(inputs[:shots], targets[:shots]), Examples(inputs[shots:], targets[shots:])
+        )
+
+    def protocol(self) -> dict[str, object]:
+        """Name of the dataset."""
+        return {"dataset": "sinusoid"}

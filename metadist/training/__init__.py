@@ -1,0 +1,26 @@
+"""Training: the loop, its strategies, evaluation, checkpoints."""
+
+from metadist.training.experiment import Experiment, Trainer
+from metadist.training.interrupts import Interrupted
+from metadist.training.loop import run
+from metadist.training.mappers import EvaluateTasks, TrainTasks, resolve_device
+from metadist.training.strategies import (
+    AllReduceStrategy,
+    LocalStrategy,
+    RpcStrategy,
+    Strategy,
+)
+
+__all__ = [
+    "AllReduceStrategy",
+    "EvaluateTasks",
+    "Experiment",
+    "Interrupted",
+    "LocalStrategy",
+    "RpcStrategy",
+    "Strategy",
+    "TrainTasks",
+    "Trainer",
+    "resolve_device",
+    "run",
+]

@@ -1,0 +1,64 @@
+"""Judging a learner on a fixed list of tasks."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from metadist.algorithms import Learner
+from metadist.training.mappers import EvaluateTasks, MetaBatch
+from metadist.training.strategies import Strategy
+
+_CHUNK = 64
+
+
+class Estimate(NamedTuple):
+    """A mean over tasks with its 95% interval.
+
+    Attributes:
+        mean: the mean.
+        ci95: half the width of the interval, 1.96 standard errors.
+        tasks: over how many tasks.
+    """
+
+    mean: float
+    ci95: float
+    tasks: int
+
+
+def estimate(values: Tensor) -> Estimate:
+    """The mean of one figure over tasks, shape (tasks,)."""
+    count = values.numel()
+    values = values.double()
+    spread = values.std().item() if count > 1 else math.nan
+    return Estimate(values.mean().item(), 1.96 * spread / math.sqrt(count), count)
+
+
+def evaluate(
+    strategy: Strategy,
+    mapper: EvaluateTasks,
+    learner: Learner,
+    keys: Tensor,
+    make_batch: Callable[[Tensor], MetaBatch],
+    advance: Callable[[int], None] = lambda tasks: None,
+) -> dict[str, Estimate]:
+    """The figures of the tasks `keys`, of shape (tasks, 4), each with its interval.
+
+    Called by the ranks that run the loop. Every learner that is given the same keys is judged
+    on the same tasks.
+
+    Args:
+        strategy: carries it out.
+        mapper: draws the tasks and runs the learner on them.
+        learner: what is judged.
+        keys: the fixed list.
+        make_batch: what travels for some keys.
+        advance: told how many tasks have been finished, as they are.
+    """
+    parts = []
+    for chunk in keys.split(_CHUNK):
+        parts.append(strategy.collect(mapper, learner, make_batch(chunk)))
+        advance(len(chunk))
+    return {name: estimate(torch.cat([part[name] for part in parts])) for name in parts[0]}

@@ -1,0 +1,286 @@
+"""The training loop: step, log, evaluate, save; then the test."""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import metadist
+from metadist.algorithms import Learner
+from metadist.distributed import get_rank, get_world_size
+from metadist.errors import UserError
+from metadist.tasks import stack_episodes, task_keys
+from metadist.tracking import Run
+from metadist.training.checkpoints import Checkpoints, read_checkpoint
+from metadist.training.evaluation import Estimate, evaluate
+from metadist.training.experiment import Experiment
+from metadist.training.interrupts import Interrupted, StopRequests
+from metadist.training.mappers import MetaBatch
+from metadist.training.pictures import draw_pictures
+
+
+@dataclass
+class Progress:
+    """What changes as a run goes on, beside parameters and optimizer.
+
+    Attributes:
+        iteration: finished outer steps.
+        best: the best validation so far, {} before the first: "iteration" and the figure's mean.
+        train_loss: of the last outer step.
+        train_seconds: spent in outer steps, over all parts of a resumed run.
+    """
+
+    iteration: int = 0
+    best: dict[str, float] = field(default_factory=dict)
+    train_loss: float = float("nan")
+    train_seconds: float = 0.0
+
+
+def run(experiment: Experiment) -> dict[str, Any]:
+    """Train, then test. Every rank of the world calls it.
+
+    Returns:
+        The results, as in `results.json`, on the ranks that run the loop; elsewhere {}.
+
+    Raises:
+        UserError: a checkpoint that does not fit, a directory that cannot be written.
+        Interrupted: a signal asked the run to stop; it has saved a checkpoint.
+    """
+    strategy = experiment.strategy
+    with StopRequests() as stop:
+        strategy.open()
+        try:
+            results = _Run(experiment, stop).run() if strategy.runs_loop() else {}
+        except Interrupted:
+            strategy.close()
+            raise
+        except BaseException:
+            strategy.close(graceful=False)
+            raise
+        strategy.close()
+    return results
+
+
+class _Run:
+    """One run on a rank that runs the loop."""
+
+    def __init__(self, experiment: Experiment, stop: StopRequests) -> None:
+        self.x = experiment
+        self.stop = stop
+        self.leads = get_rank() == 0
+        self.progress = Progress()
+        self.checkpoints = Checkpoints(
+            experiment.directory / "checkpoints", experiment.trainer.keep_checkpoints
+        )
+        self.metric = "mse" if experiment.tasks.regression else "accuracy"
+
+    def run(self) -> dict[str, Any]:
+        """See the module's `run`."""
+        x, started = self.x, time.perf_counter()
+        self._resume()
+        try:
+            if self.leads:
+                x.tracker.start(
+                    Run(
+                        directory=x.directory,
+                        name=x.name,
+                        configuration=x.configuration,
+                        iterations=x.trainer.iterations,
+                        start_iteration=self.progress.iteration,
+                        headline=x.headline,
+                    )
+                )
+            self._train()
+            results = self._test(time.perf_counter() - started)
+            if self.leads:
+                _write_json(x.directory / "results.json", results)
+                pictures = draw_pictures(
+                    x.directory, x.headline, x.tasks, x.learner, x.seed, results
+                )
+                x.tracker.finish(results, pictures)
+        finally:
+            x.tracker.close()
+        return results
+
+    # --- training ------------------------------------------------------------------------------
+
+    def _train(self) -> None:
+        x, progress = self.x, self.progress
+        while progress.iteration < x.trainer.iterations:
+            self._step(progress.iteration + 1)
+            last = progress.iteration == x.trainer.iterations
+            if x.trainer.eval_every and (progress.iteration % x.trainer.eval_every == 0 or last):
+                self._validate()
+            stopping = x.strategy.agree(self.stop.number != 0) and not last
+            every = x.trainer.checkpoint_every
+            if last or stopping or (every and progress.iteration % every == 0):
+                self._save()
+            if stopping:
+                raise Interrupted(
+                    self.stop.number or 15,
+                    f"stopped at iteration {progress.iteration} of {x.trainer.iterations}, saved: "
+                    f"to go on, give the same command hydra.run.dir={x.directory} resume=auto",
+                )
+
+    def _step(self, iteration: int) -> None:
+        x, progress = self.x, self.progress
+        started = time.perf_counter()
+        keys = task_keys(x.seed, "train", iteration, range(x.trainer.meta_batch_size))
+        result = x.strategy.backward(x.train_mapper, x.learner, self._batch(keys))
+        x.optimizer.step()
+        seconds = time.perf_counter() - started
+        progress.iteration = iteration
+        progress.train_loss = result.loss.item()
+        progress.train_seconds += seconds
+        if self.leads:
+            x.tracker.record(
+                {
+                    "iteration": iteration,
+                    "train_loss": progress.train_loss,
+                    **{f"train_{name}": value.item() for name, value in result.metrics.items()},
+                    "tasks_per_second": x.trainer.meta_batch_size / seconds,
+                    "seconds": progress.train_seconds,
+                }
+            )
+
+    def _batch(self, keys: Tensor) -> MetaBatch:
+        if not self.x.trainer.send_tasks:
+            return MetaBatch(keys)
+        return MetaBatch(keys, stack_episodes([self.x.tasks.draw(key) for key in keys]))
+
+    def _evaluate(self, split: str, tasks: int) -> dict[str, Estimate]:
+        x = self.x
+        return evaluate(
+            x.strategy,
+            x.evaluate_mapper,
+            x.learner,
+            task_keys(x.seed, split, 0, range(tasks)),
+            self._batch,
+        )
+
+    def _validate(self) -> None:
+        x, progress = self.x, self.progress
+        figures = self._evaluate("validation", x.trainer.validation_tasks)
+        figure = figures[self.metric]
+        if self.leads:
+            x.tracker.record(
+                {
+                    "iteration": progress.iteration,
+                    "validation_loss": figures["loss"].mean,
+                    f"validation_{self.metric}": figure.mean,
+                    "validation_ci95": figure.ci95,
+                }
+            )
+        sign = -1 if x.tasks.regression else 1
+        best = progress.best.get(self.metric)
+        if best is None or sign * figure.mean > sign * best:
+            progress.best = {"iteration": progress.iteration, self.metric: figure.mean}
+            if self.leads:
+                self.checkpoints.save_best(self._contents())
+
+    # --- saving --------------------------------------------------------------------------------
+
+    def _contents(self) -> dict[str, Any]:
+        return {
+            "version": metadist.__version__,
+            "iteration": self.progress.iteration,
+            "best": self.progress.best,
+            "train_loss": self.progress.train_loss,
+            "train_seconds": self.progress.train_seconds,
+            "learner": self.x.learner.state_dict(),
+            "optimizer": self.x.optimizer.state_dict(),
+        }
+
+    def _save(self) -> None:
+        if self.leads:
+            self.checkpoints.save(self.progress.iteration, self._contents())
+
+    def _resume(self) -> None:
+        x = self.x
+        newest = self.checkpoints.newest()
+        if x.resume is None:
+            if newest is not None:
+                raise UserError(
+                    f"{x.directory} holds the checkpoints of an earlier run: add resume=auto to "
+                    "go on with it, or choose another hydra.run.dir."
+                )
+            return
+        path = newest if x.resume == "auto" else Path(x.resume)
+        if path is None:
+            return
+        contents = read_checkpoint(path)
+        _load(path, x.learner, x.optimizer, contents)
+        self.progress = Progress(
+            contents["iteration"],
+            contents["best"],
+            contents["train_loss"],
+            contents["train_seconds"],
+        )
+        if self.progress.iteration > x.trainer.iterations:
+            raise UserError(
+                f"the checkpoint {path} has {self.progress.iteration} iterations done, more than "
+                f"trainer.iterations={x.trainer.iterations}: ask for more iterations."
+            )
+
+    # --- the test ------------------------------------------------------------------------------
+
+    def _test(self, seconds: float) -> dict[str, Any]:
+        x, progress = self.x, self.progress
+        started = time.perf_counter()
+        figures = self._evaluate("test", x.trainer.eval_tasks)
+        result = figures[self.metric]
+        before = figures.get(f"{self.metric}_before")
+        tasks = progress.iteration * x.trainer.meta_batch_size
+        return {
+            f"test_{self.metric}": result.mean,
+            "ci95": result.ci95,
+            "test_tasks": result.tasks,
+            **({} if before is None else {f"test_{self.metric}_before": before.mean}),
+            "test_loss": figures["loss"].mean,
+            "train_loss": progress.train_loss,
+            "best_validation": progress.best,
+            "iterations": progress.iteration,
+            "tasks_per_second": tasks / progress.train_seconds,
+            "wall_seconds": seconds + time.perf_counter() - started,
+            "world_size": get_world_size(),
+            "strategy": x.strategy.name,
+            "seed": x.seed,
+            "protocol": {
+                **x.tasks.protocol(),
+                **x.learner.protocol(),
+                "split": "test",
+                "batch_norm": "statistics of the batch at hand (transductive)",
+                "interval": "95%, 1.96 standard errors over tasks",
+                "checkpoint": "last",
+            },
+        }
+
+
+def _load(
+    path: Path, learner: Learner, optimizer: torch.optim.Optimizer, contents: Mapping[str, Any]
+) -> None:
+    try:
+        learner.load_state_dict(contents["learner"])
+        optimizer.load_state_dict(contents["optimizer"])
+    except (RuntimeError, ValueError, KeyError) as error:
+        lines = [line.strip() for line in str(error).splitlines()]
+        raise UserError(
+            f"the checkpoint {path} is of another model or optimizer than the configuration asks "
+            f"for ({lines[1] if len(lines) > 1 else lines[0]}): give the options that it was "
+            "trained with."
+        ) from None
+
+
+def _write_json(path: Path, contents: Mapping[str, Any]) -> None:
+    temporary = path.with_suffix(".part")
+    try:
+        temporary.write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"{path} could not be written ({error.strerror}): free some space.") from None

@@ -1,0 +1,94 @@
+"""The pictures that a finished run leaves: its learning curves and some of its test tasks."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from metadist.algorithms import Learner
+from metadist.tasks import Episode, TaskDistribution, task_keys
+from metadist.tracking import (
+    EpisodePicture,
+    RegressionPicture,
+    learning_curves,
+    read_metrics,
+    regression_tasks,
+    test_episodes,
+)
+
+_TASKS = 4
+
+
+def draw_pictures(
+    directory: Path,
+    headline: str,
+    tasks: TaskDistribution,
+    learner: Learner,
+    seed: int,
+    results: Mapping[str, Any],
+) -> list[Path]:
+    """Draw a run's pictures into its directory. Rank zero calls it, after the test.
+
+    Args:
+        directory: the run's directory, with its `metrics.jsonl`.
+        headline: the pictures' title.
+        tasks: test tasks come from here: the first few of the test.
+        learner: the trained learner.
+        seed: the run's seed.
+        results: what `results.json` holds.
+
+    Returns:
+        The files written.
+    """
+    metric = "mse" if tasks.regression else "accuracy"
+    curves = learning_curves(
+        read_metrics(directory / "metrics.jsonl"),
+        directory / "learning_curves.png",
+        headline,
+        (results[f"test_{metric}"], results["ci95"]),
+    )
+    learner.eval()
+    episodes = [tasks.draw(key) for key in task_keys(seed, "test", 0, range(_TASKS))]
+    path = directory / "test_tasks.png"
+    if tasks.regression:
+        pictures = [_regression(learner, episode) for episode in episodes]
+        return [curves, regression_tasks(pictures, path, headline)]
+    if len(tasks.input_shape) != 3:
+        return [curves]
+    return [
+        curves,
+        test_episodes([_classes(learner, episode) for episode in episodes], path, headline),
+    ]
+
+
+def _classes(learner: Learner, episode: Episode) -> EpisodePicture:
+    return EpisodePicture(
+        episode.support.inputs.numpy(),
+        episode.support.targets.numpy(),
+        episode.query.inputs.numpy(),
+        episode.query.targets.numpy(),
+        _predict(learner, episode).argmax(1).numpy(),
+    )
+
+
+def _regression(learner: Learner, episode: Episode) -> RegressionPicture:
+    with torch.no_grad():
+        device = next(learner.parameters()).device
+        before = learner.model(episode.query.inputs.to(device)).cpu()
+    return RegressionPicture(
+        episode.support.inputs.numpy(),
+        episode.support.targets.numpy(),
+        episode.query.inputs.numpy(),
+        episode.query.targets.numpy(),
+        before.numpy(),
+        _predict(learner, episode).numpy(),
+    )
+
+
+def _predict(learner: Learner, episode: Episode) -> torch.Tensor:
+    device = next(learner.parameters()).device
+    moved = Episode(*(type(part)(*(tensor.to(device) for tensor in part)) for part in episode))
+    predictions = learner(moved).predictions
+    assert predictions is not None, "a learner gives its predictions in evaluation"
+    return predictions.detach().cpu()

@@ -1,0 +1,158 @@
+import numpy as np
+import pytest
+import torch
+
+from metadist.errors import UserError
+from metadist.tasks import SPLITS, FewShotTasks, ImageClasses, ImageDataset, task_keys
+
+PLACES = {"train": np.arange(8), "validation": np.arange(8, 14), "test": np.arange(14, 20)}
+
+
+def labelled_pixels():
+    """Images whose pixels tell class and example: all of row 0 the class, the rest the example."""
+    images = np.empty((20, 10, 4, 4), dtype=np.uint8)
+    images[:, :, 0] = np.arange(20)[:, None, None]
+    images[:, :, 1:] = np.arange(10)[None, :, None, None]
+    return images
+
+
+def class_and_example(inputs):
+    pixels = (inputs * 255).round().to(torch.int64)
+    return pixels[:, 0, 0, 0].tolist(), pixels[:, 0, 1, 0].tolist()
+
+
+def test_layout_labels_and_disjointness():
+    tasks = FewShotTasks(ImageClasses("labels", labelled_pixels(), PLACES), 5, 2, 3)
+    for split in SPLITS:
+        for key in task_keys(0, split, 3, range(50)):
+            episode = tasks.draw(key)
+            assert episode.support.inputs.shape == (10, 1, 4, 4)
+            assert episode.query.inputs.shape == (15, 1, 4, 4)
+            assert episode.support.inputs.dtype == episode.query.inputs.dtype == torch.float32
+            assert episode.support.targets.dtype == episode.query.targets.dtype == torch.int64
+            assert episode.support.targets.tolist() == [c for c in range(5) for _ in range(2)]
+            assert episode.query.targets.tolist() == [c for c in range(5) for _ in range(3)]
+            support, support_examples = class_and_example(episode.support.inputs)
+            query, query_examples = class_and_example(episode.query.inputs)
+            drawn = support[::2]
+            assert len(set(drawn)) == 5 and set(drawn) <= set(PLACES[split].tolist())
+            assert support == [c for c in drawn for _ in range(2)]
+            assert query == [c for c in drawn for _ in range(3)]
+            used = [*zip(support, support_examples, strict=True)]
+            used += zip(query, query_examples, strict=True)
+            assert len(set(used)) == len(used) == 25
+
+
+def test_classes_labels_and_examples_are_drawn_evenly():
+    tasks = FewShotTasks(ImageClasses("labels", labelled_pixels(), PLACES), 2, 1, 1)
+    first = np.zeros((8, 10))
+    for key in task_keys(1, "train", 0, range(4000)):
+        classes, examples = class_and_example(tasks.draw(key).support.inputs)
+        first[classes[0], examples[0]] += 1
+    # 4000 tasks: class 0 of a task is each of 8 classes 500 times, each example 400 times.
+    assert abs(first.sum(axis=1) - 500).max() < 5 * 500**0.5
+    assert abs(first.sum(axis=0) - 400).max() < 5 * 400**0.5
+
+
+@pytest.mark.parametrize("channels", [(), (3,)])
+def test_rotations_are_numpys(channels):
+    images = np.random.default_rng(0).integers(0, 256, (20, 4, *channels, 6, 6), dtype=np.uint8)
+    dataset = ImageClasses("noise", images, PLACES, rotations=True, test_rotations=False)
+    shape = channels or (1,)
+    assert dataset.input_shape == (*shape, 6, 6)
+    known = {
+        np.rot90(images[c, e], turn, axes=(-2, -1)).tobytes(): (c, e, turn)
+        for c in range(20)
+        for e in range(4)
+        for turn in range(4)
+    }
+    for split, turned in (("train", True), ("test", False)):
+        seen = set()
+        for key in task_keys(5, split, 0, range(60)):
+            episode = FewShotTasks(dataset, 3, 2, 2).draw(key)
+            whole = torch.stack(
+                [episode.support.inputs.view(3, 2, *shape, 6, 6),
+                 episode.query.inputs.view(3, 2, *shape, 6, 6)], dim=1,
+            ).flatten(1, 2)  # fmt: skip
+            assert whole.max() <= 1 and whole.min() >= 0
+            found = [
+                [known[(example * 255).round().to(torch.uint8).numpy().tobytes()] for example in c]
+                for c in whole
+            ]
+            for examples in found:
+                assert len({(c, turn) for c, _, turn in examples}) == 1
+                assert len({e for _, e, _ in examples}) == 4
+                seen.add(examples[0][2])
+            # As in MAML's code, a character comes at most once in a task.
+            assert len({examples[0][0] for examples in found}) == 3
+        assert seen == ({0, 1, 2, 3} if turned else {0})
+
+
+def test_drawing_leaves_the_images_alone():
+    images = labelled_pixels()
+    images.setflags(write=False)
+    before = images.copy()
+    tasks = FewShotTasks(ImageClasses("labels", images, PLACES, True, True), 5, 2, 3)
+    for key in task_keys(0, "train", 0, range(20)):
+        tasks.draw(key)
+    assert np.array_equal(images, before)
+
+
+def test_equal_keys_give_equal_episodes_and_others_differ():
+    images = np.random.default_rng(0).integers(0, 256, (20, 10, 5, 5), dtype=np.uint8)
+    one = FewShotTasks(ImageClasses("noise", images, PLACES, True, True), 4, 1, 4)
+    two = FewShotTasks(ImageClasses("noise", images.copy(), PLACES, True, True), 4, 1, 4)
+    keys = torch.cat(
+        [task_keys(s, split, i, range(3)) for s in (0, 1) for split in SPLITS for i in (0, 1)]
+    )
+    drawn = []
+    for key in keys:
+        a, b = one.draw(key), two.draw(key)
+        for ours, theirs in zip((*a.support, *a.query), (*b.support, *b.query), strict=True):
+            assert torch.equal(ours, theirs)
+        drawn.append(a.query.inputs.numpy().tobytes())
+    assert len(set(drawn)) == len(keys) == 36
+
+
+def test_split_classes_and_the_interface():
+    images = labelled_pixels()
+    dataset = ImageClasses("labels", images, PLACES, rotations=True)
+    assert isinstance(dataset, ImageDataset)
+    assert np.array_equal(dataset.split_classes("validation"), images[8:14])
+    assert dataset.outputs(7) == 7 and not dataset.regression
+    assert FewShotTasks(dataset, 2, 1, 3).protocol() == {
+        "ways": 2, "shots": 1, "queries": 3, "dataset": "labels",
+        "rotations": True, "test_rotations": False,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ((7, 1, 1), ["task.ways is 7", "validation", "only 6 classes"]),
+        ((5, 4, 7), ["task.shots + task.queries is 4 + 7 = 11", "only 10 examples"]),
+        ((0, 1, 1), ["task.ways must be at least 1, got 0"]),
+        ((5, 0, 1), ["task.shots must be at least 1, got 0"]),
+        ((5, 1, -3), ["task.queries must be at least 1, got -3"]),
+    ],
+)
+def test_impossible_tasks_are_refused(counts, words):
+    dataset = ImageClasses("labels", labelled_pixels(), PLACES)
+    with pytest.raises(UserError) as error:
+        FewShotTasks(dataset, *counts)
+    assert all(word in str(error.value) for word in words), error.value
+    assert "\n" not in str(error.value)
+
+
+def test_largest_possible_task_uses_everything():
+    episode = FewShotTasks(ImageClasses("labels", labelled_pixels(), PLACES), 6, 4, 6).draw(
+        task_keys(0, "test", 0, range(1))[0]
+    )
+    assert len(episode.support.targets) + len(episode.query.targets) == 60
+
+
+def test_wrong_arrays_are_a_fault_of_the_program():
+    with pytest.raises(ValueError, match="uint8"):
+        ImageClasses("floats", np.zeros((20, 2, 4, 4)), PLACES)
+    with pytest.raises(ValueError, match="square"):
+        ImageClasses("oblong", np.zeros((20, 2, 4, 5), dtype=np.uint8), PLACES, rotations=True)
