@@ -35,7 +35,8 @@ def build_meta(configuration: DictConfig, directory: Path, name: str) -> Experim
         UserError: anything in the configuration that does not fit.
     """
     cfg = configuration
-    seed = _seed(cfg)
+    seed = _whole_number(cfg, "seed", 0)
+    torch.set_num_threads(_whole_number(cfg, "threads", 1))
     trainer: Trainer = build(cfg.trainer, "trainer")
     strategy = _strategy(cfg)
     device = resolve_device(str(cfg.device))
@@ -65,11 +66,11 @@ def build_meta(configuration: DictConfig, directory: Path, name: str) -> Experim
     )
 
 
-def _seed(cfg: DictConfig) -> int:
-    seed = cfg.seed
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise UserError(f"seed={seed} does not fit: it must be a whole number, 0 or larger.")
-    return seed
+def _whole_number(cfg: DictConfig, key: str, least: int) -> int:
+    value = cfg[key]
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
+        raise UserError(f"{key}={value} does not fit: it must be a whole number from {least} on.")
+    return value
 
 
 def _strategy(cfg: DictConfig) -> Strategy:

@@ -13,9 +13,9 @@ from torch.distributed import rpc
 from torch.futures import Future
 
 from metadist.distributed.modules import module_clone
-from metadist.distributed.one_visit import attach_gradients
+from metadist.distributed.one_visit import attach, attach_sum
 from metadist.distributed.partitioners import batch_partitioner
-from metadist.distributed.reducers import LinearReducer, sum_reducer
+from metadist.distributed.reducers import LinearReducer
 from metadist.distributed.rpc import (
     PeerLost,
     get_worker_id,
@@ -31,7 +31,7 @@ from metadist.distributed.shards import (
     WorkerID,
     as_shards,
 )
-from metadist.distributed.visits import Failure, Visit, tensors_of
+from metadist.distributed.visits import Answer, Failure, Visit, tensors_of
 from metadist.errors import UserError
 
 GradientMode = Literal["context", "visit"]
@@ -168,10 +168,12 @@ class _Call:
     ) -> Future:
         calls = [(self.shards[place][1], self.shards[place][2]) for place in places]
         differentiate = None
+        given: list[torch.Tensor] = []
         if self.by_visit:
             everything = tensors_of(calls)
             differentiate = [i for i, tensor in enumerate(everything) if tensor.requires_grad]
-            self.given.append([everything[i] for i in differentiate])
+            given = [everything[i] for i in differentiate]
+        self.given.append(given)
         visit = Visit(
             func,
             calls,
@@ -195,34 +197,27 @@ class _Call:
 
     def result(self) -> Any:
         """Wait for all visits, then the reduced result or the first error."""
-        pairs: list[Any] = [None] * len(self.shards)
-        partial: list[Any] = []
+        visits: list[list[Answer]] = []
         errors: list[Exception] = []
-        for index, (worker, places) in enumerate(self.places.items()):
+        for worker, future in zip(self.places, self.futures, strict=True):
             try:
-                answer = self._answer(self.names[worker], self.futures[index])
+                visits.append(self._answer(self.names[worker], future))
             except Exception as error:
                 errors.append(error)
-                continue
-            if self.by_visit:
-                answer = [attach_gradients(*pair, self.given[index]) for pair in answer]
-            else:
-                answer = [value for value, _ in answer]
-            if self.linear:
-                partial += answer
-            else:
-                for place, value in zip(places, answer, strict=True):
-                    pairs[place] = value
         if errors:
             raise errors[0]
         if self.linear:
-            return sum_reducer(partial)
+            return attach_sum([answers[0] for answers in visits], self.given)
+        values: list[Any] = [None] * len(self.shards)
+        for places, answers, given in zip(self.places.values(), visits, self.given, strict=True):
+            for place, answer in zip(places, answers, strict=True):
+                values[place] = attach(answer, given)
         if self.single is not None and self.reducer is None:
-            return pairs[0]
-        results = ShardResults(pairs, [shard.size for shard in self.shards])
+            return values[0]
+        results = ShardResults(values, [shard.size for shard in self.shards])
         return results if self.reducer is None else self.reducer(results)
 
-    def _answer(self, name: str, future: Future) -> Any:
+    def _answer(self, name: str, future: Future) -> list[Answer]:
         try:
             answer = future.wait()
         except RuntimeError as error:

@@ -1,12 +1,14 @@
 """Derivatives that came home with the value, as a node of the caller's autograd graph."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import optree
 import torch
 from torch import Tensor
 
-from metadist.distributed.visits import Gradients
+from metadist.distributed.reducers import narrow, wide_sum
+from metadist.distributed.visits import Answer, Gradients
 
 
 class _KnownGradients(torch.autograd.Function):
@@ -20,22 +22,53 @@ class _KnownGradients(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
-        scaled = [None if g is None else g * outer.to(g.device) for g in ctx.gradients]
+        scaled = [None if g is None else g * outer.to(g) for g in ctx.gradients]
         return None, None, *scaled
 
 
-def attach_gradients(result: Any, gradients: Gradients | None, inputs: list[Tensor]) -> Any:
-    """The result with its scalar made a differentiable function of `inputs`.
+def attach(answer: Answer, inputs: Sequence[Tensor]) -> Any:
+    """An answer's value, its scalar made a differentiable function of the caller's `inputs`.
 
     Args:
-        result: what a visit answered; its tensors have no graph.
-        gradients: the derivative of one scalar in it, or None: then nothing is attached.
-        inputs: the caller's tensors, in the order of `gradients.by_input`.
+        answer: what a visit brought for one shard.
+        inputs: the caller's tensors, in the order of the answer's gradients.
     """
-    if gradients is None:
-        return result
-    leaves, structure = optree.tree_flatten(result, none_is_leaf=True)
-    leaves[gradients.leaf] = _KnownGradients.apply(
-        leaves[gradients.leaf], gradients.by_input, *inputs
-    )
+    if answer.gradients is None:
+        return answer.value
+    place, by_input = answer.gradients
+    leaves, structure = optree.tree_flatten(answer.value, none_is_leaf=True)
+    gradients = [
+        None if gradient is None else gradient.to(tensor)
+        for gradient, tensor in zip(by_input, inputs, strict=True)
+    ]
+    leaves[place] = _KnownGradients.apply(leaves[place], gradients, *inputs)
     return optree.tree_unflatten(structure, leaves)
+
+
+def attach_sum(partial: Sequence[Answer], inputs: Sequence[Sequence[Tensor]]) -> Any:
+    """The sum of the workers' partial sums, differentiable by the inputs of all of them.
+
+    Args:
+        partial: each worker's sum.
+        inputs: the caller's tensors of each worker's visit; empty where nothing is
+            differentiated. A tensor that several workers got counts once, with all their parts.
+    """
+    assert partial[0].dtypes is not None
+    ones = [1.0] * len(partial)
+    value = narrow(wide_sum([answer.value for answer in partial], ones), partial[0].dtypes)
+    leaf: int | None = None
+    tensors: dict[int, Tensor] = {}
+    total: dict[int, Tensor] = {}
+    for answer, given in zip(partial, inputs, strict=True):
+        if answer.gradients is None:
+            continue
+        leaf = answer.gradients.leaf
+        for gradient, tensor in zip(answer.gradients.by_input, given, strict=True):
+            if gradient is not None:
+                tensors[id(tensor)] = tensor
+                so_far = total.get(id(tensor))
+                total[id(tensor)] = gradient if so_far is None else so_far + gradient
+    if leaf is None:
+        return value
+    gradients = Gradients(leaf, [total[key] for key in tensors])
+    return attach(Answer(value, gradients), list(tensors.values()))

@@ -14,7 +14,7 @@ import optree
 import torch
 from torch import Tensor, nn
 
-from metadist.distributed.reducers import weighted_sum
+from metadist.distributed.reducers import dtypes, wide, wide_sum
 from metadist.errors import UserError
 
 
@@ -28,6 +28,21 @@ class Gradients(NamedTuple):
 
     leaf: int
     by_input: list[Tensor | None]
+
+
+class Answer(NamedTuple):
+    """What a visit answers for one shard, or for the sum of its shards.
+
+    Attributes:
+        value: the function's result; a sum has its real tensors in float64.
+        gradients: its derivative, in float64 for a sum; None if none was asked for or there is
+            none.
+        dtypes: for a sum, the types that its leaves shall have in the end.
+    """
+
+    value: Any
+    gradients: Gradients | None
+    dtypes: list[torch.dtype | None] | None = None
 
 
 class Failure(NamedTuple):
@@ -62,21 +77,18 @@ class Visit:
     in_context: bool = False
     keep_device: bool = False
 
-    def run(self) -> list[tuple[Any, Gradients | None]]:
-        """(result, its derivative) for each shard, or a single such pair for their sum."""
-        if self.differentiate is None:
-            results = [self._call(*call) for call in self.calls]
-            if self.coefficients is not None:
-                results = [weighted_sum(results, self.coefficients)]
-            return [(self._home(result), None) for result in results]
-        everything = tensors_of(self.calls)
-        inputs = [everything[place].requires_grad_() for place in self.differentiate]
-        pairs = (self._value_and_gradients(call, inputs) for call in self.calls)
+    def run(self) -> list[Answer]:
+        """An answer for each shard, or a single one for their weighted sum."""
+        inputs: list[Tensor] | None = None
+        if self.differentiate is not None:
+            everything = tensors_of(self.calls)
+            inputs = [everything[place].requires_grad_() for place in self.differentiate]
+        answers = (self._shard(args, kwargs, inputs) for args, kwargs in self.calls)
         if self.coefficients is None:
-            return list(pairs)
-        return [_sum_pairs(pairs, self.coefficients)]
+            return list(answers)
+        return [_add_up(answers, self.coefficients)]
 
-    def answer(self) -> list[tuple[Any, Gradients | None]] | Failure:
+    def answer(self) -> list[Answer] | Failure:
         """The same as `run`, with what was raised as a `Failure`."""
         try:
             return self.run()
@@ -88,9 +100,6 @@ class Visit:
                 isinstance(error, UserError),
             )
 
-    def _call(self, args: tuple, kwargs: dict) -> Any:
-        return self.function(*args, **kwargs)
-
     def _home(self, result: Any) -> Any:
         def ready(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
@@ -100,53 +109,50 @@ class Visit:
 
         return optree.tree_map(ready, result, none_is_leaf=True)
 
-    def _value_and_gradients(
-        self, call: tuple[tuple, dict], inputs: list[Tensor]
-    ) -> tuple[Any, Gradients | None]:
+    def _shard(self, args: tuple, kwargs: dict, inputs: list[Tensor] | None) -> Answer:
+        if inputs is None:
+            return Answer(self._home(self.function(*args, **kwargs)), None)
         with torch.enable_grad():
-            result = self._call(*call)
+            result = self.function(*args, **kwargs)
         leaves = optree.tree_leaves(result, none_is_leaf=True)
         differentiable = [
             place
             for place, leaf in enumerate(leaves)
             if isinstance(leaf, Tensor) and leaf.requires_grad
         ]
-        gradients = None
-        if differentiable:
-            place = differentiable[0]
-            if len(differentiable) > 1 or leaves[place].numel() != 1:
-                raise ValueError(
-                    'gradient="visit" differentiates one scalar a result (the loss); this result '
-                    f"has {len(differentiable)} differentiable tensors, the first of shape "
-                    f"{tuple(leaves[place].shape)}: detach the others, or use gradient='context'."
-                )
-            found = torch.autograd.grad(leaves[place], inputs, allow_unused=True)
-            gradients = Gradients(place, self._home(list(found)))
-        return self._home(result), gradients
+        if not differentiable:
+            return Answer(self._home(result), None)
+        place = differentiable[0]
+        if len(differentiable) > 1 or leaves[place].numel() != 1:
+            raise ValueError(
+                'gradient="visit" differentiates one scalar a result (the loss); this result '
+                f"has {len(differentiable)} differentiable tensors, the first of shape "
+                f"{tuple(leaves[place].shape)}: detach the others, or use gradient='context'."
+            )
+        found = torch.autograd.grad(leaves[place], inputs, allow_unused=True)
+        return Answer(self._home(result), Gradients(place, self._home(list(found))))
 
 
-def _sum_pairs(
-    pairs: Iterator[tuple[Any, Gradients | None]], coefficients: Sequence[float]
-) -> tuple[Any, Gradients | None]:
-    """The weighted sum of results and derivatives. It takes the pairs one at a time, so that
-    only one shard's graph and one shard's gradient are alive beside the sum."""
-    results: list[Any] = []
+def _add_up(answers: Iterator[Answer], coefficients: Sequence[float]) -> Answer:
+    """The weighted sum of answers, taken one at a time, so that only one shard's graph and one
+    shard's gradient are alive beside the sum."""
+    values: list[Any] = []
     total: Gradients | None = None
-    for (result, gradients), coefficient in zip(pairs, coefficients, strict=True):
-        results.append(result)
+    for (value, gradients, _), coefficient in zip(answers, coefficients, strict=True):
+        values.append(value)
         if gradients is None:
             continue
         if total is None:
             total = Gradients(gradients.leaf, [None] * len(gradients.by_input))
         for place, gradient in enumerate(gradients.by_input):
+            so_far = total.by_input[place]
             if gradient is None:
                 continue
-            so_far = total.by_input[place]
             if so_far is None:
-                total.by_input[place] = gradient * coefficient
+                total.by_input[place] = wide(gradient) * coefficient
             else:
                 so_far.add_(gradient, alpha=coefficient)
-    return weighted_sum(results, coefficients), total
+    return Answer(wide_sum(values, coefficients), total, dtypes(values[0]))
 
 
 def tensors_of(tree: Any) -> list[Tensor]:

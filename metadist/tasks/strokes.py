@@ -18,7 +18,8 @@ POSITIONS = 28
 
 # How much one writing differs from another: standard deviations, in units of half a character
 # (lengths), radians (angle) or as a ratio (slant, scale). With these values the nearest neighbour
-# in pixels finds the class of 5 in 58 cases of 100, and a small convolutional network in 91.
+# in pixels finds one class of five from one example in 59 cases of 100, a linear embedding in 71,
+# (1000 training steps) and a convolutional one in 95 (1350 steps).
 JITTER = 0.05
 STROKE_SHIFT = 0.075
 ANGLE = 0.17

@@ -26,9 +26,9 @@ from metadist.distributed.collectives import (
     destroy_process_group,
     init_process_group,
 )
-from metadist.distributed.reducers import LinearReducer
+from metadist.distributed.reducers import LinearReducer, narrow
 from metadist.distributed.shards import Partitioner, as_shards
-from metadist.distributed.visits import Visit, tensors_of
+from metadist.distributed.visits import Answer, Visit, tensors_of
 from metadist.errors import UserError
 
 Mapper = Callable[[nn.Module, Any], Any]
@@ -79,8 +79,10 @@ class _InProcess:
         self.partitioner = partitioner
         self.reducer = reducer
 
-    def _backward(self, mapper: Mapper, learner: nn.Module, batch: Any) -> tuple[Any, list[Tensor]]:
-        """This rank's part of the reduced result and of the gradient."""
+    def _backward(
+        self, mapper: Mapper, learner: nn.Module, batch: Any
+    ) -> tuple[Answer, list[Tensor]]:
+        """This rank's part of the reduced result and of the gradient, both in float64."""
         shards = as_shards(self.partitioner(learner, batch))
         coefficients = self.reducer.coefficients([shard.size for shard in shards])
         mine = [i for i, shard in enumerate(shards) if get_worker_id(shard[0]) == get_rank()]
@@ -93,13 +95,11 @@ class _InProcess:
         parameters = list(learner.parameters())
         places = {id(tensor): place for place, tensor in enumerate(tensors_of(calls))}
         differentiate = [places[id(parameter)] for parameter in parameters]
-        ((result, gradients),) = Visit(
-            mapper, calls, weights, differentiate, keep_device=True
-        ).run()
-        assert gradients is not None, "the mapper's loss does not depend on the learner"
-        return result, [
-            torch.zeros_like(parameter) if gradient is None else gradient
-            for parameter, gradient in zip(parameters, gradients.by_input, strict=True)
+        (answer,) = Visit(mapper, calls, weights, differentiate, keep_device=True).run()
+        assert answer.gradients is not None, "the mapper's loss does not depend on the learner"
+        return answer, [
+            torch.zeros_like(parameter, dtype=torch.float64) if gradient is None else gradient
+            for parameter, gradient in zip(parameters, answer.gradients.by_input, strict=True)
         ]
 
     def _collect(
@@ -149,9 +149,9 @@ class LocalStrategy(_InProcess):
 
     def backward(self, mapper: Mapper, learner: nn.Module, batch: Any) -> Any:
         """See `Strategy`."""
-        result, gradient = self._backward(mapper, learner, batch)
+        answer, gradient = self._backward(mapper, learner, batch)
         _set_gradient(learner, gradient)
-        return result
+        return narrow(answer.value, answer.dtypes)
 
     def collect(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
         """See `Strategy`."""
@@ -183,9 +183,10 @@ class AllReduceStrategy(_InProcess):
 
     def backward(self, mapper: Mapper, learner: nn.Module, batch: Any) -> Any:
         """See `Strategy`. Every rank gets the same result and the same gradient."""
-        result, gradient = all_reduce(self._backward(mapper, learner, batch))
+        answer, part = self._backward(mapper, learner, batch)
+        value, gradient = all_reduce((answer.value, part))
         _set_gradient(learner, gradient)
-        return result
+        return narrow(value, answer.dtypes)
 
     def collect(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
         """See `Strategy`. Every rank gets all figures."""
@@ -281,4 +282,4 @@ class RpcStrategy:
 
 def _set_gradient(learner: nn.Module, gradient: list[Tensor]) -> None:
     for parameter, piece in zip(learner.parameters(), gradient, strict=True):
-        parameter.grad = piece
+        parameter.grad = piece.to(parameter)
