@@ -1,7 +1,7 @@
 """From a node of the configuration to an object: found, checked against its signature, called."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
 
 import hydra.utils
@@ -21,11 +21,28 @@ def build(node: DictConfig | Mapping[str, Any], path: str, **given: Any) -> Any:
         node: `_target_`, the dotted path of a class or function, and the values for its
             parameters.
         path: where the node is in the configuration, for messages ("trainer").
-        given: arguments that do not come from the configuration; keys of the node win.
+        given: arguments that do not come from the configuration, for those of these names that
+            the target takes; keys of the node win.
 
     Raises:
         UserError: no such target, a key that it does not take, one that it lacks, a value that
             does not fit, or what the target itself has to say against its arguments.
+    """
+    target, arguments = bind(node, path, given)
+    try:
+        return target(**arguments)
+    except UserError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path}: {_name(target)} refuses its arguments: {error}") from error
+
+
+def bind(
+    node: DictConfig | Mapping[str, Any], path: str, given: Mapping[str, Any]
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """What `build` would call, and with which arguments; nodes among the values are built.
+
+    Args: as of `build`.
     """
     values = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
     if not isinstance(values, Mapping) or _TARGET not in values:
@@ -34,24 +51,15 @@ def build(node: DictConfig | Mapping[str, Any], path: str, **given: Any) -> Any:
             f"options of {path}, as in {path}=NAME."
         )
     target = find_target(str(values[_TARGET]), path)
-    arguments = {
+    accepted = inspect.signature(target).parameters
+    chosen = {
         key: build(value, f"{path}.{key}") if _is_node(value) else value
         for key, value in values.items()
         if key != _TARGET
     }
-    accepted = inspect.signature(target).parameters
-    arguments = {
-        **{key: value for key, value in given.items() if key in accepted},
-        **arguments,
-    }
-    check(target, arguments, path, checked=set(values))
-    arguments.update(_converted(target, arguments, path, set(values)))
-    try:
-        return target(**arguments)
-    except UserError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{path}: {values[_TARGET]} refuses its arguments: {error}") from error
+    arguments = {key: value for key, value in given.items() if key in accepted} | chosen
+    _check_keys(target, chosen, arguments, path)
+    return target, arguments | _converted(target, chosen, path)
 
 
 def find_target(target: str, path: str) -> Any:
@@ -72,23 +80,14 @@ def find_target(target: str, path: str) -> Any:
     return found
 
 
-def check(target: Any, arguments: Mapping[str, Any], path: str, checked: set[str]) -> None:
-    """Hold a node's keys against a signature.
-
-    Args:
-        target: what would be called.
-        arguments: all arguments that it would get.
-        path: where the node is in the configuration.
-        checked: the keys that the user can change; only these are named in messages.
-
-    Raises:
-        UserError: a key too many or one too few.
-    """
+def _check_keys(
+    target: Any, chosen: Mapping[str, Any], arguments: Mapping[str, Any], path: str
+) -> None:
     parameters = inspect.signature(target).parameters
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    unknown = [key for key in arguments if key in checked and key not in parameters]
+    unknown = [key for key in chosen if key not in parameters]
     if unknown and not open_ended:
-        options = ", ".join(name for name in parameters if name not in ("self", "args", "kwargs"))
+        options = ", ".join(parameters)
         raise UserError(
             f"{path}.{unknown[0]} is no option of {_name(target)}: it takes {options}."
         )
@@ -106,29 +105,27 @@ def check(target: Any, arguments: Mapping[str, Any], path: str, checked: set[str
         )
 
 
-def _converted(
-    target: Any, arguments: Mapping[str, Any], path: str, checked: set[str]
-) -> dict[str, Any]:
-    """The user's values as the signature's types have them."""
+def _converted(target: Any, chosen: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """The configured values as the signature's types have them."""
     function = target.__init__ if inspect.isclass(target) else target
-    try:
-        hints = get_type_hints(function, include_extras=True)
-    except (NameError, TypeError):
-        return {}
+    hints = get_type_hints(function, include_extras=True)
     converted = {}
-    for key in checked & arguments.keys() & hints.keys():
+    for key in chosen.keys() & hints.keys():
         try:
-            adapter = TypeAdapter(hints[key], config=_CONFIG)
-        except PydanticUserError:
-            adapter = TypeAdapter(hints[key])
-        try:
-            converted[key] = adapter.validate_python(arguments[key])
+            converted[key] = _adapter(hints[key]).validate_python(chosen[key])
         except ValidationError as error:
             reason = error.errors()[0]["msg"]
             raise UserError(
-                f"{path}.{key}={arguments[key]} does not fit: {reason[0].lower()}{reason[1:]}."
+                f"{path}.{key}={chosen[key]} does not fit: {reason[0].lower()}{reason[1:]}."
             ) from None
     return converted
+
+
+def _adapter(hint: Any) -> TypeAdapter:
+    try:
+        return TypeAdapter(hint, config=_CONFIG)
+    except PydanticUserError:  # the type brings a configuration of its own
+        return TypeAdapter(hint)
 
 
 _CONFIG = ConfigDict(arbitrary_types_allowed=True)

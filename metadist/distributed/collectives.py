@@ -121,7 +121,7 @@ def all_gather(tree: T) -> list[T]:
     own part in the result is differentiable only through `all_reduce`; these are detached.
     """
     size = dist.get_world_size()
-    leaves, structure = optree.tree_flatten(tree, none_is_leaf=True)
+    leaves, structure = optree.tree_flatten(tree)
     gathered: list[list[Any]] = [[] for _ in range(size)]
     for leaf in leaves:
         tensor = leaf if isinstance(leaf, Tensor) else torch.tensor(leaf)
@@ -145,7 +145,7 @@ def all_gather(tree: T) -> list[T]:
 
 def _in_one_message(tree: T, collective: Callable[[Tensor], Tensor]) -> T:
     """Apply a collective of vectors to all leaves, those of one dtype and device together."""
-    leaves, structure = optree.tree_flatten(tree, none_is_leaf=True)
+    leaves, structure = optree.tree_flatten(tree)
     groups: dict[tuple, list[int]] = {}
     tensors = []
     for place, leaf in enumerate(leaves):

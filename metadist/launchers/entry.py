@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from metadist.configuration.wording import explain
 from metadist.distributed import PeerLost, get_rank
 from metadist.distributed.meeting import exchange, meet, world_store
+from metadist.distributed.world import attempt
 from metadist.errors import UserError
 from metadist.training import Experiment, Interrupted, run
 
@@ -31,9 +32,20 @@ FAILURE_STATUS = 1
 """Exit status after any other error."""
 
 _SET_UP_SECONDS = 1800.0
-_SAID = "metadist/said"
 
 Build = Callable[[DictConfig, Path, str], Experiment]
+
+
+class _JobFailed(BaseException):
+    """Carries a job's exception past Hydra, which would print it on every rank.
+
+    Attributes:
+        error: the exception.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 def experiment(config_name: str, build: Build) -> Callable[[], None]:
@@ -51,7 +63,10 @@ def experiment(config_name: str, build: Build) -> Callable[[], None]:
 
     def job(configuration: DictConfig) -> Any:
         directory = Path(HydraConfig.get().runtime.output_dir).resolve()
-        return run(_build_on_all_ranks(build, configuration, directory, config_name))
+        try:
+            return run(_build_on_all_ranks(build, configuration, directory, config_name))
+        except Exception as error:
+            raise _JobFailed(error) from error
 
     main = hydra.main(
         version_base="1.3", config_path=str(_configuration_folder()), config_name=config_name
@@ -77,21 +92,32 @@ def _exit_status(main: Callable[[], None]) -> int:
         logging.disable(logging.INFO)
     try:
         main()
-    except Interrupted as interrupted:
-        _say_once(str(interrupted))
-        return interrupted.exit_status
-    except (UserError, HydraException, OmegaConfBaseException, OSError) as error:
-        cause = error if isinstance(error, UserError | HydraException) else error
-        if wants_traceback:
-            traceback.print_exc()
-        if isinstance(cause, PeerLost):
-            return _peer_lost(cause)
-        _say_once(f"error: {explain(cause)}")
-        return USER_ERROR_STATUS
-    except Exception:
-        _report_failure()
-        return FAILURE_STATUS
+    except _JobFailed as failed:
+        return _say(failed.error, wants_traceback)
+    except Exception as error:
+        return _say(error, wants_traceback)
     return 0
+
+
+def _say(error: Exception, wants_traceback: bool) -> int:
+    """Say what went wrong as far as it is this rank's to say; the exit status for it."""
+    if isinstance(error, Interrupted):
+        _say_once(str(error))
+        return error.exit_status
+    if isinstance(error, PeerLost):
+        return _peer_lost(error)
+    if isinstance(error, UserError | HydraException | OmegaConfBaseException | OSError):
+        if wants_traceback:
+            traceback.print_exception(error)
+        _say_once(f"error: {explain(error)}")
+        return USER_ERROR_STATUS
+    sys.stdout.flush()
+    print(f"error: rank {get_rank()} failed:", file=sys.stderr)
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    with contextlib.suppress(Exception):
+        world_store().set(_said_key(), "yes")
+    return FAILURE_STATUS
 
 
 def _build_on_all_ranks(
@@ -120,8 +146,7 @@ def _say_once(sentence: str) -> None:
         sys.stdout.flush()
         print(sentence, file=sys.stderr, flush=True)
     with contextlib.suppress(Exception):
-        key = f"{_SAID}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
-        store = world_store()
+        key, store = _said_key(), world_store()
         if get_rank() == 0:
             store.set(key, "yes")
         else:
@@ -135,19 +160,15 @@ def _peer_lost(error: PeerLost) -> int:
     time.sleep(0.5)
     said = False
     with contextlib.suppress(Exception):
-        said = world_store().check([f"{_SAID}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"])
+        said = world_store().check([_said_key()])
     if not said:
         print(f"error: rank {get_rank()}: {error}", file=sys.stderr, flush=True)
     return FAILURE_STATUS
 
 
-def _report_failure() -> None:
-    sys.stdout.flush()
-    print(f"error: rank {get_rank()} failed:", file=sys.stderr)
-    traceback.print_exc()
-    sys.stderr.flush()
-    with contextlib.suppress(Exception):
-        world_store().set(f"{_SAID}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", "yes")
+def _said_key() -> str:
+    """Where a rank notes that it has told the user what ended this attempt."""
+    return f"metadist/said/{attempt()}"
 
 
 def _register_resolvers() -> None:

@@ -5,13 +5,13 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import metadist
 from metadist.algorithms import Learner
 from metadist.distributed import get_rank, get_world_size
 from metadist.errors import UserError
@@ -188,7 +188,7 @@ class _Run:
 
     def _contents(self) -> dict[str, Any]:
         return {
-            "version": metadist.__version__,
+            "version": version("metadist"),
             "iteration": self.progress.iteration,
             "best": self.progress.best,
             "train_loss": self.progress.train_loss,

@@ -1,0 +1,48 @@
+# Two commands are enough: `make run` and `make test`. Each sets up what it needs, once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# One thread a worker: the same numbers however many workers there are (see README).
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-slow lint format clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: $(VENV)/.installed ## train MAML on two workers; options in ARGS="dataset=omniglot seed=1"
+	$(BIN)/torchrun --standalone --nproc_per_node=2 experiments/maml.py +partition=dim0 $(ARGS)
+
+test: $(VENV)/.installed-test ## run the tests, all but the slow ones
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-slow: $(VENV)/.installed-test ## run the slow tests
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: $(VENV)/.installed-dev ## check style and imports
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+format: $(VENV)/.installed-dev ## mend style and imports
+	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+clean: ## remove the virtual environment and caches, never results
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis *.egg-info
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "metadist needs Python 3.10 or newer: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	@echo "installing metadist and PyTorch into $(VENV), once: some 5 GB, a few minutes"
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@

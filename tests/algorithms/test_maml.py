@@ -1,0 +1,93 @@
+"""MAML against gradients derived by hand, and against the update written out."""
+
+import pytest
+import torch
+from torch import nn
+
+from metadist.algorithms import MAML
+from metadist.models import Conv4
+from metadist.tasks import Episode, Examples
+
+
+class Scale(nn.Module):
+    """y = w x: small enough to differentiate on paper."""
+
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([[weight]], dtype=torch.float64))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs @ self.weight.T
+
+
+def line(slope: float, points: list[float]) -> Examples:
+    inputs = torch.tensor(points, dtype=torch.float64).unsqueeze(1)
+    return Examples(inputs, slope * inputs)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+@pytest.mark.parametrize("first_order", [False, True])
+def test_meta_gradient_of_a_line_by_hand(steps, first_order):
+    # L(w) = mean(x²) (w - s)², so a step multiplies w - s by c = 1 - 2 α mean(x²).
+    support, query = line(3.0, [1.0, 2.0]), line(3.0, [0.5, -1.0, 2.0])
+    alpha, weight, slope = 0.1, -1.0, 3.0
+    support_power, query_power = 2.5, (0.25 + 1 + 4) / 3
+    shrink = (1 - 2 * alpha * support_power) ** steps
+    after = shrink * (weight - slope)
+    expected = 2 * query_power * after * (1.0 if first_order else shrink)
+
+    model = Scale(weight)
+    learner = MAML(
+        model, regression=True, inner_lr=alpha, inner_steps=steps, first_order=first_order
+    ).train()
+    result = learner(Episode(support, query))
+    result.loss.backward()
+    assert result.loss.item() == pytest.approx(query_power * after**2, rel=1e-12)
+    assert model.weight.grad.item() == pytest.approx(expected, rel=1e-12)
+
+
+def episode(ways: int = 3, shots: int = 2, queries: int = 2) -> Episode:
+    generator = torch.Generator().manual_seed(3)
+
+    def part(each: int) -> Examples:
+        images = torch.rand(ways * each, 1, 16, 16, generator=generator, dtype=torch.float64)
+        return Examples(images, torch.arange(ways).repeat_interleave(each))
+
+    return Episode(part(shots), part(queries))
+
+
+@pytest.mark.parametrize("pooling", ["stride", "max"])
+def test_second_order_gradient_against_finite_differences(pooling):
+    torch.manual_seed(0)
+    model = Conv4((1, 16, 16), 3, filters=3, pooling=pooling).double()
+    learner = MAML(model, inner_lr=0.1, inner_steps=2).train()
+    task = episode()
+    learner(task).loss.backward()
+    for parameter in (model.head.weight, model.norms[3].weight, model.convolutions[3].weight):
+        place = parameter.grad.abs().flatten().argmax()
+        flat = parameter.data.view(-1)
+        losses = []
+        for sign in (1, -1):
+            flat[place] += sign * 1e-6
+            losses.append(learner(task).loss.item())
+            flat[place] -= sign * 1e-6
+        numeric = (losses[0] - losses[1]) / 2e-6
+        assert parameter.grad.view(-1)[place].item() == pytest.approx(numeric, rel=1e-5)
+
+
+def test_evaluation_takes_its_own_number_of_steps():
+    support, query = line(3.0, [1.0, 2.0]), line(3.0, [1.0])
+    learner = MAML(Scale(-1.0), True, inner_lr=0.1, inner_steps=1, eval_inner_steps=4).eval()
+    with torch.no_grad():
+        result = learner(Episode(support, query))
+    assert result.metrics["mse"].item() == pytest.approx((0.5**4 * -4) ** 2, rel=1e-12)
+    assert result.metrics["mse_before"].item() == pytest.approx(16.0, rel=1e-12)
+    assert not result.loss.requires_grad and result.predictions.shape == (1, 1)
+    assert next(learner.parameters()).grad is None
+
+
+def test_training_leaves_the_parameters_alone():
+    model = Conv4((1, 16, 16), 3, filters=3).double()
+    before = [parameter.clone() for parameter in model.parameters()]
+    MAML(model).train()(episode()).loss.backward()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))

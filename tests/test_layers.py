@@ -1,0 +1,62 @@
+"""The layers of the design: imports point downwards, and RPC lies behind one seam."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "metadist"
+
+BELOW = {
+    "distributed": set(),
+    "tasks": set(),
+    "models": set(),
+    "tracking": set(),
+    "algorithms": {"models"},
+    "training": {"algorithms", "distributed", "tasks", "models", "tracking"},
+    "configuration": {"training", "algorithms", "distributed", "tasks", "models", "tracking"},
+    "launchers": {"configuration", "training", "distributed"},
+}
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    """Every module that a file imports, those inside functions too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def test_every_package_has_its_place():
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert packages == set(BELOW)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_downwards(path):
+    layer = path.relative_to(PACKAGE).parts[0]
+    if layer == "__init__.py":
+        return  # the package's face shows the distributed layer
+    for name in imported(path):
+        parts = name.split(".")
+        if parts[0] != "metadist" or parts[1] == "errors" or parts[1] == layer:
+            continue
+        assert layer in BELOW and parts[1] in BELOW[layer], f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_torch_distributed_is_used_in_one_package(path):
+    if "distributed" not in path.relative_to(PACKAGE).parts:
+        used = [name for name in imported(path) if name.startswith("torch.distributed")]
+        assert not used, f"{path} imports {used}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "experiments").glob("*.py")), ids=lambda p: p.name)
+def test_experiments_are_thin_doors(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 60

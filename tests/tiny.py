@@ -1,0 +1,71 @@
+"""Shrunken experiments: the real configuration with small numbers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import hydra
+from omegaconf import DictConfig, open_dict
+
+from metadist.configuration import build_meta
+from metadist.launchers.entry import _register_resolvers
+from metadist.training import Experiment, run
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+
+SMALL = [
+    "dataset.train_classes=12",
+    "dataset.validation_classes=6",
+    "dataset.test_classes=6",
+    "dataset.examples=6",
+    "task.ways=3",
+    "task.queries=2",
+    "model.filters=4",
+    "trainer.iterations=4",
+    "trainer.meta_batch_size=5",
+    "trainer.eval_every=2",
+    "trainer.validation_tasks=3",
+    "trainer.eval_tasks=7",
+    "trainer.checkpoint_every=2",
+    "logger=jsonl",
+]
+"""Overrides for `conf/maml.yaml` with which a run takes about a second."""
+
+
+def compose(*overrides: str, name: str = "maml", small: bool = True) -> DictConfig:
+    """The composed configuration of an experiment; additions need no `+`."""
+    _register_resolvers()
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        words = [*(SMALL if small else []), *overrides]
+        added = ("dataset.train_classes", "dataset.validation_classes", "dataset.test_classes")
+        words = [
+            f"++{word}" if word.startswith((*added, "dataset.examples")) else word for word in words
+        ]
+        configuration = hydra.compose(name, words)
+    with open_dict(configuration):
+        configuration.pop("hydra", None)
+    return configuration
+
+
+def build(directory: Path, *overrides: str) -> Experiment:
+    """A shrunken meta-learning experiment on this rank."""
+    return build_meta(compose(*overrides), Path(directory), "maml")
+
+
+def train(directory: str, *overrides: str) -> dict[str, Any]:
+    """Build and run one; what a test's ranks do."""
+    return run(build(Path(directory), *overrides))
+
+
+def records(directory: Path) -> list[dict[str, Any]]:
+    """The lines of a run's `metrics.jsonl`."""
+    lines = (Path(directory) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def without_times(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Records less what a clock says."""
+    return [
+        {key: value for key, value in line.items() if key not in ("seconds", "tasks_per_second")}
+        for line in lines
+    ]
