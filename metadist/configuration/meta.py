@@ -8,23 +8,27 @@ from omegaconf import DictConfig, OmegaConf
 
 from metadist.algorithms import Learner
 from metadist.configuration.nodes import build
-from metadist.distributed import dim_partitioner, get_rank, get_world_size
+from metadist.distributed import dim_partitioner, get_rank, get_worker_id, get_world_size
 from metadist.distributed.residents import Resident
+from metadist.distributed.shards import as_shards
+from metadist.distributed.world import attempt
 from metadist.errors import UserError
-from metadist.tasks import TaskDistribution
+from metadist.tasks import TaskDistribution, task_keys
 from metadist.tracking import JsonLines, Tracker, Trackers
 from metadist.training import (
     EvaluateTasks,
     Experiment,
+    MetaBatch,
     Strategy,
     Trainer,
     TrainTasks,
     resolve_device,
+    restore,
 )
 
 
 def build_meta(configuration: DictConfig, directory: Path, name: str) -> Experiment:
-    """Build everything that a meta-learning run needs. Every rank calls it.
+    """Build everything that a meta-learning run needs, ready to go on. Every rank calls it.
 
     Args:
         configuration: composed from `conf/maml.yaml`.
@@ -47,8 +51,9 @@ def build_meta(configuration: DictConfig, directory: Path, name: str) -> Experim
     learner: Learner = build(cfg.algorithm, "algorithm", model=model, regression=tasks.regression)
     learner.to(device if strategy.home == "device" else "cpu")
     optimizer = build(cfg.optimizer, "optimizer", params=learner.parameters())
+    _check_partition(strategy, learner, trainer)
     resident = Resident("tasks", tasks)
-    return Experiment(
+    experiment = Experiment(
         name=name,
         headline=_headline(tasks, learner, strategy),
         directory=directory,
@@ -62,8 +67,10 @@ def build_meta(configuration: DictConfig, directory: Path, name: str) -> Experim
         train_mapper=TrainTasks(resident, str(cfg.device)),
         evaluate_mapper=EvaluateTasks(resident, str(cfg.device)),
         tracker=_tracker(cfg),
-        resume=None if cfg.resume is None else str(cfg.resume),
+        resume=_resume(cfg),
     )
+    restore(experiment)
+    return experiment
 
 
 def _whole_number(cfg: DictConfig, key: str, least: int) -> int:
@@ -71,6 +78,13 @@ def _whole_number(cfg: DictConfig, key: str, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
         raise UserError(f"{key}={value} does not fit: it must be a whole number from {least} on.")
     return value
+
+
+def _resume(cfg: DictConfig) -> str | None:
+    """What to resume from: as configured; a run that torchrun restarted goes on by itself."""
+    if cfg.resume is None:
+        return "auto" if attempt() > 0 else None
+    return str(cfg.resume)
 
 
 def _strategy(cfg: DictConfig) -> Strategy:
@@ -81,6 +95,13 @@ def _strategy(cfg: DictConfig) -> Strategy:
         partitioner = dim_partitioner(0, exclusive=True, keepdim=False)
     reducer = build(cfg.reducer, "reducer")
     return build(cfg.strategy, "strategy", partitioner=partitioner, reducer=reducer)
+
+
+def _check_partition(strategy: Strategy, learner: Learner, trainer: Trainer) -> None:
+    """Split a meta-batch in rehearsal: a partitioner that names nobody is found here."""
+    keys = task_keys(0, "train", 1, range(trainer.meta_batch_size))
+    for worker, _, _ in as_shards(strategy.partitioner(learner, MetaBatch(keys))):
+        get_worker_id(worker)
 
 
 def _tracker(cfg: DictConfig) -> Tracker:

@@ -1,10 +1,10 @@
 """From a node of the configuration to an object: found, checked against its signature, called."""
 
 import inspect
+import pydoc
 from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
 
-import hydra.utils
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
@@ -69,12 +69,15 @@ def find_target(target: str, path: str) -> Any:
         UserError: it cannot be imported, or is nothing to call.
     """
     try:
-        found = hydra.utils.get_object(target)
-    except Exception as error:
+        found = pydoc.locate(target)
+        reason = "there is no such name"
+    except pydoc.ErrorDuringImport as error:
+        found, reason = None, f"{type(error.value).__name__}: {error.value}"
+    if found is None:
         raise UserError(
-            f"{path}.{_TARGET}={target} cannot be imported "
-            f"({str(error).splitlines()[0]}): give the dotted path of a class or function."
-        ) from None
+            f"{path}.{_TARGET}={target} cannot be imported ({reason}): give the dotted path of a "
+            "class or function."
+        )
     if not callable(found):
         raise UserError(f"{path}.{_TARGET}={target} is no class or function.")
     return found
@@ -88,9 +91,7 @@ def _check_keys(
     unknown = [key for key in chosen if key not in parameters]
     if unknown and not open_ended:
         options = ", ".join(parameters)
-        raise UserError(
-            f"{path}.{unknown[0]} is no option of {_name(target)}: it takes {options}."
-        )
+        raise UserError(f"{path}.{unknown[0]} is no option of {_name(target)}: it takes {options}.")
     missing = [
         name
         for name, parameter in parameters.items()

@@ -41,16 +41,10 @@ def explain(error: BaseException) -> str:
 
 
 def _composition(text: str) -> str:
-    key = re.search(r"Key '([^']+)' is not in struct full_key: (\S+)", text)
+    key = re.search(r"Could not override '([^']+)'", text)
     if key:
         return (
-            f"{key[2]} is no key of the configuration: check its spelling, or write "
-            f"+{key[2]}=VALUE to add it; --cfg job shows all keys."
-        )
-    group = re.search(r"Could not override '([^']+)'\. No match in the defaults list", text)
-    if group:
-        return (
-            f"{group[1]} is no group of the configuration's defaults list: check its spelling, or "
-            f"write +{group[1]}=NAME to add it; --help lists the groups."
+            f"{key[1]} is no key or group of the configuration: check its spelling (--cfg job "
+            f"shows all keys, --help the groups), or write +{key[1]}=VALUE to add it."
         )
     return text.split(" Set the environment variable")[0]

@@ -37,14 +37,9 @@ def backward(
         retain_graph: keep the graph for another backward pass in this context.
     """
     roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-    before = dict(get_gradients(context_id))
-    before = {leaf: gradient.clone() for leaf, gradient in before.items()}
-    dist_autograd.backward(context_id, roots, retain_graph)
     with torch.no_grad():
-        for leaf, gradient in get_gradients(context_id).items():
-            # The context sums over its backward passes: only what this one added is new.
-            new = gradient - before[leaf] if leaf in before else gradient.clone()
-            leaf.grad = new if leaf.grad is None else leaf.grad + new
+        for leaf, gradient in _backward(context_id, roots, retain_graph).items():
+            leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
 
 
 def grad(
@@ -71,12 +66,10 @@ def grad(
     """
     roots = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     leaves = [inputs] if isinstance(inputs, Tensor) else list(inputs)
-    before = {leaf: gradient.clone() for leaf, gradient in get_gradients(context_id).items()}
-    dist_autograd.backward(context_id, roots, retain_graph)
-    after = get_gradients(context_id)
+    gradients = _backward(context_id, roots, retain_graph)
     result: list[Tensor | None] = []
     for leaf in leaves:
-        if leaf not in after:
+        if leaf not in gradients:
             if not allow_unused:
                 raise RuntimeError(
                     f"the outputs do not depend on the input of shape {tuple(leaf.shape)}; was it "
@@ -85,8 +78,24 @@ def grad(
                 )
             result.append(None)
         else:
-            result.append(after[leaf] - before[leaf] if leaf in before else after[leaf].clone())
+            result.append(gradients[leaf])
     return tuple(result)
+
+
+def _backward(context_id: int, roots: list[Tensor], retain_graph: bool) -> dict[Tensor, Tensor]:
+    """One backward pass; what it alone gave this worker's leaves."""
+    # The context adds up over its backward passes. Its sums are set to zero for this pass and
+    # given back afterwards: a difference of sums would lose small gradients beside large ones.
+    with torch.no_grad():
+        before = {leaf: sums.clone() for leaf, sums in get_gradients(context_id).items()}
+        for sums in get_gradients(context_id).values():
+            sums.zero_()
+        dist_autograd.backward(context_id, roots, retain_graph)
+        gradients = {leaf: sums.clone() for leaf, sums in get_gradients(context_id).items()}
+        for leaf, sums in get_gradients(context_id).items():
+            if leaf in before:
+                sums.add_(before[leaf])
+    return gradients
 
 
 grads = grad

@@ -52,6 +52,10 @@ class RemoteError(RuntimeError):
         )
         self.worker = worker
         self.remote_traceback = failure.traceback
+        self._failure = failure
+
+    def __reduce__(self) -> tuple:
+        return RemoteError, (self.worker, self._failure)
 
 
 def remote_async_call(
@@ -177,18 +181,14 @@ class _Call:
         visit = Visit(
             func,
             calls,
-            None
-            if self.coefficients is None
-            else [self.coefficients[place] for place in places],
+            None if self.coefficients is None else [self.coefficients[place] for place in places],
             differentiate,
             in_context=differentiate is None and _in_context(),
             keep_device=has_device_maps(),
         )
         extra = {} if timeout is None else {"timeout": timeout}
         try:
-            return rpc.rpc_async(
-                self.names[worker], _receive, args=(visit,), **extra
-            )
+            return rpc.rpc_async(self.names[worker], _receive, args=(visit,), **extra)
         except (pickle.PicklingError, AttributeError) as error:
             raise TypeError(
                 f"{getattr(func, '__qualname__', func)!r} or its arguments cannot be sent to "
@@ -206,7 +206,7 @@ class _Call:
                 errors.append(error)
         if errors:
             raise errors[0]
-        if self.linear:
+        if self.linear and visits:
             return attach_sum([answers[0] for answers in visits], self.given)
         values: list[Any] = [None] * len(self.shards)
         for places, answers, given in zip(self.places.values(), visits, self.given, strict=True):
@@ -223,7 +223,9 @@ class _Call:
         except RuntimeError as error:
             text = str(error)
             if "RPCErr:1" in text or "timed out" in text.lower():
-                raise TimeoutError(f"{name} did not answer in time: {text.splitlines()[0]}") from None
+                raise TimeoutError(
+                    f"{name} did not answer in time: {text.splitlines()[0]}"
+                ) from None
             raise PeerLost(f"{name} was lost during a call: {text.splitlines()[0]}") from None
         if isinstance(answer, Failure):
             if answer.of_user:

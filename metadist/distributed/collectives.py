@@ -58,7 +58,8 @@ def destroy_process_group() -> None:
 
 class _SumOverRanks(torch.autograd.Function):
     """Sum of every rank's vector. Each rank's loss may depend on it, so the derivative is the sum
-    of every rank's derivative."""
+    of every rank's derivative.
+    """
 
     @staticmethod
     def forward(ctx: Any, vector: Tensor) -> Tensor:
@@ -78,7 +79,7 @@ def all_reduce(tree: T, op: Literal["sum", "mean", "max", "min"] = "sum") -> T:
     """Combine a structure over all ranks, leaf by leaf. All ranks call it.
 
     Tensors of one type travel as one message. "sum" and "mean" are differentiable: the derivative
-    of the sum of all ranks' losses.
+    of the sum of all ranks' losses. They count flags, and a mean of whole numbers is a float.
 
     Args:
         tree: a tensor, a number, or tuples, lists, dicts and named tuples of them, of the same
@@ -95,12 +96,14 @@ def all_reduce(tree: T, op: Literal["sum", "mean", "max", "min"] = "sum") -> T:
     def combine(vector: Tensor) -> Tensor:
         if op in ("sum", "mean"):
             total = _SumOverRanks.apply(vector)
-            return total / size if op == "mean" else total
+            if op == "sum":
+                return total
+            return (total if total.is_floating_point() else total.double()) / size
         extreme = vector.detach().clone()
         dist.all_reduce(extreme, dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.MIN)
         return extreme
 
-    return _in_one_message(tree, combine)
+    return _in_one_message(tree, combine, same_types=op in ("max", "min"))
 
 
 def broadcast(tree: T, source: int = 0) -> T:
@@ -111,46 +114,61 @@ def broadcast(tree: T, source: int = 0) -> T:
         dist.broadcast(copy, source)
         return copy
 
-    return _in_one_message(tree, from_source)
+    return _in_one_message(tree, from_source, same_types=True)
 
 
 def all_gather(tree: T) -> list[T]:
     """Every rank's structure on every rank, in the order of the ranks. All ranks call it.
 
-    Structures must be alike; tensors' first dimensions may differ from rank to rank. A tensor's
-    own part in the result is differentiable only through `all_reduce`; these are detached.
+    Structures must be alike; tensors' first dimensions may differ from rank to rank. The result
+    is detached.
     """
     size = dist.get_world_size()
     leaves, structure = optree.tree_flatten(tree)
     gathered: list[list[Any]] = [[] for _ in range(size)]
     for leaf in leaves:
-        tensor = leaf if isinstance(leaf, Tensor) else torch.tensor(leaf)
-        flat = tensor.detach().reshape(-1).contiguous()
-        lengths = torch.zeros(size, dtype=torch.int64)
-        lengths[dist.get_rank()] = flat.numel()
+        tensor = _as_tensor(leaf).detach()
+        rows = tensor if tensor.dim() else tensor.reshape(1)
+        lengths = torch.zeros(size, dtype=torch.int64, device=rows.device)
+        lengths[dist.get_rank()] = len(rows)
         dist.all_reduce(lengths)
-        longest = int(lengths.max())
-        padded = torch.zeros(longest, dtype=flat.dtype, device=flat.device)
-        padded[: flat.numel()] = flat
+        padded = rows.new_zeros(int(lengths.max()), *rows.shape[1:])
+        padded[: len(rows)] = rows
         parts = [torch.empty_like(padded) for _ in range(size)]
-        dist.all_gather(parts, padded)
+        if padded.numel():
+            dist.all_gather(parts, padded)
         for rank, part in enumerate(parts):
             part = part[: int(lengths[rank])]
-            if isinstance(leaf, Tensor):
-                gathered[rank].append(part.reshape(-1, *leaf.shape[1:]) if leaf.dim() else part[0])
-            else:
-                gathered[rank].append(type(leaf)(part.item()))
+            gathered[rank].append(_like(leaf, part if tensor.dim() else part[0]))
     return [optree.tree_unflatten(structure, rank_leaves) for rank_leaves in gathered]
 
 
-def _in_one_message(tree: T, collective: Callable[[Tensor], Tensor]) -> T:
+def barrier() -> None:
+    """Wait until every rank has come here. All ranks call it."""
+    if "gloo" in dist.get_backend_config():
+        dist.all_reduce(torch.zeros(1))  # on the CPU: it needs no GPU to be chosen yet
+    else:
+        dist.barrier()
+
+
+def _as_tensor(leaf: Any) -> Tensor:
+    """The tensor in which a leaf travels without loss. Flags travel as whole numbers."""
+    if not isinstance(leaf, Tensor):
+        leaf = torch.tensor(leaf, dtype=torch.float64 if isinstance(leaf, float) else torch.int64)
+    return leaf.long() if leaf.dtype is torch.bool else leaf
+
+
+def _like(leaf: Any, tensor: Tensor) -> Any:
+    """What came back, in the type of the leaf that went."""
+    return tensor.to(leaf.dtype) if isinstance(leaf, Tensor) else type(leaf)(tensor.item())
+
+
+def _in_one_message(tree: T, collective: Callable[[Tensor], Tensor], same_types: bool) -> T:
     """Apply a collective of vectors to all leaves, those of one dtype and device together."""
     leaves, structure = optree.tree_flatten(tree)
     groups: dict[tuple, list[int]] = {}
-    tensors = []
-    for place, leaf in enumerate(leaves):
-        tensor = leaf if isinstance(leaf, Tensor) else torch.tensor(leaf, dtype=torch.float64)
-        tensors.append(tensor)
+    tensors = [_as_tensor(leaf) for leaf in leaves]
+    for place, tensor in enumerate(tensors):
         groups.setdefault((tensor.dtype, tensor.device), []).append(place)
     results: list[Any] = [None] * len(leaves)
     for places in groups.values():
@@ -158,6 +176,8 @@ def _in_one_message(tree: T, collective: Callable[[Tensor], Tensor]) -> T:
         pieces = collective(vector).split([tensors[place].numel() for place in places])
         for place, piece in zip(places, pieces, strict=True):
             whole = piece.reshape(tensors[place].shape)
-            leaf = leaves[place]
-            results[place] = whole if isinstance(leaf, Tensor) else type(leaf)(whole.item())
+            if same_types:
+                results[place] = _like(leaves[place], whole)
+            else:
+                results[place] = whole if isinstance(leaves[place], Tensor) else whole.item()
     return optree.tree_unflatten(structure, results)

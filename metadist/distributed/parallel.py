@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,13 @@ from metadist.distributed.shards import Partitioner, Reducer, WorkerID
 class _Parallelized:
     """A function that runs on the workers. It pickles by its name, and its original with it."""
 
-    def __init__(self, function: Callable[..., Any], call: Callable[..., Any], options: dict) -> None:
+    def __init__(
+        self, function: Callable[..., Any], call: Callable[..., Any], options: dict
+    ) -> None:
+        if not callable(function):
+            raise TypeError(
+                "parallelize takes options first: write @parallelize() above a function."
+            )
         functools.update_wrapper(self, function)
         self._call = call
         self._options = options
@@ -26,6 +33,12 @@ class _Parallelized:
         return self if instance is None else functools.partial(self, instance)
 
     def __reduce__(self) -> tuple:
+        try:
+            found = _find(self.__module__, self.__qualname__)
+        except (ImportError, AttributeError):
+            found = None
+        if found is not self:
+            raise pickle.PicklingError(f"no worker can find {self!r} by its name")
         return _find, (self.__module__, self.__qualname__)
 
     def __repr__(self) -> str:
@@ -44,7 +57,11 @@ class _Original:
 
 
 def _find(module: str, qualname: str) -> Any:
-    return functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
+    found = functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
+    # Other decorators may be around it: `@rank_zero_only` above `@parallelize(…)`.
+    while not isinstance(found, _Parallelized):
+        found = found.__wrapped__
+    return found
 
 
 def parallelize_sync(

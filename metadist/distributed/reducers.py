@@ -70,24 +70,36 @@ sum_reducer = SumReducer()
 def wide_sum(results: Sequence[Any], coefficients: Sequence[float]) -> Any:
     """The sum of `coefficient * result`, leaf by leaf, floating-point tensors in float64.
 
-    Differentiable. Leaves that are None stay None.
+    Differentiable. None stays None. Weights make floats of whole numbers.
 
     Raises:
         ValueError: there are no results, or their structures differ.
     """
     if not results:
         raise ValueError("there are no results to reduce: the partitioner made no shards.")
+    structures = {optree.tree_structure(result) for result in results}
+    if len(structures) > 1:
+        raise ValueError(
+            "results of different structures cannot be reduced: "
+            f"{' and '.join(sorted(map(str, structures)))}."
+        )
 
     def add_leaves(*leaves: Any) -> Any:
-        if leaves[0] is None:
-            return None
         total: Any = None
         for leaf, coefficient in zip(leaves, coefficients, strict=True):
-            term = wide(leaf) if coefficient == 1.0 else wide(leaf) * coefficient
+            term = _weigh(wide(leaf), coefficient)
             total = term if total is None else total + term
         return total
 
-    return optree.tree_map(add_leaves, results[0], *results[1:], none_is_leaf=True)
+    return optree.tree_map(add_leaves, results[0], *results[1:])
+
+
+def _weigh(leaf: Any, coefficient: float) -> Any:
+    if coefficient == 1.0:
+        return leaf
+    if isinstance(leaf, torch.Tensor) and not leaf.dtype.is_complex:
+        leaf = leaf.double()  # whole numbers: times a float they would be float32
+    return leaf * coefficient
 
 
 def wide(leaf: Any) -> Any:

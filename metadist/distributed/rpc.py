@@ -12,7 +12,7 @@ import socket
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -170,7 +170,10 @@ def auto_init_rpc(
     if worker_init_fn is not None and not callable(worker_init_fn):
         raise TypeError("auto_init_rpc takes a worker_init_fn: write @auto_init_rpc() without one.")
 
-    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+    def decorate(function: Callable[P, T] | None = None) -> Callable[P, T]:
+        if function is None:  # the main function itself was taken for worker_init_fn
+            raise TypeError("auto_init_rpc takes options first: write @auto_init_rpc().")
+
         @functools.wraps(function)
         def in_world(*args: P.args, **kwargs: P.kwargs) -> T:
             init_rpc(worker_name_format, rpc_backend_options=rpc_backend_options)
@@ -232,8 +235,8 @@ class _Arrivals:
     """On a barrier's leader: who has come so far, and whom to tell when all have."""
 
     lock = threading.Lock()
-    waiting: dict[str, dict[str, Any]] = {}
-    counts: dict[str, int] = {}
+    waiting: ClassVar[dict[str, dict[str, Any]]] = {}
+    counts: ClassVar[dict[str, int]] = {}
 
     @classmethod
     def reset(cls) -> None:
@@ -298,15 +301,20 @@ def barrier(worker_names: Iterable[str | int] | None = None, timeout: float | No
     try:
         future.wait()
     except RuntimeError as error:
-        absent = _Arrivals.missing(key, names) if me == leader else []
+        absent = _absent(leader, key, names)
         who = f"{', '.join(absent)} did not come" if absent else f"{leader} left or is too late"
         raise PeerLost(f"barrier of {', '.join(names)}: {who} ({_first_line(error)}).") from None
 
 
+def _absent(leader: str, key: str, names: list[str]) -> list[str]:
+    """Who has not come to a barrier, as far as its leader can still be asked."""
+    with contextlib.suppress(RuntimeError):
+        return rpc.rpc_sync(leader, _Arrivals.missing, args=(key, names), timeout=HEARTBEAT_SECONDS)
+    return []
+
+
 def _require_answers(names: list[str]) -> None:
-    questions = [
-        (name, rpc.rpc_async(name, _answer, timeout=ANSWER_SECONDS)) for name in names
-    ]
+    questions = [(name, rpc.rpc_async(name, _answer, timeout=ANSWER_SECONDS)) for name in names]
     for name, question in questions:
         try:
             question.wait()

@@ -135,7 +135,8 @@ class Visit:
 
 def _add_up(answers: Iterator[Answer], coefficients: Sequence[float]) -> Answer:
     """The weighted sum of answers, taken one at a time, so that only one shard's graph and one
-    shard's gradient are alive beside the sum."""
+    shard's gradient are alive beside the sum.
+    """
     values: list[Any] = []
     total: Gradients | None = None
     for (value, gradients, _), coefficient in zip(answers, coefficients, strict=True):

@@ -62,7 +62,7 @@ def get_world_info() -> WorldInfo:
     if not (0 <= rank < size and 0 <= local_rank < local_size):
         raise UserError(
             f"RANK={rank} of WORLD_SIZE={size} (LOCAL_RANK={local_rank} of "
-            f"LOCAL_WORLD_SIZE={local_size}) is no place in a world: ranks count from 0 to size - 1."
+            f"LOCAL_WORLD_SIZE={local_size}) is no place in a world: ranks go from 0 to size - 1."
         )
     return WorldInfo(rank, size, local_rank, local_size)
 

@@ -141,7 +141,8 @@ def _build_on_all_ranks(
 
 def _say_once(sentence: str) -> None:
     """Rank zero prints the sentence; the others wait until it has, for torchrun ends all ranks
-    as soon as the first of them has ended."""
+    as soon as the first of them has ended.
+    """
     if get_rank() == 0:
         sys.stdout.flush()
         print(sentence, file=sys.stderr, flush=True)

@@ -1,5 +1,6 @@
 """The four-block convolutional network of few-shot learning, in both published forms."""
 
+import itertools
 from typing import Annotated, Literal
 
 import torch.nn.functional as F
@@ -55,7 +56,7 @@ class Conv4(nn.Module):
         channels = [input_shape[0], filters, filters, filters, filters]
         self.convolutions = nn.ModuleList(
             nn.Conv2d(before, after, 3, stride=stride, padding=1)
-            for before, after in zip(channels[:-1], channels[1:], strict=True)
+            for before, after in itertools.pairwise(channels)
         )
         self.norms = nn.ModuleList(
             nn.BatchNorm2d(filters, track_running_stats=False) for _ in range(4)

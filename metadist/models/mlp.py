@@ -1,5 +1,6 @@
 """Fully connected networks."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Annotated
@@ -31,7 +32,7 @@ class MLP(nn.Module):
         super().__init__()
         widths = [math.prod(input_shape), *hidden]
         layers: list[nn.Module] = []
-        for before, after in zip(widths[:-1], widths[1:], strict=True):
+        for before, after in itertools.pairwise(widths):
             layers.append(nn.Linear(before, after))
             if batch_norm:
                 layers.append(nn.BatchNorm1d(after, track_running_stats=False))

@@ -3,7 +3,8 @@
 from metadist.training.experiment import Experiment, Trainer
 from metadist.training.interrupts import Interrupted
 from metadist.training.loop import run
-from metadist.training.mappers import EvaluateTasks, TrainTasks, resolve_device
+from metadist.training.mappers import EvaluateTasks, MetaBatch, TrainTasks, resolve_device
+from metadist.training.resume import restore
 from metadist.training.strategies import (
     AllReduceStrategy,
     LocalStrategy,
@@ -17,10 +18,12 @@ __all__ = [
     "Experiment",
     "Interrupted",
     "LocalStrategy",
+    "MetaBatch",
     "RpcStrategy",
     "Strategy",
     "TrainTasks",
     "Trainer",
     "resolve_device",
+    "restore",
     "run",
 ]

@@ -1,6 +1,6 @@
 """What a run is made of, and how long it takes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,6 +41,23 @@ class Trainer:
 
 
 @dataclass
+class Progress:
+    """What changes as a run goes on, beside parameters and optimizer.
+
+    Attributes:
+        iteration: finished outer steps.
+        best: the best validation so far, {} before the first: "iteration" and the figure's mean.
+        train_loss: of the last outer step.
+        train_seconds: spent in outer steps, over all parts of a resumed run.
+    """
+
+    iteration: int = 0
+    best: dict[str, float] = field(default_factory=dict)
+    train_loss: float = float("nan")
+    train_seconds: float = 0.0
+
+
+@dataclass
 class Experiment:
     """Everything that a run needs, built; one on each rank.
 
@@ -59,6 +76,7 @@ class Experiment:
         evaluate_mapper: what a worker does in evaluation.
         tracker: where records go; a mute one except on rank zero.
         resume: None, "auto", or a checkpoint's path.
+        progress: how far the run has come; `resume.restore` sets it.
     """
 
     name: str
@@ -75,3 +93,4 @@ class Experiment:
     evaluate_mapper: EvaluateTasks
     tracker: Tracker
     resume: str | None = None
+    progress: Progress = field(default_factory=Progress)

@@ -1,45 +1,24 @@
 """The training loop: step, log, evaluate, save; then the test."""
 
 import json
-import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from metadist.algorithms import Learner
 from metadist.distributed import get_rank, get_world_size
 from metadist.errors import UserError
 from metadist.tasks import stack_episodes, task_keys
 from metadist.tracking import Run
-from metadist.training.checkpoints import Checkpoints, read_checkpoint
 from metadist.training.evaluation import Estimate, evaluate
 from metadist.training.experiment import Experiment
 from metadist.training.interrupts import Interrupted, StopRequests
 from metadist.training.mappers import MetaBatch
 from metadist.training.pictures import draw_pictures
-
-
-@dataclass
-class Progress:
-    """What changes as a run goes on, beside parameters and optimizer.
-
-    Attributes:
-        iteration: finished outer steps.
-        best: the best validation so far, {} before the first: "iteration" and the figure's mean.
-        train_loss: of the last outer step.
-        train_seconds: spent in outer steps, over all parts of a resumed run.
-    """
-
-    iteration: int = 0
-    best: dict[str, float] = field(default_factory=dict)
-    train_loss: float = float("nan")
-    train_seconds: float = 0.0
+from metadist.training.resume import checkpoints_of
 
 
 def run(experiment: Experiment) -> dict[str, Any]:
@@ -74,16 +53,13 @@ class _Run:
         self.x = experiment
         self.stop = stop
         self.leads = get_rank() == 0
-        self.progress = Progress()
-        self.checkpoints = Checkpoints(
-            experiment.directory / "checkpoints", experiment.trainer.keep_checkpoints
-        )
+        self.progress = experiment.progress
+        self.checkpoints = checkpoints_of(experiment)
         self.metric = "mse" if experiment.tasks.regression else "accuracy"
 
     def run(self) -> dict[str, Any]:
         """See the module's `run`."""
         x, started = self.x, time.perf_counter()
-        self._resume()
         try:
             if self.leads:
                 x.tracker.start(
@@ -201,33 +177,6 @@ class _Run:
         if self.leads:
             self.checkpoints.save(self.progress.iteration, self._contents())
 
-    def _resume(self) -> None:
-        x = self.x
-        newest = self.checkpoints.newest()
-        if x.resume is None:
-            if newest is not None:
-                raise UserError(
-                    f"{x.directory} holds the checkpoints of an earlier run: add resume=auto to "
-                    "go on with it, or choose another hydra.run.dir."
-                )
-            return
-        path = newest if x.resume == "auto" else Path(x.resume)
-        if path is None:
-            return
-        contents = read_checkpoint(path)
-        _load(path, x.learner, x.optimizer, contents)
-        self.progress = Progress(
-            contents["iteration"],
-            contents["best"],
-            contents["train_loss"],
-            contents["train_seconds"],
-        )
-        if self.progress.iteration > x.trainer.iterations:
-            raise UserError(
-                f"the checkpoint {path} has {self.progress.iteration} iterations done, more than "
-                f"trainer.iterations={x.trainer.iterations}: ask for more iterations."
-            )
-
     # --- the test ------------------------------------------------------------------------------
 
     def _test(self, seconds: float) -> dict[str, Any]:
@@ -262,25 +211,12 @@ class _Run:
         }
 
 
-def _load(
-    path: Path, learner: Learner, optimizer: torch.optim.Optimizer, contents: Mapping[str, Any]
-) -> None:
-    try:
-        learner.load_state_dict(contents["learner"])
-        optimizer.load_state_dict(contents["optimizer"])
-    except (RuntimeError, ValueError, KeyError) as error:
-        lines = [line.strip() for line in str(error).splitlines()]
-        raise UserError(
-            f"the checkpoint {path} is of another model or optimizer than the configuration asks "
-            f"for ({lines[1] if len(lines) > 1 else lines[0]}): give the options that it was "
-            "trained with."
-        ) from None
-
-
 def _write_json(path: Path, contents: Mapping[str, Any]) -> None:
     temporary = path.with_suffix(".part")
     try:
         temporary.write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
+        temporary.replace(path)
     except OSError as error:
-        raise UserError(f"{path} could not be written ({error.strerror}): free some space.") from None
+        raise UserError(
+            f"{path} could not be written ({error.strerror}): free some space."
+        ) from None

@@ -109,7 +109,9 @@ def resolve_device(device: str) -> torch.device:
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"device={device} cannot be used here ({reason}): take auto or cpu.") from None
+        raise UserError(
+            f"device={device} cannot be used here ({reason}): take auto or cpu."
+        ) from None
     return chosen
 
 
@@ -125,6 +127,4 @@ def _on_device(learner: Learner, device: torch.device) -> Learner:
 def _to(episode: Episode, device: torch.device) -> Episode:
     if device.type == "cpu":
         return episode
-    return Episode(
-        *(Examples(part.inputs.to(device), part.targets.to(device)) for part in episode)
-    )
+    return Episode(*(Examples(part.inputs.to(device), part.targets.to(device)) for part in episode))

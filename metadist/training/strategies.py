@@ -39,10 +39,12 @@ class Strategy(Protocol):
 
     Attributes:
         name: "local", "rpc" or "allreduce".
+        partitioner: splits a batch among the workers.
         home: where the learner's parameters live: "cpu", or "device" for each rank's own device.
     """
 
     name: str
+    partitioner: Partitioner
     home: Literal["cpu", "device"]
 
     def open(self) -> None:

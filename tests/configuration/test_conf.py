@@ -9,7 +9,7 @@ import hydra
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from metadist.configuration.nodes import bind
+from metadist.configuration.nodes import bind, find_target
 from metadist.errors import UserError
 from metadist.launchers.entry import _register_resolvers
 
@@ -18,12 +18,19 @@ FILES = sorted(CONF.rglob("*.yaml"))
 NAMES = [str(path.relative_to(CONF)) for path in FILES]
 
 # What the program gives to targets beside their configured keys.
-GIVEN = {
-    name: inspect.Parameter.empty
-    for name in (
-        "dataset input_shape outputs model regression params partitioner reducer".split()
-    )
-}
+GIVEN = dict.fromkeys(
+    (
+        "dataset",
+        "input_shape",
+        "outputs",
+        "model",
+        "regression",
+        "params",
+        "partitioner",
+        "reducer",
+    ),
+    inspect.Parameter.empty,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +96,7 @@ def test_a_misspelt_key_is_refused(path):
     for where, node in nodes(tree):
         if any(
             p.kind is p.VAR_KEYWORD
-            for p in inspect.signature(hydra.utils.get_object(node["_target_"])).parameters.values()
+            for p in inspect.signature(find_target(node["_target_"], where)).parameters.values()
         ):
             continue
         with pytest.raises(UserError, match="no option"):

@@ -1,0 +1,48 @@
+"""An experiment's command, run in every rank of a quick world, with what each rank printed."""
+
+import os
+import runpy
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from worlds import run_world
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Outcome(NamedTuple):
+    """What a rank's command came to: its exit status and what it wrote."""
+
+    status: int
+    out: str
+    err: str
+
+
+def run_command(script: str, *overrides: str, size: int = 1, **options: Any) -> list[Outcome]:
+    """Run `experiments/SCRIPT OVERRIDES` in `size` ranks; each rank's outcome."""
+    return run_world(_main, size, script, overrides, **options)
+
+
+def _main(script: str, overrides: tuple[str, ...]) -> Outcome:
+    path = ROOT / "experiments" / script
+    sys.argv = [str(path), *overrides]
+    os.chdir(tempfile.gettempdir())
+    files = [tempfile.TemporaryFile() for _ in range(2)]
+    for descriptor, file in zip((1, 2), files, strict=True):
+        os.dup2(file.fileno(), descriptor)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    status: Any = 0
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as leaving:
+        status = leaving.code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    texts = []
+    for file in files:
+        file.seek(0)
+        texts.append(file.read().decode())
+    return Outcome(0 if status is None else status, *texts)

@@ -1,0 +1,101 @@
+"""Bad input: one sentence on rank zero, a non-zero exit, no traceback, nobody left behind."""
+
+import zipfile
+
+import pytest
+from commands import run_command
+from tiny import SMALL
+
+SMALL_COMMAND = [f"++{word}" if word.startswith("dataset.") else word for word in SMALL]
+
+
+def refusal(*overrides: str, size: int = 2) -> str:
+    """Rank zero's sentence, after a look at everything else that must hold."""
+    outcomes = run_command("maml.py", *SMALL_COMMAND, *overrides, size=size)
+    assert [outcome.status for outcome in outcomes] == [2] * size, outcomes
+    sentence, others = outcomes[0].err, outcomes[1:]
+    assert sentence.startswith("error: ") and sentence.count("\n") == 1, sentence
+    assert "Traceback" not in sentence + outcomes[0].out
+    assert all(outcome.err == "" and outcome.out == "" for outcome in others), others
+    return sentence
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["datset=glyphs"], ["datset", "spelling"]),
+        (["dataset=letters"], ["letters", "glyphs", "omniglot", "sinusoid"]),
+        (["+partition=dim9"], ["dim9", "dim0", "batch"]),
+        (["trainer.iteration=5"], ["trainer.iteration", "spelling"]),
+        (["+trainer.iteration=5"], ["trainer.iteration", "iterations"]),
+        (["trainer.iterations=many"], ["trainer.iterations=many", "integer"]),
+        (["trainer.iterations=0"], ["trainer.iterations=0", "1"]),
+        (["trainer.meta_batch_size=-3"], ["trainer.meta_batch_size=-3"]),
+        (["task.ways=0"], ["task.ways=0"]),
+        (["task.ways=7"], ["7", "validation", "6"]),
+        (["task.shots=3", "task.queries=4"], ["7", "6"]),
+        (["task.shots=-1"], ["task.shots=-1"]),
+        (["algorithm.inner_lr=0"], ["algorithm.inner_lr=0"]),
+        (["algorithm.inner_steps=1.5"], ["algorithm.inner_steps=1.5", "integer"]),
+        (["optimizer.lr=-1"], ["optimizer", "-1"]),
+        (["model.pooling=mean"], ["model.pooling=mean", "stride"]),
+        (["model.filters=0"], ["model.filters=0"]),
+        (["seed=-1"], ["seed=-1"]),
+        (["seed=one"], ["seed=one"]),
+        (["device=tpu7"], ["device=tpu7", "auto"]),
+        (["strategy=local"], ["strategy=local", "2", "allreduce"]),
+        (["+partition=dim0", "+partition.workers=[0,5]"], ["worker 5", "2"]),
+        (["+partition=dim0", "+partition.workers=[worker9]"], ["worker9"]),
+        (["partition=dim0"], ["partition", "+partition"]),
+        (["trainer.iterations"], ["trainer.iterations", "KEY=VALUE"]),
+        (["resume=nowhere/a.pt"], ["nowhere/a.pt", "resume="]),
+        (["hydra.run.dir=/dev/null/x"], ["/dev/null", "hydra.run.dir"]),
+        (["algorithm._target_=my.Algorithm"], ["my.Algorithm", "imported"]),
+    ],
+)
+def test_wrong_options(tmp_path, overrides, words):
+    where = [] if "hydra.run.dir" in str(overrides) else [f"hydra.run.dir={tmp_path}/run"]
+    sentence = refusal(*overrides, *where)
+    assert all(word in sentence for word in words), sentence
+
+
+def test_dataset_root_that_is_missing_or_broken(tmp_path, monkeypatch):
+    monkeypatch.setenv("METADIST_CACHE", str(tmp_path / "cache"))
+    environment = {"METADIST_CACHE": str(tmp_path / "cache")}
+    small = [word for word in SMALL_COMMAND if "dataset." not in word]
+
+    def sentence(root) -> str:
+        outcomes = run_command(
+            "maml.py",
+            *small,
+            "dataset=omniglot",
+            f"dataset.root={root}",
+            f"hydra.run.dir={tmp_path}/run",
+            size=2,
+            environment=environment,
+        )
+        assert [outcome.status for outcome in outcomes] == [2, 2], outcomes
+        assert outcomes[0].err.count("\n") == 1 and not outcomes[1].err, outcomes
+        return outcomes[0].err
+
+    file = tmp_path / "file"
+    file.write_text("no folder")
+    assert str(file) in sentence(file)
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "images_background.zip").write_bytes(b"no zip")
+    with zipfile.ZipFile(broken / "images_evaluation.zip", "w") as archive:
+        archive.writestr("images_evaluation/A/character01/0001_01.png", b"no image")
+    assert "images_background.zip" in sentence(broken)
+
+
+def test_damaged_checkpoints(tmp_path):
+    run = f"hydra.run.dir={tmp_path}/run"
+    assert run_command("maml.py", *SMALL_COMMAND, run)[0].status == 0
+    newest = tmp_path / "run/checkpoints/iteration-00000004.pt"
+    whole = newest.read_bytes()
+    assert "earlier run" in refusal(run)
+    newest.write_bytes(whole[:1000])
+    assert newest.name in refusal(run, "resume=auto")
+    newest.write_bytes(whole)
+    assert "another model" in refusal(run, "resume=auto", "model.filters=5")

@@ -1,0 +1,130 @@
+"""The command itself, under the real torchrun."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from commands import ROOT, run_command
+from tiny import SMALL, records, without_times
+
+TORCHRUN = [
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc_per_node=2",
+    "experiments/maml.py",
+    "+partition=dim0",
+]
+SMALL_COMMAND = [f"++{word}" if word.startswith("dataset.") else word for word in SMALL]
+
+
+def start(*overrides: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [*TORCHRUN, *SMALL_COMMAND, *overrides],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def left_behind(group: int) -> bool:
+    """Whether any process of a session is still alive."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_interrupt_and_resume_under_torchrun(tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    options = ["trainer.iterations=40", "trainer.checkpoint_every=10", "trainer.eval_every=20"]
+    first = start(*options, "logger=console", f"hydra.run.dir={whole}")
+    output, _ = first.communicate(timeout=90)
+    assert first.returncode == 0, output
+    assert "test accuracy" in output and str(whole) in output
+    assert (whole / ".hydra" / "overrides.yaml").exists()
+
+    second = start(*options, f"hydra.run.dir={parts}")
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        time.sleep(0.02)
+        if (parts / "metrics.jsonl").exists() and len(records(parts)) > 3:
+            break
+    second.send_signal(signal.SIGINT)
+    output, _ = second.communicate(timeout=60)
+    assert second.returncode != 0 and "resume=auto" in output, output
+    assert not left_behind(second.pid)
+    done = len([line for line in records(parts) if "train_loss" in line])
+    assert 3 < done < 40
+
+    third = start(*options, f"hydra.run.dir={parts}", "resume=auto")
+    output, _ = third.communicate(timeout=90)
+    assert third.returncode == 0, output
+    assert without_times(records(parts)) == without_times(records(whole))
+
+
+def test_an_error_under_torchrun_is_said_once_and_leaves_nobody(tmp_path):
+    process = start("task.ways=50", f"hydra.run.dir={tmp_path / 'run'}")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert output.count("error: ") == 1, output
+    assert not left_behind(process.pid)
+
+
+def test_one_process_without_torchrun(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "experiments/maml.py", *SMALL_COMMAND, f"hydra.run.dir={tmp_path}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "results.json").read_text())["world_size"] == 1
+
+
+def test_all_ranks_share_one_directory(tmp_path):
+    outcomes = run_command(
+        "maml.py", *SMALL_COMMAND, f"hydra.run.dir={tmp_path}/${{run_stamp:}}", size=3
+    )
+    assert [outcome.status for outcome in outcomes] == [0, 0, 0], outcomes
+    assert all(outcome.out + outcome.err == "" for outcome in outcomes[1:])
+    (run,) = Path(tmp_path).iterdir()
+    assert {"results.json", "metrics.jsonl", ".hydra"} <= {path.name for path in run.iterdir()}
+
+
+def test_several_loggers_at_once(tmp_path):
+    (outcome,) = run_command(
+        "maml.py",
+        *SMALL_COMMAND,
+        "logger=[console,jsonl,tensorboard]",
+        f"hydra.run.dir={tmp_path}",
+    )
+    assert outcome.status == 0, outcome.err
+    assert "test accuracy" in outcome.out
+    assert list((tmp_path / "tensorboard").iterdir()) and len(records(tmp_path)) == 6
+
+
+def test_multirun_runs_one_job_after_the_other(tmp_path):
+    outcomes = run_command(
+        "maml.py",
+        "-m",
+        *SMALL_COMMAND,
+        "seed=0,1",
+        "trainer.iterations=2",
+        f"hydra.sweep.dir={tmp_path}",
+        size=2,
+    )
+    assert [outcome.status for outcome in outcomes] == [0, 0], outcomes
+    seeds = [json.loads((tmp_path / job / "results.json").read_text())["seed"] for job in "01"]
+    assert seeds == [0, 1]
