@@ -29,7 +29,7 @@ def _main(script: str, overrides: tuple[str, ...]) -> Outcome:
     path = ROOT / "experiments" / script
     sys.argv = [str(path), *overrides]
     os.chdir(tempfile.gettempdir())
-    files = [tempfile.TemporaryFile() for _ in range(2)]
+    files = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115
     for descriptor, file in zip((1, 2), files, strict=True):
         os.dup2(file.fileno(), descriptor)
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)

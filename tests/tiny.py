@@ -7,17 +7,17 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig, open_dict
 
-from metadist.configuration import build_meta
+from metadist.configuration import build_experiment
 from metadist.launchers.entry import _register_resolvers
 from metadist.training import Experiment, run
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 
 SMALL = [
-    "dataset.train_classes=12",
-    "dataset.validation_classes=6",
-    "dataset.test_classes=6",
-    "dataset.examples=6",
+    "++dataset.train_classes=12",
+    "++dataset.validation_classes=6",
+    "++dataset.test_classes=6",
+    "++dataset.examples=6",
     "task.ways=3",
     "task.queries=2",
     "model.filters=4",
@@ -32,29 +32,25 @@ SMALL = [
 """Overrides for `conf/maml.yaml` with which a run takes about a second."""
 
 
-def compose(*overrides: str, name: str = "maml", small: bool = True) -> DictConfig:
-    """The composed configuration of an experiment; additions need no `+`."""
+def compose(*overrides: str, name: str = "maml") -> DictConfig:
+    """The composed configuration of an experiment, with `overrides` alone."""
     _register_resolvers()
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        words = [*(SMALL if small else []), *overrides]
-        added = ("dataset.train_classes", "dataset.validation_classes", "dataset.test_classes")
-        words = [
-            f"++{word}" if word.startswith((*added, "dataset.examples")) else word for word in words
-        ]
-        configuration = hydra.compose(name, words)
+        configuration = hydra.compose(name, list(overrides))
     with open_dict(configuration):
         configuration.pop("hydra", None)
     return configuration
 
 
-def build(directory: Path, *overrides: str) -> Experiment:
-    """A shrunken meta-learning experiment on this rank."""
-    return build_meta(compose(*overrides), Path(directory), "maml")
+def build(directory: Path | str, *overrides: str, name: str = "maml") -> Experiment:
+    """A shrunken experiment on this rank."""
+    configuration = compose(*SMALL, *overrides, name=name)
+    return build_experiment(configuration, Path(directory), name)
 
 
-def train(directory: str, *overrides: str) -> dict[str, Any]:
+def train(directory: str, *overrides: str, name: str = "maml") -> dict[str, Any]:
     """Build and run one; what a test's ranks do."""
-    return run(build(Path(directory), *overrides))
+    return run(build(directory, *overrides, name=name))
 
 
 def records(directory: Path) -> list[dict[str, Any]]:

@@ -15,7 +15,16 @@ from typing import Any
 import torch.distributed as dist
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed.rpc", "metadist"])
+_context.set_forkserver_preload(
+    [
+        "torch.distributed.rpc",
+        "metadist.launchers",
+        "hydra.main",
+        "matplotlib.figure",
+        "matplotlib.backends.backend_agg",
+        "torch.nn.parallel",
+    ]
+)
 
 
 def run_world(

@@ -2,5 +2,6 @@
 
 from metadist.algorithms.learner import Learner, TaskResult
 from metadist.algorithms.maml import MAML
+from metadist.algorithms.supervised import Supervised
 
-__all__ = ["MAML", "Learner", "TaskResult"]
+__all__ = ["MAML", "Learner", "Supervised", "TaskResult"]

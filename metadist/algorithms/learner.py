@@ -15,11 +15,14 @@ class TaskResult(NamedTuple):
         metrics: scalars to report, detached: "accuracy" (0 to 1) for classes, "mse" for real
             targets, and those after a different number of steps under names of their own.
         predictions: in evaluation, the logits or values for each query, shape (n, outputs).
+        buffers: how much the learner's buffers (running statistics) changed, by name. The one
+            who runs tasks fills it in; learners leave it empty.
     """
 
     loss: Tensor
     metrics: dict[str, Tensor]
     predictions: Tensor | None = None
+    buffers: dict[str, Tensor] = {}  # noqa: RUF012
 
 
 class Learner(nn.Module):

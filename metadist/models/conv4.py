@@ -4,7 +4,7 @@ import itertools
 from typing import Annotated, Literal
 
 import torch.nn.functional as F
-from annotated_types import Ge
+from annotated_types import Ge, Lt
 from torch import Tensor, nn
 
 from metadist.errors import UserError
@@ -19,13 +19,16 @@ class Conv4(nn.Module):
       flattened (Vinyals et al., arXiv 1606.04080; MiniImageNet in MAML).
 
     Batch norm normalises by the statistics of the batch at hand, in training and in evaluation,
-    and keeps no running ones: MAML's transductive protocol.
+    and keeps no running ones: MAML's transductive protocol. With `running_statistics` evaluation
+    uses those gathered in training.
 
     Args:
         input_shape: (channels, height, width) of an image.
         outputs: classes to tell apart.
         filters: channels of each convolution.
         pooling: which of the two forms.
+        running_statistics: whether batch norm gathers statistics for evaluation.
+        dropout: share of the features that training drops before the linear layer.
 
     Raises:
         UserError: images too small for four halvings.
@@ -37,6 +40,8 @@ class Conv4(nn.Module):
         outputs: int,
         filters: Annotated[int, Ge(1)] = 64,
         pooling: Literal["stride", "max"] = "stride",
+        running_statistics: bool = False,
+        dropout: Annotated[float, Ge(0), Lt(1)] = 0.0,
     ) -> None:
         super().__init__()
         if len(input_shape) != 3:
@@ -59,11 +64,12 @@ class Conv4(nn.Module):
             for before, after in itertools.pairwise(channels)
         )
         self.norms = nn.ModuleList(
-            nn.BatchNorm2d(filters, track_running_stats=False) for _ in range(4)
+            nn.BatchNorm2d(filters, track_running_stats=running_statistics) for _ in range(4)
         )
         features = filters
         if pooling == "max":
             features *= (input_shape[1] // 16) * (input_shape[2] // 16)
+        self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(features, outputs)
         for convolution in self.convolutions:
             nn.init.xavier_uniform_(convolution.weight)
@@ -82,4 +88,4 @@ class Conv4(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits: (n, channels, height, width) -> (n, outputs)."""
-        return self.head(self.features(images))
+        return self.head(self.dropout(self.features(images)))

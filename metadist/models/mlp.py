@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Annotated
 
-from annotated_types import Ge
+from annotated_types import Ge, Lt
 from torch import Tensor, nn
 
 
@@ -20,6 +20,8 @@ class MLP(nn.Module):
         outputs: width of the last layer.
         hidden: widths of the hidden layers.
         batch_norm: normalise each hidden layer, before its ReLU, by the batch's statistics.
+        running_statistics: whether batch norm gathers statistics for evaluation.
+        dropout: share of the last hidden layer that training drops.
     """
 
     def __init__(
@@ -28,6 +30,8 @@ class MLP(nn.Module):
         outputs: int,
         hidden: Sequence[Annotated[int, Ge(1)]] = (256, 128, 64, 64),
         batch_norm: bool = True,
+        running_statistics: bool = False,
+        dropout: Annotated[float, Ge(0), Lt(1)] = 0.0,
     ) -> None:
         super().__init__()
         widths = [math.prod(input_shape), *hidden]
@@ -35,9 +39,10 @@ class MLP(nn.Module):
         for before, after in itertools.pairwise(widths):
             layers.append(nn.Linear(before, after))
             if batch_norm:
-                layers.append(nn.BatchNorm1d(after, track_running_stats=False))
+                layers.append(nn.BatchNorm1d(after, track_running_stats=running_statistics))
             layers.append(nn.ReLU())
         self.body = nn.Sequential(*layers)
+        self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(widths[-1], outputs)
         if batch_norm:
             # MAML's initial weights; without batch norm they would let the signal die out.
@@ -52,4 +57,4 @@ class MLP(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(n, *input_shape) -> (n, outputs)."""
-        return self.head(self.features(inputs))
+        return self.head(self.dropout(self.features(inputs)))

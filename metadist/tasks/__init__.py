@@ -20,6 +20,7 @@ from metadist.tasks.glyphs import Glyphs
 from metadist.tasks.images import ImageClasses
 from metadist.tasks.omniglot import Omniglot
 from metadist.tasks.sinusoid import Sinusoid
+from metadist.tasks.supervised import SupervisedTasks
 
 __all__ = [
     "SPLITS",
@@ -31,6 +32,7 @@ __all__ = [
     "ImageDataset",
     "Omniglot",
     "Sinusoid",
+    "SupervisedTasks",
     "TaskDataset",
     "TaskDistribution",
     "key_generator",

@@ -47,12 +47,14 @@ class Progress:
     Attributes:
         iteration: finished outer steps.
         best: the best validation so far, {} before the first: "iteration" and the figure's mean.
+        validation: the newest validation's figure, {} before the first.
         train_loss: of the last outer step.
         train_seconds: spent in outer steps, over all parts of a resumed run.
     """
 
     iteration: int = 0
     best: dict[str, float] = field(default_factory=dict)
+    validation: dict[str, float] = field(default_factory=dict)
     train_loss: float = float("nan")
     train_seconds: float = 0.0
 

@@ -3,11 +3,12 @@
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from metadist.distributed import get_rank, get_world_size
 from metadist.errors import UserError
@@ -110,6 +111,8 @@ class _Run:
         keys = task_keys(x.seed, "train", iteration, range(x.trainer.meta_batch_size))
         result = x.strategy.backward(x.train_mapper, x.learner, self._batch(keys))
         x.optimizer.step()
+        for name, buffer in x.learner.named_buffers():
+            buffer += result.buffers[name].to(buffer)
         seconds = time.perf_counter() - started
         progress.iteration = iteration
         progress.train_loss = result.loss.item()
@@ -153,6 +156,7 @@ class _Run:
                     "validation_ci95": figure.ci95,
                 }
             )
+        progress.validation = {f"validation_{self.metric}": figure.mean}
         sign = -1 if x.tasks.regression else 1
         best = progress.best.get(self.metric)
         if best is None or sign * figure.mean > sign * best:
@@ -165,10 +169,7 @@ class _Run:
     def _contents(self) -> dict[str, Any]:
         return {
             "version": version("metadist"),
-            "iteration": self.progress.iteration,
-            "best": self.progress.best,
-            "train_loss": self.progress.train_loss,
-            "train_seconds": self.progress.train_seconds,
+            **asdict(self.progress),
             "learner": self.x.learner.state_dict(),
             "optimizer": self.x.optimizer.state_dict(),
         }
@@ -193,6 +194,7 @@ class _Run:
             **({} if before is None else {f"test_{self.metric}_before": before.mean}),
             "test_loss": figures["loss"].mean,
             "train_loss": progress.train_loss,
+            **progress.validation,
             "best_validation": progress.best,
             "iterations": progress.iteration,
             "tasks_per_second": tasks / progress.train_seconds,
@@ -204,11 +206,20 @@ class _Run:
                 **x.tasks.protocol(),
                 **x.learner.protocol(),
                 "split": "test",
-                "batch_norm": "statistics of the batch at hand (transductive)",
+                "batch_norm": _batch_norm(x.learner),
                 "interval": "95%, 1.96 standard errors over tasks",
                 "checkpoint": "last",
             },
         }
+
+
+def _batch_norm(learner: nn.Module) -> str:
+    norms = [m for m in learner.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    if not norms:
+        return "none"
+    if any(norm.track_running_stats for norm in norms):
+        return "running statistics of training"
+    return "statistics of the batch at hand (transductive)"
 
 
 def _write_json(path: Path, contents: Mapping[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """The mappers of meta-learning: what a worker does with its part of a meta-batch."""
 
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -42,22 +43,30 @@ class TaskMapper:
     device: str = "auto"
 
     def each(self, learner: Learner, batch: MetaBatch) -> list[TaskResult]:
-        """The results of the batch's tasks, in order."""
+        """The results of the batch's tasks, in order.
+
+        Each task starts from the learner's buffers as they came, and from a random state of its
+        own (for dropout), so that its result depends on nothing but its key.
+        """
         device = resolve_device(self.device)
         learner = _on_device(learner, device)
-        return [learner(_to(episode, device)) for episode in self._episodes(batch)]
+        results = []
+        for key, episode in self._tasks(batch):
+            with torch.random.fork_rng([device] if device.type == "cuda" else []):
+                torch.manual_seed(hash(tuple(key.tolist())))
+                results.append(_with_buffers(learner, _to(episode, device)))
+        return results
 
-    def _episodes(self, batch: MetaBatch) -> list[Episode]:
+    def _tasks(self, batch: MetaBatch) -> Iterator[tuple[Tensor, Episode]]:
         single = batch.keys.dim() == 1
-        if batch.episodes is None:
-            keys = batch.keys.unsqueeze(0) if single else batch.keys
-            return [self.tasks.value.draw(key) for key in keys]
-        if single:
-            return [batch.episodes]
-        return [
-            Episode(*(Examples(part.inputs[i], part.targets[i]) for part in batch.episodes))
-            for i in range(len(batch.keys))
-        ]
+        for place, key in enumerate(batch.keys.unsqueeze(0) if single else batch.keys):
+            if batch.episodes is None:
+                yield key, self.tasks.value.draw(key)
+            elif single:
+                yield key, batch.episodes
+            else:
+                parts = (Examples(p.inputs[place], p.targets[place]) for p in batch.episodes)
+                yield key, Episode(*parts)
 
 
 class TrainTasks(TaskMapper):
@@ -67,12 +76,16 @@ class TrainTasks(TaskMapper):
         """Returns a `TaskResult` whose loss can be differentiated."""
         results = self.each(learner.train(), batch)
         if len(results) == 1:
-            return results[0]
+            return results[0]._replace(predictions=None)
         return TaskResult(
             torch.stack([result.loss for result in results]).mean(),
             {
                 name: torch.stack([result.metrics[name] for result in results]).mean()
                 for name in results[0].metrics
+            },
+            buffers={
+                name: torch.stack([result.buffers[name] for result in results]).mean(0)
+                for name in results[0].buffers
             },
         )
 
@@ -88,6 +101,17 @@ class EvaluateTasks(TaskMapper):
         return {
             name: torch.stack([figure[name] for figure in figures]).cpu() for name in figures[0]
         }
+
+
+def _with_buffers(learner: Learner, episode: Episode) -> TaskResult:
+    """The learner's result for a task, with what the task did to a copy of its buffers."""
+    before = dict(learner.named_buffers())
+    if not before:
+        return learner(episode)
+    clone = module_clone(learner, by="reference", detach_buffers=True)
+    result = clone(episode)
+    changes = {name: after.double() - before[name] for name, after in clone.named_buffers()}
+    return result._replace(buffers=changes if learner.training else {})
 
 
 def resolve_device(device: str) -> torch.device:

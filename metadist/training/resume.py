@@ -46,9 +46,7 @@ def restore(experiment: Experiment) -> None:
         return
     contents = read_checkpoint(path)
     _load(path, experiment.learner, experiment.optimizer, contents)
-    experiment.progress = Progress(
-        contents["iteration"], contents["best"], contents["train_loss"], contents["train_seconds"]
-    )
+    experiment.progress = Progress(**{key: contents[key] for key in Progress.__dataclass_fields__})
     if experiment.progress.iteration > experiment.trainer.iterations:
         raise UserError(
             f"the checkpoint {path} has {experiment.progress.iteration} iterations done, more than "

@@ -26,6 +26,7 @@ from metadist.distributed.collectives import (
     destroy_process_group,
     init_process_group,
 )
+from metadist.distributed.data_parallel import DataParallel
 from metadist.distributed.reducers import LinearReducer, narrow
 from metadist.distributed.shards import Partitioner, as_shards
 from metadist.distributed.visits import Answer, Visit, tensors_of
@@ -81,19 +82,24 @@ class _InProcess:
         self.partitioner = partitioner
         self.reducer = reducer
 
+    def _my_calls(
+        self, learner: nn.Module, batch: Any
+    ) -> tuple[list[tuple[tuple, dict]], list[float]]:
+        """This rank's shards as calls of the mapper, and their weights in the reduced result."""
+        shards = as_shards(self.partitioner(learner, batch))
+        coefficients = self.reducer.coefficients([shard.size for shard in shards])
+        mine = [i for i, shard in enumerate(shards) if get_worker_id(shard[0]) == get_rank()]
+        if mine:
+            return [(shards[i][1], shards[i][2]) for i in mine], [coefficients[i] for i in mine]
+        # A rank without work repeats the first shard with weight zero: its contribution then has
+        # the right structure, and the others take as long anyway.
+        return [(shards[0][1], shards[0][2])], [0.0]
+
     def _backward(
         self, mapper: Mapper, learner: nn.Module, batch: Any
     ) -> tuple[Answer, list[Tensor]]:
         """This rank's part of the reduced result and of the gradient, both in float64."""
-        shards = as_shards(self.partitioner(learner, batch))
-        coefficients = self.reducer.coefficients([shard.size for shard in shards])
-        mine = [i for i, shard in enumerate(shards) if get_worker_id(shard[0]) == get_rank()]
-        calls = [(shards[i][1], shards[i][2]) for i in mine]
-        weights = [coefficients[i] for i in mine]
-        if not mine:
-            # A rank without work repeats the first shard with weight zero: its contribution then
-            # has the right structure, and the others take as long anyway.
-            calls, weights = [(shards[0][1], shards[0][2])], [0.0]
+        calls, weights = self._my_calls(learner, batch)
         parameters = list(learner.parameters())
         places = {id(tensor): place for place, tensor in enumerate(tensors_of(calls))}
         differentiate = [places[id(parameter)] for parameter in parameters]
@@ -165,9 +171,28 @@ class LocalStrategy(_InProcess):
 
 
 class AllReduceStrategy(_InProcess):
-    """Each rank runs its own shards; one all-reduce carries out the reducer."""
+    """Each rank runs its own shards; a collective carries out the reducer.
+
+    Args:
+        partitioner: splits a batch among the ranks.
+        reducer: a weighted sum, such as the mean.
+        engine: "sum" adds everything up in one all-reduce in float64, so that the numbers are
+            the same in every world; "ddp" lets torch's DistributedDataParallel exchange the
+            gradient in pieces, in the parameters' own type, while the last shard's backward pass
+            is still under way.
+    """
 
     name = "allreduce"
+
+    def __init__(
+        self,
+        partitioner: Partitioner,
+        reducer: LinearReducer,
+        engine: Literal["sum", "ddp"] = "sum",
+    ) -> None:
+        super().__init__(partitioner, reducer)
+        self.engine = engine
+        self._ddp: DataParallel | None = None
 
     def open(self) -> None:
         """Open the process group."""
@@ -175,6 +200,7 @@ class AllReduceStrategy(_InProcess):
 
     def close(self, graceful: bool = True) -> None:
         """Leave the process group, after the slowest rank when graceful."""
+        self._ddp = None
         if graceful:
             all_reduce(0.0)
         destroy_process_group()
@@ -185,6 +211,12 @@ class AllReduceStrategy(_InProcess):
 
     def backward(self, mapper: Mapper, learner: nn.Module, batch: Any) -> Any:
         """See `Strategy`. Every rank gets the same result and the same gradient."""
+        if self.engine == "ddp":
+            calls, weights = self._my_calls(learner, batch)
+            if self._ddp is None or self._ddp.module is not learner:
+                self._ddp = DataParallel(learner)
+            part, types = self._ddp.backward(mapper, calls, weights)
+            return narrow(all_reduce(part), types)
         answer, part = self._backward(mapper, learner, batch)
         value, gradient = all_reduce((answer.value, part))
         _set_gradient(learner, gradient)

@@ -6,12 +6,10 @@ import pytest
 from commands import run_command
 from tiny import SMALL
 
-SMALL_COMMAND = [f"++{word}" if word.startswith("dataset.") else word for word in SMALL]
-
 
 def refusal(*overrides: str, size: int = 2) -> str:
     """Rank zero's sentence, after a look at everything else that must hold."""
-    outcomes = run_command("maml.py", *SMALL_COMMAND, *overrides, size=size)
+    outcomes = run_command("maml.py", *SMALL, *overrides, size=size)
     assert [outcome.status for outcome in outcomes] == [2] * size, outcomes
     sentence, others = outcomes[0].err, outcomes[1:]
     assert sentence.startswith("error: ") and sentence.count("\n") == 1, sentence
@@ -62,7 +60,7 @@ def test_wrong_options(tmp_path, overrides, words):
 def test_dataset_root_that_is_missing_or_broken(tmp_path, monkeypatch):
     monkeypatch.setenv("METADIST_CACHE", str(tmp_path / "cache"))
     environment = {"METADIST_CACHE": str(tmp_path / "cache")}
-    small = [word for word in SMALL_COMMAND if "dataset." not in word]
+    small = [word for word in SMALL if "dataset." not in word]
 
     def sentence(root) -> str:
         outcomes = run_command(
@@ -91,7 +89,7 @@ def test_dataset_root_that_is_missing_or_broken(tmp_path, monkeypatch):
 
 def test_damaged_checkpoints(tmp_path):
     run = f"hydra.run.dir={tmp_path}/run"
-    assert run_command("maml.py", *SMALL_COMMAND, run)[0].status == 0
+    assert run_command("maml.py", *SMALL, run)[0].status == 0
     newest = tmp_path / "run/checkpoints/iteration-00000004.pt"
     whole = newest.read_bytes()
     assert "earlier run" in refusal(run)

@@ -20,12 +20,11 @@ TORCHRUN = [
     "experiments/maml.py",
     "+partition=dim0",
 ]
-SMALL_COMMAND = [f"++{word}" if word.startswith("dataset.") else word for word in SMALL]
 
 
 def start(*overrides: str) -> subprocess.Popen:
     return subprocess.Popen(
-        [*TORCHRUN, *SMALL_COMMAND, *overrides],
+        [*TORCHRUN, *SMALL, *overrides],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -82,7 +81,7 @@ def test_an_error_under_torchrun_is_said_once_and_leaves_nobody(tmp_path):
 
 def test_one_process_without_torchrun(tmp_path):
     done = subprocess.run(
-        [sys.executable, "experiments/maml.py", *SMALL_COMMAND, f"hydra.run.dir={tmp_path}"],
+        [sys.executable, "experiments/maml.py", *SMALL, f"hydra.run.dir={tmp_path}"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -94,9 +93,7 @@ def test_one_process_without_torchrun(tmp_path):
 
 
 def test_all_ranks_share_one_directory(tmp_path):
-    outcomes = run_command(
-        "maml.py", *SMALL_COMMAND, f"hydra.run.dir={tmp_path}/${{run_stamp:}}", size=3
-    )
+    outcomes = run_command("maml.py", *SMALL, f"hydra.run.dir={tmp_path}/${{run_stamp:}}", size=3)
     assert [outcome.status for outcome in outcomes] == [0, 0, 0], outcomes
     assert all(outcome.out + outcome.err == "" for outcome in outcomes[1:])
     (run,) = Path(tmp_path).iterdir()
@@ -106,7 +103,7 @@ def test_all_ranks_share_one_directory(tmp_path):
 def test_several_loggers_at_once(tmp_path):
     (outcome,) = run_command(
         "maml.py",
-        *SMALL_COMMAND,
+        *SMALL,
         "logger=[console,jsonl,tensorboard]",
         f"hydra.run.dir={tmp_path}",
     )
@@ -119,7 +116,7 @@ def test_multirun_runs_one_job_after_the_other(tmp_path):
     outcomes = run_command(
         "maml.py",
         "-m",
-        *SMALL_COMMAND,
+        *SMALL,
         "seed=0,1",
         "trainer.iterations=2",
         f"hydra.sweep.dir={tmp_path}",

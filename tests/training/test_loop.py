@@ -3,12 +3,14 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
-from tiny import build, records, train, without_times
+from tiny import SMALL, build, compose, records, train, without_times
 from worlds import RankFailed, run_world
 
+from metadist.configuration import build_experiment
 from metadist.training.checkpoints import read_checkpoint
 from metadist.training.loop import run
 
@@ -137,11 +139,7 @@ def test_regression_is_judged_by_mse(tmp_path):
 
 
 def train_sinusoid(directory: str, overrides: list[str]) -> None:
-    from pathlib import Path
-
-    from tiny import SMALL, compose
-
-    from metadist.configuration import build_meta
-
-    small = [word for word in SMALL if not word.startswith(("dataset.", "model.", "task."))]
-    run(build_meta(compose(*small, *overrides, small=False), Path(directory), "maml"))
+    groups = ("++dataset.", "model.", "task.")
+    small = [word for word in SMALL if not word.startswith(groups)]
+    configuration = compose(*small, *overrides)
+    run(build_experiment(configuration, Path(directory), "maml"))

@@ -12,9 +12,10 @@ from metadist.training.strategies import AllReduceStrategy, LocalStrategy, RpcSt
 TASKS = 15
 
 
-def one_step(directory: str, strategy: str, dtype: str, *overrides: str) -> tuple | None:
-    """Loss, metrics and gradient of one meta-batch."""
-    x = build(directory, f"strategy={strategy}", f"trainer.meta_batch_size={TASKS}", *overrides)
+def one_step(directory: str, name: str, strategy: str, dtype: str, *overrides: str) -> tuple | None:
+    """Loss, buffers' changes and gradient of one meta-batch."""
+    options = (f"strategy={strategy}", f"trainer.meta_batch_size={TASKS}", *overrides)
+    x = build(directory, *options, name=name)
     x.learner.to(getattr(torch, dtype))
     if dtype == "float64":
         draw = x.tasks.draw
@@ -26,7 +27,7 @@ def one_step(directory: str, strategy: str, dtype: str, *overrides: str) -> tupl
         result = x.strategy.backward(x.train_mapper, x.learner, MetaBatch(keys))
         outcome = (
             result.loss,
-            {name: value.item() for name, value in result.metrics.items()},
+            result.buffers,
             [parameter.grad for parameter in x.learner.parameters()],
         )
     x.strategy.close()
@@ -37,9 +38,9 @@ def _double(episode):
     return type(episode)(*(part._replace(inputs=part.inputs.double()) for part in episode))
 
 
-def reference(tmp_path, dtype: str, *overrides: str) -> tuple:
+def reference(tmp_path, name: str, dtype: str, *overrides: str) -> tuple:
     """The same by hand: a plain sum over tasks in this process."""
-    x = build(tmp_path, "strategy=local", *overrides)
+    x = build(tmp_path, "strategy=local", *overrides, name=name)
     x.learner.to(getattr(torch, dtype)).train()
     total = 0.0
     for key in task_keys(0, "train", 1, range(TASKS)):
@@ -49,7 +50,7 @@ def reference(tmp_path, dtype: str, *overrides: str) -> tuple:
     return total.detach(), [parameter.grad for parameter in x.learner.parameters()]
 
 
-CASES = [
+MAML = [
     ("local", [], 1),
     *[("rpc", [], size) for size in (1, 2, 3, 4)],
     *[("rpc", ["strategy.gradient=context"], size) for size in (2, 3, 4)],
@@ -57,21 +58,41 @@ CASES = [
     *[("allreduce", [], size) for size in (1, 2, 3, 4)],
     ("allreduce", ["+partition=batch"], 2),
 ]
+SUPERVISED = [
+    ("local", [], 1),
+    ("rpc", [], 2),
+    ("rpc", ["strategy.gradient=context"], 3),
+    *[("allreduce", [], size) for size in (1, 2, 3, 4)],
+    *[("allreduce", ["+partition=dim0"], size) for size in (2, 4)],
+    ("allreduce", ["strategy.engine=sum"], 2),
+]
+CASES = [("maml", *case) for case in MAML] + [("ddp", *case) for case in SUPERVISED]
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize(("strategy", "overrides", "size"), CASES)
-def test_loss_and_gradient_equal_one_process(tmp_path, strategy, overrides, size, dtype):
+@pytest.mark.parametrize(("name", "strategy", "overrides", "size"), CASES)
+def test_loss_and_gradient_equal_one_process(tmp_path, name, strategy, overrides, size, dtype):
     torch.set_num_threads(1)
-    outcomes = run_world(one_step, size, str(tmp_path), strategy, dtype, *overrides)
-    loss, gradient = reference(tmp_path, dtype)
+    outcomes = run_world(one_step, size, str(tmp_path), name, strategy, dtype, *overrides)
+    loss, gradient = reference(tmp_path, name, dtype)
     drivers = outcomes if strategy == "allreduce" else outcomes[:1]
     scale = max(expected.abs().max() for expected in gradient)
     for found_loss, _, found_gradient in drivers:
         torch.testing.assert_close(found_loss, loss, rtol=TOLERANCE[dtype], atol=0)
         for found, expected in zip(found_gradient, gradient, strict=True):
             assert (found - expected).abs().max() <= TOLERANCE[dtype] * scale
+
+
+@pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
+def test_running_statistics_and_dropout_do_not_depend_on_the_world(tmp_path, strategy):
+    option = "model.dropout=0.3"
+    alone = run_world(one_step, 1, str(tmp_path), "ddp", "local", "float64", option)[0]
+    found = run_world(one_step, 3, str(tmp_path), "ddp", strategy, "float64", option)[0]
+    assert len(alone[1]) == 12  # mean, variance and count of four norms
+    for name, change in alone[1].items():
+        torch.testing.assert_close(found[1][name], change, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(found[0], alone[0], rtol=1e-12, atol=0)
 
 
 def test_fewer_tasks_than_ranks(tmp_path):
@@ -105,8 +126,10 @@ def test_tensors_may_travel_instead_of_keys(tmp_path):
 @pytest.mark.parametrize("first_order", ["true", "false"])
 def test_the_sum_reducer_scales_the_gradient(tmp_path, first_order):
     option = f"algorithm.first_order={first_order}"
-    mean = run_world(one_step, 2, str(tmp_path), "rpc", "float64", option)[0]
-    total = run_world(one_step, 2, str(tmp_path), "rpc", "float64", option, "reducer=sum")[0]
+    mean = run_world(one_step, 2, str(tmp_path), "maml", "rpc", "float64", option)[0]
+    total = run_world(one_step, 2, str(tmp_path), "maml", "rpc", "float64", option, "reducer=sum")[
+        0
+    ]
     torch.testing.assert_close(total[0], mean[0] * TASKS, rtol=1e-12, atol=0)
     for found, expected in zip(total[2], mean[2], strict=True):
         torch.testing.assert_close(found, expected * TASKS, rtol=1e-9, atol=1e-12)

@@ -1,4 +1,4 @@
-"""The meta-learning experiment that a configuration describes."""
+"""The experiment that a configuration describes."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from metadist.algorithms import Learner
 from metadist.configuration.nodes import build
-from metadist.distributed import dim_partitioner, get_rank, get_worker_id, get_world_size
+from metadist.distributed import get_rank, get_worker_id, get_world_size
 from metadist.distributed.residents import Resident
 from metadist.distributed.shards import as_shards
 from metadist.distributed.world import attempt
@@ -27,11 +27,11 @@ from metadist.training import (
 )
 
 
-def build_meta(configuration: DictConfig, directory: Path, name: str) -> Experiment:
-    """Build everything that a meta-learning run needs, ready to go on. Every rank calls it.
+def build_experiment(configuration: DictConfig, directory: Path, name: str) -> Experiment:
+    """Build everything that a run needs, ready to go on. Every rank calls it.
 
     Args:
-        configuration: composed from `conf/maml.yaml`.
+        configuration: composed from `conf/maml.yaml` or `conf/ddp.yaml`.
         directory: the run's directory.
         name: the experiment's name.
 
@@ -88,11 +88,9 @@ def _resume(cfg: DictConfig) -> str | None:
 
 
 def _strategy(cfg: DictConfig) -> Strategy:
-    # `+partition=…` adds the group: it is not in the defaults list.
-    if "partition" in cfg:
-        partitioner = build(cfg.partition, "partition")
-    else:
-        partitioner = dim_partitioner(0, exclusive=True, keepdim=False)
+    # `+partition=…` adds the group: Hydra takes the plus only for one outside the defaults list.
+    chosen = "partition" if "partition" in cfg else "default_partition"
+    partitioner = build(cfg[chosen], chosen)
     reducer = build(cfg.reducer, "reducer")
     return build(cfg.strategy, "strategy", partitioner=partitioner, reducer=reducer)
 

@@ -1,0 +1,13 @@
+"""Supervised data-parallel training: torchrun --standalone --nproc_per_node=2 experiments/ddp.py.
+
+It learns all training classes at once and serves as the few-shot baseline; `conf/ddp.yaml` lists
+what can be chosen.
+"""
+
+from metadist.configuration import build_experiment
+from metadist.launchers import experiment
+
+main = experiment("ddp", build_experiment)
+
+if __name__ == "__main__":
+    main()

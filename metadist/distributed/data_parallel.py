@@ -1,0 +1,68 @@
+"""Weighted shards through torch's DistributedDataParallel."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from metadist.distributed.reducers import dtypes, wide_sum
+
+
+class _Apply(nn.Module):
+    """Gives DistributedDataParallel a forward: the mapper, applied to the module and a shard."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, function: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+        return function(self.module, *args, **kwargs)
+
+
+class DataParallel:
+    """Backward passes whose gradients DistributedDataParallel averages over the ranks.
+
+    Every rank of a process group makes one, for equal modules.
+
+    Args:
+        module: its parameters get the gradient. Buffers are left alone: the mapper deals with
+            them.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self._parallel = DistributedDataParallel(_Apply(module), broadcast_buffers=False)
+
+    def backward(
+        self,
+        function: Callable[..., Any],
+        calls: Sequence[tuple[tuple, dict]],
+        weights: Sequence[float],
+    ) -> tuple[Any, list[torch.dtype | None]]:
+        """Run this rank's shards; leaves the gradient of the whole weighted sum in `.grad`.
+
+        All ranks call it, each with at least one call. One shard's graph is alive at a time.
+
+        Args:
+            function: the mapper; its result has a scalar `loss`.
+            calls: (args, kwargs) of each shard; the first argument is the module.
+            weights: the shards' weights in the sum over all ranks.
+
+        Returns:
+            This rank's part of the weighted sum of results, in float64 and without a graph, and
+            the types that its leaves shall have in the end.
+        """
+        self.module.zero_grad(set_to_none=True)
+        results = []
+        for place, ((args, kwargs), weight) in enumerate(zip(calls, weights, strict=True)):
+            last = place == len(calls) - 1
+            with contextlib.nullcontext() if last else self._parallel.no_sync():
+                result = self._parallel(function, args[1:], kwargs)
+                # The ranks' gradients are averaged, not added.
+                (result.loss * (weight * dist.get_world_size())).backward()
+            results.append(result._replace(loss=result.loss.detach()))
+        return wide_sum(results, weights), dtypes(results[0])
