@@ -23,6 +23,7 @@ _context.set_forkserver_preload(
         "matplotlib.figure",
         "matplotlib.backends.backend_agg",
         "torch.nn.parallel",
+        "torch._dynamo",  # what any optimizer imports, for two seconds
     ]
 )
 
