@@ -3,10 +3,10 @@
 `conf/maml.yaml` lists what can be chosen; `python experiments/maml.py --help` shows it.
 """
 
-from metadist.configuration import build_meta
+from metadist.configuration import build_experiment
 from metadist.launchers import experiment
 
-main = experiment("maml", build_meta)
+main = experiment("maml", build_experiment)
 
 if __name__ == "__main__":
     main()
