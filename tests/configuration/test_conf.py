@@ -39,7 +39,8 @@ def _resolvers():
 
 
 def command(path: Path) -> list[str]:
-    head = path.read_text(encoding="utf-8").splitlines()[0]
+    lines = path.read_text(encoding="utf-8").splitlines()
+    head = lines[lines[0].startswith("# @package")]
     assert head.startswith("# "), f"{path} must begin with a command that uses it"
     return shlex.split(head[2:])
 
