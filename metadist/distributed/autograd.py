@@ -3,16 +3,78 @@
 The calling rank opens a context around forward and backward. A context is not thread-safe.
 """
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
+import optree
 import torch
 from torch import Tensor
 from torch.distributed import autograd as dist_autograd
 
+from metadist.errors import UserError
+
 __all__ = ["backward", "context", "get_gradients", "grad", "grads"]
 
-context = dist_autograd.context
-"""Context manager around a forward and its backward pass; it yields the context's number."""
+
+class _Opened(threading.local):
+    """The contexts that this thread has opened (a thread that serves a visit is in one that
+    another has opened), each with the graph nodes at which remote results came home.
+    """
+
+    def __init__(self) -> None:
+        self.received: dict[int, list[Any]] = {}
+
+
+_opened = _Opened()
+
+
+@contextmanager
+def context() -> Iterator[int]:
+    """Context manager around a forward and its backward pass; it yields the context's number.
+
+    Every remote result with a derivative that is called for inside must take part in what is
+    differentiated: make other calls, an evaluation's for instance, outside of the context.
+    """
+    with dist_autograd.context() as context_id:
+        _opened.received[context_id] = []
+        try:
+            yield context_id
+        finally:
+            del _opened.received[context_id]
+
+
+def note_results(context_id: int) -> Callable[[Any], None]:
+    """For a call inside a context, made by this thread: a function to be told its results."""
+    nodes = _opened.received.get(context_id, [])
+
+    def note(results: Any) -> None:
+        nodes.extend(
+            leaf.grad_fn
+            for leaf in optree.tree_leaves(results)
+            if isinstance(leaf, Tensor) and leaf.grad_fn is not None
+        )
+
+    return note
+
+
+def _require_all_received(context_id: int, roots: list[Tensor]) -> None:
+    """Torch waits for ever for the gradients of remote results that play no part."""
+    reached = set()
+    waiting = [root.grad_fn for root in roots]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in reached:
+            reached.add(node)
+            waiting += [following for following, _ in node.next_functions]
+    missing = sum(node not in reached for node in _opened.received.get(context_id, []))
+    if missing:
+        raise UserError(
+            f"{missing} remote results with a derivative take no part in what is differentiated, "
+            "and distributed autograd would wait for them for ever: use one context for each "
+            "backward pass and make other remote calls outside of it."
+        )
 
 
 def get_gradients(context_id: int) -> dict[Tensor, Tensor]:
@@ -29,7 +91,8 @@ def backward(
 ) -> None:
     """The backward pass through all workers; adds to `.grad` of this worker's leaf tensors.
 
-    Other workers' leaves keep their gradients in the context.
+    Other workers' leaves keep their gradients in the context. Raises what `grad` raises, but for
+    unused inputs.
 
     Args:
         context_id: the number that `context()` yielded.
@@ -63,6 +126,7 @@ def grad(
 
     Raises:
         RuntimeError: an input that the outputs do not depend on, without `allow_unused`.
+        UserError: a remote result of the context that plays no part in the outputs.
     """
     roots = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     leaves = [inputs] if isinstance(inputs, Tensor) else list(inputs)
@@ -84,6 +148,7 @@ def grad(
 
 def _backward(context_id: int, roots: list[Tensor], retain_graph: bool) -> dict[Tensor, Tensor]:
     """One backward pass; what it alone gave this worker's leaves."""
+    _require_all_received(context_id, roots)
     # The context adds up over its backward passes. Its sums are set to zero for this pass and
     # given back afterwards: a difference of sums would lose small gradients beside large ones.
     with torch.no_grad():

@@ -12,6 +12,7 @@ from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 from torch.futures import Future
 
+from metadist.distributed import autograd
 from metadist.distributed.modules import module_clone
 from metadist.distributed.one_visit import attach, attach_sum
 from metadist.distributed.partitioners import batch_partitioner
@@ -155,6 +156,8 @@ class _Call:
         else:
             self.shards = as_shards((partitioner or batch_partitioner)(*args, **kwargs))
         self.by_visit = gradient == "visit" and torch.is_grad_enabled()
+        context_id = None if self.by_visit else _current_context()
+        self.note_results = None if context_id is None else autograd.note_results(context_id)
         # Unknown workers are found here, before anything is sent.
         self.places: dict[int, list[int]] = {}
         for place, shard in enumerate(self.shards):
@@ -183,7 +186,7 @@ class _Call:
             calls,
             None if self.coefficients is None else [self.coefficients[place] for place in places],
             differentiate,
-            in_context=differentiate is None and _in_context(),
+            in_context=self.note_results is not None,
             keep_device=has_device_maps(),
         )
         extra = {} if timeout is None else {"timeout": timeout}
@@ -206,6 +209,8 @@ class _Call:
                 errors.append(error)
         if errors:
             raise errors[0]
+        if self.note_results is not None:
+            self.note_results(visits)
         if self.linear and visits:
             return attach_sum([answers[0] for answers in visits], self.given)
         values: list[Any] = [None] * len(self.shards)
@@ -234,12 +239,11 @@ class _Call:
         return answer
 
 
-def _in_context() -> bool:
+def _current_context() -> int | None:
     try:
-        dist_autograd._current_context()
+        return dist_autograd._current_context()._context_id()
     except RuntimeError:
-        return False
-    return True
+        return None
 
 
 def _on_cpu(tree: Any) -> Any:

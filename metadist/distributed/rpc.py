@@ -42,7 +42,9 @@ ANSWER_SECONDS = 30.0
 SHUTDOWN_SECONDS = 20.0
 """How long the last handshake of a world may take once every rank has reached it."""
 
-_NUM_WORKER_THREADS = 32
+_NUM_WORKER_THREADS = 256
+"""Calls inside an autograd context hold a thread of the agent's until their own calls are answered:
+so many can be under way on a worker at once. An idle thread costs next to nothing."""
 
 
 class PeerLost(ConnectionError):
@@ -142,7 +144,7 @@ def shutdown_rpc(graceful: bool = True) -> None:
         return
     try:
         if graceful:
-            barrier(timeout=None)
+            _wait_for("shutdown", worker_names(), timeout=None)
             rpc.shutdown(graceful=True, timeout=SHUTDOWN_SECONDS)
     except RuntimeError as error:
         raise PeerLost(f"the world could not be ended together: {error}") from None
@@ -245,8 +247,8 @@ class _Arrivals:
             cls.counts.clear()
 
     @classmethod
-    def next_key(cls, names: list[str]) -> str:
-        group = ",".join(names)
+    def next_key(cls, topic: str, names: list[str]) -> str:
+        group = ",".join([topic, *names])
         with cls.lock:
             cls.counts[group] = cls.counts.get(group, 0) + 1
             return f"{group}#{cls.counts[group]}"
@@ -284,14 +286,23 @@ def barrier(worker_names: Iterable[str | int] | None = None, timeout: float | No
     Raises:
         PeerLost: a worker died, does not answer, or did not come in time; the message names it.
     """
-    everyone = globals()["worker_names"]()
+    everyone = _everyone()
     chosen = range(len(everyone)) if worker_names is None else map(get_worker_id, worker_names)
-    names = [everyone[rank] for rank in sorted(set(chosen))]
-    me = everyone[get_world_info().rank]
+    _wait_for("barrier", [everyone[rank] for rank in sorted(set(chosen))], timeout)
+
+
+_everyone = worker_names  # `barrier` has a parameter of that name
+
+
+def _wait_for(topic: str, names: list[str], timeout: float | None) -> None:
+    """A barrier of `names`. Barriers of one topic meet in the order in which each worker calls
+    them, so that one that failed on some workers leaves those of other topics in step.
+    """
+    me = worker_names()[get_world_info().rank]
     if me not in names:
         return
     leader = names[0]
-    key = _Arrivals.next_key(names)
+    key = _Arrivals.next_key(topic, names)
     arrived = threading.Event()
     future = rpc.rpc_async(leader, _arrive, args=(key, me, names), timeout=timeout or 0)
     future.add_done_callback(lambda _: arrived.set())
@@ -303,7 +314,7 @@ def barrier(worker_names: Iterable[str | int] | None = None, timeout: float | No
     except RuntimeError as error:
         absent = _absent(leader, key, names)
         who = f"{', '.join(absent)} did not come" if absent else f"{leader} left or is too late"
-        raise PeerLost(f"barrier of {', '.join(names)}: {who} ({_first_line(error)}).") from None
+        raise PeerLost(f"{topic} of {', '.join(names)}: {who} ({_first_line(error)}).") from None
 
 
 def _absent(leader: str, key: str, names: list[str]) -> list[str]:

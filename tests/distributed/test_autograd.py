@@ -1,0 +1,243 @@
+"""Derivatives through remote calls against `torch.autograd` in this process."""
+
+import pytest
+import torch
+from torch import nn
+from worlds import run_world
+
+import metadist as todist
+
+SIZES = [1, 2, 3]
+
+
+def make_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+
+
+def make_batch() -> torch.Tensor:
+    return torch.randn(7, 4, generator=torch.Generator().manual_seed(1)).double()
+
+
+@todist.parallelize(partitioner=todist.batch_partitioner, reducer=todist.mean_reducer)
+def remote_loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return local_loss(model, batch)
+
+
+def local_loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return model(batch).square().mean()
+
+
+def assert_all_close(gradients, expected) -> None:
+    for gradient, reference in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, reference, rtol=1e-12, atol=1e-14)
+
+
+@todist.auto_init_rpc()
+def every_way() -> None:
+    if todist.get_rank() != 0:
+        return
+    model, batch = make_model(), make_batch()
+    parameters = list(model.parameters())
+    expected = torch.autograd.grad(local_loss(model, batch), parameters)
+
+    # grad and grads give the gradients and leave `.grad` alone.
+    for differentiate in (todist.autograd.grad, todist.autograd.grads):
+        with todist.autograd.context() as context:
+            loss = remote_loss(todist.module_clone(model, by="clone"), batch)
+            gradients = differentiate(context, loss, model.parameters())
+        assert_all_close(gradients, expected)
+        assert all(parameter.grad is None for parameter in parameters)
+
+    # One input, several outputs.
+    with todist.autograd.context() as context:
+        clone = todist.module_clone(model, by="clone")
+        outputs = [remote_loss(clone, batch), remote_loss(clone, batch).square()]
+        (gradient,) = todist.autograd.grad(context, outputs, parameters[0])
+    loss = local_loss(model, batch)
+    assert_all_close([gradient], torch.autograd.grad(loss + loss.square(), parameters[:1]))
+
+    # backward adds to `.grad`, as `torch.Tensor.backward` does, and the context shows its own.
+    for times in (1, 2):
+        with todist.autograd.context() as context:
+            loss = remote_loss(todist.module_clone(model, by="clone"), batch)
+            todist.autograd.backward(context, loss)
+            in_context = todist.autograd.get_gradients(context)
+        assert_all_close([in_context[parameter] for parameter in parameters], expected)
+        assert_all_close([p.grad for p in parameters], [g * times for g in expected])
+
+    # A root that never left this process.
+    local = torch.tensor([2.0, 3.0], requires_grad=True)
+    with todist.autograd.context() as context:
+        todist.autograd.backward(context, [local.square().sum(), local.sum()])
+    assert local.grad.tolist() == [5.0, 7.0]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_way_equals_torch(size):
+    run_world(every_way, size)
+
+
+@todist.auto_init_rpc()
+def twice_in_one_context() -> None:
+    if todist.get_rank() != 0:
+        return
+    model, batch = make_model().float(), make_batch().float()
+    parameters = list(model.parameters())
+    first = torch.autograd.grad(local_loss(model, batch), parameters)
+
+    with todist.autograd.context() as context:
+        # The first gradients are large, the others small: none is lost in another's rounding.
+        loss = remote_loss(todist.module_clone(model, by="clone"), batch)
+        of_large = todist.autograd.grad(context, loss * 1e6, parameters, retain_graph=True)
+        todist.autograd.backward(context, loss, retain_graph=True)
+        again = todist.autograd.grad(context, loss, parameters)
+        total = todist.autograd.get_gradients(context)
+        for i, expected in enumerate(first):
+            torch.testing.assert_close(of_large[i], expected * 1e6)
+            torch.testing.assert_close(parameters[i].grad, expected, rtol=1e-5, atol=1e-7)
+            torch.testing.assert_close(again[i], expected, rtol=1e-5, atol=1e-7)
+            # The context keeps the sum over its backward passes.
+            torch.testing.assert_close(total[parameters[i]], expected * (1e6 + 2))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_twice_in_one_context(size):
+    run_world(twice_in_one_context, size)
+
+
+@todist.auto_init_rpc()
+def unused_inputs() -> None:
+    if todist.get_rank() != 0:
+        return
+    model, batch = make_model(), make_batch()
+    other = torch.ones(2, requires_grad=True)
+    with todist.autograd.context() as context:
+        loss = remote_loss(todist.module_clone(model, by="clone"), batch)
+        used, unused = todist.autograd.grad(
+            context, loss, [model[0].weight, other], allow_unused=True
+        )
+    assert unused is None
+    assert_all_close([used], torch.autograd.grad(local_loss(model, batch), [model[0].weight]))
+    with todist.autograd.context() as context:
+        loss = remote_loss(todist.module_clone(model, by="clone"), batch)
+        with pytest.raises(RuntimeError, match=r"shape \(2,\)"):
+            todist.autograd.grad(context, loss, [other])
+    assert other.grad is None
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_inputs_that_play_no_part(size):
+    run_world(unused_inputs, size)
+
+
+def double_remotely(x: torch.Tensor) -> torch.Tensor:
+    """A remote function that calls another worker: the graph spans three visits."""
+    neighbour = (todist.get_rank() + 1) % todist.get_world_size()
+    return 2 * todist.remote_sync_call(torch.sin, args=(x,), partitioner=neighbour)
+
+
+@todist.auto_init_rpc()
+def through_two_levels() -> None:
+    if todist.get_rank() != 0:
+        return
+    x = torch.linspace(-1, 1, 9, dtype=torch.float64, requires_grad=True)
+    with todist.autograd.context() as context:
+        total = todist.remote_sync_call(
+            double_remotely,
+            args=(x.clone(),),
+            partitioner=todist.dim_partitioner(0, exclusive=True, keepdim=False),
+            reducer=todist.sum_reducer,
+        )
+        (gradient,) = todist.autograd.grad(context, total, x)
+    torch.testing.assert_close(gradient, 2 * x.detach().cos(), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_derivatives_through_two_levels_of_calls(size):
+    run_world(through_two_levels, size)
+
+
+@todist.auto_init_rpc()
+def asynchronously() -> None:
+    if todist.get_rank() != 0:
+        return
+    model, batch = make_model(), make_batch()
+    expected = torch.autograd.grad(local_loss(model, batch), list(model.parameters()))
+    with todist.autograd.context() as context:
+        future = todist.remote_async_call(
+            local_loss,
+            args=(todist.module_clone(model, by="clone"), batch),
+            reducer=todist.mean_reducer,
+        )
+        gradients = todist.autograd.grad(context, future.wait(), model.parameters())
+    assert_all_close(gradients, expected)
+    future = todist.remote_async_call(
+        local_loss, args=(model, batch), reducer=todist.mean_reducer, gradient="visit"
+    )
+    future.wait().backward()
+    assert_all_close([parameter.grad for parameter in model.parameters()], expected)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_derivatives_of_asynchronous_calls(size):
+    run_world(asynchronously, size)
+
+
+def keep_gradient(x: torch.Tensor) -> torch.Tensor:
+    """Uses a leaf of the worker's own beside the caller's tensor."""
+    global own_leaf
+    own_leaf = torch.tensor(3.0, requires_grad=True)
+    return x * own_leaf
+
+
+def own_gradient(context: int) -> float:
+    return todist.autograd.get_gradients(context)[own_leaf].item()
+
+
+@todist.auto_init_rpc()
+def leaves_of_a_worker() -> tuple | None:
+    if todist.get_rank() != 0:
+        return None
+    x = torch.tensor(5.0, requires_grad=True)
+    with todist.autograd.context() as context:
+        product = todist.remote_sync_call(keep_gradient, args=(x.clone(),), partitioner=1)
+        todist.autograd.backward(context, product)
+        theirs = todist.remote_sync_call(own_gradient, args=(context,), partitioner=1)
+        mine = todist.autograd.get_gradients(context)
+        return x.grad.item(), len(mine), mine[x].item(), theirs
+
+
+def test_each_worker_sees_the_gradients_of_its_own_leaves():
+    assert run_world(leaves_of_a_worker, 2)[0] == (3.0, 1, 3.0, 5.0)
+
+
+@todist.auto_init_rpc()
+def leave_a_result_out() -> list[str] | None:
+    if todist.get_rank() != 0:
+        return None
+    model, batch = make_model(), make_batch()
+    expected = torch.autograd.grad(local_loss(model, batch), list(model.parameters()))
+    messages = []
+    for other in (model, todist.module_clone(model, by="clone")):
+        with todist.autograd.context() as context:
+            loss = remote_loss(todist.module_clone(model, by="clone"), batch)
+            unused = remote_loss(other, batch)
+            for differentiate in (
+                lambda: todist.autograd.backward(context, loss),  # noqa: B023
+                lambda: todist.autograd.grad(context, loss, model.parameters()),  # noqa: B023
+            ):
+                with pytest.raises(todist.UserError) as caught:
+                    differentiate()
+                messages.append(str(caught.value))
+            # The context still serves for both together.
+            todist.autograd.backward(context, [loss, 0 * unused])
+        assert_all_close([p.grad for p in model.parameters()], expected)
+        model.zero_grad()
+    return messages
+
+
+def test_a_result_that_plays_no_part_is_refused_where_torch_would_wait_for_ever():
+    messages = run_world(leave_a_result_out, 2)[0]
+    assert len(messages) == 4
+    assert all("take no part" in message and "\n" not in message for message in messages)

@@ -1,0 +1,209 @@
+"""Collectives against the same sums computed in one process."""
+
+import functools
+import time
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from worlds import run_world
+
+import metadist as todist
+from metadist.distributed import collectives
+
+
+class Figures(NamedTuple):
+    loss: torch.Tensor
+    count: int
+
+
+def tensor_of(rank: int, *shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def structure_of(rank: int) -> dict:
+    return {
+        "matrix": tensor_of(rank, 2, 3),
+        "pair": (tensor_of(rank + 10, 4).float(), [tensor_of(rank + 20)]),
+        "whole": torch.tensor([rank, 2 * rank]),
+        "figures": Figures(tensor_of(rank + 30, 1), rank + 1),
+        "number": rank + 0.1,
+        "flag": rank == 0,
+        "nothing": None,
+    }
+
+
+def in_a_group(function):
+    collectives.init_process_group("gloo")
+    try:
+        return function()
+    finally:
+        collectives.destroy_process_group()
+
+
+def reduce_every_way() -> dict:
+    mine = structure_of(todist.get_rank())
+    results = {op: collectives.all_reduce(mine, op) for op in ("sum", "mean", "max", "min")}
+    before = structure_of(todist.get_rank())
+    torch.testing.assert_close(mine["matrix"], before["matrix"], rtol=0, atol=0)
+    with pytest.raises(todist.UserError, match="product"):
+        collectives.all_reduce(1.0, "product")
+    return results
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_all_reduce_of_nested_structures(size):
+    everyone = [structure_of(rank) for rank in range(size)]
+    stacked = torch.stack([each["matrix"] for each in everyone])
+    whole = torch.stack([each["whole"] for each in everyone])
+    numbers = [each["number"] for each in everyone]
+    counts = [each["figures"].count for each in everyone]
+    flags = [each["flag"] for each in everyone]
+    expected = {
+        "sum": (stacked.sum(0), whole.sum(0), sum(numbers), sum(counts), sum(flags)),
+        "mean": (
+            stacked.mean(0),
+            whole.double().mean(0),
+            sum(numbers) / size,
+            sum(counts) / size,
+            sum(flags) / size,
+        ),
+        "max": (stacked.amax(0), whole.amax(0), max(numbers), max(counts), max(flags)),
+        "min": (stacked.amin(0), whole.amin(0), min(numbers), min(counts), min(flags)),
+    }
+    for results in run_world(in_a_group, size, reduce_every_way):
+        for op, (matrix, integers, number, count, flag) in expected.items():
+            result = results[op]
+            torch.testing.assert_close(result["matrix"], matrix)
+            torch.testing.assert_close(result["whole"].double(), integers.double())
+            assert result["number"] == pytest.approx(number)
+            assert type(result["figures"]) is Figures
+            assert result["figures"].count == pytest.approx(count)
+            assert result["flag"] == pytest.approx(flag)
+            assert result["nothing"] is None
+            assert result["pair"][0].dtype is torch.float32
+            assert type(result["pair"]) is tuple and result["pair"][1][0].shape == ()
+        assert results["sum"]["whole"].dtype is torch.int64
+        assert type(results["sum"]["figures"].count) is int
+        assert type(results["mean"]["figures"].count) is float
+
+
+def broadcast_from(source: int) -> dict:
+    return collectives.broadcast(structure_of(todist.get_rank()) | {"seed": 2**62 + 1}, source)
+
+
+@pytest.mark.parametrize(("size", "source"), [(1, 0), (2, 1), (3, 0), (3, 2)])
+def test_broadcast(size, source):
+    expected = structure_of(source)
+    for result in run_world(in_a_group, size, functools.partial(broadcast_from, source)):
+        for name in ("matrix", "whole"):
+            assert torch.equal(result[name], expected[name])
+        assert torch.equal(result["pair"][1][0], expected["pair"][1][0])
+        assert result["number"] == expected["number"] and result["flag"] is expected["flag"]
+        assert result["figures"].count == expected["figures"].count
+        assert result["seed"] == 2**62 + 1
+
+
+def gather_uneven() -> list:
+    rank = todist.get_rank()
+    mine = {
+        "rows": tensor_of(rank, rank, 3),  # rank zero has none
+        "flat": torch.arange(rank + 1),
+        "scalar": torch.tensor(rank + 0.25),
+        "number": rank + 0.1,
+        "count": 2**60 + rank,
+        "flag": rank == 1,
+    }
+    return collectives.all_gather(mine)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_all_gather_with_uneven_first_dimensions(size):
+    for gathered in run_world(in_a_group, size, gather_uneven):
+        assert len(gathered) == size
+        for rank, part in enumerate(gathered):
+            assert part["rows"].shape == (rank, 3)
+            assert torch.equal(part["rows"], tensor_of(rank, rank, 3))
+            assert part["flat"].tolist() == list(range(rank + 1))
+            assert part["scalar"].shape == () and part["scalar"].item() == rank + 0.25
+            assert part["number"] == rank + 0.1 and part["count"] == 2**60 + rank
+            assert part["flag"] is (rank == 1)
+
+
+def differentiate_all_reduce() -> tuple:
+    """Each rank's loss is c_r * s^3 with s the sum of every rank's square; c_r = r + 1."""
+    rank = todist.get_rank()
+    x = torch.tensor(rank + 2.0, dtype=torch.float64, requires_grad=True)
+    total = collectives.all_reduce({"s": x.square()})["s"]
+    ((rank + 1) * total**3).backward()
+    y = torch.tensor(rank + 2.0, dtype=torch.float64, requires_grad=True)
+    average = collectives.all_reduce(y.square(), "mean")
+    ((rank + 1) * average).backward()
+    return x.grad.item(), y.grad.item()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_derivative_of_all_reduce_is_that_of_all_ranks_losses(size):
+    gradients = run_world(in_a_group, size, differentiate_all_reduce)
+    total = sum((rank + 2.0) ** 2 for rank in range(size))
+    weight = sum(rank + 1 for rank in range(size))
+    for rank, (of_sum, of_mean) in enumerate(gradients):
+        assert of_sum == pytest.approx(weight * 3 * total**2 * 2 * (rank + 2.0), rel=1e-12)
+        assert of_mean == pytest.approx(weight * 2 * (rank + 2.0) / size, rel=1e-12)
+
+
+def square_here(x: torch.Tensor) -> torch.Tensor:
+    return x.square() + todist.get_rank()
+
+
+@todist.auto_init_rpc()
+def beside_rpc() -> list:
+    collectives.init_process_group()
+    rank, size = todist.get_rank(), todist.get_world_size()
+    results = []
+    for step in range(3):
+        neighbour = (rank + 1) % size
+        answer = todist.remote_sync_call(
+            square_here, args=(torch.tensor(float(step)),), partitioner=neighbour
+        )
+        results.append(collectives.all_reduce(answer).item())
+        todist.barrier()
+        collectives.barrier()
+    collectives.destroy_process_group()
+    assert not dist.is_initialized()
+    return results
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_collectives_beside_rpc_in_the_same_world(size):
+    expected = [size * step**2 + sum(range(size)) for step in range(3)]
+    assert run_world(beside_rpc, size) == [expected] * size
+
+
+def open_and_close() -> list[int]:
+    sums = []
+    for _ in range(3):
+        collectives.init_process_group("gloo")
+        sums.append(collectives.all_reduce(todist.get_rank() + 1))
+        collectives.destroy_process_group()
+        collectives.destroy_process_group()  # without one, nothing happens
+    return sums
+
+
+def test_a_group_can_be_opened_again():
+    assert run_world(open_and_close, 2) == [[3, 3, 3]] * 2
+
+
+def keep_in_step() -> tuple[float, float]:
+    time.sleep(0.3 * todist.get_rank())
+    came = time.monotonic()
+    collectives.barrier()
+    return came, time.monotonic()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_barrier_lets_nobody_go_before_all_have_come(size):
+    times = run_world(in_a_group, size, keep_in_step)
+    assert min(left for _, left in times) >= max(came for came, _ in times)

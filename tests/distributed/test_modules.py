@@ -1,0 +1,167 @@
+"""Clones of modules: whose parameters they hold, whose graph, whose buffers."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import metadist as todist
+
+CLONES = ["clone", "copy"]
+METHODS = ["reference", "clone", "copy", "deepcopy"]
+
+
+def make_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)).double()
+
+
+def make_batch() -> torch.Tensor:
+    return torch.randn(6, 3, generator=torch.Generator().manual_seed(1)).double()
+
+
+@pytest.mark.parametrize("by", METHODS)
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_a_clone_computes_what_the_original_computes(by, device):
+    model = make_model()
+    clone = todist.module_clone(model, by=by, device=device)
+    assert clone is not model and type(clone) is nn.Sequential and clone[0] is not model[0]
+    assert [name for name, _ in clone.named_parameters()] == [
+        name for name, _ in model.named_parameters()
+    ]
+    expected = copy.deepcopy(model)(make_batch())
+    torch.testing.assert_close(clone(make_batch()), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("by", CLONES)
+def test_clones_are_plain_tensors_with_a_graph_to_the_originals(by):
+    model = make_model()
+    clone = todist.module_clone(model, by=by)
+    for tensor, parameter in zip(clone.parameters(), model.parameters(), strict=True):
+        assert type(tensor) is torch.Tensor and "Clone" in type(tensor.grad_fn).__name__
+        assert tensor.data_ptr() != parameter.data_ptr()
+    reference = copy.deepcopy(model)
+    clone(make_batch()).square().sum().backward()
+    reference(make_batch()).square().sum().backward()
+    for parameter, expected in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, expected.grad, rtol=0, atol=0)
+
+
+def test_a_reference_holds_the_originals_parameters_until_they_are_replaced():
+    model = make_model()
+    clone = todist.module_clone(model, by="reference")
+    for mine, parameter in zip(clone.parameters(), model.parameters(), strict=True):
+        assert mine is parameter
+    weight = model[0].weight
+    clone[0]._parameters["weight"] = weight - 1
+    assert model[0].weight is weight and clone[0].weight is not weight
+
+
+def test_a_deep_copy_has_nothing_in_common():
+    model = make_model()
+    clone = todist.module_clone(model, by="deepcopy")
+    for mine, parameter in zip(clone.parameters(), model.parameters(), strict=True):
+        assert type(mine) is nn.Parameter and mine.is_leaf
+        assert mine.data_ptr() != parameter.data_ptr()
+    clone(make_batch()).sum().backward()
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("by", "detach_buffers", "shared"),
+    [
+        ("reference", False, True),
+        ("reference", True, False),
+        ("clone", False, False),
+        ("copy", True, False),
+        ("deepcopy", False, False),
+    ],
+)
+def test_running_statistics_of_the_original_move_only_when_shared(by, detach_buffers, shared):
+    model = make_model()
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    clone = todist.module_clone(model, by=by, detach_buffers=detach_buffers)
+    clone(make_batch())
+    batch_mean = model[0](make_batch()).detach().mean(0)
+    torch.testing.assert_close(clone[1].running_mean, 0.1 * batch_mean)
+    if shared:
+        assert model[1].running_mean is clone[1].running_mean
+    else:
+        for name, buffer in model.named_buffers():
+            torch.testing.assert_close(buffer, before[name], rtol=0, atol=0)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(3, 3)
+        self.decoder = nn.Linear(3, 3)
+        self.decoder.weight = self.encoder.weight
+        self.first = self.second = nn.Linear(3, 3)
+        self.register_parameter("absent", None)
+        self.optional = None
+        self.add_module("nothing", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.decoder(torch.tanh(self.first(self.encoder(x)))))
+
+
+@pytest.mark.parametrize("by", METHODS)
+def test_tied_parameters_and_repeated_modules_stay_so(by):
+    torch.manual_seed(0)
+    model = Tied()
+    clone = todist.module_clone(model, by=by)
+    assert clone.encoder.weight is clone.decoder.weight
+    assert clone.first is clone.second and clone.first is not model.first
+    assert clone.absent is None and clone.nothing is None
+    assert len(list(clone.parameters())) == len(list(model.parameters())) == 5
+    if by in CLONES:
+        reference = copy.deepcopy(model)
+        x = torch.randn(4, 3)
+        clone(x).square().sum().backward()
+        reference(x).square().sum().backward()
+        for parameter, expected in zip(model.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(parameter.grad, expected.grad)
+
+
+@pytest.mark.parametrize("by", CLONES)
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_modules_compute_with_the_clones_tensors(by, kind):
+    torch.manual_seed(0)
+    model = kind(3, 4, num_layers=2)
+    clone = todist.module_clone(model, by=by)
+    with torch.no_grad():
+        for tensor in clone.parameters():
+            tensor.zero_()
+    output, _ = clone(torch.randn(5, 2, 3))
+    assert torch.equal(output, torch.zeros(5, 2, 4))
+    assert model(torch.randn(5, 2, 3))[0].abs().sum() > 0
+
+
+def test_a_module_inside_itself_is_cloned_once():
+    model = nn.Linear(2, 2)
+    model.__dict__["_modules"] = {"me": model}
+    clone = todist.module_clone(model, by="clone")
+    assert clone.me is clone and clone is not model
+
+
+@pytest.mark.parametrize("by", METHODS)
+def test_the_original_is_untouched(by):
+    model = make_model().eval()
+    before = copy.deepcopy(model.state_dict())
+    clone = todist.module_clone(model, by=by, detach_buffers=True)
+    clone.train()
+    clone[0].bias = None
+    clone.add_module("more", nn.Linear(2, 1))
+    assert not model.training and not model[0].training
+    assert len(model) == 4 and model[0].bias is not None
+    assert list(model.state_dict()) == list(before)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_an_unknown_method_is_refused_in_one_line():
+    with pytest.raises(todist.UserError, match="by='wish'") as caught:
+        todist.module_clone(make_model(), by="wish")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,155 @@
+"""Decorated functions: one call is partitioned, mapped and reduced."""
+
+import pickle
+
+import pytest
+import torch
+from torch.futures import Future
+from worlds import run_world
+
+import metadist as todist
+
+
+@todist.parallelize(partitioner=todist.batch_partitioner, reducer=todist.sum_reducer)
+def total(batch: torch.Tensor, scale: float = 1.0) -> dict:
+    """Sums."""
+    return {"total": batch.sum() * scale, "ranks": 10.0 ** todist.get_rank()}
+
+
+@todist.parallelize_async(partitioner=todist.batch_partitioner, reducer=todist.mean_reducer)
+def mean(batch: torch.Tensor) -> torch.Tensor:
+    return batch.mean()
+
+
+@todist.parallelize_sync()
+def by_default(batch: torch.Tensor) -> int:
+    return todist.get_rank()
+
+
+@todist.parallelize(partitioner=1, timeout=5.0)
+def on_one(batch: torch.Tensor) -> tuple:
+    return todist.get_rank(), batch.tolist()
+
+
+@todist.rank_zero_only
+@todist.parallelize(partitioner=todist.batch_partitioner, reducer=todist.sum_reducer)
+def guarded(batch: torch.Tensor) -> torch.Tensor:
+    return batch.sum()
+
+
+@todist.parallelize(reducer=todist.mean_reducer, gradient="visit")
+def loss(weight: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+    return (batch * weight.sum()).square().mean()
+
+
+@todist.parallelize(
+    partitioner=todist.dim_partitioner(0, exclusive=True, keepdim=False),
+    reducer=todist.sum_reducer,
+)
+def nested(row: torch.Tensor) -> torch.Tensor:
+    return total(row)["total"]
+
+
+class Scaler:
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    @todist.parallelize(reducer=todist.sum_reducer)
+    def total(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch.sum() * self.scale
+
+
+@todist.auto_init_rpc()
+def call_them() -> dict | None:
+    if todist.get_rank() != 0:
+        return None
+    batch = torch.arange(7.0)
+    future = mean(batch)
+    assert isinstance(future, Future)
+    weight = torch.tensor([1.0, 2.0], requires_grad=True)
+    # The partitioner splits every tensor: here each weight goes with its item.
+    loss(weight, torch.tensor([3.0, 3.0])).backward()
+    return {
+        "total": total(batch, scale=2.0)["total"].item(),
+        "ranks": total(batch)["ranks"],
+        "mean": future.wait().item(),
+        "by default": list(by_default(batch)),
+        "guarded": guarded(batch).item(),
+        "nested": nested(torch.arange(12.0).reshape(4, 3)).item(),
+        "method": Scaler(3.0).total(batch).item(),
+        "wrapped": total.__wrapped__(batch)["total"].item(),
+        "gradient": weight.grad.tolist(),
+    }
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_decorated_function_is_partitioned_mapped_and_reduced(size):
+    expected = {
+        "total": 42.0,
+        "ranks": sum(10.0**rank for rank in range(size)),
+        "mean": 3.0,
+        "by default": list(range(size)),
+        "guarded": 21.0,
+        "nested": 66.0,
+        "method": 63.0,
+        "wrapped": 21.0,
+        # One process: the mean of (3 * 3)^2 twice, d/dw = 2 * 9 * 3. Else each weight is alone
+        # with its item: (3 w)^2 / 2, d/dw = 9 w.
+        "gradient": [54.0, 54.0] if size == 1 else [9.0, 18.0],
+    }
+    result = run_world(call_them, size)[0]
+    assert result == expected
+
+
+@todist.auto_init_rpc()
+def call_on_one() -> tuple | None:
+    return on_one(torch.tensor([1.0, 2.0])) if todist.get_rank() == 0 else None
+
+
+def test_a_workers_number_serves_as_partitioner():
+    assert run_world(call_on_one, 2)[0] == (1, [1.0, 2.0])
+
+
+def test_decorated_functions_pickle_by_name_and_keep_their_face():
+    for function in (total, mean, Scaler.total):
+        assert pickle.loads(pickle.dumps(function)) is function
+    assert total.__name__ == "total" and total.__doc__ == "Sums."
+    assert repr(total) == f"<parallelized {__name__}.total>"
+
+
+@todist.auto_init_rpc()
+def call_a_nested_function() -> list[str] | None:
+    if todist.get_rank() != 0:
+        return None
+
+    @todist.parallelize()
+    def inner(batch: torch.Tensor) -> torch.Tensor:
+        return batch
+
+    messages = []
+    for function in (inner, todist.parallelize()(lambda batch: batch)):
+        with pytest.raises(TypeError) as caught:
+            function(torch.zeros(2))
+        messages.append(str(caught.value))
+    return messages
+
+
+def test_a_function_that_workers_cannot_find_is_refused_with_a_sentence():
+    assert all("top level" in message for message in run_world(call_a_nested_function, 2)[0])
+
+
+@pytest.mark.parametrize(
+    "decorator", [todist.parallelize, todist.parallelize_sync, todist.parallelize_async]
+)
+def test_a_decorator_without_its_brackets_is_refused(decorator):
+    @decorator
+    def forgotten(batch: torch.Tensor) -> torch.Tensor:
+        return batch
+
+    with pytest.raises(TypeError, match="parallelize"):
+        forgotten(torch.zeros(2))
+
+
+def test_outside_of_a_world_a_sentence_says_what_is_missing():
+    with pytest.raises(RuntimeError, match="@auto_init_rpc"):
+        total(torch.zeros(2))

@@ -1,0 +1,219 @@
+"""Who gets which items: balanced, in order, nothing lost, whatever the arguments' shape."""
+
+import pickle
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from worlds import run_world
+
+import metadist as todist
+from metadist.distributed.partitioners import balanced_bounds
+
+LENGTHS = [0, 1, 2, 3, 5, 7, 15, 16, 17, 100]
+
+
+@pytest.fixture
+def world(monkeypatch):
+    """Sets the size of the world that this process is to believe in."""
+
+    def of(size: int) -> None:
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", str(size))
+
+    return of
+
+
+def assert_equal(left: torch.Tensor, right: torch.Tensor) -> None:
+    torch.testing.assert_close(left, right, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_bounds_are_those_of_numpy(length, workers):
+    expected = [list(part) for part in np.array_split(np.arange(length), workers)]
+    assert [list(range(*bounds)) for bounds in balanced_bounds(length, workers)] == expected
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_batch_is_split_as_torch_splits_tensors(world, length, workers):
+    world(workers)
+    batch = torch.randn(length, 2)
+    shards = todist.batch_partitioner(batch)
+    expected = {
+        worker: part for worker, part in enumerate(batch.tensor_split(workers)) if len(part)
+    }
+    assert [shard[0] for shard in shards] == list(expected)
+    for worker, (part,), kwargs in shards:
+        assert_equal(part, expected[worker])
+        assert kwargs == {}
+    assert [shard.size for shard in shards] == [len(part) for part in expected.values()]
+    assert (
+        max(shard.size for shard in shards) - min(shard.size for shard in shards) <= 1
+        if (shards)
+        else length == 0
+    )
+
+
+@pytest.mark.parametrize("keepdim", [True, False])
+@pytest.mark.parametrize(("length", "workers"), [(1, 2), (5, 2), (7, 3), (2, 3), (12, 4)])
+def test_exclusive_shards_hold_one_item_each_in_order(world, length, workers, keepdim):
+    world(workers)
+    batch = torch.randn(length, 3, 4)
+    shards = todist.dim_partitioner(0, exclusive=True, keepdim=keepdim)(batch)
+    assert len(shards) == length
+    assert all(shard.size == 1 for shard in shards)
+    for index, (_, (item,), _) in enumerate(shards):
+        assert_equal(item, batch[index : index + 1] if keepdim else batch[index])
+    owners = [
+        worker
+        for worker, part in enumerate(np.array_split(np.arange(length), workers))
+        for _ in part
+    ]
+    assert [shard[0] for shard in shards] == owners
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2, -1, -2, -3])
+def test_every_dimension_can_be_split(world, dim):
+    world(2)
+    batch = torch.randn(5, 6, 7)
+    parts = [args[0] for _, args, _ in todist.dim_partitioner(dim)(batch)]
+    for part, expected in zip(parts, batch.tensor_split(2, dim), strict=True):
+        assert_equal(part, expected)
+    items = [
+        args[0] for _, args, _ in todist.dim_partitioner(dim, exclusive=True, keepdim=False)(batch)
+    ]
+    for item, expected in zip(items, batch.unbind(dim), strict=True):
+        assert_equal(item, expected)
+
+
+class Episode(NamedTuple):
+    support: torch.Tensor
+    label: str
+
+
+def test_nested_tensors_are_split_and_everything_else_is_the_same_object(world):
+    world(2)
+    model = torch.nn.Linear(2, 2)
+    x = torch.arange(6.0).reshape(3, 2)
+    shards = todist.batch_partitioner(
+        model, [x, {"y": x + 10, "n": 4}], 7, None, episode=Episode(x + 20, "e"), steps=(1, x + 30)
+    )
+    for (worker, args, kwargs), (start, stop) in zip(shards, [(0, 2), (2, 3)], strict=True):
+        assert worker == (0 if start == 0 else 1)
+        assert args[0] is model and args[2:] == (7, None)
+        assert type(args[1]) is list and args[1][1]["n"] == 4
+        assert_equal(args[1][0], x[start:stop])
+        assert_equal(args[1][1]["y"], x[start:stop] + 10)
+        assert type(kwargs["episode"]) is Episode and kwargs["episode"].label == "e"
+        assert_equal(kwargs["episode"].support, x[start:stop] + 20)
+        assert kwargs["steps"][0] == 1
+        assert_equal(kwargs["steps"][1], x[start:stop] + 30)
+
+
+def test_parts_keep_their_graph(world):
+    world(3)
+    batch = torch.randn(4, 2, requires_grad=True)
+    sum(args[0].square().sum() for _, args, _ in todist.batch_partitioner(batch)).backward()
+    assert_equal(batch.grad, 2 * batch.detach())
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "arguments", "words"),
+    [
+        (todist.batch_partitioner, (torch.zeros(3), torch.zeros(4, 2)), "[3, 4]"),
+        (todist.batch_partitioner, (1, "no tensor"), "no tensor"),
+        (todist.batch_partitioner, (torch.zeros(()),), "no dimension 0"),
+        (todist.dim_partitioner(2), (torch.zeros(3, 4),), "(3, 4)"),
+        (todist.dim_partitioner(-3), (torch.zeros(3, 4),), "no dimension -3"),
+    ],
+)
+def test_what_cannot_be_split_is_refused_in_one_line(partitioner, arguments, words):
+    with pytest.raises(todist.UserError) as caught:
+        partitioner(*arguments)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_impossible_options_are_refused_in_one_line():
+    for make in (
+        lambda: todist.dim_partitioner(0, keepdim=False),
+        lambda: todist.dim_partitioner(0, workers=[]),
+    ):
+        with pytest.raises(todist.UserError) as caught:
+            make()
+        assert "\n" not in str(caught.value)
+
+
+def test_partitioners_pickle_compare_and_print_themselves():
+    made = todist.dim_partitioner(1, exclusive=True, keepdim=False, workers=[1, "worker0"])
+    same = todist.dim_partitioner(1, exclusive=True, keepdim=False, workers=(1, "worker0"))
+    assert made == same and hash(made) == hash(same)
+    assert made != todist.dim_partitioner(1, exclusive=True, keepdim=False)
+    assert todist.batch_partitioner == todist.dim_partitioner(0)
+    assert todist.exclusive_batch_partitioner == todist.dim_partitioner(0, exclusive=True)
+    assert todist.batch_partitioner != todist.exclusive_batch_partitioner
+    assert pickle.loads(pickle.dumps(made)) == made
+    assert repr(made) == (
+        "DimPartitioner(dim=1, exclusive=True, keepdim=False, workers=(1, 'worker0'))"
+    )
+
+
+def test_the_world_is_counted_when_the_call_is_made(world):
+    partitioner = todist.dim_partitioner(0)
+    batch = torch.zeros(12, 1)
+    for size in (1, 2, 3, 4):
+        world(size)
+        assert [shard[0] for shard in partitioner(batch)] == list(range(size))
+
+
+def test_chosen_workers_share_the_work_in_their_order(world):
+    world(4)
+    batch = torch.arange(5.0)
+    shards = todist.dim_partitioner(0, workers=["worker3", 1])(batch)
+    assert [(shard[0], shard[1][0].tolist()) for shard in shards] == [
+        ("worker3", [0.0, 1.0, 2.0]),
+        (1, [3.0, 4.0]),
+    ]
+
+
+def rank_and_items(batch: torch.Tensor) -> tuple[int, list[float]]:
+    return todist.get_rank(), batch.tolist()
+
+
+@todist.auto_init_rpc()
+def call_chosen_workers() -> dict | None:
+    if todist.get_rank() != 0:
+        return None
+    batch = torch.arange(3.0)
+    return {
+        str(workers): todist.remote_sync_call(
+            rank_and_items, args=(batch,), partitioner=todist.dim_partitioner(0, workers=workers)
+        )
+        for workers in ([1], ["worker2", 0], [2, 1])
+    }
+
+
+def test_chosen_workers_by_number_and_by_name_in_a_real_world():
+    assert run_world(call_chosen_workers, 3)[0] == {
+        "[1]": [(1, [0.0, 1.0, 2.0])],
+        "['worker2', 0]": [(2, [0.0, 1.0]), (0, [2.0])],
+        "[2, 1]": [(2, [0.0, 1.0]), (1, [2.0])],
+    }
+
+
+@todist.auto_init_rpc()
+def call_with_no_items() -> list | None:
+    if todist.get_rank() != 0:
+        return None
+    nothing = torch.zeros(0, 2)
+    without = todist.remote_sync_call(torch.square, args=(nothing,))
+    future = todist.remote_async_call(torch.square, args=(nothing,)).wait()
+    with pytest.raises(ValueError, match="no shards"):
+        todist.remote_sync_call(torch.square, args=(nothing,), reducer=todist.mean_reducer)
+    return [list(without), list(future)]
+
+
+def test_no_items_make_no_shards_and_nothing_to_reduce():
+    assert run_world(call_with_no_items, 2)[0] == [[], []]

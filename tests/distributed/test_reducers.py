@@ -1,0 +1,180 @@
+"""Reducers against sums over all items, and sums that do not depend on how they are split."""
+
+import pickle
+from typing import NamedTuple
+
+import pytest
+import torch
+from worlds import run_world
+
+import metadist as todist
+from metadist.distributed.reducers import dtypes, narrow, wide_sum
+
+
+class Figures(NamedTuple):
+    loss: torch.Tensor
+    accuracy: float
+
+
+def items(number: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(number, 3, generator=torch.Generator().manual_seed(0), dtype=dtype)
+
+
+@pytest.mark.parametrize("sizes", [[15], [8, 7], [5, 5, 5], [1, 2, 12], [4, 4, 4, 3]])
+def test_the_mean_of_uneven_shards_is_the_mean_of_all_items(sizes):
+    everything = items(15)
+    parts = everything.split(sizes)
+    means = todist.ShardResults([part.mean(0) for part in parts], sizes)
+    torch.testing.assert_close(
+        todist.mean_reducer(means), everything.mean(0), rtol=1e-14, atol=1e-15
+    )
+    sums = todist.ShardResults([part.sum(0) for part in parts], sizes)
+    torch.testing.assert_close(todist.sum_reducer(sums), everything.sum(0), rtol=1e-14, atol=1e-14)
+
+
+def test_a_plain_list_counts_each_result_once():
+    results = [torch.tensor([1.0, 2.0]), torch.tensor([4.0, 8.0])]
+    assert todist.mean_reducer(results).tolist() == [2.5, 5.0]
+    assert todist.sum_reducer(results).tolist() == [5.0, 10.0]
+
+
+def test_reducers_work_leaf_by_leaf_and_keep_the_structure():
+    def result(value: float) -> dict:
+        return {
+            "figures": Figures(torch.tensor(value), value * 2),
+            "pair": (value, [torch.full((2,), value)]),
+            "count": int(value),
+            "right": value > 2,
+            "nothing": None,
+        }
+
+    results = todist.ShardResults([result(1.0), result(4.0)], [2, 1])
+    mean = todist.mean_reducer(results)
+    assert list(mean) == ["figures", "pair", "count", "right", "nothing"]
+    assert type(mean["figures"]) is Figures
+    assert mean["figures"].loss.item() == 2.0 and mean["figures"].accuracy == 4.0
+    assert mean["figures"].loss.dtype is torch.float32
+    assert mean["pair"][0] == 2.0 and mean["pair"][1][0].tolist() == [2.0, 2.0]
+    assert type(mean["pair"]) is tuple and type(mean["pair"][1]) is list
+    assert mean["count"] == 2.0 and mean["right"] == pytest.approx(1 / 3)
+    assert mean["nothing"] is None
+    total = todist.sum_reducer(results)
+    assert total["figures"] == Figures(torch.tensor(5.0), 10.0)
+    assert total["count"] == 5 and total["right"] == 1 and total["nothing"] is None
+
+
+def test_tensors_of_whole_numbers_and_flags():
+    results = todist.ShardResults(
+        [
+            {"n": torch.tensor([1, 2]), "flag": torch.tensor([True, True])},
+            {"n": torch.tensor([3, 5]), "flag": torch.tensor([True, False])},
+        ],
+        [1, 3],
+    )
+    total = todist.sum_reducer(results)
+    assert total["n"].tolist() == [4, 7] and total["n"].dtype is torch.int64
+    assert total["flag"].tolist() == [2, 1]
+    mean = todist.mean_reducer(results)
+    assert mean["n"].tolist() == [2.5, 4.25] and mean["flag"].tolist() == [1.0, 0.25]
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        [],
+        [(1.0, 2.0), (1.0,)],
+        [{"a": 1.0}, {"b": 1.0}],
+        [{"a": 1.0}, {"a": {"b": 1.0}}],
+        [{"a": None}, {"a": torch.ones(1)}],
+        [{"a": torch.ones(1)}, {"a": None}],
+    ],
+)
+@pytest.mark.parametrize("reducer", [todist.mean_reducer, todist.sum_reducer])
+def test_no_results_and_different_structures_are_refused(reducer, results):
+    with pytest.raises(ValueError):
+        reducer(results)
+
+
+def test_reducers_pass_derivatives_on():
+    parts = [part.clone().requires_grad_() for part in items(5).split([3, 2])]
+    losses = todist.ShardResults([part.square().mean() for part in parts], [3, 2])
+    todist.mean_reducer(losses).backward()
+    whole = items(5).requires_grad_()
+    whole.square().mean().backward()
+    torch.testing.assert_close(torch.cat([part.grad for part in parts]), whole.grad)
+
+
+def test_reducers_pickle_compare_and_print_themselves():
+    for reducer in (todist.mean_reducer, todist.sum_reducer):
+        assert pickle.loads(pickle.dumps(reducer)) == reducer
+    assert todist.mean_reducer != todist.sum_reducer
+    assert repr(todist.mean_reducer) == "MeanReducer()"
+
+
+@pytest.mark.parametrize("reducer", [todist.mean_reducer, todist.sum_reducer])
+@pytest.mark.parametrize("number", [2, 15, 32])
+def test_float32_results_add_up_to_the_same_bits_however_they_are_grouped(reducer, number):
+    results = [{"x": item * 10 ** (i % 5)} for i, item in enumerate(items(number, torch.float32))]
+    coefficients = reducer.coefficients([1.0] * number)
+    generator = torch.Generator().manual_seed(1)
+    whole = reducer(results)["x"]
+    assert whole.dtype is torch.float32
+    # An independent reference: the exact sum of the weighted items, rounded once.
+    exact = torch.stack([r["x"].double() * c for r, c in zip(results, coefficients, strict=True)])
+    assert torch.equal(whole, exact.sum(0).float())
+    for _ in range(200):
+        groups = torch.randint(0, 4, (number,), generator=generator).tolist()
+        partial = []
+        for group in set(groups):
+            mine = [i for i in range(number) if groups[i] == group]
+            partial.append(wide_sum([results[i] for i in mine], [coefficients[i] for i in mine]))
+        total = narrow(wide_sum(partial, [1.0] * len(partial)), dtypes(results[0]))
+        assert torch.equal(total["x"], whole)
+
+
+def one_item(item: torch.Tensor) -> dict:
+    return {"value": item.sin(), "right": item > 0, "n": 1}
+
+
+@todist.auto_init_rpc()
+def reduce_in_a_world(reducer) -> dict | None:
+    if todist.get_rank() != 0:
+        return None
+    return todist.remote_sync_call(
+        one_item,
+        args=(items(15, torch.float32),),
+        partitioner=todist.dim_partitioner(0, exclusive=True, keepdim=False),
+        reducer=reducer,
+    )
+
+
+@pytest.mark.parametrize("reducer", [todist.mean_reducer, todist.sum_reducer])
+def test_the_same_bits_in_worlds_of_one_two_and_three(reducer):
+    sines = items(15, torch.float32).sin().double()
+    flags = (items(15, torch.float32) > 0).double()
+    over = 15 if reducer == todist.mean_reducer else 1
+    for size in (1, 2, 3):
+        result = run_world(reduce_in_a_world, size, reducer)[0]
+        assert torch.equal(result["value"], (sines.sum(0) / over).float())
+        torch.testing.assert_close(result["right"].double(), flags.sum(0) / over)
+        assert result["n"] == pytest.approx(15 / over)
+
+
+def spread(results: list) -> float:
+    return max(results) - min(results)
+
+
+@todist.auto_init_rpc()
+def reduce_by_a_plain_function() -> float | None:
+    if todist.get_rank() == 0:
+        return todist.remote_sync_call(
+            torch.Tensor.item,
+            args=(torch.tensor([3.0, -1.0, 7.0]),),
+            partitioner=todist.dim_partitioner(0, exclusive=True, keepdim=False),
+            reducer=spread,
+        )
+    return None
+
+
+def test_a_plain_function_serves_as_reducer():
+    assert run_world(reduce_by_a_plain_function, 2)[0] == 8.0

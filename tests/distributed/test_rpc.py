@@ -1,0 +1,332 @@
+"""The RPC world: opening, meeting, ending, and what becomes of those whose peers die."""
+
+import contextlib
+import os
+import pickle
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.rpc.internal import _internal_rpc_pickler
+from worlds import RankFailed, run_world
+
+import metadist as todist
+from metadist.distributed import rpc as seam
+from metadist.distributed.visits import Failure
+
+
+@todist.auto_init_rpc()
+def meet_all() -> list[tuple[float, float]]:
+    times = []
+    for late in range(todist.get_world_size()):
+        if todist.get_rank() == late:
+            time.sleep(0.3)
+        came = time.monotonic()
+        todist.barrier()
+        times.append((came, time.monotonic()))
+    return times
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_barrier_lets_nobody_go_before_all_have_come(size):
+    ranks = run_world(meet_all, size)
+    for barrier in zip(*ranks, strict=True):
+        assert min(left for _, left in barrier) >= max(came for came, _ in barrier)
+
+
+@todist.auto_init_rpc()
+def meet_some() -> tuple[float, float]:
+    if todist.get_rank() == 2:
+        time.sleep(0.8)
+    came = time.monotonic()
+    todist.barrier(["worker2", 0])
+    return came, time.monotonic()
+
+
+def test_barrier_of_some_keeps_those_and_lets_the_others_go():
+    zero, one, two = run_world(meet_some, 3)
+    assert min(zero[1], two[1]) >= two[0]
+    assert one[1] < two[0]
+
+
+@todist.auto_init_rpc()
+def meet_without_two(late: bool) -> tuple[str, float] | None:
+    if todist.get_rank() == 2:
+        time.sleep(2.0)
+        if late:
+            todist.barrier()  # the others have given it up: nothing to wait for
+            todist.barrier(timeout=5.0)
+        return None
+    start = time.monotonic()
+    with pytest.raises(todist.PeerLost) as caught:
+        todist.barrier(timeout=1.0)
+    outcome = str(caught.value), time.monotonic() - start
+    todist.barrier([0, 1])
+    if late:
+        todist.barrier(timeout=5.0)
+    return outcome
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_barrier_that_a_worker_misses_names_it_in_time(late):
+    zero, one, _ = run_world(meet_without_two, 3, late)
+    for message, seconds in (zero, one):
+        assert "worker2 did not come" in message and "\n" not in message
+        assert 0.9 < seconds < 4
+
+
+def die(status: int) -> None:
+    os._exit(status)
+
+
+@todist.auto_init_rpc()
+def call_one_who_dies() -> tuple | None:
+    if todist.get_rank() != 0:
+        time.sleep(30)
+        return None
+    start = time.monotonic()
+    with pytest.raises(todist.PeerLost, match="worker1"):
+        todist.remote_sync_call(die, args=(3,), partitioner=1)
+    during = time.monotonic() - start
+    with pytest.raises(todist.PeerLost, match="worker1"):
+        todist.remote_sync_call(die, args=(3,), partitioner=1)
+    with pytest.raises(todist.PeerLost, match="worker1"):
+        todist.remote_async_call(die, args=(3,), partitioner=1).wait()
+    after = time.monotonic() - start
+    todist.shutdown_rpc(graceful=False)
+    return during, after
+
+
+def test_a_worker_that_dies_during_a_call_is_named_within_seconds():
+    outcomes = run_world(call_one_who_dies, 2, may_fail=True)
+    during, after = outcomes[0]
+    assert during < 3 and after < 6
+    assert isinstance(outcomes[1], ProcessLookupError)
+
+
+def end_together_but(doomed: int, how: str) -> tuple[str, float]:
+    """All ranks wait in shutdown, but one dies or freezes instead of coming."""
+    seam.ANSWER_SECONDS = 2.0
+    todist.init_rpc()
+    todist.barrier()
+    process = todist.remote_sync_call(os.getpid, partitioner=doomed)
+    todist.barrier()
+    if todist.get_rank() == doomed:
+        if how == "dies":
+            time.sleep(0.5)
+            os._exit(3)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    start = time.monotonic()
+    with pytest.raises(todist.PeerLost) as caught:
+        todist.shutdown_rpc()
+    assert not todist.rpc_is_initialized()
+    if how == "freezes":
+        os.kill(process, signal.SIGKILL)
+    return str(caught.value), time.monotonic() - start
+
+
+@pytest.mark.parametrize("doomed", [0, 1, 2])
+def test_when_one_dies_those_who_wait_in_shutdown_end_within_seconds(doomed):
+    outcomes = run_world(end_together_but, 3, doomed, "dies", may_fail=True)
+    assert isinstance(outcomes.pop(doomed), ProcessLookupError)
+    for message, seconds in outcomes:
+        assert seconds < 8 and "\n" not in message
+
+
+def test_when_one_freezes_those_who_wait_in_shutdown_end_in_time():
+    outcomes = run_world(end_together_but, 2, 1, "freezes", may_fail=True)
+    message, seconds = outcomes[0]
+    assert "worker1" in message and seconds < 8
+    assert isinstance(outcomes[1], ProcessLookupError)
+
+
+@todist.auto_init_rpc()
+def fail_on_one() -> None:
+    if todist.get_rank() == 1:
+        raise LookupError("rank one's own mistake")
+
+
+def test_an_error_on_one_rank_ends_all_within_seconds():
+    start = time.monotonic()
+    zero, one, two = run_world(fail_on_one, 3, may_fail=True)
+    assert time.monotonic() - start < 15
+    assert isinstance(one, RankFailed) and "LookupError: rank one's own mistake" in str(one)
+    assert "PeerLost" in str(zero) and "PeerLost" in str(two)
+
+
+def trainer_name(world_rank: int, world_size: int, local_rank: int, local_world_size: int) -> str:
+    return f"trainer-{world_rank}-{world_size}-{local_rank}-{local_world_size}"
+
+
+@todist.auto_init_rpc(worker_name_format=trainer_name)
+def call_by_given_names() -> tuple:
+    size = todist.get_world_size()
+    names = [trainer_name(rank, size, rank, size) for rank in range(size)]
+    called = [todist.remote_sync_call(todist.get_rank, partitioner=name) for name in names]
+    with pytest.raises(todist.UserError, match="trainer-0"):
+        todist.get_worker_id("worker0")
+    todist.barrier(names)
+    return called, [todist.get_worker_id(name) for name in names], todist.get_worker_id()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_workers_go_by_the_names_they_were_given(size):
+    ranks = list(range(size))
+    assert run_world(call_by_given_names, size) == [(ranks, ranks, rank) for rank in ranks]
+
+
+happened: list[tuple] = []
+
+
+def initialize() -> None:
+    happened.append(("worker_init_fn", todist.rpc_is_initialized()))
+
+
+@todist.auto_init_rpc(initialize)
+def say_what_happened(word: str, *, more: int) -> list[tuple]:
+    """A main function."""
+    happened.append((word, more))
+    return happened
+
+
+def call_say_what_happened() -> tuple:
+    result = say_what_happened("main", more=1)
+    return result, say_what_happened.__name__, say_what_happened.__doc__
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_worker_init_fn_is_called_once_on_every_rank_in_the_open_world(size):
+    expected = ([("worker_init_fn", True), ("main", 1)], "say_what_happened", "A main function.")
+    assert run_world(call_say_what_happened, size) == [expected] * size
+
+
+def fail_to_initialize() -> None:
+    if todist.get_rank() == 1:
+        raise LookupError("no GPU for rank one")
+
+
+@todist.auto_init_rpc(fail_to_initialize)
+def never_reached_by_one() -> int:
+    return todist.get_rank()
+
+
+def test_an_error_in_worker_init_fn_ends_the_world():
+    zero, one = run_world(never_reached_by_one, 2, may_fail=True)
+    assert "PeerLost" in str(zero) and "LookupError: no GPU for rank one" in str(one)
+
+
+def test_misuse_of_the_decorator_is_told_in_a_sentence():
+    with pytest.raises(TypeError, match=r"@auto_init_rpc\(\)"):
+        todist.auto_init_rpc("worker0")
+
+    @todist.auto_init_rpc
+    def main() -> None: ...
+
+    with pytest.raises(TypeError, match=r"@auto_init_rpc\(\)"):
+        main()
+
+
+def open_twice() -> str:
+    todist.shutdown_rpc()  # without a world, nothing happens
+    todist.init_rpc()
+    with pytest.raises(RuntimeError, match="already initialized") as caught:
+        todist.init_rpc()
+    assert todist.rpc_is_initialized()
+    todist.shutdown_rpc()
+    assert not todist.rpc_is_initialized()
+    return str(caught.value)
+
+
+def test_a_world_cannot_be_opened_twice_at_once():
+    assert "shut it down" in run_world(open_twice, 1)[0]
+
+
+@todist.auto_init_rpc()
+def listening_addresses() -> list[str]:
+    return [info for info in _own_listening_sockets() if not info.startswith("0100007F:")]
+
+
+def _own_listening_sockets() -> list[str]:
+    """Local addresses, in the kernel's notation, of this process's listening TCP sockets."""
+    own = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            own.add(str(descriptor.readlink()))
+    rows = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path("/proc/self/net", table).read_text().splitlines()[1:]
+    ]
+    found = [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own]
+    assert found, "an RPC world listens somewhere"
+    return found
+
+
+def test_on_one_node_the_sockets_of_rpc_are_bound_to_loopback():
+    assert run_world(listening_addresses, 2) == [[], []]
+
+
+# --- what crosses ------------------------------------------------------------------------------
+
+
+class Shared:
+    """An argument that counts how often it is pickled."""
+
+    pickled = 0
+
+    def __reduce__(self) -> tuple:
+        Shared.pickled += 1
+        return Shared, ()
+
+
+def use(shared: Shared, model: torch.nn.Module, item: torch.Tensor) -> float:
+    return item.sum().item()
+
+
+@todist.auto_init_rpc()
+def count_crossings(tasks: int) -> tuple[int, list[int]] | None:
+    if todist.get_rank() != 0:
+        return None
+    sent: list[int] = []
+    serialize = _internal_rpc_pickler.serialize
+
+    def weigh(obj: object) -> tuple:
+        data, tensors = serialize(obj)
+        sent.append(len(data) + sum(t.numel() * t.element_size() for t in tensors))
+        return data, tensors
+
+    _internal_rpc_pickler.serialize = weigh
+    try:
+        results = todist.remote_sync_call(
+            use,
+            args=(Shared(), torch.nn.Linear(300, 300), torch.ones(tasks, 10)),
+            partitioner=todist.dim_partitioner(0, exclusive=True, keepdim=False),
+        )
+    finally:
+        _internal_rpc_pickler.serialize = serialize
+    assert results == [10.0] * tasks
+    messages = sorted(sent, reverse=True)[: todist.get_world_size()]
+    return Shared.pickled, messages
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_what_tasks_share_crosses_once_to_each_worker(size):
+    pickled, messages = run_world(count_crossings, size, 32)[0]
+    assert pickled == size
+    model = 4 * (300 * 300 + 300)
+    tasks = 32 / size * 4 * 10
+    for message in messages:
+        assert model + tasks * 0.9 < message < model + tasks * 1.1 + 300 * 32
+
+
+def test_errors_pickle():
+    for error in (todist.PeerLost("worker1 is gone"), todist.UserError("no such thing")):
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error) and str(again) == str(error)
+    failure = Failure("KeyError", "no key", "Traceback: …", of_user=False)
+    remote = pickle.loads(pickle.dumps(todist.RemoteError("worker1", failure)))
+    assert type(remote) is todist.RemoteError and remote.worker == "worker1"
+    assert remote.remote_traceback == "Traceback: …" and "no key" in str(remote)
+    assert isinstance(todist.PeerLost("x"), ConnectionError)

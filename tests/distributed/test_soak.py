@@ -1,0 +1,120 @@
+"""Many calls that call: none deadlocks, none is lost, and none leaves a thread behind."""
+
+import math
+import threading
+import time
+
+import pytest
+import torch
+from worlds import run_world
+
+import metadist as todist
+
+
+def squares(item: torch.Tensor) -> torch.Tensor:
+    """The second level: shared out among all workers."""
+    return todist.remote_sync_call(
+        torch.square, args=(item,), partitioner=todist.batch_partitioner, reducer=todist.sum_reducer
+    ).sum()
+
+
+def below(depth: int, number: int) -> int:
+    """Calls the next worker, `depth` levels down; each level adds its rank's share."""
+    if depth == 0:
+        return number
+    next_worker = (todist.get_rank() + 1) % todist.get_world_size()
+    return 1 + todist.remote_sync_call(below, args=(depth - 1, number), partitioner=next_worker)
+
+
+@todist.auto_init_rpc()
+def call_deep(depth: int, calls: int) -> list[int]:
+    """Every rank calls at once, each call `depth` levels deep."""
+    futures = [
+        todist.remote_async_call(
+            below, args=(depth, i), partitioner=(todist.get_rank() + i) % todist.get_world_size()
+        )
+        for i in range(calls)
+    ]
+    return [future.wait() for future in futures]
+
+
+@pytest.mark.parametrize(("size", "depth"), [(1, 3), (2, 5), (3, 4)])
+def test_deep_calls_from_all_ranks_at_once_do_not_deadlock(size, depth):
+    expected = [depth + i for i in range(40)]
+    assert run_world(call_deep, size, depth, 40) == [expected] * size
+
+
+def sine_elsewhere(x: torch.Tensor) -> torch.Tensor:
+    neighbour = (todist.get_rank() + 1) % todist.get_world_size()
+    return todist.remote_sync_call(torch.sin, args=(x,), partitioner=neighbour)
+
+
+@todist.auto_init_rpc()
+def differentiate_many(calls: int) -> float | None:
+    if todist.get_rank() != 0:
+        return None
+    x = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
+    with todist.autograd.context() as context:
+        futures = [
+            todist.remote_async_call(sine_elsewhere, args=(x.clone(),), partitioner=i % 2)
+            for i in range(calls)
+        ]
+        todist.autograd.backward(context, sum(future.wait() for future in futures))
+    return x.grad.item()
+
+
+def test_two_hundred_nested_calls_one_by_one_in_a_context_do_not_deadlock():
+    gradient = run_world(differentiate_many, 2, 200)[0]
+    assert gradient == pytest.approx(200 * math.cos(1.0), rel=1e-12)
+
+
+@todist.auto_init_rpc()
+def call_two_thousand(way: str) -> tuple[float, float, int] | None:
+    if todist.get_rank() != 0:
+        return None
+    items = torch.arange(4000, dtype=torch.float64).reshape(2000, 2)
+    before = threading.active_count()
+    start = time.monotonic()
+    if way == "grouped":
+        total = todist.remote_sync_call(
+            squares,
+            args=(items,),
+            partitioner=todist.exclusive_batch_partitioner,
+            reducer=todist.sum_reducer,
+        ).item()
+    else:
+        total = 0.0
+        for first in range(0, 2000, 250):
+            futures = [
+                todist.remote_async_call(squares, args=(items[i : i + 1],), partitioner=i % 2)
+                for i in range(first, first + 250)
+            ]
+            total += sum(future.wait().item() for future in futures)
+    return total, time.monotonic() - start, threading.active_count() - before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["grouped", "one by one"])
+def test_two_thousand_nested_calls(way):
+    total, seconds, threads = run_world(call_two_thousand, 2, way, timeout=300)[0]
+    assert total == (torch.arange(4000, dtype=torch.float64) ** 2).sum().item()
+    print(f"2,000 nested calls {way}: {seconds:.1f} s, {threads} threads more")
+    assert seconds < 240
+
+
+@todist.auto_init_rpc()
+def call_and_fail(times: int) -> int | None:
+    if todist.get_rank() != 0:
+        return None
+    failed = 0
+    for i in range(times):
+        try:
+            todist.remote_sync_call(torch.reshape, args=(torch.ones(3), (i + 4,)), partitioner=1)
+        except todist.RemoteError:
+            failed += 1
+    assert todist.remote_sync_call(pow, args=(2, 3), partitioner=1) == 8
+    return failed
+
+
+def test_many_failed_calls_leave_the_world_in_order():
+    assert run_world(call_and_fail, 2, 200)[0] == 200

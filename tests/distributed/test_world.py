@@ -1,0 +1,85 @@
+"""The world is what the environment says at the moment of asking."""
+
+import pytest
+from worlds import run_world
+
+import metadist as todist
+from metadist.distributed.world import attempt, is_single_node
+
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+
+    def be(**variables: object) -> None:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, str(value))
+
+    return be
+
+
+def test_a_process_without_torchrun_is_a_world_of_its_own():
+    assert todist.get_world_info() == (0, 1, 0, 1)
+    assert todist.get_worker_id() == 0 and todist.get_worker_id("worker0") == 0
+    assert is_single_node() and attempt() == 0
+
+
+def test_the_environment_is_read_at_each_question(environment):
+    for rank, size in ((0, 2), (1, 2), (5, 6)):
+        environment(
+            RANK=rank,
+            WORLD_SIZE=size,
+            LOCAL_RANK=rank % 2,
+            LOCAL_WORLD_SIZE=2,
+            TORCHELASTIC_RESTART_COUNT=rank,
+        )
+        info = todist.get_world_info()
+        assert info == (rank, size, rank % 2, 2) and type(info) is todist.WorldInfo
+        assert info.rank == info.world_rank == rank
+        assert todist.get_rank() == todist.get_world_rank() == todist.get_worker_id() == rank
+        assert todist.get_world_size() == size
+        assert todist.get_local_rank() == rank % 2 and todist.get_local_world_size() == 2
+        assert is_single_node() == (size == 2) and attempt() == rank
+
+
+def test_without_local_numbers_the_world_is_one_node(environment):
+    environment(RANK=2, WORLD_SIZE=3)
+    assert todist.get_world_info() == (2, 3, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"RANK": 0},
+        {"WORLD_SIZE": 2},
+        {"RANK": "zero", "WORLD_SIZE": 2},
+        {"RANK": 1, "WORLD_SIZE": ""},
+        {"RANK": 2, "WORLD_SIZE": 2},
+        {"RANK": -1, "WORLD_SIZE": 2},
+        {"RANK": 0, "WORLD_SIZE": 0},
+        {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 3, "LOCAL_WORLD_SIZE": 2},
+        {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": "a"},
+    ],
+)
+def test_nonsense_is_refused_in_one_line(environment, variables):
+    environment(**variables)
+    with pytest.raises(todist.UserError) as caught:
+        todist.get_world_info()
+    assert "RANK" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_unknown_workers_are_refused_in_one_line(environment):
+    environment(RANK=0, WORLD_SIZE=2)
+    assert [todist.get_worker_id(i) for i in (0, 1, "worker0", "worker1")] == [0, 1, 0, 1]
+    for worker in (2, -1, "worker2", "nobody"):
+        with pytest.raises(todist.UserError, match="there is no worker") as caught:
+            todist.get_worker_id(worker)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_every_rank_of_a_real_world_knows_its_place(size):
+    assert run_world(todist.get_world_info, size) == [(r, size, r, size) for r in range(size)]

@@ -1,0 +1,139 @@
+"""The small scripts of `experiments/primitives/`, under real torchrun."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PRIMITIVES = Path(__file__).resolve().parents[2] / "experiments" / "primitives"
+
+
+def run(*command: str, **environment: str) -> list[str]:
+    """Run a command; give its lines, sorted, for ranks write in any order."""
+    clean = {
+        name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")
+    }
+    ended = subprocess.run(
+        command,
+        env=clean | {"OMP_NUM_THREADS": "1"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return sorted(ended.stdout.splitlines())
+
+
+def torchrun(*arguments: object, ranks: int = 2) -> list[str]:
+    return run(
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        f"--nproc_per_node={ranks}",
+        *map(str, arguments),
+    )
+
+
+def test_hello_world():
+    (alone,) = run(sys.executable, str(PRIMITIVES / "hello_world.py"))
+    assert alone.startswith("Hello from a process on its own")
+    lines = torchrun(PRIMITIVES / "hello_world.py", ranks=3)
+    assert [re.sub(r"\d+\)", "N)", line) for line in lines] == [
+        f"Hello from rank {rank} of 3 (process N)" for rank in range(3)
+    ]
+    assert len({re.search(r"(\d+)\)", line)[1] for line in lines}) == 3
+
+
+def test_environment():
+    lines = torchrun(PRIMITIVES / "environment.py")
+    for rank, share in ((0, [0, 2, 4, 6, 8]), (1, [1, 3, 5, 7, 9])):
+        for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2}.items():
+            assert f"[{rank}] {name}={value}" in lines
+        assert f"[{rank}] its share of ten items: {share}" in lines
+        assert (
+            f"[{rank}] WorldInfo(world_rank={rank}, world_size=2, local_rank={rank}, "
+            "local_world_size=2)"
+        ) in lines
+
+
+def test_environment_without_torchrun():
+    lines = run(sys.executable, str(PRIMITIVES / "environment.py"))
+    assert "[0] RANK=(not set)" in lines
+    assert f"[0] its share of ten items: {list(range(10))}" in lines
+
+
+def test_arguments():
+    lines = torchrun(PRIMITIVES / "arguments.py", 1, 2, "--name", "a b")
+    assert lines == [f"[{rank}] numbers=[1, 2] name='a b'" for rank in range(2)]
+
+
+def test_any_executable():
+    lines = torchrun("--no-python", PRIMITIVES / "any_executable.sh")
+    assert [line.split(",")[0] for line in lines] == [
+        "rank 0 of 2: bash",
+        "rank 1 of 2: bash",
+    ]
+
+
+@pytest.mark.parametrize("barrier", [True, False])
+def test_synchronizing(barrier):
+    lines = torchrun(PRIMITIVES / "synchronizing.py", *(["--barrier"] if barrier else []))
+    times = {
+        tuple(line.split(" s: ")[1].split()[i] for i in (1, 2, 4)): float(line.split(" s: ")[0])
+        for line in lines
+    }
+    assert len(times) == 8
+    quick_begins, slow_ends = times["0", "begins", "second"], times["1", "ends", "first"]
+    assert quick_begins >= slow_ends if barrier else quick_begins < slow_ends
+
+
+def test_reductions():
+    lines = torchrun(PRIMITIVES / "reductions.py", ranks=3)
+    for rank in range(3):
+        mine = [line.removeprefix(f"[{rank}] ") for line in lines if line[1] == str(rank)]
+        assert [re.sub(r"\s+", " ", line) for line in mine] == [
+            "all_gather [[0], [0, 1], [0, 1, 2]]",
+            "all_reduce max [2, 2, 2]",
+            "all_reduce mean {'loss': tensor(1.5000), 'items': 2.0}",
+            "all_reduce sum [3, 3, 3]",
+            "broadcast from 0 [0, 0, 0]",
+            f"derivative {6.0 * (rank + 1)}",
+            f"mine {[rank] * 3}",
+        ]
+
+
+def test_several_nodes():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    lines = run(str(PRIMITIVES / "several_nodes.sh"), PYTHON=sys.executable, PORT=str(port))
+    places = [f"rank {rank} of 2 (node {rank}, local rank 0)" for rank in range(2)]
+    assert lines == [
+        f"{places[0]} called {places[1]}; sum of ranks 1",
+        f"{places[1]} called {places[0]}; sum of ranks 1",
+    ]
+
+
+def test_restarts(tmp_path):
+    state = tmp_path / "state.json"
+    lines = torchrun("--max-restarts=1", PRIMITIVES / "restarts.py", state)
+    assert lines == [
+        "attempt 0, rank 0: begins at step 0",
+        "attempt 0, rank 1: begins at step 0",
+        "attempt 0, rank 1: crashes after step 3",
+        "attempt 1, rank 0: begins at step 3",
+        "attempt 1, rank 0: total 30",
+        "attempt 1, rank 1: begins at step 3",
+        "attempt 1, rank 1: total 30",
+    ]
+    assert state.read_text() == '{"step": 6, "total": 30}'
+
+
+@pytest.mark.parametrize("path", sorted(PRIMITIVES.iterdir()), ids=lambda path: path.name)
+def test_each_is_short_and_says_how_to_run_it(path):
+    if path.suffix in (".py", ".sh"):
+        text = path.read_text(encoding="utf-8")
+        assert len(text.splitlines()) < 60
+        assert path.name in text
