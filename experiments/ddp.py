@@ -7,7 +7,7 @@ what can be chosen.
 from metadist.configuration import build_experiment
 from metadist.launchers import experiment
 
-main = experiment("ddp", build_experiment)
+main = experiment(__file__, build_experiment)
 
 if __name__ == "__main__":
     main()

@@ -6,7 +6,7 @@
 from metadist.configuration import build_experiment
 from metadist.launchers import experiment
 
-main = experiment("maml", build_experiment)
+main = experiment(__file__, build_experiment)
 
 if __name__ == "__main__":
     main()

@@ -1,5 +1,7 @@
 """The experiment that a configuration describes."""
 
+import difflib
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,14 @@ from metadist.training import (
     Experiment,
     MetaBatch,
     Strategy,
+    TaskMapper,
     Trainer,
     TrainTasks,
     resolve_device,
     restore,
 )
+
+_built = itertools.count()
 
 
 def build_experiment(configuration: DictConfig, directory: Path, name: str) -> Experiment:
@@ -39,6 +44,7 @@ def build_experiment(configuration: DictConfig, directory: Path, name: str) -> E
         UserError: anything in the configuration that does not fit.
     """
     cfg = configuration
+    _refuse_strangers(cfg)
     seed = _whole_number(cfg, "seed", 0)
     torch.set_num_threads(_whole_number(cfg, "threads", 1))
     trainer: Trainer = build(cfg.trainer, "trainer")
@@ -52,7 +58,9 @@ def build_experiment(configuration: DictConfig, directory: Path, name: str) -> E
     learner.to(device if strategy.home == "device" else "cpu")
     optimizer = build(cfg.optimizer, "optimizer", params=learner.parameters())
     _check_partition(strategy, learner, trainer)
-    resident = Resident("tasks", tasks)
+    _rehearse(tasks, learner)
+    # Every rank builds the same experiments in the same order, so the numbers agree.
+    resident = Resident(f"tasks of experiment {next(_built)}", tasks)
     experiment = Experiment(
         name=name,
         headline=_headline(tasks, learner, strategy),
@@ -71,6 +79,36 @@ def build_experiment(configuration: DictConfig, directory: Path, name: str) -> E
     )
     restore(experiment)
     return experiment
+
+
+_KEYS = (
+    "algorithm",
+    "allreduce_engine",
+    "dataset",
+    "default_partition",
+    "device",
+    "logger",
+    "model",
+    "optimizer",
+    "partition",
+    "reducer",
+    "resume",
+    "running_statistics",
+    "seed",
+    "strategy",
+    "task",
+    "threads",
+    "trainer",
+)
+
+
+def _refuse_strangers(cfg: DictConfig) -> None:
+    """Hydra takes any key with a plus before it; a misspelt group would go unnoticed."""
+    for key in cfg:
+        if key not in _KEYS:
+            near = difflib.get_close_matches(str(key), [*_KEYS, "experiment"], n=1)
+            hint = f"did you mean +{near[0]}=…?" if near else "check its spelling."
+            raise UserError(f"{key} is no key or group of the configuration: {hint}")
 
 
 def _whole_number(cfg: DictConfig, key: str, least: int) -> int:
@@ -93,6 +131,20 @@ def _strategy(cfg: DictConfig) -> Strategy:
     partitioner = build(cfg[chosen], chosen)
     reducer = build(cfg.reducer, "reducer")
     return build(cfg.strategy, "strategy", partitioner=partitioner, reducer=reducer)
+
+
+def _rehearse(tasks: TaskDistribution, learner: Learner) -> None:
+    """One task in each mode: a model that cannot do it is found before any work starts."""
+    device = next(learner.parameters()).device
+    for training, split in ((True, "train"), (False, "test")):
+        mapper = TaskMapper(Resident("tasks of a rehearsal", tasks), str(device))
+        try:
+            mapper.each(learner.train(training), MetaBatch(task_keys(0, split, 0, range(1))))
+        except (ValueError, RuntimeError, IndexError) as error:
+            raise UserError(
+                f"the model and the algorithm cannot do a {split} task of this shape "
+                f"({str(error).splitlines()[0]}): change model, algorithm or task."
+            ) from error
 
 
 def _check_partition(strategy: Strategy, learner: Learner, trainer: Trainer) -> None:

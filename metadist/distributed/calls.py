@@ -1,6 +1,7 @@
 """MapReduce over the workers: partition the arguments, call, reduce the results."""
 
 import pickle
+import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,9 +19,11 @@ from metadist.distributed.one_visit import attach, attach_sum
 from metadist.distributed.partitioners import batch_partitioner
 from metadist.distributed.reducers import LinearReducer
 from metadist.distributed.rpc import (
+    HEARTBEAT_SECONDS,
     PeerLost,
     get_worker_id,
     has_device_maps,
+    require_answers,
     rpc_is_initialized,
     worker_names,
 )
@@ -33,6 +36,7 @@ from metadist.distributed.shards import (
     as_shards,
 )
 from metadist.distributed.visits import Answer, Failure, Visit, tensors_of
+from metadist.distributed.world import get_rank
 from metadist.errors import UserError
 
 GradientMode = Literal["context", "visit"]
@@ -81,7 +85,7 @@ def remote_async_call(
         reducer: a function from the list of results, in the partitioner's order, to the result.
             Default: none, the list itself (for a worker's number or name: the one result).
         timeout: seconds until the call fails with TimeoutError. Default: the world's
-            (`CALL_TIMEOUT`); 0 waits for as long as the workers live.
+            (`CALL_TIMEOUT`); 0 waits for as long as the workers answer heartbeats.
         gradient: where derivatives are taken. "context" records a graph across the workers for
             `autograd.backward` inside `autograd.context()`; outside of one the result has no
             derivative. "visit" makes each worker compute values and derivatives in the same
@@ -199,16 +203,8 @@ class _Call:
             ) from None
 
     def result(self) -> Any:
-        """Wait for all visits, then the reduced result or the first error."""
-        visits: list[list[Answer]] = []
-        errors: list[Exception] = []
-        for worker, future in zip(self.places, self.futures, strict=True):
-            try:
-                visits.append(self._answer(self.names[worker], future))
-            except Exception as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+        """Wait for all visits; the reduced result, or the error that came first."""
+        visits = self._visits()
         if self.note_results is not None:
             self.note_results(visits)
         if self.linear and visits:
@@ -221,6 +217,25 @@ class _Call:
             return values[0]
         results = ShardResults(values, [shard.size for shard in self.shards])
         return results if self.reducer is None else self.reducer(results)
+
+    def _visits(self) -> list[list[Answer]]:
+        """The answers of all visits, in the order of `places`. The first failure ends the wait;
+        visits that are still under way then end on their workers, unheard.
+        """
+        finished: queue.SimpleQueue[int] = queue.SimpleQueue()
+        names = [self.names[worker] for worker in self.places]
+        for place, future in enumerate(self.futures):
+            future.add_done_callback(lambda _, place=place: finished.put(place))
+        answers: dict[int, list[Answer]] = {}
+        while len(answers) < len(names):
+            try:
+                place = finished.get(timeout=HEARTBEAT_SECONDS)
+            except queue.Empty:
+                pending = {name for i, name in enumerate(names) if i not in answers}
+                require_answers(sorted(pending - {self.names[get_rank()]}))
+                continue
+            answers[place] = self._answer(names[place], self.futures[place])
+        return [answers[place] for place in range(len(names))]
 
     def _answer(self, name: str, future: Future) -> list[Answer]:
         try:

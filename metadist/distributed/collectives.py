@@ -1,6 +1,7 @@
 """Collectives on tensors and nested structures of them, over Gloo or NCCL, beside RPC or alone."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from metadist.distributed.meeting import MEETING_TIMEOUT, meet
-from metadist.distributed.rpc import bound_to_loopback
+from metadist.distributed.rpc import PeerLost, bound_to_loopback
 from metadist.distributed.world import get_world_info
 from metadist.errors import UserError
 
@@ -18,6 +19,16 @@ T = TypeVar("T")
 
 COLLECTIVE_TIMEOUT = 300.0
 """Seconds that a collective waits for the slowest rank."""
+
+
+@contextlib.contextmanager
+def _peers() -> Iterator[None]:
+    """Around a collective: what Gloo and NCCL say of a rank that is gone, as `PeerLost`."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise PeerLost(f"a rank left or stopped during a collective ({reason}).") from None
 
 
 def init_process_group(
@@ -64,14 +75,16 @@ class _SumOverRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, vector: Tensor) -> Tensor:
         total = vector.detach().clone()
-        dist.all_reduce(total)
+        with _peers():
+            dist.all_reduce(total)
         return total
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, outer: Tensor) -> Tensor:
         total = outer.contiguous().clone()
-        dist.all_reduce(total)
+        with _peers():
+            dist.all_reduce(total)
         return total
 
 
@@ -100,7 +113,8 @@ def all_reduce(tree: T, op: Literal["sum", "mean", "max", "min"] = "sum") -> T:
                 return total
             return (total if total.is_floating_point() else total.double()) / size
         extreme = vector.detach().clone()
-        dist.all_reduce(extreme, dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.MIN)
+        with _peers():
+            dist.all_reduce(extreme, dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.MIN)
         return extreme
 
     return _in_one_message(tree, combine, same_types=op in ("max", "min"))
@@ -111,7 +125,8 @@ def broadcast(tree: T, source: int = 0) -> T:
 
     def from_source(vector: Tensor) -> Tensor:
         copy = vector.detach().clone()
-        dist.broadcast(copy, source)
+        with _peers():
+            dist.broadcast(copy, source)
         return copy
 
     return _in_one_message(tree, from_source, same_types=True)
@@ -131,12 +146,14 @@ def all_gather(tree: T) -> list[T]:
         rows = tensor if tensor.dim() else tensor.reshape(1)
         lengths = torch.zeros(size, dtype=torch.int64, device=rows.device)
         lengths[dist.get_rank()] = len(rows)
-        dist.all_reduce(lengths)
+        with _peers():
+            dist.all_reduce(lengths)
         padded = rows.new_zeros(int(lengths.max()), *rows.shape[1:])
         padded[: len(rows)] = rows
         parts = [torch.empty_like(padded) for _ in range(size)]
         if padded.numel():
-            dist.all_gather(parts, padded)
+            with _peers():
+                dist.all_gather(parts, padded)
         for rank, part in enumerate(parts):
             part = part[: int(lengths[rank])]
             gathered[rank].append(_like(leaf, part if tensor.dim() else part[0]))

@@ -44,11 +44,18 @@ class MeanReducer(LinearReducer):
 
 @dataclass(frozen=True)
 class SumReducer(LinearReducer):
-    """The sum of the shards' results."""
+    """The sum of the shards' results.
+
+    Attributes:
+        of_items: results are means over their shards' items: each counts as often as its shard
+            has items, and the sum over items is the same however they were split.
+    """
+
+    of_items: bool = False
 
     def coefficients(self, sizes: Sequence[float]) -> list[float]:
-        """One for every shard."""
-        return [1.0] * len(sizes)
+        """One for every shard, or the shards' sizes."""
+        return list(sizes) if self.of_items else [1.0] * len(sizes)
 
 
 mean_reducer = MeanReducer()

@@ -15,7 +15,7 @@ class Resident:
 
     Args:
         name: the name, the same on all workers.
-        value: this worker's value; it replaces an earlier one.
+        value: this worker's value; it replaces an earlier one of that name.
     """
 
     def __init__(self, name: str, value: Any) -> None:

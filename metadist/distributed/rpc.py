@@ -308,7 +308,7 @@ def _wait_for(topic: str, names: list[str], timeout: float | None) -> None:
     future.add_done_callback(lambda _: arrived.set())
     while not arrived.wait(HEARTBEAT_SECONDS):
         absent = _Arrivals.missing(key, names) if me == leader else [leader]
-        _require_answers([name for name in absent if name != me])
+        require_answers([name for name in absent if name != me])
     try:
         future.wait()
     except RuntimeError as error:
@@ -324,7 +324,8 @@ def _absent(leader: str, key: str, names: list[str]) -> list[str]:
     return []
 
 
-def _require_answers(names: list[str]) -> None:
+def require_answers(names: list[str]) -> None:
+    """Ask workers whether they are there; raises `PeerLost` for one that does not answer."""
     questions = [(name, rpc.rpc_async(name, _answer, timeout=ANSWER_SECONDS)) for name in names]
     for name, question in questions:
         try:

@@ -91,9 +91,17 @@ def get_local_world_size() -> int:
 
 
 def is_single_node() -> bool:
-    """Whether every process of the world runs on this node."""
+    """Whether every process of the world is known to run on this node.
+
+    Launchers that set RANK and WORLD_SIZE alone say nothing of nodes; then only a loopback
+    MASTER_ADDR tells.
+    """
     info = get_world_info()
-    return info.world_size == info.local_world_size
+    if info.world_size == 1:
+        return True
+    if "LOCAL_WORLD_SIZE" in os.environ:
+        return info.world_size == info.local_world_size
+    return os.environ.get("MASTER_ADDR") in ("localhost", "127.0.0.1", "::1")
 
 
 def attempt() -> int:

@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import functools
+import json
 import logging
 import os
 import sys
@@ -48,18 +49,25 @@ class _JobFailed(BaseException):
         self.error = error
 
 
-def experiment(config_name: str, build: Build) -> Callable[[], None]:
+class _Elsewhere(Exception):
+    """Another rank failed in setting up, and says why."""
+
+
+def experiment(script: str, build: Build) -> Callable[[], None]:
     """The main function of an experiment's script.
 
-    It composes `conf/CONFIG_NAME.yaml` with the command line through Hydra, builds the
-    experiment on every rank, and runs it. All ranks share one run directory, into which rank
-    zero alone writes. An error of the user's is one sentence on rank zero and exit status 2.
+    It composes `conf/NAME.yaml`, for a script `experiments/NAME.py`, with the command line
+    through Hydra, builds the experiment on every rank, and runs it. All ranks share one run
+    directory, into which rank zero alone writes. An error of the user's is one sentence on rank
+    zero and exit status 2.
 
     Args:
-        config_name: the configuration's file in `conf/`, without `.yaml`.
+        script: the script's `__file__`; `conf/` lies beside its folder.
         build: (configuration, run directory, name) -> the experiment.
     """
     _register_resolvers()
+    path = Path(script).resolve()
+    config_name = path.stem
 
     def job(configuration: DictConfig) -> Any:
         directory = Path(HydraConfig.get().runtime.output_dir).resolve()
@@ -69,7 +77,7 @@ def experiment(config_name: str, build: Build) -> Callable[[], None]:
             raise _JobFailed(error) from error
 
     main = hydra.main(
-        version_base="1.3", config_path=str(_configuration_folder()), config_name=config_name
+        version_base="1.3", config_path=str(path.parent.parent / "conf"), config_name=config_name
     )(job)
 
     @functools.wraps(main)
@@ -77,10 +85,6 @@ def experiment(config_name: str, build: Build) -> Callable[[], None]:
         sys.exit(_exit_status(main))
 
     return guarded
-
-
-def _configuration_folder() -> Path:
-    return Path(sys.argv[0]).resolve().parent.parent / "conf"
 
 
 def _exit_status(main: Callable[[], None]) -> int:
@@ -93,20 +97,28 @@ def _exit_status(main: Callable[[], None]) -> int:
     try:
         main()
     except _JobFailed as failed:
-        return _say(failed.error, wants_traceback)
+        return _say(failed.error, wants_traceback, in_job=True)
     except Exception as error:
-        return _say(error, wants_traceback)
+        return _say(error, wants_traceback, in_job=False)
     return 0
 
 
-def _say(error: Exception, wants_traceback: bool) -> int:
-    """Say what went wrong as far as it is this rank's to say; the exit status for it."""
+def _say(error: Exception, wants_traceback: bool, in_job: bool) -> int:
+    """Say what went wrong as far as it is this rank's to say; the exit status for it.
+
+    An OSError before the job comes from Hydra, which could not make the run's directory.
+    """
+    if isinstance(error, _Elsewhere):
+        _say_once("")
+        return FAILURE_STATUS
     if isinstance(error, Interrupted):
         _say_once(str(error))
         return error.exit_status
     if isinstance(error, PeerLost):
         return _peer_lost(error)
-    if isinstance(error, UserError | HydraException | OmegaConfBaseException | OSError):
+    if isinstance(error, UserError | HydraException | OmegaConfBaseException) or (
+        isinstance(error, OSError) and not in_job
+    ):
         if wants_traceback:
             traceback.print_exception(error)
         _say_once(f"error: {explain(error)}")
@@ -129,12 +141,29 @@ def _build_on_all_ranks(
     built: Experiment | None = None
     try:
         built = build(configuration, directory, name)
-    except UserError as user_error:
-        error = user_error
-    words = exchange(store, "error", "" if error is None else str(error), _SET_UP_SECONDS)
-    for rank, word in enumerate(words):
-        if word:
-            raise UserError(word if words[0] else f"on rank {rank}: {word}")
+    except Exception as any_error:
+        error = any_error
+    outcome = {
+        "sentence": str(error) if isinstance(error, UserError) else "",
+        "failed": error is not None,
+        "iteration": built.progress.iteration if built and built.strategy.runs_loop() else None,
+    }
+    texts = exchange(store, "outcome", json.dumps(outcome), _SET_UP_SECONDS)
+    outcomes = [json.loads(text) for text in texts]
+    for rank, each in enumerate(outcomes):
+        if each["sentence"]:
+            first = outcomes[0]["sentence"]
+            raise UserError(each["sentence"] if first else f"on rank {rank}: {each['sentence']}")
+    if error is not None:
+        raise error
+    if any(each["failed"] for each in outcomes):
+        raise _Elsewhere
+    iterations = {each["iteration"] for each in outcomes} - {None}
+    if len(iterations) > 1:
+        raise UserError(
+            f"the ranks found checkpoints of different iterations, {sorted(iterations)}: put "
+            "hydra.run.dir on a file system that all nodes share."
+        )
     assert built is not None
     return built
 
@@ -145,14 +174,18 @@ def _say_once(sentence: str) -> None:
     """
     if get_rank() == 0:
         sys.stdout.flush()
-        print(sentence, file=sys.stderr, flush=True)
+        if sentence:
+            print(sentence, file=sys.stderr, flush=True)
     with contextlib.suppress(Exception):
         key, store = _said_key(), world_store()
         if get_rank() == 0:
             store.set(key, "yes")
         else:
             deadline = time.monotonic() + 5.0
-            while not store.check([key]) and time.monotonic() < deadline:
+            while not store.check([key]):
+                if time.monotonic() > deadline:
+                    print(f"{sentence} (rank {get_rank()})", file=sys.stderr, flush=True)
+                    break
                 time.sleep(0.02)
 
 

@@ -3,7 +3,13 @@
 from metadist.training.experiment import Experiment, Trainer
 from metadist.training.interrupts import Interrupted
 from metadist.training.loop import run
-from metadist.training.mappers import EvaluateTasks, MetaBatch, TrainTasks, resolve_device
+from metadist.training.mappers import (
+    EvaluateTasks,
+    MetaBatch,
+    TaskMapper,
+    TrainTasks,
+    resolve_device,
+)
 from metadist.training.resume import restore
 from metadist.training.strategies import (
     AllReduceStrategy,
@@ -21,6 +27,7 @@ __all__ = [
     "MetaBatch",
     "RpcStrategy",
     "Strategy",
+    "TaskMapper",
     "TrainTasks",
     "Trainer",
     "resolve_device",

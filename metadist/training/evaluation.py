@@ -42,7 +42,7 @@ def evaluate(
     learner: Learner,
     keys: Tensor,
     make_batch: Callable[[Tensor], MetaBatch],
-    advance: Callable[[int], None] = lambda tasks: None,
+    between: Callable[[], None] = lambda: None,
 ) -> dict[str, Estimate]:
     """The figures of the tasks `keys`, of shape (tasks, 4), each with its interval.
 
@@ -55,10 +55,10 @@ def evaluate(
         learner: what is judged.
         keys: the fixed list.
         make_batch: what travels for some keys.
-        advance: told how many tasks have been finished, as they are.
+        between: called every so many tasks; what it raises ends the evaluation.
     """
     parts = []
     for chunk in keys.split(_CHUNK):
         parts.append(strategy.collect(mapper, learner, make_batch(chunk)))
-        advance(len(chunk))
+        between()
     return {name: estimate(torch.cat([part[name] for part in parts])) for name in parts[0]}

@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -23,7 +24,8 @@ class StopRequests:
     """Context manager that notes SIGINT and SIGTERM instead of dying of them.
 
     torchrun passes a signal on to all its processes, and a terminal sends Ctrl-C to each as
-    well; a second one changes nothing. Outside of the main thread signals are left alone.
+    well, so repetitions within a second count as one; a later one is obeyed at once. Outside of
+    the main thread signals are left alone.
 
     Attributes:
         number: the signal that came first, 0 as long as none has.
@@ -31,6 +33,7 @@ class StopRequests:
 
     def __init__(self) -> None:
         self.number = 0
+        self._since = 0.0
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> "StopRequests":
@@ -49,4 +52,8 @@ class StopRequests:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.number = self.number or number
+        if not self.number:
+            self.number, self._since = number, time.monotonic()
+        elif time.monotonic() - self._since > 1.0:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)

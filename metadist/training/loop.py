@@ -1,16 +1,19 @@
 """The training loop: step, log, evaluate, save; then the test."""
 
 import json
+import math
+import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
 from metadist.distributed import get_rank, get_world_size
+from metadist.distributed.reducers import LinearReducer
 from metadist.errors import UserError
 from metadist.tasks import stack_episodes, task_keys
 from metadist.tracking import Run
@@ -19,7 +22,7 @@ from metadist.training.experiment import Experiment
 from metadist.training.interrupts import Interrupted, StopRequests
 from metadist.training.mappers import MetaBatch
 from metadist.training.pictures import draw_pictures
-from metadist.training.resume import checkpoints_of
+from metadist.training.resume import checkpoints_of, identity
 
 
 def run(experiment: Experiment) -> dict[str, Any]:
@@ -99,11 +102,19 @@ class _Run:
             if last or stopping or (every and progress.iteration % every == 0):
                 self._save()
             if stopping:
-                raise Interrupted(
-                    self.stop.number or 15,
-                    f"stopped at iteration {progress.iteration} of {x.trainer.iterations}, saved: "
-                    f"to go on, give the same command hydra.run.dir={x.directory} resume=auto",
-                )
+                self._leave()
+
+    def _leave(self) -> NoReturn:
+        x, done = self.x, self.progress.iteration
+        raise Interrupted(
+            self.stop.number or signal.SIGTERM,
+            f"stopped at iteration {done} of {x.trainer.iterations}, saved: "
+            f"to go on, give the same command hydra.run.dir={x.directory} resume=auto",
+        )
+
+    def _leave_if_asked(self) -> None:
+        if self.x.strategy.agree(self.stop.number != 0):
+            self._leave()
 
     def _step(self, iteration: int) -> None:
         x, progress = self.x, self.progress
@@ -111,8 +122,10 @@ class _Run:
         keys = task_keys(x.seed, "train", iteration, range(x.trainer.meta_batch_size))
         result = x.strategy.backward(x.train_mapper, x.learner, self._batch(keys))
         x.optimizer.step()
+        # Only the loss may be a sum; what is reported and running statistics are means.
+        weight = _total_weight(x.strategy.reducer, x.trainer.meta_batch_size)
         for name, buffer in x.learner.named_buffers():
-            buffer += result.buffers[name].to(buffer)
+            buffer += (result.buffers[name] / weight).to(buffer)
         seconds = time.perf_counter() - started
         progress.iteration = iteration
         progress.train_loss = result.loss.item()
@@ -122,7 +135,10 @@ class _Run:
                 {
                     "iteration": iteration,
                     "train_loss": progress.train_loss,
-                    **{f"train_{name}": value.item() for name, value in result.metrics.items()},
+                    **{
+                        f"train_{name}": value.item() / weight
+                        for name, value in result.metrics.items()
+                    },
                     "tasks_per_second": x.trainer.meta_batch_size / seconds,
                     "seconds": progress.train_seconds,
                 }
@@ -133,7 +149,9 @@ class _Run:
             return MetaBatch(keys)
         return MetaBatch(keys, stack_episodes([self.x.tasks.draw(key) for key in keys]))
 
-    def _evaluate(self, split: str, tasks: int) -> dict[str, Estimate]:
+    def _evaluate(
+        self, split: str, tasks: int, between: Callable[[], None] = lambda: None
+    ) -> dict[str, Estimate]:
         x = self.x
         return evaluate(
             x.strategy,
@@ -141,6 +159,7 @@ class _Run:
             x.learner,
             task_keys(x.seed, split, 0, range(tasks)),
             self._batch,
+            between,
         )
 
     def _validate(self) -> None:
@@ -159,7 +178,7 @@ class _Run:
         progress.validation = {f"validation_{self.metric}": figure.mean}
         sign = -1 if x.tasks.regression else 1
         best = progress.best.get(self.metric)
-        if best is None or sign * figure.mean > sign * best:
+        if math.isfinite(figure.mean) and (best is None or sign * figure.mean > sign * best):
             progress.best = {"iteration": progress.iteration, self.metric: figure.mean}
             if self.leads:
                 self.checkpoints.save_best(self._contents())
@@ -170,6 +189,7 @@ class _Run:
         return {
             "version": version("metadist"),
             **asdict(self.progress),
+            "identity": identity(self.x.configuration),
             "learner": self.x.learner.state_dict(),
             "optimizer": self.x.optimizer.state_dict(),
         }
@@ -183,7 +203,7 @@ class _Run:
     def _test(self, seconds: float) -> dict[str, Any]:
         x, progress = self.x, self.progress
         started = time.perf_counter()
-        figures = self._evaluate("test", x.trainer.eval_tasks)
+        figures = self._evaluate("test", x.trainer.eval_tasks, self._leave_if_asked)
         result = figures[self.metric]
         before = figures.get(f"{self.metric}_before")
         tasks = progress.iteration * x.trainer.meta_batch_size
@@ -222,10 +242,26 @@ def _batch_norm(learner: nn.Module) -> str:
     return "statistics of the batch at hand (transductive)"
 
 
+def _total_weight(reducer: Any, items: int) -> float:
+    """What the weights of a batch's items add up to: 1 for a mean."""
+    if not isinstance(reducer, LinearReducer):
+        return 1.0
+    return sum(reducer.coefficients([1.0] * items))
+
+
+def _without_nan(value: Any) -> Any:
+    """The value with None for numbers that JSON does not have."""
+    if isinstance(value, Mapping):
+        return {key: _without_nan(each) for key, each in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _write_json(path: Path, contents: Mapping[str, Any]) -> None:
     temporary = path.with_suffix(".part")
     try:
-        temporary.write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
+        temporary.write_text(
+            json.dumps(_without_nan(contents), indent=2, allow_nan=False) + "\n", encoding="utf-8"
+        )
         temporary.replace(path)
     except OSError as error:
         raise UserError(

@@ -45,6 +45,7 @@ def restore(experiment: Experiment) -> None:
     if path is None:
         return
     contents = read_checkpoint(path)
+    _require_same(path, contents.get("identity", {}), identity(experiment.configuration))
     _load(path, experiment.learner, experiment.optimizer, contents)
     experiment.progress = Progress(**{key: contents[key] for key in Progress.__dataclass_fields__})
     if experiment.progress.iteration > experiment.trainer.iterations:
@@ -52,6 +53,43 @@ def restore(experiment: Experiment) -> None:
             f"the checkpoint {path} has {experiment.progress.iteration} iterations done, more than "
             f"trainer.iterations={experiment.trainer.iterations}: ask for more iterations."
         )
+    if get_rank() == 0:
+        for iteration, later in checkpoints_of(experiment).iterations():
+            if iteration > experiment.progress.iteration:
+                later.rename(later.with_suffix(".pt.aside"))  # of the course that is left
+
+
+_IDENTITY = ("seed", "model", "algorithm", "task", "dataset", "optimizer", "reducer")
+_MAY_CHANGE = ("dataset.root", "dataset.download")
+
+
+def identity(configuration: Mapping[str, Any]) -> dict[str, str]:
+    """What a run's numbers follow from, as dotted keys with their values as text.
+
+    How long it runs, where, how it is carried out and what it logs do not belong to it.
+    """
+    found: dict[str, str] = {}
+
+    def flatten(value: Any, path: str) -> None:
+        if isinstance(value, Mapping):
+            for key, each in value.items():
+                flatten(each, f"{path}.{key}")
+        elif path not in _MAY_CHANGE:
+            found[path] = str(value)
+
+    for key in _IDENTITY:
+        flatten(configuration.get(key), key)
+    flatten(configuration["trainer"]["meta_batch_size"], "trainer.meta_batch_size")
+    return found
+
+
+def _require_same(path: Path, saved: Mapping[str, str], asked: Mapping[str, str]) -> None:
+    for key in [*saved, *asked]:
+        if saved.get(key) != asked.get(key):
+            raise UserError(
+                f"the checkpoint {path} is of another run: {key} was {saved.get(key)} there and is "
+                f"{asked.get(key)} now; resume with the options that it was trained with."
+            )
 
 
 def _make_writable(directory: Path) -> None:

@@ -41,11 +41,13 @@ class Strategy(Protocol):
     Attributes:
         name: "local", "rpc" or "allreduce".
         partitioner: splits a batch among the workers.
+        reducer: combines the shards' results.
         home: where the learner's parameters live: "cpu", or "device" for each rank's own device.
     """
 
     name: str
     partitioner: Partitioner
+    reducer: Callable[[list], Any]
     home: Literal["cpu", "device"]
 
     def open(self) -> None:
@@ -97,18 +99,15 @@ class _InProcess:
 
     def _backward(
         self, mapper: Mapper, learner: nn.Module, batch: Any
-    ) -> tuple[Answer, list[Tensor]]:
+    ) -> tuple[Answer, list[Tensor | None]]:
         """This rank's part of the reduced result and of the gradient, both in float64."""
         calls, weights = self._my_calls(learner, batch)
-        parameters = list(learner.parameters())
+        parameters = _trained(learner)
         places = {id(tensor): place for place, tensor in enumerate(tensors_of(calls))}
         differentiate = [places[id(parameter)] for parameter in parameters]
         (answer,) = Visit(mapper, calls, weights, differentiate, keep_device=True).run()
         assert answer.gradients is not None, "the mapper's loss does not depend on the learner"
-        return answer, [
-            torch.zeros_like(parameter, dtype=torch.float64) if gradient is None else gradient
-            for parameter, gradient in zip(parameters, answer.gradients.by_input, strict=True)
-        ]
+        return answer, answer.gradients.by_input
 
     def _collect(
         self, mapper: Mapper, learner: nn.Module, batch: Any
@@ -218,8 +217,15 @@ class AllReduceStrategy(_InProcess):
             part, types = self._ddp.backward(mapper, calls, weights)
             return narrow(all_reduce(part), types)
         answer, part = self._backward(mapper, learner, batch)
-        value, gradient = all_reduce((answer.value, part))
-        _set_gradient(learner, gradient)
+        filled = [
+            torch.zeros_like(parameter, dtype=torch.float64) if gradient is None else gradient
+            for parameter, gradient in zip(_trained(learner), part, strict=True)
+        ]
+        found = [float(gradient is not None) for gradient in part]
+        value, gradient, found = all_reduce((answer.value, filled, found))
+        _set_gradient(
+            learner, [g if ranks else None for g, ranks in zip(gradient, found, strict=True)]
+        )
         return narrow(value, answer.dtypes)
 
     def collect(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
@@ -314,6 +320,11 @@ class RpcStrategy:
         return flag
 
 
-def _set_gradient(learner: nn.Module, gradient: list[Tensor]) -> None:
-    for parameter, piece in zip(learner.parameters(), gradient, strict=True):
-        parameter.grad = piece.to(parameter)
+def _trained(learner: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in learner.parameters() if parameter.requires_grad]
+
+
+def _set_gradient(learner: nn.Module, gradient: list[Tensor | None]) -> None:
+    """A parameter on which no task's loss depends gets None, as from `loss.backward()`."""
+    for parameter, piece in zip(_trained(learner), gradient, strict=True):
+        parameter.grad = None if piece is None else piece.to(parameter)

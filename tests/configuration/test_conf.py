@@ -72,6 +72,9 @@ def test_there_are_files():
 def test_the_head_is_a_command_that_composes_and_uses_the_file(path):
     words = command(path)
     configuration = compose([word.replace("=DIR", "=somewhere") for word in words])
+    # What the file is composed into fits its targets too, with every value resolved.
+    for where, node in nodes(OmegaConf.to_container(configuration, resolve=True)):
+        bind(node, where, GIVEN)
     group = path.parent.relative_to(CONF)
     if str(group) != ".":
         used = [word for word in words if re.match(rf"\+?{group}=\[?.*\b{path.stem}\b", word)]

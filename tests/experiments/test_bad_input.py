@@ -38,6 +38,9 @@ def refusal(*overrides: str, size: int = 2) -> str:
         (["optimizer.lr=-1"], ["optimizer", "-1"]),
         (["model.pooling=mean"], ["model.pooling=mean", "stride"]),
         (["model.filters=0"], ["model.filters=0"]),
+        (["+partitions=batch"], ["partitions", "partition"]),
+        (["+trainr.iterations=3"], ["trainr", "trainer"]),
+        (["++dataset.size=8", "task.ways=1", "task.shots=1", "task.queries=1"], ["train task"]),
         (["seed=-1"], ["seed=-1"]),
         (["seed=one"], ["seed=one"]),
         (["device=tpu7"], ["device=tpu7", "auto"]),
@@ -96,4 +99,4 @@ def test_damaged_checkpoints(tmp_path):
     newest.write_bytes(whole[:1000])
     assert newest.name in refusal(run, "resume=auto")
     newest.write_bytes(whole)
-    assert "another model" in refusal(run, "resume=auto", "model.filters=5")
+    assert "another run: model.filters was 4" in refusal(run, "resume=auto", "model.filters=5")

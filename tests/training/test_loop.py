@@ -112,8 +112,8 @@ def test_an_earlier_run_is_not_overwritten(tmp_path):
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("model.filters=5", "another model"),
-        ("task.ways=4", "another model"),
+        ("model.filters=5", "another run: model.filters was 4"),
+        ("task.ways=4", "another run: task.ways was 3"),
         ("trainer.iterations=1", "more than trainer.iterations=1"),
     ],
 )
