@@ -152,7 +152,7 @@ def _add_up(answers: Iterator[Answer], coefficients: Sequence[float]) -> Answer:
             if so_far is None:
                 total.by_input[place] = wide(gradient) * coefficient
             else:
-                so_far.add_(gradient, alpha=coefficient)
+                so_far.add_(wide(gradient), alpha=coefficient)
     return Answer(wide_sum(values, coefficients), total, dtypes(values[0]))
 
 

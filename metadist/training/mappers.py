@@ -53,7 +53,7 @@ class TaskMapper:
         results = []
         for key, episode in self._tasks(batch):
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
-                torch.manual_seed(hash(tuple(key.tolist())))
+                _generator(device).manual_seed(hash(tuple(key.tolist())))
                 results.append(_with_buffers(learner, _to(episode, device)))
         return results
 
@@ -101,6 +101,13 @@ class EvaluateTasks(TaskMapper):
         return {
             name: torch.stack([figure[name] for figure in figures]).cpu() for name in figures[0]
         }
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    # torch.manual_seed would note a stack trace at each call for GPUs that are not in use.
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index or 0]
+    return torch.default_generator
 
 
 def _with_buffers(learner: Learner, episode: Episode) -> TaskResult:
