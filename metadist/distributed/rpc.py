@@ -111,7 +111,11 @@ def init_rpc(
         raise RuntimeError("RPC is already initialized in this process: shut it down first.")
     info = get_world_info()
     options = rpc_backend_options or rpc.TensorPipeRpcBackendOptions(
-        num_worker_threads=_NUM_WORKER_THREADS, rpc_timeout=CALL_TIMEOUT
+        num_worker_threads=_NUM_WORKER_THREADS,
+        rpc_timeout=CALL_TIMEOUT,
+        # The shared-memory transport keeps a thread a process spinning, on cores that the
+        # workers compute on.
+        _transports=["uv"],
     )
     options.init_method = "metadist://"
     _meeting_seconds = meeting_timeout
