@@ -3,7 +3,7 @@
 `torch.distributed.rpc` is touched in this package alone.
 """
 
-from metadist.distributed import autograd
+from metadist.distributed import autograd, collectives
 from metadist.distributed.calls import RemoteError, remote_async_call, remote_sync_call
 from metadist.distributed.modules import module_clone
 from metadist.distributed.parallel import parallelize, parallelize_async, parallelize_sync
@@ -44,6 +44,7 @@ __all__ = [
     "autograd",
     "barrier",
     "batch_partitioner",
+    "collectives",
     "dim_partitioner",
     "exclusive_batch_partitioner",
     "get_local_rank",
