@@ -3,11 +3,11 @@
 import itertools
 from typing import Annotated, Literal
 
-import torch.nn.functional as F
 from annotated_types import Ge, Lt
 from torch import Tensor, nn
 
 from metadist.errors import UserError
+from metadist.models.layers import Conv2d, Linear, max_pool, norm_relu
 
 
 class Conv4(nn.Module):
@@ -57,10 +57,11 @@ class Conv4(nn.Module):
                 f"these have {input_shape[1]}×{input_shape[2]}: choose model.pooling=stride."
             )
         self.pooling = pooling
+        self.running_statistics = running_statistics
         stride = 2 if pooling == "stride" else 1
         channels = [input_shape[0], filters, filters, filters, filters]
         self.convolutions = nn.ModuleList(
-            nn.Conv2d(before, after, 3, stride=stride, padding=1)
+            Conv2d(before, after, 3, stride=stride, padding=1)
             for before, after in itertools.pairwise(channels)
         )
         self.norms = nn.ModuleList(
@@ -70,22 +71,29 @@ class Conv4(nn.Module):
         if pooling == "max":
             features *= (input_shape[1] // 16) * (input_shape[2] // 16)
         self.dropout = nn.Dropout(dropout)
-        self.head = nn.Linear(features, outputs)
+        self.head = Linear(features, outputs)
         for convolution in self.convolutions:
             nn.init.xavier_uniform_(convolution.weight)
             nn.init.zeros_(convolution.bias)
         nn.init.normal_(self.head.weight, std=0.01)
         nn.init.zeros_(self.head.bias)
 
+    @property
+    def side_by_side(self) -> bool:
+        """Whether several tasks can run at once, each with parameters of its own."""
+        return not (self.running_statistics or self.dropout.p)
+
     def features(self, images: Tensor) -> Tensor:
-        """What the linear layer sees: (n, channels, height, width) -> (n, features)."""
+        """What the linear layer sees: (…, n, channels, height, width) -> (…, n, features)."""
         maps = images
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            maps = F.relu(norm(convolution(maps)))
+            maps = norm_relu(norm, convolution(maps))
             if self.pooling == "max":
-                maps = F.max_pool2d(maps, 2)
-        return maps.mean((2, 3)) if self.pooling == "stride" else maps.flatten(1)
+                maps = max_pool(maps)
+        return maps.mean((-2, -1)) if self.pooling == "stride" else maps.flatten(-3)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits: (n, channels, height, width) -> (n, outputs)."""
+        """Logits: (n, channels, height, width) -> (n, outputs); or side by side, with tasks in
+        front of both.
+        """
         return self.head(self.dropout(self.features(images)))

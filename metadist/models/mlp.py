@@ -1,12 +1,13 @@
 """Fully connected networks."""
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Annotated
 
 from annotated_types import Ge, Lt
 from torch import Tensor, nn
+
+from metadist.models.layers import Linear, norm_relu
 
 
 class MLP(nn.Module):
@@ -34,27 +35,36 @@ class MLP(nn.Module):
         dropout: Annotated[float, Ge(0), Lt(1)] = 0.0,
     ) -> None:
         super().__init__()
+        self.dimensions = len(input_shape)
+        self.running_statistics = batch_norm and running_statistics
         widths = [math.prod(input_shape), *hidden]
-        layers: list[nn.Module] = []
-        for before, after in itertools.pairwise(widths):
-            layers.append(nn.Linear(before, after))
-            if batch_norm:
-                layers.append(nn.BatchNorm1d(after, track_running_stats=running_statistics))
-            layers.append(nn.ReLU())
-        self.body = nn.Sequential(*layers)
+        self.layers = nn.ModuleList(map(Linear, widths, hidden))
+        self.norms = nn.ModuleList(
+            nn.BatchNorm1d(width, track_running_stats=running_statistics)
+            if batch_norm
+            else nn.Identity()
+            for width in hidden
+        )
         self.dropout = nn.Dropout(dropout)
-        self.head = nn.Linear(widths[-1], outputs)
+        self.head = Linear(widths[-1], outputs)
         if batch_norm:
             # MAML's initial weights; without batch norm they would let the signal die out.
-            for layer in [*layers, self.head]:
-                if isinstance(layer, nn.Linear):
-                    nn.init.trunc_normal_(layer.weight, std=0.01)
-                    nn.init.zeros_(layer.bias)
+            for layer in [*self.layers, self.head]:
+                nn.init.trunc_normal_(layer.weight, std=0.01)
+                nn.init.zeros_(layer.bias)
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether several tasks can run at once, each with parameters of its own."""
+        return not (self.running_statistics or self.dropout.p)
 
     def features(self, inputs: Tensor) -> Tensor:
-        """What the last layer sees: (n, *input_shape) -> (n, features)."""
-        return self.body(inputs.flatten(1))
+        """What the last layer sees: (…, n, *input_shape) -> (…, n, features)."""
+        features = inputs.flatten(inputs.dim() - self.dimensions)
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            features = norm_relu(norm, layer(features))
+        return features
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(n, *input_shape) -> (n, outputs)."""
+        """(n, *input_shape) -> (n, outputs); or side by side, with tasks in front of both."""
         return self.head(self.dropout(self.features(inputs)))
