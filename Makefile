@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow lint format clean
+.PHONY: help run test test-slow faults benchmark lint format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,6 +19,12 @@ test: $(VENV)/.installed-test ## run the tests, all but the slow ones
 
 test-slow: $(VENV)/.installed-test ## run the slow tests
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+faults: $(VENV)/.installed ## kill, freeze and cut off real runs; parts in ARGS="kills endings"
+	$(BIN)/python experiments/faults $(ARGS)
+
+benchmark: $(VENV)/.installed ## metadist against a hand-written loop, in turn; ARGS="--rounds 5"
+	$(BIN)/python experiments/benchmark.py $(ARGS)
 
 lint: $(VENV)/.installed-dev ## check style and imports
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

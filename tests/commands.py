@@ -20,15 +20,21 @@ class Outcome(NamedTuple):
     err: str
 
 
-def run_command(script: str, *overrides: str, size: int = 1, **options: Any) -> list[Outcome]:
-    """Run `experiments/SCRIPT OVERRIDES` in `size` ranks; each rank's outcome."""
-    return run_world(_main, size, script, overrides, **options)
+def run_command(
+    script: str,
+    *overrides: str,
+    size: int = 1,
+    directory: Path | None = None,
+    **options: Any,
+) -> list[Outcome]:
+    """Run `experiments/SCRIPT OVERRIDES` from a directory, in `size` ranks; each one's outcome."""
+    return run_world(_main, size, script, overrides, directory, **options)
 
 
-def _main(script: str, overrides: tuple[str, ...]) -> Outcome:
+def _main(script: str, overrides: tuple[str, ...], directory: Path | None) -> Outcome:
     path = ROOT / "experiments" / script
     sys.argv = [str(path), *overrides]
-    os.chdir(tempfile.gettempdir())
+    os.chdir(directory or tempfile.gettempdir())
     files = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115
     for descriptor, file in zip((1, 2), files, strict=True):
         os.dup2(file.fileno(), descriptor)

@@ -8,7 +8,7 @@ import hydra
 from omegaconf import DictConfig, open_dict
 
 from metadist.configuration import build_experiment
-from metadist.launchers.entry import _register_resolvers
+from metadist.launchers.resolvers import register_resolvers
 from metadist.training import Experiment, run
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -34,7 +34,7 @@ SMALL = [
 
 def compose(*overrides: str, name: str = "maml") -> DictConfig:
     """The composed configuration of an experiment, with `overrides` alone."""
-    _register_resolvers()
+    register_resolvers()
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         configuration = hydra.compose(name, list(overrides))
     with open_dict(configuration):

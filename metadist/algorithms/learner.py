@@ -1,9 +1,13 @@
 """What an algorithm is: a module whose forward is what happens in one task."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from metadist.algorithms.batch_norm import one_by_one, uses_batch_statistics
 
 
 class TaskResult(NamedTuple):
@@ -36,26 +40,61 @@ class Learner(nn.Module):
         model: the network, built for this problem.
         regression: targets are real numbers (squared error) rather than classes
             (cross-entropy).
+        transductive: in evaluation, batch norm that keeps no statistics of training normalises
+            all queries of a task by their common ones; if not, each query together with the
+            support set alone.
     """
 
-    def __init__(self, model: nn.Module, regression: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, regression: bool = False, transductive: bool = True
+    ) -> None:
         super().__init__()
         self.model = model
         self.regression = regression
+        self.transductive = transductive
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether `forward` also runs several tasks at once.
+
+        Every tensor of the episode, of the result and of the learner's parameters then has a
+        first dimension that counts tasks, and `loss` has one number a task. No by default.
+        """
+        return False
 
     def loss(self, predictions: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss of predictions of shape (n, outputs)."""
+        """The mean loss of predictions of shape (…, n, outputs), of shape (…)."""
         if self.regression:
-            return F.mse_loss(predictions, targets)
-        return F.cross_entropy(predictions, targets)
+            return (predictions - targets).square().mean((-2, -1))
+        each = F.cross_entropy(predictions.flatten(0, -2), targets.flatten(), reduction="none")
+        return each.view(targets.shape).mean(-1)
 
     def metrics(self, predictions: Tensor, targets: Tensor, suffix: str = "") -> dict[str, Tensor]:
-        """Detached figures to report of predictions of shape (n, outputs)."""
+        """Detached figures to report of predictions of shape (…, n, outputs), each of shape (…)."""
         predictions = predictions.detach()
         if self.regression:
-            return {f"mse{suffix}": F.mse_loss(predictions, targets)}
-        right = predictions.argmax(1) == targets
-        return {f"accuracy{suffix}": right.to(predictions.dtype).mean()}
+            return {f"mse{suffix}": self.loss(predictions, targets)}
+        right = predictions.argmax(-1) == targets
+        return {f"accuracy{suffix}": right.to(predictions.dtype).mean(-1)}
+
+    def predict_queries(
+        self, predict: Callable[[Tensor], Tensor], episode: Any, jointly: bool = False
+    ) -> Tensor:
+        """The queries' predictions, shape (…, n, outputs): transductive, as training is, or not.
+
+        Args:
+            predict: the adapted model, (…, n, *input shape) -> (…, n, outputs).
+            episode: the task.
+            jointly: `predict` expects the support set before the queries in one batch.
+        """
+        support, queries = episode.support.inputs, episode.query.inputs
+        if not (self.training or self.transductive) and uses_batch_statistics(self.model):
+            return one_by_one(predict, support, queries)
+        if not jointly:
+            return predict(queries)
+        axis = episode.query.targets.dim() - (2 if self.regression else 1)
+        predictions = predict(torch.cat([support, queries], axis))
+        return predictions.narrow(axis, support.shape[axis], queries.shape[axis])
 
     def protocol(self) -> dict[str, Any]:
         """What must be equal for two results to be comparable, of the algorithm's part."""

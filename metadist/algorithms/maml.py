@@ -28,6 +28,7 @@ class MAML(Learner):
         inner_steps: inner steps in training.
         eval_inner_steps: inner steps in evaluation. Default: as many as in training.
         first_order: drop the second derivatives.
+        transductive: see `Learner`.
     """
 
     def __init__(
@@ -38,12 +39,18 @@ class MAML(Learner):
         inner_steps: Annotated[int, Ge(1)] = 1,
         eval_inner_steps: Annotated[int, Ge(1)] | None = None,
         first_order: bool = False,
+        transductive: bool = True,
     ) -> None:
-        super().__init__(model, regression)
+        super().__init__(model, regression, transductive)
         self.inner_lr = inner_lr
         self.inner_steps = inner_steps
         self.eval_inner_steps = inner_steps if eval_inner_steps is None else eval_inner_steps
         self.first_order = first_order
+
+    @property
+    def side_by_side(self) -> bool:
+        """Yes, if the model can."""
+        return getattr(self.model, "side_by_side", False) and (self.training or self.transductive)
 
     def forward(self, episode: Any) -> TaskResult:
         """Adapt on `episode.support`, judge on `episode.query`."""
@@ -62,11 +69,11 @@ class MAML(Learner):
             name: parameter.detach().requires_grad_()
             for name, parameter in self.model.named_parameters()
         }
-        metrics = self._judge(parameters, episode.query, "_before")[1]
+        metrics = self._judge(parameters, episode, "_before")[1]
         for _ in range(self.eval_inner_steps):
             stepped = self._inner_step(parameters, episode.support, False)
             parameters = {name: p.detach().requires_grad_() for name, p in stepped.items()}
-        predictions, after = self._judge(parameters, episode.query)
+        predictions, after = self._judge(parameters, episode)
         loss = self.loss(predictions, episode.query.targets)
         return TaskResult(loss, after | metrics, predictions)
 
@@ -76,7 +83,10 @@ class MAML(Learner):
         with torch.enable_grad():
             predictions = functional_call(self.model, parameters, (support.inputs,))
             loss = self.loss(predictions, support.targets)
-            steps = torch.autograd.grad(loss, list(parameters.values()), create_graph=create_graph)
+            # Side by side, a task's loss depends on its own parameters alone.
+            steps = torch.autograd.grad(
+                loss.sum(), list(parameters.values()), create_graph=create_graph
+            )
         return {
             name: parameter - self.inner_lr * step
             for (name, parameter), step in zip(parameters.items(), steps, strict=True)
@@ -84,10 +94,12 @@ class MAML(Learner):
 
     @torch.no_grad()
     def _judge(
-        self, parameters: dict[str, Tensor], query: Any, suffix: str = ""
+        self, parameters: dict[str, Tensor], episode: Any, suffix: str = ""
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        predictions = functional_call(self.model, parameters, (query.inputs,))
-        return predictions, self.metrics(predictions, query.targets, suffix)
+        predictions = self.predict_queries(
+            lambda inputs: functional_call(self.model, parameters, (inputs,)), episode
+        )
+        return predictions, self.metrics(predictions, episode.query.targets, suffix)
 
     def protocol(self) -> dict[str, Any]:
         """Inner rate and steps, in training and in evaluation, and the order."""

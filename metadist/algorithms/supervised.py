@@ -8,6 +8,7 @@ from annotated_types import Ge, Gt
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from metadist.algorithms.embedding import require_embedding
 from metadist.algorithms.learner import Learner, TaskResult
 from metadist.errors import UserError
 
@@ -46,13 +47,7 @@ class Supervised(Learner):
         super().__init__(model, regression)
         if regression:
             raise UserError("algorithm=supervised classifies: choose a dataset with classes.")
-        if not hasattr(model, "features") or not isinstance(
-            getattr(model, "head", None), nn.Linear
-        ):
-            raise UserError(
-                f"algorithm=supervised needs a model with features() and a linear head, which "
-                f"{type(model).__name__} lacks: choose model=conv4 or mlp."
-            )
+        require_embedding(model, "supervised")
         self.evaluation = evaluation
         self.eval_inner_steps = eval_inner_steps
         self.inner_lr = inner_lr
@@ -60,6 +55,11 @@ class Supervised(Learner):
     def forward(self, episode: Any) -> TaskResult:
         """Train on, or judge, `episode.query`; adapt to `episode.support` first if there is one."""
         if len(episode.support.targets):
+            if self.training:
+                raise UserError(
+                    "algorithm=supervised trains on groups of all training classes, not on "
+                    "few-shot tasks: start experiments/ddp.py, or add task=supervised."
+                )
             return self._few_shot(episode)
         predictions = self.model(episode.query.inputs)
         loss = self.loss(predictions, episode.query.targets)
@@ -132,11 +132,13 @@ class Supervised(Learner):
 
     def protocol(self) -> dict[str, Any]:
         """How few-shot tasks are solved."""
+        by_centroid = self.evaluation == "nearest_centroid"
         return {
             "algorithm": "supervised",
             "evaluation": self.evaluation,
             "inner_lr": self.inner_lr,
-            "eval_inner_steps": self.eval_inner_steps,
+            "inner_steps": 0,
+            "eval_inner_steps": 0 if by_centroid else self.eval_inner_steps,
         }
 
 

@@ -10,10 +10,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from metadist.algorithms import Learner
 from metadist.configuration.nodes import build
+from metadist.configuration.secrets import without_secrets
 from metadist.distributed import get_rank, get_worker_id, get_world_size
 from metadist.distributed.residents import Resident
 from metadist.distributed.shards import as_shards
-from metadist.distributed.world import attempt
 from metadist.errors import UserError
 from metadist.tasks import TaskDistribution, task_keys
 from metadist.tracking import JsonLines, Tracker, Trackers
@@ -41,12 +41,22 @@ def build_experiment(configuration: DictConfig, directory: Path, name: str) -> E
         name: the experiment's name.
 
     Raises:
-        UserError: anything in the configuration that does not fit.
+        UserError: anything in the configuration that does not fit, or a checkpoint.
+    """
+    experiment = assemble_experiment(configuration, directory, name)
+    restore(experiment)
+    return experiment
+
+
+def assemble_experiment(configuration: DictConfig, directory: Path, name: str) -> Experiment:
+    """The same without looking at the run's directory: as a run begins. Every rank calls it.
+
+    Args: as of `build_experiment`.
     """
     cfg = configuration
     _refuse_strangers(cfg)
     seed = _whole_number(cfg, "seed", 0)
-    torch.set_num_threads(_whole_number(cfg, "threads", 1))
+    torch.set_num_threads(_whole_number(cfg, "threads", 1, 4096))
     trainer: Trainer = build(cfg.trainer, "trainer")
     strategy = _strategy(cfg)
     device = resolve_device(str(cfg.device))
@@ -57,28 +67,29 @@ def build_experiment(configuration: DictConfig, directory: Path, name: str) -> E
     learner: Learner = build(cfg.algorithm, "algorithm", model=model, regression=tasks.regression)
     learner.to(device if strategy.home == "device" else "cpu")
     optimizer = build(cfg.optimizer, "optimizer", params=learner.parameters())
+    _rehearse_schedule(cfg.scheduler, optimizer)
+    scheduler = build(cfg.scheduler, "scheduler", optimizer=optimizer)
     _check_partition(strategy, learner, trainer)
     _rehearse(tasks, learner)
     # Every rank builds the same experiments in the same order, so the numbers agree.
     resident = Resident(f"tasks of experiment {next(_built)}", tasks)
-    experiment = Experiment(
+    return Experiment(
         name=name,
         headline=_headline(tasks, learner, strategy),
         directory=directory,
-        configuration=OmegaConf.to_container(cfg, resolve=True),  # type: ignore[arg-type]
+        configuration=without_secrets(OmegaConf.to_container(cfg, resolve=True)),
         seed=seed,
         trainer=trainer,
         tasks=tasks,
         learner=learner,
         optimizer=optimizer,
+        scheduler=scheduler,
         strategy=strategy,
-        train_mapper=TrainTasks(resident, str(cfg.device)),
-        evaluate_mapper=EvaluateTasks(resident, str(cfg.device)),
+        train_mapper=TrainTasks(resident, str(cfg.device), trainer.tasks_at_once),
+        evaluate_mapper=EvaluateTasks(resident, str(cfg.device), trainer.tasks_at_once),
         tracker=_tracker(cfg),
         resume=_resume(cfg),
     )
-    restore(experiment)
-    return experiment
 
 
 _KEYS = (
@@ -94,10 +105,12 @@ _KEYS = (
     "reducer",
     "resume",
     "running_statistics",
+    "scheduler",
     "seed",
     "strategy",
     "task",
     "threads",
+    "timeout_seconds",
     "trainer",
 )
 
@@ -111,18 +124,17 @@ def _refuse_strangers(cfg: DictConfig) -> None:
             raise UserError(f"{key} is no key or group of the configuration: {hint}")
 
 
-def _whole_number(cfg: DictConfig, key: str, least: int) -> int:
+def _whole_number(cfg: DictConfig, key: str, least: int, most: int = 2**63 - 1) -> int:
     value = cfg[key]
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
-        raise UserError(f"{key}={value} does not fit: it must be a whole number from {least} on.")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise UserError(
+            f"{key}={value} does not fit: it must be a whole number from {least} to {most}."
+        )
     return value
 
 
 def _resume(cfg: DictConfig) -> str | None:
-    """What to resume from: as configured; a run that torchrun restarted goes on by itself."""
-    if cfg.resume is None:
-        return "auto" if attempt() > 0 else None
-    return str(cfg.resume)
+    return None if cfg.resume is None else str(cfg.resume)
 
 
 def _strategy(cfg: DictConfig) -> Strategy:
@@ -130,7 +142,13 @@ def _strategy(cfg: DictConfig) -> Strategy:
     chosen = "partition" if "partition" in cfg else "default_partition"
     partitioner = build(cfg[chosen], chosen)
     reducer = build(cfg.reducer, "reducer")
-    return build(cfg.strategy, "strategy", partitioner=partitioner, reducer=reducer)
+    return build(
+        cfg.strategy,
+        "strategy",
+        partitioner=partitioner,
+        reducer=reducer,
+        timeout_seconds=float(cfg.timeout_seconds),
+    )
 
 
 def _rehearse(tasks: TaskDistribution, learner: Learner) -> None:
@@ -145,6 +163,22 @@ def _rehearse(tasks: TaskDistribution, learner: Learner) -> None:
                 f"the model and the algorithm cannot do a {split} task of this shape "
                 f"({str(error).splitlines()[0]}): change model, algorithm or task."
             ) from error
+
+
+def _rehearse_schedule(node: DictConfig, optimizer: torch.optim.Optimizer) -> None:
+    """One step of a schedule of nothing: what it cannot do is found before any work starts."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    nothing = [{"params": [torch.nn.Parameter(torch.zeros(()))], "lr": rate} for rate in rates]
+    stand_in = torch.optim.SGD(nothing)
+    schedule = build(node, "scheduler", optimizer=stand_in)
+    try:
+        stand_in.step()
+        schedule.step()
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise UserError(
+            f"the learning-rate schedule cannot take a step ({error}): mend the values of "
+            "scheduler, or choose scheduler=none."
+        ) from error
 
 
 def _check_partition(strategy: Strategy, learner: Learner, trainer: Trainer) -> None:

@@ -2,7 +2,9 @@
 
 import inspect
 import pydoc
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
@@ -33,8 +35,10 @@ def build(node: DictConfig | Mapping[str, Any], path: str, **given: Any) -> Any:
         return target(**arguments)
     except UserError:
         raise
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{path}: {_name(target)} refuses its arguments: {error}") from error
+    # Besides what is raised against values: a size that no memory holds, a division by zero.
+    except (TypeError, ValueError, RuntimeError, MemoryError, ArithmeticError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"{path}: {_name(target)} refuses its arguments: {reason}") from error
 
 
 def bind(
@@ -63,11 +67,13 @@ def bind(
 
 
 def find_target(target: str, path: str) -> Any:
-    """The class or function of a dotted path.
+    """The class or function of a dotted path; modules in the current directory count.
 
     Raises:
         UserError: it cannot be imported, or is nothing to call.
     """
+    if str(Path.cwd()) not in sys.path:  # a script's own folder stands there instead
+        sys.path.append(str(Path.cwd()))
     try:
         found = pydoc.locate(target)
         reason = "there is no such name"
@@ -114,6 +120,9 @@ def _converted(target: Any, chosen: Mapping[str, Any], path: str) -> dict[str, A
     for key in chosen.keys() & hints.keys():
         try:
             converted[key] = _adapter(hints[key]).validate_python(chosen[key])
+            # A flag passes for a number elsewhere.
+            if isinstance(chosen[key], bool) and type(converted[key]) in (int, float):
+                raise UserError(f"{path}.{key}={chosen[key]} does not fit: it must be a number.")
         except ValidationError as error:
             reason = error.errors()[0]["msg"]
             raise UserError(

@@ -37,7 +37,20 @@ def explain(error: BaseException) -> str:
             f"{error.strerror or text}{where}: choose another directory, as in hydra.run.dir=DIR, "
             "or make this one writable."
         )
-    return str(error)
+    if raised_by_hydra(error):
+        return f"the command line cannot be read ({text}): write KEY=VALUE words, as in seed=1."
+    return text
+
+
+def raised_by_hydra(error: BaseException) -> bool:
+    """Whether an error, of whatever class, comes from composing what the user typed."""
+    place = error.__traceback__
+    if place is None:
+        return False
+    while place.tb_next is not None:
+        place = place.tb_next
+    module = str(place.tb_frame.f_globals.get("__name__"))
+    return module.split(".")[0] in ("hydra", "omegaconf", "antlr4", "yaml")
 
 
 def _composition(text: str) -> str:

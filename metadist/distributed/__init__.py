@@ -4,7 +4,9 @@
 """
 
 from metadist.distributed import autograd, collectives
+from metadist.distributed.barriers import barrier
 from metadist.distributed.calls import RemoteError, remote_async_call, remote_sync_call
+from metadist.distributed.lost import PeerLost
 from metadist.distributed.modules import module_clone
 from metadist.distributed.parallel import parallelize, parallelize_async, parallelize_sync
 from metadist.distributed.partitioners import (
@@ -14,16 +16,9 @@ from metadist.distributed.partitioners import (
 )
 from metadist.distributed.ranks import not_on_rank, on_rank, rank_non_zero_only, rank_zero_only
 from metadist.distributed.reducers import mean_reducer, sum_reducer
-from metadist.distributed.rpc import (
-    PeerLost,
-    auto_init_rpc,
-    barrier,
-    get_worker_id,
-    init_rpc,
-    rpc_is_initialized,
-    shutdown_rpc,
-)
+from metadist.distributed.rpc import auto_init_rpc, init_rpc, shutdown_rpc
 from metadist.distributed.shards import Shard, ShardResults
+from metadist.distributed.workers import get_worker_id, rpc_is_initialized
 from metadist.distributed.world import (
     WorldInfo,
     get_local_rank,

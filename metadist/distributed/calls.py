@@ -2,9 +2,7 @@
 
 import pickle
 import queue
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import optree
@@ -14,19 +12,12 @@ from torch.distributed import rpc
 from torch.futures import Future
 
 from metadist.distributed import autograd
+from metadist.distributed.lost import PeerLost
 from metadist.distributed.modules import module_clone
 from metadist.distributed.one_visit import attach, attach_sum
 from metadist.distributed.partitioners import batch_partitioner
+from metadist.distributed.receiving import receive
 from metadist.distributed.reducers import LinearReducer
-from metadist.distributed.rpc import (
-    HEARTBEAT_SECONDS,
-    PeerLost,
-    get_worker_id,
-    has_device_maps,
-    require_answers,
-    rpc_is_initialized,
-    worker_names,
-)
 from metadist.distributed.shards import (
     Partitioner,
     Reducer,
@@ -36,6 +27,15 @@ from metadist.distributed.shards import (
     as_shards,
 )
 from metadist.distributed.visits import Answer, Failure, Visit, tensors_of
+from metadist.distributed.workers import (
+    HEARTBEAT_SECONDS,
+    get_worker_id,
+    has_device_maps,
+    place_of,
+    require_answers,
+    rpc_is_initialized,
+    worker_names,
+)
 from metadist.distributed.world import get_rank
 from metadist.errors import UserError
 
@@ -52,7 +52,7 @@ class RemoteError(RuntimeError):
 
     def __init__(self, worker: str, failure: Failure) -> None:
         super().__init__(
-            f"{worker} raised {failure.kind}: {failure.message}\n"
+            f"{worker}{failure.where} raised {failure.kind}: {failure.message}\n"
             f"--- traceback on {worker} ---\n{failure.traceback.rstrip()}"
         )
         self.worker = worker
@@ -85,7 +85,7 @@ def remote_async_call(
         reducer: a function from the list of results, in the partitioner's order, to the result.
             Default: none, the list itself (for a worker's number or name: the one result).
         timeout: seconds until the call fails with TimeoutError. Default: the world's
-            (`CALL_TIMEOUT`); 0 waits for as long as the workers answer heartbeats.
+            (300, see `backend_options`); 0 waits for as long as the workers answer heartbeats.
         gradient: where derivatives are taken. "context" records a graph across the workers for
             `autograd.backward` inside `autograd.context()`; outside of one the result has no
             derivative. "visit" makes each worker compute values and derivatives in the same
@@ -93,9 +93,15 @@ def remote_async_call(
             `loss.backward()`. It holds for one scalar loss in each result and first derivatives.
 
     Returns:
-        A future; its `wait()` returns the result or raises
-        `RemoteError` (func raised), `PeerLost` (a worker died), `TimeoutError`,
-        `UserError` (the partitioner names a worker that is not there).
+        A future; its `wait()` returns the result or raises `RemoteError` (func raised),
+        `PeerLost` (a worker died), `TimeoutError`, or what the reducer raises.
+
+    Raises:
+        UserError: at once, before anything is sent: the partitioner names a worker that is not
+            there, or an unknown `gradient`.
+        TypeError: at once: `func` or its arguments cannot be sent, or the partitioner gives
+            something else than triples.
+        RuntimeError: at once: there is no RPC world.
     """
     call = _Call(func, args or (), kwargs or {}, partitioner, reducer, timeout, gradient)
     result: Future = Future()
@@ -125,7 +131,10 @@ def remote_sync_call(
     timeout: float | None = None,
     gradient: GradientMode = "context",
 ) -> Any:
-    """Run `func` on the workers and return the result: `remote_async_call(…).wait()`."""
+    """Run `func` on the workers and return the result: `remote_async_call(…).wait()`.
+
+    Arguments and errors are those of `remote_async_call`.
+    """
     call = _Call(func, args or (), kwargs or {}, partitioner, reducer, timeout, gradient)
     return call.result()
 
@@ -161,7 +170,11 @@ class _Call:
             self.shards = as_shards((partitioner or batch_partitioner)(*args, **kwargs))
         self.by_visit = gradient == "visit" and torch.is_grad_enabled()
         context_id = None if self.by_visit else _current_context()
-        self.note_results = None if context_id is None else autograd.note_results(context_id)
+        self.note_results = (
+            None
+            if context_id is None
+            else autograd.note_call(context_id, tensors_of((args, kwargs)))
+        )
         # Unknown workers are found here, before anything is sent.
         self.places: dict[int, list[int]] = {}
         for place, shard in enumerate(self.shards):
@@ -195,7 +208,7 @@ class _Call:
         )
         extra = {} if timeout is None else {"timeout": timeout}
         try:
-            return rpc.rpc_async(self.names[worker], _receive, args=(visit,), **extra)
+            return rpc.rpc_async(self.names[worker], receive, args=(visit,), **extra)
         except (pickle.PicklingError, AttributeError) as error:
             raise TypeError(
                 f"{getattr(func, '__qualname__', func)!r} or its arguments cannot be sent to "
@@ -243,10 +256,9 @@ class _Call:
         except RuntimeError as error:
             text = str(error)
             if "RPCErr:1" in text or "timed out" in text.lower():
-                raise TimeoutError(
-                    f"{name} did not answer in time: {text.splitlines()[0]}"
-                ) from None
-            raise PeerLost(f"{name} was lost during a call: {text.splitlines()[0]}") from None
+                raise TimeoutError(f"{place_of(name)} did not answer in time: {text}") from None
+            reason = text.splitlines()[0]
+            raise PeerLost(f"{place_of(name)} was lost during a call: {reason}") from None
         if isinstance(answer, Failure):
             if answer.of_user:
                 raise UserError(answer.message)
@@ -270,29 +282,3 @@ def _on_cpu(tree: Any) -> Any:
         return leaf
 
     return optree.tree_map(move, tree, none_is_leaf=True)
-
-
-# --- on the worker -----------------------------------------------------------------------------
-
-_INLINE_VISITS = 8
-"""Visits that may run on the RPC agent's own threads at a time. More go to threads made for them,
-so that visits that wait for calls of their own never use up the threads that would serve them."""
-
-_inline_slots = threading.BoundedSemaphore(_INLINE_VISITS)
-_overflow = ThreadPoolExecutor(max_workers=4096, thread_name_prefix="metadist-visit")
-
-
-@rpc.functions.async_execution
-def _receive(visit: Visit) -> Future:
-    future: Future = Future()
-    # A distributed autograd context belongs to the thread it came in on.
-    if visit.in_context:
-        future.set_result(visit.answer())
-    elif _inline_slots.acquire(blocking=False):
-        try:
-            future.set_result(visit.answer())
-        finally:
-            _inline_slots.release()
-    else:
-        _overflow.submit(lambda: future.set_result(visit.answer()))
-    return future

@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from metadist.distributed.lost import SomePeerLost
 from metadist.distributed.meeting import MEETING_TIMEOUT, meet
-from metadist.distributed.rpc import PeerLost, bound_to_loopback
+from metadist.distributed.rpc import bound_to_loopback
 from metadist.distributed.world import get_world_info
 from metadist.errors import UserError
 
@@ -28,7 +29,7 @@ def _peers() -> Iterator[None]:
         yield
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
-        raise PeerLost(f"a rank left or stopped during a collective ({reason}).") from None
+        raise SomePeerLost(f"a rank left or stopped during a collective ({reason}).") from None
 
 
 def init_process_group(

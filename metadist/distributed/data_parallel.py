@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from metadist.distributed.lost import peers_in_backend
 from metadist.distributed.reducers import dtypes, wide_sum
 
 
@@ -63,6 +64,7 @@ class DataParallel:
             with contextlib.nullcontext() if last else self._parallel.no_sync():
                 result = self._parallel(function, args[1:], kwargs)
                 # The ranks' gradients are averaged, not added.
-                (result.loss * (weight * dist.get_world_size())).backward()
+                with peers_in_backend():
+                    (result.loss * (weight * dist.get_world_size())).backward()
             results.append(result._replace(loss=result.loss.detach()))
         return wide_sum(results, weights), dtypes(results[0])

@@ -6,40 +6,106 @@ draws afresh and that counts only once rank zero has confirmed every rank's own 
 restart count (agents keep their own, and they can differ) and no count of calls.
 """
 
+import contextlib
 import json
+import os
 import secrets
+import socket
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 
 import torch.distributed as dist
 
-from metadist.distributed.world import get_world_info
+from metadist.distributed.lost import AllGaveUp, NeverCame, PeerLost
+from metadist.distributed.world import get_world_info, is_single_node
+from metadist.errors import UserError
 
 MEETING_TIMEOUT = 300.0
 """Seconds that ranks may start apart from each other (nodes boot, imports are slow)."""
 
 _POLL_SECONDS = 0.005
+_SLOWEST_POLL_SECONDS = 0.1
+_LATER_SECONDS = 1.0
 
 _base_store: dist.Store | None = None
 
 
-def world_store() -> dist.Store:
+def world_store(timeout: float = MEETING_TIMEOUT) -> dist.Store:
     """The world's key-value store, shared by all ranks and all restarts. Any rank, any time.
 
     Under torchrun it is the agent's store, else rank zero's at MASTER_ADDR:MASTER_PORT; a single
     process has one in memory.
+
+    Args:
+        timeout: seconds to wait for the store, the first time.
+
+    Raises:
+        PeerLost: nobody keeps a store there.
+        UserError: the environment does not say where it is.
     """
     global _base_store
     if _base_store is None:
-        info = get_world_info()
-        if info.world_size == 1:
+        if get_world_info().world_size == 1:
             _base_store = dist.HashStore()
         else:
-            handshake = dist.rendezvous(
-                "env://", info.rank, info.world_size, timeout=timedelta(seconds=MEETING_TIMEOUT)
-            )
-            _base_store, _, _ = next(iter(handshake))
+            keep = get_world_info().rank == 0 and not _agent_keeps_store()
+            _base_store = _connect(timeout, keep)
     return _base_store
+
+
+def another_connection(timeout: float) -> dist.Store:
+    """The same store through a connection of its own, which no other thread's waiting blocks."""
+    store = world_store(timeout)
+    return store if isinstance(store, dist.HashStore) else _connect(timeout, keep=False)
+
+
+def _connect(timeout: float, keep: bool) -> dist.Store:
+    """Connect to the world's store; with `keep`, this process keeps it."""
+    try:
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    except (KeyError, ValueError) as error:
+        raise UserError(
+            f"MASTER_ADDR and MASTER_PORT must say where rank zero is ({error}); start the script "
+            "with torchrun, which sets them."
+        ) from None
+    listening: int | None = None
+    if not _agent_keeps_store() and is_single_node():
+        # By itself a store would listen on all interfaces.
+        host = "127.0.0.1"
+        listening = _listen(host, port) if keep else None
+    with _reaching(f"the world's store at {host}:{port}"):
+        return dist.TCPStore(
+            host,
+            port,
+            is_master=keep,
+            timeout=timedelta(seconds=timeout),
+            wait_for_workers=False,
+            master_listen_fd=listening,
+        )
+
+
+def _agent_keeps_store() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+@contextlib.contextmanager
+def _reaching(what: str) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # of which torch's own errors are kinds
+        reason = str(error).strip().splitlines()[0]
+        raise PeerLost(f"{what} cannot be reached ({reason}).") from None
+
+
+def _listen(host: str, port: int) -> int:
+    """The descriptor of a socket that listens for the store."""
+    try:
+        return socket.create_server((host, port), backlog=1024).detach()
+    except OSError as error:
+        raise UserError(
+            f"MASTER_PORT={port} cannot be listened on ({error.strerror}): choose a free port."
+        ) from None
 
 
 def meet(topic: str, timeout: float = MEETING_TIMEOUT) -> dist.Store:
@@ -53,14 +119,16 @@ def meet(topic: str, timeout: float = MEETING_TIMEOUT) -> dist.Store:
         An empty key space that exactly the ranks that met share.
 
     Raises:
-        TimeoutError: some ranks did not come; rank zero's message names them.
+        NeverCame: some ranks did not come; rank zero's message names them. It is a `PeerLost`
+            and a `TimeoutError`; `AllGaveUp` on those who came.
     """
     info = get_world_info()
-    store = dist.PrefixStore(f"metadist/{topic}", world_store())
-    if info.rank == 0:
-        session = _host_meeting(store, info.world_size, timeout)
-    else:
-        session = _attend_meeting(store, info.rank, timeout)
+    store = dist.PrefixStore(f"metadist/{topic}", world_store(timeout))
+    with _reaching("the world's store"):
+        if info.rank == 0:
+            session = _host_meeting(store, info.world_size, timeout)
+        else:
+            session = _attend_meeting(store, info.rank, timeout)
     return dist.PrefixStore(session, store)
 
 
@@ -76,10 +144,12 @@ def _host_meeting(store: dist.Store, world_size: int, timeout: float) -> str:
                 nonces[rank] = store.get(f"{session}/joined/{rank}").decode()
         missing -= nonces.keys()
         if missing and time.monotonic() > deadline:
-            raise TimeoutError(
+            sentence = (
                 f"ranks {sorted(missing)} of a world of {world_size} did not arrive within "
                 f"{timeout:g} s: they died, never started or cannot reach rank zero."
             )
+            store.set(f"{session}/given up", sentence)
+            raise NeverCame(sentence)
         if missing:
             time.sleep(_POLL_SECONDS)
     store.set(f"{session}/confirmed", json.dumps(nonces))
@@ -100,34 +170,45 @@ def _attend_meeting(store: dist.Store, rank: int, timeout: float) -> str:
             confirmed = json.loads(store.get(f"{joined}/confirmed"))
             if confirmed.get(str(rank)) == nonce:
                 return joined
-        if time.monotonic() > deadline:
-            raise TimeoutError(
+        if joined and store.check([f"{joined}/given up"]):
+            reason = store.get(f"{joined}/given up").decode()
+            raise AllGaveUp(f"rank zero waits no longer: {reason}")
+        # Somewhat later than rank zero, which knows who is missing.
+        if time.monotonic() > deadline + _LATER_SECONDS:
+            raise NeverCame(
                 f"rank {rank} waited {timeout:g} s for rank zero to open the meeting: it died, "
                 "never started or cannot be reached."
             )
         time.sleep(_POLL_SECONDS)
 
 
-def exchange(store: dist.Store, name: str, value: str, timeout: float) -> list[str]:
+def exchange(store: dist.Store, name: str, value: str, timeout: float | None) -> list[str]:
     """Give every rank every rank's `value`. All ranks of a meeting call it, once a `name`.
 
     Args:
         store: a meeting's key space.
         name: what is exchanged.
         value: this rank's text.
-        timeout: seconds to wait for the others.
+        timeout: seconds to wait for the others; None where something else (a `Pulse`) sees to it
+            that nobody waits for the dead.
 
     Returns:
         The texts in the order of the ranks.
+
+    Raises:
+        NeverCame: some ranks gave no word in time; the message names them.
     """
     info = get_world_info()
-    store.set(f"{name}/{info.rank}", value)
     keys = [f"{name}/{rank}" for rank in range(info.world_size)]
-    try:
-        store.wait(keys, timedelta(seconds=timeout))
-    except dist.DistStoreError:
-        missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
-        raise TimeoutError(
-            f"ranks {missing} gave no word about {name!r} within {timeout:g} s."
-        ) from None
-    return [store.get(key).decode() for key in keys]
+    deadline = None if timeout is None else time.monotonic() + timeout
+    pause = _POLL_SECONDS
+    with _reaching("the world's store"):
+        store.set(keys[info.rank], value)
+        # Waiting inside the store would be deaf to signals.
+        while not store.check(keys):
+            if deadline is not None and time.monotonic() > deadline:
+                missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+                raise NeverCame(f"ranks {missing} gave no word about {name!r} in {timeout:g} s.")
+            time.sleep(pause)
+            pause = min(pause * 1.1, _SLOWEST_POLL_SECONDS)
+        return [store.get(key).decode() for key in keys]

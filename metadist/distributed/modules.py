@@ -19,7 +19,7 @@ def module_clone(
     detach_buffers: bool = False,
     device: torch.device | str | None = None,
 ) -> nn.Module:
-    """A copy of a module's structure. The original is left untouched.
+    """A copy of a module's structure, hooks included. The original is left untouched.
 
     RPC detaches an `nn.Parameter` from the graph, but carries plain tensors with theirs: send
     `module_clone(model, by="clone")` to get gradients back in the model's parameters.
@@ -69,6 +69,8 @@ def _clone(
         return modules[id(module)]
     clone = modules[id(module)] = module.__new__(type(module))
     clone.__dict__ = module.__dict__.copy()
+    for name in _REGISTRIES & clone.__dict__.keys():
+        clone.__dict__[name] = clone.__dict__[name].copy()
 
     def once(make: Callable[[Tensor], Tensor], tensor: Tensor | None) -> Tensor | None:
         if tensor is None:
@@ -83,4 +85,15 @@ def _clone(
         name: None if child is None else _clone(child, parameter, buffer, modules, tensors)
         for name, child in module._modules.items()
     }
+    if isinstance(clone, nn.RNNBase):
+        # A list of the weights beside the parameters, which setting a parameter writes to.
+        clone.__dict__["_flat_weights"] = [
+            getattr(clone, n, None) for n in clone._flat_weights_names
+        ]
     return clone
+
+
+_REGISTRIES = {
+    name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set)
+} - {"_parameters", "_buffers", "_modules"}
+"""Hooks and the like: attributes of every module to which registering adds."""

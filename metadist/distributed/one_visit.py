@@ -54,7 +54,7 @@ def attach_sum(partial: Sequence[Answer], inputs: Sequence[Sequence[Tensor]]) ->
             differentiated. A tensor that several workers got counts once, with all their parts.
     """
     assert partial[0].dtypes is not None
-    ones = [1.0] * len(partial)
+    ones = [1] * len(partial)
     value = narrow(wide_sum([answer.value for answer in partial], ones), partial[0].dtypes)
     leaf: int | None = None
     tensors: dict[int, Tensor] = {}

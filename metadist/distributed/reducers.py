@@ -18,7 +18,11 @@ class LinearReducer:
     """
 
     def coefficients(self, sizes: Sequence[float]) -> list[float]:
-        """The weight of each shard's result, from what each shard held."""
+        """The weight of each shard's result, from what each shard held.
+
+        Weights are all `int`, and leave whole numbers whole, or all `float`, and make floats of
+        them, so that every worker's part of a sum has the same types.
+        """
         raise NotImplementedError
 
     def __call__(self, results: Sequence[Any]) -> Any:
@@ -55,7 +59,7 @@ class SumReducer(LinearReducer):
 
     def coefficients(self, sizes: Sequence[float]) -> list[float]:
         """One for every shard, or the shards' sizes."""
-        return list(sizes) if self.of_items else [1.0] * len(sizes)
+        return [float(size) for size in sizes] if self.of_items else [1] * len(sizes)
 
 
 mean_reducer = MeanReducer()
@@ -77,7 +81,7 @@ sum_reducer = SumReducer()
 def wide_sum(results: Sequence[Any], coefficients: Sequence[float]) -> Any:
     """The sum of `coefficient * result`, leaf by leaf, floating-point tensors in float64.
 
-    Differentiable. None stays None. Weights make floats of whole numbers.
+    Differentiable. None stays None. Weights that are floats make floats of whole numbers.
 
     Raises:
         ValueError: there are no results, or their structures differ.
@@ -102,8 +106,8 @@ def wide_sum(results: Sequence[Any], coefficients: Sequence[float]) -> Any:
 
 
 def _weigh(leaf: Any, coefficient: float) -> Any:
-    if coefficient == 1.0:
-        return leaf
+    if isinstance(coefficient, int):
+        return leaf if coefficient == 1 else leaf * coefficient
     if isinstance(leaf, torch.Tensor) and not leaf.dtype.is_complex:
         leaf = leaf.double()  # whole numbers: times a float they would be float32
     return leaf * coefficient

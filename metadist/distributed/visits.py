@@ -8,13 +8,15 @@ linear reducer the worker adds its results up before it answers.
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import optree
 import torch
 from torch import Tensor, nn
 
+from metadist.distributed import autograd
 from metadist.distributed.reducers import dtypes, wide, wide_sum
+from metadist.distributed.world import get_rank, host_name
 from metadist.errors import UserError
 
 
@@ -46,12 +48,49 @@ class Answer(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """What a function raised on its worker, as text: exceptions do not survive the journey."""
+    """What a function raised on its worker, as text: exceptions do not survive the journey.
+
+    Attributes:
+        kind: the exception's class.
+        message: its text.
+        traceback: as Python prints it.
+        of_user: whether it was a `UserError`.
+        where: the worker's rank and machine, " (rank 1 on host)".
+    """
 
     kind: str
     message: str
     traceback: str
     of_user: bool
+    where: str = ""
+
+
+Call = tuple[tuple, dict]
+"""(args, kwargs) of one shard."""
+
+
+@runtime_checkable
+class Several(Protocol):
+    """A function that maps several shards at once, where that is faster than one by one."""
+
+    def several(self, calls: list[Call]) -> list[Any]:
+        """What the function returns for each of the calls."""
+
+
+@runtime_checkable
+class WeightedSum(Protocol):
+    """A function that adds its own shards up, where that is faster than one by one."""
+
+    def weighted_sum(
+        self, calls: list[Call], coefficients: list[float], inputs: list[Tensor]
+    ) -> Answer:
+        """The sum of `coefficient * function(*args, **kwargs)` and its derivative, in float64.
+
+        Args:
+            calls: the shards.
+            coefficients: a weight for each.
+            inputs: what to differentiate by.
+        """
 
 
 @dataclass(frozen=True)
@@ -79,10 +118,21 @@ class Visit:
 
     def run(self) -> list[Answer]:
         """An answer for each shard, or a single one for their weighted sum."""
+        if not self.in_context:
+            return self._answers()
+        with autograd.serving() as whole:
+            return whole(self._answers())
+
+    def _answers(self) -> list[Answer]:
         inputs: list[Tensor] | None = None
         if self.differentiate is not None:
             everything = tensors_of(self.calls)
             inputs = [everything[place].requires_grad_() for place in self.differentiate]
+        function, coefficients = self.function, self.coefficients
+        if inputs is not None and coefficients and isinstance(function, WeightedSum):
+            return [self._sent(function.weighted_sum(self.calls, coefficients, inputs))]
+        if inputs is None and coefficients is None and isinstance(function, Several):
+            return [Answer(self._home(result), None) for result in function.several(self.calls)]
         answers = (self._shard(args, kwargs, inputs) for args, kwargs in self.calls)
         if self.coefficients is None:
             return list(answers)
@@ -98,7 +148,14 @@ class Visit:
                 str(error),
                 traceback.format_exc(),
                 isinstance(error, UserError),
+                f" (rank {get_rank()} on {host_name()})",
             )
+
+    def _sent(self, answer: Answer) -> Answer:
+        gradients = answer.gradients
+        if gradients is not None:
+            gradients = gradients._replace(by_input=self._home(gradients.by_input))
+        return answer._replace(value=self._home(answer.value), gradients=gradients)
 
     def _home(self, result: Any) -> Any:
         def ready(leaf: Any) -> Any:

@@ -1,6 +1,7 @@
 """Which process this is among how many: the world, read from the environment when asked."""
 
 import os
+import socket
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -107,3 +108,13 @@ def is_single_node() -> bool:
 def attempt() -> int:
     """How often torchrun's agent on this node has restarted its processes (0 at first)."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def host_name() -> str:
+    """The name of the machine that this process runs on."""
+    return socket.gethostname()
+
+
+def launched_by_torchrun() -> bool:
+    """Whether torchrun's agent started this process, and is its parent."""
+    return "TORCHELASTIC_RUN_ID" in os.environ

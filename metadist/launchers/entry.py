@@ -1,56 +1,41 @@
-"""The way in for every experiment: Hydra around a world, errors said once, the exit status."""
+"""The way in for every experiment: Hydra around a world, and the exit status."""
 
-import contextlib
-import datetime
 import functools
-import json
 import logging
 import os
+import signal
 import sys
-import time
-import traceback
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from metadist.configuration.wording import explain
-from metadist.distributed import PeerLost, get_rank
-from metadist.distributed.meeting import exchange, meet, world_store
-from metadist.distributed.world import attempt
-from metadist.errors import UserError
-from metadist.training import Experiment, Interrupted, run
-
-USER_ERROR_STATUS = 2
-"""Exit status after an error that the user can mend."""
-
-FAILURE_STATUS = 1
-"""Exit status after any other error."""
-
-_SET_UP_SECONDS = 1800.0
-
-Build = Callable[[DictConfig, Path, str], Experiment]
+from metadist.distributed import get_rank
+from metadist.distributed.job import begin_job
+from metadist.launchers.resolvers import register_resolvers
+from metadist.launchers.set_up import Build, build_on_all_ranks, timeout_of
+from metadist.launchers.speaking import end_process, leave, say
+from metadist.training import Interrupted, run
 
 
-class _JobFailed(BaseException):
-    """Carries a job's exception past Hydra, which would print it on every rank.
+class _Failed(BaseException):
+    """Carries an exception past Hydra, which would print it on every rank.
 
     Attributes:
         error: the exception.
+        in_job: whether the ranks had met for the job already.
     """
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: Exception, in_job: bool) -> None:
         super().__init__(str(error))
         self.error = error
-
-
-class _Elsewhere(Exception):
-    """Another rank failed in setting up, and says why."""
+        self.in_job = in_job
 
 
 def experiment(script: str, build: Build) -> Callable[[], None]:
@@ -65,24 +50,35 @@ def experiment(script: str, build: Build) -> Callable[[], None]:
         script: the script's `__file__`; `conf/` lies beside its folder.
         build: (configuration, run directory, name) -> the experiment.
     """
-    _register_resolvers()
+    register_resolvers()
     path = Path(script).resolve()
     config_name = path.stem
 
-    def job(configuration: DictConfig) -> Any:
+    def work(configuration: DictConfig) -> Any:
         directory = Path(HydraConfig.get().runtime.output_dir).resolve()
+        # As typed: a list would resolve the interpolations in them.
+        task = HydraConfig.get().overrides.task
+        overrides: list[str] = OmegaConf.to_container(task, resolve=False)
+        in_job = False
         try:
-            return run(_build_on_all_ranks(build, configuration, directory, config_name))
+            job = begin_job(timeout_of(configuration), end_process)
+            in_job = True
+            results = run(
+                build_on_all_ranks(job, build, configuration, directory, config_name, overrides)
+            )
         except Exception as error:
-            raise _JobFailed(error) from error
+            raise _Failed(error, in_job) from error
+        job.end()
+        return results
 
     main = hydra.main(
         version_base="1.3", config_path=str(path.parent.parent / "conf"), config_name=config_name
-    )(job)
+    )(work)
 
     @functools.wraps(main)
     def guarded() -> None:
-        sys.exit(_exit_status(main))
+        status = _exit_status(main)
+        leave(status) if status else sys.exit(0)
 
     return guarded
 
@@ -95,128 +91,31 @@ def _exit_status(main: Callable[[], None]) -> int:
     if get_rank() != 0:
         logging.disable(logging.INFO)
     try:
-        main()
-    except _JobFailed as failed:
-        return _say(failed.error, wants_traceback, in_job=True)
+        with _signals_stop_at_once():
+            main()
+    except _Failed as failed:
+        return say(failed.error, wants_traceback, failed.in_job)
     except Exception as error:
-        return _say(error, wants_traceback, in_job=False)
+        return say(error, wants_traceback, in_job=False)
     return 0
 
 
-def _say(error: Exception, wants_traceback: bool, in_job: bool) -> int:
-    """Say what went wrong as far as it is this rank's to say; the exit status for it.
-
-    An OSError before the job comes from Hydra, which could not make the run's directory.
+@contextmanager
+def _signals_stop_at_once() -> Iterator[None]:
+    """SIGINT and SIGTERM raise `Interrupted` where nothing else has been made of them: as long
+    as a run has not begun there is nothing to save.
     """
-    if isinstance(error, _Elsewhere):
-        _say_once("")
-        return FAILURE_STATUS
-    if isinstance(error, Interrupted):
-        _say_once(str(error))
-        return error.exit_status
-    if isinstance(error, PeerLost):
-        return _peer_lost(error)
-    if isinstance(error, UserError | HydraException | OmegaConfBaseException) or (
-        isinstance(error, OSError) and not in_job
-    ):
-        if wants_traceback:
-            traceback.print_exception(error)
-        _say_once(f"error: {explain(error)}")
-        return USER_ERROR_STATUS
-    sys.stdout.flush()
-    print(f"error: rank {get_rank()} failed:", file=sys.stderr)
-    traceback.print_exception(error)
-    sys.stderr.flush()
-    with contextlib.suppress(Exception):
-        world_store().set(_said_key(), "yes")
-    return FAILURE_STATUS
 
+    def stop(number: int, frame: FrameType | None) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        raise Interrupted(number, "stopped outside of training: nothing new to save")
 
-def _build_on_all_ranks(
-    build: Build, configuration: DictConfig, directory: Path, name: str
-) -> Experiment:
-    """Build on every rank; when one cannot, all of them know why before any goes on."""
-    store = meet("set-up", _SET_UP_SECONDS)
-    error: Exception | None = None
-    built: Experiment | None = None
-    try:
-        built = build(configuration, directory, name)
-    except Exception as any_error:
-        error = any_error
-    outcome = {
-        "sentence": str(error) if isinstance(error, UserError) else "",
-        "failed": error is not None,
-        "iteration": built.progress.iteration if built and built.strategy.runs_loop() else None,
-    }
-    texts = exchange(store, "outcome", json.dumps(outcome), _SET_UP_SECONDS)
-    outcomes = [json.loads(text) for text in texts]
-    for rank, each in enumerate(outcomes):
-        if each["sentence"]:
-            first = outcomes[0]["sentence"]
-            raise UserError(each["sentence"] if first else f"on rank {rank}: {each['sentence']}")
-    if error is not None:
-        raise error
-    if any(each["failed"] for each in outcomes):
-        raise _Elsewhere
-    iterations = {each["iteration"] for each in outcomes} - {None}
-    if len(iterations) > 1:
-        raise UserError(
-            f"the ranks found checkpoints of different iterations, {sorted(iterations)}: put "
-            "hydra.run.dir on a file system that all nodes share."
-        )
-    assert built is not None
-    return built
-
-
-def _say_once(sentence: str) -> None:
-    """Rank zero prints the sentence; the others wait until it has, for torchrun ends all ranks
-    as soon as the first of them has ended.
-    """
-    if get_rank() == 0:
-        sys.stdout.flush()
-        if sentence:
-            print(sentence, file=sys.stderr, flush=True)
-    with contextlib.suppress(Exception):
-        key, store = _said_key(), world_store()
-        if get_rank() == 0:
-            store.set(key, "yes")
-        else:
-            deadline = time.monotonic() + 5.0
-            while not store.check([key]):
-                if time.monotonic() > deadline:
-                    print(f"{sentence} (rank {get_rank()})", file=sys.stderr, flush=True)
-                    break
-                time.sleep(0.02)
-
-
-def _peer_lost(error: PeerLost) -> int:
-    """A rank that lost another one speaks only if the lost one has not said why it went."""
-    time.sleep(0.5)
-    said = False
-    with contextlib.suppress(Exception):
-        said = world_store().check([_said_key()])
-    if not said:
-        print(f"error: rank {get_rank()}: {error}", file=sys.stderr, flush=True)
-    return FAILURE_STATUS
-
-
-def _said_key() -> str:
-    """Where a rank notes that it has told the user what ended this attempt."""
-    return f"metadist/said/{attempt()}"
-
-
-def _register_resolvers() -> None:
-    """What `conf/` needs so that all ranks agree on one directory that rank zero writes."""
-    OmegaConf.register_new_resolver("run_stamp", _run_stamp, use_cache=True, replace=True)
-    OmegaConf.register_new_resolver(
-        "on_rank_zero", lambda value: value if get_rank() == 0 else None, replace=True
-    )
-
-
-def _run_stamp() -> str:
-    """The date and time at which rank zero started, the same on every rank and after restarts."""
-    now = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    store = world_store()
-    if get_rank() == 0:
-        return store.compare_set("metadist/run_stamp", "", now).decode()
-    return store.get("metadist/run_stamp").decode()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, stop) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -4,6 +4,7 @@ A task distribution is a dataset under a protocol of ways, shots and queries. Wh
 follows from a key alone, so every worker draws the same task from the same key.
 """
 
+from metadist.tasks.cifar_fs import CifarFS
 from metadist.tasks.dataset import ImageDataset, TaskDataset
 from metadist.tasks.episode import (
     SPLITS,
@@ -18,18 +19,24 @@ from metadist.tasks.episode import (
 from metadist.tasks.few_shot import FewShotTasks
 from metadist.tasks.glyphs import Glyphs
 from metadist.tasks.images import ImageClasses
+from metadist.tasks.mini_imagenet import MiniImageNet
 from metadist.tasks.omniglot import Omniglot
 from metadist.tasks.sinusoid import Sinusoid
 from metadist.tasks.supervised import SupervisedTasks
+from metadist.tasks.transforms import Augment, Normalize
 
 __all__ = [
     "SPLITS",
+    "Augment",
+    "CifarFS",
     "Episode",
     "Examples",
     "FewShotTasks",
     "Glyphs",
     "ImageClasses",
     "ImageDataset",
+    "MiniImageNet",
+    "Normalize",
     "Omniglot",
     "Sinusoid",
     "SupervisedTasks",

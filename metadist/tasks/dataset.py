@@ -1,10 +1,12 @@
 """What a dataset offers to the tasks drawn from it."""
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+from torch import Tensor
 
-from metadist.tasks.episode import Episode
+from metadist.tasks.episode import SPLITS, Episode
 
 
 @runtime_checkable
@@ -37,8 +39,23 @@ class TaskDataset(Protocol):
             queries: query examples a class, none of which is in the support set.
         """
 
-    def check(self, ways: int, shots: int, queries: int) -> None:
-        """Raise `UserError` when the dataset has too few classes or examples for such tasks."""
+    def check(
+        self,
+        ways: int,
+        shots: int,
+        queries: int,
+        splits: Sequence[str] = SPLITS,
+        keys: str = "task.",
+    ) -> None:
+        """Raise `UserError` when some splits have too few classes or examples for such tasks.
+
+        Args:
+            ways: classes in a task.
+            shots: support examples a class.
+            queries: query examples a class.
+            splits: which splits shall have such tasks.
+            keys: what the counts' names begin with in the configuration, for the message.
+        """
 
     def protocol(self) -> dict[str, object]:
         """What must be equal for two results to be comparable: name, split seed, rotations, …"""
@@ -49,4 +66,13 @@ class ImageDataset(TaskDataset, Protocol):
     """A dataset of images, which supervised training can read class by class as well."""
 
     def split_classes(self, split: str) -> np.ndarray:
-        """A split's images: uint8 of shape (classes, examples, *image shape), as drawn."""
+        """A split's images: uint8 of shape (classes, examples, *image shape); not to be changed."""
+
+    def inputs(self, pixels: np.ndarray, split: str, generator: np.random.Generator) -> Tensor:
+        """Some of them as a model takes them: float32 (n, *input_shape), augmented in training.
+
+        Args:
+            pixels: uint8 of shape (…, *image shape).
+            split: the split that they are of.
+            generator: the only source of randomness; it is advanced.
+        """

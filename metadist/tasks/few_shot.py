@@ -13,13 +13,19 @@ from metadist.tasks.episode import Episode, key_generator, key_split
 class FewShotTasks:
     """The task distribution of a dataset; see `metadist.tasks.episode.TaskDistribution`.
 
+    Tasks of training may be of another size than those of validation and test: prototypical
+    networks train with more ways, Reptile with more shots.
+
     Attributes:
         dataset: what the episodes are drawn from.
-        ways: classes in a task.
-        shots: support examples a class (support points of a regression task).
-        queries: query examples a class (query points of a regression task).
+        ways: classes in a task of validation and test.
+        shots: support examples a class there (support points of a regression task).
+        queries: query examples a class there (query points of a regression task).
+        train_ways: classes in a task of training.
+        train_shots: support examples a class in training.
+        train_queries: query examples a class in training.
         input_shape: shape of one input, without a batch dimension.
-        outputs: width of the model's last layer.
+        outputs: width of the model's last layer, enough for the tasks with the most ways.
         regression: whether targets are real numbers.
     """
 
@@ -29,6 +35,9 @@ class FewShotTasks:
         ways: Annotated[int, Ge(1)] = 5,
         shots: Annotated[int, Ge(1)] = 1,
         queries: Annotated[int, Ge(1)] = 15,
+        train_ways: Annotated[int, Ge(1)] | None = None,
+        train_shots: Annotated[int, Ge(1)] | None = None,
+        train_queries: Annotated[int, Ge(1)] | None = None,
     ):
         """Bind a dataset to the size of its tasks.
 
@@ -37,20 +46,30 @@ class FewShotTasks:
             ways: classes in a task, at least 1; a regression dataset ignores it.
             shots: support examples a class, at least 1.
             queries: query examples a class, at least 1.
+            train_ways: classes in a task of training. Default: `ways`.
+            train_shots: support examples a class in training. Default: `shots`.
+            train_queries: query examples a class in training. Default: `queries`.
 
         Raises:
             UserError: a count is below 1, or the dataset has too few classes or examples.
         """
-        for name, count in (("ways", ways), ("shots", shots), ("queries", queries)):
-            if count < 1:
+        given = {"train_ways": train_ways, "train_shots": train_shots}
+        given |= {"train_queries": train_queries}
+        for name, count in {"ways": ways, "shots": shots, "queries": queries, **given}.items():
+            if count is not None and count < 1:
                 raise UserError(f"task.{name} must be at least 1, got {count}")
-        dataset.check(ways, shots, queries)
         self.dataset = dataset
-        self.ways = ways
-        self.shots = shots
-        self.queries = queries
+        self.ways, self.shots, self.queries = ways, shots, queries
+        self.train_ways = ways if train_ways is None else train_ways
+        self.train_shots = shots if train_shots is None else train_shots
+        self.train_queries = queries if train_queries is None else train_queries
+        if self._counts("train") == self._counts("test"):
+            dataset.check(ways, shots, queries)
+        else:
+            dataset.check(ways, shots, queries, ("validation", "test"))
+            dataset.check(*self._counts("train"), ("train",), "task.train_")
         self.input_shape = dataset.input_shape
-        self.outputs = dataset.outputs(ways)
+        self.outputs = dataset.outputs(max(self.ways, self.train_ways))
         self.regression = dataset.regression
 
     def draw(self, key: Tensor) -> Episode:
@@ -59,20 +78,29 @@ class FewShotTasks:
         Args:
             key: int64 of shape (4,), a row of `metadist.tasks.episode.task_keys`.
         """
-        return self.dataset.episode(
-            key_generator(key), key_split(key), self.ways, self.shots, self.queries
-        )
+        split = key_split(key)
+        return self.dataset.episode(key_generator(key), split, *self._counts(split))
 
     def protocol(self) -> dict[str, object]:
         """What must be equal for two results to be comparable.
 
         Returns:
-            `ways` (1 for regression), `shots`, `queries` and what the dataset adds: its name,
-            and for images the split's seed and the rotations.
+            `ways` (1 for regression), `shots` and `queries` of the test, the same of training as
+            `train_…` where they differ, and what the dataset adds: its name, and for images the
+            split's seed and the rotations.
         """
+        names = ("ways", "shots", "queries")
+        test, train = self._counts("test"), self._counts("train")
+        if self.regression:
+            test, train = (1, *test[1:]), (1, *train[1:])
         return {
-            "ways": 1 if self.regression else self.ways,
-            "shots": self.shots,
-            "queries": self.queries,
+            **dict(zip(names, test, strict=True)),
+            **{f"train_{n}": b for n, a, b in zip(names, test, train, strict=True) if a != b},
             **self.dataset.protocol(),
         }
+
+    def _counts(self, split: str) -> tuple[int, int, int]:
+        """Ways, shots and queries of a split's tasks."""
+        if split == "train":
+            return self.train_ways, self.train_shots, self.train_queries
+        return self.ways, self.shots, self.queries

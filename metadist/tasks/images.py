@@ -1,12 +1,14 @@
-"""Few-shot episodes from classes of images that are held in memory."""
+"""Few-shot episodes from classes of images that are held, or mapped, in memory."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from metadist.errors import UserError
 from metadist.tasks.episode import SPLITS, Episode, Examples
+from metadist.tasks.transforms import Augment, Normalize
 
 TURNS = 4
 """Rotations by 0, 90, 180 and 270 degrees."""
@@ -35,6 +37,9 @@ class ImageClasses:
         splits: Mapping[str, np.ndarray],
         rotations: bool = False,
         test_rotations: bool = False,
+        groups: Sequence[str] | None = None,
+        normalize: Normalize | None = None,
+        augment: Augment | None = None,
     ):
         """Hold `images`, without copying them.
 
@@ -47,8 +52,14 @@ class ImageClasses:
                 in `images`, int64 of shape (classes of the split,).
             rotations: whether turned training classes are classes of their own.
             test_rotations: the same for validation and test.
+            groups: for each base class what it belongs to, such as its alphabet; all classes of
+                a task then come from one group, each group that is large enough as likely as
+                another. None for tasks across groups.
+            normalize: what is done to the pixels of every image; None for nothing.
+            augment: what is done to training images before; None for nothing.
 
         Raises:
+            UserError: `normalize` does not fit the channels.
             ValueError: `images` is of another type or shape, or is to be rotated but not square.
         """
         if images.dtype != np.uint8 or images.ndim not in (4, 5):
@@ -67,6 +78,10 @@ class ImageClasses:
         self.input_shape: tuple[int, ...] = (
             (1, *images.shape[2:]) if images.ndim == 4 else tuple(images.shape[2:])
         )
+        self.normalize = normalize or Normalize()
+        self.normalize.check(self.input_shape[0])
+        self.augment = augment or Augment()
+        self.groups = None if groups is None else self._grouped(groups)
 
     def outputs(self, ways: int) -> int:
         """Width of the last layer of a model for tasks of `ways` classes: `ways`."""
@@ -76,22 +91,61 @@ class ImageClasses:
         """A split's images, for training on all its classes at once.
 
         Returns:
-            uint8 of shape (base classes, examples, *image shape), a copy, without rotations.
+            uint8 of shape (base classes, examples, *image shape), without rotations, not to be
+            written to: where the split's classes lie side by side a view, else a copy.
         """
-        return self.images[self.splits[split]]
+        members = self.splits[split]
+        first = members[0] if len(members) else 0
+        if np.array_equal(members, np.arange(first, first + len(members))):
+            return self.images[first : first + len(members)]
+        return self.images[members]
 
-    def check(self, ways: int, shots: int, queries: int) -> None:
+    def inputs(self, pixels: np.ndarray, split: str, generator: np.random.Generator) -> Tensor:
+        """Drawn images as a model takes them: augmented in training, normalised.
+
+        Args:
+            pixels: uint8 of shape (…, *image shape).
+            split: where they come from.
+            generator: advanced where there is something to augment.
+
+        Returns:
+            float32 of shape (n, *input_shape), in [0, 1] where nothing is normalised.
+        """
+        whole = torch.from_numpy(np.ascontiguousarray(pixels)).reshape(-1, *self.input_shape)
+        # PyTorch's conversion and division are twice as fast as NumPy's, and equal in every bit.
+        inputs = whole.to(torch.float32).div_(255)
+        if split == "train" and not self.augment.identity:
+            inputs = torch.from_numpy(self.augment(inputs.numpy(), generator))
+        if not self.normalize.identity:
+            inputs = self.normalize(inputs)
+        return inputs
+
+    def check(
+        self,
+        ways: int,
+        shots: int,
+        queries: int,
+        splits: Sequence[str] = SPLITS,
+        keys: str = "task.",
+    ) -> None:
         """Raise `UserError` when a split has too few classes, or the classes too few examples."""
-        for split, members in self.splits.items():
+        for split in splits:
+            members = self.splits[split]
             if ways > len(members):
                 raise UserError(
-                    f"task.ways is {ways}, but the {split} split of {self.name} has only "
-                    f"{len(members)} classes; lower task.ways or take a dataset with more classes"
+                    f"{keys}ways is {ways}, but the {split} split of {self.name} has only "
+                    f"{len(members)} classes; lower {keys}ways or take a dataset with more classes"
+                )
+            if self.groups and ways > (largest := max(map(len, self.groups[split]))):
+                raise UserError(
+                    f"{keys}ways is {ways}, but the largest alphabet in the {split} split of "
+                    f"{self.name} has only {largest} characters; lower {keys}ways or set "
+                    "dataset.within_alphabet=false"
                 )
         examples = self.images.shape[1]
         if shots + queries > examples:
             raise UserError(
-                f"task.shots + task.queries is {shots} + {queries} = {shots + queries}, but a "
+                f"{keys}shots + {keys}queries is {shots} + {queries} = {shots + queries}, but a "
                 f"class of {self.name} has only {examples} examples; lower one of them"
             )
 
@@ -108,11 +162,11 @@ class ImageClasses:
             queries: query examples a class, none of which is in the support set.
 
         Returns:
-            inputs float32 in [0, 1] of shape (ways * shots, *input_shape) and (ways * queries,
-            *input_shape), all examples of class 0 first; targets int64 of shape (ways * shots,)
-            and (ways * queries,).
+            inputs float32, as `inputs` makes them, of shape (ways * shots, *input_shape) and
+            (ways * queries, *input_shape), all examples of class 0 first; targets int64 of shape
+            (ways * shots,) and (ways * queries,).
         """
-        members = self.splits[split]
+        members = self._choice(generator, split, ways)
         classes = members[generator.choice(len(members), ways, replace=False)]
         order = np.broadcast_to(np.arange(self.images.shape[1]), (ways, self.images.shape[1]))
         examples = generator.permuted(order, axis=1)[:, : shots + queries]
@@ -122,20 +176,39 @@ class ImageClasses:
             for turn in range(1, TURNS):
                 turned = turns == turn
                 pixels[turned] = np.rot90(pixels[turned], turn, axes=(-2, -1))
+        support, query = pixels[:, :shots], pixels[:, shots:]
         return Episode(
-            self._examples(pixels[:, :shots], ways), self._examples(pixels[:, shots:], ways)
+            Examples(self.inputs(support, split, generator), _targets(ways, shots)),
+            Examples(self.inputs(query, split, generator), _targets(ways, queries)),
         )
 
     def protocol(self) -> dict[str, object]:
-        """Name of the dataset, and whether rotations made new classes."""
+        """Name of the dataset, whether rotations made new classes, and transforms if any."""
+        transforms = {"normalize": self.normalize, "augment": self.augment}
         return {
             "dataset": self.name,
             "rotations": self.rotations,
             "test_rotations": self.test_rotations,
+            **{name: t.protocol() for name, t in transforms.items() if not t.identity},
         }
 
-    def _examples(self, pixels: np.ndarray, ways: int) -> Examples:
-        """Pixels of shape (ways, n, …) as ways * n examples, class by class."""
-        inputs = np.divide(pixels, 255, dtype=np.float32).reshape(-1, *self.input_shape)
-        targets = torch.arange(ways).repeat_interleave(pixels.shape[1])
-        return Examples(torch.from_numpy(inputs), targets)
+    def _choice(self, generator: np.random.Generator, split: str, ways: int) -> np.ndarray:
+        """The base classes that a task of a split may draw from."""
+        if self.groups is None:
+            return self.splits[split]
+        large = [group for group in self.groups[split] if len(group) >= ways]
+        return large[generator.integers(len(large))]
+
+    def _grouped(self, groups: Sequence[str]) -> dict[str, list[np.ndarray]]:
+        """For each split the classes of each group, in the order of the groups' names."""
+        found = {}
+        for split, members in self.splits.items():
+            of_group: dict[str, list[int]] = {}
+            for index in members.tolist():
+                of_group.setdefault(groups[index], []).append(index)
+            found[split] = [np.array(of_group[name]) for name in sorted(of_group)]
+        return found
+
+
+def _targets(ways: int, count: int) -> Tensor:
+    return torch.arange(ways).repeat_interleave(count)

@@ -3,27 +3,21 @@
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 from annotated_types import Ge, Interval
 
 from metadist.errors import UserError
 from metadist.tasks import array_cache, omniglot_files
 from metadist.tasks.array_cache import NamedArray
 from metadist.tasks.images import ImageClasses
-
-TRAINING = 1200
-"""Characters that are not for test, …"""
-HELD_OUT = 100
-"""… of which these are for validation."""
+from metadist.tasks.omniglot_splits import OmniglotSplit, alphabet, divide
 
 
 class Omniglot(ImageClasses):
-    """Omniglot (Lake et al. 2015, doi 10.1126/science.aab3050) under MAML's protocol.
+    """Omniglot (Lake et al. 2015, doi 10.1126/science.aab3050) under the protocol of one's choice.
 
-    As in MAML's code (Finn et al. 2017, arXiv 1703.03400): 1200 random characters for training,
-    of which 100 are held out for validation, the other 423 for test; 28 x 28 pixels, Lanczos; a
-    drawn class is turned by a random multiple of 90°, in validation and test too. The split
-    follows from `seed` and the characters' names alone.
+    By default MAML's, as in its code (Finn et al. 2017, arXiv 1703.03400): 1100, 100 and 423
+    random characters; 28 x 28 pixels, Lanczos; a drawn class is turned by a random multiple of
+    90°, in validation and test too. The split follows from `seed` and the characters' names alone.
 
     The images are decoded once, in some seconds, by one process while others wait, into a file
     that is mapped into memory; later starts take a fraction of a second.
@@ -38,8 +32,11 @@ class Omniglot(ImageClasses):
     def __init__(
         self,
         root: str,
+        split: OmniglotSplit = "random",
+        within_alphabet: bool = False,
         rotations: bool = True,
         test_rotations: bool = True,
+        validation_alphabets: Annotated[int, Ge(1)] = 5,
         seed: Annotated[int, Ge(0)] = 0,
         size: Annotated[int, Interval(ge=8, le=105)] = 28,
         download: bool = True,
@@ -51,9 +48,15 @@ class Omniglot(ImageClasses):
                 zip files of these names, possibly in `omniglot-py`. It need not be writable: the
                 decoded images then go to `$METADIST_CACHE`, `$XDG_CACHE_HOME/metadist` or
                 `~/.cache/metadist`.
+            split: which characters are for training, validation and test; see
+                `metadist.tasks.omniglot_splits.divide`.
+            within_alphabet: whether all classes of a task come from one alphabet (Lake et al.'s
+                tasks) rather than from any.
             rotations: whether drawn training classes are turned by multiples of 90°.
             test_rotations: the same for validation and test.
-            seed: of the split; not negative.
+            validation_alphabets: alphabets for validation, where `split` goes by alphabets and
+                does not fix them.
+            seed: of what is random in the split; not negative.
             size: height and width of the images in pixels, 8 to 105 (as scanned).
             download: whether to download what is not in `root`.
 
@@ -66,24 +69,24 @@ class Omniglot(ImageClasses):
         if not 8 <= size <= 105:
             raise UserError(f"dataset.size must be from 8 to 105 pixels, got {size}")
         images, names = _load(Path(root).expanduser(), size, download)
-        order = np.random.default_rng(seed).permutation(len(names))
-        splits = {
-            "train": order[: TRAINING - HELD_OUT],
-            "validation": order[TRAINING - HELD_OUT : TRAINING],
-            "test": order[TRAINING:],
-        }
-        super().__init__("omniglot", images, splits, rotations, test_rotations)
+        splits = divide(names, split, seed, validation_alphabets)
+        alphabets = [alphabet(name) for name in names]
+        groups = alphabets if within_alphabet else None
+        super().__init__("omniglot", images, splits, rotations, test_rotations, groups)
+        self.split = split
         self.seed = seed
         self.characters = {
-            split: [names[index] for index in members] for split, members in splits.items()
+            part: [names[index] for index in members] for part, members in splits.items()
         }
 
     def protocol(self) -> dict[str, object]:
         """Name of the dataset, its split and that split's seed, rotations and image size."""
         return {
             **super().protocol(),
-            "split_seed": self.seed,
-            "classes": {split: len(members) for split, members in self.splits.items()},
+            "class_split": self.split,
+            **({} if self.split == "vinyals" else {"split_seed": self.seed}),
+            "within_alphabet": self.groups is not None,
+            "classes": {part: len(members) for part, members in self.splits.items()},
             "image_size": self.images.shape[-1],
         }
 
@@ -94,10 +97,8 @@ def _load(root: Path, size: int, download: bool) -> NamedArray:
     sources = omniglot_files.find(root)
     missing = [name for name in omniglot_files.CHARACTERS if name not in sources]
     if missing:
-        # Somebody may have copied nothing but the decoded images.
-        for path in sorted(root.glob(f"{stem}_*.npy")):
-            if (found := array_cache.load(path)) is not None:
-                return found
+        if (found := array_cache.load_any(root, stem)) is not None:
+            return found
         if not download:
             files = " and ".join(missing)
             raise UserError(

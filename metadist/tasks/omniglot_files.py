@@ -1,21 +1,20 @@
 """The files of Omniglot: where they may lie, how they are fetched, and how they are read."""
 
 import contextlib
-import hashlib
-import io
+import functools
 import os
 import re
-import socket
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from metadist.errors import UserError
-from metadist.tasks.array_cache import NamedArray, locked
+from metadist.tasks import data_files, downloads, image_files
+from metadist.tasks.array_cache import Making
+from metadist.tasks.data_files import looking_into, one_line, unreadable
 
 CHARACTERS = {"images_background": 964, "images_evaluation": 659}
 """The two sets of Omniglot and their characters: 1623 in all."""
@@ -25,8 +24,7 @@ EXAMPLES = 20
 
 _MEMBER = re.compile(r"(images_[a-z]+)/([^/]+)/(character\d+)/([^/]+\.png)")
 _MEMBER_BYTES = 1 << 20
-_IMAGE_SIDE = 1024
-_SILENCE_SECONDS = 30.0
+_IMAGE_PIXELS = 1 << 20
 _FORMAT = 1
 """Part of the digest; to be raised when the same files shall give another array."""
 
@@ -39,21 +37,13 @@ def find(root: Path) -> dict[str, Path]:
     Raises:
         UserError: `root` is not a directory or cannot be read.
     """
-    if root.exists() and not root.is_dir():
-        raise UserError(f"dataset.root is {root}, which is a file; give the directory of Omniglot")
     found = {}
-    for name in CHARACTERS:
-        places = [root / name, root / "omniglot-py" / name]
-        places += [place.with_name(f"{name}.zip") for place in places]
-        try:
-            existing = [place for place in places if place.exists()]
-        except OSError as error:
-            raise UserError(
-                f"dataset.root {root} cannot be read ({error.strerror}); allow it, or give "
-                "another directory"
-            ) from error
-        if existing:
-            found[name] = existing[0]
+    with looking_into(root, "Omniglot"):
+        for name in CHARACTERS:
+            places = [root / name, root / "omniglot-py" / name]
+            places += [place.with_name(f"{name}.zip") for place in places]
+            if existing := [place for place in places if place.exists()]:
+                found[name] = existing[0]
     return found
 
 
@@ -67,53 +57,37 @@ def where_to_get(root: Path, missing: list[str]) -> str:
 
 
 def download(root: Path, missing: list[str]) -> None:
-    """Fetch the zip files of sets into `root`: by one process, while others wait for it.
-
-    Addresses and check sums are torchvision's. A file takes its name only when it is complete.
+    """Fetch the zip files of sets into `root`; addresses and check sums are torchvision's.
 
     Raises:
         UserError: the download fails or `root` cannot be written to.
     """
-    advice = where_to_get(root, missing)
-    with locked(root / "omniglot_download", advice):
-        for name in missing:
-            target = root / f"{name}.zip"
-            if target.exists():
-                continue
-            part = target.with_name(f".{target.name}.part")
-            try:
-                with _bounded_silence():
-                    # Late: importing torchvision takes a second, and is needed for nothing else.
-                    from torchvision.datasets import Omniglot
-                    from torchvision.datasets.utils import download_url
+    for name in missing:
+        downloads.download(
+            root / f"{name}.zip",
+            functools.partial(_published, name),
+            "Omniglot",
+            where_to_get(root, missing),
+        )
 
-                    url = f"{Omniglot.download_url_prefix}/{name}.zip"
-                    download_url(url, str(root), part.name, Omniglot.zips_md5[name])
-                part.replace(target)
-            except Exception as error:  # whatever a network, its proxies and torchvision raise
-                part.unlink(missing_ok=True)
-                raise UserError(
-                    f"{name}.zip of Omniglot is not in {root} and could not be downloaded "
-                    f"({_short(error)}); {advice}"
-                ) from error
+
+def _published(name: str) -> tuple[str, str]:
+    from torchvision.datasets import Omniglot
+
+    return f"{Omniglot.download_url_prefix}/{name}.zip", Omniglot.zips_md5[name]
 
 
 def digest(sources: dict[str, Path], size: int) -> str:
     """16 hexadecimal digits that change with the files' names, sizes and times, and with `size`."""
-    about = hashlib.blake2b(repr((_FORMAT, size)).encode(), digest_size=8)
-    for name, source in sorted(sources.items()):
-        files = [source] if source.is_file() else list(_images_below(source))
-        for file in files:
-            try:
-                status = file.stat()
-            except OSError as error:
-                raise UserError(_unreadable(file, error)) from error
-            key = (file.relative_to(source.parent).as_posix(), status.st_size, status.st_mtime_ns)
-            about.update(repr((name, key)).encode())
-    return about.hexdigest()
+    files = (
+        (file.relative_to(source.parent).as_posix(), file)
+        for _, source in sorted(sources.items())
+        for file in ([source] if source.is_file() else _images_below(source))
+    )
+    return data_files.digest(files, _FORMAT, size)
 
 
-def decode(sources: dict[str, Path], size: int) -> NamedArray:
+def decode(sources: dict[str, Path], size: int) -> Making:
     """Every image of Omniglot, once.
 
     Args:
@@ -121,26 +95,32 @@ def decode(sources: dict[str, Path], size: int) -> NamedArray:
         size: height and width to shrink the images to, in pixels.
 
     Returns:
-        uint8 of shape (1623, 20, size, size), 255 = full ink, with names like
+        uint8 of shape (1623, 20, size, size), 255 = full ink, a character a row, with names like
         `images_background/Latin/character01`, in the order of these names.
 
     Raises:
         UserError: a file cannot be read, or characters or images are missing.
     """
-    names: list[str] = []
-    array = np.empty((sum(CHARACTERS.values()), EXAMPLES, size, size), dtype=np.uint8)
+    names = []
+    for set_name, source in sorted(sources.items()):
+        with _members(set_name, source) as (characters, _):
+            _check_complete(set_name, source, characters)
+            names += ["/".join(character) for character in sorted(characters)]
+    return Making((EXAMPLES, size, size), names, _rows(sources, size))
+
+
+def _rows(sources: dict[str, Path], size: int) -> Iterator[np.ndarray]:
     for set_name, source in sorted(sources.items()):
         with _members(set_name, source) as (characters, read):
-            _check_complete(set_name, source, characters)
-            for character, members in sorted(characters.items()):
-                for example, member in enumerate(sorted(members)):
-                    array[len(names), example] = _decode_image(read(member), size, source, member)
-                names.append("/".join(character))
-    return NamedArray(array, names)
+            for _, members in sorted(characters.items()):
+                yield np.stack([_ink(read(m), size, source, m) for m in sorted(members)])
+
+
+_Characters = dict[tuple[str, ...], list[str]]
 
 
 @contextlib.contextmanager
-def _members(set_name: str, source: Path) -> Iterator:
+def _members(set_name: str, source: Path) -> Iterator[tuple[_Characters, Callable[[str], bytes]]]:
     """The images of a set by character, and the function that reads one of them.
 
     Yields:
@@ -157,12 +137,12 @@ def _members(set_name: str, source: Path) -> Iterator:
                 archive = stack.enter_context(zipfile.ZipFile(source))
             except (zipfile.BadZipFile, OSError) as error:
                 raise UserError(
-                    f"{source} is not a readable zip file ({_short(error)}); delete it and put "
+                    f"{source} is not a readable zip file ({one_line(error)}); delete it and put "
                     "the complete file there"
                 ) from error
             members, opened = archive.namelist(), archive.open
 
-        characters: dict[tuple[str, ...], list[str]] = {}
+        characters: _Characters = {}
         for member in members:
             # An archive may hold anything: whatever is not an image of this set is left alone.
             if (match := _MEMBER.fullmatch(member)) and match[1] == set_name:
@@ -174,7 +154,7 @@ def _members(set_name: str, source: Path) -> Iterator:
                     data = file.read(_MEMBER_BYTES + 1)
             except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError, EOFError) as error:
                 raise UserError(
-                    f"{member} in {source} cannot be read ({_short(error)}); replace {source} by "
+                    f"{member} in {source} cannot be read ({one_line(error)}); replace {source} by "
                     "a complete copy"
                 ) from error
             if len(data) > _MEMBER_BYTES:
@@ -196,10 +176,10 @@ def _images_below(folder: Path) -> Iterator[Path]:
                     names = sorted(e.name for e in entries if e.name.endswith(".png"))
                 yield from (character / name for name in names)
     except OSError as error:
-        raise UserError(_unreadable(error.filename or folder, error)) from error
+        raise UserError(unreadable(error.filename or folder, error)) from error
 
 
-def _check_complete(set_name: str, source: Path, characters: dict) -> None:
+def _check_complete(set_name: str, source: Path, characters: _Characters) -> None:
     expected = CHARACTERS[set_name]
     if len(characters) != expected:
         raise UserError(
@@ -214,38 +194,12 @@ def _check_complete(set_name: str, source: Path, characters: dict) -> None:
             )
 
 
-def _decode_image(data: bytes, size: int, source: Path, member: str) -> np.ndarray:
-    """One PNG as ink: uint8 (size, size). MAML's images were resized with Lanczos' filter too."""
+def _ink(data: bytes, size: int, source: Path, member: str) -> np.ndarray:
+    """One PNG as ink: uint8 (size, size)."""
     try:
-        with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
-            if max(image.size) > _IMAGE_SIDE:
-                raise ValueError(f"{image.width} x {image.height} pixels")
-            grey = image.convert("L").resize((size, size), Image.Resampling.LANCZOS)
-    # Pillow raises these on damaged files, SyntaxError included.
-    except (OSError, ValueError, SyntaxError, zlib.error, Image.DecompressionBombError) as error:
+        return 255 - image_files.decode_image(data, "L", size, ("PNG",), _IMAGE_PIXELS)
+    except ValueError as error:
         raise UserError(
-            f"{member} in {source} cannot be decoded as a PNG image ({_short(error)}); replace "
-            f"{source} by a complete copy"
+            f"{member} in {source} cannot be decoded as a PNG image ({error}); replace {source} "
+            "by a complete copy"
         ) from error
-    return 255 - np.asarray(grey)
-
-
-@contextlib.contextmanager
-def _bounded_silence() -> Iterator[None]:
-    """No progress bar from a rank that may not be the first, and no wait for a mute server."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(_SILENCE_SECONDS)
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        socket.setdefaulttimeout(before)
-
-
-def _unreadable(path: Path | str, error: OSError) -> str:
-    return f"{path} cannot be read ({error.strerror}); allow it, or put another copy there"
-
-
-def _short(error: BaseException) -> str:
-    """An error's message in one line of bounded length."""
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,9 +1,11 @@
 """Regression tasks: sine waves of random amplitude and phase."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
-from metadist.tasks.episode import Episode, Examples
+from metadist.tasks.episode import SPLITS, Episode, Examples
 
 AMPLITUDES = (0.1, 5.0)
 PHASES = (0.0, np.pi)
@@ -29,7 +31,14 @@ class Sinusoid:
         """Width of the last layer of a model: 1, whatever `ways` is."""
         return 1
 
-    def check(self, ways: int, shots: int, queries: int) -> None:
+    def check(
+        self,
+        ways: int,
+        shots: int,
+        queries: int,
+        splits: Sequence[str] = SPLITS,
+        keys: str = "task.",
+    ) -> None:
         """Accept any counts: a wave has as many points as are asked for."""
 
     def episode(

@@ -2,7 +2,6 @@
 
 from typing import Annotated
 
-import numpy as np
 import torch
 from annotated_types import Ge
 from torch import Tensor
@@ -47,7 +46,8 @@ class SupervisedTasks:
         if not isinstance(dataset, ImageDataset):
             raise UserError(
                 "supervised training needs images in classes, which "
-                f"{type(dataset).__name__} does not have: choose dataset=glyphs or omniglot."
+                f"{type(dataset).__name__} does not have: choose dataset=glyphs, omniglot, "
+                "mini_imagenet or cifar_fs."
             )
         dataset.check(ways, shots, queries)
         self.dataset = dataset
@@ -77,8 +77,8 @@ class SupervisedTasks:
         first, last = (0, seen) if split == "train" else (seen, examples)
         labels = generator.integers(classes, size=self.group)
         chosen = self.images[labels, generator.integers(first, last, size=self.group)]
-        inputs = chosen.astype(np.float32).reshape(self.group, *self.input_shape) / 255
-        group = Examples(torch.from_numpy(inputs), torch.from_numpy(labels))
+        inputs = self.dataset.inputs(chosen, split, generator)
+        group = Examples(inputs, torch.from_numpy(labels))
         nothing = Examples(group.inputs[:0], group.targets[:0])
         return Episode(nothing, group)
 

@@ -5,7 +5,7 @@ libraries are imported when a tracker starts or a picture is drawn, never before
 """
 
 from metadist.tracking.console import Console
-from metadist.tracking.jsonl import JsonLines, read_metrics
+from metadist.tracking.jsonl import JsonLines, json_value, read_metrics
 from metadist.tracking.pictures import (
     EpisodePicture,
     RegressionPicture,
@@ -28,6 +28,7 @@ __all__ = [
     "Tracker",
     "Trackers",
     "WeightsAndBiases",
+    "json_value",
     "learning_curves",
     "read_metrics",
     "regression_tasks",

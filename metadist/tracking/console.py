@@ -89,6 +89,11 @@ class Console(Tracker):
             self._said = self._step(self._progress.iteration)
             self._say((self._progress.words(), ""))
 
+    def note(self, sentence: str) -> bool:
+        """Prints the sentence."""
+        self._say((f"warning: {sentence}", "bold yellow"))
+        return True
+
     def finish(self, results: Mapping[str, object], pictures: Sequence[Path]) -> None:
         """Prints what was learned and where everything lies."""
         self._stop_bar()

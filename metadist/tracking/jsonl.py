@@ -4,7 +4,8 @@ import contextlib
 import io
 import json
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
 
@@ -48,11 +49,15 @@ class JsonLines(Tracker):
     def record(self, record: Record) -> None:
         """Writes one line."""
         assert self._file is not None, "record() before start()"
-        plain = {name: _json_value(value) for name, value in record.items()}
-        line = memoryview(json.dumps(plain, allow_nan=False).encode() + b"\n")
+        line = memoryview(json.dumps(json_value(record), allow_nan=False).encode() + b"\n")
         with writing(self._path):
             while line:
                 line = line[self._file.write(line) :]
+
+    def flush(self) -> None:
+        """Brings the lines to the disk, so that a power cut takes none either."""
+        with writing(self._path):
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Closes the file."""
@@ -85,7 +90,18 @@ def read_metrics(path: Path) -> list[dict]:
         ) from error
 
 
-def _json_value(value: object) -> object:
+def json_value(value: object) -> object:
+    """What JSON holds in the place of a value, containers gone through.
+
+    Args:
+        value: figures, texts, None, mappings and sequences of them; scalars of numpy or torch
+            become plain, and floats that are not finite `"NaN"`, `"Infinity"` or `"-Infinity"`,
+            which `float()` understands.
+    """
+    if isinstance(value, Mapping):
+        return {name: json_value(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(inner) for inner in value]
     if hasattr(value, "item"):  # a scalar of numpy or torch
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):

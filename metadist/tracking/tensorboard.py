@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from metadist.tracking.jsonl import json_value
 from metadist.tracking.tracker import Record, Run, Tracker
 from metadist.tracking.writing import writing
 
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 class TensorBoard(Tracker):
     """Writes event files: a scalar for every figure, and the pictures at the end.
 
-    Events reach the disk every few seconds, so a process that dies may lose the last of them;
-    `metrics.jsonl` loses none. A resumed run hides what was written beyond its checkpoint.
+    Events reach the disk every few seconds and before each checkpoint, so a process that dies may
+    lose the last of them; a run that goes on writes those again, and hides what was written
+    beyond its checkpoint. `metrics.jsonl` loses none.
 
     Args:
         directory: where the event files go, from the run's directory.
@@ -45,7 +47,8 @@ class TensorBoard(Tracker):
         with writing(self._path):
             self._writer = SummaryWriter(
                 log_dir=str(self._path),
-                purge_step=run.start_iteration + 1 if run.resumed else None,
+                # From 0 too: a run that died before its first checkpoint left events here.
+                purge_step=run.start_iteration + run.resumed,
                 flush_secs=5,
             )
             self._writer.add_text("run", run.headline, run.start_iteration)
@@ -62,12 +65,18 @@ class TensorBoard(Tracker):
                 if name != "iteration" and not isinstance(value, (str, bool)):
                     self._writer.add_scalar(name, float(value), step)
 
+    def flush(self) -> None:
+        """Brings the events to the disk."""
+        assert self._writer is not None, "flush() before start()"
+        with writing(self._path):
+            self._writer.flush()
+
     def finish(self, results: Mapping[str, object], pictures: Sequence[Path]) -> None:
         """Adds the pictures, and the results as a text."""
         assert self._writer is not None, "finish() before start()"
         from matplotlib.image import imread
 
-        text = json.dumps(dict(results), indent=2, default=str)
+        text = json.dumps(json_value(results), indent=2, default=str)
         with writing(self._path):
             self._writer.add_text("results", f"```json\n{text}\n```", self._iterations)
             for picture in pictures:

@@ -39,8 +39,8 @@ class Run:
 class Tracker:
     """Listens to a run. Every method does nothing here: a tracker overrides what it needs.
 
-    The order of calls is `start`, `record` any number of times, `finish` if all went well, and
-    `close` in every case. Only rank zero has trackers.
+    The order of calls is `start`, `record`, `note` and `flush` any number of times, `finish` if
+    all went well, and `close` in every case. Only rank zero has trackers.
     """
 
     def start(self, run: Run) -> None:
@@ -60,6 +60,24 @@ class Tracker:
             record: plain figures by name, with the number of finished iterations as
                 `iteration`. Those of training begin with `train_`, those of a validation with
                 `validation_`.
+
+        Raises:
+            UserError: if it cannot be written.
+        """
+
+    def note(self, sentence: str) -> bool:
+        """Tells a person of something out of the ordinary.
+
+        Args:
+            sentence: one line.
+
+        Returns:
+            Whether a person will see it.
+        """
+        return False
+
+    def flush(self) -> None:
+        """Brings every record so far to the disk; a checkpoint is written next.
 
         Raises:
             UserError: if it cannot be written.
@@ -95,6 +113,16 @@ class Trackers(Tracker):
         """Hands the record to each."""
         for tracker in self._trackers:
             tracker.record(record)
+
+    def note(self, sentence: str) -> bool:
+        """Hands the sentence to each; whether any of them shows it to a person."""
+        seen = [tracker.note(sentence) for tracker in self._trackers]
+        return any(seen)
+
+    def flush(self) -> None:
+        """Flushes each."""
+        for tracker in self._trackers:
+            tracker.flush()
 
     def finish(self, results: Mapping[str, object], pictures: Sequence[Path]) -> None:
         """Hands the results to each."""

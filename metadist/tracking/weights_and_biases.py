@@ -3,6 +3,7 @@
 import contextlib
 import netrc
 import os
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -125,7 +126,9 @@ def _run_id(run: Run) -> str:
     path = run.directory / RUN_ID_FILE
     with writing(path):
         if run.resumed and path.exists():
-            return path.read_text().strip()
+            saved = path.read_bytes().strip()
+            if re.fullmatch(rb"[0-9a-f]{8}", saved):  # a damaged one makes a new run
+                return saved.decode()
         run_id = secrets.token_hex(4)
         replace_file(path, f"{run_id}\n".encode())
         return run_id

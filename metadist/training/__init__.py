@@ -10,6 +10,7 @@ from metadist.training.mappers import (
     TrainTasks,
     resolve_device,
 )
+from metadist.training.replay import Replay, parse_key, replay
 from metadist.training.resume import restore
 from metadist.training.strategies import (
     AllReduceStrategy,
@@ -25,11 +26,14 @@ __all__ = [
     "Interrupted",
     "LocalStrategy",
     "MetaBatch",
+    "Replay",
     "RpcStrategy",
     "Strategy",
     "TaskMapper",
     "TrainTasks",
     "Trainer",
+    "parse_key",
+    "replay",
     "resolve_device",
     "restore",
     "run",

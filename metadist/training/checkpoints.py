@@ -2,86 +2,180 @@
 
 import contextlib
 import hashlib
-import io
 import os
 import pickle
 import re
+import zipfile
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 from metadist.errors import UserError
 
-FORMAT = 1
-"""Version of the layout of a checkpoint's contents."""
+FORMAT = 2
+"""Version of the layout of a checkpoint's contents; 1 knew no learning-rate schedule."""
 
 _FOOTER = b"metadist-sha256:"
-_NAME = re.compile(r"iteration-(\d+)\.pt")
+_FOOTER_BYTES = len(_FOOTER) + 64
+_NAME = re.compile(r"(iteration|best)-(\d+)\.pt")
+_CHUNK = 1 << 20
+
+
+class DamagedCheckpoint(UserError):
+    """A file that was a checkpoint once, or claims to be one, and cannot be trusted."""
 
 
 class Checkpoints:
     """The checkpoints of one run. Rank zero writes; every rank that trains reads.
 
-    A file is what `torch.save` writes, followed by a digest of it; `torch.load` reads it as it
-    is. The newest `keep` are kept, and the best one beside them.
+    `iteration-00000200.pt` is what a run goes on from; the newest `keep` of them are kept.
+    `best-00000150.pt` is the best by validation, kept until no kept checkpoint needs it: whichever
+    of them a run goes on from, the best of its course until then is still there. A file is what
+    `torch.save` writes, followed by a digest of it; `torch.load` reads it as it is.
 
     Args:
         directory: the run's `checkpoints/`.
         keep: how many of the newest to keep, at least one.
     """
 
-    def __init__(self, directory: Path, keep: int = 2) -> None:
+    def __init__(self, directory: Path, keep: int = 3) -> None:
         self.directory = directory
         self.keep = keep
 
-    @property
-    def best(self) -> Path:
-        """Where the best checkpoint lies."""
-        return self.directory / "best.pt"
-
     def iterations(self) -> list[tuple[int, Path]]:
         """The numbered checkpoints, oldest first, as (finished iterations, path)."""
-        if not self.directory.is_dir():
-            return []
-        found = [(_NAME.fullmatch(path.name), path) for path in self.directory.iterdir()]
-        return sorted((int(match[1]), path) for match, path in found if match)
+        return self._named("iteration")
 
-    def save(self, iteration: int, contents: dict[str, Any]) -> Path:
-        """Write the checkpoint of an iteration, then drop those older than the newest `keep`."""
-        path = self.directory / f"iteration-{iteration:08d}.pt"
-        write_checkpoint(path, contents)
-        for _, old in self.iterations()[: -self.keep]:
-            old.unlink(missing_ok=True)
-        return path
+    def bests(self) -> list[tuple[int, Path]]:
+        """The checkpoints that were the best when they were written, oldest first."""
+        return self._named("best")
 
-    def save_best(self, contents: dict[str, Any]) -> None:
-        """Write the best checkpoint anew."""
-        write_checkpoint(self.best, contents)
+    @property
+    def best(self) -> Path | None:
+        """The best checkpoint so far, None before the first validation."""
+        found = self.bests()
+        return found[-1][1] if found else None
 
     def newest(self) -> Path | None:
         """The newest numbered checkpoint, if there is any."""
         found = self.iterations()
         return found[-1][1] if found else None
 
+    def save(self, iteration: int, contents: dict[str, Any]) -> Path:
+        """Write the checkpoint of an iteration, then drop what is not to be kept."""
+        path = self.directory / f"iteration-{iteration:08d}.pt"
+        write_checkpoint(path, contents)
+        for _, old in self.iterations()[: -self.keep]:
+            old.unlink(missing_ok=True)
+        self._drop_bests()
+        return path
+
+    def save_best(self, iteration: int, contents: dict[str, Any]) -> Path:
+        """Write the best checkpoint so far, then drop what is not to be kept."""
+        path = self.directory / f"best-{iteration:08d}.pt"
+        write_checkpoint(path, contents)
+        self._drop_bests()
+        return path
+
+    def candidates(self) -> list[Path]:
+        """What a run can go on from, in the order to try: the newest first, the bests last."""
+        both = (self.iterations(), self.bests())
+        return [path for found in both for _, path in reversed(found)]
+
+    def set_aside_later(self, iteration: int) -> None:
+        """Move the checkpoints beyond an iteration, of a course that is left, out of the way.
+
+        What a process that was killed left half written is removed.
+        """
+        for number, path in self.iterations() + self.bests():
+            if number > iteration:
+                set_aside(path)
+        if self.directory.is_dir():
+            for part in self.directory.glob(".*.part"):
+                part.unlink(missing_ok=True)
+
+    def _named(self, kind: str) -> list[tuple[int, Path]]:
+        if not self.directory.is_dir():
+            return []
+        found = [(_NAME.fullmatch(path.name), path) for path in self.directory.iterdir()]
+        return sorted((int(name[2]), path) for name, path in found if name and name[1] == kind)
+
+    def _drop_bests(self) -> None:
+        bests = self.bests()
+        kept = {number for number, _ in bests[-1:]}
+        for iteration, _ in self.iterations():
+            kept |= {max((n for n, _ in bests if n <= iteration), default=-1)}
+        for number, path in bests:
+            if number not in kept:
+                path.unlink(missing_ok=True)
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a checkpoint so that no run takes it for one; its new name, which was free."""
+    aside = path.with_name(f"{path.name}.aside")
+    number = 1
+    while aside.exists():
+        aside, number = path.with_name(f"{path.name}.aside.{number}"), number + 1
+    return path.rename(aside)
+
+
+class _Digesting:
+    """A file to write to that takes the digest of what passes through.
+
+    An error of the file is kept for the end: raised from within `torch.save` it would come out
+    as something else.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.sha256 = hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Write bytes; how many."""
+        if self.error is None:
+            self.sha256.update(data)
+            try:
+                self.file.write(data)
+            except OSError as error:
+                self.error = error
+        return memoryview(data).nbytes
+
+    def flush(self) -> None:
+        """Nothing: the file is flushed at the end."""
+
+    def finish(self) -> None:
+        """Add the digest and bring all of it to the disk.
+
+        Raises:
+            OSError: anything could not be written.
+        """
+        if self.error is not None:
+            raise self.error
+        self.file.write(_FOOTER + self.sha256.hexdigest().encode())
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
 
 def write_checkpoint(path: Path, contents: dict[str, Any]) -> None:
     """Write tensors and plain containers so that the file is either whole or not there.
 
+    The format's number and metadist's version are added. The file is streamed: beside the
+    tensors themselves no copy of it is held in memory.
+
     Raises:
         UserError: the disk is full or the directory cannot be written.
     """
-    buffer = io.BytesIO()
-    torch.save({"format": FORMAT, **contents}, buffer)
-    data = buffer.getvalue()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
-            file.write(data)
-            file.write(_FOOTER + hashlib.sha256(data).hexdigest().encode())
-            file.flush()
-            os.fsync(file.fileno())
+            digesting = _Digesting(file)
+            about = {"format": FORMAT, "version": version("metadist")}
+            torch.save({**about, **contents}, digesting)
+            digesting.finish()
         temporary.replace(path)
         directory = os.open(path.parent, os.O_RDONLY)
         try:
@@ -101,33 +195,70 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """The contents of a checkpoint, on the CPU.
 
     Raises:
-        UserError: no file, a truncated or altered one, or one of another format.
+        DamagedCheckpoint: a truncated or altered one, or something else under its name.
+        UserError: no file, or a whole checkpoint of another format.
     """
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            _check_digest(path, file)
+            contents = _load(path, file)
     except OSError as error:
         raise UserError(
             f"the checkpoint {path} cannot be read ({error.strerror}): give resume= the path of a "
             "checkpoint file, or auto for the newest one of the run's directory."
         ) from None
-    length = len(_FOOTER) + 64
-    body, footer = data[:-length], data[-length:]
-    if footer != _FOOTER + hashlib.sha256(body).hexdigest().encode():
+    if not isinstance(contents, dict) or "format" not in contents:
+        raise DamagedCheckpoint(
+            f"the checkpoint {path} does not hold what metadist writes: resume from a checkpoint "
+            "that metadist wrote."
+        )
+    if contents["format"] != FORMAT:
         raise UserError(
+            f"the checkpoint {path} has format {contents['format']}, written by metadist "
+            f"{contents.get('version', 'of an unknown version')}; this is metadist "
+            f"{version('metadist')}, which reads format {FORMAT}: resume it with the version that "
+            "wrote it."
+        )
+    return contents
+
+
+def _check_digest(path: Path, file: BinaryIO) -> None:
+    left = max(0, os.fstat(file.fileno()).st_size - _FOOTER_BYTES)
+    sha256 = hashlib.sha256()
+    while left and (data := file.read(min(_CHUNK, left))):
+        sha256.update(data)
+        left -= len(data)
+    if file.read() != _FOOTER + sha256.hexdigest().encode():
+        raise DamagedCheckpoint(
             f"the checkpoint {path} is damaged or no checkpoint of metadist (its digest does not "
             "match its contents): resume from another one of the same folder."
         )
+
+
+def _load(path: Path, file: BinaryIO) -> Any:
+    """Tensors and plain values; nothing else is let in, nor what grows when it is opened."""
     try:
-        contents = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise UserError(
-            f"the checkpoint {path} holds more than tensors and plain values and is not opened "
-            f"({str(error).splitlines()[0]}): resume from a checkpoint that metadist wrote."
+        with zipfile.ZipFile(file) as archive:
+            grows = any(member.compress_size != member.file_size for member in archive.infolist())
+        if grows:
+            raise pickle.UnpicklingError("a part of it is larger inside than outside")
+        file.seek(0)
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except (
+        pickle.UnpicklingError,
+        zipfile.BadZipFile,
+        # What torch.load raises for contents that make no sense.
+        RuntimeError,
+        EOFError,
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        AssertionError,
+    ) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DamagedCheckpoint(
+            f"the checkpoint {path} holds something else than tensors and plain values and is not "
+            f"opened ({reason[:200]}): resume from a checkpoint that metadist wrote."
         ) from None
-    if contents.get("format") != FORMAT:
-        raise UserError(
-            f"the checkpoint {path} has format {contents.get('format')}, written by metadist "
-            f"{contents.get('version', 'of an unknown version')}; this version reads format "
-            f"{FORMAT}: resume it with the version that wrote it."
-        )
-    return contents

@@ -43,6 +43,7 @@ def evaluate(
     keys: Tensor,
     make_batch: Callable[[Tensor], MetaBatch],
     between: Callable[[], None] = lambda: None,
+    warn: Callable[[int, float], None] = lambda place, loss: None,
 ) -> dict[str, Estimate]:
     """The figures of the tasks `keys`, of shape (tasks, 4), each with its interval.
 
@@ -56,9 +57,15 @@ def evaluate(
         keys: the fixed list.
         make_batch: what travels for some keys.
         between: called every so many tasks; what it raises ends the evaluation.
+        warn: called if any task's loss is NaN or infinite, with the first one's place in `keys`
+            and its loss.
     """
     parts = []
     for chunk in keys.split(_CHUNK):
         parts.append(strategy.collect(mapper, learner, make_batch(chunk)))
         between()
-    return {name: estimate(torch.cat([part[name] for part in parts])) for name in parts[0]}
+    figures = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    wrong = (~figures["loss"].isfinite()).nonzero()
+    if len(wrong):
+        warn(int(wrong[0]), figures["loss"][wrong[0]].item())
+    return {name: estimate(values) for name, values in figures.items()}

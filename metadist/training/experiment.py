@@ -2,16 +2,19 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
-from annotated_types import Ge
+from annotated_types import Ge, Gt, Le
 
 from metadist.algorithms import Learner
 from metadist.tasks import TaskDistribution
 from metadist.tracking import Tracker
 from metadist.training.mappers import EvaluateTasks, TrainTasks
 from metadist.training.strategies import Strategy
+
+_MANY = 1_000_000
+"""Tasks at once, as keys in memory; more is a slip of the finger."""
 
 
 @dataclass(frozen=True)
@@ -24,20 +27,36 @@ class Trainer:
         eval_every: outer steps between validations; 0 for none.
         validation_tasks: tasks of a validation, the same ones each time.
         eval_tasks: tasks of the test after training.
+        eval_seed: keys the tasks of validation and test. It is not the run's seed, so that runs
+            of other algorithms and other seeds are judged on the same tasks.
         checkpoint_every: outer steps between checkpoints; 0 for one at the end only.
-        keep_checkpoints: how many of the newest checkpoints to keep.
+        keep_checkpoints: how many of the newest checkpoints to keep, beside the best.
+        on_non_finite: what to do when the loss or the gradient of an outer step is NaN or
+            infinite, beside saying which task it comes from: "stop" saves the state before the
+            step and ends the run; "skip" leaves parameters, optimizer and running statistics as
+            they are and goes on with the next iteration; "continue" takes the step all the same.
+        clip_value: the largest size of any element of the gradient; those beyond are cut to it.
+        clip_norm: the largest Euclidean norm of the gradient of all parameters together; a
+            longer one is shortened to it, after `clip_value`.
         send_tasks: rank zero draws the tasks and sends their tensors, because only it holds the
             dataset; by default keys travel and every worker draws its own tasks.
+        tasks_at_once: how many tasks a worker runs side by side, where algorithm and model can:
+            small tasks are then faster. "auto" goes by the tasks' size; 1 is one by one.
     """
 
     iterations: Annotated[int, Ge(1)] = 1000
-    meta_batch_size: Annotated[int, Ge(1)] = 32
+    meta_batch_size: Annotated[int, Ge(1), Le(_MANY)] = 32
     eval_every: Annotated[int, Ge(0)] = 200
-    validation_tasks: Annotated[int, Ge(1)] = 100
-    eval_tasks: Annotated[int, Ge(1)] = 600
+    validation_tasks: Annotated[int, Ge(1), Le(_MANY)] = 100
+    eval_tasks: Annotated[int, Ge(1), Le(_MANY)] = 600
+    eval_seed: Annotated[int, Ge(0)] = 0
     checkpoint_every: Annotated[int, Ge(0)] = 200
-    keep_checkpoints: Annotated[int, Ge(1)] = 2
+    keep_checkpoints: Annotated[int, Ge(1)] = 3
+    on_non_finite: Literal["stop", "skip", "continue"] = "stop"
+    clip_value: Annotated[float, Gt(0)] | None = None
+    clip_norm: Annotated[float, Gt(0)] | None = None
     send_tasks: bool = False
+    tasks_at_once: Annotated[int, Ge(1)] | Literal["auto"] = "auto"
 
 
 @dataclass
@@ -48,6 +67,7 @@ class Progress:
         iteration: finished outer steps.
         best: the best validation so far, {} before the first: "iteration" and the figure's mean.
         validation: the newest validation's figure, {} before the first.
+        validated: finished outer steps at the newest validation.
         train_loss: of the last outer step.
         train_seconds: spent in outer steps, over all parts of a resumed run.
     """
@@ -55,6 +75,7 @@ class Progress:
     iteration: int = 0
     best: dict[str, float] = field(default_factory=dict)
     validation: dict[str, float] = field(default_factory=dict)
+    validated: int = 0
     train_loss: float = float("nan")
     train_seconds: float = 0.0
 
@@ -73,6 +94,7 @@ class Experiment:
         tasks: this rank's tasks.
         learner: model and algorithm.
         optimizer: of the learner's parameters.
+        scheduler: of the optimizer's learning rate; a step of it follows each outer step.
         strategy: how a meta-batch is carried out.
         train_mapper: what a worker does in training.
         evaluate_mapper: what a worker does in evaluation.
@@ -90,9 +112,15 @@ class Experiment:
     tasks: TaskDistribution
     learner: Learner
     optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LRScheduler
     strategy: Strategy
     train_mapper: TrainTasks
     evaluate_mapper: EvaluateTasks
     tracker: Tracker
     resume: str | None = None
     progress: Progress = field(default_factory=Progress)
+
+    @property
+    def metric(self) -> str:
+        """What learners are judged by: "mse" for regression, "accuracy" for classes."""
+        return "mse" if self.tasks.regression else "accuracy"

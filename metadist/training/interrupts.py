@@ -5,6 +5,8 @@ import threading
 import time
 from types import FrameType, TracebackType
 
+from metadist.distributed.job import current_job
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -24,17 +26,20 @@ class StopRequests:
     """Context manager that notes SIGINT and SIGTERM instead of dying of them.
 
     torchrun passes a signal on to all its processes, and a terminal sends Ctrl-C to each as
-    well, so repetitions within a second count as one; a later one is obeyed at once. Outside of
-    the main thread signals are left alone.
-
-    Attributes:
-        number: the signal that came first, 0 as long as none has.
+    well, so repetitions within a second count as one; a later one is obeyed at once. A signal to
+    a single rank reaches rank zero through the job. Outside of the main thread signals are left
+    alone.
     """
 
     def __init__(self) -> None:
-        self.number = 0
+        self._number = 0
         self._since = 0.0
         self._previous: dict[int, object] = {}
+
+    @property
+    def number(self) -> int:
+        """The signal that came first, here or (on rank zero) on any rank; 0 if none has."""
+        return self._number or current_job().asked_to_stop
 
     def __enter__(self) -> "StopRequests":
         if threading.current_thread() is threading.main_thread():
@@ -52,8 +57,9 @@ class StopRequests:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if not self.number:
-            self.number, self._since = number, time.monotonic()
+        if not self._number:
+            self._number, self._since = number, time.monotonic()
+            current_job().ask_to_stop(number)
         elif time.monotonic() - self._since > 1.0:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)

@@ -1,28 +1,27 @@
 """The training loop: step, log, evaluate, save; then the test."""
 
-import json
+import logging
 import math
 import signal
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from importlib.metadata import version
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, NoReturn
 
-from torch import Tensor, nn
-
-from metadist.distributed import get_rank, get_world_size
-from metadist.distributed.reducers import LinearReducer
+from metadist.distributed import PeerLost, get_rank
+from metadist.distributed.job import current_job
 from metadist.errors import UserError
-from metadist.tasks import stack_episodes, task_keys
+from metadist.tasks import task_keys
 from metadist.tracking import Run
+from metadist.training.diagnosis import Culprit, find_culprit, key_text
 from metadist.training.evaluation import Estimate, evaluate
 from metadist.training.experiment import Experiment
 from metadist.training.interrupts import Interrupted, StopRequests
-from metadist.training.mappers import MetaBatch
+from metadist.training.outer_step import advance, differentiate, meta_batch, total_weight
 from metadist.training.pictures import draw_pictures
-from metadist.training.resume import checkpoints_of, identity
+from metadist.training.results import results_of, write_results
+from metadist.training.resume import checkpoints_of, contents_of
+
+_log = logging.getLogger(__name__)
 
 
 def run(experiment: Experiment) -> dict[str, Any]:
@@ -32,21 +31,31 @@ def run(experiment: Experiment) -> dict[str, Any]:
         The results, as in `results.json`, on the ranks that run the loop; elsewhere {}.
 
     Raises:
-        UserError: a checkpoint that does not fit, a directory that cannot be written.
+        UserError: a checkpoint that does not fit, a directory that cannot be written, a loss or
+            gradient that is not finite (with `trainer.on_non_finite=stop`).
         Interrupted: a signal asked the run to stop; it has saved a checkpoint.
     """
     strategy = experiment.strategy
-    with StopRequests() as stop:
+    try:
         strategy.open()
-        try:
-            results = _Run(experiment, stop).run() if strategy.runs_loop() else {}
-        except Interrupted:
+        with StopRequests() as stop:
+            try:
+                results = _Run(experiment, stop).run() if strategy.runs_loop() else {}
+            except Interrupted:
+                strategy.close()
+                raise
             strategy.close()
-            raise
-        except BaseException:
-            strategy.close(graceful=False)
-            raise
-        strategy.close()
+    except Interrupted:
+        strategy.close(graceful=False)
+        raise
+    except BaseException as error:
+        # What is every rank's to say is left to rank zero.
+        if not isinstance(error, PeerLost) and (
+            get_rank() == 0 or not isinstance(error, UserError)
+        ):
+            current_job().claim_cause()  # before the others notice that this rank leaves
+        strategy.close(graceful=False)
+        raise
     return results
 
 
@@ -59,7 +68,6 @@ class _Run:
         self.leads = get_rank() == 0
         self.progress = experiment.progress
         self.checkpoints = checkpoints_of(experiment)
-        self.metric = "mse" if experiment.tasks.regression else "accuracy"
 
     def run(self) -> dict[str, Any]:
         """See the module's `run`."""
@@ -77,11 +85,11 @@ class _Run:
                     )
                 )
             self._train()
-            results = self._test(time.perf_counter() - started)
+            results = self._test(started)
             if self.leads:
-                _write_json(x.directory / "results.json", results)
+                write_results(x.directory / "results.json", results)
                 pictures = draw_pictures(
-                    x.directory, x.headline, x.tasks, x.learner, x.seed, results
+                    x.directory, x.headline, x.tasks, x.learner, x.trainer.eval_seed, results
                 )
                 x.tracker.finish(results, pictures)
         finally:
@@ -92,11 +100,11 @@ class _Run:
 
     def _train(self) -> None:
         x, progress = self.x, self.progress
+        self._validate_if_due()  # a run may have been stopped before
         while progress.iteration < x.trainer.iterations:
             self._step(progress.iteration + 1)
             last = progress.iteration == x.trainer.iterations
-            if x.trainer.eval_every and (progress.iteration % x.trainer.eval_every == 0 or last):
-                self._validate()
+            self._validate_if_due()
             stopping = x.strategy.agree(self.stop.number != 0) and not last
             every = x.trainer.checkpoint_every
             if last or stopping or (every and progress.iteration % every == 0):
@@ -116,154 +124,134 @@ class _Run:
         if self.x.strategy.agree(self.stop.number != 0):
             self._leave()
 
+    def _save_and_leave_if_asked(self) -> None:
+        if self.x.strategy.agree(self.stop.number != 0):
+            self._save()
+            self._leave()
+
     def _step(self, iteration: int) -> None:
         x, progress = self.x, self.progress
         started = time.perf_counter()
-        keys = task_keys(x.seed, "train", iteration, range(x.trainer.meta_batch_size))
-        result = x.strategy.backward(x.train_mapper, x.learner, self._batch(keys))
-        x.optimizer.step()
-        # Only the loss may be a sum; what is reported and running statistics are means.
-        weight = _total_weight(x.strategy.reducer, x.trainer.meta_batch_size)
-        for name, buffer in x.learner.named_buffers():
-            buffer += (result.buffers[name] / weight).to(buffer)
+        learning_rate = x.optimizer.param_groups[0]["lr"]
+        outcome = differentiate(x, iteration)
+        choice = "" if outcome.finite else x.trainer.on_non_finite
+        culprit = find_culprit(x, iteration, outcome) if choice else None
+        if choice != "stop":
+            advance(x, iteration, outcome, skip=choice == "skip")
         seconds = time.perf_counter() - started
-        progress.iteration = iteration
-        progress.train_loss = result.loss.item()
-        progress.train_seconds += seconds
         if self.leads:
+            weight = total_weight(x)
             x.tracker.record(
                 {
                     "iteration": iteration,
-                    "train_loss": progress.train_loss,
+                    "train_loss": outcome.loss,
                     **{
                         f"train_{name}": value.item() / weight
-                        for name, value in result.metrics.items()
+                        for name, value in outcome.result.metrics.items()
                     },
+                    "gradient_norm": outcome.gradient_norm,
+                    "learning_rate": float(learning_rate),
                     "tasks_per_second": x.trainer.meta_batch_size / seconds,
-                    "seconds": progress.train_seconds,
+                    "seconds": progress.train_seconds + seconds,
+                    **({} if culprit is None else {"non_finite": culprit.key or culprit.words}),
                 }
             )
+        if culprit is not None:
+            self._report(iteration, culprit)
+        progress.iteration = iteration
+        progress.train_loss = outcome.loss
+        progress.train_seconds += seconds
 
-    def _batch(self, keys: Tensor) -> MetaBatch:
-        if not self.x.trainer.send_tasks:
-            return MetaBatch(keys)
-        return MetaBatch(keys, stack_episodes([self.x.tasks.draw(key) for key in keys]))
+    def _report(self, iteration: int, culprit: Culprit) -> None:
+        """Say what went wrong, and end the run if that is what is to be done.
+
+        Raises:
+            UserError: with `trainer.on_non_finite=stop`, after saving the state before the step.
+        """
+        x, choice = self.x, self.x.trainer.on_non_finite
+        look = ""
+        if culprit.key:
+            look = f"look at it with experiments/replay.py {x.directory} --key {culprit.key}, "
+        if choice != "stop":
+            done = "the step was skipped" if choice == "skip" else "the step was taken all the same"
+            self._note(f"{culprit.words}: {done}; {look or 'and '}consider trainer.clip_norm")
+            return
+        if iteration > 1:  # the state before the first step follows from the seed
+            self._save()
+        raise UserError(
+            f"{culprit.words}: stopped before the step; {look or 'resume before it and '}lower "
+            "optimizer.lr or algorithm.inner_lr, set trainer.clip_norm, or resume with "
+            "trainer.on_non_finite=skip."
+        )
+
+    def _note(self, sentence: str) -> None:
+        """Tell a person, on rank zero."""
+        if self.leads and not self.x.tracker.note(sentence):
+            _log.warning(sentence)
+
+    # --- evaluation ----------------------------------------------------------------------------
 
     def _evaluate(
         self, split: str, tasks: int, between: Callable[[], None] = lambda: None
     ) -> dict[str, Estimate]:
         x = self.x
+        keys = task_keys(x.trainer.eval_seed, split, 0, range(tasks))
+
+        def warn(place: int, loss: float) -> None:
+            self._note(
+                f"iteration {self.progress.iteration}: the {split} task with key "
+                f"{key_text(keys[place])} has loss {loss}"
+            )
+
         return evaluate(
             x.strategy,
             x.evaluate_mapper,
             x.learner,
-            task_keys(x.seed, split, 0, range(tasks)),
-            self._batch,
+            keys,
+            lambda some: meta_batch(x, some),
             between,
+            warn,
         )
+
+    def _validate_if_due(self) -> None:
+        x, done = self.x, self.progress.iteration
+        last = done == x.trainer.iterations
+        if not x.trainer.eval_every or not done or done == self.progress.validated:
+            return
+        if done % x.trainer.eval_every == 0 or last:
+            self._validate()
 
     def _validate(self) -> None:
         x, progress = self.x, self.progress
-        figures = self._evaluate("validation", x.trainer.validation_tasks)
-        figure = figures[self.metric]
+        figures = self._evaluate(
+            "validation", x.trainer.validation_tasks, self._save_and_leave_if_asked
+        )
+        figure = figures[x.metric]
         if self.leads:
             x.tracker.record(
                 {
                     "iteration": progress.iteration,
                     "validation_loss": figures["loss"].mean,
-                    f"validation_{self.metric}": figure.mean,
+                    f"validation_{x.metric}": figure.mean,
                     "validation_ci95": figure.ci95,
                 }
             )
-        progress.validation = {f"validation_{self.metric}": figure.mean}
+        progress.validated = progress.iteration
+        progress.validation = {f"validation_{x.metric}": figure.mean}
         sign = -1 if x.tasks.regression else 1
-        best = progress.best.get(self.metric)
+        best = progress.best.get(x.metric)
         if math.isfinite(figure.mean) and (best is None or sign * figure.mean > sign * best):
-            progress.best = {"iteration": progress.iteration, self.metric: figure.mean}
+            progress.best = {"iteration": progress.iteration, x.metric: figure.mean}
             if self.leads:
-                self.checkpoints.save_best(self._contents())
-
-    # --- saving --------------------------------------------------------------------------------
-
-    def _contents(self) -> dict[str, Any]:
-        return {
-            "version": version("metadist"),
-            **asdict(self.progress),
-            "identity": identity(self.x.configuration),
-            "learner": self.x.learner.state_dict(),
-            "optimizer": self.x.optimizer.state_dict(),
-        }
+                x.tracker.flush()
+                self.checkpoints.save_best(progress.iteration, contents_of(x))
 
     def _save(self) -> None:
         if self.leads:
-            self.checkpoints.save(self.progress.iteration, self._contents())
+            # First the record, then what a resumed run goes on from: none is missing then.
+            self.x.tracker.flush()
+            self.checkpoints.save(self.progress.iteration, contents_of(self.x))
 
-    # --- the test ------------------------------------------------------------------------------
-
-    def _test(self, seconds: float) -> dict[str, Any]:
-        x, progress = self.x, self.progress
-        started = time.perf_counter()
-        figures = self._evaluate("test", x.trainer.eval_tasks, self._leave_if_asked)
-        result = figures[self.metric]
-        before = figures.get(f"{self.metric}_before")
-        tasks = progress.iteration * x.trainer.meta_batch_size
-        return {
-            f"test_{self.metric}": result.mean,
-            "ci95": result.ci95,
-            "test_tasks": result.tasks,
-            **({} if before is None else {f"test_{self.metric}_before": before.mean}),
-            "test_loss": figures["loss"].mean,
-            "train_loss": progress.train_loss,
-            **progress.validation,
-            "best_validation": progress.best,
-            "iterations": progress.iteration,
-            "tasks_per_second": tasks / progress.train_seconds,
-            "wall_seconds": seconds + time.perf_counter() - started,
-            "world_size": get_world_size(),
-            "strategy": x.strategy.name,
-            "seed": x.seed,
-            "protocol": {
-                **x.tasks.protocol(),
-                **x.learner.protocol(),
-                "split": "test",
-                "batch_norm": _batch_norm(x.learner),
-                "interval": "95%, 1.96 standard errors over tasks",
-                "checkpoint": "last",
-            },
-        }
-
-
-def _batch_norm(learner: nn.Module) -> str:
-    norms = [m for m in learner.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    if not norms:
-        return "none"
-    if any(norm.track_running_stats for norm in norms):
-        return "running statistics of training"
-    return "statistics of the batch at hand (transductive)"
-
-
-def _total_weight(reducer: Any, items: int) -> float:
-    """What the weights of a batch's items add up to: 1 for a mean."""
-    if not isinstance(reducer, LinearReducer):
-        return 1.0
-    return sum(reducer.coefficients([1.0] * items))
-
-
-def _without_nan(value: Any) -> Any:
-    """The value with None for numbers that JSON does not have."""
-    if isinstance(value, Mapping):
-        return {key: _without_nan(each) for key, each in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _write_json(path: Path, contents: Mapping[str, Any]) -> None:
-    temporary = path.with_suffix(".part")
-    try:
-        temporary.write_text(
-            json.dumps(_without_nan(contents), indent=2, allow_nan=False) + "\n", encoding="utf-8"
-        )
-        temporary.replace(path)
-    except OSError as error:
-        raise UserError(
-            f"{path} could not be written ({error.strerror}): free some space."
-        ) from None
+    def _test(self, started: float) -> dict[str, Any]:
+        figures = self._evaluate("test", self.x.trainer.eval_tasks, self._leave_if_asked)
+        return results_of(self.x, figures, time.perf_counter() - started)

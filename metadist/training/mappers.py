@@ -1,18 +1,25 @@
 """The mappers of meta-learning: what a worker does with its part of a meta-batch."""
 
+import random
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple
 
+import numpy as np
+import optree
 import torch
 from torch import Tensor
 
 from metadist.algorithms import Learner, TaskResult
 from metadist.distributed import get_local_rank, module_clone
+from metadist.distributed.reducers import dtypes
 from metadist.distributed.residents import Resident
+from metadist.distributed.visits import Answer, Call, Gradients
 from metadist.errors import UserError
 from metadist.tasks import Episode, Examples
+from metadist.training.side_by_side import TasksAtOnce, groups, together
 
 _moved: "weakref.WeakKeyDictionary[Learner, Learner]" = weakref.WeakKeyDictionary()
 
@@ -29,6 +36,10 @@ class MetaBatch(NamedTuple):
     keys: Tensor
     episodes: Episode | None = None
 
+    def count(self) -> int:
+        """How many tasks."""
+        return 1 if self.keys.dim() == 1 else len(self.keys)
+
 
 @dataclass(frozen=True)
 class TaskMapper:
@@ -37,36 +48,60 @@ class TaskMapper:
     Attributes:
         tasks: the worker's own `TaskDistribution`.
         device: where the learner computes; "auto" is the GPU of the local rank, else the CPU.
+        tasks_at_once: how many tasks run side by side, if the learner can; "auto" goes by the
+            tasks' size.
     """
 
     tasks: Resident
     device: str = "auto"
+    tasks_at_once: TasksAtOnce = "auto"
 
     def each(self, learner: Learner, batch: MetaBatch) -> list[TaskResult]:
-        """The results of the batch's tasks, in order.
+        """The results of the batch's tasks, in order, one by one.
 
         Each task starts from the learner's buffers as they came, and from a random state of its
-        own (for dropout), so that its result depends on nothing but its key.
+        own (of torch, for dropout, of numpy and of Python), so that its result depends on nothing
+        but its key.
         """
         device = resolve_device(self.device)
         learner = _on_device(learner, device)
-        results = []
-        for key, episode in self._tasks(batch):
-            with torch.random.fork_rng([device] if device.type == "cuda" else []):
-                _generator(device).manual_seed(hash(tuple(key.tolist())))
-                results.append(_with_buffers(learner, _to(episode, device)))
-        return results
+        return [self._one(learner, key, episode) for key, episode in self._tasks(batch, device)]
 
-    def _tasks(self, batch: MetaBatch) -> Iterator[tuple[Tensor, Episode]]:
+    def _results(
+        self, calls: list[Call], learner: Learner
+    ) -> Iterator[tuple[TaskResult, dict[str, Tensor]]]:
+        """The results of several batches of one learner, in order, tasks side by side if that
+        pays: then with each task's own parameters, else without any, for a single task.
+        """
+        device = resolve_device(self.device)
+        learner = _on_device(learner, device)
+        tasks = (task for call in calls for task in self._tasks(learner_and_batch(call)[1], device))
+        for several, group in groups(learner, tasks, self.tasks_at_once):
+            if several:
+                yield together(learner, [episode for _, episode in group])
+            else:
+                yield self._one(learner, *group[0]), {}
+
+    def _one(self, learner: Learner, key: Tensor, episode: Episode) -> TaskResult:
+        device = episode.query.inputs.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            number = hash(tuple(key.tolist()))
+            _generator(device).manual_seed(number)
+            np.random.seed(number % 2**32)
+            random.seed(number)
+            return _with_buffers(learner, episode)
+
+    def _tasks(self, batch: MetaBatch, device: torch.device) -> Iterator[tuple[Tensor, Episode]]:
         single = batch.keys.dim() == 1
         for place, key in enumerate(batch.keys.unsqueeze(0) if single else batch.keys):
             if batch.episodes is None:
-                yield key, self.tasks.value.draw(key)
+                episode = self.tasks.value.draw(key)
             elif single:
-                yield key, batch.episodes
+                episode = batch.episodes
             else:
                 parts = (Examples(p.inputs[place], p.targets[place]) for p in batch.episodes)
-                yield key, Episode(*parts)
+                episode = Episode(*parts)
+            yield key, _to(episode, device)
 
 
 class TrainTasks(TaskMapper):
@@ -89,18 +124,76 @@ class TrainTasks(TaskMapper):
             },
         )
 
+    def weighted_sum(
+        self, calls: list[Call], coefficients: list[float], inputs: list[Tensor]
+    ) -> Answer:
+        """See `WeightedSum`: a few tasks at a time, so that memory does not grow with the tasks."""
+        original = learner_and_batch(calls[0])[0].train()
+        names = {id(parameter): name for name, parameter in original.named_parameters()}
+        counts = [learner_and_batch(call)[1].count() for call in calls]
+        shares = [c / count for c, count in zip(coefficients, counts, strict=True)]
+        weights = iter([w for w, count in zip(shares, counts, strict=True) for _ in range(count)])
+        values: list[Any] = []
+        gradients: list[Tensor | None] = [None] * len(inputs)
+        types: list[torch.dtype | None] = []
+        for result, parameters in self._results(calls, original):
+            by = [parameters[names[id(tensor)]] if parameters else tensor for tensor in inputs]
+            found: Sequence[Tensor | None] = [None] * len(by)
+            if result.loss.requires_grad:
+                found = torch.autograd.grad(result.loss.sum(), by, allow_unused=True)
+            if not parameters:
+                result, found = in_front(result), in_front(found)
+            share = torch.tensor(list(islice(weights, len(result.loss))), dtype=torch.float64)
+            types = types or dtypes(result)
+            values.append(optree.tree_map(lambda leaf, w=share: _sum(leaf, w), result))
+            for place, gradient in enumerate(found):
+                if gradient is not None:
+                    gradients[place] = _plus(gradients[place], _sum(gradient, share))
+        none = all(gradient is None for gradient in gradients)
+        total = optree.tree_map(lambda *parts: torch.stack(parts).sum(0), *values)
+        return Answer(total, None if none else Gradients(0, gradients), types)
+
 
 class EvaluateTasks(TaskMapper):
     """Mapper of evaluation: each task's figures, one by one."""
 
-    @torch.no_grad()
     def __call__(self, learner: Learner, batch: MetaBatch) -> dict[str, Tensor]:
         """Returns "loss" and the metrics, each of shape (tasks in the shard,), on the CPU."""
-        results = self.each(learner.eval(), batch)
-        figures = [{"loss": result.loss, **result.metrics} for result in results]
-        return {
-            name: torch.stack([figure[name] for figure in figures]).cpu() for name in figures[0]
-        }
+        return self.several([((learner, batch), {})])[0]
+
+    @torch.no_grad()
+    def several(self, calls: list[Call]) -> list[dict[str, Tensor]]:
+        """See `Several`."""
+        figures: list[dict[str, Tensor]] = []
+        for result, parameters in self._results(calls, learner_and_batch(calls[0])[0].eval()):
+            found = {"loss": result.loss, **result.metrics}
+            figures.append(found if parameters else in_front(found))
+        counts = [learner_and_batch(call)[1].count() for call in calls]
+        joined = {n: torch.cat([f[n] for f in figures]).cpu().split(counts) for n in figures[0]}
+        return [{n: parts[i] for n, parts in joined.items()} for i in range(len(calls))]
+
+
+def learner_and_batch(call: Call) -> tuple[Learner, MetaBatch]:
+    """What a mapper is called with."""
+
+    def bound(learner: Learner, batch: MetaBatch) -> tuple[Learner, MetaBatch]:
+        return learner, batch
+
+    return bound(*call[0], **call[1])
+
+
+def in_front(tree: Any) -> Any:
+    """A single task's tensors as those of several: with a first dimension of one, detached."""
+    return optree.tree_map(lambda leaf: leaf.detach().unsqueeze(0), tree)
+
+
+def _sum(leaf: Tensor, weights: Tensor) -> Tensor:
+    """The weighted sum over tasks, (tasks, …) -> (…), in float64."""
+    return torch.tensordot(weights.to(leaf.device), leaf.detach().double(), 1)
+
+
+def _plus(total: Tensor | None, term: Tensor) -> Tensor:
+    return term if total is None else total.add_(term)
 
 
 def _generator(device: torch.device) -> torch.Generator:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from metadist.algorithms import Learner
 from metadist.tasks import Episode, TaskDistribution, task_keys
@@ -35,7 +36,7 @@ def draw_pictures(
         headline: the pictures' title.
         tasks: test tasks come from here: the first few of the test.
         learner: the trained learner.
-        seed: the run's seed.
+        seed: keys the test tasks.
         results: what `results.json` holds.
 
     Returns:
@@ -60,6 +61,30 @@ def draw_pictures(
         curves,
         test_episodes([_classes(learner, episode) for episode in episodes], path, headline),
     ]
+
+
+def draw_task(path: Path, tasks: TaskDistribution, learner: Learner, key: Tensor) -> Path | None:
+    """Draw one task and what the learner makes of it after adaptation.
+
+    Args:
+        path: the PNG file to write; its folder is made.
+        tasks: where the task comes from.
+        learner: put into evaluation mode.
+        key: the task's, of shape (4,).
+
+    Returns:
+        `path`, or None for tasks that have no picture: without a support set, or of inputs that
+        are no images.
+    """
+    episode = tasks.draw(key)
+    if not len(episode.support.targets) or not (tasks.regression or len(tasks.input_shape) == 3):
+        return None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    title = f"task {','.join(map(str, key.tolist()))}"
+    learner.eval()
+    if tasks.regression:
+        return regression_tasks([_regression(learner, episode)], path, title)
+    return test_episodes([_classes(learner, episode)], path, title)
 
 
 def _classes(learner: Learner, episode: Episode) -> EpisodePicture:

@@ -1,17 +1,23 @@
 """Where a run starts from: nothing, or a checkpoint that fits."""
 
+import logging
 import tempfile
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from metadist.algorithms import Learner
 from metadist.distributed import get_rank
 from metadist.errors import UserError
-from metadist.training.checkpoints import Checkpoints, read_checkpoint
+from metadist.training.checkpoints import (
+    Checkpoints,
+    DamagedCheckpoint,
+    read_checkpoint,
+    set_aside,
+)
 from metadist.training.experiment import Experiment, Progress
+
+_log = logging.getLogger(__name__)
 
 
 def checkpoints_of(experiment: Experiment) -> Checkpoints:
@@ -19,11 +25,34 @@ def checkpoints_of(experiment: Experiment) -> Checkpoints:
     return Checkpoints(experiment.directory / "checkpoints", experiment.trainer.keep_checkpoints)
 
 
+def contents_of(experiment: Experiment) -> dict[str, Any]:
+    """Everything that a run's future follows from, beside its configuration.
+
+    No random generator's state is among it, for none outlives a step: tasks and what is random
+    in them (dropout) are keyed by (seed, split, iteration, index), and the generators of the
+    process are set from (seed, iteration) before the optimizer's step. Where the record stands
+    follows from the iteration.
+    """
+    x = experiment
+    learner = x.learner.state_dict()
+    return {
+        **asdict(x.progress),
+        "identity": identity(x.configuration),
+        "learner": learner,
+        # Buffers that a module keeps out of its state all the same change as it learns.
+        "buffers": {
+            name: buffer for name, buffer in x.learner.named_buffers() if name not in learner
+        },
+        "optimizer": x.optimizer.state_dict(),
+        "scheduler": x.scheduler.state_dict(),
+    }
+
+
 def restore(experiment: Experiment) -> None:
-    """Bring learner, optimizer and progress to where the run goes on, before any work starts.
+    """Bring an experiment to where the run goes on, before any work starts.
 
     Every rank calls it; those that only serve have nothing to restore. Rank zero also makes the
-    run's directory.
+    run's directory, sets damaged checkpoints aside, and those of a course that is left.
 
     Raises:
         UserError: a checkpoint that is not there, is damaged or does not fit; a directory that
@@ -33,33 +62,75 @@ def restore(experiment: Experiment) -> None:
         _make_writable(experiment.directory)
     if not experiment.strategy.runs_loop():
         return
-    newest = checkpoints_of(experiment).newest()
+    saved = checkpoints_of(experiment)
     if experiment.resume is None:
-        if newest is not None:
+        if saved.candidates():
             raise UserError(
                 f"{experiment.directory} holds the checkpoints of an earlier run: add resume=auto "
                 "to go on with it, or choose another hydra.run.dir."
             )
         return
-    path = newest if experiment.resume == "auto" else Path(experiment.resume)
-    if path is None:
-        return
-    contents = read_checkpoint(path)
-    _require_same(path, contents.get("identity", {}), identity(experiment.configuration))
-    _load(path, experiment.learner, experiment.optimizer, contents)
-    experiment.progress = Progress(**{key: contents[key] for key in Progress.__dataclass_fields__})
+    if experiment.resume == "auto":
+        found = _newest_good(saved)
+    else:
+        path = Path(experiment.resume)
+        found = path, read_checkpoint(path)
+    if found is not None:
+        restore_from(experiment, *found)
+    if get_rank() == 0:
+        saved.set_aside_later(experiment.progress.iteration)
+
+
+def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]) -> None:
+    """Bring an experiment to the state of a checkpoint's contents.
+
+    Raises:
+        UserError: it is of another run, of other shapes, or beyond the run's end.
+    """
+    saved = contents.get("identity")
+    if not isinstance(saved, Mapping):
+        raise UserError(f"the checkpoint {path} does not say which run it is of: take another one.")
+    _require_same(path, saved, identity(experiment.configuration))
+    _load(path, experiment, contents)
     if experiment.progress.iteration > experiment.trainer.iterations:
         raise UserError(
             f"the checkpoint {path} has {experiment.progress.iteration} iterations done, more than "
             f"trainer.iterations={experiment.trainer.iterations}: ask for more iterations."
         )
-    if get_rank() == 0:
-        for iteration, later in checkpoints_of(experiment).iterations():
-            if iteration > experiment.progress.iteration:
-                later.rename(later.with_suffix(".pt.aside"))  # of the course that is left
 
 
-_IDENTITY = ("seed", "model", "algorithm", "task", "dataset", "optimizer", "reducer")
+def _newest_good(saved: Checkpoints) -> tuple[Path, dict[str, Any]] | None:
+    """The newest checkpoint that is whole; rank zero sets those before it aside.
+
+    Raises:
+        UserError: there are some, and all are damaged.
+    """
+    damaged = []
+    for path in saved.candidates():
+        try:
+            return path, read_checkpoint(path)
+        except DamagedCheckpoint:
+            damaged.append(path)
+            if get_rank() == 0:
+                aside = set_aside(path)
+                _log.warning(
+                    "%s is damaged: set aside as %s, going on from the one before it",
+                    path,
+                    aside.name,
+                )
+        except UserError:
+            if path.exists():
+                raise
+            # Rank zero has set it aside in the meantime.
+    if damaged:
+        raise UserError(
+            f"every checkpoint in {saved.directory} is damaged and was set aside: start anew "
+            "without resume=auto, in another hydra.run.dir, or bring back a good copy."
+        )
+    return None
+
+
+_IDENTITY = ("seed", "model", "algorithm", "task", "dataset", "optimizer", "scheduler", "reducer")
 _MAY_CHANGE = ("dataset.root", "dataset.download")
 
 
@@ -79,7 +150,8 @@ def identity(configuration: Mapping[str, Any]) -> dict[str, str]:
 
     for key in _IDENTITY:
         flatten(configuration.get(key), key)
-    flatten(configuration["trainer"]["meta_batch_size"], "trainer.meta_batch_size")
+    for key in ("meta_batch_size", "clip_value", "clip_norm"):
+        flatten(configuration["trainer"].get(key), f"trainer.{key}")
     return found
 
 
@@ -104,13 +176,19 @@ def _make_writable(directory: Path) -> None:
         ) from None
 
 
-def _load(
-    path: Path, learner: Learner, optimizer: torch.optim.Optimizer, contents: Mapping[str, Any]
-) -> None:
+def _load(path: Path, experiment: Experiment, contents: Mapping[str, Any]) -> None:
     try:
-        learner.load_state_dict(contents["learner"])
-        optimizer.load_state_dict(contents["optimizer"])
-    except (RuntimeError, ValueError, KeyError) as error:
+        experiment.learner.load_state_dict(contents["learner"])
+        buffers = dict(experiment.learner.named_buffers())
+        for name, saved in contents["buffers"].items():
+            buffers[name].copy_(saved)
+        experiment.optimizer.load_state_dict(contents["optimizer"])
+        experiment.scheduler.load_state_dict(contents["scheduler"])
+        progress = Progress(**{key: contents[key] for key in Progress.__dataclass_fields__})
+        if not isinstance(progress.iteration, int) or progress.iteration < 0:
+            raise ValueError(f"iteration {progress.iteration!r}")
+        experiment.progress = progress
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         lines = [line.strip() for line in str(error).splitlines()]
         raise UserError(
             f"the checkpoint {path} is of another model or optimizer than the configuration asks "

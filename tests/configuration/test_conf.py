@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from metadist.configuration.nodes import bind, find_target
 from metadist.errors import UserError
-from metadist.launchers.entry import _register_resolvers
+from metadist.launchers.resolvers import register_resolvers
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 FILES = sorted(CONF.rglob("*.yaml"))
@@ -26,6 +26,7 @@ GIVEN = dict.fromkeys(
         "model",
         "regression",
         "params",
+        "optimizer",
         "partitioner",
         "reducer",
     ),
@@ -35,7 +36,7 @@ GIVEN = dict.fromkeys(
 
 @pytest.fixture(autouse=True)
 def _resolvers():
-    _register_resolvers()
+    register_resolvers()
 
 
 def command(path: Path) -> list[str]:
@@ -89,8 +90,10 @@ def test_targets_take_their_keys(path):
     if path.parent != CONF and path.parent.name != "experiment":
         assert found, f"{path} configures nothing"
     for where, node in found:
-        values = {key: value for key, value in node.items() if "${" not in str(value)}
-        target, _ = bind(values, where or path.stem, GIVEN)
+        open_values = {key for key, value in node.items() if "${" in str(value)}
+        values = {key: value for key, value in node.items() if key not in open_values}
+        given = GIVEN | dict.fromkeys(open_values, inspect.Parameter.empty)
+        target, _ = bind(values, where or path.stem, given)
         assert callable(target)
 
 

@@ -1,5 +1,8 @@
 """Derivatives through remote calls against `torch.autograd` in this process."""
 
+import functools
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -131,6 +134,70 @@ def test_inputs_that_play_no_part(size):
     run_world(unused_inputs, size)
 
 
+def passes(differentiate: Callable, remote: Callable) -> list[tuple]:
+    """z plays a part in the first, no part in the second, and one of zero in the third."""
+    x, y, z = (torch.tensor([value], requires_grad=True) for value in (2.0, 3.0, 5.0))
+    product = remote(torch.mul, x.clone(), y.clone())
+    return [
+        differentiate(root, [x, y, z], retain_graph=True, allow_unused=True)
+        for root in (product + z.square(), product, product + 0 * z, product)
+    ]
+
+
+@todist.auto_init_rpc()
+def several_passes() -> list[tuple] | None:
+    if todist.get_rank() != 0:
+        return None
+    with todist.autograd.context() as context:
+        return passes(
+            functools.partial(todist.autograd.grad, context),
+            lambda function, *args: todist.remote_sync_call(function, args=args, partitioner=1),
+        )
+
+
+def test_an_input_that_only_an_earlier_pass_reached_has_no_derivative():
+    expected = passes(torch.autograd.grad, lambda function, *args: function(*args))
+    assert [gradients[2] is None for gradients in expected] == [False, True, False, True]
+    assert run_world(several_passes, 2)[0] == expected
+
+
+@todist.auto_init_rpc()
+def chosen_inputs() -> None:
+    if todist.get_rank() != 0:
+        return
+    x, y = torch.tensor(2.0, requires_grad=True), torch.tensor(3.0, requires_grad=True)
+    with todist.autograd.context() as context:
+        product = todist.remote_sync_call(torch.mul, args=(x.clone(), y.clone()), partitioner=0)
+        todist.autograd.backward(context, product, inputs=[y])
+        assert x.grad is None and y.grad.item() == 2.0
+        for differentiate in (todist.autograd.grad, todist.autograd.backward):
+            with pytest.raises(RuntimeError, match="requires no gradient"):
+                differentiate(context, product, inputs=torch.ones(3))
+
+
+def test_backward_by_some_inputs_leaves_others_alone():
+    run_world(chosen_inputs, 1)
+
+
+@todist.auto_init_rpc()
+def one_after_the_other() -> float | None:
+    if todist.get_rank() != 0:
+        return None
+    x = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    with todist.autograd.context() as context:
+        value = x.clone()
+        for i in range(4):
+            value = todist.remote_sync_call(torch.sin, args=(value,), partitioner=i % 2)
+        (gradient,) = todist.autograd.grad(context, value, x)
+    return gradient.item()
+
+
+def test_results_that_are_arguments_of_further_calls_play_a_part():
+    x = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    (expected,) = torch.autograd.grad(x.sin().sin().sin().sin(), x)
+    assert run_world(one_after_the_other, 2)[0] == pytest.approx(expected.item(), rel=1e-12)
+
+
 def double_remotely(x: torch.Tensor) -> torch.Tensor:
     """A remote function that calls another worker: the graph spans three visits."""
     neighbour = (todist.get_rank() + 1) % todist.get_world_size()
@@ -241,3 +308,39 @@ def test_a_result_that_plays_no_part_is_refused_where_torch_would_wait_for_ever(
     messages = run_world(leave_a_result_out, 2)[0]
     assert len(messages) == 4
     assert all("take no part" in message and "\n" not in message for message in messages)
+
+
+def look_and_use(x: torch.Tensor) -> torch.Tensor:
+    """Calls twice and uses one result."""
+    neighbour = (todist.get_rank() + 1) % todist.get_world_size()
+    todist.remote_sync_call(torch.exp, args=(x,), partitioner=neighbour)
+    return todist.remote_sync_call(torch.sin, args=(x,), partitioner=neighbour)
+
+
+def look_only(x: torch.Tensor) -> float:
+    return todist.remote_sync_call(torch.exp, args=(x,), partitioner=0).item()
+
+
+@todist.auto_init_rpc()
+def leave_a_nested_result_out() -> tuple | None:
+    if todist.get_rank() != 0:
+        return None
+    x = torch.linspace(-1, 1, 5, dtype=torch.float64, requires_grad=True)
+    with todist.autograd.context() as context:
+        total = todist.remote_sync_call(
+            look_and_use,
+            args=(x.clone(),),
+            partitioner=todist.exclusive_batch_partitioner,
+            reducer=todist.sum_reducer,
+        )
+        (gradient,) = todist.autograd.grad(context, total, x)
+    with todist.autograd.context(), pytest.raises(todist.UserError) as caught:
+        todist.remote_sync_call(look_only, args=(x[0].clone(),), partitioner=1)
+    return gradient, str(caught.value)
+
+
+def test_what_a_worker_calls_for_and_does_not_use_counts_with_a_derivative_of_zero():
+    gradient, message = run_world(leave_a_nested_result_out, 2)[0]
+    expected = torch.linspace(-1, 1, 5, dtype=torch.float64).cos()
+    torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=0)
+    assert "torch.no_grad()" in message and "\n" not in message

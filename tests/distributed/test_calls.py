@@ -182,6 +182,9 @@ def call_unknown_worker() -> list[str] | None:
             with pytest.raises(todist.UserError) as caught:
                 todist.remote_sync_call(todist.get_rank, partitioner=worker)
             messages.append(str(caught.value))
+            # Nothing is sent, so there is no future to wait for.
+            with pytest.raises(todist.UserError):
+                todist.remote_async_call(todist.get_rank, partitioner=worker)
         return messages
     return None
 

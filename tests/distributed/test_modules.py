@@ -139,6 +139,37 @@ def test_recurrent_modules_compute_with_the_clones_tensors(by, kind):
     assert model(torch.randn(5, 2, 3))[0].abs().sum() > 0
 
 
+@pytest.mark.parametrize("by", METHODS)
+def test_setting_a_recurrent_clones_weight_leaves_the_original_alone(by):
+    torch.manual_seed(0)
+    model, x = nn.LSTM(3, 4), torch.randn(5, 2, 3)
+    before = model(x)[0]
+    clone = todist.module_clone(model, by=by)
+    for tensor, own in zip(clone._flat_weights, clone.parameters(), strict=True):
+        assert tensor is own
+    for name, tensor in dict(clone.named_parameters()).items():
+        del clone._parameters[name]
+        setattr(clone, name, torch.zeros_like(tensor))
+    assert torch.equal(model(x)[0], before)
+    assert torch.equal(clone(x)[0], torch.zeros(5, 2, 4))
+
+
+@pytest.mark.parametrize("by", METHODS)
+def test_a_clone_has_the_originals_hooks_and_registers_its_own(by):
+    model, seen = nn.Linear(2, 2), []
+    model.register_forward_hook(lambda *_: seen.append("original's"))
+    clone = todist.module_clone(model, by=by)
+    clone.register_forward_hook(lambda *_: seen.append("clone's"))
+    clone.register_forward_pre_hook(lambda *_: seen.append("before"))
+    clone.register_buffer("count", torch.zeros(1), persistent=False)
+    model.register_buffer("count", torch.zeros(1))
+    model(torch.ones(1, 2))
+    assert seen == ["original's"]
+    clone(torch.ones(1, 2))
+    assert seen == ["original's", "before", "original's", "clone's"]
+    assert "count" in model.state_dict() and "count" not in clone.state_dict()
+
+
 def test_a_module_inside_itself_is_cloned_once():
     model = nn.Linear(2, 2)
     model.__dict__["_modules"] = {"me": model}

@@ -6,6 +6,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as some
 from worlds import run_world
 
 import metadist as todist
@@ -178,8 +180,71 @@ def test_chosen_workers_share_the_work_in_their_order(world):
     ]
 
 
+@some.composite
+def _batches(draw):
+    """Tensors that share the length of one dimension, of any types and shapes."""
+    dim = draw(some.integers(-3, 2))
+    length = draw(some.integers(0, 9))
+    tensors = []
+    for _ in range(draw(some.integers(1, 3))):
+        shape = draw(some.lists(some.integers(0, 3), min_size=3, max_size=3))
+        shape[dim] = length
+        dtype = draw(some.sampled_from(DTYPES))
+        count = int(np.prod(shape))
+        tensors.append(torch.arange(count).reshape(shape).to(dtype))
+    return dim, length, tensors
+
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
+
+
+@settings(max_examples=200, deadline=None)
+@given(_batches(), some.integers(1, 7), some.booleans(), some.booleans())
+def test_any_tensors_come_back_whole_and_in_order(batches, workers, exclusive, keepdim):
+    dim, length, tensors = batches
+    keepdim = keepdim or not exclusive
+    chosen = [f"worker{number}" for number in range(workers)]
+    partitioner = todist.dim_partitioner(dim, exclusive=exclusive, keepdim=keepdim, workers=chosen)
+    shards = partitioner(tensors[0], "the same", rest={"more": tensors[1:]})
+    assert sum(shard.size for shard in shards) == length
+    order = [chosen.index(worker) for worker, _, _ in shards]
+    assert order == sorted(order)
+    held = [sum(s.size for s in shards if s[0] == worker) for worker in chosen]
+    assert max(held) - min(held) <= 1
+    for place, whole in enumerate(tensors):
+        parts = [args[0] if place == 0 else kwargs["rest"]["more"][place - 1]
+                 for _, args, kwargs in shards]  # fmt: skip
+        assert all(part.dtype is whole.dtype for part in parts)
+        if parts:
+            joined = torch.cat(parts, dim) if keepdim else torch.stack(parts, dim)
+            assert torch.equal(joined, whole)
+        else:
+            assert length == 0
+    assert all(args[1] == "the same" for _, args, _ in shards)
+
+
 def rank_and_items(batch: torch.Tensor) -> tuple[int, list[float]]:
     return todist.get_rank(), batch.tolist()
+
+
+@todist.auto_init_rpc()
+def call_by_each() -> list | None:
+    if todist.get_rank() != 0:
+        return None
+    each = todist.dim_partitioner(0, exclusive=True, keepdim=False)
+    return [
+        list(todist.remote_sync_call(rank_and_items, args=(torch.arange(3.0),), partitioner=one))
+        for one in (todist.batch_partitioner, todist.exclusive_batch_partitioner, each)
+    ]
+
+
+@pytest.mark.parametrize(("size", "ranks"), [(1, [0, 0, 0]), (2, [0, 0, 1]), (3, [0, 1, 2])])
+def test_each_partitioner_in_a_real_world(size, ranks):
+    whole, kept, removed = run_world(call_by_each, size)[0]
+    assert [item for _, items in whole for item in items] == [0.0, 1.0, 2.0]
+    assert [rank for rank, items in whole for _ in items] == ranks
+    assert kept == [(rank, [float(item)]) for item, rank in enumerate(ranks)]
+    assert removed == [(rank, float(item)) for item, rank in enumerate(ranks)]
 
 
 @todist.auto_init_rpc()

@@ -5,10 +5,12 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as some
 from worlds import run_world
 
 import metadist as todist
-from metadist.distributed.reducers import dtypes, narrow, wide_sum
+from metadist.distributed.reducers import SumReducer, dtypes, narrow, wide_sum
 
 
 class Figures(NamedTuple):
@@ -130,6 +132,31 @@ def test_float32_results_add_up_to_the_same_bits_however_they_are_grouped(reduce
             partial.append(wide_sum([results[i] for i in mine], [coefficients[i] for i in mine]))
         total = narrow(wide_sum(partial, [1.0] * len(partial)), dtypes(results[0]))
         assert torch.equal(total["x"], whole)
+
+
+REAL = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    some.lists(some.integers(1, 6), min_size=1, max_size=6),
+    some.lists(some.integers(0, 3), min_size=0, max_size=3),
+    some.sampled_from(REAL),
+    some.integers(0, 2**32 - 1),
+)
+def test_any_split_of_any_shape_and_type_reduces_as_the_whole(sizes, shape, dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    # Eighths: their sums are exact, so the whole has one right answer.
+    whole = torch.randint(-16, 17, (sum(sizes), *shape), generator=generator).double() / 8
+    parts = [part.mean(0) for part in whole.split(sizes)]
+    mean = todist.mean_reducer(todist.ShardResults(parts, sizes))
+    torch.testing.assert_close(mean, whole.mean(0), rtol=1e-14, atol=1e-14)
+    total = SumReducer(of_items=True)(todist.ShardResults(parts, sizes))
+    torch.testing.assert_close(total, whole.sum(0), rtol=1e-13, atol=1e-13)
+    items = [{"x": item.to(dtype), "n": 1} for item in whole]
+    summed = todist.sum_reducer(items)
+    assert summed["x"].dtype is dtype and summed["n"] == len(whole)
+    assert torch.equal(summed["x"], whole.sum(0).to(dtype))
 
 
 def one_item(item: torch.Tensor) -> dict:

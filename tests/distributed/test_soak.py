@@ -3,6 +3,7 @@
 import math
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -118,3 +119,57 @@ def call_and_fail(times: int) -> int | None:
 
 def test_many_failed_calls_leave_the_world_in_order():
     assert run_world(call_and_fail, 2, 200)[0] == 200
+
+
+def nested_loss(model: torch.nn.Module, item: torch.Tensor) -> torch.Tensor:
+    """Half of it comes from the next worker."""
+    neighbour = (todist.get_rank() + 1) % todist.get_world_size()
+    here = model(item)
+    return (here + todist.remote_sync_call(torch.sin, args=(here,), partitioner=neighbour)).sum()
+
+
+def resident_megabytes() -> float:
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return next(int(line.split()[1]) / 1024 for line in status.splitlines() if "VmRSS" in line)
+
+
+@todist.auto_init_rpc()
+def differentiate_in_contexts(times: int) -> tuple[list, float] | None:
+    if todist.get_rank() != 0:
+        return None
+    torch.manual_seed(0)
+    model = torch.nn.Linear(300, 300).double()
+    items = torch.linspace(-1, 1, 5 * 300, dtype=torch.float64).reshape(5, 300)
+    loss = sum((model(item) + model(item).sin()).sum() for item in items)
+    expected = torch.autograd.grad(loss, list(model.parameters()))
+    start, seen = time.monotonic(), []
+    for i in range(times):
+        model.zero_grad()
+        with todist.autograd.context() as context:
+            loss = todist.remote_sync_call(
+                nested_loss,
+                args=(todist.module_clone(model, by="clone"), items),
+                partitioner=todist.dim_partitioner(0, exclusive=True, keepdim=False),
+                reducer=todist.sum_reducer,
+            )
+            todist.autograd.backward(context, loss)
+        for parameter, gradient in zip(model.parameters(), expected, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient, rtol=1e-10, atol=1e-12)
+        if i in (times // 5, times - 1):
+            seen.append(
+                [
+                    (threading.active_count(), resident_megabytes()),
+                    todist.remote_sync_call(threading.active_count, partitioner=1),
+                    todist.remote_sync_call(resident_megabytes, partitioner=1),
+                ]
+            )
+    return seen, time.monotonic() - start
+
+
+@pytest.mark.slow
+def test_five_hundred_contexts_with_nested_calls():
+    (early, late), seconds = run_world(differentiate_in_contexts, 2, 500, timeout=300)[0]
+    print(f"500 contexts: {seconds:.1f} s; threads and MB after 100 and 500: {early}, {late}")
+    assert late[0][0] <= early[0][0] + 2 and late[1] <= early[1] + 2
+    # 400 contexts more, each with ten graphs and gradients of 0.7 MB, leave nothing behind.
+    assert late[0][1] - early[0][1] < 100 and late[2] - early[2] < 100

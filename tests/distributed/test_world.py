@@ -80,6 +80,18 @@ def test_unknown_workers_are_refused_in_one_line(environment):
         assert "\n" not in str(caught.value)
 
 
+def ask_everything() -> tuple:
+    one_by_one = (
+        todist.get_world_rank(),
+        todist.get_world_size(),
+        todist.get_local_rank(),
+        todist.get_local_world_size(),
+    )
+    assert todist.get_rank() == todist.get_worker_id() == one_by_one[0]
+    return todist.get_world_info(), one_by_one
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_every_rank_of_a_real_world_knows_its_place(size):
-    assert run_world(todist.get_world_info, size) == [(r, size, r, size) for r in range(size)]
+    places = [(r, size, r, size) for r in range(size)]
+    assert run_world(ask_everything, size) == [(place, place) for place in places]

@@ -96,7 +96,12 @@ def test_damaged_checkpoints(tmp_path):
     newest = tmp_path / "run/checkpoints/iteration-00000004.pt"
     whole = newest.read_bytes()
     assert "earlier run" in refusal(run)
-    newest.write_bytes(whole[:1000])
-    assert newest.name in refusal(run, "resume=auto")
-    newest.write_bytes(whole)
     assert "another run: model.filters was 4" in refusal(run, "resume=auto", "model.filters=5")
+    newest.write_bytes(whole[:1000])
+    elsewhere = f"hydra.run.dir={tmp_path}/elsewhere"
+    assert f"{newest.name} is damaged" in refusal(elsewhere, f"resume={newest}")
+    went_on = run_command("maml.py", *SMALL, run, "resume=auto")[0]
+    assert went_on.status == 0 and went_on.err == "", went_on
+    warnings = [line for line in went_on.out.splitlines() if "set aside" in line]
+    assert len(warnings) == 1 and newest.name in warnings[0], went_on.out
+    assert newest.with_name(f"{newest.name}.aside").read_bytes() == whole[:1000]

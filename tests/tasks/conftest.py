@@ -1,7 +1,8 @@
+import mini_imagenet_tree
 import pytest
 from omniglot_tree import SMALL
 
-from metadist.tasks import omniglot, omniglot_files
+from metadist.tasks import mini_imagenet_files, omniglot_files, omniglot_splits
 
 
 @pytest.fixture(autouse=True)
@@ -15,5 +16,12 @@ def no_cache_of_the_user(monkeypatch, tmp_path):
 def small_omniglot(monkeypatch):
     """Omniglot is taken to have 7 characters: 3 for training, 2 for validation, 2 for test."""
     monkeypatch.setattr(omniglot_files, "CHARACTERS", SMALL)
-    monkeypatch.setattr(omniglot, "TRAINING", 5)
-    monkeypatch.setattr(omniglot, "HELD_OUT", 2)
+    monkeypatch.setattr(omniglot_splits, "TRAINING", 5)
+    monkeypatch.setattr(omniglot_splits, "HELD_OUT", 2)
+
+
+@pytest.fixture
+def small_mini_imagenet(monkeypatch):
+    """MiniImageNet is taken to have 3, 2 and 2 classes of 4 images."""
+    monkeypatch.setattr(mini_imagenet_files, "CLASSES", mini_imagenet_tree.CLASSES)
+    monkeypatch.setattr(mini_imagenet_files, "EXAMPLES", mini_imagenet_tree.EXAMPLES)

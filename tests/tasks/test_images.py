@@ -3,7 +3,15 @@ import pytest
 import torch
 
 from metadist.errors import UserError
-from metadist.tasks import SPLITS, FewShotTasks, ImageClasses, ImageDataset, task_keys
+from metadist.tasks import (
+    SPLITS,
+    Augment,
+    FewShotTasks,
+    ImageClasses,
+    ImageDataset,
+    Normalize,
+    task_keys,
+)
 
 PLACES = {"train": np.arange(8), "validation": np.arange(8, 14), "test": np.arange(14, 20)}
 
@@ -156,3 +164,53 @@ def test_wrong_arrays_are_a_fault_of_the_program():
         ImageClasses("floats", np.zeros((20, 2, 4, 4)), PLACES)
     with pytest.raises(ValueError, match="square"):
         ImageClasses("oblong", np.zeros((20, 2, 4, 5), dtype=np.uint8), PLACES, rotations=True)
+
+
+def test_tasks_within_groups():
+    # Of the 8 training classes 0, 2, 4, 6 are of group a, 1 and 3 of b, 5 and 7 of c.
+    groups = list("ababacac" + "ddddde" + "ffffff")
+    dataset = ImageClasses("labels", labelled_pixels(), PLACES, groups=groups)
+    drawn = {"a": 0, "b": 0, "c": 0}
+    tasks = FewShotTasks(dataset, 2, 1, 1)
+    for key in task_keys(0, "train", 0, range(600)):
+        classes, _ = class_and_example(tasks.draw(key).support.inputs)
+        [group] = {groups[index] for index in classes}
+        drawn[group] += 1
+    # Each group is as likely as another, however many classes it has.
+    assert all(abs(count - 200) < 5 * 200**0.5 for count in drawn.values())
+    only_a = [dataset.episode(np.random.default_rng(seed), "train", 4, 1, 1) for seed in range(20)]
+    for episode in only_a:
+        classes, _ = class_and_example(episode.support.inputs)
+        assert {groups[index] for index in classes} == {"a"}
+    with pytest.raises(UserError, match=r"largest alphabet in the train split .* has only 4"):
+        dataset.check(5, 1, 1)
+
+
+def test_augmentation_follows_from_the_key_and_only_in_training():
+    images = np.random.default_rng(0).integers(0, 256, (20, 4, 3, 8, 8), dtype=np.uint8)
+    plain = FewShotTasks(ImageClasses("noise", images, PLACES), 3, 1, 2)
+    augment = Augment(crop_padding=2, flip=0.5, brightness=0.4, contrast=0.4, saturation=0.4)
+    normalize = Normalize(mean=[0.5], std=[0.25])
+    changed, again = (
+        FewShotTasks(
+            ImageClasses("noise", images, PLACES, normalize=normalize, augment=augment), 3, 1, 2
+        )
+        for _ in range(2)
+    )
+    for split in SPLITS:
+        for key in task_keys(0, split, 2, range(3)):
+            one, two, before = (tasks.draw(key) for tasks in (changed, again, plain))
+            for part in ("support", "query"):
+                inputs = getattr(one, part).inputs
+                assert torch.equal(inputs, getattr(two, part).inputs)
+                normal = (getattr(before, part).inputs - 0.5) / 0.25
+                assert torch.equal(inputs, normal) == (split != "train")
+            assert torch.equal(one.query.targets, before.query.targets)
+
+
+def test_classes_that_lie_side_by_side_are_not_copied():
+    images = labelled_pixels()
+    places = {**PLACES, "test": np.array([14, 16, 15, 17, 18, 19])}
+    dataset = ImageClasses("labels", images, places)
+    assert np.shares_memory(dataset.split_classes("train"), images)
+    assert np.array_equal(dataset.split_classes("test"), images[[14, 16, 15, 17, 18, 19]])

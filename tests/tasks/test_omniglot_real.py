@@ -5,6 +5,7 @@ import pytest
 import torch
 from omniglot_tree import REAL, ink
 
+from metadist.errors import UserError
 from metadist.tasks import FewShotTasks, Omniglot, task_keys
 
 pytestmark = pytest.mark.skipif(
@@ -14,9 +15,19 @@ SPLITS = ("train", "validation", "test")
 
 
 @pytest.fixture(scope="session")
-def omniglot(tmp_path_factory):
+def directory(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("omniglot"))
+
+
+@pytest.fixture
+def cached(directory, monkeypatch):
+    monkeypatch.setenv("METADIST_CACHE", directory)
+
+
+@pytest.fixture(scope="session")
+def omniglot(directory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("METADIST_CACHE", str(tmp_path_factory.mktemp("omniglot")))
+        patch.setenv("METADIST_CACHE", directory)
         before = sorted(REAL.iterdir())
         yield Omniglot(str(REAL), download=False)
         assert sorted(REAL.iterdir()) == before
@@ -52,3 +63,70 @@ def test_nearest_neighbour_in_pixels_is_as_poor_as_the_literature_says(omniglot)
         nearest = torch.cdist(query.inputs.flatten(1), support.inputs.flatten(1)).argmin(dim=1)
         accuracies.append((support.targets[nearest] == query.targets).float().mean().item())
     assert 0.36 < np.mean(accuracies) < 0.52
+
+
+def variant(**options):
+    return Omniglot(str(REAL), download=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("split", "classes"),
+    [
+        ("vinyals", [1028, 172, 423]),  # 4112, 688 and 1692 with rotations, as published
+        ("alphabets", None),
+        ("small1", None),
+        ("small2", None),
+    ],
+)
+def test_the_other_splits(omniglot, cached, split, classes):
+    dataset = variant(split=split)
+    found = [len(dataset.characters[part]) for part in SPLITS]
+    alphabets = [{n.rpartition("/")[0] for n in dataset.characters[part]} for part in SPLITS]
+    if split == "vinyals":
+        assert found == classes
+        assert len(alphabets[2]) == 13 and "images_evaluation/Gurmukhi" in alphabets[2]
+        return
+    assert found[2] == 659 and [len(a) for a in alphabets[1:]] == [5, 20]
+    if split == "alphabets":
+        assert found[0] + found[1] == 964 and len(alphabets[0]) == 25
+    else:
+        assert found[0] == {"small1": 136, "small2": 156}[split]
+
+
+@pytest.mark.parametrize("split", ["small1", "small2"])
+def test_minimal_sets_are_those_of_the_official_files(omniglot, cached, split):
+    dataset = variant(split=split)
+    name = f"images_background_{split}"
+    with zipfile.ZipFile(REAL / f"{name}.zip") as archive:
+        members = sorted(f for f in archive.namelist() if f.endswith(".png"))
+        characters = sorted({member.rpartition("/")[0] for member in members})
+        assert [c.replace(name, "images_background") for c in characters] == dataset.characters[
+            "train"
+        ]
+        images = dataset.split_classes("train")
+        for place in range(0, len(members), 97):
+            expected = ink(archive.read(members[place]), 28)
+            assert np.array_equal(images[place // 20, place % 20], expected)
+
+
+def test_within_alphabets(omniglot, cached):
+    dataset = variant(split="small1", within_alphabet=True, rotations=False, test_rotations=False)
+    tasks = FewShotTasks(dataset, 20, 1, 1)
+    named = {
+        image.tobytes(): name.split("/")[1]
+        for split in SPLITS
+        for name, images in zip(
+            dataset.characters[split], dataset.split_classes(split), strict=True
+        )
+        for image in images
+    }
+    for split, alphabets in (("train", 5), ("test", 20)):
+        seen = set()
+        for key in task_keys(0, split, 0, range(150)):
+            pixels = (tasks.draw(key).support.inputs[:, 0] * 255).round().to(torch.uint8).numpy()
+            [alphabet] = {named[image.tobytes()] for image in pixels}
+            seen.add(alphabet)
+        assert len(seen) == alphabets
+    assert dataset.protocol()["within_alphabet"] is True
+    with pytest.raises(UserError, match=r"largest alphabet in the train split .* only 40"):
+        FewShotTasks(dataset, 41, 1, 1)

@@ -59,6 +59,44 @@ def test_tensorboard_reads_back_and_a_resume_leaves_no_figure_twice(tmp_path, ca
     assert "configuration/text_summary" in events.Tags()["tensors"]
 
 
+def test_tensorboard_of_a_run_that_died_before_its_first_checkpoint(tmp_path):
+    drive(TensorBoard(), tmp_path, 0, 4)
+    time.sleep(1.1)  # event files are ordered by the second in their names
+    drive(TensorBoard(), tmp_path, 0, 2)
+
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train_loss")] == [1, 2]
+
+
+def test_what_is_flushed_outlives_the_process(tmp_path):
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        trackers = Trackers([JsonLines(), TensorBoard()])
+        trackers.start(run(tmp_path))
+        trackers.record({"iteration": 1, "train_loss": 0.5})
+        trackers.flush()
+        os.write(writer, b"x")
+        os._exit(0)  # as if killed: nothing is closed
+    assert os.read(reader, 1) == b"x"
+    os.waitpid(child, 0)
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    assert b"train_loss" in events.read_bytes()
+    assert b"train_loss" in (tmp_path / "metrics.jsonl").read_bytes()
+
+
+def test_notes_reach_a_person_if_there_is_a_console(tmp_path, capsys):
+    assert not Trackers([JsonLines(), Tracker()]).note("a task went wrong")
+    both = Trackers([Console(), JsonLines()])
+    both.start(run(tmp_path))
+    assert both.note("a task went wrong")
+    both.close()
+    assert "warning: a task went wrong\n" in capsys.readouterr().out
+
+
 def test_tensorboard_that_cannot_write_says_so(tmp_path):
     (tmp_path / "tensorboard").touch()
     tracker = TensorBoard()

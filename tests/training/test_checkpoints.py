@@ -1,11 +1,23 @@
 """Checkpoints: whole or not there, checked when read, never unpickled."""
 
+import hashlib
+import io
+import resource
+import zipfile
+from pathlib import Path
+
 import pytest
 import torch
+from worlds import run_world
 
 from metadist.errors import UserError
 from metadist.training import checkpoints
-from metadist.training.checkpoints import Checkpoints, read_checkpoint, write_checkpoint
+from metadist.training.checkpoints import (
+    Checkpoints,
+    DamagedCheckpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
 
 CONTENTS = {"iteration": 3, "learner": {"weight": torch.arange(1000.0)}, "best": {}}
 
@@ -65,7 +77,8 @@ def test_a_missing_file_is_named(tmp_path):
 
 def test_another_format_names_the_version_that_wrote_it(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "FORMAT", 99)
-    write_checkpoint(tmp_path / "a.pt", {"version": "9.9"})
+    monkeypatch.setattr(checkpoints, "version", lambda name: "9.9")
+    write_checkpoint(tmp_path / "a.pt", {"iteration": 1})
     monkeypatch.undo()
     with pytest.raises(UserError, match=r"format 99, written by metadist 9\.9"):
         read_checkpoint(tmp_path / "a.pt")
@@ -86,12 +99,92 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
     assert [p.name for p in tmp_path.iterdir()] == ["a.pt"]
 
 
-def test_the_newest_and_the_best_are_kept(tmp_path):
+def test_the_newest_are_kept_and_for_each_the_best_until_then(tmp_path):
     saved = Checkpoints(tmp_path, keep=2)
-    for iteration in (5, 10, 100):
-        saved.save(iteration, {"iteration": iteration})
-    saved.save_best({"iteration": 10})
-    assert [iteration for iteration, _ in saved.iterations()] == [10, 100]
-    assert read_checkpoint(saved.newest())["iteration"] == 100
-    assert read_checkpoint(saved.best)["iteration"] == 10
-    assert Checkpoints(tmp_path / "none", 1).newest() is None
+    assert saved.newest() is None and saved.best is None and saved.candidates() == []
+    for kind, iteration in [
+        ("best", 2),
+        ("", 5),
+        ("best", 7),
+        ("", 10),
+        ("best", 12),
+        ("best", 15),
+    ]:
+        save = saved.save_best if kind else saved.save
+        save(iteration, {"iteration": iteration})
+    assert [iteration for iteration, _ in saved.iterations()] == [5, 10]
+    assert [iteration for iteration, _ in saved.bests()] == [2, 7, 15]
+    saved.save(20, {"iteration": 20})
+    assert [iteration for iteration, _ in saved.iterations()] == [10, 20]
+    assert [iteration for iteration, _ in saved.bests()] == [7, 15]
+    assert read_checkpoint(saved.newest())["iteration"] == 20
+    assert read_checkpoint(saved.best)["iteration"] == 15
+    names = [path.name for path in saved.candidates()]
+    assert names == [
+        f"{n}.pt"
+        for n in ("iteration-00000020", "iteration-00000010", "best-00000015", "best-00000007")
+    ]
+
+
+def test_what_lies_beyond_is_set_aside_and_never_lost(tmp_path):
+    saved = Checkpoints(tmp_path, keep=2)
+    for _ in range(2):
+        for iteration in (5, 10):
+            saved.save(iteration, {"iteration": iteration})
+        saved.save_best(10, {"iteration": 10})
+        (tmp_path / ".iteration-00000015.pt.part").write_bytes(b"half")
+        saved.set_aside_later(5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "best-00000010.pt.aside",
+        "best-00000010.pt.aside.1",
+        "iteration-00000005.pt",
+        "iteration-00000010.pt.aside",
+        "iteration-00000010.pt.aside.1",
+    ]
+
+
+def test_what_grows_when_it_is_opened_is_refused(tmp_path):
+    path = tmp_path / "a.pt"
+    write_checkpoint(path, {"learner": {"weight": torch.zeros(100_000)}})
+    body = path.read_bytes()[:-80]
+    bomb = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(body)) as old, zipfile.ZipFile(bomb, "w", 8) as new:
+        for member in old.infolist():
+            new.writestr(member.filename, old.read(member))
+    sealed = bomb.getvalue() + b"metadist-sha256:"
+    path.write_bytes(sealed + hashlib.sha256(bomb.getvalue()).hexdigest().encode())
+    with pytest.raises(DamagedCheckpoint, match="larger inside than outside"):
+        read_checkpoint(path)
+
+
+def big_file_within_a_small_limit(directory: str) -> str:
+    """What becomes of a write for which the system has no room, for real."""
+    path = Path(directory) / "a.pt"
+    write_checkpoint(path, CONTENTS)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    try:
+        write_checkpoint(path, {"learner": {"weight": torch.zeros(1_000_000)}})
+    except UserError as error:
+        return str(error)
+    return "written"
+
+
+def test_a_file_that_the_system_has_no_room_for(tmp_path):
+    (words,) = run_world(big_file_within_a_small_limit, 1, str(tmp_path))
+    assert "could not be written (File too large)" in words and "resume=auto" in words
+    assert read_checkpoint(tmp_path / "a.pt")["iteration"] == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
+
+
+def peak_of_a_large_checkpoint(directory: str) -> int:
+    """Memory beside the tensors that writing takes, in bytes."""
+    weight = torch.zeros(20_000_000)
+    path = Path(directory) / "a.pt"
+    write_checkpoint(path, CONTENTS)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    write_checkpoint(path, {"weight": weight})
+    return 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+
+
+def test_writing_holds_no_copy_of_the_file(tmp_path):
+    assert run_world(peak_of_a_large_checkpoint, 1, str(tmp_path))[0] < 20_000_000

@@ -1,10 +1,14 @@
 """One task function, any strategy: the same loss and gradient however many workers there are."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from tiny import build, records, train, without_times
 from worlds import run_world
 
+from metadist.distributed import dim_partitioner, mean_reducer, sum_reducer
+from metadist.distributed.reducers import SumReducer
 from metadist.tasks import task_keys
 from metadist.training.mappers import MetaBatch
 from metadist.training.strategies import AllReduceStrategy, LocalStrategy, RpcStrategy
@@ -142,3 +146,72 @@ def test_names_and_homes():
         "allreduce",
     ]
     assert RpcStrategy.home == "cpu" and AllReduceStrategy.home == "device"
+
+
+def plain_triples(learner, batch: MetaBatch) -> list[tuple]:
+    """Shards of 3, 1 and 2 items for ranks 0, 1 and 0; they do not say what they hold."""
+    parts = batch.keys.split([3, 1, 2])
+    return [
+        (worker, (learner, MetaBatch(keys)), {})
+        for worker, keys in zip((0, 1, 0), parts, strict=True)
+    ]
+
+
+def key_figures(learner, batch: MetaBatch) -> dict[str, torch.Tensor]:
+    return {"index": batch.keys[:, 3].clone(), "twice": batch.keys[:, 3] * 2.0}
+
+
+def collect_plain_triples(strategy: str) -> dict | None:
+    kinds = {"rpc": RpcStrategy, "allreduce": AllReduceStrategy}
+    x = kinds[strategy](plain_triples, mean_reducer)
+    x.open()
+    keys = MetaBatch(task_keys(0, "test", 0, range(6)))
+    figures = x.collect(key_figures, torch.nn.Linear(1, 1), keys) if x.runs_loop() else None
+    x.close()
+    return figures
+
+
+@pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
+def test_shards_that_do_not_say_what_they_hold_are_collected_whole(strategy):
+    for figures in run_world(collect_plain_triples, 3, strategy):
+        if figures is not None:
+            assert figures["index"].tolist() == [0, 1, 2, 3, 4, 5]
+            assert figures["twice"].tolist() == [0, 2, 4, 6, 8, 10]
+
+
+class Counted(NamedTuple):
+    loss: torch.Tensor
+    items: int
+    right: torch.Tensor
+
+
+def count(learner, batch: MetaBatch) -> Counted:
+    right = torch.tensor([1, 2])
+    return Counted(learner.weight.sum() * batch.keys[..., 3].sum(), 1, right)
+
+
+def reduce_whole_numbers(strategy: str, reducer) -> tuple | None:
+    """Two items on three ranks, one of which has none."""
+    kinds = {"rpc": RpcStrategy, "allreduce": AllReduceStrategy, "local": LocalStrategy}
+    x = kinds[strategy](dim_partitioner(0, exclusive=True), reducer)
+    x.open()
+    keys, result = MetaBatch(task_keys(0, "train", 0, range(2))), None
+    if x.runs_loop():
+        torch.manual_seed(0)
+        result = x.backward(count, torch.nn.Linear(2, 1, bias=False).double(), keys)
+    x.close()
+    return result
+
+
+@pytest.mark.parametrize("reducer", [sum_reducer, mean_reducer, SumReducer(of_items=True)])
+def test_whole_numbers_reduce_alike_where_a_rank_has_no_work(reducer):
+    expected = run_world(reduce_whole_numbers, 1, "local", reducer)[0]
+    assert isinstance(expected.items, int) == (reducer == sum_reducer)
+    for strategy in ("rpc", "allreduce"):
+        for found in run_world(reduce_whole_numbers, 3, strategy, reducer):
+            if found is not None:
+                assert found.items == expected.items
+                assert type(found.items) is type(expected.items)
+                assert torch.equal(found.right, expected.right)
+                assert found.right.dtype is expected.right.dtype
+                torch.testing.assert_close(found.loss, expected.loss, rtol=1e-12, atol=0)

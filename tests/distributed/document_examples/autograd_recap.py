@@ -39,6 +39,8 @@ def single_process_grad():
     params = tuple(model.parameters())
     grads = torch.autograd.grad(loss, params)
 
+    print(grads)
+
     seen['expected gradients'] = grads
 
 

@@ -1,0 +1,109 @@
+"""ANIL: almost no inner loop (Raghu, Raghu, Bengio and Vinyals 2020, arXiv 1909.09157)."""
+
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Ge, Gt
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from metadist.algorithms.embedding import require_embedding
+from metadist.algorithms.inner_loop import InnerLoopLearner, Parameters
+from metadist.algorithms.learner import TaskResult
+
+
+class ANIL(InnerLoopLearner):
+    """MAML whose inner loop adapts the last layer alone.
+
+    With θ = (body, head), in a task (section 4.1 of the paper):
+
+        head' ← head' - α ∇ L(support; body, head'), starting at head, `inner_steps` times
+        loss = L(query; body, head')
+
+    The meta-gradient, by body and head, goes through the steps. As the body is not adapted, the
+    features of a task are computed once, however many steps there are.
+
+    Args:
+        model: has `features(inputs)` and a linear `head`.
+        regression: targets are real numbers rather than classes.
+        inner_lr: α, the size of an inner step.
+        inner_steps: inner steps in training.
+        eval_inner_steps: inner steps in evaluation. Default: as many as in training.
+        first_order: treat the inner gradients as constants.
+        transductive: see `Learner`.
+
+    Raises:
+        UserError: a model without features and head.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        regression: bool = False,
+        inner_lr: Annotated[float, Gt(0)] = 0.1,
+        inner_steps: Annotated[int, Ge(1)] = 5,
+        eval_inner_steps: Annotated[int, Ge(1)] | None = None,
+        first_order: bool = False,
+        transductive: bool = True,
+    ) -> None:
+        super().__init__(model, regression, inner_steps, eval_inner_steps, transductive)
+        require_embedding(model, "anil")
+        self.inner_lr = inner_lr
+        self.first_order = first_order
+
+    @property
+    def side_by_side(self) -> bool:
+        """Yes, if the model can."""
+        return getattr(self.model, "side_by_side", False) and (self.training or self.transductive)
+
+    def initial(self) -> Parameters:
+        """The head's parameters."""
+        return dict(self.model.head.named_parameters())
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """What the head sees: (n, *input shape) -> (n, features)."""
+        features = self.model.features(inputs)
+        return self.model.dropout(features) if hasattr(self.model, "dropout") else features
+
+    def predict(self, parameters: Parameters, inputs: Tensor) -> Tensor:
+        """The head's predictions from features: (n, features) -> (n, outputs)."""
+        return functional_call(self.model.head, parameters, (inputs,))
+
+    def train_task(self, episode: Any) -> TaskResult:
+        """See the class."""
+        support = episode.support._replace(inputs=self.features(episode.support.inputs))
+        head = self.adapt(self.initial(), support, self.inner_steps, not self.first_order)
+        predictions = self.predict(head, self.features(episode.query.inputs))
+        loss = self.loss(predictions, episode.query.targets)
+        return TaskResult(loss, self.metrics(predictions, episode.query.targets))
+
+    @torch.no_grad()
+    def evaluate_task(self, episode: Any) -> TaskResult:
+        """See `InnerLoopLearner`."""
+        support = episode.support._replace(inputs=self.features(episode.support.inputs))
+        queries = self.predict_queries(self.features, episode)
+        start = self.initial()
+        head = self.adapt(start, support, self.eval_inner_steps)
+        return self.judge(self.predict(head, queries), episode, self.predict(start, queries))
+
+    def adapt(
+        self, parameters: Parameters, support: Any, steps: int, create_graph: bool = False
+    ) -> Parameters:
+        """See `InnerLoopLearner`; `support.inputs` are features."""
+        for _ in range(steps):
+            slopes = self.slopes(parameters, support, create_graph)
+            parameters = {
+                name: parameter - self.inner_lr * slopes[name]
+                for name, parameter in parameters.items()
+            }
+        return parameters
+
+    def protocol(self) -> dict[str, Any]:
+        """Inner rate and steps, in training and in evaluation, and the order."""
+        return {
+            "algorithm": "ANIL",
+            "inner_lr": self.inner_lr,
+            "inner_steps": self.inner_steps,
+            "eval_inner_steps": self.eval_inner_steps,
+            "first_order": self.first_order,
+        }

@@ -1,0 +1,138 @@
+"""What the algorithms that take gradient steps in a task have in common."""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Ge
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from metadist.algorithms.learner import Learner, TaskResult
+
+Parameters = dict[str, Tensor]
+"""Tensors under the names that the model's parameters have."""
+
+
+class InnerLoopLearner(Learner):
+    """A learner that adapts the model's parameters to the support set by gradient steps.
+
+    A subclass writes `train_task` (a task's result in training) and `adapt` (the steps, which
+    evaluation takes as well).
+
+    Args:
+        model: the network whose parameters are meta-learned.
+        regression: targets are real numbers rather than classes.
+        inner_steps: steps in training.
+        eval_inner_steps: steps in evaluation. Default: as many as in training.
+        transductive: see `Learner`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        regression: bool = False,
+        inner_steps: Annotated[int, Ge(1)] = 1,
+        eval_inner_steps: Annotated[int, Ge(1)] | None = None,
+        transductive: bool = True,
+    ) -> None:
+        super().__init__(model, regression, transductive)
+        self.inner_steps = inner_steps
+        self.eval_inner_steps = inner_steps if eval_inner_steps is None else eval_inner_steps
+
+    def train_task(self, episode: Any) -> TaskResult:
+        """The result of a task whose loss has the meta-gradient as its derivative."""
+        raise NotImplementedError
+
+    def adapt(
+        self, parameters: Parameters, support: Any, steps: int, create_graph: bool = False
+    ) -> Parameters:
+        """Take `steps` steps from `parameters`.
+
+        Args:
+            parameters: where to start.
+            support: the examples to adapt to.
+            steps: how many.
+            create_graph: keep what is needed to differentiate through the steps.
+        """
+        raise NotImplementedError
+
+    def forward(self, episode: Any) -> TaskResult:
+        """Adapt on `episode.support`, judge on `episode.query`."""
+        return self.train_task(episode) if self.training else self.evaluate_task(episode)
+
+    @torch.no_grad()
+    def evaluate_task(self, episode: Any) -> TaskResult:
+        """The result of a task in evaluation, with the metrics before any step as `…_before`."""
+        start = self.initial()
+        before = self.predict_queries(lambda inputs: self.predict(start, inputs), episode)
+        adapted = self.adapt(start, episode.support, self.eval_inner_steps)
+        after = self.predict_queries(lambda inputs: self.predict(adapted, inputs), episode)
+        return self.judge(after, episode, before)
+
+    def judge(self, predictions: Tensor, episode: Any, before: Tensor) -> TaskResult:
+        """The result in evaluation of the queries' predictions after and before adaptation."""
+        targets = episode.query.targets
+        metrics = self.metrics(predictions, targets) | self.metrics(before, targets, "_before")
+        return TaskResult(self.loss(predictions, targets), metrics, predictions)
+
+    def initial(self) -> Parameters:
+        """The parameters that a task starts from, those that are adapted."""
+        return dict(self.model.named_parameters())
+
+    def predict(self, parameters: Parameters, inputs: Tensor) -> Tensor:
+        """The model's predictions with other parameters: (n, *input shape) -> (n, outputs)."""
+        return functional_call(self.model, parameters, (inputs,))
+
+    def slopes(
+        self, parameters: Parameters, examples: Any, create_graph: bool = False
+    ) -> Parameters:
+        """The derivative of the examples' loss by the parameters.
+
+        Args:
+            parameters: where to differentiate.
+            examples: with `inputs` and `targets`.
+            create_graph: the derivative can be differentiated again; else it is a constant.
+        """
+        with torch.enable_grad():
+            if not create_graph:
+                parameters = leaves(parameters)
+            loss = self.loss(self.predict(parameters, examples.inputs), examples.targets)
+            # Side by side, a task's loss depends on its own parameters alone.
+            found = torch.autograd.grad(
+                loss.sum(), list(parameters.values()), create_graph=create_graph
+            )
+        return dict(zip(parameters, found, strict=True))
+
+
+def leaves(parameters: Parameters) -> Parameters:
+    """The same values without a past, to differentiate by."""
+    return {name: each.detach().requires_grad_() for name, each in parameters.items()}
+
+
+def with_gradient(value: Tensor, parameters: Parameters, gradient: Parameters) -> Tensor:
+    """A scalar of the given value whose derivative by the parameters is the given gradient.
+
+    It is how an algorithm that computes its meta-gradient by itself hands it to the optimizer.
+
+    Args:
+        value: what the scalar shall be.
+        parameters: the learner's parameters.
+        gradient: the derivative, of the same names and shapes.
+    """
+    products = [(parameters[name] * each.detach()).sum() for name, each in gradient.items()]
+    carrier = torch.stack(products).sum()
+    return value.detach() + (carrier - carrier.detach())
+
+
+def flat(tensors: Iterable[Tensor]) -> Tensor:
+    """Tensors as one vector."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def unflat(vector: Tensor, like: Mapping[str, Tensor]) -> Parameters:
+    """A vector's pieces under the names and in the shapes of `like`."""
+    pieces = vector.split([each.numel() for each in like.values()])
+    return {
+        name: piece.view_as(each) for (name, each), piece in zip(like.items(), pieces, strict=True)
+    }

@@ -1,0 +1,86 @@
+"""Meta-SGD: learned initial parameters and learned rates (Li et al. 2017, arXiv 1707.09835)."""
+
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Ge, Gt
+from torch import nn
+
+from metadist.algorithms.inner_loop import InnerLoopLearner, Parameters
+from metadist.algorithms.learner import TaskResult
+
+
+class MetaSGD(InnerLoopLearner):
+    """Learn where to start from and, for each single parameter, how far to go.
+
+    In a task (algorithm 1 of the paper), with a vector of rates α as long as θ and the product
+    taken element by element:
+
+        φ = θ - α ∘ ∇θ L(support; θ)
+        loss = L(query; φ)
+
+    Both θ and α are parameters of the learner; a rate may become negative. The paper takes one
+    step; more use the same rates again.
+
+    Args:
+        model: the network whose parameters are meta-learned.
+        regression: targets are real numbers rather than classes.
+        inner_lr: what every rate is at the start.
+        inner_steps: inner steps in training.
+        eval_inner_steps: inner steps in evaluation. Default: as many as in training.
+        first_order: treat the inner gradients as constants.
+        transductive: see `Learner`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        regression: bool = False,
+        inner_lr: Annotated[float, Gt(0)] = 0.1,
+        inner_steps: Annotated[int, Ge(1)] = 1,
+        eval_inner_steps: Annotated[int, Ge(1)] | None = None,
+        first_order: bool = False,
+        transductive: bool = True,
+    ) -> None:
+        super().__init__(model, regression, inner_steps, eval_inner_steps, transductive)
+        self.inner_lr = inner_lr
+        self.first_order = first_order
+        self.rates = nn.ParameterList(
+            torch.full_like(parameter, inner_lr) for parameter in model.parameters()
+        )
+
+    @property
+    def side_by_side(self) -> bool:
+        """Yes, if the model can."""
+        return getattr(self.model, "side_by_side", False) and (self.training or self.transductive)
+
+    def train_task(self, episode: Any) -> TaskResult:
+        """See the class."""
+        adapted = self.adapt(
+            self.initial(), episode.support, self.inner_steps, not self.first_order
+        )
+        predictions = self.predict(adapted, episode.query.inputs)
+        loss = self.loss(predictions, episode.query.targets)
+        return TaskResult(loss, self.metrics(predictions, episode.query.targets))
+
+    def adapt(
+        self, parameters: Parameters, support: Any, steps: int, create_graph: bool = False
+    ) -> Parameters:
+        """See `InnerLoopLearner`."""
+        for _ in range(steps):
+            slopes = self.slopes(parameters, support, create_graph)
+            parameters = {
+                name: parameter - rate * slopes[name]
+                for (name, parameter), rate in zip(parameters.items(), self.rates, strict=True)
+            }
+        return parameters
+
+    def protocol(self) -> dict[str, Any]:
+        """Rate at the start, steps in training and in evaluation, and the order."""
+        return {
+            "algorithm": "Meta-SGD",
+            "inner_lr": f"learned, {self.inner_lr} at the start",
+            "inner_steps": self.inner_steps,
+            "eval_inner_steps": self.eval_inner_steps,
+            "first_order": self.first_order,
+        }

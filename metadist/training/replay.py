@@ -1,0 +1,132 @@
+"""One task once more, from its key: what it looks like and what it does to the learner."""
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from metadist.errors import UserError
+from metadist.tasks import SPLITS
+from metadist.training.checkpoints import Checkpoints, read_checkpoint
+from metadist.training.diagnosis import key_text, task_gradient
+from metadist.training.experiment import Experiment
+from metadist.training.mappers import MetaBatch
+from metadist.training.outer_step import advance, differentiate
+from metadist.training.pictures import draw_task
+from metadist.training.resume import restore_from
+
+
+class Replay(NamedTuple):
+    """What a task came to.
+
+    Attributes:
+        key: the task's key as people write it.
+        start: where the learner's state came from.
+        trained: how many outer steps were taken from there.
+        loss: of the task.
+        gradients: the norm of its derivative by each parameter; None where the loss does not
+            depend on it, or in evaluation.
+        figures: what evaluation says of the task after adaptation; empty in training.
+        picture: where the task was drawn, None if it cannot be.
+    """
+
+    key: str
+    start: str
+    trained: int
+    loss: float
+    gradients: dict[str, float | None]
+    figures: dict[str, float]
+    picture: Path | None
+
+    def lines(self) -> list[str]:
+        """All of it for people, a line each."""
+        steps = f", and {self.trained} outer steps from there" if self.trained else ""
+        found = [f"task {self.key}, from {self.start}{steps}", f"loss {self.loss!r}"]
+        found += [f"{name} {value!r}" for name, value in self.figures.items()]
+        width = max((len(name) for name in self.gradients), default=0)
+        for name, norm in self.gradients.items():
+            value = "none" if norm is None else f"{norm:.6g}"
+            mark = "" if norm is None or math.isfinite(norm) else "  <- not finite"
+            found.append(f"gradient norm  {name:<{width}}  {value}{mark}")
+        return [*found, f"drawn in {self.picture}"] if self.picture else found
+
+
+def parse_key(text: str) -> Tensor:
+    """A key from "seed,split,iteration,index": int64 of shape (4,); the split by name or number.
+
+    Raises:
+        UserError: it is none.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) == 4 and parts[1] in SPLITS:
+        parts[1] = str(SPLITS.index(parts[1]))
+    numbers = [int(part) for part in parts if part.isdecimal()]
+    if len(parts) != 4 or len(numbers) != 4 or numbers[1] >= len(SPLITS):
+        raise UserError(
+            f"--key {text} is no task's key: give seed,split,iteration,index, "
+            "as in --key 0,train,17,3."
+        )
+    return torch.tensor(numbers, dtype=torch.int64)
+
+
+def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) -> Replay:
+    """Do one task as the run did it: the same loss, to the last bit.
+
+    The learner's state before the key's iteration comes from the newest checkpoint until then,
+    or from the seed; the outer steps that lie between are taken again. For another split than
+    "train" it is the newest checkpoint's, and the learner is judged as in evaluation.
+
+    Args:
+        experiment: as the run's, fresh, with a strategy that works in this process.
+        key: shape (4,).
+        checkpoint: take the state from this file instead, as it is.
+
+    Raises:
+        UserError: the key is of another run, or the checkpoint cannot be read.
+    """
+    x = experiment
+    seed, split, iteration, _ = key.tolist()
+    training = SPLITS[split] == "train"
+    own = x.seed if training else x.trainer.eval_seed
+    if seed != own:
+        raise UserError(
+            f"the key has seed {seed} and the {SPLITS[split]} tasks of the run in {x.directory} "
+            f"have {own}."
+        )
+    if training and iteration < 1:
+        raise UserError(f"training begins with iteration 1, the key has {iteration}.")
+    done = iteration - 1 if training else x.trainer.iterations
+    start, x.progress.iteration = "the seed", 0
+    path = checkpoint or _newest_until(Checkpoints(x.directory / "checkpoints"), done)
+    if path is not None:
+        restore_from(x, path, read_checkpoint(path))
+        start = str(path)
+    steps = range(x.progress.iteration + 1, done + 1) if training and checkpoint is None else ()
+    for step in steps:
+        advance_as_the_run_did(x, step)
+    name = "-".join(map(str, key.tolist()))
+    if training:
+        loss, found = task_gradient(x.train_mapper, x.learner, MetaBatch(key))
+        gradients = {n: None if g is None else g.double().norm().item() for n, g in found.items()}
+        figures = {}
+    else:
+        judged = x.evaluate_mapper(x.learner, MetaBatch(key))
+        loss, gradients = judged.pop("loss"), {}
+        figures = {name: value.item() for name, value in judged.items()}
+    picture = draw_task(x.directory / "replays" / f"task-{name}.png", x.tasks, x.learner, key)
+    return Replay(key_text(key), start, len(steps), loss.item(), gradients, figures, picture)
+
+
+def advance_as_the_run_did(experiment: Experiment, iteration: int) -> None:
+    """An outer step, with what `trainer.on_non_finite` says of numbers that go wrong."""
+    outcome = differentiate(experiment, iteration)
+    skip = not outcome.finite and experiment.trainer.on_non_finite != "continue"
+    advance(experiment, iteration, outcome, skip)
+    experiment.progress.iteration = iteration
+
+
+def _newest_until(saved: Checkpoints, iteration: int) -> Path | None:
+    found = sorted((number, path) for number, path in saved.iterations() + saved.bests())
+    return max((each for each in found if each[0] <= iteration), default=(0, None))[1]

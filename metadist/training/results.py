@@ -1,0 +1,74 @@
+"""What a run comes to: the figures of `results.json`."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from metadist.algorithms import statistics_name
+from metadist.distributed import get_world_size
+from metadist.errors import UserError
+from metadist.tracking import json_value
+from metadist.training.evaluation import Estimate
+from metadist.training.experiment import Experiment
+
+
+def results_of(
+    experiment: Experiment, figures: Mapping[str, Estimate], wall_seconds: float
+) -> dict[str, Any]:
+    """The results of a run that has been tested.
+
+    Args:
+        experiment: the finished run.
+        figures: of the test.
+        wall_seconds: from the start of this process's part of the run to the test's end.
+    """
+    x, progress = experiment, experiment.progress
+    metric = x.metric
+    result = figures[metric]
+    before = figures.get(f"{metric}_before")
+    tasks = progress.iteration * x.trainer.meta_batch_size
+    return {
+        f"test_{metric}": result.mean,
+        "ci95": result.ci95,
+        "test_tasks": result.tasks,
+        **({} if before is None else {f"test_{metric}_before": before.mean}),
+        "test_loss": figures["loss"].mean,
+        "train_loss": progress.train_loss,
+        **progress.validation,
+        "best_validation": progress.best,
+        "iterations": progress.iteration,
+        "tasks_per_second": tasks / progress.train_seconds,
+        "wall_seconds": wall_seconds,
+        "world_size": get_world_size(),
+        "strategy": x.strategy.name,
+        "seed": x.seed,
+        "protocol": {
+            **x.tasks.protocol(),
+            **x.learner.protocol(),
+            "split": "test",
+            "eval_seed": x.trainer.eval_seed,
+            "batch_norm": statistics_name(x.learner, x.learner.transductive),
+            "interval": "95%, 1.96 standard errors over tasks",
+            "checkpoint": "last",
+        },
+    }
+
+
+def write_results(path: Path, results: Mapping[str, Any]) -> None:
+    """Write `results.json`, whole or not at all; figures that are not finite as in the metrics.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    temporary = path.with_suffix(".part")
+    text = json.dumps(json_value(results), indent=2, allow_nan=False)
+    try:
+        temporary.write_text(text + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(
+            f"{path} could not be written ({error.strerror}): free some space, then use "
+            "resume=auto."
+        ) from None

@@ -1,0 +1,97 @@
+"""Tasks of one shape side by side: one computation, with a dimension that counts tasks in front.
+
+A small task's time goes to starting operations. Side by side, tasks share that cost, and each
+keeps its own parameters and its own gradient, to the bit the same however many run together.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import optree
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from metadist.algorithms import Learner, TaskResult
+from metadist.tasks import Episode
+
+TasksAtOnce = int | Literal["auto"]
+
+# Numbers in the inputs of tasks that run together. On a CPU more would leave its caches, where
+# large tasks gain nothing anyway.
+_NUMBERS = {"cpu": 2**16}
+_NUMBERS_ELSEWHERE = 2**22
+
+
+def tasks_at_once(learner: Learner, episode: Episode, asked: TasksAtOnce) -> int:
+    """How many tasks like this one run side by side; 1 is one by one.
+
+    It depends on nothing but the learner and the task's shape: every rank decides alike.
+
+    Args:
+        learner: on its device.
+        episode: one task.
+        asked: a number, or "auto".
+    """
+    if not learner.side_by_side or any(True for _ in learner.buffers()):
+        return 1
+    if asked != "auto":
+        return asked
+    # Tasks that are large alone stay alone.
+    numbers = sum(part.inputs.numel() for part in episode)
+    room = _NUMBERS.get(episode.query.inputs.device.type, _NUMBERS_ELSEWHERE)
+    return max(1, min(64, room // max(1, numbers)))
+
+
+def groups(
+    learner: Learner, tasks: Iterable[tuple[Tensor, Episode]], asked: TasksAtOnce
+) -> Iterator[tuple[bool, list[tuple[Tensor, Episode]]]]:
+    """The tasks in order, in groups to run together.
+
+    Args:
+        learner: on its device.
+        tasks: keys and episodes.
+        asked: how many shall run together.
+
+    Yields:
+        Whether to run the group with `together`, and the group; if not, it is a single task.
+    """
+    group: list[tuple[Tensor, Episode]] = []
+    shapes, most = None, 1
+    for key, episode in tasks:
+        found = [tensor.shape for tensor in optree.tree_leaves(episode)]
+        if found != shapes or len(group) == most:
+            if group:
+                yield most > 1, group
+            group, shapes, most = [], found, tasks_at_once(learner, episode, asked)
+        group.append((key, episode))
+    if group:
+        yield most > 1, group
+
+
+def together(learner: Learner, episodes: list[Episode]) -> tuple[TaskResult, dict[str, Tensor]]:
+    """Run tasks side by side.
+
+    Args:
+        learner: with `side_by_side`.
+        episodes: of one shape.
+
+    Returns:
+        The result, everything in it with a first dimension that counts tasks; and each task's
+        own parameters, by name, to differentiate the sum of the losses by.
+    """
+    parameters = {
+        name: _channels_last(parameter.detach())
+        .expand(len(episodes), *parameter.shape)
+        .requires_grad_(parameter.requires_grad)
+        for name, parameter in learner.named_parameters()
+    }
+    stacked = optree.tree_map(lambda *parts: torch.stack(parts), *episodes)
+    return functional_call(learner, parameters, (stacked,)), parameters
+
+
+def _channels_last(parameter: Tensor) -> Tensor:
+    """As convolutions read their weights side by side, so that they copy none."""
+    if parameter.dim() != 4:
+        return parameter
+    return parameter.contiguous(memory_format=torch.channels_last)

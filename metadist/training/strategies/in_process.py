@@ -1,0 +1,70 @@
+"""What `local` and `allreduce` share: running this rank's shards in this process."""
+
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from metadist.distributed import get_rank, get_worker_id
+from metadist.distributed.reducers import LinearReducer
+from metadist.distributed.shards import Partitioner, as_shards
+from metadist.distributed.visits import Answer, Visit, tensors_of
+from metadist.training.strategies.strategy import Mapper
+
+
+class InProcess:
+    """Runs this rank's shards, one after the other."""
+
+    home: Literal["cpu", "device"] = "device"
+
+    def __init__(self, partitioner: Partitioner, reducer: LinearReducer) -> None:
+        self.partitioner = partitioner
+        self.reducer = reducer
+
+    def _my_calls(
+        self, learner: nn.Module, batch: Any
+    ) -> tuple[list[tuple[tuple, dict]], list[float]]:
+        """This rank's shards as calls of the mapper, and their weights in the reduced result."""
+        shards = as_shards(self.partitioner(learner, batch))
+        coefficients = self.reducer.coefficients([shard.size for shard in shards])
+        mine = [i for i, shard in enumerate(shards) if get_worker_id(shard[0]) == get_rank()]
+        if mine:
+            return [(shards[i][1], shards[i][2]) for i in mine], [coefficients[i] for i in mine]
+        # A rank without work repeats the first shard with weight zero: its contribution then has
+        # the right structure and types, and the others take as long anyway.
+        return [(shards[0][1], shards[0][2])], [0 * coefficients[0]]
+
+    def _backward(
+        self, mapper: Mapper, learner: nn.Module, batch: Any
+    ) -> tuple[Answer, list[Tensor | None]]:
+        """This rank's part of the reduced result and of the gradient, both in float64."""
+        calls, weights = self._my_calls(learner, batch)
+        parameters = trained(learner)
+        places = {id(tensor): place for place, tensor in enumerate(tensors_of(calls))}
+        differentiate = [places[id(parameter)] for parameter in parameters]
+        (answer,) = Visit(mapper, calls, weights, differentiate, keep_device=True).run()
+        assert answer.gradients is not None, "the mapper's loss does not depend on the learner"
+        return answer, answer.gradients.by_input
+
+    def _figures(
+        self, mapper: Mapper, learner: nn.Module, batch: Any
+    ) -> tuple[dict[int, dict[str, Tensor]], int]:
+        """The figures of this rank's shards by the shards' numbers, and how many shards there are.
+        A rank without work has those of the first shard, under the number -1.
+        """
+        shards = as_shards(self.partitioner(learner, batch))
+        mine = [i for i, shard in enumerate(shards) if get_worker_id(shard[0]) == get_rank()]
+        calls = [(shards[i][1], shards[i][2]) for i in mine or [0]]
+        answers = Visit(mapper, calls, keep_device=True).run()
+        figures = [answer.value for answer in answers]
+        return dict(zip(mine or [-1], figures, strict=True)), len(shards)
+
+
+def trained(learner: nn.Module) -> list[nn.Parameter]:
+    """The parameters that training changes."""
+    return [parameter for parameter in learner.parameters() if parameter.requires_grad]
+
+
+def set_gradient(learner: nn.Module, gradient: list[Tensor | None]) -> None:
+    """A parameter on which no task's loss depends gets None, as from `loss.backward()`."""
+    for parameter, piece in zip(trained(learner), gradient, strict=True):
+        parameter.grad = None if piece is None else piece.to(parameter)

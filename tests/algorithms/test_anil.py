@@ -1,0 +1,75 @@
+"""ANIL against gradients derived by hand, and against MAML's update of the head written out."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from problems import (
+    LINES,
+    POWER,
+    QUERY_POWER,
+    SLOPE,
+    Scale,
+    TwoScales,
+    assert_equal_gradients,
+    gradients,
+    images,
+)
+from torch.func import functional_call
+
+from metadist.algorithms import ANIL
+from metadist.errors import UserError
+from metadist.models import Conv4
+
+
+@pytest.mark.parametrize("first_order", [False, True])
+def test_meta_gradient_of_body_and_head_by_hand(first_order):
+    # L(w) = m (w a - s)², one step: w' = w - 2 α m a (w a - s).
+    a, w, alpha, s, m, n = 0.7, -1.0, 0.1, SLOPE, POWER, QUERY_POWER
+    after = w - 2 * alpha * m * a * (w * a - s)
+    error = after * a - s
+    by_head = 1.0 if first_order else 1 - 2 * alpha * m * a**2
+    by_body = 0.0 if first_order else -2 * alpha * m * (2 * w * a - s)
+
+    model = TwoScales(a, w)
+    learner = ANIL(model, True, inner_lr=alpha, inner_steps=1, first_order=first_order).train()
+    result = learner(LINES)
+    result.loss.backward()
+    assert result.loss.item() == pytest.approx(n * error**2, rel=1e-12)
+    assert model.head.weight.grad.item() == pytest.approx(2 * n * error * a * by_head, rel=1e-12)
+    expected = 2 * n * error * (after + a * by_body)
+    assert model.body.grad.item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_several_steps_against_adapting_the_head_of_the_whole_model():
+    torch.manual_seed(0)
+    model = Conv4((1, 16, 16), 3, filters=4).double()
+    task, alpha = images(), 0.5
+    parameters = dict(model.named_parameters())
+    for _ in range(3):
+        loss = F.cross_entropy(
+            functional_call(model, parameters, (task.support.inputs,)), task.support.targets
+        )
+        names = ["head.weight", "head.bias"]
+        found = torch.autograd.grad(loss, [parameters[name] for name in names], create_graph=True)
+        parameters |= {n: parameters[n] - alpha * g for n, g in zip(names, found, strict=True)}
+    logits = functional_call(model, parameters, (task.query.inputs,))
+    expected = F.cross_entropy(logits, task.query.targets)
+    expected.backward()
+    reference = {name: each.clone() for name, each in gradients(model).items()}
+
+    model.zero_grad()
+    learner = ANIL(model, inner_lr=alpha, inner_steps=3)
+    result = learner.train()(task)
+    result.loss.backward()
+    torch.testing.assert_close(result.loss, expected, rtol=1e-12, atol=0)
+    assert_equal_gradients(gradients(model), reference)
+
+    evaluated = learner.eval()(task)
+    torch.testing.assert_close(evaluated.predictions, logits.detach(), rtol=1e-10, atol=1e-12)
+    before = (model(task.query.inputs).argmax(1) == task.query.targets).double().mean()
+    assert evaluated.metrics["accuracy_before"] == before
+
+
+def test_a_model_without_head_is_refused():
+    with pytest.raises(UserError, match="algorithm=anil needs a model with features"):
+        ANIL(Scale(1.0))

@@ -1,0 +1,97 @@
+"""Reptile against torch's own optimizers run on a copy of the model."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from problems import LINES, POWER, QUERY_POWER, SLOPE, Scale, gradients, images
+from torch import nn
+
+from metadist.algorithms import Reptile
+from metadist.models import MLP, Conv4
+
+
+def trained(model: nn.Module, optimizer: torch.optim.Optimizer, task, steps: int) -> nn.Module:
+    """The model after ordinary training on the whole support set."""
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(model(task.support.inputs), task.support.targets).backward()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_gradient_of_a_line_by_hand(steps):
+    # A step of gradient descent multiplies w - s by c = 1 - 2 α m.
+    weight, alpha = -1.0, 0.05
+    shrink = (1 - 2 * alpha * POWER) ** steps
+    model = Scale(weight)
+    learner = Reptile(model, True, "sgd", alpha, steps, inner_batch=None).train()
+    result = learner(LINES)
+    result.loss.backward()
+    error = weight - SLOPE
+    assert result.loss.item() == pytest.approx(QUERY_POWER * (shrink * error) ** 2, rel=1e-12)
+    assert model.weight.grad.item() == pytest.approx(error * (1 - shrink), rel=1e-12)
+
+
+@pytest.mark.parametrize("inner_optimizer", ["sgd", "adam"])
+def test_an_outer_step_interpolates_to_what_torchs_optimizer_reaches(inner_optimizer):
+    torch.manual_seed(0)
+    # Without batch norm: Adam would make steps of the rounding errors in the biases before it.
+    model = MLP((1, 16, 16), 3, hidden=[8], batch_norm=False).double()
+    learner = Reptile(model, False, inner_optimizer, 0.01, 5, inner_batch=None).train()
+    outer = torch.optim.SGD(learner.parameters(), lr=0.3)
+    inner = None
+    for seed in range(2):  # Adam's mean of squares goes on in the second task
+        task, start = images(seed=seed), copy.deepcopy(model)
+        other = copy.deepcopy(model)
+        if inner_optimizer == "sgd":
+            optimizer = torch.optim.SGD(other.parameters(), lr=0.01)
+        else:
+            optimizer = torch.optim.Adam(other.parameters(), lr=0.01, betas=(0.0, 0.999))
+            if inner is not None:
+                optimizer.load_state_dict(inner)
+        trained(other, optimizer, task, 5)
+        inner = optimizer.state_dict()
+
+        outer.zero_grad()
+        result = learner(task)
+        result.loss.backward()
+        outer.step()
+        query = F.cross_entropy(other(task.query.inputs), task.query.targets)
+        torch.testing.assert_close(result.loss.detach(), query.detach(), rtol=1e-10, atol=0)
+        for (name, moved), before, after in zip(
+            model.named_parameters(), start.parameters(), other.parameters(), strict=True
+        ):
+            torch.testing.assert_close(
+                moved, before + 0.3 * (after - before), rtol=1e-9, atol=1e-12, msg=name
+            )
+
+
+def test_minibatches_go_through_the_support_set_in_one_order_after_the_other():
+    learner = Reptile(Scale(1.0), inner_optimizer="sgd", inner_steps=7, inner_batch=4).train()
+    support = images(3, 2, 1).support  # 6 examples
+    support = support._replace(targets=torch.arange(6))
+    drawn = [batch.targets.tolist() for batch in learner._minibatches(support, 7)]
+    assert [len(batch) for batch in drawn] == [4] * 7
+    order = [place for batch in drawn for place in batch]
+    for start in range(0, 24, 6):
+        assert sorted(order[start : start + 6]) == list(range(6))
+    whole = next(learner.eval()._minibatches(support, 1))
+    assert sorted(whole.targets.tolist()) == list(range(6))
+
+
+def test_evaluation_leaves_the_memory_alone_and_begins_from_it():
+    torch.manual_seed(0)
+    model = Conv4((1, 16, 16), 3, filters=4).double()
+    learner, task = Reptile(model, inner_lr=0.01, inner_batch=None, eval_inner_steps=3), images()
+    learner.train()(task)
+    memory = {name: buffer.clone() for name, buffer in learner.named_buffers()}
+    assert memory["squares_of"] == 5 and memory["squares"].max() > 0
+    first = learner.eval()(task)
+    for name, buffer in learner.named_buffers():
+        assert torch.equal(buffer, memory[name])
+    learner.squares.zero_(), learner.squares_of.zero_()
+    assert not torch.allclose(learner(task).predictions, first.predictions)
+    assert all(gradient is None for gradient in gradients(model).values())

@@ -1,0 +1,32 @@
+"""Jobs: who takes part, and whether it is a later attempt."""
+
+from worlds import open_store, run_world
+
+import metadist as todist
+from metadist.distributed.job import begin_job
+
+
+def begin(run: str, counts: list[int], work: bool) -> tuple[bool, bool, int]:
+    import os
+
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(counts[todist.get_rank()])
+    job = begin_job(10.0, print)
+    before = job.has_begun(run)
+    if todist.get_rank() == 0 and work:
+        job.note_begun(run)
+    job.end()
+    return job.restarted, before, len(job.hosts)
+
+
+def test_a_restart_of_any_agent_is_one_of_all():
+    assert run_world(begin, 2, "run", [0, 0], False) == [(False, False, 2)] * 2
+    assert run_world(begin, 3, "run", [0, 2, 0], False) == [(True, False, 3)] * 3
+
+
+def test_work_that_began_is_remembered_beyond_the_processes():
+    store = open_store()
+    first = run_world(begin, 2, "run", [0, 0], True, store=store)
+    assert first[0] == (False, False, 2)
+    # One agent fewer, and no count has risen: a node has left.
+    assert run_world(begin, 2, "run", [0, 0], True, store=store) == [(False, True, 2)] * 2
+    assert run_world(begin, 2, "other", [0, 0], False, store=store) == [(False, False, 2)] * 2

@@ -1,0 +1,16 @@
+"""A sample of the pile of bad inputs; `python experiments/bad_inputs` runs hundreds."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+PILE = Path(__file__).resolve().parents[2] / "experiments" / "bad_inputs"
+
+
+def test_forty_bad_inputs_are_answered_by_one_sentence_each():
+    words = ["--configurations", "24", "--files", "16", "--recoveries", "2", "--seed", "1"]
+    done = subprocess.run(
+        [sys.executable, str(PILE), *words], capture_output=True, text=True, timeout=170
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "40 of 40 bad inputs answered" in done.stdout

@@ -1,0 +1,54 @@
+"""An algorithm in a module of the user's, in the current directory of every rank."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from commands import Outcome, run_command
+from tiny import SMALL, records, without_times
+
+EXAMPLE = Path(__file__).with_name("own_algorithm.py")
+TARGET = "algorithm._target_=my_module.MyAlgorithm"
+
+
+def run(directory: Path, *overrides: str, size: int = 1) -> list[Outcome]:
+    """Run `experiments/maml.py` from a directory that the program learns of by being there."""
+    return run_command("maml.py", *SMALL, *overrides, size=size, directory=directory)
+
+
+@pytest.fixture
+def directory(tmp_path) -> Path:
+    shutil.copy(EXAMPLE, tmp_path / "my_module.py")
+    return tmp_path
+
+
+def test_an_algorithm_is_picked_by_its_target(directory):
+    results = {}
+    for strategy, size in (("local", 1), ("rpc", 2), ("allreduce", 2)):
+        options = [TARGET, "+algorithm.first_rate=0.4", f"strategy={strategy}"]
+        outcomes = run(directory, *options, f"hydra.run.dir={strategy}", size=size)
+        assert [each.status for each in outcomes] == [0] * size, outcomes[0].err
+        results[strategy] = without_times(records(directory / strategy))
+    assert results["rpc"] == results["allreduce"] == results["local"]
+    assert json.loads((directory / "local/results.json").read_text())["iterations"] == 4
+
+
+def test_an_algorithm_is_picked_by_a_conf_file(directory):
+    file = directory / "my_conf/algorithm/mine.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("_target_: my_module.MyAlgorithm\nfirst_rate: 0.4\n")
+    options = ["--config-dir=my_conf", "algorithm=mine", "strategy=local"]
+    (outcome,) = run(directory, *options, "hydra.run.dir=run")
+    assert outcome.status == 0, outcome.err
+    assert (directory / "run/results.json").exists()
+
+
+def test_mistakes_are_one_sentence(directory):
+    for words, sentence in (
+        ([TARGET, "+algorithm.first_rat=1"], "algorithm.first_rat is no option of MyAlgorithm"),
+        (["algorithm._target_=my_modul.MyAlgorithm"], "my_modul.MyAlgorithm cannot be imported"),
+    ):
+        (outcome,) = run(directory, *words, "strategy=local")
+        assert outcome.status == 2
+        assert sentence in outcome.err and len(outcome.err.strip().splitlines()) == 1

@@ -1,0 +1,222 @@
+import io
+import pickle
+import shutil
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from metadist.errors import UserError
+from metadist.tasks import SPLITS, CifarFS, FewShotTasks, ImageDataset, cifar_files, task_keys
+from metadist.tasks.cifar_fs import CLASSES
+
+NAMES = sorted(name for names in CLASSES.values() for name in names)
+COUNTS = {"train": 3, "test": 1}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """CIFAR-100 is taken to have 4 images a class."""
+    monkeypatch.setattr(cifar_files, "EXAMPLES", 4)
+
+
+def part(name):
+    """A part of CIFAR-100 in its own format; pixels tell the class, the example and the colour."""
+    order = np.random.default_rng(0).permutation(np.repeat(np.arange(100), COUNTS[name]))
+    data = np.empty((len(order), 3, 32, 32), dtype=np.uint8)
+    data[:, :, 0] = order[:, None, None]
+    data[:, :, 1:] = np.arange(3)[:, None, None]
+    data[:, :, 31] = 7 if name == "train" else 9
+    return {
+        "filenames": [f"{index}.png" for index in range(len(order))],
+        "batch_label": f"{name}ing batch",
+        "fine_labels": order.tolist(),
+        "data": data.reshape(len(order), -1),
+    }
+
+
+def contents(protocol=2, encode=None):
+    encode = encode or (lambda value: pickle.dumps(value, protocol))
+    return {
+        "cifar-100-python/": None,
+        "cifar-100-python/file.txt~": b"left alone",
+        "cifar-100-python/train": encode(part("train")),
+        "cifar-100-python/test": encode(part("test")),
+        "cifar-100-python/meta": encode({"fine_label_names": NAMES}),
+    }
+
+
+def write_archive(root: Path, members) -> Path:
+    root.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(root / "cifar-100-python.tar.gz", "w:gz") as archive:
+        for name, data in members.items():
+            member = tarfile.TarInfo(name.rstrip("/"))
+            if data is None:
+                member.type = tarfile.DIRTYPE
+                archive.addfile(member)
+            elif isinstance(data, str):
+                member.type, member.linkname = tarfile.SYMTYPE, data
+                archive.addfile(member)
+            else:
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+    return root
+
+
+def write_folder(root: Path, members) -> Path:
+    for name, data in members.items():
+        if data is not None:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_bytes(data)
+    return root
+
+
+def refused(root, *words):
+    with pytest.raises(UserError) as error:
+        CifarFS(str(root), download=False)
+    message = str(error.value)
+    assert "\n" not in message and len(message) < 900
+    assert all(str(word) in message for word in words), message
+    assert not list(root.glob("*.npy")) and not list(root.glob(".*.part"))
+
+
+def test_the_published_split():
+    assert [len(CLASSES[split]) for split in SPLITS] == [64, 16, 20]
+    assert len(set(NAMES)) == 100
+
+
+@pytest.mark.parametrize("protocol", [2, 5])
+@pytest.mark.parametrize("write", [write_archive, write_folder])
+def test_archive_and_folder_give_the_images(tmp_path, write, protocol):
+    dataset = CifarFS(str(write(tmp_path / "data", contents(protocol))), download=False)
+    assert isinstance(dataset, ImageDataset) and dataset.input_shape == (3, 32, 32)
+    for split in SPLITS:
+        images = dataset.split_classes(split)
+        assert images.shape == (len(CLASSES[split]), 4, 3, 32, 32)
+        for name, of_class in zip(CLASSES[split], images, strict=True):
+            assert (of_class[:, :, 0] == NAMES.index(name)).all()
+            assert (of_class[:, :, 1] == np.arange(3)[:, None]).all()
+            assert of_class[:, 0, 31, 0].tolist() == [7, 7, 7, 9]
+    key = task_keys(0, "test", 0, range(1))[0]
+    assert FewShotTasks(dataset, 5, 1, 3).draw(key).query.inputs.shape == (15, 3, 32, 32)
+    assert dataset.protocol()["class_split"] == "bertinetto"
+
+
+def test_decoded_once(tmp_path, monkeypatch):
+    root = write_archive(tmp_path / "data", contents())
+    first = CifarFS(str(root), download=False)
+    monkeypatch.setattr(cifar_files, "read", lambda *_: pytest.fail("read again"))
+    assert np.array_equal(CifarFS(str(root)).images, first.images)
+    (root / "cifar-100-python.tar.gz").unlink()
+    assert np.array_equal(CifarFS(str(root), download=False).images, first.images)
+
+
+def test_download(tmp_path, monkeypatch):
+    from torchvision.datasets import utils
+
+    stock = write_archive(tmp_path / "stock", contents())
+    calls = []
+
+    def fetch(url, folder, filename, md5):
+        calls.append((url.rpartition("/")[2], md5))
+        shutil.copy(stock / "cifar-100-python.tar.gz", Path(folder, filename))
+
+    monkeypatch.setattr(utils, "download_url", fetch)
+    CifarFS(str(tmp_path / "data"))
+    assert calls == [("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85")]
+    assert (tmp_path / "data" / "cifar-100-python.tar.gz").exists()
+
+
+def test_failing_download_and_missing_files_say_what_to_do(tmp_path, monkeypatch):
+    from torchvision.datasets import utils
+
+    def refuse(url, folder, filename, md5):
+        raise RuntimeError("File not found or corrupted.")
+
+    monkeypatch.setattr(utils, "download_url", refuse)
+    root = tmp_path / "data"
+    root.mkdir()
+    refused(root, root, "cifar-100-python.tar.gz", "dataset.root", "dataset.download=true")
+    with pytest.raises(UserError, match=r"not found or corrupted.*put cifar-100-python"):
+        CifarFS(str(root))
+
+
+class Harmful:
+    def __reduce__(self):
+        return open, ("harm", "w")
+
+
+@pytest.mark.parametrize("write", [write_archive, write_folder])
+def test_code_is_refused(tmp_path, write, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    members = contents()
+    members["cifar-100-python/test"] = pickle.dumps({"data": Harmful()})
+    refused(write(tmp_path / "data", members), "cifar-100-python/test", "names io.open", "trust")
+    assert not (tmp_path / "harm").exists()
+
+
+def test_members_that_do_not_belong_are_left_alone(tmp_path):
+    members = {
+        "../../escaped": b"harm",
+        "/cifar-100-python/train": b"harm",
+        "other/cifar-100-python/train": b"harm",
+        "cifar-100-python/deep/train": b"harm",
+        "cifar-100-python/link": "/etc/passwd",
+        **contents(),
+    }
+    dataset = CifarFS(str(write_archive(tmp_path / "data", members)), download=False)
+    assert dataset.images.shape == (100, 4, 3, 32, 32)
+    assert {p.name for p in tmp_path.iterdir()} <= {"data", "xdg"}
+
+
+def test_an_archive_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(cifar_files, "_UNPACKED_BYTES", 1 << 20)
+    members = {"cifar-100-python/zeros": bytes(2 << 20), **contents()}
+    refused(write_archive(tmp_path / "data", members), "not a readable archive", "unpacks to more")
+
+
+def link(members):
+    members["cifar-100-python/test"] = "/etc/passwd"
+    return ["KeyError: 'test'"]
+
+
+def fewer(members):
+    members["cifar-100-python/test"] = pickle.dumps(part("train"))
+    return ["class apple", "has 6 images where CIFAR-100 has 4"]
+
+
+def no_labels(members):
+    members["cifar-100-python/test"] = pickle.dumps({"data": part("test")["data"]})
+    return ["KeyError: 'fine_labels'"]
+
+
+def other_names(members):
+    members["cifar-100-python/meta"] = pickle.dumps({"fine_label_names": ["cat", "dog"]})
+    return ["'apple' is not in list"]
+
+
+def other_shape(members):
+    held = part("test")
+    members["cifar-100-python/test"] = pickle.dumps({**held, "data": held["data"][:, :3000]})
+    return ["shape (100, 3000)"]
+
+
+def no_dictionary(members):
+    members["cifar-100-python/test"] = pickle.dumps([1, 2])
+    return ["no copy of CIFAR-100"]
+
+
+@pytest.mark.parametrize("harm", [link, fewer, no_labels, other_names, other_shape, no_dictionary])
+def test_archives_of_something_else(tmp_path, harm):
+    members = contents()
+    words = harm(members)
+    refused(write_archive(tmp_path / "data", members), "cifar-100-python.tar.gz", *words)
+
+
+@pytest.mark.parametrize("end", [0, 10, 2000, -20])
+def test_half_an_archive(tmp_path, end):
+    root = write_archive(tmp_path / "data", contents())
+    file = root / "cifar-100-python.tar.gz"
+    file.write_bytes(file.read_bytes()[:end])
+    refused(root, file, "complete")

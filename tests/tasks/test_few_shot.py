@@ -1,0 +1,59 @@
+"""Tasks of training of another size than those of validation and test."""
+
+import numpy as np
+import pytest
+import torch
+
+from metadist.errors import UserError
+from metadist.tasks import FewShotTasks, ImageClasses, Sinusoid, task_keys
+
+PLACES = {"train": np.arange(12), "validation": np.arange(12, 16), "test": np.arange(16, 20)}
+
+
+def noise() -> ImageClasses:
+    images = np.random.default_rng(0).integers(0, 256, (20, 10, 4, 4), dtype=np.uint8)
+    return ImageClasses("noise", images, PLACES)
+
+
+def counts(tasks: FewShotTasks, split: str) -> tuple[int, ...]:
+    support, query = tasks.draw(task_keys(0, split, 1, range(1))[0])
+    ways = int(support.targets.max()) + 1
+    return ways, len(support.targets) // ways, len(query.targets) // ways
+
+
+def test_training_has_its_own_size():
+    tasks = FewShotTasks(noise(), 3, 1, 4, train_ways=12, train_shots=2, train_queries=5)
+    assert counts(tasks, "train") == (12, 2, 5)
+    assert counts(tasks, "validation") == counts(tasks, "test") == (3, 1, 4)
+    assert tasks.outputs == 12
+    found = tasks.protocol()
+    assert (found["ways"], found["shots"], found["queries"]) == (3, 1, 4)
+    assert (found["train_ways"], found["train_shots"], found["train_queries"]) == (12, 2, 5)
+
+
+def test_only_what_differs_is_named_and_the_test_tasks_stay_the_same():
+    tasks, plain = FewShotTasks(noise(), 3, 1, 4, train_shots=6), FewShotTasks(noise(), 3, 1, 4)
+    assert tasks.protocol() == {**plain.protocol(), "train_shots": 6}
+    for key in task_keys(0, "test", 0, range(3)):
+        for ours, theirs in zip(tasks.draw(key), plain.draw(key), strict=True):
+            assert torch.equal(ours.inputs, theirs.inputs)
+    waves = FewShotTasks(Sinusoid(), 5, 5, 5, train_ways=9, train_shots=10)
+    assert waves.protocol() == {
+        "ways": 1, "shots": 5, "queries": 5, "train_shots": 10, "dataset": "sinusoid",
+    }  # fmt: skip
+    assert counts(plain, "train") == (3, 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"train_ways": 13}, ["task.train_ways is 13", "train split", "lower task.train_ways"]),
+        ({"train_shots": 8}, ["task.train_shots + task.train_queries is 8 + 4"]),
+        ({"train_queries": 0}, ["task.train_queries must be at least 1"]),
+        ({"ways": 5, "train_ways": 3}, ["task.ways is 5", "validation split"]),
+    ],
+)
+def test_impossible_training_tasks_are_refused(given, words):
+    with pytest.raises(UserError) as error:
+        FewShotTasks(noise(), **{"ways": 4, "shots": 1, "queries": 4, **given})
+    assert all(word in str(error.value) for word in words), error.value

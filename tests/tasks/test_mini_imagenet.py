@@ -1,0 +1,279 @@
+import os
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from mini_imagenet_tree import (
+    EXAMPLES,
+    SHORT,
+    cache,
+    everything,
+    pixels,
+    write_caches,
+    write_folders,
+    write_image,
+    write_lists,
+    write_phases,
+)
+from PIL import Image
+
+from metadist.errors import UserError
+from metadist.tasks import (
+    Augment,
+    FewShotTasks,
+    ImageDataset,
+    MiniImageNet,
+    Normalize,
+    mini_imagenet_files,
+    task_keys,
+)
+
+pytestmark = pytest.mark.usefixtures("small_mini_imagenet")
+LAYOUTS = [
+    write_folders,
+    write_lists,
+    lambda root: write_lists(root, nested=True),
+    write_caches,
+    lambda root: write_caches(root, protocol=2),
+    write_phases,
+    lambda root: write_phases(root, protocol=5),
+]
+
+
+def by_name(dataset):
+    return {
+        f"{part}/{label}": images
+        for part, names in dataset.classes.items()
+        for label, images in zip(names, dataset.split_classes(part), strict=True)
+    }
+
+
+def refused(root, *words):
+    with pytest.raises(UserError) as error:
+        MiniImageNet(str(root))
+    message = str(error.value)
+    assert "\n" not in message and len(message) < 900
+    assert all(str(word) in message for word in words), message
+    assert not list(root.rglob("*.npy")) and not list(root.rglob(".*.part"))
+
+
+@pytest.mark.parametrize("write", LAYOUTS)
+def test_every_layout_gives_the_images(tmp_path, write):
+    dataset = MiniImageNet(str(write(tmp_path / "data")))
+    found, expected = by_name(dataset), everything()
+    assert list(found) == list(expected)
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    assert isinstance(dataset, ImageDataset) and dataset.input_shape == (3, 84, 84)
+    assert dataset.protocol() == {
+        "dataset": "mini_imagenet",
+        "rotations": False,
+        "test_rotations": False,
+        "class_split": "ravi_larochelle",
+        "classes": {"train": 3, "validation": 2, "test": 2},
+        "image_size": 84,
+    }
+
+
+def test_layouts_give_the_same_tasks(tmp_path):
+    keys = task_keys(0, "train", 0, range(3))
+    drawn = []
+    for index, write in enumerate(LAYOUTS):
+        root = str(write(tmp_path / str(index)))
+        tasks = FewShotTasks(MiniImageNet(root), 2, 1, 2)
+        drawn.append(torch.stack([tasks.draw(key).query.inputs for key in keys]))
+    assert all(torch.equal(each, drawn[0]) for each in drawn)
+
+
+def test_images_of_any_size_and_colour_are_resized_as_pillow_does(tmp_path):
+    root = write_folders(tmp_path / "data")
+    folder = root / "val" / "n00000020"
+    photo = np.random.default_rng(0).integers(0, 256, (120, 97, 3), dtype=np.uint8)
+    for old in folder.iterdir():
+        old.unlink()
+    Image.fromarray(photo).save(folder / "a.JPEG", quality=95)
+    Image.fromarray(photo[..., 0]).save(folder / "b.png")
+    Image.fromarray(photo).convert("CMYK").save(folder / "c.jpg")
+    Image.fromarray(photo).convert("P").save(folder / "d.png")
+    expected = []
+    for file in sorted(folder.iterdir()):
+        with Image.open(file) as image:
+            grown = image.convert("RGB").resize((84, 84), Image.LANCZOS)
+        expected.append(np.array(grown).transpose(2, 0, 1))
+    (folder / "notes.txt").write_text("not an image")
+    found = by_name(MiniImageNet(str(root)))["validation/n00000020"]
+    assert np.array_equal(found, expected)
+
+
+def test_decoded_once_and_again_when_a_file_changes(tmp_path, monkeypatch):
+    made = []
+    decode = mini_imagenet_files.decode
+    monkeypatch.setattr(mini_imagenet_files, "decode", lambda x: made.append(x.kind) or decode(x))
+    root = write_folders(tmp_path / "data")
+    MiniImageNet(str(root))
+    again = MiniImageNet(str(root))
+    assert made == ["folders"] and not again.images.flags.writeable
+    file = root / "test" / "n00000031" / "n0000003100000002.png"
+    write_image(file, pixels("n00000099", 0))
+    changed = by_name(MiniImageNet(str(root)))["test/n00000031"]
+    assert made == ["folders"] * 2
+    assert np.array_equal(changed[2], pixels("n00000099", 0).transpose(2, 0, 1))
+    # The decoded images are enough.
+    for short in SHORT.values():
+        (root / short).rename(tmp_path / short)
+    for cached in sorted(root.glob("*.npy"))[1:]:
+        cached.unlink()
+    assert len(by_name(MiniImageNet(str(root)))) == 7 and len(made) == 2
+
+
+def test_normalised_always_and_augmented_in_training_alone(tmp_path):
+    root = str(write_caches(tmp_path / "data"))
+    plain = FewShotTasks(MiniImageNet(root), 2, 1, 2)
+    normalize = Normalize(mean=[0.5, 0.4, 0.3], std=[0.2, 0.3, 0.4])
+    augment = Augment(crop_padding=8, flip=0.5)
+    changed = FewShotTasks(MiniImageNet(root, normalize=normalize, augment=augment), 2, 1, 2)
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (normalize.mean, normalize.std))
+    for split in ("validation", "test"):
+        key = task_keys(0, split, 0, range(1))[0]
+        expected = (plain.draw(key).query.inputs - mean) / std
+        assert torch.allclose(changed.draw(key).query.inputs, expected, atol=1e-6)
+    key = task_keys(0, "train", 0, range(1))[0]
+    assert not torch.allclose(changed.draw(key).query.inputs, expected)
+    assert torch.equal(changed.draw(key).query.inputs, changed.draw(key).query.inputs)
+    assert changed.protocol()["augment"] == {"crop_padding": 8, "flip": 0.5}
+    with pytest.raises(UserError, match=r"normalize.mean has 2 numbers: give 1, or 3"):
+        MiniImageNet(root, normalize=Normalize(mean=[0.5, 0.5]))
+
+
+# --- what is refused ---------------------------------------------------------------------------
+
+
+def test_no_layout(tmp_path):
+    root = tmp_path / "data"
+    root.mkdir()
+    refused(root, root, "it has nothing", "train, val and test", "train.csv", "mini-imagenet-cache")
+    (root / "train").mkdir()
+    (root / "mini-imagenet-cache-train.pkl").write_bytes(b"")
+    refused(root, "it has mini-imagenet-cache-train.pkl, train")
+    with pytest.raises(UserError, match="which is a file"):
+        MiniImageNet(str(root / "mini-imagenet-cache-train.pkl"))
+
+
+def test_a_list_that_names_images_that_are_not_there(tmp_path):
+    root = write_lists(tmp_path / "data")
+    for name in ("n0000002000000001.png", "n0000002100000003.png"):
+        (root / "images" / name).unlink()
+    refused(root, root / "val.csv", "names 2 images", "n0000002000000001.png")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("../../secret.png,n00000010", ["line 2", "../../secret.png"]),
+        ("/etc/passwd,n00000010", ["line 2", "/etc/passwd"]),
+        ("a.png,../n00000010", ["line 2"]),
+        ("a.png", ["line 2", "'a.png'"]),
+        ("", ["line 2"]),
+    ],
+)
+def test_lists_name_files_of_their_own_folder(tmp_path, line, words):
+    root = write_lists(tmp_path / "data")
+    file = root / "train.csv"
+    head, *rest = file.read_text().splitlines()
+    file.write_text("\n".join([head, line, *rest]))
+    refused(root, file, "no list of images", "filename,label", *words)
+
+
+def test_a_list_without_a_head(tmp_path):
+    root = write_lists(tmp_path / "data")
+    (root / "test.csv").write_text("n0000003000000000.png,n00000030\n")
+    refused(root, root / "test.csv", "first line is not filename,label")
+
+
+def test_classes_that_are_missing_or_in_two_parts_or_too_small(tmp_path):
+    root = write_folders(tmp_path / "data")
+    (root / "val" / "n00000021" / "n0000002100000001.png").unlink()
+    refused(root, "n00000021", root / "val", "has 3 images where MiniImageNet has 4")
+    (root / "val" / "n00000021").rename(root / "test" / "n00000021")
+    refused(root, root / "val", "has 1 classes", "split has 2")
+    (root / "test" / "n00000021").rename(root / "val" / "n00000010")
+    refused(root, "n00000010", "in train and in validation")
+
+
+@pytest.mark.parametrize("data", [b"", b"\x89PNG\r\n\x1a\n damaged", b"GIF89a nothing"])
+def test_an_image_that_cannot_be_decoded_is_named(tmp_path, data):
+    root = write_folders(tmp_path / "data")
+    bad = root / "train" / "n00000012" / "n0000001200000002.png"
+    bad.write_bytes(data)
+    refused(root, bad, "cannot be decoded")
+
+
+def test_an_image_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(mini_imagenet_files, "_IMAGE_PIXELS", 84 * 84)
+    root = write_folders(tmp_path / "data")
+    bad = root / "train" / "n00000012" / "n0000001200000002.png"
+    write_image(bad, np.zeros((200, 300, 3), dtype=np.uint8))
+    refused(root, bad, "300 x 200 pixels")
+
+
+class Harmful:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_pickle_with_code_in_it_is_refused_and_nothing_is_run(tmp_path, protocol):
+    root = write_caches(tmp_path / "data")
+    file = root / "mini-imagenet-cache-val.pkl"
+    file.write_bytes(
+        pickle.dumps({**cache("validation"), "x": Harmful(tmp_path / "ran")}, protocol)
+    )
+    word = "names posix.mkdir" if protocol > 1 else "instruction"
+    refused(root, file, word, "nothing of it was run", "trust")
+    assert not (tmp_path / "ran").exists()
+
+
+def without(key):
+    return {name: value for name, value in cache("test").items() if name != key}
+
+
+@pytest.mark.parametrize(
+    ("contents", "words"),
+    [
+        (without("class_dict"), ["KeyError: 'class_dict'", "needs image_data"]),
+        (without("image_data"), ["KeyError: 'data'"]),
+        ([1, 2], ["needs image_data"]),
+        ({**cache("test"), "image_data": [1, 2]}, ["needs image_data"]),
+        ({**cache("test"), "image_data": np.zeros((8, 84, 84))}, ["float64"]),
+        ({**cache("test"), "image_data": np.zeros((8, 80, 84, 3), np.uint8)}, ["(8, 80, 84, 3)"]),
+        ({**cache("test"), "class_dict": {"a": [0, 8]}}, ["beyond its 8"]),
+        ({**cache("test"), "class_dict": {"a": [-1, 3]}}, ["beyond its 8"]),
+        ({**cache("test"), "class_dict": {"a": [1, 2], "b": [2, 3]}}, ["named twice"]),
+        ({**cache("test"), "class_dict": {"a": ["one"]}}, ["ValueError"]),
+    ],
+)
+def test_pickles_of_something_else(tmp_path, contents, words):
+    root = write_caches(tmp_path / "data")
+    file = root / "mini-imagenet-cache-test.pkl"
+    file.write_bytes(pickle.dumps(contents, 4))
+    refused(root, file, *words)
+
+
+def test_half_a_pickle(tmp_path):
+    root = write_caches(tmp_path / "data")
+    file = root / "mini-imagenet-cache-test.pkl"
+    data = file.read_bytes()
+    for end in (0, 100, len(data) - 1):
+        file.write_bytes(data[:end])
+        refused(root, file, "complete copy")
+
+
+def test_too_few_classes_for_the_ways(tmp_path):
+    dataset = MiniImageNet(str(write_caches(tmp_path / "data")))
+    with pytest.raises(UserError, match=r"task.ways is 3, but the validation split .* only 2"):
+        FewShotTasks(dataset, 3, 1, 1)
+    with pytest.raises(UserError, match=f"only {EXAMPLES} examples"):
+        FewShotTasks(dataset, 2, 2, 3)

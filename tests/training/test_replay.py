@@ -1,0 +1,70 @@
+"""A task once more from its key: the run's own numbers, to the last bit."""
+
+import math
+
+import pytest
+from commands import run_command
+from omegaconf import OmegaConf
+from tiny import SMALL, compose, records
+from worlds import run_world
+
+from metadist.configuration import load_experiment
+from metadist.errors import UserError
+from metadist.tracking import JsonLines
+from metadist.training.loop import run
+from metadist.training.replay import parse_key, replay
+from metadist.training.resume import restore
+
+
+def test_keys_are_read_as_they_are_written():
+    assert parse_key("7,train,17,3").tolist() == [7, 0, 17, 3]
+    assert parse_key(" 7, 2, 0, 599").tolist() == [7, 2, 0, 599]
+    for text in ("", "1,2,3", "1,2,3,4,5", "1,dev,3,4", "-1,train,3,4", "1,9,3,4", "1,train,x,4"):
+        with pytest.raises(UserError, match="no task's key"):
+            parse_key(text)
+
+
+def train_and_replay(directory, overrides, keys):
+    """A run of one task an iteration, as its command leaves it; then its tasks once more."""
+    configuration = compose(*SMALL, "strategy=local", *overrides)
+    (directory / ".hydra").mkdir(parents=True)
+    OmegaConf.save(configuration, directory / ".hydra" / "config.yaml")
+    x = load_experiment(directory)
+    x.tracker = JsonLines()
+    restore(x)
+    run(x)
+    return [replay(load_experiment(directory), parse_key(key)) for key in keys]
+
+
+OPTIONS = ["trainer.meta_batch_size=1", "trainer.checkpoint_every=3", "trainer.eval_every=0"]
+
+
+def test_losses_are_those_of_the_record(tmp_path):
+    keys = [f"0,train,{iteration},0" for iteration in (1, 2, 3, 4)]
+    found = run_world(train_and_replay, 1, tmp_path, OPTIONS, keys)[0]
+    losses = [line["train_loss"] for line in records(tmp_path)]
+    assert [each.loss for each in found] == losses
+    norms = [line["gradient_norm"] for line in records(tmp_path)]
+    for each, norm in zip(found, norms, strict=True):
+        assert math.hypot(*each.gradients.values()) == pytest.approx(norm, rel=1e-5)
+        assert each.picture.read_bytes()[:4] == b"\x89PNG"
+    assert [each.trained for each in found] == [0, 1, 2, 0]
+    assert found[3].start.endswith("iteration-00000003.pt")
+
+
+def test_the_command_shows_a_task_that_went_wrong(tmp_path):
+    options = ["algorithm.inner_lr=1e30", "algorithm.inner_steps=3", "strategy=local"]
+    run_dir = f"hydra.run.dir={tmp_path}/run"
+    said = run_command("maml.py", *SMALL, *options, run_dir)[0]
+    assert said.status == 2 and said.err.count("\n") == 1 and "0,train,1,0" in said.err, said
+    shown = run_command("replay.py", f"{tmp_path}/run", "--key", "0,train,1,0")[0]
+    assert shown.status == 0, shown
+    assert "loss nan" in shown.out and "<- not finite" in shown.out
+    assert (tmp_path / "run/replays/task-0-0-1-0.png").exists()
+    judged = run_command("replay.py", f"{tmp_path}/run", "--key", "0,test,0,5")[0]
+    assert judged.status == 0 and "accuracy" in judged.out, judged
+    for words in (["0,train,0,0"], ["1,train,1,0"], ["nonsense"]):
+        refused = run_command("replay.py", f"{tmp_path}/run", "--key", *words)[0]
+        assert refused.status == 2 and refused.err.count("\n") == 1, refused
+    nowhere = run_command("replay.py", str(tmp_path), "--key", "0,train,1,0")[0]
+    assert nowhere.status == 2 and "no run's directory" in nowhere.err

@@ -1,0 +1,172 @@
+"""Going on after a death: nothing twice, nothing missing, the same bits; and what is in the way."""
+
+import logging
+import os
+import random
+import signal
+from pathlib import Path
+
+import numpy as np
+import torch
+from tiny import build, records, train, without_times
+from torch import nn
+from worlds import run_world
+
+from metadist.models import MLP
+from metadist.training.checkpoints import Checkpoints, read_checkpoint
+from metadist.training.loop import run
+
+
+class NoisySGD(torch.optim.SGD):
+    """Draws from every generator that a process has."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                noise = torch.randn_like(parameter) + np.random.randn() + random.gauss(0, 1)
+                parameter.add_(noise, alpha=1e-3)
+
+
+class Counting(MLP):
+    """Has a buffer that its state does not hold, and whose value matters."""
+
+    def __init__(self, input_shape: tuple[int, ...], outputs: int):
+        super().__init__(input_shape, outputs, hidden=[8], batch_norm=False, dropout=0.2)
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+    def forward(self, inputs):
+        self.calls += 1
+        return super().forward(inputs) + 0.01 * self.calls * nn.functional.one_hot(
+            torch.zeros(len(inputs), dtype=torch.long), self.head.out_features
+        )
+
+
+HARD = (
+    "optimizer._target_=test_resume.NoisySGD",
+    "scheduler=cosine",
+    "scheduler.eta_min=1e-5",
+    "model._target_=test_resume.Counting",
+    "~model.filters",
+    "~model.pooling",
+    "~model.running_statistics",
+    "~model.dropout",
+    "trainer.clip_norm=0.5",
+    "trainer.iterations=6",
+)
+
+
+def killed(directory: str, after: int, *overrides: str) -> None:
+    """Train, and be killed as iteration `after` is recorded, its checkpoint not yet written."""
+    x = build(directory, *overrides)
+    record = x.tracker.record
+
+    def record_and_die(line) -> None:
+        record(line)
+        if line["iteration"] == after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    x.tracker.record = record_and_die
+    run(x)
+
+
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    return read_checkpoint(Checkpoints(directory / "checkpoints").newest())["learner"]
+
+
+def test_killed_and_resumed_with_everything_that_could_differ(tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run_world(train, 1, str(whole), "strategy=local", *HARD)
+    for after in (1, 3, 4, 5):  # before the first checkpoint too
+        run_world(
+            killed, 1, str(parts), after, "strategy=local", "resume=auto", *HARD, may_fail=True
+        )
+    run_world(train, 1, str(parts), "strategy=local", "resume=auto", *HARD)
+    assert without_times(records(parts)) == without_times(records(whole))
+    assert len({line["learning_rate"] for line in records(whole) if "train_loss" in line}) == 6
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, weights(parts)[name])
+    # The whole of it does not depend on the world either.
+    run_world(train, 2, str(tmp_path / "two"), "strategy=allreduce", *HARD)
+    assert without_times(records(tmp_path / "two")) == without_times(records(whole))
+
+
+def test_resumed_in_another_world(tmp_path):
+    run_world(train, 2, str(tmp_path / "a"), "strategy=rpc")
+    run_world(train, 2, str(tmp_path / "b"), "strategy=rpc", "trainer.iterations=2")
+    run_world(train, 3, str(tmp_path / "b"), "strategy=allreduce", "resume=auto")
+    for name, tensor in weights(tmp_path / "a").items():
+        torch.testing.assert_close(tensor, weights(tmp_path / "b")[name], rtol=1e-5, atol=1e-7)
+
+
+def resumed_with_warnings(directory: str, *overrides: str) -> list[str]:
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda entry: said.append(entry.getMessage())
+    logging.getLogger("metadist").addHandler(handler)
+    train(directory, *overrides)
+    return said
+
+
+def test_a_damaged_newest_checkpoint_is_set_aside_for_the_one_before(tmp_path):
+    strategy, size = "allreduce", 2
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for directory in (whole, parts):
+        run_world(train, size, str(directory), f"strategy={strategy}")
+    folder = parts / "checkpoints"
+    newest = folder / "iteration-00000004.pt"
+    newest.write_bytes(newest.read_bytes()[:-100])
+    options = (f"strategy={strategy}", "resume=auto")
+    said = run_world(resumed_with_warnings, size, str(parts), *options)
+    assert len(said[0]) == 1 and "\n" not in said[0][0]
+    assert "iteration-00000004.pt is damaged: set aside" in said[0][0]
+    assert all(not others for others in said[1:])
+    assert (folder / "iteration-00000004.pt.aside").exists()
+    assert without_times(records(parts)) == without_times(records(whole))
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, weights(parts)[name])
+
+
+def test_the_best_serves_when_all_others_are_damaged_and_then_nothing_does(tmp_path):
+    run_world(train, 1, str(tmp_path), "strategy=local")
+    folder = tmp_path / "checkpoints"
+    for path in folder.glob("iteration-*.pt"):
+        path.write_bytes(b"")
+    said = run_world(resumed_with_warnings, 1, str(tmp_path), "strategy=local", "resume=auto")[0]
+    assert len(said) == 2
+    assert len(records(tmp_path)) == 6
+    for path in folder.glob("*.pt"):
+        path.write_bytes(b"")
+    (outcome,) = run_world(train, 1, str(tmp_path), "strategy=local", "resume=auto", may_fail=True)
+    assert "UserError: every checkpoint in" in str(outcome)
+    assert not list(folder.glob("*.pt")) and len(list(folder.glob("*.aside*"))) > 3
+
+
+def without_room(directory: str, *overrides: str) -> str:
+    """Train with room for the first checkpoint and not for the second, as the system has it."""
+    import resource
+
+    x = build(directory, *overrides)
+    record = x.tracker.record
+
+    def record_and_fill(line) -> None:
+        record(line)
+        if line["iteration"] == 3:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, 5_000))
+
+    x.tracker.record = record_and_fill
+    try:
+        run(x)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "finished"
+
+
+def test_a_full_disk_ends_the_run_and_leaves_what_was_there(tmp_path):
+    options = ("strategy=local", "trainer.eval_every=0")
+    words = run_world(without_room, 1, str(tmp_path), *options)[0]
+    assert words.startswith("UserError: the checkpoint") and "could not be written" in words
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["iteration-00000002.pt"]
+    run_world(train, 1, str(tmp_path), "resume=auto", *options)
+    assert [line["iteration"] for line in records(tmp_path)] == [1, 2, 3, 4]

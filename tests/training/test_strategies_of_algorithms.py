@@ -1,0 +1,113 @@
+"""Every algorithm under every strategy: one loss and one gradient, and runs that go on exactly."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny import CONF, build, records, train, without_times
+from worlds import run_world
+
+from metadist.tasks import task_keys
+from metadist.training.checkpoints import read_checkpoint
+from metadist.training.mappers import MetaBatch
+
+ALGORITHMS = {
+    "maml": [],
+    "fomaml": [],
+    "anil": ["model.dropout=0.2"],
+    "meta_sgd": ["algorithm.inner_steps=2"],
+    "maml_plus_plus": [
+        "algorithm.inner_steps=2",
+        "algorithm.multi_step_iterations=3",
+        "algorithm.first_order_iterations=2",
+        "model.running_statistics=true",
+    ],
+    "reptile": ["algorithm.eval_inner_steps=3", "task.train_shots=3"],
+    "imaml": ["algorithm.inner_steps=3"],
+    "prototypical": ["task.train_ways=5", "model.running_statistics=true"],
+}
+TASKS = 5
+
+
+def outcomes(directory: str, strategy: str) -> dict[tuple[str, int | str], tuple]:
+    """Of each algorithm: loss, buffers' changes and gradient of one meta-batch in float64.
+
+    By its name and `tasks_at_once`.
+    """
+    experiments = {
+        name: build(directory, f"strategy={strategy}", f"algorithm={name}", *overrides)
+        for name, overrides in ALGORITHMS.items()
+    }
+    one = next(iter(experiments.values())).strategy  # they all use one world
+    one.open()
+    found = {}
+    for name, x in experiments.items():
+        x.learner.double()
+        x.tasks.draw = _in_double(x.tasks.draw)
+        batch = MetaBatch(task_keys(0, "train", 1, range(TASKS)))
+        for at_once in ("auto", 1) if strategy == "local" else ("auto",):
+            if one.runs_loop():
+                mapper = replace(x.train_mapper, tasks_at_once=at_once)
+                result = x.strategy.backward(mapper, x.learner, batch)
+                gradient = {n: p.grad for n, p in x.learner.named_parameters()}
+                found[name, at_once] = (result.loss, result.buffers, gradient)
+    one.close()
+    return found
+
+
+def _in_double(draw):
+    def drawn(key):
+        episode = draw(key)
+        return type(episode)(*(p._replace(inputs=p.inputs.double()) for p in episode))
+
+    return drawn
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory):
+    directory = str(tmp_path_factory.mktemp("worlds"))
+    torch.set_num_threads(1)
+    found = {"local": outcomes(directory, "local")}
+    found["rpc"] = run_world(outcomes, 2, directory, "rpc")[0]
+    found["allreduce"] = run_world(outcomes, 2, directory, "allreduce")[1]
+    return found
+
+
+def test_every_algorithm_of_meta_learning_is_here():
+    files = {path.stem for path in (CONF / "algorithm").glob("*.yaml")}
+    assert files - {"supervised"} == set(ALGORITHMS)
+
+
+@pytest.mark.parametrize("other", [("local", 1), ("rpc", "auto"), ("allreduce", "auto")])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_loss_and_gradient_do_not_depend_on_who_computes_them(worlds, name, other):
+    strategy, at_once = other
+    loss, buffers, gradient = worlds["local"][name, "auto"]
+    found_loss, found_buffers, found_gradient = worlds[strategy][name, at_once]
+    torch.testing.assert_close(found_loss, loss, rtol=1e-12, atol=0)
+    assert found_buffers.keys() == buffers.keys()
+    for buffer, change in buffers.items():
+        torch.testing.assert_close(found_buffers[buffer], change, rtol=1e-12, atol=1e-15)
+    scale = max(each.abs().max() for each in gradient.values() if each is not None)
+    assert scale > 0 and found_gradient.keys() == gradient.keys()
+    for parameter, each in gradient.items():
+        found = found_gradient[parameter]
+        assert (found is None) == (each is None), parameter
+        assert each is None or (found - each).abs().max() <= 1e-11 * scale, parameter
+
+
+def test_the_count_of_iterations_goes_on_exactly_after_a_resume(tmp_path):
+    overrides = ("algorithm=maml_plus_plus", *ALGORITHMS["maml_plus_plus"], "trainer.eval_every=0")
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run_world(train, 2, str(whole), *overrides)  # 4 iterations
+    run_world(train, 2, str(parts), "trainer.iterations=2", *overrides)
+    run_world(train, 2, str(parts), "resume=auto", *overrides)
+    assert without_times(records(parts)) == without_times(records(whole))
+    last = "checkpoints/iteration-00000004.pt"
+    left, right = (read_checkpoint(each / last)["learner"] for each in (whole, parts))
+    for key, tensor in left.items():
+        assert torch.equal(tensor, right[key]), key
+    assert left["iteration"] == 4
+    protocol = json.loads((whole / "results.json").read_text())["protocol"]
+    assert protocol.keys() >= {"algorithm", "inner_steps", "eval_inner_steps", "batch_norm"}
