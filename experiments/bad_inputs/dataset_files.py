@@ -27,6 +27,8 @@ from metadist.tasks import array_cache
 _SET, _OTHER = "images_background", "images_evaluation"
 _CHARACTERS, _EXAMPLES = 964, 20
 _FIRST = 2  # characters of the alphabet that is read first
+_OF_AN_ALPHABET = 40
+_LAST_ALPHABET = f"Alphabet{(_CHARACTERS - _FIRST) // _OF_AN_ALPHABET:02d}"  # with fewer
 _EARLY = f"{_SET}/Aaa/character01/0001_01.png"  # the image that is read first
 
 
@@ -84,11 +86,17 @@ class _Good:
 
     @cached_property
     def folder(self) -> Path:
-        """All of them unpacked."""
-        folder = self._scratch / "good-images"
-        with zipfile.ZipFile(io.BytesIO(self.archive)) as file:
-            file.extractall(folder)
-        return folder / _SET
+        """As many unpacked; alphabets of one size are one, under many names."""
+        folder = self._scratch / "good-images" / _SET
+        for name, data in self.images.items():
+            alphabet, character, file = name.split("/")[1:]
+            if alphabet in ("Aaa", "Alphabet00", _LAST_ALPHABET):
+                (folder / alphabet / character).mkdir(parents=True, exist_ok=True)
+                (folder / alphabet / character / file).write_bytes(data)
+        for alphabet in {name.split("/")[1] for name in self.images}:
+            if not (folder / alphabet).exists():
+                (folder / alphabet).symlink_to("Alphabet00")
+        return folder
 
     @cached_property
     def cache(self) -> dict[str, bytes]:
@@ -131,7 +139,7 @@ def _images(draw: random.Random) -> dict[str, bytes]:
         pngs.append(buffer.getvalue())
     names = [f"{_SET}/Aaa/character{i + 1:02d}/{i + 1:04d}" for i in range(_FIRST)]
     names += [
-        f"{_SET}/Alphabet{i // 40:02d}/character{i % 40 + 1:02d}/{i + _FIRST + 1:04d}"
+        f"{_SET}/Alphabet{i // _OF_AN_ALPHABET:02d}/character{i % _OF_AN_ALPHABET + 1:02d}/{i:04d}"
         for i in range(_CHARACTERS - _FIRST)
     ]
     return {
@@ -155,7 +163,7 @@ def _archive_changes(draw: random.Random) -> Iterator[tuple[str, Callable[[_Good
     for name in ("images_background/Aaa/character01/0001_0x.PNG", "../" * 20, "/" * 80, "\0" * 80):
         yield "an image under another path", partial(_renamed, name=name)
     huge = huge_png(b"", draw)
-    for content in (bytes(300_000_000), b"", b"no image", huge):
+    for content in (bytes(50_000_000), b"", b"no image", huge):
         name = f"an image of {len(content)} bytes"
         yield name, lambda good, content=content: _zipped({**good.images, _EARLY: content})
 

@@ -158,6 +158,8 @@ def _rehearse(tasks: TaskDistribution, learner: Learner) -> None:
         mapper = TaskMapper(Resident("tasks of a rehearsal", tasks), str(device))
         try:
             mapper.each(learner.train(training), MetaBatch(task_keys(0, split, 0, range(1))))
+        except UserError:
+            raise
         except (ValueError, RuntimeError, IndexError) as error:
             raise UserError(
                 f"the model and the algorithm cannot do a {split} task of this shape "

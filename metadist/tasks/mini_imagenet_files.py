@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,6 +33,7 @@ _PICKLES = (
         "test": "miniImageNet_category_split_test.pickle",
     },
 )
+_PLAIN_NAME = re.compile(r"(?!\.\.?$)[^/\\\0]+")
 _SUFFIXES = (".jpg", ".jpeg", ".png")
 _IMAGE_BYTES = 1 << 26
 _IMAGE_PIXELS = 1 << 26
@@ -181,9 +183,9 @@ def _listed(layout: Layout) -> dict[str, list[Path]]:
         missing, found = [], {}
         for name, label in lines:
             if name in there:
-                found.setdefault(label, set()).add(images / name)
+                found.setdefault(label, set()).add(name)
             elif name in folders.get(label, ()):
-                found.setdefault(label, set()).add(images / label / name)
+                found.setdefault(label, set()).add(f"{label}/{name}")
             else:
                 missing.append(name)
         if missing:
@@ -191,7 +193,8 @@ def _listed(layout: Layout) -> dict[str, list[Path]]:
                 f"{file} names {len(missing)} images that are not in {images}, such as "
                 f"{', '.join(missing[:3])}; put them there, or take the list that belongs to them"
             )
-        members |= {f"{part}/{label}": sorted(found[label]) for label in sorted(found)}
+        for label in sorted(found):
+            members[f"{part}/{label}"] = [images / name for name in sorted(found[label])]
     return members
 
 
@@ -204,7 +207,7 @@ def _lines(file: Path) -> Iterator[tuple[str, str]]:
                 raise ValueError("its first line is not filename,label")
             for row in rows:
                 # A list may come from anywhere: it names files of its own folder and no others.
-                if len(row) != 2 or any(Path(part).name != part for part in row):
+                if len(row) != 2 or not all(_PLAIN_NAME.fullmatch(part) for part in row):
                     raise ValueError(f"line {rows.line_num} is {','.join(row)[:100]!r}")
                 yield row[0], row[1]
     except OSError as error:

@@ -8,7 +8,7 @@ PILE = Path(__file__).resolve().parents[2] / "experiments" / "bad_inputs"
 
 
 def test_forty_bad_inputs_are_answered_by_one_sentence_each():
-    words = ["--configurations", "24", "--files", "16", "--recoveries", "2", "--seed", "1"]
+    words = ["--configurations", "24", "--files", "16", "--recoveries", "0", "--seed", "1"]
     done = subprocess.run(
         [sys.executable, str(PILE), *words], capture_output=True, text=True, timeout=170
     )

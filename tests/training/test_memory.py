@@ -56,7 +56,7 @@ def test_peak_memory_does_not_grow_with_the_tasks_of_a_meta_batch(tmp_path, stra
         for size in ((32, 8), (128, 2))
     )
     print(f"{strategy}: {few} MB with 32 tasks, {many} MB with 128")
-    assert all(after <= 1.1 * before for before, after in zip(few, many, strict=True))
+    assert max(many) <= 1.1 * max(few)
 
 
 @pytest.mark.slow
