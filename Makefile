@@ -15,7 +15,7 @@ run: $(VENV)/.installed ## train MAML on two workers; options in ARGS="dataset=o
 	$(BIN)/torchrun --standalone --nproc_per_node=2 experiments/maml.py +partition=dim0 $(ARGS)
 
 test: $(VENV)/.installed-test ## run the tests, all but the slow ones
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
 
 test-slow: $(VENV)/.installed-test ## run the slow tests
 	$(BIN)/python -m pytest -m slow $(ARGS)

@@ -25,7 +25,8 @@ class MAML(Learner):
         model: the network whose parameters are meta-learned.
         regression: targets are real numbers rather than classes.
         inner_lr: α, the size of an inner step.
-        inner_steps: inner steps in training.
+        inner_steps: inner steps in training. With 0 one network learns all tasks, and only
+            evaluation adapts it: the paper's pretrained baseline.
         eval_inner_steps: inner steps in evaluation. Default: as many as in training.
         first_order: drop the second derivatives.
         transductive: see `Learner`.
@@ -36,7 +37,7 @@ class MAML(Learner):
         model: nn.Module,
         regression: bool = False,
         inner_lr: Annotated[float, Gt(0)] = 0.4,
-        inner_steps: Annotated[int, Ge(1)] = 1,
+        inner_steps: Annotated[int, Ge(0)] = 1,
         eval_inner_steps: Annotated[int, Ge(1)] | None = None,
         first_order: bool = False,
         transductive: bool = True,
@@ -103,8 +104,9 @@ class MAML(Learner):
 
     def protocol(self) -> dict[str, Any]:
         """Inner rate and steps, in training and in evaluation, and the order."""
+        name = "FOMAML" if self.first_order else "MAML"
         return {
-            "algorithm": "FOMAML" if self.first_order else "MAML",
+            "algorithm": name if self.inner_steps else "pretrained on all tasks",
             "inner_lr": self.inner_lr,
             "inner_steps": self.inner_steps,
             "eval_inner_steps": self.eval_inner_steps,

@@ -8,6 +8,7 @@ from metadist.errors import UserError
 from metadist.tasks import array_cache, mini_imagenet_files
 from metadist.tasks.array_cache import NamedArray
 from metadist.tasks.images import ImageClasses
+from metadist.tasks.mini_imagenet_split import PUBLISHED
 from metadist.tasks.transforms import Augment, Normalize
 
 
@@ -72,10 +73,15 @@ class MiniImageNet(ImageClasses):
         }
 
     def protocol(self) -> dict[str, object]:
-        """Name of the dataset, its split, rotations, image size, and transforms if any."""
+        """Name of the dataset, its split, rotations, image size, and transforms if any.
+
+        The split is "unknown" where the classes are not known by their WordNet identifiers, or
+        are others than Ravi and Larochelle's.
+        """
         return {
             **super().protocol(),
-            "class_split": "ravi_larochelle",
+            # Copies go round with classes of one's own choice, or under other names.
+            "class_split": "ravi_larochelle" if self.classes == PUBLISHED else "unknown",
             "classes": {part: len(members) for part, members in self.splits.items()},
             "image_size": self.images.shape[-1],
         }

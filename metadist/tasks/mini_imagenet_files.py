@@ -156,13 +156,17 @@ def _in_folders(layout: Layout) -> dict[str, list[Path]]:
 
 def _folders(parent: Path) -> list[Path]:
     try:
-        return sorted(path for path in parent.iterdir() if path.is_dir())
+        return sorted(p for p in parent.iterdir() if p.is_dir() and not p.name.startswith("."))
     except OSError as error:
         raise UserError(unreadable(parent, error)) from error
 
 
 def _images(folder: Path) -> list[Path]:
-    return [folder / name for name in sorted(_names(folder)) if name.lower().endswith(_SUFFIXES)]
+    return [
+        folder / name
+        for name in sorted(_names(folder))
+        if name.lower().endswith(_SUFFIXES) and not name.startswith(".")
+    ]
 
 
 def _names(folder: Path) -> set[str]:
@@ -179,7 +183,8 @@ def _listed(layout: Layout) -> dict[str, list[Path]]:
     members: dict[str, list[Path]] = {}
     for part, file in layout.files.items():
         lines = list(_lines(file))
-        folders = {label: _names(images / label) for label in {_[1] for _ in lines} & there}
+        labels = {label for _, label in lines}
+        folders = {label: _names(images / label) for label in labels & there}
         missing, found = [], {}
         for name, label in lines:
             if name in there:
@@ -189,9 +194,10 @@ def _listed(layout: Layout) -> dict[str, list[Path]]:
             else:
                 missing.append(name)
         if missing:
+            some = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
             raise UserError(
-                f"{file} names {len(missing)} images that are not in {images}, such as "
-                f"{', '.join(missing[:3])}; put them there, or take the list that belongs to them"
+                f"{len(missing)} of the {len(lines)} images that {file} names are not in {images}: "
+                f"{some}; put them there, or take the list that belongs to them"
             )
         for label in sorted(found):
             members[f"{part}/{label}"] = [images / name for name in sorted(found[label])]

@@ -91,3 +91,14 @@ def test_training_leaves_the_parameters_alone():
     before = [parameter.clone() for parameter in model.parameters()]
     MAML(model).train()(episode()).loss.backward()
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_without_inner_steps_training_is_ordinary_and_evaluation_fine_tunes():
+    support, query = line(3.0, [1.0, 2.0]), line(3.0, [1.0])
+    model = Scale(-1.0)
+    learner = MAML(model, True, inner_lr=0.1, inner_steps=0, eval_inner_steps=2).train()
+    result = learner(Episode(support, query))
+    result.loss.backward()
+    assert result.loss.item() == pytest.approx(16.0) and model.weight.grad.item() == -8.0
+    evaluated = learner.eval()(Episode(support, query))
+    assert evaluated.metrics["mse"].item() == pytest.approx((0.5**2 * -4) ** 2, rel=1e-12)

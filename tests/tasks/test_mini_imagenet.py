@@ -9,6 +9,7 @@ from mini_imagenet_tree import (
     SHORT,
     cache,
     everything,
+    labels,
     pixels,
     write_caches,
     write_folders,
@@ -20,14 +21,17 @@ from PIL import Image
 
 from metadist.errors import UserError
 from metadist.tasks import (
+    SPLITS,
     Augment,
     FewShotTasks,
     ImageDataset,
     MiniImageNet,
     Normalize,
+    mini_imagenet,
     mini_imagenet_files,
     task_keys,
 )
+from metadist.tasks.mini_imagenet_split import PUBLISHED
 
 pytestmark = pytest.mark.usefixtures("small_mini_imagenet")
 LAYOUTS = [
@@ -69,10 +73,19 @@ def test_every_layout_gives_the_images(tmp_path, write):
         "dataset": "mini_imagenet",
         "rotations": False,
         "test_rotations": False,
-        "class_split": "ravi_larochelle",
+        "class_split": "unknown",
         "classes": {"train": 3, "validation": 2, "test": 2},
         "image_size": 84,
     }
+
+
+def test_the_published_split(tmp_path, monkeypatch):
+    assert [len(PUBLISHED[split]) for split in SPLITS] == [64, 16, 20]
+    assert len({name for names in PUBLISHED.values() for name in names}) == 100
+    assert all(names == sorted(names) for names in PUBLISHED.values())
+    dataset = MiniImageNet(str(write_caches(tmp_path / "data")))
+    monkeypatch.setattr(mini_imagenet, "PUBLISHED", {part: labels(part) for part in SPLITS})
+    assert dataset.protocol()["class_split"] == "ravi_larochelle"
 
 
 def test_layouts_give_the_same_tasks(tmp_path):
@@ -101,6 +114,8 @@ def test_images_of_any_size_and_colour_are_resized_as_pillow_does(tmp_path):
             grown = image.convert("RGB").resize((84, 84), Image.LANCZOS)
         expected.append(np.array(grown).transpose(2, 0, 1))
     (folder / "notes.txt").write_text("not an image")
+    (folder / "._a.JPEG").write_bytes(b"what other systems leave")
+    (root / "val" / ".thumbnails").mkdir()
     found = by_name(MiniImageNet(str(root)))["validation/n00000020"]
     assert np.array_equal(found, expected)
 
@@ -163,7 +178,7 @@ def test_a_list_that_names_images_that_are_not_there(tmp_path):
     root = write_lists(tmp_path / "data")
     for name in ("n0000002000000001.png", "n0000002100000003.png"):
         (root / "images" / name).unlink()
-    refused(root, root / "val.csv", "names 2 images", "n0000002000000001.png")
+    refused(root, root / "val.csv", "2 of the 8 images", "n0000002000000001.png, n000")
 
 
 @pytest.mark.parametrize(

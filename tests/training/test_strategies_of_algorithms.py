@@ -15,6 +15,7 @@ from metadist.training.mappers import MetaBatch
 ALGORITHMS = {
     "maml": [],
     "fomaml": [],
+    "pretrained": [],
     "anil": ["model.dropout=0.2"],
     "meta_sgd": ["algorithm.inner_steps=2"],
     "maml_plus_plus": [
