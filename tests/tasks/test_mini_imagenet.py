@@ -178,7 +178,7 @@ def test_a_list_that_names_images_that_are_not_there(tmp_path):
     root = write_lists(tmp_path / "data")
     for name in ("n0000002000000001.png", "n0000002100000003.png"):
         (root / "images" / name).unlink()
-    refused(root, root / "val.csv", "2 of the 8 images", "n0000002000000001.png, n000")
+    refused(root, root / "val.csv", "2 of the 8 images", "n0000002100000003.png, n000")
 
 
 @pytest.mark.parametrize(
