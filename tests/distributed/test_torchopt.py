@@ -126,14 +126,13 @@ def test_fifteen_items_on_two_workers_average_like_fifteen_items_here_alone():
 
 
 @pytest.mark.slow
-def test_thirty_two_tasks_by_reference_hang_there_and_take_no_time_here():
+def test_thirty_two_tasks_by_reference_take_no_time_here():
     """TorchOpt's MAML example: each task fetches the model from rank zero, whose sixteen threads
-    all wait for the model too.
+    may all wait for the model too: then it hangs, which depends on how the threads meet.
     """
     assert run_world(run_recipe, 2, "run_by_reference", 8)[0] < 20
     theirs = run_world(run_recipe, 2, "run_by_reference", 32, timeout=30.0, may_fail=True)
     print(f"32 tasks on 2 workers by TorchOpt's recipe: {theirs[0]!r}")
-    assert isinstance(theirs[0], TimeoutError)
     loss, gradient, seconds = run_world(run_recipe, 2, "run_ours", 32)[0]
     expected_loss, expected = in_one_process(32)
     assert loss == pytest.approx(expected_loss, rel=1e-12)
