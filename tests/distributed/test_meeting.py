@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch.distributed as dist
-from worlds import open_store, run_world
+from worlds import RankFailed, open_store, run_world
 
 import metadist as todist
 from metadist.distributed.meeting import _attend_meeting, _host_meeting, exchange, meet
@@ -31,7 +31,9 @@ def test_ten_generations_of_processes_meet_on_one_store(size):
         crash = number % 2 == 0
         outcomes = run_world(generation, size, number, crash, store=store, may_fail=True)
         if crash:
-            assert [type(outcome) for outcome in outcomes] == [ProcessLookupError] * size
+            # Who is last in the barrier may see that the first has died already, and say so.
+            assert all(isinstance(each, ProcessLookupError | RankFailed) for each in outcomes)
+            assert any(isinstance(each, ProcessLookupError) for each in outcomes)
         else:
             assert outcomes == [number**2] * size
 
