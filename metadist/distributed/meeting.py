@@ -148,7 +148,7 @@ def _host_meeting(store: dist.Store, world_size: int, timeout: float) -> str:
                 f"ranks {sorted(missing)} of a world of {world_size} did not arrive within "
                 f"{timeout:g} s: they died, never started or cannot reach rank zero."
             )
-            store.set(f"{session}/given up", sentence)
+            store.set(f"{session}/given up", json.dumps({"sentence": sentence, "came": nonces}))
             raise NeverCame(sentence)
         if missing:
             time.sleep(_POLL_SECONDS)
@@ -165,14 +165,15 @@ def _attend_meeting(store: dist.Store, rank: int, timeout: float) -> str:
         if session and session != joined:
             store.set(f"{session}/joined/{rank}", nonce)
             joined = session
-        # An old session is confirmed too, but not with this process's nonce.
+        # An old session is confirmed or given up too, but not with this process's nonce.
         if joined and store.check([f"{joined}/confirmed"]):
             confirmed = json.loads(store.get(f"{joined}/confirmed"))
             if confirmed.get(str(rank)) == nonce:
                 return joined
         if joined and store.check([f"{joined}/given up"]):
-            reason = store.get(f"{joined}/given up").decode()
-            raise AllGaveUp(f"rank zero waits no longer: {reason}")
+            given_up = json.loads(store.get(f"{joined}/given up"))
+            if given_up["came"].get(str(rank)) == nonce:
+                raise AllGaveUp(f"rank zero waits no longer: {given_up['sentence']}")
         # Somewhat later than rank zero, which knows who is missing.
         if time.monotonic() > deadline + _LATER_SECONDS:
             raise NeverCame(
