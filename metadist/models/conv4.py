@@ -7,7 +7,8 @@ from annotated_types import Ge, Lt
 from torch import Tensor, nn
 
 from metadist.errors import UserError
-from metadist.models.layers import Conv2d, Linear, max_pool, norm_relu
+from metadist.models.layers import Conv2d, Linear
+from metadist.models.norm_relu import norm_relu
 
 
 class Conv4(nn.Module):
@@ -29,6 +30,8 @@ class Conv4(nn.Module):
         pooling: which of the two forms.
         running_statistics: whether batch norm gathers statistics for evaluation.
         dropout: share of the features that training drops before the linear layer.
+        native: whether to use compiled C++ where it can be (`norm_relu_pool`): the numbers are
+            the same to rounding.
 
     Raises:
         UserError: images too small for four halvings.
@@ -42,6 +45,7 @@ class Conv4(nn.Module):
         pooling: Literal["stride", "max"] = "stride",
         running_statistics: bool = False,
         dropout: Annotated[float, Ge(0), Lt(1)] = 0.0,
+        native: bool = True,
     ) -> None:
         super().__init__()
         if len(input_shape) != 3:
@@ -57,6 +61,7 @@ class Conv4(nn.Module):
                 f"these have {input_shape[1]}×{input_shape[2]}: choose model.pooling=stride."
             )
         self.pooling = pooling
+        self.native = native
         self.running_statistics = running_statistics
         stride = 2 if pooling == "stride" else 1
         channels = [input_shape[0], filters, filters, filters, filters]
@@ -87,9 +92,7 @@ class Conv4(nn.Module):
         """What the linear layer sees: (…, n, channels, height, width) -> (…, n, features)."""
         maps = images
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            maps = norm_relu(norm, convolution(maps))
-            if self.pooling == "max":
-                maps = max_pool(maps)
+            maps = norm_relu(norm, convolution(maps), self.pooling == "max", self.native)
         return maps.mean((-2, -1)) if self.pooling == "stride" else maps.flatten(-3)
 
     def forward(self, images: Tensor) -> Tensor:

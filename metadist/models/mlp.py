@@ -7,7 +7,8 @@ from typing import Annotated
 from annotated_types import Ge, Lt
 from torch import Tensor, nn
 
-from metadist.models.layers import Linear, norm_relu
+from metadist.models.layers import Linear
+from metadist.models.norm_relu import norm_relu
 
 
 class MLP(nn.Module):
@@ -23,6 +24,8 @@ class MLP(nn.Module):
         batch_norm: normalise each hidden layer, before its ReLU, by the batch's statistics.
         running_statistics: whether batch norm gathers statistics for evaluation.
         dropout: share of the last hidden layer that training drops.
+        native: whether to use compiled C++ where it can be (`norm_relu_pool`): the numbers are
+            the same to rounding.
     """
 
     def __init__(
@@ -33,9 +36,11 @@ class MLP(nn.Module):
         batch_norm: bool = True,
         running_statistics: bool = False,
         dropout: Annotated[float, Ge(0), Lt(1)] = 0.0,
+        native: bool = True,
     ) -> None:
         super().__init__()
         self.dimensions = len(input_shape)
+        self.native = native
         self.running_statistics = batch_norm and running_statistics
         widths = [math.prod(input_shape), *hidden]
         self.layers = nn.ModuleList(map(Linear, widths, hidden))
@@ -62,7 +67,7 @@ class MLP(nn.Module):
         """What the last layer sees: (…, n, *input_shape) -> (…, n, features)."""
         features = inputs.flatten(inputs.dim() - self.dimensions)
         for layer, norm in zip(self.layers, self.norms, strict=True):
-            features = norm_relu(norm, layer(features))
+            features = norm_relu(norm, layer(features), native=self.native)
         return features
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -2,23 +2,27 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
 
 from metadist.models import MLP, Conv4
-from metadist.models.layers import Conv2d, Linear, max_pool, norm_relu
+from metadist.models.layers import Conv2d, Linear
+from metadist.models.norm_relu import norm_relu
 
 
 class Norm(nn.Module):
-    """Batch norm and ReLU as models use them."""
+    """Batch norm, ReLU and pooling as models use them."""
 
-    def __init__(self, norm):
+    def __init__(self, norm, pool=False, native=False):
         super().__init__()
-        self.norm = norm
+        self.norm, self.pool, self.native = norm, pool, native
 
     def forward(self, inputs):
-        return norm_relu(self.norm, inputs)
+        return norm_relu(self.norm, inputs, self.pool, self.native)
+
+
+def norm(channels):
+    return nn.BatchNorm2d(channels, track_running_stats=False)
 
 
 CASES = {
@@ -40,10 +44,11 @@ CASES = {
         nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False), nn.ReLU()),
         (6, 3),
     ),
-    "norm of maps": (
-        Norm(nn.BatchNorm2d(3, track_running_stats=False)),
-        nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False), nn.ReLU()),
-        (4, 3, 3, 2),
+    "norm of maps": (Norm(norm(3)), nn.Sequential(norm(3), nn.ReLU()), (4, 3, 3, 2)),
+    "norm and pooling": (
+        Norm(norm(3), pool=True),
+        nn.Sequential(norm(3), nn.ReLU(), nn.MaxPool2d(2)),
+        (4, 3, 5, 4),
     ),
 }
 
@@ -80,27 +85,22 @@ def test_a_layer_equals_pytorchs_for_every_task(name):
         assert torch.allclose(got, torch.stack(expected), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("shape", [(4, 2, 5, 7), (3, 4, 2, 5, 7)])
-def test_pooling(shape):
-    maps = torch.randn(*shape)
-    expected = F.max_pool2d(maps.reshape(-1, *shape[-3:]), 2)
-    assert torch.equal(max_pool(maps).flatten(0, -4), expected)
-
-
 @pytest.mark.parametrize(
     "model",
     [
         Conv4((1, 28, 28), 5, filters=6),
         Conv4((2, 16, 17), 3, filters=4, pooling="max"),
+        Conv4((2, 16, 17), 3, filters=16, pooling="max"),
+        Conv4((1, 28, 28), 5, filters=16),
         MLP((1, 6, 6), 5, hidden=[8, 7]),
         MLP((1,), 1, hidden=[8], batch_norm=False),
     ],
-    ids=["stride", "max", "mlp", "mlp without norm"],
+    ids=["stride", "max", "max native", "stride native", "mlp", "mlp without norm"],
 )
 def test_a_model_side_by_side_gives_each_task_the_same_whoever_is_beside_it(model):
     assert model.side_by_side
     shape = (
-        {6: (1, 28, 28), 4: (2, 16, 17)}[model.convolutions[0].out_channels]
+        {1: (1, 28, 28), 2: (2, 16, 17)}[model.convolutions[0].in_channels]
         if isinstance(model, Conv4)
         else ((1, 6, 6) if model.layers[0].in_features == 36 else (1,))
     )
