@@ -87,7 +87,7 @@ class Run:
                 **{name: value for name, value in os.environ.items() if name != "RANK"},
                 "OMP_NUM_THREADS": "1",
                 "TMPDIR": self._scratch.name,
-                "PYTHONPATH": str(Path(__file__).parent),
+                "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(ROOT)]),
                 _MARK: self.mark,
                 **(environment or {}),
             },
