@@ -30,7 +30,7 @@ class Conv4(nn.Module):
         pooling: which of the two forms.
         running_statistics: whether batch norm gathers statistics for evaluation.
         dropout: share of the features that training drops before the linear layer.
-        native: whether to use compiled C++ where it can be (`norm_relu_pool`): the numbers are
+        native: whether to use compiled C++ where it can be (`native`): the numbers are
             the same to rounding.
 
     Raises:
@@ -66,7 +66,7 @@ class Conv4(nn.Module):
         stride = 2 if pooling == "stride" else 1
         channels = [input_shape[0], filters, filters, filters, filters]
         self.convolutions = nn.ModuleList(
-            Conv2d(before, after, 3, stride=stride, padding=1)
+            Conv2d(before, after, 3, stride=stride, padding=1, native=native)
             for before, after in itertools.pairwise(channels)
         )
         self.norms = nn.ModuleList(

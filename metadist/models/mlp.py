@@ -24,7 +24,7 @@ class MLP(nn.Module):
         batch_norm: normalise each hidden layer, before its ReLU, by the batch's statistics.
         running_statistics: whether batch norm gathers statistics for evaluation.
         dropout: share of the last hidden layer that training drops.
-        native: whether to use compiled C++ where it can be (`norm_relu_pool`): the numbers are
+        native: whether to use compiled C++ where it can be (`native`): the numbers are
             the same to rounding.
     """
 

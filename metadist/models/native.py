@@ -10,10 +10,14 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
 
 _log = logging.getLogger(__name__)
 
-_SOURCE = Path(__file__).with_name("norm_relu_pool.cpp")
+_TYPES = {torch.float32: "f32", torch.float64: "f64"}
 # Contraction would let two places of the source round one expression differently.
 _FLAGS = (
     *("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC"),
@@ -23,36 +27,87 @@ _COMPILERS = ("c++", "g++", "clang++")
 _SECONDS = 120
 
 
+def can_call(name: str, tensor: Tensor) -> bool:
+    """Whether the functions of a source can be called with tensors like this one.
+
+    They are for CPUs and one thread, know neither torch.func's transforms nor torch.compile, and
+    need a C++ compiler. Any rank may call it.
+
+    Args:
+        name: of the source, beside this file, without `.cpp`.
+        tensor: of the type and device in question.
+    """
+    return (
+        tensor.is_cpu
+        and tensor.dtype in _TYPES
+        and torch.get_num_threads() == 1
+        and not in_transform()
+        and not torch.compiler.is_compiling()
+        and library(name) is not None
+    )
+
+
+def in_transform() -> bool:
+    """Whether one of torch.func's transforms, such as vmap, is at work."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def call(
+    name: str, function: str, dtype: torch.dtype, *arguments: Tensor | float | ctypes.Structure
+) -> None:
+    """Call a source's function for a type of numbers, once `can_call` has said yes.
+
+    Args:
+        name: of the source.
+        function: the function.
+        dtype: the type of the tensors' numbers.
+        arguments: as the function has them; tensors are contiguous.
+    """
+    called = getattr(library(name), f"{function}_{_TYPES[dtype]}")
+    called.restype = None
+    called(*map(_passed, arguments))
+
+
+def _passed(argument: Tensor | float | ctypes.Structure) -> Any:
+    if isinstance(argument, Tensor):
+        return ctypes.c_void_p(argument.data_ptr())
+    return ctypes.c_double(argument) if isinstance(argument, float) else argument
+
+
 @functools.cache
-def library() -> ctypes.CDLL | None:
-    """The compiled functions, or None where no compiler is found or it cannot compile them.
+def library(name: str) -> ctypes.CDLL | None:
+    """A source's compiled functions; None where no compiler is found or it cannot compile them.
 
     The first process on a machine compiles, in some seconds, into `$METADIST_CACHE`,
     `$XDG_CACHE_HOME/metadist` or `~/.cache/metadist`; `CXX` names another compiler. Any rank may
     call it, at any time.
+
+    Args:
+        name: of the source, beside this file, without `.cpp`.
     """
     compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
         return None
+    source = Path(__file__).with_name(f"{name}.cpp")
     try:
-        return ctypes.CDLL(str(_compiled(compiler)))
+        return ctypes.CDLL(str(_compiled(source, compiler)))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        _log.debug("%s cannot be compiled, PyTorch does its work: %s", _SOURCE.name, error)
+        _log.debug("%s cannot be compiled, PyTorch does its work: %s", source.name, error)
         return None
 
 
-def _compiled(compiler: str) -> Path:
+def _compiled(source: Path, compiler: str) -> Path:
     command = [*compiler.split(), *_FLAGS]
-    made_from = [" ".join(command), _version(compiler), _processor(), _SOURCE.read_text("utf-8")]
+    made_from = [" ".join(command), _version(compiler), _processor(), source.read_text("utf-8")]
     digest = hashlib.sha256("\0".join(made_from).encode()).hexdigest()[:16]
-    target = _directory() / f"{_SOURCE.stem}-{digest}.so"
+    target = _directory() / f"{source.stem}-{digest}.so"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         # Two processes may compile at once: each puts a whole file in its place.
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             made = Path(folder) / target.name
             subprocess.run(
-                [*command, "-o", str(made), str(_SOURCE)],
+                [*command, "-o", str(made), str(source)],
                 check=True,
                 capture_output=True,
                 timeout=_SECONDS,

@@ -1,4 +1,8 @@
-"""What follows a layer: normalisation, ReLU and pooling, as fast as the machine can."""
+"""What follows a layer: normalisation, ReLU and pooling, as fast as the machine can.
+
+Where the derivatives are written out, in few passes over memory, they can be differentiated once
+more, which is what MAML's second order needs, and no further.
+"""
 
 from typing import Any
 

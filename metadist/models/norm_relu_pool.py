@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from metadist.models.native import library
+from metadist.models.native import call, can_call
 
-_NAMES = {torch.float32: "f32", torch.float64: "f64"}
+_SOURCE = "norm_relu_pool"
 _LANES = 64  # bytes; channels fill them
 
 
@@ -36,14 +36,9 @@ def can_fuse(norm: nn.Module, maps: Tensor) -> bool:
         isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)
         and norm.running_mean is None
         and norm.weight is not None
-        and maps.is_cpu
         and maps.dtype == norm.weight.dtype
-        and maps.dtype in _NAMES
         and norm.num_features * maps.element_size() % _LANES == 0
-        and torch.get_num_threads() == 1
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and not torch.compiler.is_compiling()
-        and library() is not None
+        and can_call(_SOURCE, maps)
     )
 
 
@@ -83,7 +78,8 @@ class _Fused(Function):
         tasks, n, height, width, channels = y.shape
         out = y.new_empty(tasks, n, height // window, width // window, channels)
         mean, inverse = torch.empty_like(weight), torch.empty_like(weight)
-        _call("forward", y, window, y, weight, bias, eps, out, mean, inverse)
+        arguments = (y, weight, bias, eps, out, mean, inverse)
+        call(_SOURCE, "forward", y.dtype, _Shape(*y.shape, window), *arguments)
         ctx.window = window
         ctx.save_for_backward(y, weight, bias, mean, inverse)
         return out
@@ -110,7 +106,8 @@ class _FusedBackward(Function):
         gradient = gradient.contiguous()
         dy, mean_z, mean_zh = torch.empty_like(y), torch.empty_like(mean), torch.empty_like(mean)
         inputs = (gradient, y, weight, bias, mean, inverse)
-        _call("backward", y, window, *inputs, dy, mean_z, mean_zh)
+        outputs = (dy, mean_z, mean_zh)
+        call(_SOURCE, "backward", y.dtype, _Shape(*y.shape, window), *inputs, *outputs)
         ctx.window = window
         ctx.save_for_backward(*inputs, mean_z, mean_zh)
         rows = y[0, ..., 0].numel()
@@ -122,20 +119,6 @@ class _FusedBackward(Function):
         gradient, y, weight, *others = ctx.saved_tensors
         outputs = torch.empty_like(gradient), torch.empty_like(y), torch.empty_like(weight)
         asked = (t.contiguous(), t_weight.contiguous(), t_bias.contiguous())
-        _call("second", y, ctx.window, *asked, gradient, y, weight, *others, *outputs)
+        arguments = (*asked, gradient, y, weight, *others, *outputs)
+        call(_SOURCE, "second", y.dtype, _Shape(*y.shape, ctx.window), *arguments)
         return *outputs, None, None, None, None
-
-
-def _call(name: str, y: Tensor, window: int, *arguments: Tensor | float) -> None:
-    """Call the function of that name for y's type; tensors are contiguous, outputs come last."""
-    function = getattr(library(), f"{name}_{_NAMES[y.dtype]}")
-    function.restype = None
-    function(
-        _Shape(*y.shape, window),
-        *(
-            ctypes.c_void_p(argument.data_ptr())
-            if isinstance(argument, Tensor)
-            else ctypes.c_double(argument)
-            for argument in arguments
-        ),
-    )

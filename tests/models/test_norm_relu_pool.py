@@ -6,11 +6,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from metadist.models import Conv4, native
+from metadist.models import Conv4
+from metadist.models.native import library
 from metadist.models.norm_relu import norm_relu
 from metadist.models.norm_relu_pool import can_fuse
 
-needs_compiler = pytest.mark.skipif(native.library() is None, reason="there is no C++ compiler")
+needs_compiler = pytest.mark.skipif(
+    library("norm_relu_pool") is None, reason="there is no C++ compiler"
+)
 
 
 def norm(channels):
@@ -113,35 +116,6 @@ def test_a_model_still_goes_through_torch_func(single_thread):
         loss(dict(model.named_parameters()), images[task]).backward()
         for name, parameter in model.named_parameters():
             assert torch.allclose(found[name][task], parameter.grad, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("compiler", ["/nowhere/c++", "false"])
-def test_without_a_compiler_pytorch_does_it(compiler, monkeypatch, tmp_path, single_thread):
-    maps = torch.randn(4, 16, 4, 4)
-    native.library.cache_clear()
-    monkeypatch.setenv("CXX", compiler)
-    monkeypatch.setenv("METADIST_CACHE", str(tmp_path))
-    try:
-        assert native.library() is None
-        assert torch.equal(norm_relu(norm(16), maps), F.relu(norm(16)(maps)))
-        assert not list(tmp_path.iterdir())
-    finally:
-        native.library.cache_clear()
-
-
-@needs_compiler
-def test_it_is_compiled_once_a_machine(monkeypatch, tmp_path):
-    monkeypatch.setenv("METADIST_CACHE", str(tmp_path / "new"))
-    native.library.cache_clear()
-    try:
-        assert native.library() is not None
-        (made,) = (tmp_path / "new").iterdir()
-        born = made.stat().st_mtime_ns
-        native.library.cache_clear()
-        assert native.library() is not None
-        assert made.stat().st_mtime_ns == born
-    finally:
-        native.library.cache_clear()
 
 
 @pytest.fixture

@@ -28,17 +28,25 @@ def norm(channels):
 CASES = {
     "linear": (Linear(4, 3), nn.Linear(4, 3), (5, 4)),
     "linear without bias": (Linear(4, 3, bias=False), nn.Linear(4, 3, bias=False), (5, 4)),
-    "convolution": (Conv2d(2, 3, 3, padding=1), nn.Conv2d(2, 3, 3, padding=1), (4, 2, 5, 6)),
-    "with stride": (
-        Conv2d(2, 3, 3, stride=2, padding=1),
-        nn.Conv2d(2, 3, 3, stride=2, padding=1),
-        (4, 2, 7, 6),
-    ),
-    "oblong": (
-        Conv2d(1, 2, (2, 3), stride=(1, 2), padding=(0, 1), bias=False),
-        nn.Conv2d(1, 2, (2, 3), stride=(1, 2), padding=(0, 1), bias=False),
-        (3, 1, 5, 6),
-    ),
+    **{
+        f"{name}{', in PyTorch' * (not native)}": (
+            Conv2d(*sizes, native=native, **options),
+            nn.Conv2d(*sizes, **options),
+            shape,
+        )
+        for native in (True, False)
+        for name, sizes, options, shape in [
+            ("convolution", (2, 3, 3), {"padding": 1}, (4, 2, 5, 6)),
+            ("with stride", (2, 3, 3), {"stride": 2, "padding": 1}, (4, 2, 7, 6)),
+            (
+                "oblong",
+                (1, 2, (2, 3)),
+                {"stride": (1, 2), "padding": (0, 1), "bias": False},
+                (3, 1, 5, 6),
+            ),
+            ("mostly padding", (2, 3, 3), {"stride": 3, "padding": 2}, (2, 2, 1, 2)),
+        ]
+    },
     "norm of vectors": (
         Norm(nn.BatchNorm1d(3, track_running_stats=False)),
         nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False), nn.ReLU()),
@@ -54,7 +62,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_layer_equals_pytorchs_for_every_task(name):
+def test_a_layer_equals_pytorchs_for_every_task(name, single_thread):
     """Value, derivative, and the derivative of a function of the derivative."""
     ours, theirs, shape = CASES[name]
     generator = torch.Generator().manual_seed(0)
@@ -125,3 +133,11 @@ def test_models_that_keep_statistics_or_drop_run_one_by_one():
     assert not Conv4((1, 28, 28), 5, dropout=0.1).side_by_side
     assert not MLP((3,), 5, running_statistics=True).side_by_side
     assert MLP((3,), 5, batch_norm=False, running_statistics=True).side_by_side
+
+
+@pytest.fixture
+def single_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,44 @@
+"""Compiling on the machine that runs, and doing without."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from metadist.models import native
+from metadist.models.norm_relu import norm_relu
+
+
+@pytest.fixture(autouse=True)
+def afresh(monkeypatch, tmp_path):
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setenv("METADIST_CACHE", str(tmp_path))
+    native.library.cache_clear()
+    yield
+    native.library.cache_clear()
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("compiler", ["/nowhere/c++", "false"])
+def test_without_a_compiler_pytorch_does_it(compiler, monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", compiler)
+    assert native.library("norm_relu_pool") is None
+    norm, maps = nn.BatchNorm2d(16, track_running_stats=False), torch.randn(4, 16, 4, 4)
+    assert not native.can_call("norm_relu_pool", maps)
+    assert torch.equal(norm_relu(norm, maps), F.relu(norm(maps)))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_source_is_compiled_once_a_machine(tmp_path):
+    if native.library("patches") is None:
+        pytest.skip("there is no C++ compiler")
+    (made,) = tmp_path.iterdir()
+    born = made.stat().st_mtime_ns
+    native.library.cache_clear()
+    assert native.library("patches") is not None
+    assert made.stat().st_mtime_ns == born
+    assert native.can_call("patches", torch.zeros(1))
+    assert not native.can_call("patches", torch.zeros(1, dtype=torch.int64))
+    torch.set_num_threads(2)
+    assert not native.can_call("patches", torch.zeros(1))
