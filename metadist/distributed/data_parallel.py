@@ -1,6 +1,7 @@
 """Weighted shards through torch's DistributedDataParallel."""
 
 import contextlib
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,7 +37,10 @@ class DataParallel:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self._parallel = DistributedDataParallel(_Apply(module), broadcast_buffers=False)
+        with warnings.catch_warnings():
+            # Its successor, of torch 2.15, is not in older ones and sends buffers once all the same.
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
+            self._parallel = DistributedDataParallel(_Apply(module), broadcast_buffers=False)
 
     def backward(
         self,
@@ -64,7 +68,9 @@ class DataParallel:
             with contextlib.nullcontext() if last else self._parallel.no_sync():
                 result = self._parallel(function, args[1:], kwargs)
                 # The ranks' gradients are averaged, not added.
-                with peers_in_backend():
+                with peers_in_backend(), warnings.catch_warnings():
+                    # It copies gradients of another layout (channels last): right, and cheap.
+                    warnings.filterwarnings("ignore", "Grad strides do not match bucket view")
                     (result.loss * (weight * dist.get_world_size())).backward()
             results.append(result._replace(loss=result.loss.detach()))
         return wide_sum(results, weights), dtypes(results[0])
