@@ -38,7 +38,7 @@ class DataParallel:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         with warnings.catch_warnings():
-            # Its successor, of torch 2.15, is not in older ones and sends buffers once all the same.
+            # Its successor is not in older versions and sends buffers once all the same.
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
             self._parallel = DistributedDataParallel(_Apply(module), broadcast_buffers=False)
 
