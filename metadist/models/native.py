@@ -78,9 +78,9 @@ def _passed(argument: Tensor | float | ctypes.Structure) -> Any:
 def library(name: str) -> ctypes.CDLL | None:
     """A source's compiled functions; None where no compiler is found or it cannot compile them.
 
-    The first process on a machine compiles, in some seconds, into `$METADIST_CACHE`,
-    `$XDG_CACHE_HOME/metadist` or `~/.cache/metadist`; `CXX` names another compiler. Any rank may
-    call it, at any time.
+    The first process on a machine compiles, in some seconds, into `$XDG_CACHE_HOME/metadist/native`
+    or `~/.cache/metadist/native`, which nobody else may write to; `CXX` names another compiler.
+    Any rank may call it, at any time.
 
     Args:
         name: of the source, beside this file, without `.cpp`.
@@ -101,8 +101,9 @@ def _compiled(source: Path, compiler: str) -> Path:
     made_from = [" ".join(command), _version(compiler), _processor(), source.read_text("utf-8")]
     digest = hashlib.sha256("\0".join(made_from).encode()).hexdigest()[:16]
     target = _directory() / f"{source.stem}-{digest}.so"
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _refuse_others(target.parent)
     if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
         # Two processes may compile at once: each puts a whole file in its place.
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             made = Path(folder) / target.name
@@ -112,15 +113,22 @@ def _compiled(source: Path, compiler: str) -> Path:
                 capture_output=True,
                 timeout=_SECONDS,
             )
+            made.chmod(0o700)
             made.replace(target)
+    _refuse_others(target)
     return target
 
 
 def _directory() -> Path:
-    if chosen := os.environ.get("METADIST_CACHE"):
-        return Path(chosen).expanduser()
     users = os.environ.get("XDG_CACHE_HOME")
-    return (Path(users) if users else Path.home() / ".cache") / "metadist"
+    return (Path(users) if users else Path.home() / ".cache") / "metadist" / "native"
+
+
+def _refuse_others(path: Path) -> None:
+    """What is loaded runs: nobody else may have written it."""
+    status = path.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise PermissionError(f"{path} belongs to, or can be written by, somebody else")
 
 
 def _version(compiler: str) -> str:

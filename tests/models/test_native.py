@@ -13,7 +13,7 @@ from metadist.models.norm_relu import norm_relu
 def afresh(monkeypatch, tmp_path):
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    monkeypatch.setenv("METADIST_CACHE", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     native.library.cache_clear()
     yield
     native.library.cache_clear()
@@ -33,7 +33,7 @@ def test_without_a_compiler_pytorch_does_it(compiler, monkeypatch, tmp_path):
 def test_a_source_is_compiled_once_a_machine(tmp_path):
     if native.library("patches") is None:
         pytest.skip("there is no C++ compiler")
-    (made,) = tmp_path.iterdir()
+    (made,) = (tmp_path / "metadist" / "native").iterdir()
     born = made.stat().st_mtime_ns
     native.library.cache_clear()
     assert native.library("patches") is not None
@@ -42,3 +42,18 @@ def test_a_source_is_compiled_once_a_machine(tmp_path):
     assert not native.can_call("patches", torch.zeros(1, dtype=torch.int64))
     torch.set_num_threads(2)
     assert not native.can_call("patches", torch.zeros(1))
+
+
+def test_what_others_can_write_is_not_loaded(tmp_path):
+    if native.library("patches") is None:
+        pytest.skip("there is no C++ compiler")
+    folder = tmp_path / "metadist" / "native"
+    (made,) = folder.iterdir()
+    for path in (made, folder):
+        mode = path.stat().st_mode
+        path.chmod(mode | 0o002)
+        native.library.cache_clear()
+        assert native.library("patches") is None
+        path.chmod(mode)
+    native.library.cache_clear()
+    assert native.library("patches") is not None
