@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from metadist.distributed.meeting import another_connection, exchange, meet, world_store
 from metadist.distributed.pulse import Pulse
-from metadist.distributed.world import attempt, get_world_info, host_name
+from metadist.distributed.world import attempt, get_rank, get_world_info, host_name
 
 T = TypeVar("T")
 
@@ -37,6 +37,7 @@ class Job:
         self.restarted = restarted
         self.owns_cause = False
         self._pulse: Pulse | None = None
+        self._stop_wanted = 0
 
     def watch(self, pulse: Pulse) -> None:
         """Let a pulse keep an eye on the others until `end`."""
@@ -92,13 +93,15 @@ class Job:
 
     def ask_to_stop(self, number: int) -> None:
         """Pass a signal that this rank got on to rank zero. Safe in a signal's handler."""
+        self._stop_wanted = number
         if self._pulse is not None:
             self._pulse.stop_wanted = number
 
     @property
     def asked_to_stop(self) -> int:
         """On rank zero, the number of a signal that any rank passed on; 0 for none."""
-        return self._pulse.stop_asked if self._pulse is not None else 0
+        own = self._stop_wanted if get_rank() == 0 else 0
+        return own or (self._pulse.stop_asked if self._pulse is not None else 0)
 
 
 def _soon(ask: Callable[[], T], otherwise: T) -> T:

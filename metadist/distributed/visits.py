@@ -8,7 +8,7 @@ linear reducer the worker adds its results up before it answers.
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import optree
 import torch
@@ -69,7 +69,6 @@ Call = tuple[tuple, dict]
 """(args, kwargs) of one shard."""
 
 
-@runtime_checkable
 class Several(Protocol):
     """A function that maps several shards at once, where that is faster than one by one."""
 
@@ -77,7 +76,6 @@ class Several(Protocol):
         """What the function returns for each of the calls."""
 
 
-@runtime_checkable
 class WeightedSum(Protocol):
     """A function that adds its own shards up, where that is faster than one by one."""
 
@@ -107,6 +105,7 @@ class Visit:
         in_context: results keep their graph, which a context records across the workers.
         keep_device: leave results where they are (device maps carry them) instead of moving
             them to the CPU.
+        alone: the call is this one visit, to a worker that the caller named.
     """
 
     function: Callable[..., Any]
@@ -115,6 +114,7 @@ class Visit:
     differentiate: list[int] | None = None
     in_context: bool = False
     keep_device: bool = False
+    alone: bool = False
 
     def run(self) -> list[Answer]:
         """An answer for each shard, or a single one for their weighted sum."""
@@ -129,9 +129,10 @@ class Visit:
             everything = tensors_of(self.calls)
             inputs = [everything[place].requires_grad_() for place in self.differentiate]
         function, coefficients = self.function, self.coefficients
-        if inputs is not None and coefficients and isinstance(function, WeightedSum):
+        # To ask whether it is an instance of a protocol takes longer than a small function.
+        if inputs is not None and coefficients and hasattr(function, "weighted_sum"):
             return [self._sent(function.weighted_sum(self.calls, coefficients, inputs))]
-        if inputs is None and coefficients is None and isinstance(function, Several):
+        if inputs is None and coefficients is None and hasattr(function, "several"):
             return [Answer(self._home(result), None) for result in function.several(self.calls)]
         answers = (self._shard(args, kwargs, inputs) for args, kwargs in self.calls)
         if self.coefficients is None:
@@ -162,8 +163,10 @@ class Visit:
             if not isinstance(leaf, Tensor):
                 return leaf
             leaf = leaf if self.in_context else leaf.detach()
-            return leaf if self.keep_device else leaf.cpu()
+            return leaf if self.keep_device or leaf.is_cpu else leaf.cpu()
 
+        if isinstance(result, Tensor):
+            return ready(result)
         return optree.tree_map(ready, result, none_is_leaf=True)
 
     def _shard(self, args: tuple, kwargs: dict, inputs: list[Tensor] | None) -> Answer:
@@ -219,10 +222,12 @@ def tensors_of(tree: Any) -> list[Tensor]:
     Modules count with their parameters; their buffers do not.
     """
     found: dict[int, Tensor] = {}
+    modules: set[int] = set()
     for leaf in optree.tree_leaves(tree, none_is_leaf=True):
         if isinstance(leaf, Tensor):
             found.setdefault(id(leaf), leaf)
-        elif isinstance(leaf, nn.Module):
+        elif isinstance(leaf, nn.Module) and id(leaf) not in modules:
+            modules.add(id(leaf))  # it may be in every call: to walk it takes its time
             for parameter in leaf.parameters():
                 found.setdefault(id(parameter), parameter)
     return list(found.values())

@@ -30,17 +30,22 @@ class Linear(nn.Linear):
 class Conv2d(nn.Conv2d):
     """`torch.nn.Conv2d` on (n, channels, h, w), or on (tasks, n, channels, h, w) side by side.
 
-    Side by side it is one matrix product a task, of the image's patches with the weights, and
-    takes neither groups nor dilation, and zeros for padding.
+    Side by side it is one matrix product a task, of the image's patches with the weights.
 
     Args:
         args: as of `torch.nn.Conv2d`.
         native: whether to use compiled C++ side by side where it can be.
         kwargs: as of `torch.nn.Conv2d`.
+
+    Raises:
+        ValueError: groups, dilation, padding by a word or with anything but zeros.
     """
 
     def __init__(self, *args: Any, native: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        plain = self.groups == 1 and self.dilation == (1, 1) and self.padding_mode == "zeros"
+        if not plain or isinstance(self.padding, str):
+            raise ValueError("Conv2d side by side takes no groups, no dilation, padding in zeros")
         self.native = native
 
     def forward(self, maps: Tensor) -> Tensor:

@@ -87,12 +87,13 @@ def library(name: str) -> ctypes.CDLL | None:
     """
     compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
+        _log.info("no C++ compiler found: PyTorch does the work of %s.cpp, slower", name)
         return None
     source = Path(__file__).with_name(f"{name}.cpp")
     try:
         return ctypes.CDLL(str(_compiled(source, compiler)))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        _log.debug("%s cannot be compiled, PyTorch does its work: %s", source.name, error)
+        _log.info("%s cannot be compiled, PyTorch does its work, slower: %s", source.name, error)
         return None
 
 

@@ -27,10 +27,16 @@ def norm_relu(norm: nn.Module, maps: Tensor, pool: bool = False, native: bool = 
     """
     if native and can_fuse(norm, maps):
         return fused(norm, maps, pool)
-    if not isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d) or norm.weight.dim() == 1:
+    if (
+        not isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)
+        or norm.weight is None
+        or norm.weight.dim() == 1
+    ):
         out = F.relu(norm(maps))
     else:
         last = maps.movedim(2, -1)
+        if last[0, ..., 0].numel() == 1:
+            raise ValueError(f"batch norm needs more than one value per channel, got {maps.shape}")
         weight, bias = norm.weight.unsqueeze(1), norm.bias.unsqueeze(1)
         rows = _NormReLU.apply(last.flatten(1, -2), weight, bias, norm.eps)
         out = rows.view(last.shape).movedim(-1, 2)

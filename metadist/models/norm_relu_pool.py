@@ -30,16 +30,23 @@ def can_fuse(norm: nn.Module, maps: Tensor) -> bool:
     """Whether `fused` does what the norm, a ReLU and pooling would do to these maps.
 
     It takes batch norm by the batch's own statistics, with weight and bias, on the CPU, on one
-    thread, outside of torch.func's transforms and of torch.compile; and a C++ compiler.
+    thread, outside of torch.func's transforms and of torch.compile; several values a channel, as
+    `torch.nn.functional.batch_norm` wants them; and a C++ compiler.
     """
     return (
         isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)
         and norm.running_mean is None
         and norm.weight is not None
         and maps.dtype == norm.weight.dtype
+        and _values_a_channel(norm, maps) > 1
         and norm.num_features * maps.element_size() % _LANES == 0
         and can_call(_SOURCE, maps)
     )
+
+
+def _values_a_channel(norm: nn.Module, maps: Tensor) -> int:
+    tasks = 1 if norm.weight.dim() == 1 else len(maps)
+    return maps.numel() // (tasks * norm.num_features)
 
 
 def fused(norm: nn.Module, maps: Tensor, pool: bool) -> Tensor:

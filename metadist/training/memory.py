@@ -19,6 +19,8 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return
-    mallopt(_MMAP_THRESHOLD, 2**30)
+    # Older versions refuse a threshold beyond 32 MB; without any the others would do harm.
+    if not (mallopt(_MMAP_THRESHOLD, 2**30) or mallopt(_MMAP_THRESHOLD, 2**25)):
+        return
     mallopt(_TRIM_THRESHOLD, 2**31 - 1)
     mallopt(_TOP_PAD, 2**26)

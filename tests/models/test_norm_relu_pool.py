@@ -72,6 +72,25 @@ def test_fused_equals_pytorch(pool, size, last, single_thread):
         assert torch.allclose(got[1], second, rtol=1e-10, atol=1e-11)
 
 
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("tasks", [None, 3])
+def test_one_value_a_channel_is_refused(native, tasks, single_thread):
+    maps = torch.randn(*([] if tasks is None else [tasks]), 1, 16, 1, 1)
+    module = norm(16)
+    if tasks:
+        module.weight, module.bias = (nn.Parameter(torch.ones(tasks, 16)) for _ in range(2))
+    with pytest.raises(ValueError, match=r"more than (one|1) value"):
+        norm_relu(module, maps, native=native)
+
+
+def test_a_norm_without_weights(single_thread):
+    plain, maps = (
+        nn.BatchNorm2d(16, affine=False, track_running_stats=False),
+        torch.randn(2, 16, 3, 3),
+    )
+    assert torch.equal(norm_relu(plain, maps), F.relu(plain(maps)))
+
+
 @needs_compiler
 def test_single_precision_is_as_good_as_pytorchs(single_thread):
     maps = 5 + torch.randn(20, 16, 14, 14, generator=torch.Generator().manual_seed(0))
@@ -98,6 +117,7 @@ def test_what_cannot_be_fused(single_thread):
     assert not can_fuse(nn.BatchNorm2d(16, affine=False, track_running_stats=False), maps)
     assert not can_fuse(norm(15), maps[:, :15])
     assert not can_fuse(norm(16), maps.half())
+    assert not can_fuse(norm(16), maps[:1, :, :1, :1])
     torch.set_num_threads(2)
     assert not can_fuse(norm(16), maps)
 

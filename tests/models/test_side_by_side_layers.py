@@ -141,3 +141,11 @@ def single_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    "options", [{"groups": 2}, {"dilation": 2}, {"padding": "same"}, {"padding_mode": "reflect"}]
+)
+def test_convolutions_that_do_not_run_side_by_side_are_refused(options):
+    with pytest.raises(ValueError, match="side by side"):
+        Conv2d(2, 2, 3, **options)
