@@ -1,5 +1,6 @@
 """ANIL: almost no inner loop (Raghu, Raghu, Bengio and Vinyals 2020, arXiv 1909.09157)."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import torch
@@ -82,13 +83,14 @@ class ANIL(InnerLoopLearner):
         """See `InnerLoopLearner`."""
         support = episode.support._replace(inputs=self.features(episode.support.inputs))
         queries = self.predict_queries(self.features, episode)
-        start = self.initial()
-        head = self.adapt(start, support, self.eval_inner_steps)
-        return self.judge(self.predict(head, queries), episode, self.predict(start, queries))
+        targets = episode.query.targets
+        return self.judge_path(
+            self.initial(), support, targets, lambda head: self.predict(head, queries)
+        )
 
-    def adapt(
+    def path(
         self, parameters: Parameters, support: Any, steps: int, create_graph: bool = False
-    ) -> Parameters:
+    ) -> Iterator[Parameters]:
         """See `InnerLoopLearner`; `support.inputs` are features."""
         for _ in range(steps):
             slopes = self.slopes(parameters, support, create_graph)
@@ -96,7 +98,7 @@ class ANIL(InnerLoopLearner):
                 name: parameter - self.inner_lr * slopes[name]
                 for name, parameter in parameters.items()
             }
-        return parameters
+            yield parameters
 
     def protocol(self) -> dict[str, Any]:
         """Inner rate and steps, in training and in evaluation, and the order."""

@@ -1,6 +1,6 @@
 """Implicit MAML (Rajeswaran, Finn, Kakade and Levine 2019, arXiv 1909.04630)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import torch
@@ -88,9 +88,9 @@ class IMAML(InnerLoopLearner):
         return TaskResult(loss, self.metrics(predictions, episode.query.targets))
 
     @torch.no_grad()
-    def adapt(
+    def path(
         self, parameters: Parameters, support: Any, steps: int, create_graph: bool = False
-    ) -> Parameters:
+    ) -> Iterator[Parameters]:
         """See `InnerLoopLearner`; nothing is ever differentiated through these steps."""
         start = parameters
         for _ in range(steps):
@@ -99,7 +99,7 @@ class IMAML(InnerLoopLearner):
                 name: each - self.inner_lr * (slopes[name] + self.strength * (each - start[name]))
                 for name, each in parameters.items()
             }
-        return parameters
+            yield parameters
 
     def protocol(self) -> dict[str, Any]:
         """The inner problem and how the linear system is solved."""

@@ -1,6 +1,7 @@
 """What the algorithms that take gradient steps in a task have in common."""
 
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
 import torch
@@ -17,7 +18,7 @@ Parameters = dict[str, Tensor]
 class InnerLoopLearner(Learner):
     """A learner that adapts the model's parameters to the support set by gradient steps.
 
-    A subclass writes `train_task` (a task's result in training) and `adapt` (the steps, which
+    A subclass writes `train_task` (a task's result in training) and `path` (the steps, which
     evaluation takes as well).
 
     Args:
@@ -44,18 +45,24 @@ class InnerLoopLearner(Learner):
         """The result of a task whose loss has the meta-gradient as its derivative."""
         raise NotImplementedError
 
-    def adapt(
+    def path(
         self, parameters: Parameters, support: Any, steps: int, create_graph: bool = False
-    ) -> Parameters:
-        """Take `steps` steps from `parameters`.
+    ) -> Iterator[Parameters]:
+        """Where `steps` steps from `parameters` lead: the parameters after each of them.
 
         Args:
             parameters: where to start.
             support: the examples to adapt to.
-            steps: how many.
+            steps: how many, at least one.
             create_graph: keep what is needed to differentiate through the steps.
         """
         raise NotImplementedError
+
+    def adapt(
+        self, parameters: Parameters, support: Any, steps: int, create_graph: bool = False
+    ) -> Parameters:
+        """The end of the `path`; its arguments are the same."""
+        return deque(self.path(parameters, support, steps, create_graph), maxlen=1).pop()
 
     def forward(self, episode: Any) -> TaskResult:
         """Adapt on `episode.support`, judge on `episode.query`."""
@@ -64,16 +71,36 @@ class InnerLoopLearner(Learner):
     @torch.no_grad()
     def evaluate_task(self, episode: Any) -> TaskResult:
         """The result of a task in evaluation, with the metrics before any step as `…_before`."""
-        start = self.initial()
-        before = self.predict_queries(lambda inputs: self.predict(start, inputs), episode)
-        adapted = self.adapt(start, episode.support, self.eval_inner_steps)
-        after = self.predict_queries(lambda inputs: self.predict(adapted, inputs), episode)
-        return self.judge(after, episode, before)
 
-    def judge(self, predictions: Tensor, episode: Any, before: Tensor) -> TaskResult:
-        """The result in evaluation of the queries' predictions after and before adaptation."""
-        targets = episode.query.targets
-        metrics = self.metrics(predictions, targets) | self.metrics(before, targets, "_before")
+        def answers(parameters: Parameters) -> Tensor:
+            return self.predict_queries(lambda inputs: self.predict(parameters, inputs), episode)
+
+        return self.judge_path(self.initial(), episode.support, episode.query.targets, answers)
+
+    def judge_path(
+        self,
+        start: Parameters,
+        support: Any,
+        targets: Tensor,
+        answers: Callable[[Parameters], Tensor],
+    ) -> TaskResult:
+        """Evaluate a task before and after adaptation, and after each step if `each_step`.
+
+        Args:
+            start: where the path begins.
+            support: the examples to adapt to.
+            targets: of the queries.
+            answers: parameters -> the queries' predictions.
+        """
+        metrics = self.metrics(answers(start), targets, "_before")
+        last = self.eval_inner_steps
+        path = self.path(start, support, last)
+        for step, parameters in enumerate(path, start=1):
+            if step == last or self.each_step:
+                predictions = answers(parameters)
+            if self.each_step:
+                metrics |= self.metrics(predictions, targets, f"_after_{step}")
+        metrics = self.metrics(predictions, targets) | metrics
         return TaskResult(self.loss(predictions, targets), metrics, predictions)
 
     def initial(self) -> Parameters:

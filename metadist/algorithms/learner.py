@@ -17,7 +17,8 @@ class TaskResult(NamedTuple):
         loss: scalar; its derivative by the learner's parameters is the meta-gradient. Detached
             in evaluation.
         metrics: scalars to report, detached: "accuracy" (0 to 1) for classes, "mse" for real
-            targets, and those after a different number of steps under names of their own.
+            targets; those before any inner step as `…_before`, and with `Learner.each_step` those
+            after k of the inner steps as `…_after_k`.
         predictions: in evaluation, the logits or values for each query, shape (n, outputs).
         buffers: how much the learner's buffers (running statistics) changed, by name. The one
             who runs tasks fills it in; learners leave it empty.
@@ -43,7 +44,13 @@ class Learner(nn.Module):
         transductive: in evaluation, batch norm that keeps no statistics of training normalises
             all queries of a task by their common ones; if not, each query together with the
             support set alone.
+
+    Attributes:
+        each_step: in evaluation, a learner that takes inner steps also judges the queries after
+            each of them. Whoever runs the evaluation sets it; off by default, for it takes time.
     """
+
+    each_step = False
 
     def __init__(
         self, model: nn.Module, regression: bool = False, transductive: bool = True

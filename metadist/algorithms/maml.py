@@ -71,9 +71,11 @@ class MAML(Learner):
             for name, parameter in self.model.named_parameters()
         }
         metrics = self._judge(parameters, episode, "_before")[1]
-        for _ in range(self.eval_inner_steps):
+        for step in range(1, self.eval_inner_steps + 1):
             stepped = self._inner_step(parameters, episode.support, False)
             parameters = {name: p.detach().requires_grad_() for name, p in stepped.items()}
+            if self.each_step:
+                metrics |= self._judge(parameters, episode, f"_after_{step}")[1]
         predictions, after = self._judge(parameters, episode)
         loss = self.loss(predictions, episode.query.targets)
         return TaskResult(loss, after | metrics, predictions)

@@ -1,5 +1,6 @@
 """MAML++ (Antoniou, Edwards and Storkey 2019, arXiv 1810.09502)."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import torch
@@ -101,13 +102,13 @@ class MAMLPlusPlus(InnerLoopLearner):
         early = (1 - annealed) / steps
         return [early] * (steps - 1) + [1 - early * (steps - 1)]
 
-    def adapt(
+    def path(
         self, parameters: Parameters, support: Any, steps: int, create_graph: bool = False
-    ) -> Parameters:
-        """See `InnerLoopLearner`; leaves the norms of the last step in use."""
+    ) -> Iterator[Parameters]:
+        """See `InnerLoopLearner`; the norms of the step just taken are in use."""
         for step in range(steps):
             parameters = self._step(parameters, support, step, create_graph)
-        return parameters
+            yield parameters
 
     def _step(
         self, parameters: Parameters, support: Any, step: int, create_graph: bool

@@ -1,5 +1,6 @@
 """Meta-SGD: learned initial parameters and learned rates (Li et al. 2017, arXiv 1707.09835)."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import torch
@@ -63,9 +64,9 @@ class MetaSGD(InnerLoopLearner):
         loss = self.loss(predictions, episode.query.targets)
         return TaskResult(loss, self.metrics(predictions, episode.query.targets))
 
-    def adapt(
+    def path(
         self, parameters: Parameters, support: Any, steps: int, create_graph: bool = False
-    ) -> Parameters:
+    ) -> Iterator[Parameters]:
         """See `InnerLoopLearner`."""
         for _ in range(steps):
             slopes = self.slopes(parameters, support, create_graph)
@@ -73,7 +74,7 @@ class MetaSGD(InnerLoopLearner):
                 name: parameter - rate * slopes[name]
                 for (name, parameter), rate in zip(parameters.items(), self.rates, strict=True)
             }
-        return parameters
+            yield parameters
 
     def protocol(self) -> dict[str, Any]:
         """Rate at the start, steps in training and in evaluation, and the order."""

@@ -79,9 +79,9 @@ class Reptile(InnerLoopLearner):
         return TaskResult(loss, self.metrics(predictions, episode.query.targets))
 
     @torch.no_grad()
-    def adapt(
+    def path(
         self, parameters: Parameters, support: Any, steps: int, create_graph: bool = False
-    ) -> Parameters:
+    ) -> Iterator[Parameters]:
         """See `InnerLoopLearner`; nothing is ever differentiated through these steps."""
         vector = flat(parameters.values())
         squares, count = self._memory()
@@ -92,10 +92,10 @@ class Reptile(InnerLoopLearner):
                 squares = _DECAY * squares + (1 - _DECAY) * slope**2
                 slope = slope / ((squares / (1 - _DECAY**count)).sqrt() + _EPSILON)
             vector = vector - self.inner_lr * slope
+            yield unflat(vector, parameters)
         if squares is not None and self.training:
             self.squares.copy_(squares)
             self.squares_of.fill_(count)
-        return unflat(vector, parameters)
 
     def _memory(self) -> tuple[Tensor | None, int]:
         """Adam's mean of squares, none for gradient descent, and of how many steps it is."""

@@ -56,8 +56,7 @@ class Sinusoid:
         Returns:
             inputs and targets float32 of shape (shots, 1) and (queries, 1).
         """
-        amplitude = generator.uniform(*AMPLITUDES)
-        phase = generator.uniform(*PHASES)
+        amplitude, phase = _wave(generator)
         positions = generator.uniform(*POSITIONS, size=(shots + queries, 1))
         inputs = torch.from_numpy(positions.astype(np.float32))
         targets = torch.from_numpy((amplitude * np.sin(positions - phase)).astype(np.float32))
@@ -65,6 +64,24 @@ class Sinusoid:
             Examples(inputs[:shots], targets[:shots]), Examples(inputs[shots:], targets[shots:])
         )
 
+    def curve(self, generator: np.random.Generator, positions: np.ndarray) -> np.ndarray:
+        """The whole wave of which `episode`, given an equal generator, shows some points.
+
+        Args:
+            generator: in the state in which `episode` would get it; it is advanced.
+            positions: of any shape.
+
+        Returns:
+            float64, of the same shape.
+        """
+        amplitude, phase = _wave(generator)
+        return amplitude * np.sin(positions - phase)
+
     def protocol(self) -> dict[str, object]:
         """Name of the dataset."""
         return {"dataset": "sinusoid"}
+
+
+def _wave(generator: np.random.Generator) -> tuple[float, float]:
+    """Amplitude and phase of a task, which are drawn before its points."""
+    return generator.uniform(*AMPLITUDES), generator.uniform(*PHASES)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Annotated
 
 import numpy as np
@@ -36,7 +37,7 @@ class Normalize:
         if not all(value > 0 for value in self.std):
             raise UserError(f"dataset.normalize.std={list(self.std)} must be above 0")
 
-    @property
+    @cached_property
     def identity(self) -> bool:
         """Whether it changes nothing."""
         return not any(self.mean) and all(value == 1 for value in self.std)
@@ -87,7 +88,7 @@ class Augment:
     contrast: Share = 0.0
     saturation: Share = 0.0
 
-    @property
+    @cached_property
     def identity(self) -> bool:
         """Whether it changes nothing."""
         return not any(asdict(self).values())

@@ -27,6 +27,7 @@ _CONTENTS = (  # what a run's directory may hold, and what it is
     ("checkpoints", "to resume from, with resume=auto"),
     ("tensorboard", "tensorboard --logdir"),
     ("wandb", "wandb sync"),
+    ("profile", "where a step's time goes; traces for ui.perfetto.dev"),
 )
 
 

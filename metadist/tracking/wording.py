@@ -1,8 +1,9 @@
 """How figures are said to a person: the same words in the bar, in plain lines and at the end."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 VALIDATION = "validation_"
+_STEPS_SHOWN = 10
 
 
 def is_validation(record: Mapping[str, object]) -> bool:
@@ -74,6 +75,8 @@ def summary(results: Mapping[str, object]) -> list[tuple[str, str]]:
             rows.append((f"test {label}", told + over))
             if f"test_{metric}_before" in results:
                 rows.append(("before adaptation", say(results[f"test_{metric}_before"])))
+            if by_steps := results.get(f"test_{metric}_by_steps"):
+                rows.append(("after each step", _by_steps(by_steps, say)))
     if "train_loss" in results:
         after = f" after {results['iterations']} iterations" if "iterations" in results else ""
         rows.append(("training loss", number(results["train_loss"]) + after))
@@ -86,6 +89,15 @@ def summary(results: Mapping[str, object]) -> list[tuple[str, str]]:
 
 def _with_spread(value: float, spread: float | None, say) -> str:
     return say(value) if spread is None else f"{say(value)} ± {say(spread)}"
+
+
+def _by_steps(rows: Sequence[Mapping[str, float]], say: Callable[[float], str]) -> str:
+    """The test after the first steps, and the last."""
+    shown = [row for row in rows if row["steps"]]
+    gap = [] if len(shown) <= _STEPS_SHOWN else ["…"]
+    told = [say(row["mean"]) for row in shown]
+    first = told[: _STEPS_SHOWN - 1] if gap else told
+    return ", ".join([*first, *gap, *(told[-1:] if gap else [])])
 
 
 def _where(results: Mapping[str, object]) -> str:

@@ -12,9 +12,15 @@ from metadist.tracking import json_value
 from metadist.training.evaluation import Estimate
 from metadist.training.experiment import Experiment
 
+BEST = "best by validation"
+"""What the protocol calls the checkpoint of `trainer.test_checkpoint=best`."""
+
 
 def results_of(
-    experiment: Experiment, figures: Mapping[str, Estimate], wall_seconds: float
+    experiment: Experiment,
+    figures: Mapping[str, Estimate],
+    wall_seconds: float,
+    tested: int,
 ) -> dict[str, Any]:
     """The results of a run that has been tested.
 
@@ -22,6 +28,7 @@ def results_of(
         experiment: the finished run.
         figures: of the test.
         wall_seconds: from the start of this process's part of the run to the test's end.
+        tested: finished outer steps of the state that was tested.
     """
     x, progress = experiment, experiment.progress
     metric = x.metric
@@ -33,11 +40,13 @@ def results_of(
         "ci95": result.ci95,
         "test_tasks": result.tasks,
         **({} if before is None else {f"test_{metric}_before": before.mean}),
+        **steps_of(figures, metric),
         "test_loss": figures["loss"].mean,
         "train_loss": progress.train_loss,
         **progress.validation,
         "best_validation": progress.best,
         "iterations": progress.iteration,
+        "tested_iteration": tested,
         "tasks_per_second": tasks / progress.train_seconds,
         "wall_seconds": wall_seconds,
         "world_size": get_world_size(),
@@ -49,10 +58,26 @@ def results_of(
             "split": "test",
             "eval_seed": x.trainer.eval_seed,
             "batch_norm": statistics_name(x.learner, x.learner.transductive),
+            "test_tasks": result.tasks,
             "interval": "95%, 1.96 standard errors over tasks",
-            "checkpoint": "last",
+            "checkpoint": BEST if x.trainer.test_checkpoint == "best" else "last",
         },
     }
+
+
+def steps_of(figures: Mapping[str, Estimate], metric: str) -> dict[str, list[dict[str, float]]]:
+    """The test after each number of inner steps, under `test_{metric}_by_steps`.
+
+    One adaptation of `eval_inner_steps` steps, judged on its way: a list of `steps` (0 is before
+    adaptation), `mean` and `ci95`. Nothing for an algorithm without inner steps.
+    """
+    found = {0: figures[f"{metric}_before"]} if f"{metric}_before" in figures else {}
+    while (name := f"{metric}_after_{len(found)}") in figures:
+        found[len(found)] = figures[name]
+    if len(found) < 2:
+        return {}
+    rows = [{"steps": k, "mean": each.mean, "ci95": each.ci95} for k, each in found.items()]
+    return {f"test_{metric}_by_steps": rows}
 
 
 def write_results(path: Path, results: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from metadist.errors import UserError
 from metadist.tracking import Console, Run
+from metadist.tracking.wording import summary
 
 RESULTS = {
     "test_accuracy": 0.9731,
@@ -109,6 +110,20 @@ def test_the_end_says_what_was_learned_and_where_it_lies(tmp_path, capsys):
     ):
         assert told in text
     assert "wandb" not in text  # not there, so not named
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [
+        (2, "0.50, 0.33"),
+        (12, "0.50, 0.33, 0.25, 0.20, 0.16, 0.14, 0.12, 0.11, 0.10, …, 0.07"),
+    ],
+)
+def test_the_end_says_what_each_step_brought(steps, told):
+    rows = [{"steps": k, "mean": 1 / (1 + k), "ci95": 0.1} for k in range(steps + 1)]
+    results = {"test_mse": rows[-1]["mean"], "test_mse_before": 1.0, "test_mse_by_steps": rows}
+    found = dict(summary(results))["after each step"]
+    assert [each[:4] for each in found.split(", ")] == told.split(", ")
 
 
 def test_regression_is_told_as_mse(tmp_path, capsys):

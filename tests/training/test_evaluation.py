@@ -5,8 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from tiny import build, train
+from worlds import run_world
 
-from metadist.training.evaluation import estimate
+from metadist.tasks import task_keys
+from metadist.training.evaluation import Estimate, estimate, evaluate
+from metadist.training.outer_step import meta_batch
+from metadist.training.results import steps_of
 
 
 def test_mean_and_interval_against_numpy():
@@ -20,3 +25,38 @@ def test_mean_and_interval_against_numpy():
 
 def test_one_task_has_no_interval():
     assert math.isnan(estimate(torch.ones(1)).ci95)
+
+
+def test_steps_are_listed_in_order_from_zero():
+    figures = {name: Estimate(mean, 0.1, 5) for name, mean in (("mse", 1), ("mse_before", 3))}
+    assert steps_of(figures, "mse") == {}
+    figures |= {f"mse_after_{k}": Estimate(3 - 0.2 * k, 0.2, 5) for k in (2, 1, 10)}
+    (rows,) = steps_of(figures, "mse").values()
+    assert [row["steps"] for row in rows] == [0, 1, 2]
+    assert rows[0] == {"steps": 0, "mean": 3, "ci95": 0.1}
+    assert rows[2] == {"steps": 2, "mean": 2.6, "ci95": 0.2}
+
+
+def test_a_test_says_what_each_inner_step_brings(tmp_path):
+    steps = "algorithm.eval_inner_steps=3"
+    two = run_world(train, 2, str(tmp_path / "rpc"), steps, "strategy=rpc")[0]
+    rows = two["test_accuracy_by_steps"]
+    assert [row["steps"] for row in rows] == [0, 1, 2, 3]
+    assert rows[0]["mean"] == two["test_accuracy_before"]
+    assert (rows[3]["mean"], rows[3]["ci95"]) == (two["test_accuracy"], two["ci95"])
+    # Validation does without, and stopping at a step finds what was found on the way.
+    x = build(tmp_path / "again", "strategy=local", "algorithm.eval_inner_steps=2")
+    x.learner.load_state_dict(
+        torch.load(tmp_path / "rpc/checkpoints/iteration-00000004.pt")["learner"]
+    )
+    keys = task_keys(0, "test", 0, range(7))
+    figures = evaluate(
+        x.strategy, x.evaluate_mapper, x.learner, keys, lambda some: meta_batch(x, some)
+    )
+    assert set(figures) == {"loss", "accuracy", "accuracy_before"}
+    assert figures["accuracy"].mean == pytest.approx(rows[2]["mean"], abs=1e-12)
+
+
+def test_no_inner_steps_no_list(tmp_path):
+    results = train(str(tmp_path), "strategy=local", "algorithm=prototypical")
+    assert not [name for name in results if name.endswith("_by_steps")]

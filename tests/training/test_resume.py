@@ -52,6 +52,7 @@ HARD = (
     "~model.pooling",
     "~model.running_statistics",
     "~model.dropout",
+    "~model.native",
     "trainer.clip_norm=0.5",
     "trainer.iterations=6",
 )

@@ -100,6 +100,13 @@ def test_evaluation_gives_every_task_its_figures(kind):
         torch.testing.assert_close(part, expected, rtol=1e-4, atol=1e-5)
     again = EvaluateTasks(resident, "cpu", 4)(learner, MetaBatch(keys[3:]))
     torch.testing.assert_close(again, beside[1], rtol=0, atol=0)
+    name = "mse" if kind == "sinusoid" else "accuracy"
+    stepwise = EvaluateTasks(resident, "cpu", 4, each_step=True).several(calls)
+    slowly = EvaluateTasks(resident, "cpu", 1, each_step=True).several(calls)
+    for part, alike, plain in zip(stepwise, slowly, beside, strict=True):
+        assert set(part) == set(alike) == {*plain, f"{name}_after_1", f"{name}_after_2"}
+        torch.testing.assert_close(part, alike, rtol=1e-4, atol=1e-5)
+        assert all(torch.equal(part[each], plain[each]) for each in plain)
 
 
 def test_groups_keep_the_order_and_hold_tasks_of_one_shape():

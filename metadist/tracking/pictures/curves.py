@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from metadist.tracking.pictures.sheet import BLUE, GREEN, INK, ORANGE, save, sheet
+from metadist.tracking.pictures.sheet import BLUE, GREEN, INK, ORANGE, save, sheet, smoothed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,7 +74,7 @@ def _panel(
             label="training" if few else "training, each iteration",
         )
         if not few:
-            smooth = _smoothed(values, window=max(5, len(values) // 25))
+            smooth = smoothed(values, window=max(5, len(values) // 25))
             axes.plot(iterations, smooth, color=BLUE, linewidth=1.8, label="training, smoothed")
     iterations, values = _series(records, f"validation_{metric}")
     if len(iterations):
@@ -120,12 +120,3 @@ def _series(records: Sequence[Mapping[str, object]], name: str) -> tuple[np.ndar
     points = sorted((int(r["iteration"]), float(r[name])) for r in records if name in r)
     iterations = np.array([iteration for iteration, _ in points], dtype=np.int64)
     return iterations, np.array([value for _, value in points], dtype=np.float64)
-
-
-def _smoothed(values: np.ndarray, window: int) -> np.ndarray:
-    """The mean over a centred window, shorter at the ends, of the values that are finite."""
-    finite = np.isfinite(values)
-    kernel = np.ones(min(window, len(values)))
-    total = np.convolve(np.where(finite, values, 0.0), kernel, mode="same")
-    count = np.convolve(finite.astype(np.float64), kernel, mode="same")
-    return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0.5)

@@ -1,7 +1,9 @@
-"""What the pictures share: an empty sheet, the colours, and saving."""
+"""What the pictures share: an empty sheet, the colours, smoothing, and saving."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from metadist.tracking.writing import writing
 
@@ -42,3 +44,12 @@ def save(figure: "Figure", path: Path) -> Path:
     with writing(path):
         figure.savefig(path, format="png")
     return path
+
+
+def smoothed(values: np.ndarray, window: int) -> np.ndarray:
+    """The mean over a centred window, shorter at the ends, of the values that are finite."""
+    finite = np.isfinite(values)
+    kernel = np.ones(min(window, len(values)))
+    total = np.convolve(np.where(finite, values, 0.0), kernel, mode="same")
+    count = np.convolve(finite.astype(np.float64), kernel, mode="same")
+    return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0.5)

@@ -1,0 +1,226 @@
+"""What lies in the folders of runs, and what it comes to for each cell."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reproduction.cells import Cell
+from reproduction.runs import PLAN, failure, plan_of
+
+from metadist.training import protocol_differences
+
+_HARMLESS = re.compile(
+    r"\+experiment=|seed=|trainer\.(iterations|(eval|checkpoint)_every|validation_tasks)=|hydra\.|"
+    r"strategy|\+partition|launcher|logger|device=|threads=|timeout_seconds=|resume=|dataset\.root="
+)
+"""Overrides by which the preset stays what it is."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """One run's folder.
+
+    Attributes:
+        directory: where.
+        cell: what it is of.
+        seed: the run's.
+        iterations: that it was to train.
+        options: overrides of the preset, but for those that change no figure.
+        results: its results.json, None where it has not come to an end.
+    """
+
+    directory: Path
+    cell: Cell
+    seed: int
+    iterations: int
+    options: tuple[str, ...]
+    results: dict[str, Any] | None
+
+    @property
+    def trouble(self) -> str:
+        """Why there are no results, "" if there are."""
+        return "" if self.results else failure(self.directory)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table: a cell, its runs of one length, and one of its figures.
+
+    Attributes:
+        cell: which.
+        options: overrides of the preset.
+        steps: after how many inner steps; None after the last.
+        iterations: of each run.
+        published_iterations: what the preset has; None where it cannot be told.
+        paper: the paper's figure, None where there is none.
+        ours: mean over seeds, None where no run has finished.
+        ci95: half the width of the 95% interval over tasks, the mean over seeds.
+        lowest: of the seeds.
+        highest: of the seeds.
+        seeds: those that finished.
+        failures: by seed, why the others did not.
+        seconds: wall time of a run, the mean.
+        world: workers and strategy.
+        protocol: of the runs.
+        differs: where the paper's protocol is known to be another: key -> (paper, ours).
+        uneven: what the seeds' protocols differ in.
+    """
+
+    cell: Cell
+    options: tuple[str, ...]
+    steps: int | None
+    iterations: int
+    published_iterations: int | None
+    paper: float | None
+    ours: float | None
+    ci95: float | None
+    lowest: float | None
+    highest: float | None
+    seeds: tuple[int, ...]
+    failures: dict[int, str]
+    seconds: float | None
+    world: str
+    protocol: dict[str, Any]
+    differs: dict[str, tuple[Any, Any]]
+    uneven: dict[str, dict[str, Any]]
+
+    @property
+    def name(self) -> str:
+        """The cell, what was changed of it and, if it has several figures, which."""
+        step = "" if self.steps is None else f", {self.steps} step{'s' if self.steps > 1 else ''}"
+        return self.label + step
+
+    @property
+    def label(self) -> str:
+        """The cell and what was changed of it."""
+        return " ".join((self.cell.preset, *self.options))
+
+    @property
+    def outcome(self) -> str:
+        """Whether the paper's figure is reached: at least the lower end of its interval."""
+        if self.ours is None:
+            return "FAILED" if self.failures else "not run"
+        failed = f"; {len(self.failures)} of the seeds FAILED" if self.failures else ""
+        if self.paper is None:
+            return f"nothing to compare with{failed}"
+        sign = -1 if self.cell.metric == "mse" else 1
+        missing = sign * (self.paper - self.ours)
+        if missing <= (self.cell.interval or 0.0):
+            return f"reached{failed}"
+        short = f"{100 * missing:.2f} points" if sign > 0 else f"{missing:.3f}"
+        return f"NOT reached, by {short}{failed}"
+
+
+def find(directories: Iterable[Path], cells: Mapping[str, Cell]) -> list[Found]:
+    """Every run of a known preset in some directories and below, in the order of the cells."""
+    marks = (PLAN, ".hydra")
+    folders = {
+        path.parent.resolve()
+        for directory in directories
+        for mark in marks
+        for path in directory.rglob(mark)
+    }
+    found = []
+    for folder in sorted(folders):
+        plan = plan_of(folder)
+        if plan is None or plan["preset"] not in cells:
+            continue
+        file = folder / "results.json"
+        results = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+        options = tuple(sorted(word for word in plan["options"] if not _HARMLESS.match(word)))
+        cell = cells[plan["preset"]]
+        found.append(Found(folder, cell, plan["seed"], plan["iterations"], options, results))
+    order = {name: place for place, name in enumerate(cells)}
+    return sorted(found, key=lambda f: (order[f.cell.preset], f.options, f.iterations, f.seed))
+
+
+def rows_of(found: Sequence[Found], lengths: Mapping[str, int]) -> list[Row]:
+    """The table's rows.
+
+    Args:
+        found: the runs.
+        lengths: the published iterations of each preset.
+    """
+    groups: dict[tuple[str, tuple[str, ...], int], list[Found]] = {}
+    for run in found:
+        groups.setdefault((run.cell.preset, run.options, run.iterations), []).append(run)
+    return [
+        _row(runs, steps, lengths.get(preset))
+        for (preset, *_), runs in groups.items()
+        for steps in runs[0].cell.rows()
+    ]
+
+
+def _row(runs: Sequence[Found], steps: int | None, length: int | None) -> Row:
+    cell = runs[0].cell
+    done = [run for run in runs if run.results]
+    figures = [figure for run in done if (figure := _figure(run, steps)) is not None]
+    values = [mean for mean, _ in figures]
+    protocols = {f"seed {run.seed}": run.results["protocol"] for run in done}
+    protocol = next(iter(protocols.values()), {})
+    return Row(
+        cell=cell,
+        options=runs[0].options,
+        steps=steps,
+        iterations=runs[0].iterations,
+        published_iterations=length,
+        paper=cell.figures.get(steps),
+        ours=_mean(values),
+        ci95=_mean([ci95 for _, ci95 in figures]),
+        lowest=min(values, default=None),
+        highest=max(values, default=None),
+        seeds=tuple(run.seed for run in done),
+        failures={run.seed: run.trouble for run in runs if not run.results},
+        seconds=_mean([run.results["wall_seconds"] for run in done]),
+        world=", ".join(
+            dict.fromkeys(f"{r.results['strategy']} on {r.results['world_size']}" for r in done)
+        ),
+        protocol=protocol,
+        differs={
+            key: (theirs, protocol[key])
+            for key, theirs in cell.protocol.items()
+            if key in protocol and protocol[key] != theirs
+        },
+        uneven=protocol_differences(protocols),
+    )
+
+
+def _figure(run: Found, steps: int | None) -> tuple[float, float] | None:
+    """Mean and interval; None where the run was not tested after so many steps."""
+    results, metric = run.results or {}, run.cell.metric
+    if steps is None:
+        return _numbers(results[f"test_{metric}"], results["ci95"])
+    for row in results.get(f"test_{metric}_by_steps", []):
+        if row["steps"] == steps:
+            return _numbers(row["mean"], row["ci95"])
+    return None
+
+
+def _numbers(mean: float | str, ci95: float | str) -> tuple[float, float]:
+    """What is not finite is written as text in JSON."""
+    return float(mean), float(ci95)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def beside(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, Any]]]:
+    """What the cells differ in that stand beside each other: same dataset, ways and shots.
+
+    Returns:
+        By the name of the column, such as `omniglot 5-way 1-shot`: `protocol_differences` of its
+        presets.
+    """
+    columns: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for row in rows:
+        if row.protocol:
+            p = row.protocol
+            ways = "" if row.cell.metric == "mse" else f" {p['ways']}-way"
+            name = f"{row.cell.dataset}{ways} {p['shots']}-shot"
+            columns.setdefault(name, {})[row.label] = p
+    found = {name: protocol_differences(protocols) for name, protocols in columns.items()}
+    return {name: differences for name, differences in found.items() if differences}

@@ -1,0 +1,199 @@
+"""The runs behind the cells: started as torchrun worlds, gone on with, or skipped if finished."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from reproduction.cells import ROOT
+from yaml import YAMLError
+
+from metadist.errors import UserError
+
+LOG = "log.txt"
+PLAN = "reproduction.json"
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run to make.
+
+    Attributes:
+        preset: of conf/experiment.
+        dataset: its dataset's name.
+        seed: the run's.
+        iterations: to train.
+        options: further overrides, which the numbers may follow from.
+        directory: the run's.
+    """
+
+    preset: str
+    dataset: str
+    seed: int
+    iterations: int
+    options: tuple[str, ...]
+    directory: Path
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.preset}, seed {self.seed}, {self.iterations} iterations"
+
+    def plan(self) -> dict[str, Any]:
+        """What is noted in its folder before it starts."""
+        noted = ("preset", "seed", "iterations", "options")
+        return {name: getattr(self, name) for name in noted}
+
+    def finished(self) -> bool:
+        """Whether the run has ended with results.
+
+        Raises:
+            UserError: it was begun with other options.
+        """
+        begun = self.directory / PLAN
+        if begun.exists():
+            options = json.loads(begun.read_text(encoding="utf-8"))["options"]
+            if options != list(self.options):
+                raise UserError(
+                    f"{self.directory} was begun with the options {' '.join(options) or '(none)'}, "
+                    f"not {' '.join(self.options) or '(none)'}: choose another --directory."
+                )
+        return (self.directory / "results.json").exists()
+
+    def command(self, workers: int, root: str | None) -> list[str]:
+        """What starts it, or goes on with it.
+
+        Args:
+            workers: processes.
+            root: where its dataset lies; None for the preset's place, or for a dataset without.
+        """
+        start = [sys.executable]
+        if workers > 1:
+            start += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={workers}"]
+        words = [
+            f"+experiment={self.preset}",
+            f"seed={self.seed}",
+            f"trainer.iterations={self.iterations}",
+            f"hydra.run.dir={self.directory}",
+            "resume=auto",
+            *([] if workers > 1 else ["strategy=local"]),
+            *([] if root is None else [f"dataset.root={root}"]),
+            *self.options,
+        ]
+        return [*start, "experiments/maml.py", *words]
+
+
+class Runner:
+    """Makes runs, a few at a time; a signal stops them all, each with a checkpoint.
+
+    Args:
+        workers: processes of each run.
+        jobs: runs at a time.
+        roots: where datasets lie, by name; those that are missing lie where the presets say.
+        say: tells a person.
+    """
+
+    def __init__(self, workers: int, jobs: int, roots: Mapping[str, str], say: Say) -> None:
+        self.workers = workers
+        self.jobs = jobs
+        self.roots = roots
+        self.say = say
+        self.stopped = False
+        self._running: set[subprocess.Popen] = set()
+        self._lock = threading.Lock()
+
+    def carry_out(self, planned: Sequence[Planned]) -> None:
+        """Make what is not finished yet. Failures are left to the folders to tell.
+
+        Raises:
+            UserError: a folder holds a run with other options.
+        """
+        waiting = [run for run in planned if not run.finished()]
+        for run in planned:
+            if run not in waiting:
+                self.say(f"{run.name}: finished before")
+        before = {
+            number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            with ThreadPoolExecutor(self.jobs) as pool:
+                list(pool.map(self._one, waiting))
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _one(self, run: Planned) -> None:
+        if self.stopped:
+            return
+        run.directory.mkdir(parents=True, exist_ok=True)
+        (run.directory / PLAN).write_text(json.dumps(run.plan()), encoding="utf-8")
+        environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        with (run.directory / LOG).open("w", encoding="utf-8") as log:
+            with self._lock:
+                if self.stopped:
+                    return
+                process = subprocess.Popen(
+                    run.command(self.workers, self.roots.get(run.dataset)),
+                    cwd=ROOT,
+                    env=environment,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # a Ctrl-C reaches it through this program alone
+                )
+                self._running.add(process)
+            self.say(f"{run.name}: started, writes to {run.directory}")
+            status = process.wait()
+            self._running.discard(process)
+        if status == 0:
+            self.say(f"{run.name}: finished")
+        elif self.stopped:
+            self.say(f"{run.name}: stopped; the same command goes on with it")
+        else:
+            self.say(f"{run.name}: FAILED with status {status}: {failure(run.directory)}")
+
+    def _stop(self, number: int, frame: object) -> None:
+        self.stopped = True
+        for process in list(self._running):
+            process.send_signal(signal.SIGTERM)
+
+
+def failure(directory: Path) -> str:
+    """What a run that ended without results said last, in one line."""
+    try:
+        text = (directory / LOG).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "it left no log"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    causes = [line for line in lines if line.startswith(("error:", "stopped at iteration"))]
+    return (causes or lines or ["it said nothing"])[-1].removeprefix("error: ")[:300]
+
+
+def plan_of(directory: Path) -> dict[str, Any] | None:
+    """Preset, seed, iterations and options of a run's folder, however it was started, or None."""
+    plan, words = directory / PLAN, directory / ".hydra" / "overrides.yaml"
+    try:
+        if plan.exists():
+            return json.loads(plan.read_text(encoding="utf-8"))
+        overrides = [str(word) for word in OmegaConf.load(words)]
+        configuration = OmegaConf.load(words.with_name("config.yaml"))
+        presets = [word.partition("=")[2] for word in overrides if word.startswith("+experiment=")]
+        return {
+            "preset": presets[-1],
+            "seed": int(configuration.seed),
+            "iterations": int(configuration.trainer.iterations),
+            "options": overrides,
+        }
+    except (OSError, ValueError, TypeError, IndexError, OmegaConfBaseException, YAMLError):
+        return None

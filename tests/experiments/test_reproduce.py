@@ -1,0 +1,238 @@
+"""The reproduction command: real runs, resumed and skipped, and the table of what they come to."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from tiny import CONF
+
+from metadist.errors import UserError
+
+sys.path.insert(0, str(CONF.parent / "experiments"))
+from reproduction import command
+from reproduction.cells import Cell, load_cells
+from reproduction.gather import find, rows_of
+from reproduction.runs import Planned, Runner, failure
+from reproduction.table import csv_text, markdown
+
+ROOT = CONF.parent
+QUICK = ("trainer.eval_tasks=4", "trainer.validation_tasks=2", "trainer.meta_batch_size=2")
+PROTOCOL = {"ways": 5, "shots": 1, "queries": 1, "dataset": "omniglot", "eval_inner_steps": 3}
+
+
+def start(directory: Path, *words: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "experiments/reproduce.py", "--directory", str(directory), *words],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_a_torchrun_world_is_stopped_gone_on_with_and_then_skipped(tmp_path):
+    words = ("maml_sinusoid", "--iterations", "600", "--workers", "2", *QUICK)
+    first = start(tmp_path, *words)
+    run = tmp_path / "maml_sinusoid" / "600" / "seed0"
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and not _begun(run):
+        time.sleep(0.1)
+    first.send_signal(signal.SIGINT)
+    out, _ = first.communicate(timeout=60)
+    assert first.returncode == 130 and "the same command goes on with it" in out
+    assert ", 1 step | 0.670 | — | 0 | 600 of 70,000 |  | FAILED |" in out
+    assert "- maml_sinusoid trainer.eval_tasks=4 trainer.meta" in out and "stopped at iter" in out
+    saved = list((run / "checkpoints").glob("iteration-*.pt"))
+    assert saved and not (run / "results.json").exists()
+    out, err = start(tmp_path, *words).communicate(timeout=90)
+    assert "finished" in out, out + err
+    results = json.loads((run / "results.json").read_text())
+    assert (results["iterations"], results["world_size"], results["test_tasks"]) == (600, 2, 4)
+    (row, *_) = csv.DictReader((tmp_path / "table.csv").open())
+    assert row["cell"] == "maml_sinusoid" and row["failed"] == "" and row["seeds"] == "0"
+    assert float(row["ours"]) == results["test_mse_by_steps"][1]["mean"]
+    assert (tmp_path / "learning_curves.png").stat().st_size > 10_000
+    # Finished: nothing runs, and in this process the table is made again.
+    before = (run / "metrics.jsonl").read_bytes()
+    assert command.main(["--directory", str(tmp_path), *words]) == 0
+    assert (run / "metrics.jsonl").read_bytes() == before
+    assert "meta_batch_size=2, 10 steps" in (tmp_path / "table.md").read_text()
+
+
+def _begun(run: Path) -> bool:
+    metrics = run / "metrics.jsonl"
+    return metrics.exists() and metrics.read_text().count("train_loss") > 2
+
+
+STAND_IN = """
+import json, pathlib, signal, sys, time
+folder = pathlib.Path(sys.argv[1])
+starts = folder / "starts"
+starts.write_text(starts.read_text() + "x" if starts.exists() else "x")
+if len(starts.read_text()) == 1:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    (folder / "ready").touch()
+    time.sleep(60)
+(folder / "results.json").write_text(json.dumps({"seed": 1}))
+"""
+
+
+def test_a_signal_stops_all_runs_and_the_next_time_they_go_on(tmp_path, monkeypatch):
+    runs = [Planned("x", "omniglot", seed, 5, (), tmp_path / str(seed)) for seed in range(2)]
+    stand_in = lambda run, workers, root: [sys.executable, "-c", STAND_IN, str(run.directory)]  # noqa: E731
+    monkeypatch.setattr(Planned, "command", stand_in)
+
+    def stop():
+        while not all((run.directory / "ready").exists() for run in runs):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    told: list[str] = []
+    before = signal.getsignal(signal.SIGINT)
+    threading.Thread(target=stop, daemon=True).start()
+    first = Runner(1, 2, {}, told.append)
+    first.carry_out(runs)
+    assert first.stopped and signal.getsignal(signal.SIGINT) is before
+    assert sum("the same command goes on with it" in line for line in told) == 2
+    again = Runner(1, 1, {}, told.append)
+    again.carry_out(runs)
+    assert not again.stopped and all(run.finished() for run in runs)
+    again.carry_out(runs)  # and now they are skipped
+    assert [(run.directory / "starts").read_text() for run in runs] == ["xx", "xx"]
+    assert sum("finished before" in line for line in told) == 2
+
+
+def fake(directory: Path, preset: str, seed: int, **results) -> None:
+    """A run's folder, finished if there are results."""
+    directory.mkdir(parents=True)
+    plan = {"preset": preset, "seed": seed, "iterations": 600, "options": []}
+    (directory / "reproduction.json").write_text(json.dumps(plan))
+    (directory / "log.txt").write_text("a line\nerror: the disk is full.\nanother\n")
+    if results:
+        base = {"ci95": 0.02, "wall_seconds": 60.0, "strategy": "rpc", "world_size": 2}
+        (directory / "results.json").write_text(json.dumps(base | results))
+
+
+@pytest.fixture
+def rows(tmp_path):
+    cells = load_cells()
+    fake(tmp_path / "a", "maml_omniglot_5w1s", 0, test_accuracy=0.99, protocol=PROTOCOL)
+    fake(tmp_path / "b", "maml_omniglot_5w1s", 1, test_accuracy=0.98, protocol=PROTOCOL)
+    fake(tmp_path / "c", "maml_omniglot_5w1s", 2)
+    other = {**PROTOCOL, "eval_inner_steps": 50, "queries": 3}
+    fake(tmp_path / "d", "reptile_omniglot_5w1s", 0, test_accuracy=0.95, protocol=other)
+    steps = [{"steps": k, "mean": 2.0 / (1 + k), "ci95": 0.1} for k in range(11)]
+    sinusoid = {"ways": 1, "shots": 10, "dataset": "sinusoid"}
+    by_steps = {"test_mse": 0.2, "test_mse_by_steps": steps, "protocol": sinusoid}
+    fake(tmp_path / "e", "maml_sinusoid", 0, **by_steps)
+    fake(tmp_path / "f", "anil_omniglot_5w1s", 0, test_accuracy=0.9, protocol=PROTOCOL)
+    fake(tmp_path / "g", "no_such_preset", 0, test_accuracy=0.9, protocol=PROTOCOL)
+    return rows_of(find([tmp_path], cells), dict.fromkeys(cells, 60_000))
+
+
+def test_rows_have_means_over_seeds_and_judge_by_the_papers_interval(rows):
+    by_name = {row.name: row for row in rows}
+    maml = by_name["maml_omniglot_5w1s"]
+    assert maml.ours == pytest.approx(0.985) and (maml.lowest, maml.highest) == (0.98, 0.99)
+    assert maml.seeds == (0, 1) and maml.failures == {2: "the disk is full."}
+    assert maml.outcome == "reached; 1 of the seeds FAILED"  # 98.5 with 98.7 ± 0.4
+    assert by_name["reptile_omniglot_5w1s"].outcome == "NOT reached, by 2.68 points"
+    assert by_name["anil_omniglot_5w1s"].outcome == "nothing to compare with"
+    sinusoid = [by_name[f"maml_sinusoid, {k}"] for k in ("1 step", "5 steps", "10 steps")]
+    assert [row.ours for row in sinusoid] == [1.0, 2 / 6, 2 / 11]
+    assert [row.outcome for row in sinusoid] == ["NOT reached, by 0.330", "reached", "reached"]
+    assert sinusoid[0].differs == {"shots": (5, 10)} and len(rows) == 6
+
+
+def test_the_table_says_what_is_not_alike_and_what_failed(rows):
+    text = markdown(rows, "python experiments/reproduce.py all")
+    lines = text.splitlines()
+    assert (
+        "| maml_omniglot_5w1s | 98.70 ± 0.40% | 98.50 ± 2.00% (98.00 to 99.00) | 2 | "
+        "600 of 60,000 | 0:01:00, rpc on 2 | reached; 1 of the seeds FAILED |"
+    ) in lines
+    assert "  - Differs from the paper in shots: 5 there, 10 here." in lines
+    assert "  - Differs from the paper in queries: 1 there, 3 here." in lines
+    unlike = next(line for line in lines if line.startswith("- omniglot 5-way 1-shot: "))
+    assert "queries differs: 1 (maml_omniglot_5w1s, anil_omniglot_5w1s), 3 (reptile" in unlike
+    assert "- maml_omniglot_5w1s, seed 2, 600 iterations: the disk is full." in lines
+    told = list(csv.DictReader(csv_text(rows).splitlines()))
+    assert [row["cell"] for row in told] == [row.cell.preset for row in rows]
+    assert json.loads(told[0]["protocol"]) == PROTOCOL and told[0]["failed"] == "2"
+    assert told[0]["paper"] == "0.987"
+
+
+def test_seeds_with_other_protocols_are_pointed_at(tmp_path):
+    cells = {"x": Cell("x", "omniglot", "accuracy")}
+    fake(tmp_path / "a", "x", 0, test_accuracy=0.9, protocol=PROTOCOL)
+    fake(tmp_path / "b", "x", 1, test_accuracy=0.9, protocol={**PROTOCOL, "queries": 15})
+    rows = rows_of(find([tmp_path], cells), {})
+    told = "The seeds are not alike: queries differs: 1 (seed 0), 15 (seed 1)."
+    assert told in markdown(rows, "c") and rows[0].published_iterations is None
+
+
+def test_runs_started_by_hand_are_found_with_what_they_changed(tmp_path):
+    words = ["+experiment=maml_sinusoid", "seed=4", "algorithm.inner_lr=0.1", "hydra.run.dir=x"]
+    for name, overrides in (("a", words), ("b", [*words[:2], "strategy=local"]), ("c", words[1:])):
+        (tmp_path / name / ".hydra").mkdir(parents=True)
+        (tmp_path / name / ".hydra" / "overrides.yaml").write_text(json.dumps(overrides))
+        held = {"seed": 4, "trainer": {"iterations": 9}}
+        (tmp_path / name / ".hydra" / "config.yaml").write_text(json.dumps(held))
+    found = find([tmp_path], load_cells())
+    assert [(run.directory.name, run.seed, run.iterations) for run in found] == [
+        ("b", 4, 9),
+        ("a", 4, 9),
+    ]
+    names = [row.name for row in rows_of(found, {})]
+    assert names[0] == "maml_sinusoid, 1 step"
+    assert names[3] == "maml_sinusoid algorithm.inner_lr=0.1, 1 step"
+
+
+def test_another_folder_and_other_options(tmp_path):
+    plan = Planned("maml_sinusoid", "sinusoid", 1, 7, ("task.shots=5",), tmp_path)
+    assert not plan.finished()
+    (tmp_path / "reproduction.json").write_text(json.dumps(plan.plan()))
+    assert not plan.finished()
+    (tmp_path / "results.json").write_text("{}")
+    assert plan.finished()
+    other = Planned("maml_sinusoid", "sinusoid", 1, 7, (), tmp_path)
+    with pytest.raises(UserError, match=r"begun with the options task\.shots=5, not \(none"):
+        other.finished()
+    words = plan.command(3, "/data")
+    assert "--nproc_per_node=3" in words and "dataset.root=/data" in words
+    assert words[-1] == "task.shots=5" and "strategy=local" not in words
+    assert "strategy=local" in other.command(1, None)
+    assert failure(tmp_path) == "it left no log"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["maml_sinusoit"], "did you mean maml_sinusoid"),
+        (["--seeds", "2"], "name presets"),
+        (["maml_sinusoid", "--fraction", "0"], "must be above 0"),
+        (["maml_sinusoid", "--iterations", "0"], "must be above 0"),
+        (["all", "--root", "somewhere"], "does not say of which dataset"),
+        (["--table-only"], "no run of a preset"),
+        (["--sinusoid", "here", "there"], "no run's directory"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_any_run(tmp_path, capsys, words, told):
+    assert command.main(["--directory", str(tmp_path), *words]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and told in err and not list(tmp_path.iterdir())
+
+
+def test_the_list_names_every_preset(capsys):
+    assert command.main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(load_cells())
+    assert "98.70%; arXiv 1703.03400, table 1" in lines[0]

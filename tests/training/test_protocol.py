@@ -1,0 +1,101 @@
+"""Which results may be compared, and what the best checkpoint's test says."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny import build, train
+from worlds import run_world
+
+from metadist.distributed import get_rank
+from metadist.errors import UserError
+from metadist.training import protocol_differences, told
+from metadist.training.checkpoints import read_checkpoint
+from metadist.training.loop import run
+from metadist.training.resume import use_best
+
+ALIKE = {"ways": 5, "shots": 1, "eval_inner_steps": 3, "algorithm": "MAML", "inner_lr": 0.4}
+
+
+def test_equal_protocols_do_not_differ_whatever_the_method():
+    other = {**ALIKE, "algorithm": "ANIL", "inner_lr": 0.1, "first_order": True}
+    assert protocol_differences({"a": ALIKE, "b": other, "c": dict(ALIKE)}) == {}
+    assert protocol_differences({"a": ALIKE}) == protocol_differences({}) == {}
+
+
+def test_each_difference_is_named_with_who_has_what():
+    runs = {"a": ALIKE, "b": {**ALIKE, "shots": 5}, "c": {**ALIKE, "rotations": True}}
+    found = protocol_differences(runs)
+    assert found == {
+        "shots": {"a": 1, "b": 5, "c": 1},
+        "rotations": {"a": "—", "b": "—", "c": True},
+    }
+    assert told(found) == [
+        "shots differs: 1 (a, c), 5 (b)",
+        "rotations differs: — (a, b), True (c)",
+    ]
+    assert list(protocol_differences(runs, but_for=["shots"])) == ["rotations"]
+
+
+CHANGES = {
+    "trainer.eval_tasks=5": "test_tasks",
+    "task.queries=1": "queries",
+    "task.train_shots=2": "train_shots",
+    "algorithm.eval_inner_steps=2": "eval_inner_steps",
+    "algorithm.transductive=false": "batch_norm",
+    "trainer.test_checkpoint=best": "checkpoint",
+    "trainer.eval_seed=4": "eval_seed",
+}
+
+
+def test_runs_carry_what_they_differ_in(tmp_path):
+    short = ["strategy=local", "trainer.iterations=1", "trainer.validation_tasks=1"]
+    one = train(str(tmp_path / "a"), *short, "optimizer.lr=0.1", "seed=3")
+    other = train(str(tmp_path / "b"), *short, *CHANGES)
+    found = protocol_differences({"one": one["protocol"], "other": other["protocol"]})
+    assert set(found) == set(CHANGES.values())
+
+
+def test_the_best_checkpoint_is_tested_when_asked_for(tmp_path):
+    run_world(best_and_last, 2, str(tmp_path), "allreduce")
+    last, best = (json.loads((tmp_path / f"{n}.json").read_text()) for n in ("last", "best"))
+    assert last["protocol"]["checkpoint"] == "last" and last["tested_iteration"] == 4
+    assert best["protocol"]["checkpoint"] == "best by validation"
+    assert best["tested_iteration"] == 2 == best["best_validation"]["iteration"]
+    assert best["iterations"] == 4 and best["test_loss"] != last["test_loss"]
+    # What the run goes on from is still its last state.
+    saved = read_checkpoint(tmp_path / "run/checkpoints/iteration-00000004.pt")
+    assert saved["iteration"] == 4
+    # A run that ended after the best iteration has the same test.
+    short = train(str(tmp_path / "short"), "strategy=local", "trainer.iterations=2")
+    assert short["test_loss"] == pytest.approx(best["test_loss"], rel=1e-6)
+
+
+def best_and_last(directory: str, strategy: str) -> None:
+    """A run whose validation is best at iteration 2, tested at the end and then at its best."""
+    words = (f"{directory}/run", f"strategy={strategy}")
+    x = build(*words)
+    record = x.tracker.record
+
+    def nothing_is_better(line) -> None:
+        record(line)
+        if "validation_loss" in line and line["iteration"] == 4:
+            x.progress.best["accuracy"] = 2.0
+
+    x.tracker.record = nothing_is_better
+    last = run(x)
+    best = run(build(*words, "resume=auto", "trainer.test_checkpoint=best"))
+    if get_rank() == 0:
+        for name, results in (("last", last), ("best", best)):
+            Path(f"{directory}/{name}.json").write_text(json.dumps(results), encoding="utf-8")
+
+
+def test_the_best_of_no_validation_is_refused_before_any_work(tmp_path):
+    with pytest.raises(UserError, match=r"needs validations .* trainer\.eval_every"):
+        build(tmp_path, "trainer.test_checkpoint=best", "trainer.eval_every=0")
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_best_is_said(tmp_path):
+    with pytest.raises(UserError, match=r"no best checkpoint.*test_checkpoint=last"):
+        use_best(build(tmp_path, "strategy=local", "trainer.test_checkpoint=best"))

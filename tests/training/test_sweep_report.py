@@ -1,0 +1,119 @@
+"""The report on a folder of runs: rows, means, the best, warnings, files."""
+
+import csv
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from metadist.errors import UserError
+from metadist.training import report_on
+
+ROOT = Path(__file__).resolve().parents[2]
+PROTOCOL = {"ways": 5, "shots": 1, "inner_steps": 1, "inner_lr": 0.4, "dataset": "glyphs"}
+
+
+def write(folder: Path, words: list[str], test: float, validation: float | None = None, **more):
+    (folder / ".hydra").mkdir(parents=True)
+    (folder / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(words))
+    configuration = {"seed": 0, "algorithm": {"inner_lr": 0.4}, "task": {"shots": 1}}
+    (folder / ".hydra" / "config.yaml").write_text(yaml.safe_dump(configuration))
+    metric = more.pop("metric", "accuracy")
+    seed = next((int(word.split("=")[1]) for word in words if word.startswith("seed=")), 0)
+    known = {} if validation is None else {f"validation_{metric}": validation}
+    protocol = {**PROTOCOL, **more.pop("protocol", {})}
+    found = {f"test_{metric}": test, "ci95": 0.01, "train_loss": 0.5, "seed": seed, **known}
+    (folder / "results.json").write_text(json.dumps({**found, "protocol": protocol}))
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "sweep.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_seeds_are_one_row_and_the_best_is_by_validation(tmp_path):
+    for job, (rate, seed, test, validation) in enumerate(
+        [("0.1", 0, 0.7, 0.8), ("0.1", 1, 0.8, 0.9), ("0.40", 0, 0.9, 0.6), ("0.4", 1, 0.9, 0.7)]
+    ):
+        words = [f"+algorithm.inner_lr={rate}", f"seed={seed}", "logger=jsonl"]
+        write(tmp_path / str(job), words, test, validation, protocol={"inner_lr": float(rate)})
+    report = report_on(tmp_path)
+    first, second = rows(tmp_path)
+    assert first["algorithm.inner_lr"] == "0.1" and second["algorithm.inner_lr"] == "0.4"
+    assert float(first["test_accuracy"]) == pytest.approx(0.75)
+    assert float(first["test_accuracy_ci95"]) == pytest.approx(12.7062 * 0.05, rel=1e-4)
+    assert (first["runs"], first["best"], second["best"]) == ("2", "yes", "")
+    assert first["protocol.ways"] == "5" and first["protocol.inner_lr"] == "0.1"
+    assert not report.warnings and report.table.keys == ("algorithm.inner_lr",)
+    text = (tmp_path / "sweep.md").read_text()
+    assert "| 0.1 | 2 | 85.00% ± 63.53% | 75.00% ± 63.53% |" in text and "ways 5" in text
+    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    assert "best: algorithm.inner_lr=0.1" in "\n".join(report.lines())
+
+
+def test_a_run_alone_has_the_interval_over_its_tasks_and_a_default_its_value(tmp_path):
+    write(tmp_path / "a", [], 0.7)
+    write(tmp_path / "b", ["task.shots=5"], 0.9, protocol={"shots": 5})
+    report = report_on(tmp_path)
+    assert [row["task.shots"] for row in rows(tmp_path)] == ["1", "5"]
+    assert {row["test_accuracy_ci95"] for row in rows(tmp_path)} == {"0.01"}
+    assert report.table.chosen_by == "test" and not report.warnings
+
+
+def test_the_same_run_twice_is_no_second_seed(tmp_path):
+    for job, rate in enumerate(("0.1", "0.4", "0.1")):
+        write(tmp_path / str(job), [f"algorithm.inner_lr={rate}"], 0.7)
+    report_on(tmp_path)
+    assert [row["runs"] for row in rows(tmp_path)] == ["1", "1"]
+
+
+def test_protocols_that_differ_in_what_was_not_swept_are_warned_of(tmp_path):
+    write(tmp_path / "a", ["algorithm.inner_lr=0.1"], 0.7)
+    write(tmp_path / "b", ["algorithm.inner_lr=0.4"], 0.9, protocol={"shots": 5})
+    (warning,) = report_on(tmp_path).warnings
+    assert "shots" in warning and "Not comparable" in (tmp_path / "sweep.md").read_text()
+
+
+def test_what_a_swept_group_brings_with_it_is_no_difference(tmp_path):
+    write(tmp_path / "a", ["dataset=glyphs"], 0.7)
+    write(tmp_path / "b", ["dataset=omniglot"], 0.9, protocol={"dataset": "omniglot"})
+    assert report_on(tmp_path).warnings == ()
+
+
+def test_less_error_is_better_and_failures_are_listed(tmp_path):
+    for job, (rate, error) in enumerate((("0.1", 2.0), ("0.4", 1.0))):
+        words = [f"algorithm.inner_lr={rate}"]
+        write(tmp_path / str(job), words, error, error, metric="mse")
+    (tmp_path / "2").mkdir()
+    word = {"error": "it broke", "overrides": ["algorithm.inner_lr=9"]}
+    (tmp_path / "2" / "failure.json").write_text(json.dumps(word))
+    report = report_on(tmp_path)
+    assert [row["best"] for row in rows(tmp_path)] == ["", "yes", ""]
+    assert report.failed == ("2",) and "- 2: it broke" in (tmp_path / "sweep.md").read_text()
+
+
+def test_what_cannot_be_tabulated_is_refused(tmp_path):
+    with pytest.raises(UserError, match="holds no run"):
+        report_on(tmp_path)
+    write(tmp_path / "a", [], 0.7)
+    write(tmp_path / "b", ["dataset=sinusoid"], 0.9, metric="mse")
+    with pytest.raises(UserError, match="regression"):
+        report_on(tmp_path)
+    (tmp_path / "b" / "results.json").write_text("{")
+    with pytest.raises(UserError, match="cannot be read"):
+        report_on(tmp_path)
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    write(tmp_path / "a", [], 0.7)
+    command = str(ROOT / "experiments" / "sweep.py")
+    for folder, status in ((tmp_path, 0), (tmp_path / "nowhere", 2)):
+        monkeypatch.setattr(sys, "argv", [command, str(folder)])
+        with pytest.raises(SystemExit) as leaving:
+            runpy.run_path(command, run_name="__main__")
+        assert leaving.value.code == status
+    told = capsys.readouterr()
+    assert "1 run finished" in told.out and told.err.startswith("error: ")
