@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow faults benchmark lint format clean
+.PHONY: help run test test-slow faults benchmark scaling overhead reproduce lint format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,8 +23,17 @@ test-slow: $(VENV)/.installed-test ## run the slow tests
 faults: $(VENV)/.installed ## kill, freeze and cut off real runs; parts in ARGS="kills endings"
 	$(BIN)/python experiments/faults $(ARGS)
 
-benchmark: $(VENV)/.installed ## metadist against a hand-written loop, in turn; ARGS="--rounds 5"
+benchmark: $(VENV)/.installed ## metadist and its rivals on the same tasks, in turn; ARGS="--rounds 5"
 	$(BIN)/python experiments/benchmark.py $(ARGS)
+
+scaling: $(VENV)/.installed ## steps against workers, tasks, parameters; a model of 8 to 1,024 workers
+	$(BIN)/python experiments/scaling.py $(ARGS)
+
+overhead: $(VENV)/.installed ## what the framework itself costs; parts in ARGS="latency start"
+	$(BIN)/python experiments/overhead.py $(ARGS)
+
+reproduce: $(VENV)/.installed ## the papers' tables; ARGS="maml_sinusoid --seeds 3 --fraction 0.03"
+	$(BIN)/python experiments/reproduce.py $(ARGS)
 
 lint: $(VENV)/.installed-dev ## check style and imports
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

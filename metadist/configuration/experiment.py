@@ -28,6 +28,8 @@ from metadist.training import (
     resolve_device,
     restore,
 )
+from metadist.training.memory import keep_freed_memory
+from metadist.training.starting import leave_compiler_out
 
 _built = itertools.count()
 
@@ -57,6 +59,8 @@ def assemble_experiment(configuration: DictConfig, directory: Path, name: str) -
     _refuse_strangers(cfg)
     seed = _whole_number(cfg, "seed", 0)
     torch.set_num_threads(_whole_number(cfg, "threads", 1, 4096))
+    keep_freed_memory()
+    leave_compiler_out()
     trainer: Trainer = build(cfg.trainer, "trainer")
     strategy = _strategy(cfg)
     device = resolve_device(str(cfg.device))
@@ -98,6 +102,7 @@ _KEYS = (
     "dataset",
     "default_partition",
     "device",
+    "launcher",
     "logger",
     "model",
     "optimizer",
@@ -108,6 +113,7 @@ _KEYS = (
     "scheduler",
     "seed",
     "strategy",
+    "sweep",
     "task",
     "threads",
     "timeout_seconds",

@@ -10,6 +10,9 @@ from hydra.errors import (
 )
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+_OF_AN_EXTRA = ("optuna", "joblib", "submitit")
+"""What Hydra's sweepers and launchers that the extra `sweeps` brings are called."""
+
 
 def explain(error: BaseException) -> str:
     """What was wrong, what was expected and what to do, in one line.
@@ -22,6 +25,8 @@ def explain(error: BaseException) -> str:
     if isinstance(error, MissingConfigException) and error.options:
         group, _, option = str(error.missing_cfg_file or "").rpartition("/")
         options = ", ".join(sorted(error.options))
+        if group in ("hydra/launcher", "hydra/sweeper") and option.startswith(_OF_AN_EXTRA):
+            return f"{group}={option} is not installed: pip install '.[sweeps]'."
         return f"{group}={option} is no option of {group}: choose one of {options}."
     if isinstance(error, OverrideParseException):
         return f"the override {error.override!r} cannot be read: write KEY=VALUE, as in seed=1."

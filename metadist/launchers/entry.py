@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import os
 import signal
 import sys
 import threading
@@ -10,32 +9,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import hydra
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
 
 from metadist.distributed import get_rank
-from metadist.distributed.job import begin_job
-from metadist.launchers.resolvers import register_resolvers
-from metadist.launchers.set_up import Build, build_on_all_ranks, timeout_of
-from metadist.launchers.speaking import end_process, leave, say
-from metadist.training import Interrupted, run
-
-
-class _Failed(BaseException):
-    """Carries an exception past Hydra, which would print it on every rank.
-
-    Attributes:
-        error: the exception.
-        in_job: whether the ranks had met for the job already.
-    """
-
-    def __init__(self, error: Exception, in_job: bool) -> None:
-        super().__init__(str(error))
-        self.error = error
-        self.in_job = in_job
+from metadist.errors import UserError
+from metadist.launchers.carry_out import Failed
+from metadist.launchers.set_up import Build
+from metadist.launchers.speaking import leave, say, wants_traceback
+from metadist.launchers.sweeps import JobFailed, end_sweep, last_jobs_awaited
+from metadist.launchers.task_function import TaskFunction
+from metadist.training import Interrupted
 
 
 def experiment(script: str, build: Build) -> Callable[[], None]:
@@ -50,30 +34,10 @@ def experiment(script: str, build: Build) -> Callable[[], None]:
         script: the script's `__file__`; `conf/` lies beside its folder.
         build: (configuration, run directory, name) -> the experiment.
     """
-    register_resolvers()
     path = Path(script).resolve()
-    config_name = path.stem
-
-    def work(configuration: DictConfig) -> Any:
-        directory = Path(HydraConfig.get().runtime.output_dir).resolve()
-        # As typed: a list would resolve the interpolations in them.
-        task = HydraConfig.get().overrides.task
-        overrides: list[str] = OmegaConf.to_container(task, resolve=False)
-        in_job = False
-        try:
-            job = begin_job(timeout_of(configuration), end_process)
-            in_job = True
-            results = run(
-                build_on_all_ranks(job, build, configuration, directory, config_name, overrides)
-            )
-        except Exception as error:
-            raise _Failed(error, in_job) from error
-        job.end()
-        return results
-
     main = hydra.main(
-        version_base="1.3", config_path=str(path.parent.parent / "conf"), config_name=config_name
-    )(work)
+        version_base="1.3", config_path=str(path.parent.parent / "conf"), config_name=path.stem
+    )(TaskFunction(path, build))
 
     @functools.wraps(main)
     def guarded() -> None:
@@ -85,19 +49,21 @@ def experiment(script: str, build: Build) -> Callable[[], None]:
 
 def _exit_status(main: Callable[[], None]) -> int:
     """Run, and say what went wrong, if anything did, as far as it is this rank's to say."""
-    # Hydra then raises what went wrong instead of printing it on every rank.
-    wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
-    os.environ["HYDRA_FULL_ERROR"] = "1"
+    traceback = wants_traceback()
     if get_rank() != 0:
         logging.disable(logging.INFO)
+    status = 0
     try:
-        with _signals_stop_at_once():
+        with _signals_stop_at_once(), last_jobs_awaited():
             main()
-    except _Failed as failed:
-        return say(failed.error, wants_traceback, failed.in_job)
+    except Failed as failed:
+        status = say(failed.error, traceback, failed.in_job)
+    except JobFailed as failed:
+        say(UserError(str(failed)), traceback, in_job=False)
+        status = failed.exit_status
     except Exception as error:
-        return say(error, wants_traceback, in_job=False)
-    return 0
+        status = say(error, traceback, in_job=False)
+    return end_sweep(status)
 
 
 @contextmanager

@@ -13,11 +13,8 @@ _TIMEOUT = 30.0
 
 
 def register_resolvers() -> None:
-    """Make `${run_stamp:}` and `${on_rank_zero:…}` known to OmegaConf. Any process, any time."""
+    """Make `${run_stamp:}` known to OmegaConf. Any process, any time."""
     OmegaConf.register_new_resolver("run_stamp", _run_stamp, use_cache=True, replace=True)
-    OmegaConf.register_new_resolver(
-        "on_rank_zero", lambda value: value if get_rank() == 0 else None, replace=True
-    )
 
 
 def _run_stamp(timeout_seconds: object = _TIMEOUT) -> str:

@@ -1,12 +1,14 @@
 """What ended a run, said once: by the rank on which it went wrong, or by rank zero for all."""
 
 import contextlib
+import json
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
@@ -27,6 +29,8 @@ USER_ERROR_STATUS = 2
 FAILURE_STATUS = 1
 """Exit status after any other error."""
 
+_TRACEBACK = "METADIST_TRACEBACK"
+
 _LEAVE_SECONDS = 3.0
 """How long a process that has failed may take to end in good order."""
 
@@ -37,12 +41,37 @@ class Elsewhere(Exception):
     """Another rank failed in setting up, and says why."""
 
 
-def say(error: Exception, wants_traceback: bool, in_job: bool) -> int:
+class WorldEnded(Exception):
+    """A world that this process started did not end well, and has said why.
+
+    Attributes:
+        exit_status: what `Launcher.run` returned, or 128 plus the number of a signal that this
+            process got.
+    """
+
+    def __init__(self, exit_status: int) -> None:
+        super().__init__(exit_status)
+        self.exit_status = exit_status
+
+    def __str__(self) -> str:
+        return f"its processes ended with status {self.exit_status}"
+
+
+def wants_traceback() -> bool:
+    """Whether HYDRA_FULL_ERROR=1 asked for tracebacks of every error. The first call decides, here
+    and in processes started later: Hydra itself is always to raise, not to print.
+    """
+    os.environ.setdefault(_TRACEBACK, os.environ.get("HYDRA_FULL_ERROR", "0"))
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    return os.environ[_TRACEBACK] == "1"
+
+
+def say(error: Exception, tracebacks: bool, in_job: bool) -> int:
     """Say what went wrong as far as it is this rank's to say. Any rank, in its main thread.
 
     Args:
         error: what was raised.
-        wants_traceback: of errors that are one sentence, too.
+        tracebacks: of errors that are one sentence, too.
         in_job: whether the ranks had met for the job already. An OSError before that comes from
             Hydra, which could not make the run's directory.
 
@@ -57,25 +86,67 @@ def say(error: Exception, wants_traceback: bool, in_job: bool) -> int:
     if isinstance(error, Elsewhere | AllGaveUp):
         _let_speak()
         return FAILURE_STATUS
+    if isinstance(error, WorldEnded):
+        return error.exit_status
     if isinstance(error, Interrupted):
         _say_for_all(str(error), in_job)
         return error.exit_status
     if isinstance(error, PeerLost):
         _say_lost(error)
         return FAILURE_STATUS
-    if isinstance(error, UserError | HydraException | OmegaConfBaseException) or (
-        not in_job and (isinstance(error, OSError) or raised_by_hydra(error))
-    ):
-        if wants_traceback:
+    if _is_users(error, in_job):
+        if tracebacks:
             traceback.print_exception(error)
         _say_for_all(f"error: {explain(error)}", in_job)
         return USER_ERROR_STATUS
-    if isinstance(error, RemoteError) and not wants_traceback:
+    if isinstance(error, RemoteError) and not tracebacks:
         _say_own(f"error: {error}")
     else:
         lines = "".join(traceback.format_exception(error)).rstrip()
         _say_own(f"error: {_here()} failed:\n{lines}")
     return FAILURE_STATUS
+
+
+def _is_users(error: Exception, in_job: bool) -> bool:
+    """Whether an error is one that the user can mend."""
+    return isinstance(error, UserError | HydraException | OmegaConfBaseException) or (
+        not in_job and (isinstance(error, OSError) or raised_by_hydra(error))
+    )
+
+
+def say_and_go_on(error: Exception, in_job: bool, then: str) -> None:
+    """Say what went wrong, and be ready for another job. Any rank, in its main thread.
+
+    Args:
+        error: what was raised.
+        in_job: as of `say`.
+        then: what rank zero says after it.
+    """
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    handlers = [signal.getsignal(number) for number in numbers]
+    say(error, wants_traceback(), in_job)
+    for number, handler in zip(numbers, handlers, strict=True):
+        signal.signal(number, handler)
+    if _floor.locked():
+        _floor.release()
+    if get_rank() == 0:
+        print(then, file=sys.stderr, flush=True)
+
+
+def speak(text: str) -> None:
+    """Say what is the last word on a job or sweep, on standard error and to torchrun."""
+    sys.stdout.flush()
+    print(text, file=sys.stderr, flush=True)
+    _tell_torchrun(text.removeprefix("error: "))
+
+
+def sentence_of(error: Exception, in_job: bool) -> tuple[str, int]:
+    """What a table says of an error, in one line, and its exit status."""
+    if isinstance(error, WorldEnded):
+        return str(error), error.exit_status
+    if _is_users(error, in_job):
+        return explain(error), USER_ERROR_STATUS
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500], FAILURE_STATUS
 
 
 def end_process(sentence: str) -> None:
@@ -171,10 +242,21 @@ def _say_before_job(sentence: str) -> None:
 
 def _print(text: str) -> None:
     if _floor.acquire(blocking=False) and text:
-        sys.stdout.flush()
-        print(text, file=sys.stderr, flush=True)
+        speak(text)
         with contextlib.suppress(RuntimeError):
             current_job().note_said()
+
+
+def _tell_torchrun(text: str) -> None:
+    """Have torchrun's report of the failure end with what was said, instead of with nothing."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return
+    word = {"py_callstack": text, "timestamp": str(int(time.time()))}
+    with contextlib.suppress(OSError):
+        Path(path).write_text(
+            json.dumps({"message": {"message": text, "extraInfo": word}}), encoding="utf-8"
+        )
 
 
 def _let_others_hear() -> None:

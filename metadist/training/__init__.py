@@ -1,5 +1,6 @@
 """Training: the loop, its strategies, evaluation, checkpoints."""
 
+from metadist.training.adaptation import draw_adaptation
 from metadist.training.experiment import Experiment, Trainer
 from metadist.training.interrupts import Interrupted
 from metadist.training.loop import run
@@ -10,6 +11,7 @@ from metadist.training.mappers import (
     TrainTasks,
     resolve_device,
 )
+from metadist.training.protocol import protocol_differences, told
 from metadist.training.replay import Replay, parse_key, replay
 from metadist.training.resume import restore
 from metadist.training.strategies import (
@@ -18,6 +20,7 @@ from metadist.training.strategies import (
     RpcStrategy,
     Strategy,
 )
+from metadist.training.sweep_report import SweepReport, report_on
 
 __all__ = [
     "AllReduceStrategy",
@@ -29,12 +32,17 @@ __all__ = [
     "Replay",
     "RpcStrategy",
     "Strategy",
+    "SweepReport",
     "TaskMapper",
     "TrainTasks",
     "Trainer",
+    "draw_adaptation",
     "parse_key",
+    "protocol_differences",
     "replay",
+    "report_on",
     "resolve_device",
     "restore",
     "run",
+    "told",
 ]

@@ -8,6 +8,7 @@ import torch
 from annotated_types import Ge, Gt, Le
 
 from metadist.algorithms import Learner
+from metadist.errors import UserError
 from metadist.tasks import TaskDistribution
 from metadist.tracking import Tracker
 from metadist.training.mappers import EvaluateTasks, TrainTasks
@@ -29,6 +30,8 @@ class Trainer:
         eval_tasks: tasks of the test after training.
         eval_seed: keys the tasks of validation and test. It is not the run's seed, so that runs
             of other algorithms and other seeds are judged on the same tasks.
+        test_checkpoint: what is tested: "last", the state at the end of training, or "best", the
+            one that did best in validation.
         checkpoint_every: outer steps between checkpoints; 0 for one at the end only.
         keep_checkpoints: how many of the newest checkpoints to keep, beside the best.
         on_non_finite: what to do when the loss or the gradient of an outer step is NaN or
@@ -42,6 +45,8 @@ class Trainer:
             dataset; by default keys travel and every worker draws its own tasks.
         tasks_at_once: how many tasks a worker runs side by side, where algorithm and model can:
             small tasks are then faster. "auto" goes by the tasks' size; 1 is one by one.
+        profile: measure where the time of the first outer steps goes: a table, shown at the end
+            of the run, and a trace of every rank, both in `profile/` of the run's directory.
     """
 
     iterations: Annotated[int, Ge(1)] = 1000
@@ -50,6 +55,7 @@ class Trainer:
     validation_tasks: Annotated[int, Ge(1), Le(_MANY)] = 100
     eval_tasks: Annotated[int, Ge(1), Le(_MANY)] = 600
     eval_seed: Annotated[int, Ge(0)] = 0
+    test_checkpoint: Literal["last", "best"] = "last"
     checkpoint_every: Annotated[int, Ge(0)] = 200
     keep_checkpoints: Annotated[int, Ge(1)] = 3
     on_non_finite: Literal["stop", "skip", "continue"] = "stop"
@@ -57,6 +63,19 @@ class Trainer:
     clip_norm: Annotated[float, Gt(0)] | None = None
     send_tasks: bool = False
     tasks_at_once: Annotated[int, Ge(1)] | Literal["auto"] = "auto"
+    profile: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what contradicts itself.
+
+        Raises:
+            UserError: the best checkpoint is asked for, and nothing would tell which that is.
+        """
+        if self.test_checkpoint == "best" and not self.eval_every:
+            raise UserError(
+                "trainer.test_checkpoint=best needs validations to tell which is best: set "
+                "trainer.eval_every, or take trainer.test_checkpoint=last."
+            )
 
 
 @dataclass

@@ -1,14 +1,17 @@
 """The training loop: step, log, evaluate, save; then the test."""
 
+import contextlib
 import logging
 import math
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from metadist.distributed import PeerLost, get_rank
 from metadist.distributed.job import current_job
+from metadist.distributed.phases import get_ready_to_record, phase
 from metadist.errors import UserError
 from metadist.tasks import task_keys
 from metadist.tracking import Run
@@ -18,8 +21,9 @@ from metadist.training.experiment import Experiment
 from metadist.training.interrupts import Interrupted, StopRequests
 from metadist.training.outer_step import advance, differentiate, meta_batch, total_weight
 from metadist.training.pictures import draw_pictures
+from metadist.training.profiling import Profile
 from metadist.training.results import results_of, write_results
-from metadist.training.resume import checkpoints_of, contents_of
+from metadist.training.resume import checkpoints_of, contents_of, use_best
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +40,8 @@ def run(experiment: Experiment) -> dict[str, Any]:
         Interrupted: a signal asked the run to stop; it has saved a checkpoint.
     """
     strategy = experiment.strategy
+    if experiment.trainer.profile:
+        get_ready_to_record()
     try:
         strategy.open()
         with StopRequests() as stop:
@@ -68,6 +74,7 @@ class _Run:
         self.leads = get_rank() == 0
         self.progress = experiment.progress
         self.checkpoints = checkpoints_of(experiment)
+        self.profile = Profile(experiment) if experiment.trainer.profile else None
 
     def run(self) -> dict[str, Any]:
         """See the module's `run`."""
@@ -92,6 +99,8 @@ class _Run:
                     x.directory, x.headline, x.tasks, x.learner, x.trainer.eval_seed, results
                 )
                 x.tracker.finish(results, pictures)
+                if self.profile is not None:
+                    print(f"\n{self.profile.table}", flush=True)
         finally:
             x.tracker.close()
         return results
@@ -102,7 +111,8 @@ class _Run:
         x, progress = self.x, self.progress
         self._validate_if_due()  # a run may have been stopped before
         while progress.iteration < x.trainer.iterations:
-            self._step(progress.iteration + 1)
+            with contextlib.nullcontext() if self.profile is None else self.profile.step():
+                self._step(progress.iteration + 1)
             last = progress.iteration == x.trainer.iterations
             self._validate_if_due()
             stopping = x.strategy.agree(self.stop.number != 0) and not last
@@ -137,25 +147,27 @@ class _Run:
         choice = "" if outcome.finite else x.trainer.on_non_finite
         culprit = find_culprit(x, iteration, outcome) if choice else None
         if choice != "stop":
-            advance(x, iteration, outcome, skip=choice == "skip")
+            with phase("outer step"):
+                advance(x, iteration, outcome, skip=choice == "skip")
         seconds = time.perf_counter() - started
         if self.leads:
             weight = total_weight(x)
-            x.tracker.record(
-                {
-                    "iteration": iteration,
-                    "train_loss": outcome.loss,
-                    **{
-                        f"train_{name}": value.item() / weight
-                        for name, value in outcome.result.metrics.items()
-                    },
-                    "gradient_norm": outcome.gradient_norm,
-                    "learning_rate": float(learning_rate),
-                    "tasks_per_second": x.trainer.meta_batch_size / seconds,
-                    "seconds": progress.train_seconds + seconds,
-                    **({} if culprit is None else {"non_finite": culprit.key or culprit.words}),
-                }
-            )
+            with phase("log"):
+                x.tracker.record(
+                    {
+                        "iteration": iteration,
+                        "train_loss": outcome.loss,
+                        **{
+                            f"train_{name}": value.item() / weight
+                            for name, value in outcome.result.metrics.items()
+                        },
+                        "gradient_norm": outcome.gradient_norm,
+                        "learning_rate": float(learning_rate),
+                        "tasks_per_second": x.trainer.meta_batch_size / seconds,
+                        "seconds": progress.train_seconds + seconds,
+                        **({} if culprit is None else {"non_finite": culprit.key or culprit.words}),
+                    }
+                )
         if culprit is not None:
             self._report(iteration, culprit)
         progress.iteration = iteration
@@ -195,6 +207,7 @@ class _Run:
         self, split: str, tasks: int, between: Callable[[], None] = lambda: None
     ) -> dict[str, Estimate]:
         x = self.x
+        mapper = replace(x.evaluate_mapper, each_step=split == "test")
         keys = task_keys(x.trainer.eval_seed, split, 0, range(tasks))
 
         def warn(place: int, loss: float) -> None:
@@ -205,7 +218,7 @@ class _Run:
 
         return evaluate(
             x.strategy,
-            x.evaluate_mapper,
+            mapper,
             x.learner,
             keys,
             lambda some: meta_batch(x, some),
@@ -253,5 +266,9 @@ class _Run:
             self.checkpoints.save(self.progress.iteration, contents_of(self.x))
 
     def _test(self, started: float) -> dict[str, Any]:
-        figures = self._evaluate("test", self.x.trainer.eval_tasks, self._leave_if_asked)
-        return results_of(self.x, figures, time.perf_counter() - started)
+        x, tested = self.x, self.progress.iteration
+        if x.trainer.test_checkpoint == "best":
+            x.strategy.agree(False)  # rank zero has saved the best by then
+            tested = use_best(x)
+        figures = self._evaluate("test", x.trainer.eval_tasks, self._leave_if_asked)
+        return results_of(x, figures, time.perf_counter() - started, tested)

@@ -14,12 +14,14 @@ from torch import Tensor
 
 from metadist.algorithms import Learner, TaskResult
 from metadist.distributed import get_local_rank, module_clone
+from metadist.distributed.phases import Recording, phase, recorded
 from metadist.distributed.reducers import dtypes
 from metadist.distributed.residents import Resident
 from metadist.distributed.visits import Answer, Call, Gradients
 from metadist.errors import UserError
 from metadist.tasks import Episode, Examples
 from metadist.training.side_by_side import TasksAtOnce, groups, together
+from metadist.training.task_phases import told_apart
 
 _moved: "weakref.WeakKeyDictionary[Learner, Learner]" = weakref.WeakKeyDictionary()
 
@@ -50,11 +52,15 @@ class TaskMapper:
         device: where the learner computes; "auto" is the GPU of the local rank, else the CPU.
         tasks_at_once: how many tasks run side by side, if the learner can; "auto" goes by the
             tasks' size.
+        each_step: in evaluation, queries are also judged after each inner step; see `Learner`.
+        recording: what is recorded of this step in the worker's own process, for a profile.
     """
 
     tasks: Resident
     device: str = "auto"
     tasks_at_once: TasksAtOnce = "auto"
+    each_step: bool = False
+    recording: Recording = "no"
 
     def each(self, learner: Learner, batch: MetaBatch) -> list[TaskResult]:
         """The results of the batch's tasks, in order, one by one.
@@ -64,7 +70,7 @@ class TaskMapper:
         but its key.
         """
         device = resolve_device(self.device)
-        learner = _on_device(learner, device)
+        learner = self._ready(learner, device)
         return [self._one(learner, key, episode) for key, episode in self._tasks(batch, device)]
 
     def _results(
@@ -74,13 +80,18 @@ class TaskMapper:
         pays: then with each task's own parameters, else without any, for a single task.
         """
         device = resolve_device(self.device)
-        learner = _on_device(learner, device)
+        learner = self._ready(learner, device)
         tasks = (task for call in calls for task in self._tasks(learner_and_batch(call)[1], device))
         for several, group in groups(learner, tasks, self.tasks_at_once):
             if several:
                 yield together(learner, [episode for _, episode in group])
             else:
                 yield self._one(learner, *group[0]), {}
+
+    def _ready(self, learner: Learner, device: torch.device) -> Learner:
+        learner = _on_device(learner, device)
+        learner.each_step = self.each_step
+        return learner
 
     def _one(self, learner: Learner, key: Tensor, episode: Episode) -> TaskResult:
         device = episode.query.inputs.device
@@ -95,7 +106,8 @@ class TaskMapper:
         single = batch.keys.dim() == 1
         for place, key in enumerate(batch.keys.unsqueeze(0) if single else batch.keys):
             if batch.episodes is None:
-                episode = self.tasks.value.draw(key)
+                with phase("data"):
+                    episode = self.tasks.value.draw(key)
             elif single:
                 episode = batch.episodes
             else:
@@ -109,7 +121,8 @@ class TrainTasks(TaskMapper):
 
     def __call__(self, learner: Learner, batch: MetaBatch) -> TaskResult:
         """Returns a `TaskResult` whose loss can be differentiated."""
-        results = self.each(learner.train(), batch)
+        with recorded(self.recording):
+            results = self.each(learner.train(), batch)
         if len(results) == 1:
             return results[0]._replace(predictions=None)
         return TaskResult(
@@ -128,6 +141,12 @@ class TrainTasks(TaskMapper):
         self, calls: list[Call], coefficients: list[float], inputs: list[Tensor]
     ) -> Answer:
         """See `WeightedSum`: a few tasks at a time, so that memory does not grow with the tasks."""
+        with recorded(self.recording):
+            return self._weighted_sum(calls, coefficients, inputs)
+
+    def _weighted_sum(
+        self, calls: list[Call], coefficients: list[float], inputs: list[Tensor]
+    ) -> Answer:
         original = learner_and_batch(calls[0])[0].train()
         names = {id(parameter): name for name, parameter in original.named_parameters()}
         counts = [learner_and_batch(call)[1].count() for call in calls]
@@ -140,15 +159,17 @@ class TrainTasks(TaskMapper):
             by = [parameters[names[id(tensor)]] if parameters else tensor for tensor in inputs]
             found: Sequence[Tensor | None] = [None] * len(by)
             if result.loss.requires_grad:
-                found = torch.autograd.grad(result.loss.sum(), by, allow_unused=True)
+                with phase("backward"):
+                    found = torch.autograd.grad(result.loss.sum(), by, allow_unused=True)
             if not parameters:
                 result, found = in_front(result), in_front(found)
             share = torch.tensor(list(islice(weights, len(result.loss))), dtype=torch.float64)
             types = types or dtypes(result)
-            values.append(optree.tree_map(lambda leaf, w=share: _sum(leaf, w), result))
-            for place, gradient in enumerate(found):
-                if gradient is not None:
-                    gradients[place] = _plus(gradients[place], _sum(gradient, share))
+            with phase("reduce"):
+                values.append(optree.tree_map(lambda leaf, w=share: _sum(leaf, w), result))
+                for place, gradient in enumerate(found):
+                    if gradient is not None:
+                        gradients[place] = _plus(gradients[place], _sum(gradient, share))
         none = all(gradient is None for gradient in gradients)
         total = optree.tree_map(lambda *parts: torch.stack(parts).sum(0), *values)
         return Answer(total, None if none else Gradients(0, gradients), types)
@@ -207,9 +228,11 @@ def _with_buffers(learner: Learner, episode: Episode) -> TaskResult:
     """The learner's result for a task, with what the task did to a copy of its buffers."""
     before = dict(learner.named_buffers())
     if not before:
-        return learner(episode)
+        with told_apart(learner, episode):
+            return learner(episode)
     clone = module_clone(learner, by="reference", detach_buffers=True)
-    result = clone(episode)
+    with told_apart(clone, episode):
+        result = clone(episode)
     changes = {name: after.double() - before[name] for name, after in clone.named_buffers()}
     return result._replace(buffers=changes if learner.training else {})
 

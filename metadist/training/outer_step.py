@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from metadist.algorithms import TaskResult
+from metadist.distributed.phases import phase
 from metadist.distributed.reducers import LinearReducer
 from metadist.tasks import stack_episodes, task_keys
 from metadist.training.experiment import Experiment
@@ -53,9 +54,11 @@ def differentiate(experiment: Experiment, iteration: int) -> Outcome:
     Called by the ranks that run the loop, all of which get the same.
     """
     x = experiment
-    batch = meta_batch(x, training_keys(x, iteration))
+    with phase("data"):
+        batch = meta_batch(x, training_keys(x, iteration))
     result = x.strategy.backward(x.train_mapper, x.learner, batch)
-    return Outcome(result, result.loss.item(), gradient_norm(x.learner))
+    with phase("outer step"):
+        return Outcome(result, result.loss.item(), gradient_norm(x.learner))
 
 
 def advance(experiment: Experiment, iteration: int, outcome: Outcome, skip: bool = False) -> None:

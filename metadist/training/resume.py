@@ -99,6 +99,26 @@ def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]
         )
 
 
+def use_best(experiment: Experiment) -> int:
+    """Put the best state by validation into the learner; at which iteration it was saved.
+
+    The ranks that run the loop call it after training.
+
+    Raises:
+        UserError: there is none, for every validation came to NaN, or it is damaged.
+    """
+    saved = checkpoints_of(experiment)
+    found = [path for number, path in saved.bests() if number <= experiment.progress.iteration]
+    if not found:
+        raise UserError(
+            f"{saved.directory} holds no best checkpoint, for no validation came to a finite "
+            "figure: resume with trainer.test_checkpoint=last to test the last state."
+        )
+    contents = read_checkpoint(found[-1])
+    _load_learner(experiment, contents)
+    return int(contents["iteration"])
+
+
 def _newest_good(saved: Checkpoints) -> tuple[Path, dict[str, Any]] | None:
     """The newest checkpoint that is whole; rank zero sets those before it aside.
 
@@ -176,12 +196,16 @@ def _make_writable(directory: Path) -> None:
         ) from None
 
 
+def _load_learner(experiment: Experiment, contents: Mapping[str, Any]) -> None:
+    experiment.learner.load_state_dict(contents["learner"])
+    buffers = dict(experiment.learner.named_buffers())
+    for name, saved in contents["buffers"].items():
+        buffers[name].copy_(saved)
+
+
 def _load(path: Path, experiment: Experiment, contents: Mapping[str, Any]) -> None:
     try:
-        experiment.learner.load_state_dict(contents["learner"])
-        buffers = dict(experiment.learner.named_buffers())
-        for name, saved in contents["buffers"].items():
-            buffers[name].copy_(saved)
+        _load_learner(experiment, contents)
         experiment.optimizer.load_state_dict(contents["optimizer"])
         experiment.scheduler.load_state_dict(contents["scheduler"])
         progress = Progress(**{key: contents[key] for key in Progress.__dataclass_fields__})

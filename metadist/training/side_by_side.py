@@ -14,6 +14,7 @@ from torch.func import functional_call
 
 from metadist.algorithms import Learner, TaskResult
 from metadist.tasks import Episode
+from metadist.training.task_phases import told_apart
 
 TasksAtOnce = int | Literal["auto"]
 
@@ -87,7 +88,8 @@ def together(learner: Learner, episodes: list[Episode]) -> tuple[TaskResult, dic
         for name, parameter in learner.named_parameters()
     }
     stacked = optree.tree_map(lambda *parts: torch.stack(parts), *episodes)
-    return functional_call(learner, parameters, (stacked,)), parameters
+    with told_apart(learner, stacked):
+        return functional_call(learner, parameters, (stacked,)), parameters
 
 
 def _channels_last(parameter: Tensor) -> Tensor:

@@ -12,8 +12,10 @@ from metadist.distributed.collectives import (
     init_process_group,
 )
 from metadist.distributed.data_parallel import DataParallel
+from metadist.distributed.phases import is_recorded, phase
 from metadist.distributed.reducers import LinearReducer, narrow
 from metadist.distributed.shards import Partitioner
+from metadist.distributed.visits import Answer
 from metadist.training.strategies.in_process import InProcess, set_gradient, trained
 from metadist.training.strategies.strategy import Mapper
 
@@ -72,9 +74,18 @@ class AllReduceStrategy(InProcess):
             calls, weights = self._my_calls(learner, batch)
             if self._ddp is None or self._ddp.module is not learner:
                 self._ddp = DataParallel(learner)
-            part, types = self._ddp.backward(mapper, calls, weights)
-            return narrow(all_reduce(part), types)
+            with phase("backward"):
+                part, types = self._ddp.backward(mapper, calls, weights)
+            with phase("reduce"):
+                return narrow(all_reduce(part), types)
         answer, part = self._backward(mapper, learner, batch)
+        if is_recorded():  # waiting for the slowest rank, told apart from the exchange
+            with phase("wait"):
+                all_reduce(0.0)
+        with phase("reduce"):
+            return self._reduced(answer, part, learner)
+
+    def _reduced(self, answer: Answer, part: list[Tensor | None], learner: nn.Module) -> Any:
         filled = [
             torch.zeros_like(parameter, dtype=torch.float64) if gradient is None else gradient
             for parameter, gradient in zip(trained(learner), part, strict=True)

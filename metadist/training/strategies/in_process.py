@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from metadist.distributed import get_rank, get_worker_id
 from metadist.distributed.reducers import LinearReducer
-from metadist.distributed.shards import Partitioner, as_shards
+from metadist.distributed.shards import Partitioner, WorkerID, as_shards
 from metadist.distributed.visits import Answer, Visit, tensors_of
 from metadist.training.strategies.strategy import Mapper
 
@@ -26,7 +26,7 @@ class InProcess:
         """This rank's shards as calls of the mapper, and their weights in the reduced result."""
         shards = as_shards(self.partitioner(learner, batch))
         coefficients = self.reducer.coefficients([shard.size for shard in shards])
-        mine = [i for i, shard in enumerate(shards) if get_worker_id(shard[0]) == get_rank()]
+        mine = _mine([worker for worker, _, _ in shards])
         if mine:
             return [(shards[i][1], shards[i][2]) for i in mine], [coefficients[i] for i in mine]
         # A rank without work repeats the first shard with weight zero: its contribution then has
@@ -52,11 +52,18 @@ class InProcess:
         A rank without work has those of the first shard, under the number -1.
         """
         shards = as_shards(self.partitioner(learner, batch))
-        mine = [i for i, shard in enumerate(shards) if get_worker_id(shard[0]) == get_rank()]
+        mine = _mine([worker for worker, _, _ in shards])
         calls = [(shards[i][1], shards[i][2]) for i in mine or [0]]
         answers = Visit(mapper, calls, keep_device=True).run()
         figures = [answer.value for answer in answers]
         return dict(zip(mine or [-1], figures, strict=True)), len(shards)
+
+
+def _mine(workers: list[WorkerID]) -> list[int]:
+    """The places in a list of workers that are this rank's."""
+    rank = get_rank()
+    mine = {worker for worker in set(workers) if get_worker_id(worker) == rank}
+    return [place for place, worker in enumerate(workers) if worker in mine]
 
 
 def trained(learner: nn.Module) -> list[nn.Parameter]:

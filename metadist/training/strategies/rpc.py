@@ -16,6 +16,7 @@ from metadist.distributed import (
     remote_sync_call,
     shutdown_rpc,
 )
+from metadist.distributed.phases import phase
 from metadist.distributed.shards import Partitioner
 from metadist.training.strategies.strategy import Mapper
 
@@ -74,11 +75,13 @@ class RpcStrategy:
         learner.zero_grad(set_to_none=True)
         if self.gradient == "visit":
             result = self._reduced(mapper, learner, batch)
-            result.loss.backward()
+            with phase("reduce"):  # the derivative has come with the value
+                result.loss.backward()
         else:
             with autograd.context() as context_id:
                 result = self._reduced(mapper, module_clone(learner, by="clone"), batch)
-                autograd.backward(context_id, result.loss)
+                with phase("backward"):
+                    autograd.backward(context_id, result.loss)
         return optree.tree_map(
             lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, result
         )

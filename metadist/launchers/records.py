@@ -1,0 +1,116 @@
+"""What a run's directory says of the run beside its results: its configuration, or its failure."""
+
+import contextlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from metadist.configuration import drop_leftovers
+from metadist.errors import UserError
+from metadist.launchers.launcher import PlannedRun
+
+FAILURE = "failure.json"
+"""In the directory of a sweep's job that failed: what was said of it, and the job's overrides."""
+
+LAST_WORDS = "last_words.txt"
+"""In the same place for a moment: what the workers of a world said last."""
+
+_NO_MATTER = ("launcher", "logger", "resume", "sweep", "timeout_seconds")
+_WHERE = ("root", "download")
+
+
+def write_record(planned: PlannedRun) -> None:
+    """Write `.hydra/`: the configuration as it was built from, the words that composed it.
+
+    Rank zero calls it once the experiment could be built, so that a run that was refused leaves
+    nothing behind, and what `drop_leftovers` dropped is not listed.
+    """
+    folder = planned.directory / ".hydra"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(planned.configuration), encoding="utf-8")
+    words = OmegaConf.to_yaml(OmegaConf.create(list(planned.overrides)))
+    (folder / "overrides.yaml").write_text(words, encoding="utf-8")
+    if HydraConfig.initialized():
+        hydra = OmegaConf.to_yaml(HydraConfig.instance().cfg)
+        (folder / "hydra.yaml").write_text(hydra, encoding="utf-8")
+    (planned.directory / FAILURE).unlink(missing_ok=True)
+
+
+def read_results(directory: Path) -> dict[str, Any] | None:
+    """The `results.json` of a run's directory; None where there is none yet.
+
+    Raises:
+        UserError: it is there but cannot be read.
+    """
+    path = directory / "results.json"
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path} cannot be read ({error}): bring back a good copy, or remove it to run the "
+            "job again."
+        ) from None
+    if not isinstance(results, dict):
+        raise UserError(f"{path} is no record of results: remove it to run the job again.")
+    return results
+
+
+def finished_results(planned: PlannedRun) -> dict[str, Any] | None:
+    """The results in a run's directory if they are of this very run; else None.
+
+    Where data lie, what is logged and how processes are started may differ; anything else, such
+    as `trainer.iterations`, makes it another run, which is then begun or resumed.
+    """
+    results = read_results(planned.directory)
+    if results is None:
+        return None
+    try:
+        saved = OmegaConf.load(planned.directory / ".hydra" / "config.yaml")
+        asked = planned.configuration.copy()
+        drop_leftovers(asked, planned.overrides)
+        same = isinstance(saved, DictConfig) and _essence(saved) == _essence(asked)
+    except (OSError, YAMLError, OmegaConfBaseException, UserError):
+        return None
+    return results if same else None
+
+
+def _essence(configuration: DictConfig) -> Any:
+    kept = configuration.copy()
+    with open_dict(kept):
+        for key in _NO_MATTER:
+            kept.pop(key, None)
+        for key in _WHERE:
+            if isinstance(kept.get("dataset"), DictConfig):
+                kept.dataset.pop(key, None)
+    return OmegaConf.to_container(kept, resolve=True)
+
+
+def note_failure(directory: Path, overrides: Sequence[str], sentence: str, status: int) -> None:
+    """Leave word in a job's directory of why it failed. Rank zero, or the parent."""
+    with contextlib.suppress(OSError):
+        directory.mkdir(parents=True, exist_ok=True)
+        word = {"error": sentence, "exit_status": status, "overrides": list(overrides)}
+        (directory / FAILURE).write_text(json.dumps(word, indent=2) + "\n", encoding="utf-8")
+
+
+def last_words(directory: Path) -> str:
+    """What the workers of a run that failed said last, in one line; "" if that is not known."""
+    try:
+        lines = (directory / LAST_WORDS).read_text(encoding="utf-8").strip().splitlines()
+        (directory / LAST_WORDS).unlink()
+    except OSError:
+        return ""
+    return lines[-1] if lines else ""
+
+
+def has_checkpoints(directory: Path) -> bool:
+    """Whether a run left something in its directory to go on from."""
+    return any((directory / "checkpoints").glob("iteration-*.pt"))

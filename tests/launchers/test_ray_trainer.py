@@ -1,0 +1,228 @@
+"""PyTorchTrainer: the gradient of one process, state between calls, workers that die, Tune."""
+
+import ast
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("ray")
+
+import linear_example as example
+from ray_workers import kill_a_worker_once
+
+from metadist.errors import UserError
+from metadist.launchers.ray_cluster import close_ray, open_ray, trials_at_once, usable_cpus
+from metadist.launchers.ray_trainer import PyTorchTrainable, PyTorchTrainer
+
+ITEMS, BATCH, EPOCHS = 11, 4, 3  # the last batch of an epoch has 3 items: shards of 2 and 1
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray():
+    if usable_cpus() < 2:
+        pytest.skip("two CPUs are needed")
+    open_ray()
+    yield
+    close_ray()
+
+
+class Points(torch.utils.data.Dataset):
+    """Points of three classes."""
+
+    def __init__(self, items: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.x = torch.randn(items, 5, generator=generator)
+        self.y = torch.randint(0, 3, (items,), generator=generator)
+
+    def __getitem__(self, index):
+        return self.x[index], self.y[index]
+
+    def __len__(self):
+        return len(self.x)
+
+
+def net(config):
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def points(config):
+    return Points(ITEMS, 0), Points(7, 1)
+
+
+def momentum(model, config):
+    return torch.optim.SGD(model.parameters(), lr=config["lr"], momentum=0.9)
+
+
+class SlowPoints(Points):
+    """Points that take their time, so that a worker can be killed while it reads them."""
+
+    def __getitem__(self, index):
+        import time
+
+        time.sleep(0.05)
+        return super().__getitem__(index)
+
+
+def trainer(**options) -> PyTorchTrainer:
+    options = {"num_replicas": 2, "batch_size": BATCH, "loss": nn.CrossEntropyLoss} | options
+    data = options.pop("data", points)
+    return PyTorchTrainer(net, data, momentum, {"lr": 0.1}, **options)
+
+
+def in_one_process() -> tuple[list[float], nn.Module, tuple[float, float]]:
+    """The same training as a plain loop: the losses of the epochs, the model, its validation."""
+    torch.manual_seed(0)
+    model, (training, validation) = net({}), points({})
+    optimizer, loss = momentum(model, {"lr": 0.1}), nn.CrossEntropyLoss()
+    losses = []
+    for epoch in range(EPOCHS):
+        order = torch.randperm(ITEMS, generator=torch.Generator().manual_seed(epoch))
+        total = 0.0
+        for batch in order.split(BATCH):
+            value = loss(model(training.x[batch]), training.y[batch])
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+            total += value.item() * len(batch)
+        losses.append(total / ITEMS)
+    with torch.no_grad():
+        outputs = model(validation.x)
+        right = (outputs.argmax(1) == validation.y).float().mean().item()
+        return losses, model, (loss(outputs, validation.y).item(), right)
+
+
+def equal_models(one: nn.Module, other: nn.Module) -> None:
+    for mine, its in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-5, atol=1e-6)
+
+
+def test_two_replicas_train_as_one_process_and_keep_their_state(tmp_path):
+    losses, model, (loss, accuracy) = in_one_process()
+    with trainer() as two:
+        stats = [two.train() for _ in range(EPOCHS - 1)]
+        path = two.save(tmp_path / "after two.pt")
+        stats.append(two.train())
+        equal_models(two.get_model(), model)
+        figures = two.validate()
+        # From the saved state on it goes the same way once more, the optimizer's state included.
+        two.restore(path)
+        again = two.train()
+        equal_models(two.get_model(), model)
+        with pytest.raises(UserError, match="cannot be read"):
+            two.restore(tmp_path / "nothing.pt")
+    assert [each["train_loss"] for each in stats] == pytest.approx(losses, rel=1e-5)
+    assert [each["epoch"] for each in stats] == [1, 2, 3] and again["epoch"] == 3
+    assert again["train_loss"] == stats[-1]["train_loss"]
+    assert (stats[0]["items"], stats[0]["batches"]) == (ITEMS, 3)
+    assert figures["validation_loss"] == pytest.approx(loss, rel=1e-5)
+    assert figures["validation_accuracy"] == pytest.approx(accuracy)
+    with pytest.raises(UserError, match="has been shut down"):
+        two.train()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"num_replicas": 0}, "num_replicas=0"),
+        ({"batch_size": 2.5}, "batch_size=2.5"),
+        ({"backend": "mpi"}, "backend='mpi'"),
+        ({"num_replicas": 99}, "num_replicas=99 asks for 99 workers with a CPU each"),
+        ({"use_gpu": True, "num_replicas": 2}, "GPU"),
+    ],
+)
+def test_what_cannot_work_is_one_sentence_at_once(options, sentence):
+    if options.get("use_gpu") and torch.cuda.is_available():
+        pytest.skip("there are GPUs")
+    with pytest.raises(UserError, match=sentence):
+        trainer(**options)
+
+
+def fails_on_one(config):
+    from metadist.distributed import get_rank
+
+    if get_rank() == 1:
+        raise LookupError("a mistake on purpose")
+    return points(config)
+
+
+@pytest.mark.slow
+def test_what_a_creator_raises_comes_back_and_is_not_tried_again():
+    with pytest.raises(RuntimeError, match="LookupError: a mistake on purpose"):
+        trainer(data=fails_on_one)
+    with pytest.raises(UserError, match="data_creator must return"):
+        trainer(data=lambda config: iter([]))
+
+
+@pytest.mark.slow
+def test_a_replica_that_dies_changes_nothing(tmp_path):
+    def slow(config):
+        return SlowPoints(ITEMS, 0), Points(7, 1)
+
+    losses, model, _ = in_one_process()
+    with trainer(data=slow, storage_path=tmp_path) as two:
+        stats = [two.train()]
+        killed = kill_a_worker_once(lambda: True)
+        stats += [two.train() for _ in range(EPOCHS - 1)]
+        equal_models(two.get_model(), model)
+    assert killed
+    assert [each["train_loss"] for each in stats] == pytest.approx(losses, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_the_documents_example_runs():
+    ended = subprocess.run(
+        [sys.executable, example.__file__], capture_output=True, text=True, timeout=180
+    )
+    assert ended.returncode == 0 and "success!" in ended.stdout, ended.stderr
+    stats = ast.literal_eval(ended.stdout.splitlines()[0])
+    assert stats["train_loss"] == pytest.approx(in_one_process_linear(), rel=1e-5)
+
+
+def in_one_process_linear() -> float:
+    torch.manual_seed(0)
+    model, (training, _) = example.model_creator({}), example.data_creator({})
+    loss, optimizer = example.optimizer_creator(model, {})
+    order, total = torch.randperm(1000, generator=torch.Generator().manual_seed(0)), 0.0
+    for batch in order.split(512):
+        value = loss(model(training.x[batch, None]), training.y[batch, None])
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        total += value.item() * len(batch)
+    return total / 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheduler", ["grid", "asha"])
+def test_tune_finds_the_better_rate_over_distributed_trainings(tmp_path, scheduler):
+    from ray import cloudpickle, tune
+    from ray.tune.schedulers import ASHAScheduler
+
+    cloudpickle.register_pickle_by_value(example)  # as what a script itself defines is
+    asha = ASHAScheduler(max_t=4, grace_period=1, reduction_factor=2)
+    analysis = tune.run(
+        PyTorchTrainable,
+        config={
+            "model_creator": example.model_creator,
+            "data_creator": example.data_creator,
+            "optimizer_creator": example.optimizer_creator,
+            "num_replicas": 2,
+            "use_gpu": False,
+            "batch_size": 512,
+            "backend": "gloo",
+            "config": {"lr": tune.grid_search([1e-2, 1e-6])},
+        },
+        metric="validation_loss",
+        mode="min",
+        stop={"training_iteration": 4},
+        scheduler=asha if scheduler == "asha" else None,
+        max_concurrent_trials=trials_at_once(2),
+        storage_path=str(tmp_path),
+        verbose=0,
+    )
+    assert analysis.best_config["config"]["lr"] == 1e-2
+    epochs = [trial.last_result["epoch"] for trial in analysis.trials]
+    assert epochs == ([4, 4] if scheduler == "grid" else [4, 1])
