@@ -6,58 +6,30 @@ Every process takes every other task, adds its gradient up in float32, and one a
 flat tensor averages it. It draws the same tasks as metadist, and nothing else of it is used.
 """
 
-import argparse
-import json
-import time
-
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
+from problem import INNER_LR, OUTER_LR, conv4, few_shot, measure, words
 from torch.func import functional_call
 
-from metadist.tasks import FewShotTasks, Glyphs, task_keys
-
-
-def conv4(pooling: str) -> nn.Sequential:
-    """Four blocks of 64 filters on 28×28 images, five classes."""
-    layers: list[nn.Module] = []
-    for channels in (1, 64, 64, 64):
-        layers += [
-            nn.Conv2d(channels, 64, 3, stride=2 if pooling == "stride" else 1, padding=1),
-            nn.BatchNorm2d(64, track_running_stats=False),
-            nn.ReLU(),
-        ]
-        if pooling == "max":
-            layers.append(nn.MaxPool2d(2))
-    layers += [nn.AdaptiveAvgPool2d(1)] if pooling == "stride" else []
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64, 5))
+from metadist.tasks import task_keys
 
 
 def main() -> None:
-    """Time a number of steps behind a warm-up and print them as JSON."""
-    parser = argparse.ArgumentParser()
-    for name, default in (("tasks", 32), ("shots", 1), ("queries", 1), ("inner-steps", 1)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--pooling", default="stride")
-    parser.add_argument("--iterations", type=int, default=30)
-    parser.add_argument("--warm-up", type=int, default=3)
-    asked = parser.parse_args()
-
+    """Train for the number of steps that is asked for."""
+    asked = words()
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    tasks = FewShotTasks(Glyphs(), 5, asked.shots, asked.queries)
+    tasks = few_shot(asked)
     model = conv4(asked.pooling)
     names = [name for name, _ in model.named_parameters()]
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    start = 0.0
-    for iteration in range(asked.warm_up + asked.iterations):
-        if iteration == asked.warm_up:
-            dist.barrier()
-            start = time.perf_counter()
+    optimizer = torch.optim.Adam(model.parameters(), OUTER_LR)
+
+    def step(iteration: int) -> float:
         optimizer.zero_grad()
+        total = torch.zeros(1)
         keys = task_keys(0, "train", iteration, range(asked.tasks))
         for key in keys[rank::size]:
             support, query = tasks.draw(key)
@@ -67,21 +39,25 @@ def main() -> None:
                     model, dict(zip(names, adapted, strict=True)), (support.inputs,)
                 )
                 loss = F.cross_entropy(predictions, support.targets)
-                steps = torch.autograd.grad(loss, adapted, create_graph=True)
-                adapted = [p - 0.4 * step for p, step in zip(adapted, steps, strict=True)]
+                slopes = torch.autograd.grad(loss, adapted, create_graph=True)
+                adapted = [p - INNER_LR * slope for p, slope in zip(adapted, slopes, strict=True)]
             predictions = functional_call(
                 model, dict(zip(names, adapted, strict=True)), (query.inputs,)
             )
-            (F.cross_entropy(predictions, query.targets) / asked.tasks).backward()
-        flat = torch.cat([p.grad.flatten() for p in model.parameters()])
+            loss = F.cross_entropy(predictions, query.targets) / asked.tasks
+            loss.backward()
+            total += loss.detach()
+        flat = torch.cat([total, *(p.grad.flatten() for p in model.parameters())])
         dist.all_reduce(flat)
-        pieces = flat.split([p.numel() for p in model.parameters()])
+        pieces = flat[1:].split([p.numel() for p in model.parameters()])
         for parameter, piece in zip(model.parameters(), pieces, strict=True):
             parameter.grad.copy_(piece.view_as(parameter))
         optimizer.step()
-    seconds = time.perf_counter() - start
+        return flat[0].item()
+
+    found = measure(asked, step)
     if rank == 0:
-        print(json.dumps({"tasks_per_second": asked.tasks * asked.iterations / seconds}))
+        print(found)
     dist.destroy_process_group()
 
 

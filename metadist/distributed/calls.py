@@ -16,6 +16,7 @@ from metadist.distributed.lost import PeerLost
 from metadist.distributed.modules import module_clone
 from metadist.distributed.one_visit import attach, attach_sum
 from metadist.distributed.partitioners import batch_partitioner
+from metadist.distributed.phases import phase
 from metadist.distributed.receiving import receive
 from metadist.distributed.reducers import LinearReducer
 from metadist.distributed.shards import (
@@ -135,7 +136,8 @@ def remote_sync_call(
 
     Arguments and errors are those of `remote_async_call`.
     """
-    call = _Call(func, args or (), kwargs or {}, partitioner, reducer, timeout, gradient)
+    with phase("send"):
+        call = _Call(func, args or (), kwargs or {}, partitioner, reducer, timeout, gradient)
     return call.result()
 
 
@@ -162,7 +164,8 @@ class _Call:
         self.reducer = reducer
         self.linear = isinstance(reducer, LinearReducer) and self.single is None
         self.names = worker_names()
-        if not has_device_maps():
+        self.keep_device = has_device_maps()
+        if not self.keep_device:
             args, kwargs = _on_cpu((args, kwargs))
         if self.single is not None:
             self.shards = [Shard(self.single, args, kwargs)]
@@ -178,7 +181,7 @@ class _Call:
         # Unknown workers are found here, before anything is sent.
         self.places: dict[int, list[int]] = {}
         for place, shard in enumerate(self.shards):
-            self.places.setdefault(get_worker_id(shard[0]), []).append(place)
+            self.places.setdefault(self._number(shard[0]), []).append(place)
         self.coefficients = (
             reducer.coefficients([shard.size for shard in self.shards]) if self.linear else None
         )
@@ -186,6 +189,10 @@ class _Call:
         self.futures = [
             self._send(func, worker, places, timeout) for worker, places in self.places.items()
         ]
+
+    def _number(self, worker: WorkerID) -> int:
+        known = type(worker) is int and 0 <= worker < len(self.names)
+        return worker if known else get_worker_id(worker)
 
     def _send(
         self, func: Callable[..., Any], worker: int, places: list[int], timeout: float | None
@@ -204,7 +211,8 @@ class _Call:
             None if self.coefficients is None else [self.coefficients[place] for place in places],
             differentiate,
             in_context=self.note_results is not None,
-            keep_device=has_device_maps(),
+            keep_device=self.keep_device,
+            alone=self.single is not None and not self.by_visit,
         )
         extra = {} if timeout is None else {"timeout": timeout}
         try:
@@ -217,7 +225,12 @@ class _Call:
 
     def result(self) -> Any:
         """Wait for all visits; the reduced result, or the error that came first."""
-        visits = self._visits()
+        with phase("wait"):
+            visits = self._visits()
+        with phase("reduce"):
+            return self._reduced(visits)
+
+    def _reduced(self, visits: list[list[Answer]]) -> Any:
         if self.note_results is not None:
             self.note_results(visits)
         if self.linear and visits:
@@ -267,6 +280,9 @@ class _Call:
 
 
 def _current_context() -> int | None:
+    # That there is none, the usual case, is not left to an exception out of C++, which is slow.
+    if dist_autograd._get_debug_info()["num_autograd_contexts"] == 0:
+        return None
     try:
         return dist_autograd._current_context()._context_id()
     except RuntimeError:
@@ -276,7 +292,7 @@ def _current_context() -> int | None:
 def _on_cpu(tree: Any) -> Any:
     def move(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            return leaf.cpu()
+            return leaf if leaf.is_cpu else leaf.cpu()
         if isinstance(leaf, torch.nn.Module) and any(not p.is_cpu for p in leaf.parameters()):
             return module_clone(leaf, by="reference", device="cpu")
         return leaf

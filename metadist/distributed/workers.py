@@ -35,6 +35,11 @@ def has_device_maps() -> bool:
     return bool(rpc.api._get_current_rpc_agent()._get_backend_options().device_maps)
 
 
+def number_of_threads() -> int:
+    """How many threads of this process serve the network."""
+    return rpc.api._get_current_rpc_agent()._get_backend_options().num_worker_threads
+
+
 def get_worker_id(id: str | int | None = None) -> int:
     """The number of a worker: its rank.
 

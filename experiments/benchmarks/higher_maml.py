@@ -1,0 +1,44 @@
+"""The rival higher: MAML in one process of two threads, as its own example has it.
+
+python experiments/benchmarks/higher_maml.py --tasks 8
+"""
+
+import higher
+import torch
+import torch.nn.functional as F
+from problem import INNER_LR, OUTER_LR, conv4, few_shot, measure, words
+
+from metadist.tasks import task_keys
+
+THREADS = 2
+
+
+def main() -> None:
+    """Train for the number of steps that is asked for."""
+    asked = words()
+    torch.manual_seed(0)
+    torch.set_num_threads(THREADS)
+    tasks = few_shot(asked)
+    model = conv4(asked.pooling)
+    optimizer = torch.optim.Adam(model.parameters(), OUTER_LR)
+    inner = torch.optim.SGD(model.parameters(), INNER_LR)
+
+    def step(iteration: int) -> float:
+        optimizer.zero_grad()
+        total = 0.0
+        for key in task_keys(0, "train", iteration, range(asked.tasks)):
+            support, query = tasks.draw(key)
+            with higher.innerloop_ctx(model, inner, copy_initial_weights=False) as (fast, steps):
+                for _ in range(asked.inner_steps):
+                    steps.step(F.cross_entropy(fast(support.inputs), support.targets))
+                loss = F.cross_entropy(fast(query.inputs), query.targets) / asked.tasks
+                loss.backward()
+                total += loss.item()
+        optimizer.step()
+        return total
+
+    print(measure(asked, step))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Steps of one strategy in one world, timed: a line of JSON each.
+
+torchrun --standalone --nproc_per_node=2 experiments/benchmarks/scaling_world.py --strategy rpc
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from metadist.algorithms import MAML, Learner, TaskResult
+from metadist.distributed import dim_partitioner, get_rank, get_world_size, mean_reducer
+from metadist.distributed.reducers import dtypes, wide_sum
+from metadist.distributed.residents import Resident
+from metadist.distributed.visits import Answer, Call, Gradients
+from metadist.models import Conv4
+from metadist.tasks import FewShotTasks, Glyphs, task_keys
+from metadist.training import (
+    AllReduceStrategy,
+    LocalStrategy,
+    MetaBatch,
+    RpcStrategy,
+    Strategy,
+    TrainTasks,
+)
+
+STRATEGIES = {"local": LocalStrategy, "rpc": RpcStrategy, "allreduce": AllReduceStrategy}
+
+
+@dataclass(frozen=True)
+class NoTasks:
+    """A mapper that computes nothing: messages are as large as ever, the gradient is zero."""
+
+    def __call__(self, learner: Learner, batch: MetaBatch) -> TaskResult:
+        """Is not called: the strategies take the sum."""
+        raise NotImplementedError
+
+    def weighted_sum(
+        self, calls: list[Call], coefficients: list[float], inputs: list[Tensor]
+    ) -> Answer:
+        """See `WeightedSum`."""
+        result = TaskResult(torch.zeros(()), {})
+        gradients = [torch.zeros_like(tensor, dtype=torch.float64) for tensor in inputs]
+        return Answer(wide_sum([result], [1]), Gradients(0, gradients), dtypes(result))
+
+
+def main() -> None:
+    """Measure steps of all the sizes that are asked for."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--strategy", choices=STRATEGIES, default="rpc")
+    parser.add_argument("--filters", type=int, nargs="+", default=[16, 32, 64])
+    parser.add_argument("--tasks", type=int, nargs="*", default=[4, 16], help="none: messages only")
+    parser.add_argument("--queries", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each size")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    strategy: Strategy = STRATEGIES[asked.strategy](
+        dim_partitioner(0, exclusive=True, keepdim=False), mean_reducer
+    )
+    tasks = FewShotTasks(Glyphs(), 5, 1, asked.queries)
+    train = TrainTasks(Resident("tasks", tasks))
+    strategy.open()
+    if strategy.runs_loop():
+        for filters in asked.filters:
+            learner = MAML(Conv4(tasks.input_shape, tasks.outputs, filters)).train()
+            optimizer = torch.optim.Adam(learner.parameters(), 1e-3)
+            for count in (0, *asked.tasks):
+                batch = MetaBatch(task_keys(0, "train", 0, range(count or get_world_size())))
+                call = partial(strategy.backward, train if count else NoTasks(), learner, batch)
+                seconds = median_of(call, optimizer if count else None, asked.seconds, strategy)
+                if get_rank() == 0:
+                    report(asked.strategy, count, learner, seconds)
+    strategy.close()
+
+
+def median_of(
+    differentiate: Callable[[], object],
+    optimizer: torch.optim.Optimizer | None,
+    budget: float,
+    strategy: Strategy,
+) -> float:
+    """The median duration of steps that take about `budget` seconds together."""
+    times: list[float] = []
+    started = time.perf_counter()
+    # All ranks that run the loop stop after the same step.
+    while strategy.agree(len(times) < 4 or time.perf_counter() - started < budget):
+        before = time.perf_counter()
+        differentiate()
+        if optimizer is not None:
+            optimizer.step()
+        times.append(time.perf_counter() - before)
+    return statistics.median(times[1:])  # the first warms up
+
+
+def report(strategy: str, tasks: int, learner: Learner, seconds: float) -> None:
+    """Print a measured step."""
+    record = {
+        "strategy": strategy,
+        "workers": get_world_size(),
+        "tasks": tasks,
+        "parameters": sum(parameter.numel() for parameter in learner.parameters()),
+        "seconds": seconds,
+    }
+    print(json.dumps(record), flush=True)
+
+
+if __name__ == "__main__":
+    main()
