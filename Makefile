@@ -17,7 +17,7 @@ run: $(VENV)/.installed ## train MAML on two workers; options in ARGS="dataset=o
 test: $(VENV)/.installed-test ## run the tests, all but the slow ones
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
 
-test-slow: $(VENV)/.installed-test ## run the slow tests
+test-slow: $(VENV)/.installed-slow ## run the slow tests, and those of the extras, which it installs
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 faults: $(VENV)/.installed ## kill, freeze and cut off real runs; parts in ARGS="kills endings"
@@ -56,6 +56,10 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	@touch $@
+
+$(VENV)/.installed-slow: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[test,sweeps,ray,peers]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

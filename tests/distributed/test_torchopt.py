@@ -16,9 +16,12 @@ from metadist.models import Conv4
 from metadist.tasks import Episode, Examples
 
 torchopt_missing = importlib.util.find_spec("torchopt") is None
-pytestmark = pytest.mark.skipif(
-    torchopt_missing, reason="torchopt is not installed: pip install 'metadist[peers]'"
-)
+pytestmark = [
+    pytest.mark.slow,  # `make test-slow` installs it
+    pytest.mark.skipif(
+        torchopt_missing, reason="torchopt is not installed: pip install 'metadist[peers]'"
+    ),
+]
 
 
 def run_recipe(function: str, *args: Any) -> Any:

@@ -20,7 +20,7 @@ LARGE_TASKS = (
     "task.shots=1",
     "task.queries=15",
 )
-GRAPH = 30.0
+GRAPH = 10.0
 """MB that the graph of one such task holds, at the least."""
 
 
@@ -67,7 +67,7 @@ def test_it_is_that_of_a_loop_by_hand(tmp_path):
     print(f"by hand {alone} MB, local {local} MB, rpc {rpc} MB")
     assert local - alone < 3 * GRAPH
     # The RPC world itself takes some: its libraries, buffers and threads.
-    assert max(rpc) - alone < 5 * GRAPH
+    assert max(rpc) - alone < 100  # the threads and buffers of RPC
 
 
 @pytest.mark.slow
