@@ -104,15 +104,20 @@ def tables(
 
 
 def _words(costs: Costs) -> list[str]:
+    unknown = "too little to tell here"
+
     def rate(seconds: float, size: int) -> str:
-        return f"{size / seconds / 1e9:.2f} GB/s" if seconds else "no limit found"
+        return f"{size / seconds / 1e9:.2f} GB/s" if seconds else unknown
+
+    def time(seconds: float) -> str:
+        return f"{1e6 * seconds:.0f} µs" if seconds else unknown
 
     return [
         f"compute: {1e3 * costs.compute[0]:.2f} ms a task, "
         f"{1e9 * costs.compute[1]:.1f} ns more a parameter",
-        f"rpc: {1e6 * costs.rpc[1]:.0f} µs and {rate(costs.rpc[2], 12)} a worker, "
+        f"rpc: {time(costs.rpc[1])} and {rate(costs.rpc[2], 12)} a worker, "
         "12 bytes a parameter there and back",
-        f"allreduce: {1e6 * costs.allreduce[2]:.0f} µs a message and "
+        f"allreduce: {time(costs.allreduce[2])} a message and "
         f"{rate(costs.allreduce[3], 8)}, 8 bytes a parameter",
     ]
 

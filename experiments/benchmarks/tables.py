@@ -9,13 +9,15 @@ from rich.table import Table
 from metadist.tracking.pictures.sheet import BLUE, GREY, INK, save, sheet
 
 Figures = dict[str, dict[str, list[float | None]]]
-"""Tasks a second by setting, program and round; None for a run that hung."""
+"""Tasks a second by setting, program and round; None for a run that came to nothing."""
 
 HEAD = f"tasks a second (times {RIVAL})"
 
 
 def ratio(found: dict[str, list[float | None]], program: str) -> float | None:
-    """The median over rounds of a program's speed as a multiple of the rival's; None if it hung."""
+    """The median over rounds of a program's speed as a multiple of the rival's; None if it
+    came to nothing.
+    """
     pairs = zip(found[program], found[RIVAL], strict=True)
     ratios = [speed / other for speed, other in pairs if speed is not None and other is not None]
     return statistics.median(ratios) if ratios else None
@@ -27,7 +29,7 @@ def cells(figures: Figures, program: str, patience: float) -> list[str]:
     for found in figures.values():
         speeds = [speed for speed in found[program] if speed is not None]
         times = ratio(found, program)
-        hung = f"hung, killed after {patience:.0f} s" if None in found[program] else ""
+        hung = f"no result, killed after {patience:.0f} s" if None in found[program] else ""
         figure = "" if times is None else f"{statistics.median(speeds):.1f} ({times:.2f})"
         row.append("; ".join(part for part in (figure, hung) if part))
     return row
@@ -71,7 +73,7 @@ def markdown(figures: Figures, patience: float) -> str:
 def bars(figures: Figures, path: Path) -> None:
     """Each setting's ratios as bars, the rival's a line at 1."""
     programs = programs_of(figures)
-    figure = sheet(3.0 + 2.6 * len(figures), 1.7 + 0.42 * len(programs))
+    figure = sheet(max(9.5, 3.0 + 2.6 * len(figures)), 1.7 + 0.42 * len(programs))
     figure.set_layout_engine("constrained")
     figure.suptitle(
         "Speed of MAML training: tasks a second, as multiples of a hand-written PyTorch loop",
@@ -85,7 +87,7 @@ def bars(figures: Figures, path: Path) -> None:
             times = ratio(found, program)
             ours = program.startswith("metadist")
             axes.barh(place, times or 0, color=BLUE if ours else GREY, height=0.7)
-            text = "hung" if times is None else f"{times:.2f}×"
+            text = "no result" if times is None else f"{times:.2f}×"
             axes.text((times or 0) + 0.03 * most, place, text, va="center", fontsize=9, color=INK)
         axes.axvline(1, color=INK, linewidth=0.8, linestyle=":")
         axes.set_xlim(0, 1.25 * most)
@@ -100,8 +102,9 @@ def bars(figures: Figures, path: Path) -> None:
 def _words(setting: str) -> str:
     """`T8 K1 Q15 S5 max` for people."""
     tasks, shots, queries, steps, pooling = setting.split()
+    asked = "1 query" if queries == "Q1" else f"{queries[1:]} queries"
     return (
         f"{tasks[1:]} tasks a step, 5-way {shots[1:]}-shot\n"
-        f"{queries[1:]} queries a class, {steps[1:]} inner step{'s' * (steps != 'S1')}\n"
+        f"{asked} a class, {steps[1:]} inner step{'s' * (steps != 'S1')}\n"
         f"conv4 with {'max-pooling' if pooling == 'max' else 'stride 2'}"
     )

@@ -85,9 +85,8 @@ def _run(options: argparse.Namespace) -> int:
     text = markdown(rows, told)
     (directory / TABLE).write_text(text, encoding="utf-8")
     (directory / DATA).write_text(csv_text(rows), encoding="utf-8")
-    drawn = [draw_curves(found, directory), *draw_sinusoids(found, directory)]
-    print(text)
-    for path in (directory / TABLE, directory / DATA, *filter(None, drawn)):
+    print(text, directory / TABLE, directory / DATA, sep="\n", flush=True)
+    for path in filter(None, [draw_curves(found, directory), *draw_sinusoids(found, directory)]):
         print(path)
     if runner is not None and runner.stopped:
         return 130

@@ -1,6 +1,5 @@
 """What lies in the folders of runs, and what it comes to for each cell."""
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from reproduction.cells import Cell
-from reproduction.runs import PLAN, failure, plan_of
+from reproduction.runs import PLAN, failure, has_failed, plan_of
 
+from metadist.launchers.records import read_results
 from metadist.training import protocol_differences
 
 _HARMLESS = re.compile(
@@ -40,8 +40,13 @@ class Found:
     results: dict[str, Any] | None
 
     @property
+    def failed(self) -> bool:
+        """Whether an error ended it; a run that goes on, or was stopped, has not failed."""
+        return not self.results and has_failed(self.directory)
+
+    @property
     def trouble(self) -> str:
-        """Why there are no results, "" if there are."""
+        """Why there are no results, or what it said last; "" if there are."""
         return "" if self.results else failure(self.directory)
 
 
@@ -61,7 +66,8 @@ class Row:
         lowest: of the seeds.
         highest: of the seeds.
         seeds: those that finished.
-        failures: by seed, why the others did not.
+        failures: by seed, why others failed.
+        unfinished: by seed, what the rest, which go on or were stopped, said last.
         seconds: wall time of a run, the mean.
         world: workers and strategy.
         protocol: of the runs.
@@ -81,6 +87,7 @@ class Row:
     highest: float | None
     seeds: tuple[int, ...]
     failures: dict[int, str]
+    unfinished: dict[int, str]
     seconds: float | None
     world: str
     protocol: dict[str, Any]
@@ -102,20 +109,26 @@ class Row:
     def outcome(self) -> str:
         """Whether the paper's figure is reached: at least the lower end of its interval."""
         if self.ours is None:
-            return "FAILED" if self.failures else "not run"
-        failed = f"; {len(self.failures)} of the seeds FAILED" if self.failures else ""
+            return "FAILED" if self.failures else "unfinished" if self.unfinished else "not run"
+        others = f"; {len(self.failures)} of the seeds FAILED" if self.failures else ""
+        if self.unfinished:
+            others += f"; {len(self.unfinished)} of the seeds unfinished"
         if self.paper is None:
-            return f"nothing to compare with{failed}"
+            return f"nothing to compare with{others}"
         sign = -1 if self.cell.metric == "mse" else 1
         missing = sign * (self.paper - self.ours)
         if missing <= (self.cell.interval or 0.0):
-            return f"reached{failed}"
+            return f"reached{others}"
         short = f"{100 * missing:.2f} points" if sign > 0 else f"{missing:.3f}"
-        return f"NOT reached, by {short}{failed}"
+        return f"NOT reached, by {short}{others}"
 
 
 def find(directories: Iterable[Path], cells: Mapping[str, Cell]) -> list[Found]:
-    """Every run of a known preset in some directories and below, in the order of the cells."""
+    """Every run of a known preset in some directories and below, in the order of the cells.
+
+    Raises:
+        UserError: the results of one cannot be read.
+    """
     marks = (PLAN, ".hydra")
     folders = {
         path.parent.resolve()
@@ -128,8 +141,7 @@ def find(directories: Iterable[Path], cells: Mapping[str, Cell]) -> list[Found]:
         plan = plan_of(folder)
         if plan is None or plan["preset"] not in cells:
             continue
-        file = folder / "results.json"
-        results = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+        results = read_results(folder)
         options = tuple(sorted(word for word in plan["options"] if not _HARMLESS.match(word)))
         cell = cells[plan["preset"]]
         found.append(Found(folder, cell, plan["seed"], plan["iterations"], options, results))
@@ -173,7 +185,8 @@ def _row(runs: Sequence[Found], steps: int | None, length: int | None) -> Row:
         lowest=min(values, default=None),
         highest=max(values, default=None),
         seeds=tuple(run.seed for run in done),
-        failures={run.seed: run.trouble for run in runs if not run.results},
+        failures={run.seed: run.trouble for run in runs if run.failed},
+        unfinished={run.seed: run.trouble for run in runs if not (run.results or run.failed)},
         seconds=_mean([run.results["wall_seconds"] for run in done]),
         world=", ".join(
             dict.fromkeys(f"{r.results['strategy']} on {r.results['world_size']}" for r in done)

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from reproduction.gather import Found
+from yaml import YAMLError
 
 from metadist.configuration import load_experiment
-from metadist.errors import UserError
 from metadist.tracking import ComparedCurves, compared_curves, read_metrics
 from metadist.training import draw_adaptation
 
@@ -35,11 +37,12 @@ def draw_curves(found: Sequence[Found], directory: Path) -> Path | None:
 def draw_sinusoids(found: Sequence[Found], directory: Path) -> list[Path]:
     """MAML's figure, for each number of points of which MAML and the pretrained network are there.
 
-    Of several runs the one with the most iterations and the lowest seed is taken.
+    Of several runs the one with the most iterations and the lowest seed is taken; none that
+    changed something of its preset.
     """
     best: dict[tuple[str, int], Found] = {}
     for run in sorted(found, key=lambda run: (-run.iterations, run.seed)):
-        if run.cell.dataset == "sinusoid" and run.results:
+        if run.cell.dataset == "sinusoid" and run.results and not run.options:
             trained = run.results["protocol"].get("inner_steps", 0) > 0
             kind = "MAML" if trained else "pretrained"
             best.setdefault((kind, run.results["protocol"]["shots"]), run)
@@ -61,8 +64,9 @@ def _column(run: Found) -> str:
     protocol = (run.results or {}).get("protocol")
     if protocol is None:
         try:
-            protocol = load_experiment(run.directory).tasks.protocol()
-        except UserError:
+            saved = OmegaConf.load(run.directory / ".hydra" / "config.yaml")
+            protocol = {key: saved.task[key] for key in ("ways", "shots")}
+        except (OSError, TypeError, YAMLError, OmegaConfBaseException):
             return run.cell.dataset
     ways = "" if run.cell.metric == "mse" else f" {protocol['ways']}-way"
     return f"{run.cell.dataset}{ways} {protocol['shots']}-shot"

@@ -18,6 +18,8 @@ from reproduction.cells import ROOT
 from yaml import YAMLError
 
 from metadist.errors import UserError
+from metadist.launchers.launcher import quoted
+from metadist.launchers.records import FAILURE, note_failure
 
 LOG = "log.txt"
 PLAN = "reproduction.json"
@@ -71,6 +73,14 @@ class Planned:
                 )
         return (self.directory / "results.json").exists()
 
+    def words(self) -> list[str]:
+        """The overrides that make it the run it is, but for the options."""
+        return [
+            f"+experiment={self.preset}",
+            f"seed={self.seed}",
+            f"trainer.iterations={self.iterations}",
+        ]
+
     def command(self, workers: int, root: str | None) -> list[str]:
         """What starts it, or goes on with it.
 
@@ -78,20 +88,17 @@ class Planned:
             workers: processes.
             root: where its dataset lies; None for the preset's place, or for a dataset without.
         """
-        start = [sys.executable]
-        if workers > 1:
-            start += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={workers}"]
+        # It ends its world when its standard input ends, so however this program ends.
+        start = [sys.executable, "-m", "metadist.distributed.torchrun", "--standalone"]
         words = [
-            f"+experiment={self.preset}",
-            f"seed={self.seed}",
-            f"trainer.iterations={self.iterations}",
-            f"hydra.run.dir={self.directory}",
+            *self.words(),
+            f"hydra.run.dir={quoted(self.directory)}",
             "resume=auto",
             *([] if workers > 1 else ["strategy=local"]),
-            *([] if root is None else [f"dataset.root={root}"]),
+            *([] if root is None else [f"dataset.root={quoted(root)}"]),
             *self.options,
         ]
-        return [*start, "experiments/maml.py", *words]
+        return [*start, f"--nproc-per-node={workers}", "experiments/maml.py", *words]
 
 
 class Runner:
@@ -111,7 +118,7 @@ class Runner:
         self.say = say
         self.stopped = False
         self._running: set[subprocess.Popen] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may be interrupted by another signal
 
     def carry_out(self, planned: Sequence[Planned]) -> None:
         """Make what is not finished yet. Failures are left to the folders to tell.
@@ -138,39 +145,62 @@ class Runner:
             return
         run.directory.mkdir(parents=True, exist_ok=True)
         (run.directory / PLAN).write_text(json.dumps(run.plan()), encoding="utf-8")
+        (run.directory / FAILURE).unlink(missing_ok=True)
+        command = run.command(self.workers, self.roots.get(run.dataset))
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
         with (run.directory / LOG).open("w", encoding="utf-8") as log:
             with self._lock:
                 if self.stopped:
                     return
                 process = subprocess.Popen(
-                    run.command(self.workers, self.roots.get(run.dataset)),
+                    command,
                     cwd=ROOT,
                     env=environment,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.PIPE,
                     start_new_session=True,  # a Ctrl-C reaches it through this program alone
                 )
                 self._running.add(process)
             self.say(f"{run.name}: started, writes to {run.directory}")
             status = process.wait()
-            self._running.discard(process)
+            with self._lock:
+                self._running.discard(process)
+            assert process.stdin is not None
+            process.stdin.close()
         if status == 0:
             self.say(f"{run.name}: finished")
-        elif self.stopped:
+        elif self.stopped or status in (130, 143):
             self.say(f"{run.name}: stopped; the same command goes on with it")
         else:
-            self.say(f"{run.name}: FAILED with status {status}: {failure(run.directory)}")
+            sentence = failure(run.directory)
+            note_failure(run.directory, [*run.words(), *run.options], sentence, status)
+            self.say(f"{run.name}: FAILED with status {status}: {sentence}")
 
     def _stop(self, number: int, frame: object) -> None:
-        self.stopped = True
-        for process in list(self._running):
-            process.send_signal(signal.SIGTERM)
+        with self._lock:
+            first, self.stopped = not self.stopped, True
+            for process in self._running if first else ():  # twice would cut the saving short
+                process.send_signal(signal.SIGTERM)
+
+
+def has_failed(directory: Path) -> bool:
+    """Whether an error ended the run of a folder; else it goes on, was stopped or was killed."""
+    if (directory / FAILURE).exists():
+        return True
+    try:
+        text = (directory / LOG).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return any(line.lstrip().startswith("error:") for line in text.splitlines())
 
 
 def failure(directory: Path) -> str:
     """What a run that ended without results said last, in one line."""
+    try:
+        return str(json.loads((directory / FAILURE).read_text(encoding="utf-8"))["error"])
+    except (OSError, ValueError, TypeError, KeyError):
+        pass  # it is said below
     try:
         text = (directory / LOG).read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -50,16 +50,17 @@ def markdown(rows: Sequence[Row], command: str) -> str:
         for name, differences in columns.items():
             lines += [f"- {name}: {'; '.join(told(differences))}"]
         lines += [""]
-    failures = {
-        (row.label, row.iterations, seed): words
-        for row in rows
-        for seed, words in row.failures.items()
-    }
-    if failures:
-        lines += ["## Failures", ""]
-        for (label, iterations, seed), words in failures.items():
-            lines += [f"- {label}, seed {seed}, {iterations} iterations: {words}"]
-        lines += [""]
+    for title, kind in (("Failures", "failures"), ("Unfinished", "unfinished")):
+        told_of = {
+            (row.label, row.iterations, seed): words
+            for row in rows
+            for seed, words in getattr(row, kind).items()
+        }
+        if told_of:
+            lines += [f"## {title}", ""]
+            for (label, iterations, seed), words in told_of.items():
+                lines += [f"- {label}, seed {seed}, {iterations} iterations: {words}"]
+            lines += [""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -77,6 +78,7 @@ _COLUMNS = (
     "highest",
     "seeds",
     "failed",
+    "unfinished",
     "iterations",
     "published_iterations",
     "seconds",
@@ -104,6 +106,7 @@ def csv_text(rows: Sequence[Row]) -> str:
                 "source": row.cell.source,
                 "seeds": " ".join(map(str, row.seeds)),
                 "failed": " ".join(map(str, row.failures)),
+                "unfinished": " ".join(map(str, row.unfinished)),
                 "protocol": json.dumps(row.protocol),
                 "differs_from_paper": json.dumps(row.differs),
             }

@@ -29,7 +29,6 @@ from metadist.training import (
     restore,
 )
 from metadist.training.memory import keep_freed_memory
-from metadist.training.starting import leave_compiler_out
 
 _built = itertools.count()
 
@@ -60,7 +59,6 @@ def assemble_experiment(configuration: DictConfig, directory: Path, name: str) -
     seed = _whole_number(cfg, "seed", 0)
     torch.set_num_threads(_whole_number(cfg, "threads", 1, 4096))
     keep_freed_memory()
-    leave_compiler_out()
     trainer: Trainer = build(cfg.trainer, "trainer")
     strategy = _strategy(cfg)
     device = resolve_device(str(cfg.device))

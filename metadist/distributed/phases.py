@@ -105,13 +105,21 @@ class _Recorder:
 
 _recorder: _Recorder | None = None
 """What has been recorded in this process so far."""
+_found: dict[Phase, float] = {}
+"""What had been, when the recording was finished."""
 _active: _Recorder | None = None
 """The same, while a recorded step is under way."""
 _nothing = contextlib.nullcontext()
 
 
 def get_ready_to_record() -> None:
-    """Begin the library that records traces, on the main thread, as it wants; it says nothing."""
+    """Forget what was recorded before, at the start of a run. Every rank, on its main thread: there
+    the library that records traces wants to begin; and it is to say nothing.
+    """
+    global _recorder, _found
+    left, _recorder, _found = _recorder, None, {}
+    if left is not None and left.profile is not None:  # of a run that was stopped
+        left.profile.stop()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with profile(activities=[ProfilerActivity.CPU]):
         pass
@@ -165,7 +173,9 @@ def recorded(what: Recording) -> Iterator[None]:
 
 
 def finish_recording(trace: Path) -> dict[Phase, float]:
-    """The seconds of each phase since the first recorded step; {} if there was none.
+    """The seconds of each phase in the recorded steps; {} if there was none.
+
+    Called again, it gives the same.
 
     Args:
         trace: where to write the trace (`….json.gz`), if there is one.
@@ -173,10 +183,10 @@ def finish_recording(trace: Path) -> dict[Phase, float]:
     Raises:
         UserError: it cannot be written.
     """
-    global _recorder
+    global _recorder, _found
     done, _recorder = _recorder, None
     if done is None:
-        return {}
+        return _found
     try:
         done.stop_trace(trace)
     except OSError as error:
@@ -184,4 +194,5 @@ def finish_recording(trace: Path) -> dict[Phase, float]:
             f"{trace} could not be written ({error.strerror}): free some space, or set "
             "trainer.profile=false."
         ) from None
-    return done.seconds
+    _found = done.seconds
+    return _found

@@ -112,7 +112,7 @@ def _end(planned: PlannedRun, ended: Ended) -> float | None:
     Raises:
         Failed: it did not end well, or could not be started.
     """
-    if ended:
+    if ended != 0:
         error = ended if isinstance(ended, Exception) else WorldEnded(ended)
         return failed_job(planned, Failed(error, in_job=False))
     try:

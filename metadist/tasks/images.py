@@ -211,4 +211,4 @@ class ImageClasses:
 
 
 def _targets(ways: int, count: int) -> Tensor:
-    return torch.arange(ways)[:, None].expand(ways, count).reshape(-1)
+    return torch.arange(ways).repeat_interleave(count)

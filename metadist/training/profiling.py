@@ -100,20 +100,9 @@ class _Finish:
 
     def __call__(self, learner: Learner, batch: MetaBatch) -> dict[str, Tensor]:
         """Returns rows of the rank and the seconds of each of `PHASES`."""
-        seconds = _ended_here(self.directory)
+        seconds = finish_recording(Path(self.directory) / f"rank{get_rank()}.trace.json.gz")
         row = [get_rank(), *(seconds.get(name, 0.0) for name in PHASES)]
         return {"seconds": torch.tensor(row, dtype=torch.float64).repeat(batch.count(), 1)}
-
-
-_ended: tuple[str, dict[Phase, float]] = ("", {})
-
-
-def _ended_here(directory: str) -> dict[Phase, float]:
-    global _ended
-    if _ended[0] != directory:  # the first of this worker's shards
-        trace = Path(directory) / f"rank{get_rank()}.trace.json.gz"
-        _ended = (directory, finish_recording(trace))
-    return _ended[1]
 
 
 def in_a_step(seconds: dict[int, list[float]], steps: int) -> dict[int, dict[str, float]]:

@@ -131,6 +131,22 @@ def test_two_levels_called_one_by_one_do_not_deadlock():
     assert run_world(call_nested_one_by_one, 2, 200)[0] == expected
 
 
+def bounce(depth: int) -> int:
+    other = 1 - todist.get_rank()
+    return 1 + (
+        todist.remote_sync_call(bounce, args=(depth - 1,), partitioner=other) if depth else 0
+    )
+
+
+@todist.auto_init_rpc()
+def call_to_and_fro(depth: int) -> int | None:
+    return bounce(depth) if todist.get_rank() == 0 else None
+
+
+def test_calls_to_and_fro_go_deeper_than_agents_run_visits_on_their_own_threads():
+    assert run_world(call_to_and_fro, 2, 160)[0] == 161  # 64 of them on each worker
+
+
 def fail(item: torch.Tensor) -> None:
     if item.item() == 1:
         raise KeyError("the second item is bad")

@@ -87,15 +87,15 @@ def test_scaling_is_drawn_and_written(tmp_path):
     assert (tmp_path / "scaling.png").stat().st_size > 10_000
 
 
-def test_ratios_are_medians_of_rounds_and_a_hang_is_named(tmp_path):
+def test_ratios_are_medians_of_rounds_and_a_run_without_result_is_named(tmp_path):
     found = {RIVAL: [1.0, 2.0, 4.0], "a": [3.0, 4.0, 4.0], "b": [2.0, None, None]}
     assert ratio(found, "a") == 2.0  # of 3, 2 and 1
     assert cells({"s": found}, "a", 9) == ["4.0 (2.00)"]
-    assert cells({"s": found}, "b", 9) == ["2.0 (2.00); hung, killed after 9 s"]
+    assert cells({"s": found}, "b", 9) == ["2.0 (2.00); no result, killed after 9 s"]
     figures = {"T8 K1 Q15 S5 max": found}
     rounds.save(tmp_path, figures, 9)
     assert json.loads((tmp_path / "benchmark.json").read_text())["tasks_per_second"] == figures
-    assert "hung, killed after 9 s" in (tmp_path / "benchmark.md").read_text()
+    assert "no result, killed after 9 s" in (tmp_path / "benchmark.md").read_text()
     assert (tmp_path / "benchmark.png").stat().st_size > 5_000
 
 

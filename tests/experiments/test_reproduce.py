@@ -11,14 +11,15 @@ import time
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from tiny import CONF
 
 from metadist.errors import UserError
 
 sys.path.insert(0, str(CONF.parent / "experiments"))
-from reproduction import command
+from reproduction import command, pictures
 from reproduction.cells import Cell, load_cells
-from reproduction.gather import find, rows_of
+from reproduction.gather import Found, find, rows_of
 from reproduction.runs import Planned, Runner, failure
 from reproduction.table import csv_text, markdown
 
@@ -48,7 +49,7 @@ def test_a_torchrun_world_is_stopped_gone_on_with_and_then_skipped(tmp_path):
     first.send_signal(signal.SIGINT)
     out, _ = first.communicate(timeout=60)
     assert first.returncode == 130 and "the same command goes on with it" in out
-    assert ", 1 step | 0.670 | — | 0 | 600 of 70,000 |  | FAILED |" in out
+    assert ", 1 step | 0.670 | — | 0 | 600 of 70,000 |  | unfinished |" in out
     assert "- maml_sinusoid trainer.eval_tasks=4 trainer.meta" in out and "stopped at iter" in out
     saved = list((run / "checkpoints").glob("iteration-*.pt"))
     assert saved and not (run / "results.json").exists()
@@ -57,7 +58,8 @@ def test_a_torchrun_world_is_stopped_gone_on_with_and_then_skipped(tmp_path):
     results = json.loads((run / "results.json").read_text())
     assert (results["iterations"], results["world_size"], results["test_tasks"]) == (600, 2, 4)
     (row, *_) = csv.DictReader((tmp_path / "table.csv").open())
-    assert row["cell"] == "maml_sinusoid" and row["failed"] == "" and row["seeds"] == "0"
+    assert row["cell"] == "maml_sinusoid" and row["seeds"] == "0"
+    assert row["failed"] == row["unfinished"] == ""
     assert float(row["ours"]) == results["test_mse_by_steps"][1]["mean"]
     assert (tmp_path / "learning_curves.png").stat().st_size > 10_000
     # Finished: nothing runs, and in this process the table is made again.
@@ -108,6 +110,45 @@ def test_a_signal_stops_all_runs_and_the_next_time_they_go_on(tmp_path, monkeypa
     again.carry_out(runs)  # and now they are skipped
     assert [(run.directory / "starts").read_text() for run in runs] == ["xx", "xx"]
     assert sum("finished before" in line for line in told) == 2
+
+
+def test_a_run_that_is_about_to_start_when_a_signal_comes_does_not(tmp_path, monkeypatch):
+    run = Planned("x", "omniglot", 0, 5, (), tmp_path / "0")
+    runner = Runner(1, 1, {}, lambda text: None)
+
+    def interrupted(*_):
+        runner._stop(signal.SIGINT, None)
+        return [sys.executable, "-c", STAND_IN, str(run.directory)]
+
+    monkeypatch.setattr(Planned, "command", interrupted)
+    runner.carry_out([run])
+    assert runner.stopped and not (run.directory / "starts").exists()
+
+
+PARENT = """
+import pathlib, sys
+sys.path.insert(0, "experiments")
+from reproduction.runs import Planned, Runner
+folder = pathlib.Path(sys.argv[1])
+child = "import sys; open('ready', 'w'); sys.stdin.read(); open('ended', 'w')"
+child = f"import os; os.chdir({str(folder)!r}); {child}"
+Planned.command = lambda *_: [sys.executable, "-c", child]
+Runner(1, 1, {}, print).carry_out([Planned("x", "omniglot", 0, 5, (), folder)])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_runs_hear_of_the_end_of_a_parent_that_cannot_say_so(tmp_path, number):
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], cwd=ROOT)
+    for name in ("ready", "ended"):
+        deadline = time.monotonic() + 60
+        while not (tmp_path / name).exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert (tmp_path / name).exists(), name
+        parent.send_signal(number)
+        parent.wait(30)
+    plan = Planned("x", "omniglot", 0, 5, (), tmp_path)
+    assert "metadist.distributed.torchrun" in plan.command(1, None)  # which heeds it
 
 
 def fake(directory: Path, preset: str, seed: int, **results) -> None:
@@ -206,8 +247,10 @@ def test_another_folder_and_other_options(tmp_path):
     other = Planned("maml_sinusoid", "sinusoid", 1, 7, (), tmp_path)
     with pytest.raises(UserError, match=r"begun with the options task\.shots=5, not \(none"):
         other.finished()
-    words = plan.command(3, "/data")
-    assert "--nproc_per_node=3" in words and "dataset.root=/data" in words
+    words = plan.command(3, "/data, new")
+    assert "--nproc-per-node=3" in words
+    (root,) = [word for word in words if word.startswith("dataset.root=")]
+    assert OverridesParser.create().parse_override(root).value() == "/data, new"
     assert words[-1] == "task.shots=5" and "strategy=local" not in words
     assert "strategy=local" in other.command(1, None)
     assert failure(tmp_path) == "it left no log"
@@ -236,3 +279,64 @@ def test_the_list_names_every_preset(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(load_cells())
     assert "98.70%; arXiv 1703.03400, table 1" in lines[0]
+
+
+def test_what_goes_on_or_was_stopped_has_not_failed(tmp_path):
+    cells = {"x": Cell("x", "omniglot", "accuracy")}
+    for seed, log in enumerate(("it trains\n", "stopped at iteration 7\n", "error: no room.\n")):
+        fake(tmp_path / str(seed), "x", seed)
+        (tmp_path / str(seed) / "log.txt").write_text(log)
+    (row,) = rows_of(find([tmp_path / "0", tmp_path / "1"], cells), {})
+    assert row.outcome == "unfinished" and row.failures == {}
+    assert row.unfinished == {0: "it trains", 1: "stopped at iteration 7"}
+    (row,) = rows_of(find([tmp_path], cells), {})
+    assert row.outcome == "FAILED" and row.failures == {2: "no room."}
+    word = {"error": "out of memory", "exit_status": 1, "overrides": []}
+    (tmp_path / "0" / "failure.json").write_text(json.dumps(word))
+    (row,) = rows_of(find([tmp_path], cells), {})
+    assert row.failures == {0: "out of memory", 2: "no room."}
+    text = markdown([row], "c")
+    assert "## Unfinished" in text and "- x, seed 1, 600 iterations: stopped at" in text
+
+
+def test_a_run_that_ends_badly_leaves_word_and_the_next_start_takes_it_away(tmp_path, monkeypatch):
+    run = Planned("maml_sinusoid", "sinusoid", 0, 5, ("task.shots=5",), tmp_path)
+    for script, words in (("print('Killed'); exit(9)", "Killed"), ("exit(143)", None)):
+        monkeypatch.setattr(Planned, "command", lambda *_, s=script: [sys.executable, "-c", s])
+        Runner(1, 1, {}, lambda text: None).carry_out([run])
+        (found,) = find([tmp_path], load_cells())
+        assert found.failed == (words is not None) and (not words or found.trouble == words)
+
+
+def test_damaged_results_are_one_sentence(tmp_path, capsys):
+    fake(tmp_path / "a", "maml_sinusoid", 0)
+    (tmp_path / "a" / "results.json").write_text('{"test_mse": ')
+    assert command.main(["--directory", str(tmp_path), "--table-only"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and "results.json cannot be read" in err
+
+
+def test_the_figure_is_of_the_presets_as_they_are(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(pictures, "draw_pair", lambda runs, path: drawn.append(runs) or path)
+    cell = load_cells()["maml_sinusoid"]
+
+    def run(name: str, steps: int, iterations: int, *options: str) -> Found:
+        results = {"protocol": {"inner_steps": steps, "shots": 10}}
+        return Found(tmp_path / name, cell, 0, iterations, options, results)
+
+    found = [run("changed", 1, 900, "algorithm.inner_lr=1"), run("maml", 1, 600), run("p", 0, 600)]
+    pictures.draw_sinusoids(found, tmp_path)
+    assert drawn == [{"MAML": tmp_path / "maml", "pretrained": tmp_path / "p"}]
+
+
+def test_a_panels_title_is_read_from_the_record(tmp_path):
+    (tmp_path / ".hydra").mkdir()
+    saved = {"task": {"ways": 20, "shots": 5}, "dataset": {"root": "${nowhere}"}}
+    (tmp_path / ".hydra" / "config.yaml").write_text(json.dumps(saved))
+    cell = Cell("x", "omniglot", "accuracy")
+    titles = [
+        pictures._column(Found(folder, cell, 0, 1, (), None))
+        for folder in (tmp_path, tmp_path / "nothing")
+    ]
+    assert titles == ["omniglot 20-way 5-shot", "omniglot"]

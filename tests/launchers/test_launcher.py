@@ -143,3 +143,17 @@ def test_torchruns_status_tells_and_its_report_is_left_out(tmp_path):
     )
     assert agent.wait(60) == 2
     assert agent.stderr.read().strip() == "said"
+
+
+@pytest.mark.parametrize("when", ["before", "while it starts"])
+def test_a_run_that_is_stopped_before_its_agent_is_there_does_not_begin(
+    tmp_path, monkeypatch, when
+):
+    launcher = TorchrunLauncher()
+    monkeypatch.setattr(module.subprocess, "Popen", lambda *_, **__: pytest.fail("it began"))
+    if when == "before":
+        launcher.stop(2)
+    else:
+        late = lambda *_: launcher.stop(2) or {}  # noqa: E731
+        monkeypatch.setattr(launcher, "_environment", late)
+    assert launcher.run(planned(str(tmp_path))) == 143

@@ -8,10 +8,13 @@ import pytest
 from omegaconf import OmegaConf
 
 from metadist.configuration import build_experiment
+from metadist.errors import UserError
 from metadist.launchers import Launcher, PlannedRun
 from metadist.launchers.carry_out import Failed
 from metadist.launchers.side_by_side import SideBySide
 from metadist.launchers.speaking import WorldEnded
+from metadist.launchers.sweeps import on_failure_of
+from metadist.launchers.task_function import _end
 from metadist.training import Interrupted
 
 
@@ -92,3 +95,23 @@ def test_a_signal_ends_all_worlds(monkeypatch):
         figures[0].settle()
     assert failed.value.error.exit_status == 130
     assert time.monotonic() - started < 30 and all(figure.done() for figure in figures)
+
+
+def test_what_a_launcher_raises_is_handed_on_like_an_exit_status():
+    class Broken(Sleeper):
+        def run(self, planned):
+            raise OSError("no room on the disk")
+
+    worlds, ended = SideBySide(), []
+    worlds.start(Broken(0), RUN, 1, ended.append).settle()
+    assert isinstance(ended[0], OSError)
+    with pytest.raises(Failed, match="no room on the disk") as failed:
+        _end(RUN, ended[0])
+    assert failed.value.error is ended[0]
+    worlds.stop()
+
+
+@pytest.mark.parametrize("value", ["continue", 1])
+def test_a_sweep_without_options_is_refused(value):
+    with pytest.raises(UserError, match=f"sweep={value} does not fit: write sweep.on_failure="):
+        on_failure_of(OmegaConf.create({"sweep": value}))

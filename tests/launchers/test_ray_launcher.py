@@ -2,17 +2,21 @@
 
 import json
 import os
+import pickle
 import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("ray")
+pytestmark = pytest.mark.slow  # `make test-slow` installs Ray
 
 from ray_workers import ROOT, kill_a_worker_once, planned, worker_processes
 from test_layers import imported
@@ -20,8 +24,12 @@ from tiny import SMALL, records, train, without_times
 from worlds import run_world
 
 from metadist.errors import UserError
+from metadist.launchers.carry_out import Failed
 from metadist.launchers.ray_cluster import close_ray, open_ray, usable_cpus
 from metadist.launchers.ray_launcher import RayLauncher
+from metadist.launchers.ray_run import RayRun
+from metadist.launchers.ray_worker import Errand, _leave_last_words
+from metadist.launchers.records import last_words
 
 TOO_FEW = usable_cpus() < 2
 LONGER = ("trainer.iterations=40", "trainer.eval_every=10", "trainer.checkpoint_every=5")
@@ -190,3 +198,37 @@ def test_ray_listens_on_loopback_alone(ray):
                 listening.append(words[1].split(":")[0])
     loopback = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
     assert listening and set(listening) <= loopback
+
+
+def test_what_a_worker_said_is_left_for_the_record_of_a_sweeps_job(tmp_path):
+    run = replace(planned(tmp_path), in_sweep=True)
+    failed = Failed(UserError("there are only 12 classes."), in_job=False)
+    for each in (replace(run, in_sweep=False), run):
+        assert last_words(tmp_path) == ""
+        _leave_last_words(Errand(pickle.dumps(each), None, "", ()), failed)
+    assert last_words(tmp_path) == "there are only 12 classes."
+
+
+def test_only_lost_workers_are_called_lost(capsys):
+    from ray.train import ControllerError, WorkerGroupError
+
+    for error, said in (
+        (WorkerGroupError("a worker died", {}), "lost once more than launcher.max_failures=4"),
+        (ControllerError(RuntimeError("no bucket")), "Ray could not carry the run through"),
+    ):
+        run = object.__new__(RayRun)
+        run._signal, run._max_failures = 0, 4
+        run._board = SimpleNamespace(read=lambda topic: [])
+        run._fit = SimpleNamespace(error=error)
+        assert run.status() == 1
+        told = capsys.readouterr().err
+        assert said in told and type(error).__name__ in told
+
+
+def test_an_empty_validation_set_is_refused():
+    from metadist.launchers.ray_replica import _two_sets
+
+    assert _two_sets(([1], [2])) == ([1], [2]) and _two_sets(([1], None)) == ([1], None)
+    for made in (([1], []), ([], [1]), (None, [1])):
+        with pytest.raises(UserError, match="at least one item in each"):
+            _two_sets(made)

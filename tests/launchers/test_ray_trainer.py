@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 pytest.importorskip("ray")
+pytestmark = pytest.mark.slow  # `make test-slow` installs Ray
 
 import linear_example as example
 from ray_workers import kill_a_worker_once

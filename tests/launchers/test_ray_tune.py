@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("ray")
+pytestmark = pytest.mark.slow  # `make test-slow` installs Ray
 
 from ray_workers import ROOT
 from tiny import SMALL

@@ -16,6 +16,8 @@ def test_the_script_asks_for_what_was_configured(tmp_path):
     words += ["hydra.launcher.gpus_per_node=4", "hydra.launcher.timeout_min=720"]
     words += [
         "hydra.launcher.mem_gb=16",
+        "seed=range(3)",
+        "hydra.launcher.setup=['module load a','module load b']",
         "algorithm.inner_lr=0.1,0.4",
         f"hydra.sweep.dir={tmp_path}",
     ]
@@ -23,6 +25,7 @@ def test_the_script_asks_for_what_was_configured(tmp_path):
     assert script.startswith("#!/bin/bash")
     for line in ("gpus-per-node=4", "time=720", "mem=16GB", "job-name=maml", "nodes=1"):
         assert f"#SBATCH --{line}\n" in script, script
+    assert "module load a\nmodule load b\n" in script  # a comma alone makes no sweep
     assert str(tmp_path) in script and "srun " in script
 
 

@@ -24,7 +24,8 @@ def results(directory, job: int) -> dict:
     return json.loads((directory / str(job) / "results.json").read_text())
 
 
-@pytest.mark.parametrize("strategy", ["rpc", pytest.param("allreduce", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
 def test_a_failed_job_is_told_and_the_others_run(tmp_path, strategy):
     options = (f"strategy={strategy}", "optimizer=sgd", "optimizer.lr=0.001,1e30,0.01")
     options = (*options, "trainer.iterations=4", "sweep.on_failure=continue")
@@ -117,6 +118,7 @@ def start(*words: str) -> subprocess.Popen:
     )
 
 
+@pytest.mark.slow
 def test_a_sweep_of_worlds(tmp_path):
     words = ["launcher.nproc_per_node=2", "launcher.jobs=2", "launcher.oversubscribe=true"]
     words += ["task.ways=3,50", "sweep.on_failure=continue", f"hydra.sweep.dir={tmp_path}"]

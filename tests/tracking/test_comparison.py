@@ -12,6 +12,7 @@ from metadist.tracking import (
     compared_curves,
 )
 from metadist.tracking.pictures import comparison
+from metadist.tracking.pictures.sheet import smoothed
 
 
 def records(metric: str, offset: float) -> list[dict]:
@@ -71,3 +72,11 @@ def test_a_panel_for_each_learner_and_curve(tmp_path):
     assert sizes[0][0] == sizes[1][0] and sizes[1][1] > 2 * sizes[0][1]
     with pytest.raises(UserError):
         adaptation_panels([row], tmp_path / "no folder" / "x.png", "t")
+
+
+def test_a_value_that_is_not_finite_leaves_its_neighbours_smooth():
+    values = np.array([1.0, 2.0, np.nan, 4.0, 5.0])
+    np.testing.assert_allclose(smoothed(values, 3), [1.5, 1.5, 3.0, 4.5, 4.5])
+    training = [{"iteration": i, "train_mse": np.nan if i == 60 else 1.0} for i in range(1, 151)]
+    iterations, drawn, _ = comparison._course(training, "mse")
+    assert len(iterations) == 150 and np.allclose(drawn, 1.0)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from tiny import compose
 
 from metadist.configuration import build_experiment
@@ -10,6 +11,8 @@ from metadist.tasks import Sinusoid, key_generator, task_keys
 from metadist.tracking.pictures import adaptation
 from metadist.training import adaptation as figure
 from metadist.training import draw_adaptation, run
+from metadist.training.checkpoints import read_checkpoint
+from metadist.training.resume import checkpoints_of, contents_of
 
 WORDS = (
     "dataset=sinusoid",
@@ -83,3 +86,18 @@ def test_what_cannot_be_drawn_is_refused(tmp_path):
     glyphs = build_experiment(compose("strategy=local", "logger=jsonl"), tmp_path / "g", "maml")
     with pytest.raises(UserError, match="no run of an algorithm with inner steps on dataset=sin"):
         draw_adaptation(tmp_path / "figure.png", {"glyphs": glyphs})
+
+
+@pytest.mark.parametrize("tested", ["last", "best"])
+def test_the_state_that_was_tested_is_drawn(tmp_path, tested):
+    x = sinusoid(tmp_path, "trainer.eval_every=1", f"trainer.test_checkpoint={tested}")
+    saved = checkpoints_of(x)
+    untrained = sinusoid(tmp_path / "untrained", trained=False)
+    saved.save_best(x.trainer.iterations, contents_of(untrained))
+    path = {"last": saved.newest(), "best": saved.best}[tested]
+    draw_adaptation(tmp_path / "figure.png", {"MAML": x}, tasks=1)
+    judged = read_checkpoint(path)["learner"]
+    drawn = x.learner.state_dict()
+    assert all(torch.equal(drawn[name], judged[name]) for name in judged)
+    same = [torch.equal(drawn[n], v) for n, v in untrained.learner.state_dict().items()]
+    assert all(same) == (tested == "best")

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from matplotlib.text import Text
 
 from metadist.errors import UserError
+from metadist.tracking.pictures import sweep
 from metadist.training import report_on
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,3 +119,36 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         assert leaving.value.code == status
     told = capsys.readouterr()
     assert "1 run finished" in told.out and told.err.startswith("error: ")
+
+
+def test_values_that_differ_in_a_late_digit_are_settings_of_their_own(tmp_path):
+    values = ("20240101", "20240102", "0.1234567", "0.1234568", "1e6", "1000000", "1.0")
+    for job, value in enumerate(values):
+        write(tmp_path / str(job), [f"dataset.seed={value}"], 0.7)
+    report_on(tmp_path)
+    told = [row["dataset.seed"] for row in rows(tmp_path)]
+    assert told == ["20240101", "20240102", "0.1234567", "0.1234568", "1000000", "1"]
+
+
+@pytest.mark.parametrize(("validation", "told"), [(0.8, "validation"), (None, "test")])
+def test_the_picture_says_what_the_best_was_chosen_by(tmp_path, monkeypatch, validation, told):
+    texts = []
+
+    def save(figure, path):
+        figure.canvas.draw()
+        texts.extend(each.get_text() for each in figure.findobj(Text))
+        return path
+
+    monkeypatch.setattr(sweep, "save", save)
+    settings = [("algorithm=maml", "algorithm=anil"), ("optimizer.lr=1", "optimizer.lr=0.1")]
+    settings.append((*settings[1], "optimizer.lr=0.01"))
+    for number, words in enumerate(settings):
+        for job, word in enumerate(words):
+            write(tmp_path / f"{number}" / str(job), [word], 0.7 + job / 100, validation)
+        report_on(tmp_path / str(number))
+    for rate in ("0.1", "0.4"):
+        for steps in ("1", "5"):
+            words = [f"algorithm.inner_lr={rate}", f"algorithm.inner_steps={steps}"]
+            write(tmp_path / "grid" / f"{rate} {steps}", words, 0.7, validation)
+    report_on(tmp_path / "grid")
+    assert sum(f"best on {told}" in text for text in texts) == 4

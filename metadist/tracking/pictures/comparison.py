@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from metadist.tracking.pictures.sheet import BLUE, GREEN, GREY, INK, ORANGE, RED, save, sheet, smoothed
+from metadist.tracking.pictures.sheet import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    RED,
+    save,
+    sheet,
+    smoothed,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
