@@ -16,7 +16,6 @@ from types import SimpleNamespace
 import pytest
 
 pytest.importorskip("ray")
-pytestmark = pytest.mark.slow  # `make test-slow` installs Ray
 
 from ray_workers import ROOT, kill_a_worker_once, planned, worker_processes
 from test_layers import imported
@@ -30,6 +29,8 @@ from metadist.launchers.ray_launcher import RayLauncher
 from metadist.launchers.ray_run import RayRun
 from metadist.launchers.ray_worker import Errand, _leave_last_words
 from metadist.launchers.records import last_words
+
+pytestmark = pytest.mark.slow  # `make test-slow` installs Ray
 
 TOO_FEW = usable_cpus() < 2
 LONGER = ("trainer.iterations=40", "trainer.eval_every=10", "trainer.checkpoint_every=5")

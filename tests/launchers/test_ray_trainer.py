@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 pytest.importorskip("ray")
-pytestmark = pytest.mark.slow  # `make test-slow` installs Ray
 
 import linear_example as example
 from ray_workers import kill_a_worker_once
@@ -17,6 +16,8 @@ from ray_workers import kill_a_worker_once
 from metadist.errors import UserError
 from metadist.launchers.ray_cluster import close_ray, open_ray, trials_at_once, usable_cpus
 from metadist.launchers.ray_trainer import PyTorchTrainable, PyTorchTrainer
+
+pytestmark = pytest.mark.slow  # `make test-slow` installs Ray
 
 ITEMS, BATCH, EPOCHS = 11, 4, 3  # the last batch of an epoch has 3 items: shards of 2 and 1
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("ray")
-pytestmark = pytest.mark.slow  # `make test-slow` installs Ray
 
 from ray_workers import ROOT
 from tiny import SMALL
@@ -14,6 +13,8 @@ from tiny import SMALL
 from metadist.errors import UserError
 from metadist.launchers.ray_cluster import close_ray, open_ray, usable_cpus
 from metadist.launchers.ray_tune import tune_experiment
+
+pytestmark = pytest.mark.slow  # `make test-slow` installs Ray
 
 MAML = ROOT / "experiments" / "maml.py"
 LONGER = (
