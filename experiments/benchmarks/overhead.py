@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; default all")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="data: settings whose name holds this")
-    parser.add_argument("--out", type=Path, default=Path("runs/overhead"))
+    parser.add_argument("--out", type=Path, default=Path("outputs/overhead"))
     asked = parser.parse_args()
     unknown = set(asked.parts) - PARTS.keys()
     if unknown:

@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="settings whose name holds this")
     parser.add_argument("--programs", default="", help="beside the rival, those that hold this")
     parser.add_argument("--patience", type=float, default=180, help="seconds a program may take")
-    parser.add_argument("--out", type=Path, default=Path("runs/benchmark"))
+    parser.add_argument("--out", type=Path, default=Path("outputs/benchmark"))
     asked = parser.parse_args()
     settings = [setting for setting in SETTINGS if asked.only in str(setting)]
     programs = [

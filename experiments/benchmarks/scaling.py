@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--tasks-a-worker", type=int, default=4, help="there")
     parser.add_argument("--latency", type=float, help="there, of a message, in µs; default as here")
     parser.add_argument("--bandwidth", type=float, help="there, in GB/s; default: as here")
-    parser.add_argument("--out", type=Path, default=Path("runs/scaling"))
+    parser.add_argument("--out", type=Path, default=Path("outputs/scaling"))
     asked = parser.parse_args()
     if len(asked.tasks) < 2 or len(asked.filters) < 2 or len(set(asked.workers)) < 2:
         parser.error("a fit needs two numbers of tasks, of filters and of workers, or more")
