@@ -1,6 +1,5 @@
 """ANIL: almost no inner loop (Raghu, Raghu, Bengio and Vinyals 2020, arXiv 1909.09157)."""
 
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import torch
@@ -9,11 +8,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from metadist.algorithms.embedding import require_embedding
-from metadist.algorithms.inner_loop import InnerLoopLearner, Parameters
+from metadist.algorithms.inner_loop import Parameters
 from metadist.algorithms.learner import TaskResult
+from metadist.algorithms.maml import MAML
 
 
-class ANIL(InnerLoopLearner):
+class ANIL(MAML):
     """MAML whose inner loop adapts the last layer alone.
 
     With θ = (body, head), in a task (section 4.1 of the paper):
@@ -47,15 +47,10 @@ class ANIL(InnerLoopLearner):
         first_order: bool = False,
         transductive: bool = True,
     ) -> None:
-        super().__init__(model, regression, inner_steps, eval_inner_steps, transductive)
+        super().__init__(
+            model, regression, inner_lr, inner_steps, eval_inner_steps, first_order, transductive
+        )
         require_embedding(model, "anil")
-        self.inner_lr = inner_lr
-        self.first_order = first_order
-
-    @property
-    def side_by_side(self) -> bool:
-        """Yes, if the model can."""
-        return getattr(self.model, "side_by_side", False) and (self.training or self.transductive)
 
     def initial(self) -> Parameters:
         """The head's parameters."""
@@ -87,18 +82,6 @@ class ANIL(InnerLoopLearner):
         return self.judge_path(
             self.initial(), support, targets, lambda head: self.predict(head, queries)
         )
-
-    def path(
-        self, parameters: Parameters, support: Any, steps: int, create_graph: bool = False
-    ) -> Iterator[Parameters]:
-        """See `InnerLoopLearner`; `support.inputs` are features."""
-        for _ in range(steps):
-            slopes = self.slopes(parameters, support, create_graph)
-            parameters = {
-                name: parameter - self.inner_lr * slopes[name]
-                for name, parameter in parameters.items()
-            }
-            yield parameters
 
     def protocol(self) -> dict[str, Any]:
         """Inner rate and steps, in training and in evaluation, and the order."""

@@ -1,6 +1,6 @@
 """What the algorithms that take gradient steps in a task have in common."""
 
-from collections import deque
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
@@ -53,7 +53,7 @@ class InnerLoopLearner(Learner):
         Args:
             parameters: where to start.
             support: the examples to adapt to.
-            steps: how many, at least one.
+            steps: how many.
             create_graph: keep what is needed to differentiate through the steps.
         """
         raise NotImplementedError
@@ -62,7 +62,8 @@ class InnerLoopLearner(Learner):
         self, parameters: Parameters, support: Any, steps: int, create_graph: bool = False
     ) -> Parameters:
         """The end of the `path`; its arguments are the same."""
-        return deque(self.path(parameters, support, steps, create_graph), maxlen=1).pop()
+        path = self.path(parameters, support, steps, create_graph)
+        return functools.reduce(lambda _, each: each, path, parameters)
 
     def forward(self, episode: Any) -> TaskResult:
         """Adapt on `episode.support`, judge on `episode.query`."""

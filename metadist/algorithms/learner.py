@@ -48,9 +48,11 @@ class Learner(nn.Module):
     Attributes:
         each_step: in evaluation, a learner that takes inner steps also judges the queries after
             each of them. Whoever runs the evaluation sets it; off by default, for it takes time.
+        takes_several: a subclass whose `forward` can run several tasks at once says so.
     """
 
     each_step = False
+    takes_several = False
 
     def __init__(
         self, model: nn.Module, regression: bool = False, transductive: bool = True
@@ -62,12 +64,13 @@ class Learner(nn.Module):
 
     @property
     def side_by_side(self) -> bool:
-        """Whether `forward` also runs several tasks at once.
+        """Whether `forward` also runs several tasks at once, as it is set now, with this model.
 
         Every tensor of the episode, of the result and of the learner's parameters then has a
-        first dimension that counts tasks, and `loss` has one number a task. No by default.
+        first dimension that counts tasks, and `loss` has one number a task.
         """
-        return False
+        can = self.takes_several and getattr(self.model, "side_by_side", False)
+        return can and (self.training or self.transductive)
 
     def loss(self, predictions: Tensor, targets: Tensor) -> Tensor:
         """The mean loss of predictions of shape (…, n, outputs), of shape (…)."""

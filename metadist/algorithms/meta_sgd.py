@@ -1,17 +1,16 @@
 """Meta-SGD: learned initial parameters and learned rates (Li et al. 2017, arXiv 1707.09835)."""
 
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge, Gt
 from torch import nn
 
-from metadist.algorithms.inner_loop import InnerLoopLearner, Parameters
-from metadist.algorithms.learner import TaskResult
+from metadist.algorithms.inner_loop import Parameters
+from metadist.algorithms.maml import MAML
 
 
-class MetaSGD(InnerLoopLearner):
+class MetaSGD(MAML):
     """Learn where to start from and, for each single parameter, how far to go.
 
     In a task (algorithm 1 of the paper), with a vector of rates α as long as θ and the product
@@ -43,38 +42,19 @@ class MetaSGD(InnerLoopLearner):
         first_order: bool = False,
         transductive: bool = True,
     ) -> None:
-        super().__init__(model, regression, inner_steps, eval_inner_steps, transductive)
-        self.inner_lr = inner_lr
-        self.first_order = first_order
+        super().__init__(
+            model, regression, inner_lr, inner_steps, eval_inner_steps, first_order, transductive
+        )
         self.rates = nn.ParameterList(
             torch.full_like(parameter, inner_lr) for parameter in model.parameters()
         )
 
-    @property
-    def side_by_side(self) -> bool:
-        """Yes, if the model can."""
-        return getattr(self.model, "side_by_side", False) and (self.training or self.transductive)
-
-    def train_task(self, episode: Any) -> TaskResult:
-        """See the class."""
-        adapted = self.adapt(
-            self.initial(), episode.support, self.inner_steps, not self.first_order
-        )
-        predictions = self.predict(adapted, episode.query.inputs)
-        loss = self.loss(predictions, episode.query.targets)
-        return TaskResult(loss, self.metrics(predictions, episode.query.targets))
-
-    def path(
-        self, parameters: Parameters, support: Any, steps: int, create_graph: bool = False
-    ) -> Iterator[Parameters]:
-        """See `InnerLoopLearner`."""
-        for _ in range(steps):
-            slopes = self.slopes(parameters, support, create_graph)
-            parameters = {
-                name: parameter - rate * slopes[name]
-                for (name, parameter), rate in zip(parameters.items(), self.rates, strict=True)
-            }
-            yield parameters
+    def step(self, parameters: Parameters, slopes: Parameters) -> Parameters:
+        """φ - α ∘ ∇φ L(support; φ), given φ and its gradient."""
+        return {
+            name: each - rate * slopes[name]
+            for (name, each), rate in zip(parameters.items(), self.rates, strict=True)
+        }
 
     def protocol(self) -> dict[str, Any]:
         """Rate at the start, steps in training and in evaluation, and the order."""

@@ -33,6 +33,8 @@ class Prototypical(Learner):
         UserError: a regression problem, or a model without features.
     """
 
+    takes_several = True
+
     def __init__(
         self, model: nn.Module, regression: bool = False, transductive: bool = True
     ) -> None:
@@ -41,11 +43,6 @@ class Prototypical(Learner):
             raise UserError("algorithm=prototypical classifies: choose a dataset with classes.")
         require_embedding(model, "prototypical")
         model.head.requires_grad_(False)
-
-    @property
-    def side_by_side(self) -> bool:
-        """Yes, if the model can."""
-        return getattr(self.model, "side_by_side", False) and (self.training or self.transductive)
 
     def forward(self, episode: Any) -> TaskResult:
         """Judge `episode.query` by the prototypes of `episode.support`."""
