@@ -10,7 +10,7 @@ from benchmarks.cost_model import Costs, Step
 from benchmarks.programs import machine
 from rich.table import Table
 
-from metadist.tracking.pictures.sheet import BLUE, GREEN, GREY, INK, ORANGE, save, sheet
+from metadist.tracking.pictures.sheet import BLUE, GREEN, GREY, INK, ORANGE, lighten, save, sheet
 
 DISTRIBUTED = ("rpc", "allreduce")
 _COLOURS = {"local": GREEN, "rpc": BLUE, "allreduce": ORANGE}
@@ -153,14 +153,11 @@ def picture(
 ) -> None:
     """A panel a model's size: seconds a step against workers, tasks a worker held."""
     sizes = extension.parameters
-    figure = sheet(4.2 * len(sizes), 4.4)
-    figure.set_layout_engine("constrained")
-    figure.suptitle(
+    title = (
         f"A training step with {extension.tasks_a_worker} tasks on every worker, by a cost model "
-        "fitted to measured steps",
-        fontsize=12,
-        color=INK,
+        "fitted to measured steps"
     )
+    figure = sheet(4.2 * len(sizes), 4.4, title)
     most = max(extension.workers)
     grid = [2**power for power in range(math.ceil(math.log2(most)) + 1)]
     for axes, parameters in zip(
@@ -192,7 +189,7 @@ def picture(
         axes.set_xticks(grid[::2], [f"{workers:,}" for workers in grid[::2]], fontsize=8)
         axes.set_xlabel("workers", color=INK)
         axes.set_title(f"{parameters:,} parameters", fontsize=10, color=INK)
-        axes.spines[["top", "right"]].set_visible(False)
+        lighten(axes, grid=None)
     first = figure.axes[0]
     first.set_ylabel("milliseconds a step", color=INK)
     first.legend(fontsize=8, frameon=False, loc="center left")

@@ -6,7 +6,7 @@ from pathlib import Path
 from benchmarks.programs import RIVAL, machine
 from rich.table import Table
 
-from metadist.tracking.pictures.sheet import BLUE, GREY, INK, save, sheet
+from metadist.tracking.pictures.sheet import BLUE, GREY, INK, lighten, save, sheet
 
 Figures = dict[str, dict[str, list[float | None]]]
 """Tasks a second by setting, program and round; None for a run that came to nothing."""
@@ -73,12 +73,10 @@ def markdown(figures: Figures, patience: float) -> str:
 def bars(figures: Figures, path: Path) -> None:
     """Each setting's ratios as bars, the rival's a line at 1."""
     programs = programs_of(figures)
-    figure = sheet(max(9.5, 3.0 + 2.6 * len(figures)), 1.7 + 0.42 * len(programs))
-    figure.set_layout_engine("constrained")
-    figure.suptitle(
+    figure = sheet(
+        max(9.5, 3.0 + 2.6 * len(figures)),
+        1.7 + 0.42 * len(programs),
         "Speed of MAML training: tasks a second, as multiples of a hand-written PyTorch loop",
-        fontsize=12,
-        color=INK,
     )
     grid = figure.subplots(1, len(figures), squeeze=False, sharey=True)[0]
     most = max(ratio(found, p) or 0 for found in figures.values() for p in programs)
@@ -94,7 +92,7 @@ def bars(figures: Figures, path: Path) -> None:
         axes.set_yticks(range(len(programs)), programs, fontsize=9)
         axes.invert_yaxis() if axes is grid[0] else None
         axes.set_title(_words(setting), fontsize=9, color=INK)
-        axes.spines[["top", "right"]].set_visible(False)
+        lighten(axes, grid=None)
     figure.supxlabel(_title(figures), fontsize=8, color=GREY)
     save(figure, path)
 

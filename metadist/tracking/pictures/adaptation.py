@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from metadist.tracking.pictures.sheet import BLUE, GREEN, INK, ORANGE, RED, save, sheet
+from metadist.tracking.pictures.sheet import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    PURPLE,
+    RED,
+    lighten,
+    save,
+    sheet,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,9 +59,7 @@ def adaptation_panels(
         UserError: if it cannot be written.
     """
     columns = len(rows[0])
-    figure = sheet(5.2 * columns, 3.5 * len(rows) + 1.1)
-    figure.set_layout_engine("constrained")
-    figure.suptitle(title, fontsize=12, color=INK, parse_math=False)
+    figure = sheet(5.2 * columns, 3.5 * len(rows) + 1.1, title)
     grid = figure.subplots(len(rows), columns, squeeze=False, sharex=True, sharey="row")
     for line, row in zip(grid, rows, strict=True):
         _limits(line[0], row.values())
@@ -78,15 +86,14 @@ def _panel(axes: "Axes", name: str, picture: AdaptationPicture) -> None:
     axes.scatter(
         picture.support_inputs,
         picture.support_targets,
-        color="#7b4fb3",
+        color=PURPLE,
         marker="^",
         s=44,
         zorder=3,
         label="points used",
     )
     axes.set_title(f"{name}: MSE {' → '.join(errors)}", fontsize=10, parse_math=False)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    lighten(axes)
 
 
 def _limits(axes: "Axes", pictures: Iterable[AdaptationPicture]) -> None:

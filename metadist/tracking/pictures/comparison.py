@@ -11,9 +11,10 @@ from metadist.tracking.pictures.sheet import (
     BLUE,
     GREEN,
     GREY,
-    INK,
     ORANGE,
+    PURPLE,
     RED,
+    lighten,
     save,
     sheet,
     smoothed,
@@ -22,7 +23,7 @@ from metadist.tracking.pictures.sheet import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLOURS = (BLUE, ORANGE, GREEN, RED, "#7b4fb3", "#8c5a3c", "#d05c9f", GREY)
+_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, "#8c5a3c", "#d05c9f", GREY)
 _STYLES = ("-", "--", ":", "-.")
 _COLUMNS = 3
 _NAME = 60  # letters in a line of the legend
@@ -63,9 +64,7 @@ def compared_curves(panels: Sequence[ComparedCurves], path: Path, title: str) ->
     columns = min(len(panels), _COLUMNS)
     rows = -(-len(panels) // columns)
     names = max(len(panel.runs) for panel in panels)
-    figure = sheet(max(5.4 * columns, 7.0), (4.1 + 0.22 * names) * rows + 0.6)
-    figure.set_layout_engine("constrained")
-    figure.suptitle(title, fontsize=12, color=INK, parse_math=False)
+    figure = sheet(max(5.4 * columns, 7.0), (4.1 + 0.22 * names) * rows + 0.6, title)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, panel in zip(grid, panels, strict=False):
         _panel(axes, panel)
@@ -104,8 +103,7 @@ def _panel(axes: "Axes", panel: ComparedCurves) -> None:
         for formatted in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
             formatted(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.tick_params(axis="y", which="minor", labelsize=7)
-    axes.grid(alpha=0.25, which="both")
-    axes.spines[["top", "right"]].set_visible(False)
+    lighten(axes, grid="both")
     if axes.get_legend_handles_labels()[0]:
         # Below, where names of any length hide no curve.
         below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.13)}

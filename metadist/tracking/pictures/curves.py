@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from metadist.tracking.pictures.sheet import BLUE, GREEN, INK, ORANGE, save, sheet, smoothed
+from metadist.tracking.pictures.sheet import BLUE, GREEN, ORANGE, lighten, save, sheet, smoothed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,9 +38,7 @@ def learning_curves(
         (m for m in ("accuracy", "mse") if any(r.keys() & _names(m) for r in records)), None
     )
     panels = ["loss"] if metric is None else ["loss", metric]
-    figure = sheet(5.6 * len(panels), 3.9)
-    figure.set_layout_engine("constrained")
-    figure.suptitle(title, fontsize=12, color=INK, parse_math=False)
+    figure = sheet(5.6 * len(panels), 3.9, title)
     grid = figure.subplots(1, len(panels), sharex=True, squeeze=False)[0]
     for axes, panel in zip(grid, panels, strict=True):
         _panel(axes, records, panel, test if panel == panels[-1] and metric else None)
@@ -109,8 +107,7 @@ def _finish(axes: "Axes", metric: str) -> None:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         low, high = axes.get_ylim()
         axes.set_ylim(max(low, -0.02), min(high, 1.02))
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    lighten(axes)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=8.5, frameon=True, framealpha=0.85, edgecolor="none")
 

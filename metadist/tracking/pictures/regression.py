@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from metadist.tracking.pictures.sheet import BLUE, GREY, INK, ORANGE, save, sheet
+from metadist.tracking.pictures.sheet import BLUE, GREY, INK, ORANGE, lighten, save, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,9 +52,7 @@ def regression_tasks(tasks: Sequence[RegressionPicture], path: Path, title: str)
     """
     columns = 2 if len(tasks) == 4 else min(len(tasks), _COLUMNS)
     rows = -(-len(tasks) // columns)
-    figure = sheet(max(4.2 * columns, 6.4), 3.1 * rows + 1.0)
-    figure.set_layout_engine("constrained")
-    figure.suptitle(title, fontsize=12, color=INK, parse_math=False)
+    figure = sheet(max(4.2 * columns, 6.4), 3.1 * rows + 1.0, title)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for place, (axes, task) in enumerate(zip(grid, tasks, strict=False)):
         _panel(axes, place + 1, task)
@@ -111,5 +109,4 @@ def _panel(axes: "Axes", number: int, task: RegressionPicture) -> None:
     )
     mse_before, mse_after = np.mean((before - targets) ** 2), np.mean((after - targets) ** 2)
     axes.set_title(f"task {number}: MSE {mse_before:.3g} → {mse_after:.3g}", fontsize=10)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    lighten(axes)

@@ -1,13 +1,14 @@
-"""What the pictures share: an empty sheet, the colours, smoothing, and saving."""
+"""What the pictures share: an empty sheet, colours, grid and edges, smoothing, and saving."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from metadist.tracking.writing import writing
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 DOTS_PER_INCH = 130
@@ -16,23 +17,41 @@ BLUE = "#2f6db3"
 ORANGE = "#e07b29"
 GREEN = "#2c974b"
 RED = "#cf3636"
+PURPLE = "#7b4fb3"
 GREY = "#8a8f98"
 INK = "#24292f"
 
 
-def sheet(width: float, height: float) -> "Figure":
+def sheet(width: float, height: float, title: str | None = None) -> "Figure":
     """An empty figure that belongs to no window.
 
     Args:
         width: in inches.
         height: in inches.
+        title: one line over the panels, never read as TeX; the layout then makes room for every
+            label. None: neither title nor layout.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, facecolor="white")
     FigureCanvasAgg(figure)
+    if title is not None:
+        figure.set_layout_engine("constrained")
+        figure.suptitle(title, fontsize=12, color=INK, parse_math=False)
     return figure
+
+
+def lighten(axes: "Axes", grid: Literal["major", "both"] | None = "major") -> None:
+    """Takes away a panel's upper and right edge, and draws faint grid lines.
+
+    Args:
+        axes: the panel.
+        grid: which lines: "major", "both" for the minor ones too, or None.
+    """
+    if grid is not None:
+        axes.grid(alpha=0.25, which=grid)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def save(figure: "Figure", path: Path) -> Path:

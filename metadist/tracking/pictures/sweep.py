@@ -6,13 +6,23 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from metadist.tracking.pictures.sheet import BLUE, GREEN, GREY, INK, ORANGE, RED, save, sheet
+from metadist.tracking.pictures.sheet import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PURPLE,
+    RED,
+    lighten,
+    save,
+    sheet,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-_COLOURS = (BLUE, ORANGE, GREEN, RED, GREY, "#7b4fb5", "#a0622d", "#d169a8")
+_COLOURS = (BLUE, ORANGE, GREEN, RED, GREY, PURPLE, "#a0622d", "#d169a8")
 _MOST_ROWS = 30
 _LEAST_OF_A_LINE = 3
 
@@ -61,35 +71,29 @@ def sweep_picture(
     Raises:
         UserError: if it cannot be written.
     """
+    what = "Test accuracy" if metric == "accuracy" else "Test mean squared error"
+    title = f"{what} by {' and '.join(keys)}" if keys else what
     best = f"best on {chosen_by}"
     along = _line_key(points, len(keys))
     if along is not None:
-        figure = sheet(7.2, 4.4)
-        axes = _axes(figure)
+        figure = sheet(7.2, 4.4, title)
+        axes = figure.subplots()
         _lines(axes, points, keys, along, best)
         _accuracy_axis(axes, metric, vertical=True)
     elif len(keys) == 2 and _is_grid(points):
         rows, columns = (_ordered(points, place) for place in (0, 1))
-        figure = sheet(2.6 + 1.35 * max(3, len(columns)), 1.9 + 0.7 * max(2, len(rows)))
-        axes = _axes(figure)
+        figure = sheet(2.6 + 1.35 * max(3, len(columns)), 1.9 + 0.7 * max(2, len(rows)), title)
+        axes = figure.subplots()
         _heat_map(axes, points, keys, rows, columns, metric, best)
     else:
         shown = sorted(points, key=lambda point: point.mean, reverse=metric == "accuracy")
         shown = shown[:_MOST_ROWS]
-        figure = sheet(7.6, 1.7 + 0.32 * len(shown))
-        axes = _axes(figure)
+        figure = sheet(7.6, 1.7 + 0.32 * len(shown), title)
+        axes = figure.subplots()
         _rows(axes, shown, keys, len(points), best)
         _accuracy_axis(axes, metric, vertical=False)
-    what = "Test accuracy" if metric == "accuracy" else "Test mean squared error"
-    by = f" by {' and '.join(keys)}" if keys else ""
-    figure.suptitle(f"{what}{by}", fontsize=12, color=INK, parse_math=False)
     axes.set_title(caption, fontsize=9, color=GREY, parse_math=False)
     return save(figure, path)
-
-
-def _axes(figure: "Figure") -> "Axes":
-    figure.set_layout_engine("constrained")
-    return figure.subplots()
 
 
 def _number(text: str) -> float | None:
@@ -167,7 +171,7 @@ def _lines(
         axes.set_xticks(values, [named[value] for value in values])
         axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(keys[along], parse_math=False)
-    _finish(axes)
+    lighten(axes)
     axes.legend(fontsize=8.5, frameon=True, framealpha=0.85, edgecolor="none")
 
 
@@ -231,7 +235,7 @@ def _rows(
     axes.set_ylim(len(shown) - 0.4, -0.6)
     if known > len(shown):
         axes.set_ylabel(f"the best {len(shown)} of {known}")
-    _finish(axes)
+    lighten(axes)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=8.5, frameon=True, framealpha=0.85, edgecolor="none")
 
@@ -248,8 +252,3 @@ def _accuracy_axis(axes: "Axes", metric: str, vertical: bool) -> None:
     (axes.set_ylabel if vertical else axes.set_xlabel)(label)
     if metric == "accuracy":
         axis.set_major_formatter(PercentFormatter(1.0, decimals=None))
-
-
-def _finish(axes: "Axes") -> None:
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
