@@ -33,21 +33,43 @@ struct Shape {
     int64_t wide() const { return width / window; }
 };
 
-// Sums over the rows of a group, channel by channel.
+// Sums over the rows of a group, channel by channel. What is summed in R elsewhere joins by `add`;
+// else `load` gives the sums in R so far, `store` takes them back, and `next` ends each turn.
 template <class R, int COUNT>
 struct Sums {
     using L = Lanes<R>;
     using V = typename L::Vector;
     std::vector<double> totals;
-    int64_t channels;
+    std::vector<R> partial;
+    int64_t channels, turns = 0;
 
-    explicit Sums(int64_t channels) : totals(COUNT * channels, 0.0), channels(channels) {}
+    explicit Sums(int64_t channels)
+        : totals(COUNT * channels, 0.0), partial(COUNT * channels, R(0)), channels(channels) {}
 
     void add(int64_t channel, const V (&parts)[COUNT]) {
         for (int k = 0; k < COUNT; ++k)
             for (int64_t l = 0; l < L::count; ++l) totals[k * channels + channel + l] += parts[k][l];
     }
     double operator()(int k, int64_t channel) const { return totals[k * channels + channel]; }
+
+    void load(int64_t channel, V (&parts)[COUNT]) const {
+        for (int k = 0; k < COUNT; ++k) parts[k] = L::load(&partial[k * channels + channel]);
+    }
+    void store(int64_t channel, const V (&parts)[COUNT]) {
+        for (int k = 0; k < COUNT; ++k) L::store(&partial[k * channels + channel], parts[k]);
+    }
+    void next() {
+        if (++turns == ROWS_AT_ONCE) flush();
+    }
+    void flush() {
+        for (int64_t c = 0; c < channels; c += L::count) {
+            V parts[COUNT];
+            load(c, parts);
+            add(c, parts);
+        }
+        std::fill(partial.begin(), partial.end(), R(0));
+        turns = 0;
+    }
 };
 
 // A window's values behind the norm, and which of them the maximum takes: the first of the
@@ -170,16 +192,6 @@ void backward(const Shape& s, const R* gradient, const R* y, const R* weight, co
             shift[c] = bias[c] - mean[c] * scale[c];
         }
         Sums<R, 2> sums(C);
-        std::vector<R> partial(2 * C, R(0));
-        int64_t count = 0;
-        auto flush = [&] {
-            for (int64_t c = 0; c < C; c += L::count) {
-                const V parts[2] = {L::load(&partial[c]), L::load(&partial[C + c])};
-                sums.add(c, parts);
-            }
-            std::fill(partial.begin(), partial.end(), R(0));
-            count = 0;
-        };
         each_window(
             s,
             [&](int64_t at, int64_t to) {
@@ -188,18 +200,18 @@ void backward(const Shape& s, const R* gradient, const R* y, const R* weight, co
                     const W w(y + at + c, s.width * C, C, a, b);
                     V z[W::size];
                     w.route(L::load(gradient + to + c), a, b, z);
-                    V sum = L::load(&partial[c]), by_y = L::load(&partial[C + c]);
+                    V parts[2];
+                    sums.load(c, parts);
                     for (int i = 0; i < W::size; ++i) {
-                        sum += z[i];
-                        by_y += z[i] * (w.y[i] - m);
+                        parts[0] += z[i];
+                        parts[1] += z[i] * (w.y[i] - m);
                     }
-                    L::store(&partial[c], sum);
-                    L::store(&partial[C + c], by_y);
+                    sums.store(c, parts);
                 }
-                if (++count == ROWS_AT_ONCE) flush();
+                sums.next();
             },
             [](int64_t) {});
-        flush();
+        sums.flush();
         for (int64_t c = 0; c < C; ++c) {
             mean_z[c] = R(sums(0, c) / rows);
             mean_zh[c] = R(sums(1, c) / rows * inverse[c]);
@@ -250,17 +262,6 @@ void second(const Shape& s, const R* t, const R* t_weight, const R* t_bias, cons
             shift[c] = bias[c] - mean[c] * scale[c];
         }
         Sums<R, 3> sums(C);  // of t, t (y - mean), t z
-        std::vector<R> partial(3 * C, R(0));
-        int64_t count = 0;
-        auto flush = [&] {
-            for (int64_t c = 0; c < C; c += L::count) {
-                const V parts[3] = {L::load(&partial[c]), L::load(&partial[C + c]),
-                                    L::load(&partial[2 * C + c])};
-                sums.add(c, parts);
-            }
-            std::fill(partial.begin(), partial.end(), R(0));
-            count = 0;
-        };
         auto offset = [&](int i) { return (i / WINDOW) * s.width * C + (i % WINDOW) * C; };
         each_window(
             s,
@@ -270,29 +271,30 @@ void second(const Shape& s, const R* t, const R* t_weight, const R* t_bias, cons
                     const W w(y + at + c, s.width * C, C, a, b);
                     V z[W::size];
                     w.route(L::load(gradient + to + c), a, b, z);
-                    V sum = L::load(&partial[c]), by_y = L::load(&partial[C + c]),
-                      product = L::load(&partial[2 * C + c]);
+                    V parts[3];
+                    sums.load(c, parts);
                     for (int i = 0; i < W::size; ++i) {
                         const V ti = L::load(t + at + offset(i) + c);
-                        sum += ti;
-                        by_y += ti * (w.y[i] - m);
-                        product += ti * z[i];
+                        parts[0] += ti;
+                        parts[1] += ti * (w.y[i] - m);
+                        parts[2] += ti * z[i];
                     }
-                    L::store(&partial[c], sum);
-                    L::store(&partial[C + c], by_y);
-                    L::store(&partial[2 * C + c], product);
+                    sums.store(c, parts);
                 }
-                if (++count == ROWS_AT_ONCE) flush();
+                sums.next();
             },
             [&](int64_t at) {
                 for (int64_t c = 0; c < C; c += L::count) {
                     const V ti = L::load(t + at + c), d = L::load(y + at + c) - L::load(mean + c);
-                    L::store(&partial[c], L::load(&partial[c]) + ti);
-                    L::store(&partial[C + c], L::load(&partial[C + c]) + ti * d);
+                    V parts[3];
+                    sums.load(c, parts);
+                    parts[0] += ti;
+                    parts[1] += ti * d;
+                    sums.store(c, parts);
                 }
-                if (++count >= ROWS_AT_ONCE) flush();
+                sums.next();
             });
-        flush();
+        sums.flush();
         for (int64_t c = 0; c < C; ++c) {
             const double inv = inverse[c], a = weight[c] * inv, z = mean_z[c], zh = mean_zh[c];
             const double mean_t = sums(0, c) / rows, mean_th = sums(1, c) / rows * inv,
