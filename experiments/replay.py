@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from metadist.configuration import load_experiment
-from metadist.errors import UserError
+from metadist.launchers.answering import answer
 from metadist.training import parse_key, replay
 
 
@@ -22,14 +22,13 @@ def main() -> int:
     parser.add_argument("--key", required=True, help="seed,split,iteration,index")
     parser.add_argument("--checkpoint", type=Path, help="take the state from this file, as it is")
     options = parser.parse_args()
-    try:
+
+    def show() -> None:
         key = parse_key(options.key)
         experiment = load_experiment(options.directory.resolve())
         print("\n".join(replay(experiment, key, options.checkpoint).lines()))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+
+    return answer(show)
 
 
 if __name__ == "__main__":

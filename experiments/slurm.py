@@ -9,9 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from hydra.errors import HydraException
-
-from metadist.errors import UserError
+from metadist.launchers.answering import answer
 from metadist.launchers.slurm import slurm_script
 
 
@@ -23,12 +21,7 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", help="the words of the sweep's command")
     options = parser.parse_args()
     conf = Path(__file__).resolve().parent.parent / "conf"
-    try:
-        print(slurm_script(conf, options.experiment, options.overrides))
-    except (UserError, HydraException) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return answer(lambda: print(slurm_script(conf, options.experiment, options.overrides)))
 
 
 if __name__ == "__main__":

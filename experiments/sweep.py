@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from metadist.errors import UserError
+from metadist.launchers.answering import answer
 from metadist.training import report_on
 
 
@@ -18,12 +18,8 @@ def main() -> int:
     about = (__doc__ or "").split("\n\n", 1)
     parser = argparse.ArgumentParser(description=about[1])
     parser.add_argument("folder", type=Path, help="holds the runs' directories, at any depth")
-    try:
-        print("\n".join(report_on(parser.parse_args().folder.resolve()).lines()))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    folder = parser.parse_args().folder.resolve()
+    return answer(lambda: print("\n".join(report_on(folder).lines())))
 
 
 if __name__ == "__main__":

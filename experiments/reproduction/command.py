@@ -20,6 +20,7 @@ from reproduction.runs import Planned, Runner
 from reproduction.table import csv_text, markdown
 
 from metadist.errors import UserError
+from metadist.launchers.answering import answer
 
 TABLE = "table.md"
 DATA = "table.csv"
@@ -28,11 +29,7 @@ DATA = "table.csv"
 def main(words: Sequence[str] | None = None) -> int:
     """Read the command line, run, write the table; the exit status."""
     options = _parser().parse_intermixed_args(words)
-    try:
-        return _run(options)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return answer(lambda: _run(options))
 
 
 def _parser() -> argparse.ArgumentParser:

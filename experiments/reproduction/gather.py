@@ -11,12 +11,13 @@ from reproduction.runs import PLAN, failure, has_failed, plan_of
 
 from metadist.launchers.records import read_results
 from metadist.training import protocol_differences
+from metadist.training.identity import is_around
 
 _HARMLESS = re.compile(
-    r"\+experiment=|seed=|trainer\.(iterations|(eval|checkpoint)_every|validation_tasks)=|hydra\.|"
-    r"strategy|\+partition|launcher|logger|device=|threads=|timeout_seconds=|resume=|dataset\.root="
+    r"\+experiment=|seed=|trainer\.(iterations|(eval|checkpoint)_every|validation_tasks)=|"
+    r"strategy|\+partition|device=|threads="
 )
-"""Overrides by which the preset stays what it is."""
+"""Overrides by which the preset stays what it is, beside those of `is_around`."""
 
 
 @dataclass(frozen=True)
@@ -142,11 +143,15 @@ def find(directories: Iterable[Path], cells: Mapping[str, Cell]) -> list[Found]:
         if plan is None or plan["preset"] not in cells:
             continue
         results = read_results(folder)
-        options = tuple(sorted(word for word in plan["options"] if not _HARMLESS.match(word)))
+        options = tuple(sorted(filter(_matters, plan["options"])))
         cell = cells[plan["preset"]]
         found.append(Found(folder, cell, plan["seed"], plan["iterations"], options, results))
     order = {name: place for place, name in enumerate(cells)}
     return sorted(found, key=lambda f: (order[f.cell.preset], f.options, f.iterations, f.seed))
+
+
+def _matters(word: str) -> bool:
+    return not (_HARMLESS.match(word) or is_around(word.lstrip("+").partition("=")[0]))
 
 
 def rows_of(found: Sequence[Found], lengths: Mapping[str, int]) -> list[Row]:

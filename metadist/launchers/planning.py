@@ -7,8 +7,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from metadist.launchers.launcher import PlannedRun
-from metadist.launchers.records import has_checkpoints
 from metadist.launchers.set_up import Build
+from metadist.training.checkpoints import has_checkpoints
 
 _THE_PARENTS = (
     "hydra.callbacks",
@@ -36,7 +36,7 @@ def plan(script: Path, build: Build, configuration: DictConfig) -> PlannedRun:
     mine = configuration.copy()
     with open_dict(mine):
         mine.pop("launcher", None)
-        if in_sweep and mine.get("resume") is None and has_checkpoints(directory):
+        if in_sweep and mine.get("resume") is None and has_checkpoints(directory / "checkpoints"):
             mine.resume = "auto"
     # As typed: a list would resolve the interpolations in them.
     task = OmegaConf.to_container(hydra.overrides.task, resolve=False)

@@ -28,6 +28,7 @@ from metadist.distributed.collectives import (
     init_process_group,
 )
 from metadist.distributed.lost import peers_in_backend
+from metadist.distributed.partitioners import balanced_bounds
 from metadist.errors import UserError
 from metadist.launchers.ray_board import Board
 from metadist.training.checkpoints import read_checkpoint, write_checkpoint
@@ -261,11 +262,9 @@ class _Replica:
 
 
 def _share(items: Sequence[int]) -> list[int]:
-    """This rank's items of a whole: shares are balanced, their sizes differ by at most one."""
-    least, more = divmod(len(items), get_world_size())
-    rank = get_rank()
-    start = rank * least + min(rank, more)
-    return list(items[start : start + least + (rank < more)])
+    """This rank's items of a whole."""
+    start, stop = balanced_bounds(len(items), get_world_size())[get_rank()]
+    return list(items[start:stop])
 
 
 def _two_sets(made: Any) -> tuple[Dataset, Dataset | None]:

@@ -7,22 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from metadist.configuration import drop_leftovers
 from metadist.errors import UserError
 from metadist.launchers.launcher import PlannedRun
+from metadist.training.identity import flat
 
 FAILURE = "failure.json"
 """In the directory of a sweep's job that failed: what was said of it, and the job's overrides."""
 
 LAST_WORDS = "last_words.txt"
 """In the same place for a moment: what the workers of a world said last."""
-
-_NO_MATTER = ("launcher", "logger", "resume", "sweep", "timeout_seconds")
-_WHERE = ("root", "download")
 
 
 def write_record(planned: PlannedRun) -> None:
@@ -76,21 +74,15 @@ def finished_results(planned: PlannedRun) -> dict[str, Any] | None:
         saved = OmegaConf.load(planned.directory / ".hydra" / "config.yaml")
         asked = planned.configuration.copy()
         drop_leftovers(asked, planned.overrides)
-        same = isinstance(saved, DictConfig) and _essence(saved) == _essence(asked)
+        same = isinstance(saved, DictConfig) and _values(saved) == _values(asked)
     except (OSError, YAMLError, OmegaConfBaseException, UserError):
         return None
     return results if same else None
 
 
-def _essence(configuration: DictConfig) -> Any:
-    kept = configuration.copy()
-    with open_dict(kept):
-        for key in _NO_MATTER:
-            kept.pop(key, None)
-        for key in _WHERE:
-            if isinstance(kept.get("dataset"), DictConfig):
-                kept.dataset.pop(key, None)
-    return OmegaConf.to_container(kept, resolve=True)
+def _values(configuration: DictConfig) -> dict[str, str]:
+    found: Any = OmegaConf.to_container(configuration, resolve=True)
+    return flat(found)
 
 
 def note_failure(directory: Path, overrides: Sequence[str], sentence: str, status: int) -> None:
@@ -109,8 +101,3 @@ def last_words(directory: Path) -> str:
     except OSError:
         return ""
     return lines[-1] if lines else ""
-
-
-def has_checkpoints(directory: Path) -> bool:
-    """Whether a run left something in its directory to go on from."""
-    return any((directory / "checkpoints").glob("iteration-*.pt"))

@@ -14,6 +14,7 @@ from metadist.distributed.meeting import exchange
 from metadist.errors import UserError
 from metadist.launchers.speaking import Elsewhere
 from metadist.training import Experiment
+from metadist.training.checkpoints import has_checkpoints
 
 Build = Callable[[DictConfig, Path, str], Experiment]
 
@@ -98,7 +99,7 @@ def _restarted(job: Job, configuration: DictConfig, directory: Path) -> bool:
     on from. Agents' restart counts differ, and a node that left or came does not count in them.
     """
     again = job.restarted or job.has_begun(str(directory))
-    saved = any((directory / "checkpoints").glob("iteration-*.pt"))
+    saved = has_checkpoints(directory / "checkpoints")
     # A checkpoint that the user named comes first as long as the run has none of its own.
     mine = again and (saved or configuration.get("resume") is None)
     return _exchange(job, "restarted", mine)[0]

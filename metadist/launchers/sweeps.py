@@ -176,6 +176,10 @@ def _endings(word: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _go_on(planned: PlannedRun) -> None:
     current_job().end()
+    _count_failed(planned)
+
+
+def _count_failed(planned: PlannedRun) -> None:
     if _sweep is not None and planned.number not in _sweep.failed:
         _sweep.failed.append(planned.number)
 
@@ -199,8 +203,7 @@ def failed_job(planned: PlannedRun, failed: Failed) -> None:
             raise JobFailed(planned.number, sentence, status) from None
         raise failed
     say_and_go_on(error, failed.in_job, f"job {planned.number} of the sweep failed; going on")
-    if _sweep is not None and planned.number not in _sweep.failed:
-        _sweep.failed.append(planned.number)
+    _count_failed(planned)
 
 
 def _interrupted(error: Exception) -> bool:

@@ -11,7 +11,7 @@ from metadist.training.mappers import (
     TrainTasks,
     resolve_device,
 )
-from metadist.training.protocol import protocol_differences, told
+from metadist.training.protocol import differences_in_words, protocol_differences
 from metadist.training.replay import Replay, parse_key, replay
 from metadist.training.resume import restore
 from metadist.training.strategies import (
@@ -36,6 +36,7 @@ __all__ = [
     "TaskMapper",
     "TrainTasks",
     "Trainer",
+    "differences_in_words",
     "draw_adaptation",
     "parse_key",
     "protocol_differences",
@@ -44,5 +45,4 @@ __all__ = [
     "resolve_device",
     "restore",
     "run",
-    "told",
 ]

@@ -159,6 +159,11 @@ class _Digesting:
         os.fsync(self.file.fileno())
 
 
+def has_checkpoints(directory: Path) -> bool:
+    """Whether a run left something in its `checkpoints/` to go on from."""
+    return Checkpoints(directory).newest() is not None
+
+
 def write_checkpoint(path: Path, contents: dict[str, Any]) -> None:
     """Write tensors and plain containers so that the file is either whole or not there.
 

@@ -53,7 +53,7 @@ def protocol_differences(
     return found
 
 
-def told(differences: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def differences_in_words(differences: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Each difference for people, as in `shots differs: 1 (a, b), 5 (c)`."""
     sentences = []
     for key, values in differences.items():

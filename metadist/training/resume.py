@@ -16,6 +16,7 @@ from metadist.training.checkpoints import (
     set_aside,
 )
 from metadist.training.experiment import Experiment, Progress
+from metadist.training.identity import identity
 
 _log = logging.getLogger(__name__)
 
@@ -148,31 +149,6 @@ def _newest_good(saved: Checkpoints) -> tuple[Path, dict[str, Any]] | None:
             "without resume=auto, in another hydra.run.dir, or bring back a good copy."
         )
     return None
-
-
-_IDENTITY = ("seed", "model", "algorithm", "task", "dataset", "optimizer", "scheduler", "reducer")
-_MAY_CHANGE = ("dataset.root", "dataset.download")
-
-
-def identity(configuration: Mapping[str, Any]) -> dict[str, str]:
-    """What a run's numbers follow from, as dotted keys with their values as text.
-
-    How long it runs, where, how it is carried out and what it logs do not belong to it.
-    """
-    found: dict[str, str] = {}
-
-    def flatten(value: Any, path: str) -> None:
-        if isinstance(value, Mapping):
-            for key, each in value.items():
-                flatten(each, f"{path}.{key}")
-        elif path not in _MAY_CHANGE:
-            found[path] = str(value)
-
-    for key in _IDENTITY:
-        flatten(configuration.get(key), key)
-    for key in ("meta_batch_size", "clip_value", "clip_norm"):
-        flatten(configuration["trainer"].get(key), f"trainer.{key}")
-    return found
 
 
 def _require_same(path: Path, saved: Mapping[str, str], asked: Mapping[str, str]) -> None:

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from metadist.tracking import SweepPoint, sweep_picture
 from metadist.tracking.writing import writing
-from metadist.training.protocol import protocol_differences
-from metadist.training.protocol import told as told_differences
+from metadist.training.protocol import differences_in_words, protocol_differences
 from metadist.training.sweep_table import Setting, SweepTable, as_csv, as_markdown, tabulate, told
 from metadist.training.swept_runs import read_runs
 
@@ -123,7 +122,7 @@ def _warnings(table: SweepTable) -> list[str]:
                 seen.setdefault(chosen, set()).add(str(protocols[run.name].get(name)))
         if all(len(values) == 1 for values in seen.values()):
             varied.add(name)
-    return told_differences(protocol_differences(protocols, varied))
+    return differences_in_words(protocol_differences(protocols, varied))
 
 
 def _caption(table: SweepTable) -> str:

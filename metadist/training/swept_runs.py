@@ -11,10 +11,8 @@ from typing import Any
 import yaml
 
 from metadist.errors import UserError
+from metadist.training.identity import is_around
 
-_NO_MATTER = frozenset(
-    ("dataset.download", "dataset.root", "logger", "resume", "seed", "sweep.on_failure")
-)
 _DEFAULT = "(default)"
 
 
@@ -66,8 +64,8 @@ def read_runs(folder: Path) -> list[SweptRun]:
 
 def swept_keys(runs: Sequence[SweptRun]) -> list[str]:
     """The keys that the runs' command lines set to different values, but for the seed."""
-    keys = dict.fromkeys(key for run in runs for key in run.overrides if key not in _NO_MATTER)
-    keys = {key: None for key in keys if key.split(".")[0] not in ("launcher", "hydra", "logger")}
+    keys = dict.fromkeys(key for run in runs for key in run.overrides if key != "seed")
+    keys = [key for key in keys if not is_around(key)]
     return [key for key in keys if len({run.value(key) for run in runs}) > 1]
 
 

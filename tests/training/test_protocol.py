@@ -9,7 +9,7 @@ from worlds import run_world
 
 from metadist.distributed import get_rank
 from metadist.errors import UserError
-from metadist.training import protocol_differences, told
+from metadist.training import differences_in_words, protocol_differences
 from metadist.training.checkpoints import read_checkpoint
 from metadist.training.loop import run
 from metadist.training.resume import use_best
@@ -30,7 +30,7 @@ def test_each_difference_is_named_with_who_has_what():
         "shots": {"a": 1, "b": 5, "c": 1},
         "rotations": {"a": "—", "b": "—", "c": True},
     }
-    assert told(found) == [
+    assert differences_in_words(found) == [
         "shots differs: 1 (a, c), 5 (b)",
         "rotations differs: — (a, b), True (c)",
     ]
