@@ -24,7 +24,7 @@ from worlds import run_world
 
 from metadist.errors import UserError
 from metadist.launchers.carry_out import Failed
-from metadist.launchers.ray_cluster import close_ray, open_ray, usable_cpus
+from metadist.launchers.ray_cluster import usable_cpus
 from metadist.launchers.ray_launcher import RayLauncher
 from metadist.launchers.ray_run import RayRun
 from metadist.launchers.ray_worker import Errand, _leave_last_words
@@ -32,17 +32,7 @@ from metadist.launchers.records import last_words
 
 pytestmark = pytest.mark.slow  # `make test-slow` installs Ray
 
-TOO_FEW = usable_cpus() < 2
 LONGER = ("trainer.iterations=40", "trainer.eval_every=10", "trainer.checkpoint_every=5")
-
-
-@pytest.fixture(scope="module")
-def ray():
-    if TOO_FEW:
-        pytest.skip("two CPUs are needed")
-    open_ray()
-    yield
-    close_ray()
 
 
 @pytest.fixture

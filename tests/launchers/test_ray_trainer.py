@@ -14,21 +14,13 @@ import linear_example as example
 from ray_workers import kill_a_worker_once
 
 from metadist.errors import UserError
-from metadist.launchers.ray_cluster import close_ray, open_ray, trials_at_once, usable_cpus
+from metadist.launchers.ray_cluster import trials_at_once
 from metadist.launchers.ray_trainer import PyTorchTrainable, PyTorchTrainer
 
-pytestmark = pytest.mark.slow  # `make test-slow` installs Ray
+# `make test-slow` installs Ray.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray")]
 
 ITEMS, BATCH, EPOCHS = 11, 4, 3  # the last batch of an epoch has 3 items: shards of 2 and 1
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ray():
-    if usable_cpus() < 2:
-        pytest.skip("two CPUs are needed")
-    open_ray()
-    yield
-    close_ray()
 
 
 class Points(torch.utils.data.Dataset):

@@ -11,7 +11,6 @@ from ray_workers import ROOT
 from tiny import SMALL
 
 from metadist.errors import UserError
-from metadist.launchers.ray_cluster import close_ray, open_ray, usable_cpus
 from metadist.launchers.ray_tune import tune_experiment
 
 pytestmark = pytest.mark.slow  # `make test-slow` installs Ray
@@ -24,15 +23,6 @@ LONGER = (
     "trainer.validation_tasks=40",
     "trainer.checkpoint_every=10",
 )
-
-
-@pytest.fixture(scope="module")
-def ray():
-    if usable_cpus() < 2:
-        pytest.skip("two CPUs are needed")
-    open_ray()
-    yield
-    close_ray()
 
 
 @pytest.mark.slow

@@ -10,14 +10,11 @@ from metadist.models.norm_relu import norm_relu
 
 
 @pytest.fixture(autouse=True)
-def afresh(monkeypatch, tmp_path):
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def afresh(monkeypatch, tmp_path, single_thread):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     native.library.cache_clear()
     yield
     native.library.cache_clear()
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("compiler", ["/nowhere/c++", "false"])

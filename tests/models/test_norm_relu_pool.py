@@ -136,11 +136,3 @@ def test_a_model_still_goes_through_torch_func(single_thread):
         loss(dict(model.named_parameters()), images[task]).backward()
         for name, parameter in model.named_parameters():
             assert torch.allclose(found[name][task], parameter.grad, rtol=1e-3, atol=1e-4)
-
-
-@pytest.fixture
-def single_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

@@ -135,14 +135,6 @@ def test_models_that_keep_statistics_or_drop_run_one_by_one():
     assert MLP((3,), 5, batch_norm=False, running_statistics=True).side_by_side
 
 
-@pytest.fixture
-def single_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize(
     "options", [{"groups": 2}, {"dilation": 2}, {"padding": "same"}, {"padding_mode": "reflect"}]
 )

@@ -100,16 +100,7 @@ def nearest_neighbour(dataset, embed, tasks=80):
     return np.mean(accuracies)
 
 
-@pytest.fixture
-def one_thread():
-    """Small layers do not gain from threads, and lose much where others keep the cores busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def test_it_is_a_real_few_shot_problem(glyphs, one_thread):
+def test_it_is_a_real_few_shot_problem(glyphs, single_thread):
     """Pixels do better than chance and far from well; a little learning does clearly better."""
     pixels = nearest_neighbour(glyphs, lambda inputs: inputs.flatten(1))
     assert 0.5 < pixels < 0.7

@@ -1,0 +1,13 @@
+import pytest
+
+
+@pytest.fixture(scope="module")
+def ray():
+    """Ray with two workers' CPUs, for the tests of a module."""
+    from metadist.launchers.ray_cluster import close_ray, open_ray, usable_cpus
+
+    if usable_cpus() < 2:
+        pytest.skip("two CPUs are needed")
+    open_ray()
+    yield
+    close_ray()
