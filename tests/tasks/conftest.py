@@ -21,6 +21,17 @@ def small_omniglot(monkeypatch):
 
 
 @pytest.fixture
+def decodings(monkeypatch):
+    """How often Omniglot's images are decoded: a size each time."""
+    made = []
+    decode = omniglot_files.decode
+    monkeypatch.setattr(
+        omniglot_files, "decode", lambda sources, size: made.append(size) or decode(sources, size)
+    )
+    return made
+
+
+@pytest.fixture
 def small_mini_imagenet(monkeypatch):
     """MiniImageNet is taken to have 3, 2 and 2 classes of 4 images."""
     monkeypatch.setattr(mini_imagenet_files, "CLASSES", mini_imagenet_tree.CLASSES)

@@ -1,4 +1,4 @@
-"""A small Omniglot, made up, and the place of the real one."""
+"""A small Omniglot, made up, what tests ask of it, and the place of the real one."""
 
 import io
 import zipfile
@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw
+
+from metadist.tasks import SPLITS
 
 SMALL = {"images_background": 4, "images_evaluation": 3}
 REAL = Path(__file__).parents[3] / "shared" / "data" / "omniglot"
@@ -58,3 +60,21 @@ def ink(data: bytes, size: int) -> np.ndarray:
     with Image.open(io.BytesIO(data)) as image:
         grey = Image.fromarray(np.array(image).astype(np.uint8) * 255)
     return 255 - np.array(grey.resize((size, size), Image.LANCZOS))
+
+
+def by_name(dataset) -> dict[str, np.ndarray]:
+    """Each character's images by its name, from all splits."""
+    return {
+        name: pixels.copy()  # not a view of a file that a test may go on to harm
+        for split in SPLITS
+        for name, pixels in zip(
+            dataset.characters[split], dataset.split_classes(split), strict=True
+        )
+    }
+
+
+def one_line(error, *words) -> None:
+    """The error is one line that has these words."""
+    message = str(error.value)
+    assert "\n" not in message and len(message) < 900, message
+    assert all(str(word) in message for word in words), message
