@@ -12,12 +12,12 @@ With W workers, T tasks a meta-batch and P parameters, in seconds:
 r1 and s2 are latencies, 1/r2 and 1/s3 bandwidths in parameters a second.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.optimize import nnls
 
 STRATEGIES = ("local", "rpc", "allreduce")
 
@@ -120,8 +120,6 @@ def fit(steps: Sequence[Step]) -> Costs:
 def non_negative(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[float, ...]:
     """The least relative squares with figures that are not negative.
 
-    With so few figures every choice of those that are not zero can be tried.
-
     Args:
         rows: what each figure is multiplied by, a row a measurement.
         seconds: what was measured, positive.
@@ -134,14 +132,5 @@ def non_negative(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> t
     matrix = np.asarray(rows, dtype=float) / np.asarray(seconds, dtype=float)[:, None]
     scale = np.abs(matrix).max(0)
     scale[scale == 0] = 1.0
-    matrix = matrix / scale
-    count = matrix.shape[1]
-    best, best_error = np.zeros(count), math.inf
-    for size in range(1, count + 1):
-        for chosen in itertools.combinations(range(count), size):
-            found = np.linalg.lstsq(matrix[:, chosen], np.ones(len(matrix)), rcond=None)[0]
-            error = float(np.square(matrix[:, chosen] @ found - 1).sum())
-            if (found >= 0).all() and error < best_error - 1e-12:
-                best, best_error = np.zeros(count), error
-                best[list(chosen)] = found
-    return tuple((best / scale).tolist())
+    figures, _ = nnls(matrix / scale, np.ones(len(matrix)))
+    return tuple((figures / scale).tolist())

@@ -24,10 +24,10 @@ from worlds import run_world
 
 from metadist.errors import UserError
 from metadist.launchers.carry_out import Failed
-from metadist.launchers.ray_cluster import usable_cpus
-from metadist.launchers.ray_launcher import RayLauncher
-from metadist.launchers.ray_run import RayRun
-from metadist.launchers.ray_worker import Errand, _leave_last_words
+from metadist.launchers.ray.cluster import usable_cpus
+from metadist.launchers.ray.launcher import RayLauncher
+from metadist.launchers.ray.run import RayRun
+from metadist.launchers.ray.worker import Errand, _leave_last_words
 from metadist.launchers.records import last_words
 
 pytestmark = pytest.mark.slow  # `make test-slow` installs Ray
@@ -217,7 +217,7 @@ def test_only_lost_workers_are_called_lost(capsys):
 
 
 def test_an_empty_validation_set_is_refused():
-    from metadist.launchers.ray_replica import _two_sets
+    from metadist.launchers.ray.replica import _two_sets
 
     assert _two_sets(([1], [2])) == ([1], [2]) and _two_sets(([1], None)) == ([1], None)
     for made in (([1], []), ([], [1]), (None, [1])):

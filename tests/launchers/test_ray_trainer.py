@@ -14,8 +14,8 @@ import linear_example as example
 from ray_workers import kill_a_worker_once
 
 from metadist.errors import UserError
-from metadist.launchers.ray_cluster import trials_at_once
-from metadist.launchers.ray_trainer import PyTorchTrainable, PyTorchTrainer
+from metadist.launchers.ray.cluster import trials_at_once
+from metadist.launchers.ray.trainer import PyTorchTrainable, PyTorchTrainer
 
 # `make test-slow` installs Ray.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray")]

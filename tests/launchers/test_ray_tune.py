@@ -11,7 +11,7 @@ from ray_workers import ROOT
 from tiny import SMALL
 
 from metadist.errors import UserError
-from metadist.launchers.ray_tune import tune_experiment
+from metadist.launchers.ray.tune import tune_experiment
 
 pytestmark = pytest.mark.slow  # `make test-slow` installs Ray
 

@@ -18,15 +18,15 @@ import torch
 from torch import nn
 
 from metadist.errors import UserError
-from metadist.launchers.ray_board import Board
-from metadist.launchers.ray_cluster import (
+from metadist.launchers.ray.board import Board
+from metadist.launchers.ray.cluster import (
     close_ray,
     load_ray,
     open_ray,
     require_workers,
     trial_resources,
 )
-from metadist.launchers.ray_fit import Fit
+from metadist.launchers.ray.fit import Fit
 from metadist.training.checkpoints import read_checkpoint, write_checkpoint
 
 ray = load_ray("ray")
@@ -196,8 +196,8 @@ class PyTorchTrainer:
         self.shutdown()
 
     def _start(self, terms: dict[str, Any], **workers: Any) -> None:
-        from metadist.launchers.ray_fit import torch_trainer
-        from metadist.launchers.ray_replica import Contract, serve
+        from metadist.launchers.ray.fit import torch_trainer
+        from metadist.launchers.ray.replica import Contract, serve
 
         contract = Contract(config=self.config, board=self._board, modules=tuple(sys.path), **terms)
         config = {"contract": ray.cloudpickle.dumps(contract)}
@@ -208,7 +208,7 @@ class PyTorchTrainer:
 
     def _ask(self, order: str, *argument: Any) -> Any:
         """Give all replicas an order and wait for the answer."""
-        from metadist.launchers.ray_replica import FAILED, NEXT
+        from metadist.launchers.ray.replica import FAILED, NEXT
 
         if self._fit is None:
             raise UserError("this PyTorchTrainer has been shut down: make a new one.")

@@ -12,14 +12,14 @@ from omegaconf import DictConfig, open_dict
 from metadist.configuration import build_experiment
 from metadist.errors import UserError
 from metadist.launchers.launcher import PlannedRun
-from metadist.launchers.ray_cluster import (
+from metadist.launchers.ray.cluster import (
     load_ray,
     open_ray,
     require_workers,
     trial_resources,
     trials_at_once,
 )
-from metadist.launchers.ray_run import RayRun
+from metadist.launchers.ray.run import RayRun
 from metadist.launchers.resolvers import register_resolvers
 from metadist.launchers.set_up import Build
 

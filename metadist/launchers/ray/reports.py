@@ -20,7 +20,7 @@ from ray.train import Checkpoint, CheckpointUploadMode
 
 from metadist.distributed import get_rank
 from metadist.distributed.world import attempt
-from metadist.launchers.ray_board import Board
+from metadist.launchers.ray.board import Board
 from metadist.training.checkpoints import Checkpoints
 
 _LOOK_SECONDS = 0.3

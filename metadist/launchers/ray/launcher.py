@@ -9,14 +9,14 @@ from omegaconf import DictConfig
 
 from metadist.errors import UserError
 from metadist.launchers.launcher import Launcher, PlannedRun
-from metadist.launchers.ray_cluster import (
+from metadist.launchers.ray.cluster import (
     load_ray,
     open_ray,
     require_workers,
     trials_at_once,
     usable_cpus,
 )
-from metadist.launchers.ray_run import RayRun
+from metadist.launchers.ray.run import RayRun
 
 _TURN_SECONDS = 0.3
 

@@ -30,7 +30,7 @@ from metadist.distributed.collectives import (
 from metadist.distributed.lost import peers_in_backend
 from metadist.distributed.partitioners import balanced_bounds
 from metadist.errors import UserError
-from metadist.launchers.ray_board import Board
+from metadist.launchers.ray.board import Board
 from metadist.training.checkpoints import read_checkpoint, write_checkpoint
 
 FAILED, KEPT, NEXT = "failed", "kept", "next"

@@ -4,7 +4,7 @@ Ray's own setup for torch opens a process group at once, on the machine's outer 
 worker only learns its place and where rank zero is, as under torchrun; what is opened then is the
 strategy's business, and bound to loopback on one node.
 
-The controller gets these classes by value (see `ray_fit`), so this file imports nothing of
+The controller gets these classes by value (see `fit`), so this file imports nothing of
 metadist and nothing that imports torch: that would take seconds at each start.
 """
 

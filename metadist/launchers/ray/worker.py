@@ -15,7 +15,7 @@ from metadist.distributed.job import current_job
 from metadist.distributed.world import attempt
 from metadist.launchers.carry_out import Failed, carry_out
 from metadist.launchers.launcher import PlannedRun
-from metadist.launchers.ray_board import Board, Voice
+from metadist.launchers.ray.board import Board, Voice
 from metadist.launchers.records import LAST_WORDS
 from metadist.launchers.resolvers import register_resolvers
 from metadist.launchers.speaking import say, sentence_of
@@ -88,7 +88,7 @@ def work(config: dict[str, Any]) -> None:
 
 
 def _carry_out(errand: Errand) -> int:
-    from metadist.launchers.ray_reports import Reports, bring_checkpoint
+    from metadist.launchers.ray.reports import Reports, bring_checkpoint
 
     planned: PlannedRun = pickle.loads(errand.planned)
     planned = replace(planned, in_sweep=False)  # that it is to be run is settled

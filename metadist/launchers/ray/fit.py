@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from metadist.launchers.ray_cluster import load_ray
+from metadist.launchers.ray.cluster import load_ray
 
 
 def torch_trainer(
@@ -43,14 +43,14 @@ def torch_trainer(
     )
     from ray.train.torch import TorchTrainer
 
-    from metadist.launchers import ray_backend
+    from metadist.launchers.ray import backend
 
     # By value: Ray's own processes then need neither metadist nor torch.
-    load_ray("ray.cloudpickle").register_pickle_by_value(ray_backend)
+    load_ray("ray.cloudpickle").register_pickle_by_value(backend)
     return TorchTrainer(
         function,
         train_loop_config=config,
-        torch_config=ray_backend.WorldConfig(),
+        torch_config=backend.WorldConfig(),
         scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=use_gpu),
         run_config=RunConfig(
             name=name,

@@ -9,10 +9,10 @@ from typing import Any, TextIO
 from omegaconf import OmegaConf
 
 from metadist.launchers.launcher import PlannedRun
-from metadist.launchers.ray_board import Board, print_said
-from metadist.launchers.ray_cluster import load_ray
-from metadist.launchers.ray_fit import Fit, torch_trainer
-from metadist.launchers.ray_worker import BEGUN, ENDED, REPORTED, SIGNAL, Errand, work
+from metadist.launchers.ray.board import Board, print_said
+from metadist.launchers.ray.cluster import load_ray
+from metadist.launchers.ray.fit import Fit, torch_trainer
+from metadist.launchers.ray.worker import BEGUN, ENDED, REPORTED, SIGNAL, Errand, work
 from metadist.launchers.speaking import wants_traceback
 
 _STOP_SECONDS = 60.0
@@ -42,7 +42,7 @@ class RayRun:
         output: TextIO | None = None,
     ) -> None:
         load_ray()
-        from metadist.launchers.ray_backend import PostReports
+        from metadist.launchers.ray.backend import PostReports
 
         self._max_failures = max_failures
         self._output = output

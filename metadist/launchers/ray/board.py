@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from typing import Any, TextIO
 
-from metadist.launchers.ray_cluster import load_ray
+from metadist.launchers.ray.cluster import load_ray
 
 _POLL_SECONDS = 0.02
 _SAY_SECONDS = 0.2

@@ -1,0 +1,1 @@
+"""Workers that Ray starts: experiments, trainers for any model, searches. An extra: `.[ray]`."""
