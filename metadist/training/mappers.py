@@ -81,8 +81,10 @@ class TaskMapper:
         """
         device = resolve_device(self.device)
         learner = self._ready(learner, device)
-        tasks = (task for call in calls for task in self._tasks(learner_and_batch(call)[1], device))
-        for several, group in groups(learner, tasks, self.tasks_at_once):
+        batches = [learner_and_batch(call)[1] for call in calls]
+        tasks = (task for batch in batches for task in self._tasks(batch, device))
+        count = sum(batch.count() for batch in batches)
+        for several, group in groups(learner, tasks, count, self.tasks_at_once):
             if several:
                 yield together(learner, [episode for _, episode in group])
             else:

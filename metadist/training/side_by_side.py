@@ -4,6 +4,7 @@ A small task's time goes to starting operations. Side by side, tasks share that 
 keeps its own parameters and its own gradient, to the bit the same however many run together.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
@@ -18,10 +19,11 @@ from metadist.training.task_phases import told_apart
 
 TasksAtOnce = int | Literal["auto"]
 
-# Numbers in the inputs of tasks that run together. On a CPU more would leave its caches, where
-# large tasks gain nothing anyway.
-_NUMBERS = {"cpu": 2**16}
-_NUMBERS_ELSEWHERE = 2**22
+# Numbers in the inputs of tasks that run together, of models that do not say it themselves.
+_NUMBERS = 2**16
+_NUMBERS_OFF_CPU = 2**22
+_FEWEST = 3
+"""With fewer tasks side by side than these a CPU is faster one by one."""
 
 
 def tasks_at_once(learner: Learner, episode: Episode, asked: TasksAtOnce) -> int:
@@ -38,33 +40,37 @@ def tasks_at_once(learner: Learner, episode: Episode, asked: TasksAtOnce) -> int
         return 1
     if asked != "auto":
         return asked
-    # Tasks that are large alone stay alone.
     numbers = sum(part.inputs.numel() for part in episode)
-    room = _NUMBERS.get(episode.query.inputs.device.type, _NUMBERS_ELSEWHERE)
-    return max(1, min(64, room // max(1, numbers)))
+    on_cpu = episode.query.inputs.device.type == "cpu"
+    room = getattr(learner.model, "numbers_side_by_side", _NUMBERS) if on_cpu else _NUMBERS_OFF_CPU
+    fitting = min(64, room // max(1, numbers))
+    return fitting if fitting >= _FEWEST else 1
 
 
 def groups(
-    learner: Learner, tasks: Iterable[tuple[Tensor, Episode]], asked: TasksAtOnce
+    learner: Learner, tasks: Iterable[tuple[Tensor, Episode]], count: int, asked: TasksAtOnce
 ) -> Iterator[tuple[bool, list[tuple[Tensor, Episode]]]]:
-    """The tasks in order, in groups to run together.
+    """The tasks in order, in groups to run together, whose sizes differ by at most one.
 
     Args:
         learner: on its device.
         tasks: keys and episodes.
+        count: how many there are.
         asked: how many shall run together.
 
     Yields:
         Whether to run the group with `together`, and the group; if not, it is a single task.
     """
     group: list[tuple[Tensor, Episode]] = []
-    shapes, most = None, 1
-    for key, episode in tasks:
+    shapes, most, size = None, 1, 1
+    for number, (key, episode) in enumerate(tasks):
         found = [tensor.shape for tensor in optree.tree_leaves(episode)]
-        if found != shapes or len(group) == most:
+        if found != shapes or len(group) == size:
             if group:
                 yield most > 1, group
             group, shapes, most = [], found, tasks_at_once(learner, episode, asked)
+            left = max(1, count - number)
+            size = math.ceil(left / math.ceil(left / most))
         group.append((key, episode))
     if group:
         yield most > 1, group

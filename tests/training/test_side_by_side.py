@@ -118,17 +118,17 @@ def test_groups_keep_the_order_and_hold_tasks_of_one_shape():
 
     sizes = [3, 3, 3, 5, 3, 3, 3, 3]
     tasks = [(torch.tensor([i]), task(size)) for i, size in enumerate(sizes)]
-    found = list(groups(learner, tasks, 3))
+    found = list(groups(learner, tasks, len(tasks), 3))
     assert [several for several, _ in found] == [True] * 4
     assert [[int(key) for key, _ in group] for _, group in found] == [
         [0, 1, 2],
         [3],
-        [4, 5, 6],
-        [7],
+        [4, 5],
+        [6, 7],
     ]
-    alone = list(groups(learner, tasks, 1))
+    alone = list(groups(learner, tasks, len(tasks), 1))
     assert [(several, len(group)) for several, group in alone] == [(False, 1)] * 8
-    assert list(groups(learner, [], "auto")) == []
+    assert list(groups(learner, [], 0, "auto")) == []
 
 
 def test_how_many_tasks_run_at_once():
@@ -137,8 +137,11 @@ def test_how_many_tasks_run_at_once():
         return Episode(part, part)
 
     small = MAML(Conv4((1, 28, 28), 5, filters=2))
-    assert tasks_at_once(small, task(1, 28, 28), "auto") == 8
-    assert tasks_at_once(small, task(3, 84, 84), "auto") == 1
+    assert tasks_at_once(small, task(1, 28, 28), "auto") == 33
+    assert tasks_at_once(small, task(1, 100, 100), "auto") == 1  # two would fit
+    pooled = MAML(Conv4((1, 28, 28), 5, filters=2, pooling="max"))
+    assert tasks_at_once(pooled, task(1, 28, 28), "auto") == 8
+    assert tasks_at_once(pooled, task(3, 28, 28), "auto") == 1  # two would fit
     assert tasks_at_once(small, task(1, 28, 28), 5) == 5
     assert tasks_at_once(small, task(1, 28, 28), 1) == 1
     keeps = MAML(Conv4((1, 28, 28), 5, filters=2, running_statistics=True))
