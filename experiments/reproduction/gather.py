@@ -72,6 +72,7 @@ class Row:
         seconds: wall time of a run, the mean.
         world: workers and strategy.
         protocol: of the runs.
+        method: what is told of the algorithm.
         differs: where the paper's protocol is known to be another: key -> (paper, ours).
         uneven: what the seeds' protocols differ in.
     """
@@ -92,6 +93,7 @@ class Row:
     seconds: float | None
     world: str
     protocol: dict[str, Any]
+    method: dict[str, Any]
     differs: dict[str, tuple[Any, Any]]
     uneven: dict[str, dict[str, Any]]
 
@@ -197,6 +199,7 @@ def _row(runs: Sequence[Found], steps: int | None, length: int | None) -> Row:
             dict.fromkeys(f"{r.results['strategy']} on {r.results['world_size']}" for r in done)
         ),
         protocol=protocol,
+        method=next((run.results.get("method", {}) for run in done), {}),
         differs={
             key: (theirs, protocol[key])
             for key, theirs in cell.protocol.items()

@@ -84,6 +84,7 @@ _COLUMNS = (
     "seconds",
     "world",
     "outcome",
+    "method",
     "protocol",
     "differs_from_paper",
 )
@@ -107,6 +108,7 @@ def csv_text(rows: Sequence[Row]) -> str:
                 "seeds": " ".join(map(str, row.seeds)),
                 "failed": " ".join(map(str, row.failures)),
                 "unfinished": " ".join(map(str, row.unfinished)),
+                "method": json.dumps(row.method),
                 "protocol": json.dumps(row.protocol),
                 "differs_from_paper": json.dumps(row.differs),
             }
@@ -172,7 +174,7 @@ def _protocol(row: Row) -> list[str]:
     ]
     others = [
         f"{key.replace('_', ' ')}: {_value(value)}"
-        for key, value in row.protocol.items()
+        for key, value in {**row.method, **row.protocol}.items()
         if key not in dict(_NAMED)
     ]
     lines = [f"- **{row.label}**: {', '.join([*named, *others])}."]

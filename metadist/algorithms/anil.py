@@ -83,12 +83,10 @@ class ANIL(MAML):
             self.initial(), support, targets, lambda head: self.predict(head, queries)
         )
 
-    def protocol(self) -> dict[str, Any]:
-        """Inner rate and steps, in training and in evaluation, and the order."""
+    def method(self) -> dict[str, Any]:
+        """Inner rate and order."""
         return {
             "algorithm": "ANIL",
             "inner_lr": self.inner_lr,
-            "inner_steps": self.inner_steps,
-            "eval_inner_steps": self.eval_inner_steps,
             "first_order": self.first_order,
         }

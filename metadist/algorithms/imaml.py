@@ -101,13 +101,11 @@ class IMAML(InnerLoopLearner):
             }
             yield parameters
 
-    def protocol(self) -> dict[str, Any]:
+    def method(self) -> dict[str, Any]:
         """The inner problem and how the linear system is solved."""
         return {
             "algorithm": "implicit MAML",
             "inner_lr": self.inner_lr,
-            "inner_steps": self.inner_steps,
-            "eval_inner_steps": self.eval_inner_steps,
             "strength": self.strength,
             "cg_steps": self.cg_steps,
             "cg_damping": self.cg_damping,

@@ -65,6 +65,10 @@ class InnerLoopLearner(Learner):
         path = self.path(parameters, support, steps, create_graph)
         return functools.reduce(lambda _, each: each, path, parameters)
 
+    def protocol(self) -> dict[str, Any]:
+        """Inner steps, in training and in evaluation."""
+        return {"inner_steps": self.inner_steps, "eval_inner_steps": self.eval_inner_steps}
+
     def forward(self, episode: Any) -> TaskResult:
         """Adapt on `episode.support`, judge on `episode.query`."""
         return self.train_task(episode) if self.training else self.evaluate_task(episode)

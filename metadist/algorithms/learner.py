@@ -110,6 +110,10 @@ class Learner(nn.Module):
         """What must be equal for two results to be comparable, of the algorithm's part."""
         return {}
 
+    def method(self) -> dict[str, Any]:
+        """What is told of the algorithm itself, in which results that are compared may differ."""
+        return {"algorithm": type(self).__name__}
+
     def forward(self, episode: Any) -> TaskResult:
         """Adapt to the support set, judge on the query set.
 

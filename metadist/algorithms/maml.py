@@ -69,12 +69,10 @@ class MAML(InnerLoopLearner):
         """φ - α ∇φ L(support; φ), given φ and its gradient."""
         return {name: each - self.inner_lr * slopes[name] for name, each in parameters.items()}
 
-    def protocol(self) -> dict[str, Any]:
-        """Inner rate and steps, in training and in evaluation, and the order."""
+    def method(self) -> dict[str, Any]:
+        """The inner rate."""
         name = "FOMAML" if self.first_order else "MAML"
         return {
             "algorithm": name if self.inner_steps else "pretrained on all tasks",
             "inner_lr": self.inner_lr,
-            "inner_steps": self.inner_steps,
-            "eval_inner_steps": self.eval_inner_steps,
         }

@@ -125,13 +125,11 @@ class MAMLPlusPlus(InnerLoopLearner):
         for name in self._norms:
             self.model.get_submodule(name).step = step
 
-    def protocol(self) -> dict[str, Any]:
-        """Rates at the start, steps in training and in evaluation, and the schedules."""
+    def method(self) -> dict[str, Any]:
+        """Rates at the start, and the schedules."""
         return {
             "algorithm": "MAML++",
             "inner_lr": f"learned for each layer and step, {self.inner_lr} at the start",
-            "inner_steps": self.inner_steps,
-            "eval_inner_steps": self.eval_inner_steps,
             "multi_step_iterations": self.multi_step_iterations,
             "first_order_iterations": self.first_order_iterations,
         }

@@ -56,12 +56,10 @@ class MetaSGD(MAML):
             for (name, each), rate in zip(parameters.items(), self.rates, strict=True)
         }
 
-    def protocol(self) -> dict[str, Any]:
-        """Rate at the start, steps in training and in evaluation, and the order."""
+    def method(self) -> dict[str, Any]:
+        """Rate at the start, and the order."""
         return {
             "algorithm": "Meta-SGD",
             "inner_lr": f"learned, {self.inner_lr} at the start",
-            "inner_steps": self.inner_steps,
-            "eval_inner_steps": self.eval_inner_steps,
             "first_order": self.first_order,
         }

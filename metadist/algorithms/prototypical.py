@@ -66,4 +66,8 @@ class Prototypical(Learner):
 
     def protocol(self) -> dict[str, Any]:
         """No inner steps."""
-        return {"algorithm": "prototypical networks", "inner_steps": 0, "eval_inner_steps": 0}
+        return {"inner_steps": 0, "eval_inner_steps": 0}
+
+    def method(self) -> dict[str, Any]:
+        """Its name."""
+        return {"algorithm": "prototypical networks"}

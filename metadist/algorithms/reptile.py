@@ -113,14 +113,12 @@ class Reptile(InnerLoopLearner):
         for chosen in places[: steps * size].split(size):
             yield type(support)(support.inputs[chosen], support.targets[chosen])
 
-    def protocol(self) -> dict[str, Any]:
-        """The inner optimizer with its rate, steps and minibatches."""
+    def method(self) -> dict[str, Any]:
+        """The inner optimizer with its rate and minibatches."""
         return {
             "algorithm": "Reptile",
             "inner_optimizer": self.inner_optimizer,
             "inner_lr": self.inner_lr,
-            "inner_steps": self.inner_steps,
             "inner_batch": self.inner_batch,
-            "eval_inner_steps": self.eval_inner_steps,
             "eval_inner_batch": self.eval_inner_batch,
         }

@@ -131,14 +131,16 @@ class Supervised(Learner):
         ]
 
     def protocol(self) -> dict[str, Any]:
-        """How few-shot tasks are solved."""
+        """No inner steps in training; in evaluation those of a probe or of fine-tuning."""
         by_centroid = self.evaluation == "nearest_centroid"
+        return {"inner_steps": 0, "eval_inner_steps": 0 if by_centroid else self.eval_inner_steps}
+
+    def method(self) -> dict[str, Any]:
+        """How few-shot tasks are solved."""
         return {
             "algorithm": "supervised",
             "evaluation": self.evaluation,
             "inner_lr": self.inner_lr,
-            "inner_steps": 0,
-            "eval_inner_steps": 0 if by_centroid else self.eval_inner_steps,
         }
 
 

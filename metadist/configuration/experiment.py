@@ -207,11 +207,11 @@ def _tracker(cfg: DictConfig) -> Tracker:
 
 
 def _headline(tasks: TaskDistribution, learner: Learner, strategy: Strategy) -> str:
-    protocol = {**tasks.protocol(), **learner.protocol()}
+    protocol = tasks.protocol()
     ways = "" if tasks.regression else f"{protocol['ways']}-way "
     size = get_world_size()
     return (
-        f"{protocol.get('algorithm', type(learner).__name__)} on "
+        f"{learner.method()['algorithm']} on "
         f"{protocol.get('dataset', protocol.get('name', 'tasks'))}, {ways}"
         f"{protocol['shots']}-shot, {strategy.name} on {size} worker{'s' if size > 1 else ''}"
     )

@@ -6,24 +6,6 @@ from typing import Any
 ABSENT = "—"
 """Stands for the value of a key that a run's protocol does not have."""
 
-_METHOD = frozenset(
-    {
-        "algorithm",
-        "evaluation",
-        "inner_lr",
-        "inner_optimizer",
-        "inner_batch",
-        "eval_inner_batch",
-        "first_order",
-        "strength",
-        "cg_steps",
-        "cg_damping",
-        "multi_step_iterations",
-        "first_order_iterations",
-    }
-)
-"""What is said of a method in the protocol, by which methods may differ and be compared."""
-
 
 def protocol_differences(
     protocols: Mapping[str, Mapping[str, Any]], but_for: Iterable[str] = ()
@@ -32,7 +14,7 @@ def protocol_differences(
 
     Ways, shots, queries, inner steps, batch-norm statistics, split, rotations, test tasks, kind
     of interval and checkpoint must be equal for figures to be comparable. What belongs to the
-    method, such as its name or inner rate, does not count.
+    method, such as its name or inner rate, stands under `method` and does not count.
 
     Args:
         protocols: `protocol` of each run's `results.json`, by a name for the run.
@@ -45,7 +27,7 @@ def protocol_differences(
     keys = dict.fromkeys(key for protocol in protocols.values() for key in protocol)
     found = {}
     for key in keys:
-        if key in _METHOD or key in but_for:
+        if key in but_for:
             continue
         values = {name: protocol.get(key, ABSENT) for name, protocol in protocols.items()}
         if any(value != next(iter(values.values())) for value in values.values()):

@@ -52,6 +52,7 @@ def results_of(
         "world_size": get_world_size(),
         "strategy": x.strategy.name,
         "seed": x.seed,
+        "method": x.learner.method(),
         "protocol": {
             **x.tasks.protocol(),
             **x.learner.protocol(),

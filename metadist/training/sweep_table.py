@@ -190,10 +190,10 @@ def _pair(figure: Figure | None) -> tuple[object, object]:
 
 
 def _flat(results: Mapping[str, Any] | None) -> dict[str, str]:
-    protocol = (results or {}).get("protocol") or {}
     return {
         str(key): value if isinstance(value, str) else json.dumps(value)
-        for key, value in protocol.items()
+        for part in ("protocol", "method")
+        for key, value in ((results or {}).get(part) or {}).items()
     }
 
 

@@ -110,5 +110,6 @@ def test_the_count_of_iterations_goes_on_exactly_after_a_resume(tmp_path):
     for key, tensor in left.items():
         assert torch.equal(tensor, right[key]), key
     assert left["iteration"] == 4
-    protocol = json.loads((whole / "results.json").read_text())["protocol"]
-    assert protocol.keys() >= {"algorithm", "inner_steps", "eval_inner_steps", "batch_norm"}
+    results = json.loads((whole / "results.json").read_text())
+    assert results["protocol"].keys() >= {"inner_steps", "eval_inner_steps", "batch_norm"}
+    assert results["method"]["algorithm"] == "MAML++"
