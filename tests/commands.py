@@ -28,10 +28,11 @@ def run_command(
     **options: Any,
 ) -> list[Outcome]:
     """Run `experiments/SCRIPT OVERRIDES` from a directory, in `size` ranks; each one's outcome."""
-    return run_world(_main, size, script, overrides, directory, **options)
+    return run_world(command, size, script, overrides, directory, **options)
 
 
-def _main(script: str, overrides: tuple[str, ...], directory: Path | None) -> Outcome:
+def command(script: str, overrides: tuple[str, ...], directory: Path | None = None) -> Outcome:
+    """Run it in this process, which is a rank of a world; nothing else can be done in it then."""
     path = ROOT / "experiments" / script
     sys.argv = [str(path), *overrides]
     os.chdir(directory or tempfile.gettempdir())

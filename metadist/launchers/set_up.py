@@ -1,6 +1,7 @@
 """Building an experiment on every rank, and agreeing on it before any work starts."""
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from metadist.errors import UserError
 from metadist.launchers.speaking import Elsewhere
 from metadist.training import Experiment
 from metadist.training.checkpoints import has_checkpoints
+from metadist.training.compiled import compiles, do_without
+
+_log = logging.getLogger(__name__)
 
 Build = Callable[[DictConfig, Path, str], Experiment]
 
@@ -72,6 +76,7 @@ def build_on_all_ranks(
         "sentence": str(error) if isinstance(error, UserError) else "",
         "failed": error is not None,
         "iteration": built.progress.iteration if built and built.strategy.runs_loop() else None,
+        "native": compiles(built.learner) if built else None,
     }
     words = _exchange(job, "outcome", word)
     for rank, each in enumerate(words):
@@ -89,7 +94,15 @@ def build_on_all_ranks(
             "hydra.run.dir on a file system that all nodes share."
         )
     assert built is not None
+    without = [rank for rank, each in enumerate(words) if each["native"] is False]
+    if 0 < len(without) < len(words):
+        do_without(built.learner)  # it rounds otherwise than PyTorch
     if get_rank() == 0:
+        if 0 < len(without) < len(words):
+            _log.warning(
+                "no C++ compiler serves on the machine of rank %s: no rank uses model.native",
+                ", ".join(map(str, without)),
+            )
         job.note_begun(str(directory))
     return built
 

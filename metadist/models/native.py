@@ -23,6 +23,7 @@ _FLAGS = (
     *("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"),
 )
+SOURCES = ("norm_relu_pool", "patches")
 _COMPILERS = ("c++", "g++", "clang++")
 _SECONDS = 120
 

@@ -1,0 +1,22 @@
+"""Whether C++ does part of the work: it rounds otherwise than PyTorch, so all ranks agree."""
+
+from torch import nn
+
+from metadist.models import native
+
+
+def compiles(learner: nn.Module) -> bool | None:
+    """Whether this machine has the C++ that a learner's parts ask for; None if they ask for none.
+
+    Any rank may call it; the first on a machine compiles, in some seconds.
+    """
+    if not any(getattr(part, "native", False) for part in learner.modules()):
+        return None
+    return all(native.library(name) is not None for name in native.SOURCES)
+
+
+def do_without(learner: nn.Module) -> None:
+    """Leave the work to PyTorch, whatever the learner's parts ask for."""
+    for part in learner.modules():
+        if hasattr(part, "native"):
+            part.native = False
