@@ -23,6 +23,11 @@ from metadist.errors import UserError
 from metadist.launchers.answering import answer
 
 TABLE = "table.md"
+_OWN_OPTIONS = {
+    "seed": "--seeds",
+    "trainer.iterations": "--iterations or --fraction",
+    "experiment": "the preset's name",
+}
 DATA = "table.csv"
 
 
@@ -86,7 +91,7 @@ def _run(options: argparse.Namespace) -> int:
     for path in filter(None, [draw_curves(found, directory), *draw_sinusoids(found, directory)]):
         print(path)
     if runner is not None and runner.stopped:
-        return 130
+        return 128 + runner.stopped
     return 1 if any(row.failures for row in rows) else 0
 
 
@@ -104,6 +109,10 @@ def _planned(options: argparse.Namespace, chosen: Sequence[Cell], directory: Pat
     if options.iterations is not None and options.iterations < 1:
         raise UserError(f"--iterations {options.iterations} does not fit: it must be above 0.")
     given = tuple(word for word in options.words if "=" in word)
+    for word in given:
+        key = word.lstrip("+").partition("=")[0]
+        if key in _OWN_OPTIONS:
+            raise UserError(f"{word} would belie what the table says: use {_OWN_OPTIONS[key]}.")
     planned = []
     for cell in chosen:
         iterations = options.iterations

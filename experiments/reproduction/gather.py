@@ -175,7 +175,9 @@ def rows_of(found: Sequence[Found], lengths: Mapping[str, int]) -> list[Row]:
 
 def _row(runs: Sequence[Found], steps: int | None, length: int | None) -> Row:
     cell = runs[0].cell
-    done = [run for run in runs if run.results]
+    done = list({run.seed: run for run in runs if run.results}.values())
+    seeds = {run.seed for run in done}
+    rest = [run for run in runs if run.seed not in seeds]
     figures = [figure for run in done if (figure := _figure(run, steps)) is not None]
     values = [mean for mean, _ in figures]
     protocols = {f"seed {run.seed}": run.results["protocol"] for run in done}
@@ -192,8 +194,8 @@ def _row(runs: Sequence[Found], steps: int | None, length: int | None) -> Row:
         lowest=min(values, default=None),
         highest=max(values, default=None),
         seeds=tuple(run.seed for run in done),
-        failures={run.seed: run.trouble for run in runs if run.failed},
-        unfinished={run.seed: run.trouble for run in runs if not (run.results or run.failed)},
+        failures={run.seed: run.trouble for run in rest if run.failed},
+        unfinished={run.seed: run.trouble for run in rest if not run.failed},
         seconds=_mean([run.results["wall_seconds"] for run in done]),
         world=", ".join(
             dict.fromkeys(f"{r.results['strategy']} on {r.results['world_size']}" for r in done)

@@ -109,6 +109,9 @@ class Runner:
         jobs: runs at a time.
         roots: where datasets lie, by name; those that are missing lie where the presets say.
         say: tells a person.
+
+    Attributes:
+        stopped: the number of the signal that stopped it, 0 if none has.
     """
 
     def __init__(self, workers: int, jobs: int, roots: Mapping[str, str], say: Say) -> None:
@@ -116,7 +119,7 @@ class Runner:
         self.jobs = jobs
         self.roots = roots
         self.say = say
-        self.stopped = False
+        self.stopped = 0
         self._running: set[subprocess.Popen] = set()
         self._lock = threading.RLock()  # a signal's handler may be interrupted by another signal
 
@@ -179,7 +182,7 @@ class Runner:
 
     def _stop(self, number: int, frame: object) -> None:
         with self._lock:
-            first, self.stopped = not self.stopped, True
+            first, self.stopped = not self.stopped, number
             for process in self._running if first else ():  # twice would cut the saving short
                 process.send_signal(signal.SIGTERM)
 

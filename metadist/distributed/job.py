@@ -4,7 +4,6 @@ A process may run several jobs one after the other, and torchrun may start proce
 restart counts that differ from agent to agent; so each job begins with a meeting.
 """
 
-import json
 import secrets
 import threading
 from collections.abc import Callable
@@ -142,10 +141,7 @@ def begin_job(timeout: float, on_lost: Callable[[str], None]) -> Job:
     global _current
     _current.end()
     word = {"host": host_name(), "attempt": attempt(), "key": secrets.token_hex(8)}
-    words = [
-        json.loads(text)
-        for text in exchange(meet("job", timeout), "word", json.dumps(word), timeout)
-    ]
+    words = exchange(meet("job", timeout), "word", word, timeout)
     prefix = f"metadist/job/{words[0]['key']}"
     _current = Job(
         dist.PrefixStore(prefix, world_store()),

@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -183,18 +184,18 @@ def _attend_meeting(store: dist.Store, rank: int, timeout: float) -> str:
         time.sleep(_POLL_SECONDS)
 
 
-def exchange(store: dist.Store, name: str, value: str, timeout: float | None) -> list[str]:
+def exchange(store: dist.Store, name: str, value: Any, timeout: float | None) -> list[Any]:
     """Give every rank every rank's `value`. All ranks of a meeting call it, once a `name`.
 
     Args:
         store: a meeting's key space.
         name: what is exchanged.
-        value: this rank's text.
+        value: this rank's word, of what JSON can carry.
         timeout: seconds to wait for the others; None where something else (a `Pulse`) sees to it
             that nobody waits for the dead.
 
     Returns:
-        The texts in the order of the ranks.
+        The words in the order of the ranks.
 
     Raises:
         NeverCame: some ranks gave no word in time; the message names them.
@@ -204,7 +205,7 @@ def exchange(store: dist.Store, name: str, value: str, timeout: float | None) ->
     deadline = None if timeout is None else time.monotonic() + timeout
     pause = _POLL_SECONDS
     with _reaching("the world's store"):
-        store.set(keys[info.rank], value)
+        store.set(keys[info.rank], json.dumps(value))
         # Waiting inside the store would be deaf to signals.
         while not store.check(keys):
             if deadline is not None and time.monotonic() > deadline:
@@ -212,4 +213,4 @@ def exchange(store: dist.Store, name: str, value: str, timeout: float | None) ->
                 raise NeverCame(f"ranks {missing} gave no word about {name!r} in {timeout:g} s.")
             time.sleep(pause)
             pause = min(pause * 1.1, _SLOWEST_POLL_SECONDS)
-        return [store.get(key).decode() for key in keys]
+        return [json.loads(store.get(key)) for key in keys]

@@ -1,6 +1,5 @@
 """One planned run in this world, whoever started its processes."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,11 +71,17 @@ def _known_results(job: Job, planned: PlannedRun) -> dict[str, Any] | None:
     """What rank zero finds of a finished job, on all ranks.
 
     Raises:
-        UserError: the ranks are not at the same job.
+        UserError: on all ranks: they are not at the same job, or the results cannot be read.
     """
-    found = finished_results(planned) if get_rank() == 0 else None
-    word = {"overrides": planned.overrides, "results": found}
-    words = [json.loads(text) for text in exchange(job.store, "known", json.dumps(word), None)]
+    found, trouble = None, ""
+    try:
+        found = finished_results(planned) if get_rank() == 0 else None
+    except UserError as error:
+        trouble = str(error)
+    word = {"overrides": planned.overrides, "results": found, "trouble": trouble}
+    words = exchange(job.store, "known", word, timeout=None)
+    if words[0]["trouble"]:
+        raise UserError(words[0]["trouble"])
     if any(each["overrides"] != words[0]["overrides"] for each in words):
         raise UserError(
             f"the {get_world_size()} ranks drew different jobs, for each has a sweeper of its own: "

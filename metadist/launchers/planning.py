@@ -41,8 +41,11 @@ def plan(script: Path, build: Build, configuration: DictConfig) -> PlannedRun:
     # As typed: a list would resolve the interpolations in them.
     task = OmegaConf.to_container(hydra.overrides.task, resolve=False)
     own = OmegaConf.to_container(hydra.overrides.hydra, resolve=False)
+    options = {"main": "--config-path", "command-line": "--config-dir"}
     folders = [
-        source.path for source in hydra.runtime.config_sources if source.provider == "command-line"
+        f"{options[source.provider]}={source.path}"
+        for source in hydra.runtime.config_sources
+        if source.provider in options and source.path != str(script.parent.parent / "conf")
     ]
     return PlannedRun(
         script=script,
@@ -52,7 +55,7 @@ def plan(script: Path, build: Build, configuration: DictConfig) -> PlannedRun:
         overrides=tuple(word for word in map(str, task) if not _is_launchers(word)),
         hydra_words=(
             f"--config-name={hydra.job.config_name}",
-            *(f"--config-dir={folder}" for folder in folders),
+            *folders,
             *(word for word in map(str, own) if not _key(word).startswith(_THE_PARENTS)),
         ),
         build=build,

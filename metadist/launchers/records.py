@@ -16,6 +16,8 @@ from metadist.errors import UserError
 from metadist.launchers.launcher import PlannedRun
 from metadist.training.identity import flat
 
+RESULTS = "results.json"
+
 FAILURE = "failure.json"
 """In the directory of a sweep's job that failed: what was said of it, and the job's overrides."""
 
@@ -27,8 +29,10 @@ def write_record(planned: PlannedRun) -> None:
     """Write `.hydra/`: the configuration as it was built from, the words that composed it.
 
     Rank zero calls it once the experiment could be built, so that a run that was refused leaves
-    nothing behind, and what `drop_leftovers` dropped is not listed.
+    nothing behind, and what `drop_leftovers` dropped is not listed. Results of an earlier run in
+    the directory, such as a shorter one that now goes on, are no longer this one's.
     """
+    (planned.directory / RESULTS).unlink(missing_ok=True)
     folder = planned.directory / ".hydra"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(planned.configuration), encoding="utf-8")
@@ -46,7 +50,7 @@ def read_results(directory: Path) -> dict[str, Any] | None:
     Raises:
         UserError: it is there but cannot be read.
     """
-    path = directory / "results.json"
+    path = directory / RESULTS
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -77,7 +81,10 @@ def finished_results(planned: PlannedRun) -> dict[str, Any] | None:
         same = isinstance(saved, DictConfig) and _values(saved) == _values(asked)
     except (OSError, YAMLError, OmegaConfBaseException, UserError):
         return None
-    return results if same else None
+    if not same:
+        return None
+    (planned.directory / FAILURE).unlink(missing_ok=True)  # of a start that was refused since
+    return results
 
 
 def _values(configuration: DictConfig) -> dict[str, str]:

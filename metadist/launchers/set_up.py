@@ -1,10 +1,8 @@
 """Building an experiment on every rank, and agreeing on it before any work starts."""
 
-import json
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
@@ -74,19 +72,20 @@ def build_on_all_ranks(
         error = any_error
     word = {
         "sentence": str(error) if isinstance(error, UserError) else "",
-        "failed": error is not None,
+        "failure": "" if error is None else f"{type(error).__name__}: {error}",
         "iteration": built.progress.iteration if built and built.strategy.runs_loop() else None,
         "native": compiles(built.learner) if built else None,
     }
-    words = _exchange(job, "outcome", word)
+    words = exchange(job.store, "outcome", word, timeout=None)
     for rank, each in enumerate(words):
         if each["sentence"]:
             first = words[0]["sentence"]
             raise UserError(each["sentence"] if first else f"on rank {rank}: {each['sentence']}")
     if error is not None:
         raise error
-    if any(each["failed"] for each in words):
-        raise Elsewhere
+    for rank, each in enumerate(words):
+        if each["failure"]:
+            raise Elsewhere(f"rank {rank} failed in setting up: {each['failure']}")
     iterations = {each["iteration"] for each in words} - {None}
     if len(iterations) > 1:
         raise UserError(
@@ -115,9 +114,4 @@ def _restarted(job: Job, configuration: DictConfig, directory: Path) -> bool:
     saved = has_checkpoints(directory / "checkpoints")
     # A checkpoint that the user named comes first as long as the run has none of its own.
     mine = again and (saved or configuration.get("resume") is None)
-    return _exchange(job, "restarted", mine)[0]
-
-
-def _exchange(job: Job, name: str, word: Any) -> list[Any]:
-    texts = exchange(job.store, name, json.dumps(word), timeout=None)
-    return [json.loads(text) for text in texts]
+    return exchange(job.store, "restarted", mine, timeout=None)[0]

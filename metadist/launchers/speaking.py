@@ -38,7 +38,7 @@ _floor = threading.Lock()
 
 
 class Elsewhere(Exception):
-    """Another rank failed in setting up, and says why."""
+    """Another rank failed, and says why; the text, if any, is for a sweep's record."""
 
 
 class WorldEnded(Exception):
@@ -144,6 +144,8 @@ def sentence_of(error: Exception, in_job: bool) -> tuple[str, int]:
     """What a table says of an error, in one line, and its exit status."""
     if isinstance(error, WorldEnded):
         return str(error), error.exit_status
+    if isinstance(error, Elsewhere):
+        return str(error), FAILURE_STATUS
     if _is_users(error, in_job):
         return explain(error), USER_ERROR_STATUS
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500], FAILURE_STATUS

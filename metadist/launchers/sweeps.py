@@ -168,10 +168,9 @@ def _endings(word: dict[str, Any]) -> list[dict[str, Any]]:
     if get_world_size() == 1:
         return [word]
     try:
-        texts = exchange(current_job().store, "ending", json.dumps(word), None)
+        return exchange(current_job().store, "ending", word, timeout=None)
     except Exception as error:
         raise Failed(error, in_job=True) from error
-    return [json.loads(text) for text in texts]
 
 
 def _go_on(planned: PlannedRun) -> None:
@@ -196,7 +195,8 @@ def failed_job(planned: PlannedRun, failed: Failed) -> None:
         raise failed
     sentence, status = sentence_of(error, failed.in_job)
     sentence = last_words(planned.directory) or sentence
-    if get_rank() == 0 and not isinstance(error, Elsewhere):
+    noted = isinstance(error, Elsewhere) and not str(error)  # by the rank that it came from
+    if get_rank() == 0 and not noted:
         note_failure(planned.directory, planned.overrides, sentence, status)
     if _stops(planned, error):
         if _sweep is None:

@@ -16,6 +16,7 @@ from metadist.errors import UserError
 from metadist.launchers.launcher import Launcher, PlannedRun
 from metadist.launchers.places import Places
 from metadist.launchers.records import LAST_WORDS
+from metadist.launchers.speaking import FAILURE_STATUS
 
 _places = Places()
 
@@ -114,7 +115,8 @@ class TorchrunLauncher(Launcher):
                 )
                 self._agents.add(agent)
             try:
-                return agent.wait()
+                status = agent.wait()
+                return FAILURE_STATUS if status < 0 else status  # a signal killed the agent
             finally:
                 with self._lock:
                     self._agents.discard(agent)

@@ -161,7 +161,7 @@ class _Digesting:
 
 def has_checkpoints(directory: Path) -> bool:
     """Whether a run left something in its `checkpoints/` to go on from."""
-    return Checkpoints(directory).newest() is not None
+    return bool(Checkpoints(directory).candidates())
 
 
 def write_checkpoint(path: Path, contents: dict[str, Any]) -> None:

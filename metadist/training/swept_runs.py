@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from metadist.errors import UserError
-from metadist.training.identity import is_around
+from metadist.training.identity import identity, is_around
 
 _DEFAULT = "(default)"
 
@@ -41,7 +41,7 @@ class SweptRun:
         found: Any = self.configuration
         for part in key.split("."):
             found = found.get(part) if isinstance(found, Mapping) else None
-        return _DEFAULT if found is None or isinstance(found, Mapping | list) else _text(found)
+        return _DEFAULT if found is None or isinstance(found, Mapping) else _text(found)
 
 
 def read_runs(folder: Path) -> list[SweptRun]:
@@ -63,16 +63,33 @@ def read_runs(folder: Path) -> list[SweptRun]:
 
 
 def swept_keys(runs: Sequence[SweptRun]) -> list[str]:
-    """The keys that the runs' command lines set to different values, but for the seed."""
-    keys = dict.fromkeys(key for run in runs for key in run.overrides if key != "seed")
-    keys = [key for key in keys if not is_around(key)]
-    return [key for key in keys if len({run.value(key) for run in runs}) > 1]
+    """The keys by which the runs differ, but for the seed: first those of their command lines."""
+    said = dict.fromkeys(key for run in runs for key in run.overrides if key != "seed")
+    keys = [key for key in said if not is_around(key)]
+    keys = [key for key in keys if len({run.value(key) for run in runs}) > 1]
+    return keys + _unsaid(runs, keys)
+
+
+def _unsaid(runs: Sequence[SweptRun], keys: Sequence[str]) -> list[str]:
+    """What else sets the runs apart, such as a file of the configuration that was edited."""
+    groups = {key for key in keys if "." not in key}  # a chosen group brings its own with it
+    if "experiment" in groups:
+        return []
+    held = [identity(run.configuration) for run in runs if run.configuration]
+    names = dict.fromkeys(name for each in held for name in each if name != "seed")
+    return [
+        name
+        for name in names
+        if name not in keys
+        and name.partition(".")[0] not in groups
+        and len({each.get(name) for each in held}) > 1
+    ]
 
 
 def _read(folder: Path, place: Path) -> SweptRun:
-    results = _json(place / "results.json")
-    failure = None if results else _json(place / "failure.json")
-    words = _yaml(place / ".hydra" / "overrides.yaml") or (failure or {}).get("overrides") or []
+    failure = _json(place / "failure.json")
+    results = None if failure else _json(place / "results.json")
+    words = (failure or {}).get("overrides") or _yaml(place / ".hydra" / "overrides.yaml") or []
     pairs = [str(word).lstrip("+").partition("=") for word in words]
     configuration = _yaml(place / ".hydra" / "config.yaml")
     return SweptRun(

@@ -220,6 +220,15 @@ def test_seeds_with_other_protocols_are_pointed_at(tmp_path):
     assert told in markdown(rows, "c") and rows[0].published_iterations is None
 
 
+def test_a_seed_counts_once_wherever_it_ran(tmp_path):
+    cells = {"x": Cell("x", "omniglot", "accuracy")}
+    for folder, results in (("a", {"test_accuracy": 0.9, "protocol": PROTOCOL}), ("b", {})):
+        fake(tmp_path / folder, "x", 0, **results)
+    fake(tmp_path / "c", "x", 0, test_accuracy=0.9, protocol=PROTOCOL)
+    (row,) = rows_of(find([tmp_path], cells), {})
+    assert row.seeds == (0,) and not row.failures and not row.unfinished
+
+
 def test_runs_started_by_hand_are_found_with_what_they_changed(tmp_path):
     words = ["+experiment=maml_sinusoid", "seed=4", "algorithm.inner_lr=0.1", "hydra.run.dir=x"]
     for name, overrides in (("a", words), ("b", [*words[:2], "strategy=local"]), ("c", words[1:])):
@@ -263,6 +272,8 @@ def test_another_folder_and_other_options(tmp_path):
         (["--seeds", "2"], "name presets"),
         (["maml_sinusoid", "--fraction", "0"], "must be above 0"),
         (["maml_sinusoid", "--iterations", "0"], "must be above 0"),
+        (["maml_sinusoid", "seed=5", "--seeds", "3"], "use --seeds"),
+        (["maml_sinusoid", "++trainer.iterations=100"], "use --iterations"),
         (["all", "--root", "somewhere"], "does not say of which dataset"),
         (["--table-only"], "no run of a preset"),
         (["--sinusoid", "here", "there"], "no run's directory"),

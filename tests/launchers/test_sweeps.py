@@ -14,10 +14,9 @@ from tiny import SMALL, records
 QUICK = [*SMALL, "trainer.iterations=2", "trainer.eval_tasks=3", "trainer.checkpoint_every=1"]
 
 
-def sweep(directory, *overrides: str, size: int = 2) -> list:
-    return run_command(
-        "maml.py", "-m", *QUICK, f"hydra.sweep.dir={directory}", *overrides, size=size
-    )
+def sweep(directory, *overrides: str, size: int = 2, **options) -> list:
+    words = ("-m", *QUICK, f"hydra.sweep.dir={directory}", *overrides)
+    return run_command("maml.py", *words, size=size, **options)
 
 
 def results(directory, job: int) -> dict:
@@ -63,6 +62,48 @@ def test_a_second_start_resumes_what_is_not_finished(tmp_path):
     parts, whole = results(tmp_path / "parts", 0), results(tmp_path / "whole", 0)
     assert parts["iterations"] == 4 and len(records(tmp_path / "parts" / "0")) > before
     assert parts["train_loss"] == whole["train_loss"]
+
+
+def test_a_job_that_left_its_best_alone_is_resumed(tmp_path):
+    words = ("seed=0", "trainer.iterations=4")
+    sweep(tmp_path, *words, size=1)
+    whole = results(tmp_path, 0)
+    for path in (tmp_path / "0" / "checkpoints").glob("iteration-*.pt"):
+        path.unlink()
+    (tmp_path / "0" / "results.json").unlink()
+    (outcome,) = sweep(tmp_path, *words, size=1)
+    assert outcome.status == 0, outcome
+    assert results(tmp_path, 0)["train_loss"] == whole["train_loss"]
+
+
+def test_a_job_that_its_launcher_refuses_does_not_end_the_others(tmp_path):
+    words = (f"hydra.sweep.dir={tmp_path}", "launcher.nproc_per_node=1,999", "seed=0")
+    process = start(*words, "sweep.on_failure=continue")
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, out
+    assert results(tmp_path, 0)["iterations"] == 2
+    assert "999" in json.loads((tmp_path / "1" / "failure.json").read_text())["error"]
+
+
+def test_a_rank_that_cannot_build_is_in_the_record(tmp_path):
+    words = ("algorithm._target_=broken_parts.BrokenMAML", "+algorithm.where=start")
+    words = (*words, "+algorithm.rank=1,5")  # there is no rank 5: that job is well
+    path = {"PYTHONPATH": str(ROOT / "tests" / "launchers")}
+    ranks = sweep(tmp_path, *words, "sweep.on_failure=continue", environment=path)
+    assert [rank.status for rank in ranks] == [1, 1], ranks
+    word = json.loads((tmp_path / "0" / "failure.json").read_text())
+    assert "rank 1 failed in setting up: " in word["error"] and "on purpose" in word["error"]
+    assert results(tmp_path, 1)["iterations"] == 2
+
+
+def test_unreadable_results_are_one_sentence_on_all_ranks(tmp_path):
+    sweep(tmp_path, "seed=0,1")
+    (tmp_path / "0" / "results.json").write_text("{")
+    (tmp_path / "1" / "results.json").unlink()
+    ranks = sweep(tmp_path, "seed=0,1", "sweep.on_failure=continue")
+    assert {rank.status for rank in ranks} == {1}, ranks
+    assert "results.json cannot be read" in ranks[0].err and "cannot be read" not in ranks[1].err
+    assert results(tmp_path, 1)["iterations"] == 2
 
 
 def test_a_refused_run_leaves_no_directory_and_its_sentence_reaches_torchrun(tmp_path):

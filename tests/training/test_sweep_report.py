@@ -72,6 +72,24 @@ def test_the_same_run_twice_is_no_second_seed(tmp_path):
     assert [row["runs"] for row in rows(tmp_path)] == ["1", "1"]
 
 
+def test_what_no_command_line_said_sets_runs_apart_too(tmp_path):
+    for job, (filters, seed) in enumerate(((4, 0), (8, 1))):
+        place = tmp_path / str(job)
+        write(place, [f"seed={seed}"], 0.7)
+        configuration = {"seed": seed, "model": {"filters": filters}, "logger": {"a": job}}
+        (place / ".hydra" / "config.yaml").write_text(yaml.safe_dump(configuration))
+    report_on(tmp_path)
+    assert [row["model.filters"] for row in rows(tmp_path)] == ["4", "8"]
+    assert [row["runs"] for row in rows(tmp_path)] == ["1", "1"]
+
+
+def test_a_later_failure_is_not_hidden_by_earlier_results(tmp_path):
+    write(tmp_path / "0", ["trainer.iterations=10"], 0.7)
+    word = {"error": "it broke", "overrides": ["trainer.iterations=20"]}
+    (tmp_path / "0" / "failure.json").write_text(json.dumps(word))
+    assert report_on(tmp_path).failed == ("0",)
+
+
 def test_protocols_that_differ_in_what_was_not_swept_are_warned_of(tmp_path):
     write(tmp_path / "a", ["algorithm.inner_lr=0.1"], 0.7)
     write(tmp_path / "b", ["algorithm.inner_lr=0.4"], 0.9, protocol={"shots": 5})
