@@ -1,7 +1,6 @@
 """The experiment that a configuration describes."""
 
 import difflib
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from metadist.algorithms import Learner
 from metadist.configuration.nodes import build
 from metadist.configuration.secrets import without_secrets
 from metadist.distributed import get_rank, get_worker_id, get_world_size
+from metadist.distributed.job import current_job
 from metadist.distributed.residents import Resident
 from metadist.distributed.shards import as_shards
 from metadist.errors import UserError
@@ -29,8 +29,6 @@ from metadist.training import (
     restore,
 )
 from metadist.training.memory import keep_freed_memory
-
-_built = itertools.count()
 
 
 def build_experiment(configuration: DictConfig, directory: Path, name: str) -> Experiment:
@@ -73,8 +71,8 @@ def assemble_experiment(configuration: DictConfig, directory: Path, name: str) -
     scheduler = build(cfg.scheduler, "scheduler", optimizer=optimizer)
     _check_partition(strategy, learner, trainer)
     _rehearse(tasks, learner)
-    # Every rank builds the same experiments in the same order, so the numbers agree.
-    resident = Resident(f"tasks of experiment {next(_built)}", tasks)
+    # Every rank builds a job's experiments in the same order, so the names agree.
+    resident = Resident(current_job().new_name("tasks"), tasks)
     return Experiment(
         name=name,
         headline=_headline(tasks, learner, strategy),

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from metadist.distributed.meeting import another_connection, exchange, meet, world_store
 from metadist.distributed.pulse import Pulse
+from metadist.distributed.residents import forget
 from metadist.distributed.world import attempt, get_rank, get_world_info, host_name
 
 T = TypeVar("T")
@@ -27,13 +28,18 @@ class Job:
         store: a key space that they alone share.
         hosts: the machine of each.
         restarted: whether torchrun has restarted any of them before.
+        key: its name, no other job's.
         owns_cause: whether this rank has claimed what ends the job.
     """
 
-    def __init__(self, store: dist.Store, hosts: list[str], restarted: bool = False) -> None:
+    def __init__(
+        self, store: dist.Store, hosts: list[str], restarted: bool = False, key: str = ""
+    ) -> None:
         self.store = store
         self.hosts = hosts
         self.restarted = restarted
+        self.key = key
+        self._named = 0
         self.owns_cause = False
         self._pulse: Pulse | None = None
         self._stop_wanted = 0
@@ -48,6 +54,11 @@ class Job:
         pulse, self._pulse = self._pulse, None
         if pulse is not None:
             pulse.end()
+
+    def new_name(self, what: str) -> str:
+        """A name for a `Resident` of this job, the same on all ranks that ask as often."""
+        self._named += 1
+        return f"{self.key}/{what}/{self._named}"
 
     def claim_cause(self) -> bool:
         """Claim that what this rank raised is what ends the job; any rank, after an error.
@@ -140,6 +151,8 @@ def begin_job(timeout: float, on_lost: Callable[[str], None]) -> Job:
     """
     global _current
     _current.end()
+    if _current.key:
+        forget(f"{_current.key}/")
     word = {"host": host_name(), "attempt": attempt(), "key": secrets.token_hex(8)}
     words = exchange(meet("job", timeout), "word", word, timeout)
     prefix = f"metadist/job/{words[0]['key']}"
@@ -147,6 +160,7 @@ def begin_job(timeout: float, on_lost: Callable[[str], None]) -> Job:
         dist.PrefixStore(prefix, world_store()),
         [each["host"] for each in words],
         any(each["attempt"] > 0 for each in words),
+        words[0]["key"],
     )
     if len(words) > 1:
         store = dist.PrefixStore(prefix, another_connection(timeout))

@@ -43,6 +43,12 @@ class Resident:
         return f"Resident({self.name!r})"
 
 
+def forget(prefix: str) -> None:
+    """Drop this worker's values whose names begin so."""
+    for name in [name for name in _values if name.startswith(prefix)]:
+        del _values[name]
+
+
 def _by_name(name: str) -> Resident:
     handle = Resident.__new__(Resident)
     handle.name = name

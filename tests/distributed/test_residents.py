@@ -6,7 +6,7 @@ import pytest
 from worlds import run_world
 
 import metadist as todist
-from metadist.distributed.residents import Resident
+from metadist.distributed.residents import Resident, forget
 
 
 def own_value(resident: Resident, factor: int) -> int:
@@ -52,3 +52,11 @@ def test_the_value_does_not_travel_and_is_replaced():
     assert handle.value is resident.value and repr(handle) == "Resident('large')"
     Resident("large", "another")
     assert handle.value == "another"
+
+
+def test_values_of_a_job_are_forgotten_by_their_names():
+    kept = Resident("a job/tasks/1", 1), Resident("another/tasks/1", 2)
+    forget("a job/")
+    assert kept[1].value == 2
+    with pytest.raises(RuntimeError, match="keeps no value"):
+        kept[0].value  # noqa: B018
