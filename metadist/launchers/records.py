@@ -15,6 +15,7 @@ from metadist.configuration import drop_leftovers
 from metadist.errors import UserError
 from metadist.launchers.launcher import PlannedRun
 from metadist.training.identity import flat
+from metadist.training.swept_runs import read_record
 
 RESULTS = "results.json"
 
@@ -50,19 +51,7 @@ def read_results(directory: Path) -> dict[str, Any] | None:
     Raises:
         UserError: it is there but cannot be read.
     """
-    path = directory / RESULTS
-    try:
-        results = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path} cannot be read ({error}): bring back a good copy, or remove it to run the "
-            "job again."
-        ) from None
-    if not isinstance(results, dict):
-        raise UserError(f"{path} is no record of results: remove it to run the job again.")
-    return results
+    return read_record(directory / RESULTS)
 
 
 def finished_results(planned: PlannedRun) -> dict[str, Any] | None:

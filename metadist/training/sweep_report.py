@@ -102,8 +102,8 @@ def report_on(folder: Path) -> SweepReport:
         table,
         tuple(files),
         tuple(warnings),
-        tuple(run.name for run in runs if run.results is None and run.failure is not None),
-        tuple(run.name for run in runs if run.results is None and run.failure is None),
+        tuple(run.name for run in runs if run.failed),
+        tuple(run.name for run in runs if run.unfinished),
     )
 
 

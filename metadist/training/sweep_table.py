@@ -110,8 +110,8 @@ def _setting(values: tuple[str, ...], runs: Sequence[SweptRun], metric: str) -> 
     return Setting(
         values=values,
         runs=tuple(done),
-        failed=tuple(run for run in runs if run.results is None and run.failure is not None),
-        unfinished=tuple(run for run in runs if run.results is None and run.failure is None),
+        failed=tuple(run for run in runs if run.failed),
+        unfinished=tuple(run for run in runs if run.unfinished),
         test=test,
         validation=_figure(done, f"validation_{metric}"),
         train_loss=_figure(done, "train_loss"),

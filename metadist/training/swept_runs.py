@@ -34,6 +34,16 @@ class SweptRun:
     results: Mapping[str, Any] | None = None
     failure: str | None = None
 
+    @property
+    def failed(self) -> bool:
+        """Whether an error ended it."""
+        return self.results is None and self.failure is not None
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether it goes on, was stopped or was killed."""
+        return self.results is None and self.failure is None
+
     def value(self, key: str) -> str:
         """What a key was, whether the command line set it or not."""
         if key in self.overrides:
@@ -87,8 +97,8 @@ def _unsaid(runs: Sequence[SweptRun], keys: Sequence[str]) -> list[str]:
 
 
 def _read(folder: Path, place: Path) -> SweptRun:
-    failure = _json(place / "failure.json")
-    results = None if failure else _json(place / "results.json")
+    failure = read_record(place / "failure.json")
+    results = None if failure else read_record(place / "results.json")
     words = (failure or {}).get("overrides") or _yaml(place / ".hydra" / "overrides.yaml") or []
     pairs = [str(word).lstrip("+").partition("=") for word in words]
     configuration = _yaml(place / ".hydra" / "config.yaml")
@@ -101,15 +111,23 @@ def _read(folder: Path, place: Path) -> SweptRun:
     )
 
 
-def _json(path: Path) -> dict[str, Any] | None:
+def read_record(path: Path) -> dict[str, Any] | None:
+    """What a run has left in a file such as `results.json`; None where there is none yet.
+
+    Raises:
+        UserError: it is there but cannot be read.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}): remove it or bring it back.") from None
+        raise UserError(
+            f"{path} cannot be read ({error}): bring back a good copy, or remove it to run the "
+            "job again."
+        ) from None
     if not isinstance(found, dict):
-        raise UserError(f"{path} is no record of a run: remove it or bring it back.")
+        raise UserError(f"{path} is no record of a run: remove it to run the job again.")
     return found
 
 
