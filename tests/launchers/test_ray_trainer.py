@@ -3,6 +3,9 @@
 import ast
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -93,6 +96,16 @@ def equal_models(one: nn.Module, other: nn.Module) -> None:
         torch.testing.assert_close(mine, its, rtol=1e-5, atol=1e-6)
 
 
+def in_time(work: Callable[[], Any], seconds: float = 90.0) -> Any:
+    """What a call returns that, were it wrong, would wait for ever."""
+    returned: list[Any] = []
+    thread = threading.Thread(target=lambda: returned.append(work()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert returned, "the call did not return"
+    return returned[0]
+
+
 def test_two_replicas_train_as_one_process_and_keep_their_state(tmp_path):
     losses, model, (loss, accuracy) = in_one_process()
     with trainer() as two:
@@ -163,6 +176,46 @@ def test_a_replica_that_dies_changes_nothing(tmp_path):
         equal_models(two.get_model(), model)
     assert killed
     assert [each["train_loss"] for each in stats] == pytest.approx(losses, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_trainers_with_one_storage_know_nothing_of_each_other(tmp_path):
+    def first_epoch() -> dict[str, Any]:
+        with trainer(num_replicas=1, storage_path=tmp_path) as one:
+            return one.train()
+
+    stats = [in_time(first_epoch) for _ in range(2)]
+    assert [each["epoch"] for each in stats] == [1, 1]
+    assert stats[0]["train_loss"] == stats[1]["train_loss"]
+
+
+@pytest.mark.slow
+def test_after_an_interrupted_call_each_call_has_its_own_answer(monkeypatch):
+    def interrupted_train(posted: bool) -> None:
+        """Ctrl-C when the order has just been posted, or while its answer is waited for."""
+        post = two._board.post
+
+        def interrupt(*words: Any) -> None:
+            if posted:
+                post(*words)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(two._board, "post" if posted else "take", interrupt)
+            two.train()
+
+    losses, model, (loss, _) = in_one_process()
+    with trainer() as two:
+        interrupted_train(posted=True)
+        interrupted_train(posted=False)
+        stats = in_time(two.train)
+        figures = in_time(two.validate)
+        equal_models(two.get_model(), model)
+        interrupted_train(posted=False)
+        fit = two._fit
+    assert stats["epoch"] == 3 and stats["train_loss"] == pytest.approx(losses[2], rel=1e-5)
+    assert figures["validation_loss"] == pytest.approx(loss, rel=1e-5)
+    assert not fit.is_running()  # the order to end was heard
 
 
 @pytest.mark.slow

@@ -1,17 +1,20 @@
 """Ray Tune over whole experiments: it finds the better of two inner learning rates on glyphs."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("ray")
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 from ray_workers import ROOT
-from tiny import SMALL
+from tiny import SMALL, compose
 
 from metadist.errors import UserError
-from metadist.launchers.ray.tune import tune_experiment
+from metadist.launchers.ray.tune import in_grammar, tune_experiment
 
 pytestmark = pytest.mark.slow  # `make test-slow` installs Ray
 
@@ -23,6 +26,60 @@ LONGER = (
     "trainer.validation_tasks=40",
     "trainer.checkpoint_every=10",
 )
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        7,
+        0.4,
+        1e-05,
+        -math.inf,
+        "glyphs",
+        "my_module.MyAlgorithm",
+        "data/omni-glot.zip",
+        "",
+        "1e-3",
+        "7",
+        "null",
+        "True",
+        "nan",
+        "null.x",
+        "a folder (new), 1=2",
+        "[1,2]",
+        "choice(1,2)",
+        "it's",
+        "C:\\",
+        "a\\'b\\\\'",
+        "\\n 'x\\",
+        "two\nlines\n",
+        [1, "2", None, ["a b", False]],
+        [],
+        {},
+        {"lr": 0.1, "name": "1", "more": {"a.b-c": [None], "d_1/e": "f g"}, 3: "h"},
+    ],
+    ids=repr,
+)
+def test_an_option_has_the_spaces_value(value):
+    read = OverridesParser.create().parse_override(f"key={in_grammar(value)}")
+    assert repr(read.value()) == repr(value) and not read.is_sweep_override()
+
+
+def test_what_no_option_can_have_is_one_sentence():
+    with pytest.raises(UserError, match="of type set"):
+        in_grammar({"key": {1, 2}})
+    with pytest.raises(UserError, match="the key '1' of a dictionary"):
+        in_grammar({"1": 2})
+
+
+def test_a_groups_option_and_null_can_be_searched_over():
+    space = {"algorithm": "anil", "trainer.clip_norm": None, "optimizer": {"lr": 0.25}}
+    found = compose(*(f"{key}={in_grammar(value)}" for key, value in space.items()))
+    assert found.algorithm._target_ == "metadist.algorithms.ANIL"
+    assert found.trainer.clip_norm is None
+    assert found.optimizer.lr == 0.25 and found.optimizer._target_ == compose().optimizer._target_
 
 
 @pytest.mark.slow
@@ -41,20 +98,22 @@ def test_it_finds_the_better_inner_rate_on_glyphs(ray, tmp_path, scheduler):
     from ray.tune.schedulers import ASHAScheduler
 
     asha = ASHAScheduler(time_attr="iteration", max_t=30, grace_period=5, reduction_factor=2)
+    others = {"strategy": "rpc", "trainer.clip_norm": None}
     found = tune_experiment(
         MAML,
-        {"algorithm.inner_lr": tune.grid_search([0.4, 0.0001])},
+        {"algorithm.inner_lr": tune.grid_search([0.4, 0.0001])} | others,
         [*SMALL, *LONGER],
         directory=tmp_path,
         num_workers=2,
         scheduler=asha if scheduler == "asha" else None,
     )
     best = found.get_best_result()
-    assert not found.errors and best.config == {"algorithm.inner_lr": 0.4}
+    assert not found.errors and best.config == {"algorithm.inner_lr": 0.4} | others
     # What the trial reported is what its run measured; the run's directory is whole.
     run = Path(best.metrics["run_directory"])
     results = json.loads((run / "results.json").read_text(encoding="utf-8"))
     assert best.metrics["validation_accuracy"] == results["validation_accuracy"]
+    assert OmegaConf.load(run / ".hydra" / "config.yaml").trainer.clip_norm is None
     assert best.metrics["iteration"] == 30 and results["world_size"] == 2
     reports = list(best.metrics_dataframe["iteration"])
     assert sorted(set(reports)) == [5, 10, 15, 20, 25, 30]

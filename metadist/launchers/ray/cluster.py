@@ -34,7 +34,6 @@ _LOOPBACK = {
 _REACH_SECONDS = 5.0
 
 _starting = threading.Lock()
-_started_here = False
 
 
 def load_ray(module: str = "ray") -> ModuleType:
@@ -73,7 +72,6 @@ def open_ray(address: str | None = None) -> bool:
     Raises:
         UserError: Ray is not installed, or there is no cluster at the address.
     """
-    global _started_here
     ray = load_ray()
     with _starting:
         if ray.is_initialized():
@@ -98,18 +96,15 @@ def open_ray(address: str | None = None) -> bool:
                         f"there is no Ray cluster at {address} ({reason}): start one with "
                         "`ray start --head`, or leave the address out to start Ray on this machine."
                     ) from None
-        _started_here = address is None
-        return _started_here
+        return address is None
 
 
 def close_ray() -> None:
     """End a Ray that `open_ray` started, all its processes; leave one that runs elsewhere."""
-    global _started_here
     ray = load_ray()
     with _starting:
         if ray.is_initialized():
             ray.shutdown()
-        _started_here = False
 
 
 def usable_cpus() -> int:

@@ -6,6 +6,7 @@ for orders, so that one `fit` lasts as long as the trainer does.
 """
 
 import io
+import secrets
 import shutil
 import sys
 import tempfile
@@ -26,7 +27,7 @@ from metadist.launchers.ray.cluster import (
     require_workers,
     trial_resources,
 )
-from metadist.launchers.ray.fit import Fit
+from metadist.launchers.ray.fit import Fit, torch_trainer
 from metadist.training.checkpoints import read_checkpoint, write_checkpoint
 
 ray = load_ray("ray")
@@ -47,7 +48,8 @@ class PyTorchTrainer:
     (batch norm) sees each replica's part.
 
     A worker that dies is started again, with all others, and the call under way is done anew from
-    the state before it.
+    the state before it. A call that is interrupted (Ctrl-C) is carried out all the same: the next
+    one waits for its end.
 
     Args:
         model_creator: config -> the model.
@@ -65,7 +67,8 @@ class PyTorchTrainer:
         seed: keys the initial parameters and the order of the items.
         max_failures: how often workers may be lost.
         storage_path: a directory or URI for Ray Train's storage, through which the state outlives
-            a worker; on a cluster, one that all machines reach. Default: a temporary directory.
+            a worker; on a cluster, one that all machines reach. Each trainer has a folder of its
+            own there, which stays; none goes on from another's. Default: a temporary directory.
         address: of a running cluster, as in `ray.init`. Default: the Ray that this process has
             (`ray.init`), or one of this machine that ends with the trainer.
 
@@ -175,7 +178,7 @@ class PyTorchTrainer:
         fit, self._fit = self._fit, None
         if fit is not None:
             if fit.is_running():
-                self._board.post(f"order/{self._number}", ("end", ()))
+                self._give("end")
                 fit.wait(_END_SECONDS)
             self._board.remove()
         if self._owns_ray:
@@ -196,15 +199,25 @@ class PyTorchTrainer:
         self.shutdown()
 
     def _start(self, terms: dict[str, Any], **workers: Any) -> None:
-        from metadist.launchers.ray.fit import torch_trainer
         from metadist.launchers.ray.replica import Contract, serve
 
         contract = Contract(config=self.config, board=self._board, modules=tuple(sys.path), **terms)
         config = {"contract": ray.cloudpickle.dumps(contract)}
-        self._fit = Fit(torch_trainer(serve, config, name="trainer", keep=2, **workers))
+        # Under a name that was there before, Ray Train would go on with that trainer's state.
+        name = f"trainer-{secrets.token_hex(4)}"
+        self._fit = Fit(torch_trainer(serve, config, name=name, keep=2, **workers))
 
     def _state(self) -> dict[str, Any]:
         return torch.load(io.BytesIO(self._ask("get_state")), "cpu", weights_only=True)
+
+    def _give(self, order: str, *argument: Any) -> int:
+        """Put an order on the board; its number, which no other order gets."""
+        if self._board.read(f"order/{self._number}"):  # a call was interrupted as it was posted
+            self._number += 1
+        number = self._number
+        self._board.post(f"order/{number}", (order, argument))
+        self._number = number + 1
+        return number
 
     def _ask(self, order: str, *argument: Any) -> Any:
         """Give all replicas an order and wait for the answer."""
@@ -212,14 +225,12 @@ class PyTorchTrainer:
 
         if self._fit is None:
             raise UserError("this PyTorchTrainer has been shut down: make a new one.")
-        number, board = self._number, self._board
-        board.post(f"order/{number}", (order, argument))
+        number, board = self._give(order, *argument), self._board
         while True:
             running = self._fit.is_running()
             answers = board.take(f"answer/{number}", _TURN_SECONDS)
             if answers:
-                self._number += 1
-                board.post(NEXT, self._number)
+                board.post(NEXT, number + 1)
                 if argument:  # large, and all replicas have it: they met to report
                     board.take(f"order/{number}")
                 return answers[0]

@@ -1,8 +1,10 @@
 """Hyperparameter search over whole experiments with Ray Tune: each trial is a distributed run."""
 
 import json
+import re
 import signal
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +13,7 @@ from omegaconf import DictConfig, open_dict
 
 from metadist.configuration import build_experiment
 from metadist.errors import UserError
-from metadist.launchers.launcher import PlannedRun
+from metadist.launchers.launcher import PlannedRun, quoted
 from metadist.launchers.ray.cluster import (
     load_ray,
     open_ray,
@@ -24,6 +26,7 @@ from metadist.launchers.resolvers import register_resolvers
 from metadist.launchers.set_up import Build
 
 _TURN_SECONDS = 0.5
+_PLAIN = re.compile(r"(?!(?:null|true|false|inf|nan)\Z)[a-z_][a-z0-9_./-]*", re.IGNORECASE)
 
 
 def tune_experiment(
@@ -54,7 +57,8 @@ def tune_experiment(
     Args:
         script: the experiment's, such as `experiments/maml.py`; `conf/` lies beside its folder.
         space: option, as on the command line -> what Tune draws values from
-            (`tune.grid_search([0.01, 0.4])`, `tune.loguniform(1e-3, 1)`), or a value.
+            (`tune.grid_search([0.01, 0.4])`, `tune.loguniform(1e-3, 1)`), or a value: None,
+            a number, a string, or lists and dictionaries of them.
         overrides: options of all trials, as on the command line.
         directory: where the trials' run directories and Tune's records are put.
         num_workers: of each trial.
@@ -107,6 +111,46 @@ def tune_experiment(
     return tuner.fit()
 
 
+def in_grammar(value: Any) -> str:
+    """A value as an override of Hydra's has it, which Hydra reads as the same value.
+
+    A string is quoted where it might be read as something else: '1e-3' stays a string, `maml` can
+    be the choice of a group.
+
+    Raises:
+        UserError: it, or something in it, is of a kind that Hydra's grammar does not have.
+    """
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Real):  # NumPy's as well
+        return str(int(value) if isinstance(value, Integral) else float(value))
+    if isinstance(value, str | Path):
+        text = str(value)
+        # A backslash counts as itself, but before a quote.
+        doubled = re.sub(r"\\+(?='|\Z)", lambda run: 2 * run[0], text)
+        return text if _PLAIN.fullmatch(text) else quoted(doubled)
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{_key(each)}:{in_grammar(value[each])}' for each in value)}}}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(in_grammar, value))}]"
+    raise UserError(
+        f"an option cannot be set to {value!r}, which is of type {type(value).__name__}: let the "
+        "space have None, numbers, strings, lists and dictionaries."
+    )
+
+
+def _key(key: Any) -> str:
+    """A dictionary's key, which cannot be quoted."""
+    if isinstance(key, str) and not _PLAIN.fullmatch(key):
+        raise UserError(
+            f"the key {key!r} of a dictionary cannot stand in an option: choose a name of letters, "
+            "digits and underscores."
+        )
+    return in_grammar(key)
+
+
 def _trial_class() -> type:
     """The class of a trial, made when Ray is there."""
     tune = load_ray("ray.tune")
@@ -127,7 +171,7 @@ def _trial_class() -> type:
             build: Build,
             workers: dict[str, Any],
         ) -> None:
-            words = (*overrides, *(f"{key}={value}" for key, value in config.items()))
+            words = (*overrides, *(f"{key}={in_grammar(value)}" for key, value in config.items()))
             self.directory = directory / self.trial_id
             self.directory.mkdir(parents=True, exist_ok=True)
             configuration = _compose(script, words)

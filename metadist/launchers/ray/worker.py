@@ -19,6 +19,7 @@ from metadist.launchers.ray.board import Board, Voice
 from metadist.launchers.records import LAST_WORDS
 from metadist.launchers.resolvers import register_resolvers
 from metadist.launchers.speaking import say, sentence_of
+from metadist.training import Interrupted
 
 BEGUN, ENDED, REPORTED, SIGNAL = "begun", "ended", "reported", "signal"
 """Topics of the board: ranks that have begun; (rank, exit status) of a rank that is done; figures
@@ -102,7 +103,13 @@ def _carry_out(errand: Errand) -> int:
 
 
 def _leave_last_words(errand: Errand, failed: Failed) -> None:
-    """For the record of a sweep's job: what was said, by the rank that said it."""
+    """For the record of a sweep's job: what was said, by the rank that said it.
+
+    A run that was asked to stop has not failed: nobody would fetch its words, and they would be
+    taken for those of a later failure.
+    """
+    if isinstance(failed.error, Interrupted):
+        return
     planned: PlannedRun = pickle.loads(errand.planned)
     spoke = current_job().owns_cause if failed.in_job else get_rank() == 0
     if planned.in_sweep and spoke:
