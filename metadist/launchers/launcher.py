@@ -1,6 +1,7 @@
 """Who starts the processes of a run when nobody has yet: the interface of the `launcher` group."""
 
 import os
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,9 @@ class PlannedRun:
 
 def quoted(path: Path | str) -> str:
     """A path as an override's value that Hydra takes as it is, with its spaces and commas."""
-    escaped = str(path).replace("'", "\\'")
+    # A backslash counts as itself, but before a quote.
+    doubled = re.sub(r"\\+(?='|\Z)", lambda run: 2 * run[0], str(path))
+    escaped = doubled.replace("'", "\\'")
     return f"'{escaped}'"
 
 

@@ -128,9 +128,7 @@ def in_grammar(value: Any) -> str:
         return str(int(value) if isinstance(value, Integral) else float(value))
     if isinstance(value, str | Path):
         text = str(value)
-        # A backslash counts as itself, but before a quote.
-        doubled = re.sub(r"\\+(?='|\Z)", lambda run: 2 * run[0], text)
-        return text if _PLAIN.fullmatch(text) else quoted(doubled)
+        return text if _PLAIN.fullmatch(text) else quoted(text)
     if isinstance(value, Mapping):
         return f"{{{','.join(f'{_key(each)}:{in_grammar(value[each])}' for each in value)}}}"
     if isinstance(value, list | tuple):
