@@ -28,6 +28,10 @@ class Kill(NamedTuple):
         return not self.difference
 
 
+_PATIENCE = 600.0
+"""Seconds that a resumed run may take: it ends in some ten, on a machine that has time for it."""
+
+
 def rows(folder: Path, number: int, seed: int) -> list[Kill]:
     """Carry out `number` kills, spread over strategies, ranks and moments."""
     chance = random.Random(seed)
@@ -38,19 +42,29 @@ def rows(folder: Path, number: int, seed: int) -> list[Kill]:
         if strategy not in undisturbed:
             undisturbed[strategy] = folder / f"undisturbed-{strategy}"
             with Run(undisturbed[strategy], strategy) as run:
-                if run.wait():
+                if run.wait(_PATIENCE):
                     raise RunFailed(run.output())
         writing = place % 4 == 3
         rank = 0 if writing or strategy == "local" else chance.randrange(2)
         directory = folder / f"kill-{place}"
         kill = _kill(directory, place, strategy, rank, writing, chance)
         with Run(directory, strategy, "resume=auto") as again:
-            if status := again.wait():
-                words = f"exit status {status}: {again.output()}"
-            else:
-                words = difference(undisturbed[strategy], directory)
+            words = _outcome(again, undisturbed[strategy])
         found.append(tell(kill._replace(difference=words)))
     return found
+
+
+def _outcome(again: Run, undisturbed: Path) -> str:
+    """What a resumed run differs in from the undisturbed one; "" for nothing."""
+    try:
+        status = again.wait(_PATIENCE)
+    except RunFailed as error:
+        return str(error)
+    return (
+        f"exit status {status}: {again.output()}"
+        if status
+        else difference(undisturbed, again.directory)
+    )
 
 
 def _kill(
