@@ -10,13 +10,14 @@ to more workers, on the assumptions that are printed beside the table.
 
 import argparse
 import json
-import os
 from pathlib import Path
 
 from benchmarks.cost_model import STRATEGIES, Costs, Step, fit
 from benchmarks.programs import HERE, TORCHRUN, machine, run
 from benchmarks.scaling_tables import Extension, markdown, picture, tables
 from rich.console import Console
+
+from metadist.distributed.world import usable_cpus
 
 PATIENCE = 600.0
 
@@ -51,9 +52,9 @@ def main() -> None:
     extension = Extension(
         there, asked.extend, asked.tasks_a_worker, sorted({step.parameters for step in steps})
     )
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = usable_cpus()
     asked.out.mkdir(parents=True, exist_ok=True)
-    shown = tables(steps, costs, extension, cores or 1)
+    shown = tables(steps, costs, extension, cores)
     with (asked.out / "scaling.txt").open("w", encoding="utf-8") as file:
         for target in (console, Console(file=file, width=140)):
             target.print(*shown, sep="\n")
@@ -66,7 +67,7 @@ def main() -> None:
         "steps": [step._asdict() for step in steps],
     }
     (asked.out / "scaling.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
-    picture(steps, costs, extension, cores or 1, asked.out / "scaling.png")
+    picture(steps, costs, extension, cores, asked.out / "scaling.png")
     console.print(f"saved: {asked.out}/scaling.txt, .md, .json, .png")
 
 

@@ -60,11 +60,9 @@ def _outcome(again: Run, undisturbed: Path) -> str:
         status = again.wait(_PATIENCE)
     except RunFailed as error:
         return str(error)
-    return (
-        f"exit status {status}: {again.output()}"
-        if status
-        else difference(undisturbed, again.directory)
-    )
+    if status:
+        return f"exit status {status}: {again.output()}"
+    return difference(undisturbed, again.directory)
 
 
 def _kill(

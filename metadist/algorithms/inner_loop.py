@@ -97,7 +97,8 @@ class InnerLoopLearner(Learner):
             targets: of the queries.
             answers: parameters -> the queries' predictions.
         """
-        metrics = self.metrics(answers(start), targets, "_before")
+        predictions = answers(start)
+        metrics = self.metrics(predictions, targets, "_before")
         last = self.eval_inner_steps
         path = self.path(start, support, last)
         for step, parameters in enumerate(path, start=1):

@@ -118,3 +118,8 @@ def host_name() -> str:
 def launched_by_torchrun() -> bool:
     """Whether torchrun's agent started this process, and is its parent."""
     return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def usable_cpus() -> int:
+    """How many CPUs this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

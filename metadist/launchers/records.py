@@ -58,7 +58,8 @@ def finished_results(planned: PlannedRun) -> dict[str, Any] | None:
     """The results in a run's directory if they are of this very run; else None.
 
     Where data lie, what is logged and how processes are started may differ; anything else, such
-    as `trainer.iterations`, makes it another run, which is then begun or resumed.
+    as `trainer.iterations`, makes it another run, which is then begun or resumed. Word of a start
+    that was refused since is taken away.
     """
     results = read_results(planned.directory)
     if results is None:
@@ -72,7 +73,7 @@ def finished_results(planned: PlannedRun) -> dict[str, Any] | None:
         return None
     if not same:
         return None
-    (planned.directory / FAILURE).unlink(missing_ok=True)  # of a start that was refused since
+    (planned.directory / FAILURE).unlink(missing_ok=True)
     return results
 
 

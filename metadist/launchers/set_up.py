@@ -96,12 +96,12 @@ def build_on_all_ranks(
     without = [rank for rank, each in enumerate(words) if each["native"] is False]
     if 0 < len(without) < len(words):
         do_without(built.learner)  # it rounds otherwise than PyTorch
-    if get_rank() == 0:
-        if 0 < len(without) < len(words):
+        if get_rank() == 0:
             _log.warning(
                 "no C++ compiler serves on the machine of rank %s: no rank uses model.native",
                 ", ".join(map(str, without)),
             )
+    if get_rank() == 0:
         job.note_begun(str(directory))
     return built
 

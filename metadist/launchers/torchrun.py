@@ -12,6 +12,7 @@ import torch
 from annotated_types import Ge
 from omegaconf import DictConfig
 
+from metadist.distributed.world import usable_cpus
 from metadist.errors import UserError
 from metadist.launchers.launcher import Launcher, PlannedRun
 from metadist.launchers.places import Places
@@ -169,10 +170,7 @@ def room(configuration: DictConfig) -> tuple[int, str]:
     gpus = visible_gpus(configuration)
     if gpus:
         return len(gpus), "GPUs" if len(gpus) > 1 else "GPU"
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
+    cores = usable_cpus()
     return cores, "cores" if cores > 1 else "core"
 
 

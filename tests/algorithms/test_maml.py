@@ -86,6 +86,12 @@ def test_evaluation_takes_its_own_number_of_steps():
     assert next(learner.parameters()).grad is None
 
 
+def test_no_steps_at_all_judge_where_it_starts():
+    task = Episode(line(3.0, [1.0, 2.0]), line(3.0, [1.0]))
+    metrics = MAML(Scale(-1.0), True, inner_steps=0).eval()(task).metrics
+    assert metrics["mse"] == metrics["mse_before"] > 0
+
+
 def test_training_leaves_the_parameters_alone():
     model = Conv4((1, 16, 16), 3, filters=3).double()
     before = [parameter.clone() for parameter in model.parameters()]

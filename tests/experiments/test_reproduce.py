@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from reproduction_folders import fake
 from tiny import CONF
 
 from metadist.errors import UserError
@@ -21,11 +22,10 @@ from reproduction import command, pictures
 from reproduction.cells import Cell, load_cells
 from reproduction.gather import Found, find, rows_of
 from reproduction.runs import Planned, Runner, failure
-from reproduction.table import csv_text, markdown
+from reproduction.table import markdown
 
 ROOT = CONF.parent
 QUICK = ("trainer.eval_tasks=4", "trainer.validation_tasks=2", "trainer.meta_batch_size=2")
-PROTOCOL = {"ways": 5, "shots": 1, "queries": 1, "dataset": "omniglot", "eval_inner_steps": 3}
 
 
 def start(directory: Path, *words: str) -> subprocess.Popen:
@@ -149,84 +149,6 @@ def test_runs_hear_of_the_end_of_a_parent_that_cannot_say_so(tmp_path, number):
         parent.wait(30)
     plan = Planned("x", "omniglot", 0, 5, (), tmp_path)
     assert "metadist.distributed.torchrun" in plan.command(1, None)  # which heeds it
-
-
-def fake(directory: Path, preset: str, seed: int, **results) -> None:
-    """A run's folder, finished if there are results."""
-    directory.mkdir(parents=True)
-    plan = {"preset": preset, "seed": seed, "iterations": 600, "options": []}
-    (directory / "reproduction.json").write_text(json.dumps(plan))
-    (directory / "log.txt").write_text("a line\nerror: the disk is full.\nanother\n")
-    if results:
-        base = {"ci95": 0.02, "wall_seconds": 60.0, "strategy": "rpc", "world_size": 2}
-        (directory / "results.json").write_text(json.dumps(base | results))
-
-
-@pytest.fixture
-def rows(tmp_path):
-    cells = load_cells()
-    fake(tmp_path / "a", "maml_omniglot_5w1s", 0, test_accuracy=0.99, protocol=PROTOCOL)
-    fake(tmp_path / "b", "maml_omniglot_5w1s", 1, test_accuracy=0.98, protocol=PROTOCOL)
-    fake(tmp_path / "c", "maml_omniglot_5w1s", 2)
-    other = {**PROTOCOL, "eval_inner_steps": 50, "queries": 3}
-    fake(tmp_path / "d", "reptile_omniglot_5w1s", 0, test_accuracy=0.95, protocol=other)
-    steps = [{"steps": k, "mean": 2.0 / (1 + k), "ci95": 0.1} for k in range(11)]
-    sinusoid = {"ways": 1, "shots": 10, "dataset": "sinusoid"}
-    by_steps = {"test_mse": 0.2, "test_mse_by_steps": steps, "protocol": sinusoid}
-    fake(tmp_path / "e", "maml_sinusoid", 0, **by_steps)
-    fake(tmp_path / "f", "anil_omniglot_5w1s", 0, test_accuracy=0.9, protocol=PROTOCOL)
-    fake(tmp_path / "g", "no_such_preset", 0, test_accuracy=0.9, protocol=PROTOCOL)
-    return rows_of(find([tmp_path], cells), dict.fromkeys(cells, 60_000))
-
-
-def test_rows_have_means_over_seeds_and_judge_by_the_papers_interval(rows):
-    by_name = {row.name: row for row in rows}
-    maml = by_name["maml_omniglot_5w1s"]
-    assert maml.ours == pytest.approx(0.985) and (maml.lowest, maml.highest) == (0.98, 0.99)
-    assert maml.seeds == (0, 1) and maml.failures == {2: "the disk is full."}
-    assert maml.outcome == "reached; 1 of the seeds FAILED"  # 98.5 with 98.7 ± 0.4
-    assert by_name["reptile_omniglot_5w1s"].outcome == "NOT reached, by 2.68 points"
-    assert by_name["anil_omniglot_5w1s"].outcome == "nothing to compare with"
-    sinusoid = [by_name[f"maml_sinusoid, {k}"] for k in ("1 step", "5 steps", "10 steps")]
-    assert [row.ours for row in sinusoid] == [1.0, 2 / 6, 2 / 11]
-    assert [row.outcome for row in sinusoid] == ["NOT reached, by 0.330", "reached", "reached"]
-    assert sinusoid[0].differs == {"shots": (5, 10)} and len(rows) == 6
-
-
-def test_the_table_says_what_is_not_alike_and_what_failed(rows):
-    text = markdown(rows, "python experiments/reproduce.py all")
-    lines = text.splitlines()
-    assert (
-        "| maml_omniglot_5w1s | 98.70 ± 0.40% | 98.50 ± 2.00% (98.00 to 99.00) | 2 | "
-        "600 of 60,000 | 0:01:00, rpc on 2 | reached; 1 of the seeds FAILED |"
-    ) in lines
-    assert "  - Differs from the paper in shots: 5 there, 10 here." in lines
-    assert "  - Differs from the paper in queries: 1 there, 3 here." in lines
-    unlike = next(line for line in lines if line.startswith("- omniglot 5-way 1-shot: "))
-    assert "queries differs: 1 (maml_omniglot_5w1s, anil_omniglot_5w1s), 3 (reptile" in unlike
-    assert "- maml_omniglot_5w1s, seed 2, 600 iterations: the disk is full." in lines
-    told = list(csv.DictReader(csv_text(rows).splitlines()))
-    assert [row["cell"] for row in told] == [row.cell.preset for row in rows]
-    assert json.loads(told[0]["protocol"]) == PROTOCOL and told[0]["failed"] == "2"
-    assert told[0]["paper"] == "0.987"
-
-
-def test_seeds_with_other_protocols_are_pointed_at(tmp_path):
-    cells = {"x": Cell("x", "omniglot", "accuracy")}
-    fake(tmp_path / "a", "x", 0, test_accuracy=0.9, protocol=PROTOCOL)
-    fake(tmp_path / "b", "x", 1, test_accuracy=0.9, protocol={**PROTOCOL, "queries": 15})
-    rows = rows_of(find([tmp_path], cells), {})
-    told = "The seeds are not alike: queries differs: 1 (seed 0), 15 (seed 1)."
-    assert told in markdown(rows, "c") and rows[0].published_iterations is None
-
-
-def test_a_seed_counts_once_wherever_it_ran(tmp_path):
-    cells = {"x": Cell("x", "omniglot", "accuracy")}
-    for folder, results in (("a", {"test_accuracy": 0.9, "protocol": PROTOCOL}), ("b", {})):
-        fake(tmp_path / folder, "x", 0, **results)
-    fake(tmp_path / "c", "x", 0, test_accuracy=0.9, protocol=PROTOCOL)
-    (row,) = rows_of(find([tmp_path], cells), {})
-    assert row.seeds == (0,) and not row.failures and not row.unfinished
 
 
 def test_runs_started_by_hand_are_found_with_what_they_changed(tmp_path):

@@ -4,7 +4,8 @@ import pytest
 @pytest.fixture(scope="module")
 def ray():
     """Ray with two workers' CPUs, for the tests of a module."""
-    from metadist.launchers.ray.cluster import close_ray, open_ray, usable_cpus
+    from metadist.distributed.world import usable_cpus
+    from metadist.launchers.ray.cluster import close_ray, open_ray
 
     if usable_cpus() < 2:
         pytest.skip("two CPUs are needed")

@@ -22,9 +22,9 @@ from test_layers import imported
 from tiny import SMALL, records, train, without_times
 from worlds import run_world
 
+from metadist.distributed.world import usable_cpus
 from metadist.errors import UserError
 from metadist.launchers.carry_out import Failed
-from metadist.launchers.ray.cluster import usable_cpus
 from metadist.launchers.ray.launcher import RayLauncher
 from metadist.launchers.ray.run import RayRun
 from metadist.launchers.ray.worker import Errand, _leave_last_words

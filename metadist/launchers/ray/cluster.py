@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+from metadist.distributed.world import usable_cpus
 from metadist.errors import UserError
 
 _QUIET = {
@@ -105,11 +106,6 @@ def close_ray() -> None:
     with _starting:
         if ray.is_initialized():
             ray.shutdown()
-
-
-def usable_cpus() -> int:
-    """How many CPUs this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def require_workers(number: int, use_gpu: bool, option: str) -> None:

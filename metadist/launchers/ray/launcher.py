@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge
 from omegaconf import DictConfig
 
+from metadist.distributed.world import usable_cpus
 from metadist.errors import UserError
 from metadist.launchers.launcher import Launcher, PlannedRun
 from metadist.launchers.ray.cluster import (
@@ -14,7 +15,6 @@ from metadist.launchers.ray.cluster import (
     open_ray,
     require_workers,
     trials_at_once,
-    usable_cpus,
 )
 from metadist.launchers.ray.run import RayRun
 

@@ -15,6 +15,7 @@ from metadist.tracking.pictures.sheet import (
     PURPLE,
     RED,
     lighten,
+    panels,
     save,
     sheet,
     smoothed,
@@ -45,13 +46,13 @@ class ComparedCurves(NamedTuple):
     runs: Mapping[str, Sequence[Sequence[Mapping[str, object]]]]
 
 
-def compared_curves(panels: Sequence[ComparedCurves], path: Path, title: str) -> Path:
+def compared_curves(compared: Sequence[ComparedCurves], path: Path, title: str) -> Path:
     """Draws the panels, three in a row.
 
     A run without any validation is drawn by its smoothed training figure, and says so.
 
     Args:
-        panels: at least one.
+        compared: a panel each, at least one.
         path: the PNG file to write.
         title: one line.
 
@@ -61,15 +62,13 @@ def compared_curves(panels: Sequence[ComparedCurves], path: Path, title: str) ->
     Raises:
         UserError: if it cannot be written.
     """
-    columns = min(len(panels), _COLUMNS)
-    rows = -(-len(panels) // columns)
-    names = max(len(panel.runs) for panel in panels)
+    columns = min(len(compared), _COLUMNS)
+    rows = -(-len(compared) // columns)
+    names = max(len(each.runs) for each in compared)
     figure = sheet(max(5.4 * columns, 7.0), (4.1 + 0.22 * names) * rows + 0.6, title)
-    grid = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axes, panel in zip(grid, panels, strict=False):
-        _panel(axes, panel)
-    for axes in grid[len(panels) :]:
-        axes.set_visible(False)
+    grid = panels(figure, rows, columns, len(compared))
+    for axes, each in zip(grid, compared, strict=True):
+        _panel(axes, each)
     return save(figure, path)
 
 

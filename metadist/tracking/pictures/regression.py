@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from metadist.tracking.pictures.sheet import BLUE, GREY, INK, ORANGE, lighten, save, sheet
+from metadist.tracking.pictures.sheet import BLUE, GREY, INK, ORANGE, lighten, panels, save, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,15 +53,13 @@ def regression_tasks(tasks: Sequence[RegressionPicture], path: Path, title: str)
     columns = 2 if len(tasks) == 4 else min(len(tasks), _COLUMNS)
     rows = -(-len(tasks) // columns)
     figure = sheet(max(4.2 * columns, 6.4), 3.1 * rows + 1.0, title)
-    grid = figure.subplots(rows, columns, squeeze=False).ravel()
-    for place, (axes, task) in enumerate(zip(grid, tasks, strict=False)):
+    grid = panels(figure, rows, columns, len(tasks))
+    for place, (axes, task) in enumerate(zip(grid, tasks, strict=True)):
         _panel(axes, place + 1, task)
         if place % columns == 0:
             axes.set_ylabel("output")
         if place + columns >= len(tasks):
             axes.set_xlabel("input")
-    for axes in grid[len(tasks) :]:
-        axes.set_visible(False)
     figure.legend(
         *grid[0].get_legend_handles_labels(),
         loc="outside lower center",

@@ -42,6 +42,14 @@ def sheet(width: float, height: float, title: str | None = None) -> "Figure":
     return figure
 
 
+def panels(figure: "Figure", rows: int, columns: int, count: int) -> "list[Axes]":
+    """A figure's first `count` panels of a grid, row by row; the rest of the grid is hidden."""
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes in grid[count:]:
+        axes.set_visible(False)
+    return list(grid[:count])
+
+
 def lighten(axes: "Axes", grid: Literal["major", "both"] | None = "major") -> None:
     """Takes away a panel's upper and right edge, and draws faint grid lines.
 
