@@ -99,6 +99,14 @@ def test_images_without_contrast_are_no_fault(tmp_path):
     check(test_episodes([blank], tmp_path / "e.png", "t"))
 
 
+def test_images_that_are_not_finite_are_drawn_all_the_same(tmp_path):
+    for value in (np.nan, np.inf):
+        odd = episode(2, 1, 1)._replace(query_images=np.full((2, 1, 8, 8), value))
+        check(test_episodes([odd], tmp_path / "e.png", "t"))
+        odd = odd._replace(support_images=np.full((2, 1, 8, 8), value))
+        check(test_episodes([odd], tmp_path / "e.png", "t"))
+
+
 @pytest.mark.parametrize("tasks", [1, 4, 5])
 def test_regression_tasks(tmp_path, tasks):
     inputs = np.random.default_rng(0).uniform(-5, 5, (50, 1))

@@ -38,7 +38,7 @@ def learning_curves(
         (m for m in ("accuracy", "mse") if any(r.keys() & _names(m) for r in records)), None
     )
     panels = ["loss"] if metric is None else ["loss", metric]
-    figure = sheet(5.6 * len(panels), 3.9, title)
+    figure = sheet(5.6 * len(panels), 3.9, title, columns=len(panels))
     grid = figure.subplots(1, len(panels), sharex=True, squeeze=False)[0]
     for axes, panel in zip(grid, panels, strict=True):
         _panel(axes, records, panel, test if panel == panels[-1] and metric else None)
