@@ -2,7 +2,9 @@
 
 With W workers, T tasks a meta-batch and P parameters, in seconds:
 
-    compute      k·(b0 + b1·P), k = ⌈T/W⌉ tasks on the busiest worker
+    compute      k·(b0 + b1·√P + b2·P)·(1 + m·(w-1)), k = ⌈T/W⌉ tasks on the busiest worker, w
+                 workers on its machine: maps grow as √P, products of matrices as P, and
+                 workers on one machine share its memory
     outer step   a0 + a1·P
     rpc          r0 + W·(r1 + r2·P): rank zero sends parameters to each worker, one after the
                  other, and adds up what each sends back
@@ -13,6 +15,7 @@ r1 and s2 are latencies, 1/r2 and 1/s3 bandwidths in parameters a second.
 """
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -43,14 +46,16 @@ class Step(NamedTuple):
 class Costs(NamedTuple):
     """The fitted figures, all at least zero."""
 
-    compute: tuple[float, float]
+    compute: tuple[float, float, float]
     outer: tuple[float, float]
     rpc: tuple[float, float, float]
     allreduce: tuple[float, float, float, float]
+    sharing: float = 0.0
 
     def computation(self, tasks: int, parameters: int) -> float:
-        """Seconds of a worker with so many tasks."""
-        return tasks * (self.compute[0] + self.compute[1] * parameters)
+        """Seconds of a worker with so many tasks, alone on its machine."""
+        fixed, root, linear = self.compute
+        return tasks * (fixed + root * math.sqrt(parameters) + linear * parameters)
 
     def messages(self, strategy: str, workers: int, parameters: int) -> float:
         """Seconds that the strategy itself takes."""
@@ -70,11 +75,14 @@ class Costs(NamedTuple):
             workers: W.
             tasks: T, of the whole meta-batch.
             parameters: P.
-            cores: how many cores the workers share; fewer than workers stretch the computation.
+            cores: of the one machine that all workers share; fewer than workers stretch the
+                computation. Infinitely many: each worker has a machine of its own.
         """
         busiest = self.computation(math.ceil(tasks / workers), parameters)
+        if cores < math.inf:
+            busiest *= max(1.0, workers / cores) * (1 + self.sharing * (min(workers, cores) - 1))
         return (
-            busiest * max(1.0, workers / cores)
+            busiest
             + self.outer[0]
             + self.outer[1] * parameters
             + self.messages(strategy, workers, parameters)
@@ -98,15 +106,23 @@ _TERMS = {
 }
 
 
-def fit(steps: Sequence[Step]) -> Costs:
-    """Fit the figures: computation to whole steps in one process, messages to steps without tasks.
+def fit(steps: Sequence[Step], cores: float = math.inf) -> Costs:
+    """Fit the figures: computation to whole steps in one process, messages to steps without
+    tasks, and then what sharing one machine costs to whole steps of several workers.
+
+    Args:
+        steps: measured.
+        cores: of the machine they were measured on; infinitely many: nothing is shared.
 
     Raises:
         ValueError: steps that do not tell the figures apart.
     """
     whole = [step for step in steps if step.strategy == "local" and step.tasks]
-    rows = [(1.0, s.parameters, s.tasks, s.tasks * s.parameters) for s in whole]
-    outer0, outer1, task0, task1 = non_negative(rows, [step.seconds for step in whole])
+    rows = [
+        (1.0, s.parameters, s.tasks, s.tasks * math.sqrt(s.parameters), s.tasks * s.parameters)
+        for s in whole
+    ]
+    outer0, outer1, *compute = non_negative(rows, [step.seconds for step in whole])
     found = {}
     for strategy, terms in _TERMS.items():
         alone = [step for step in steps if step.strategy == strategy and not step.tasks]
@@ -114,7 +130,19 @@ def fit(steps: Sequence[Step]) -> Costs:
             [terms(step.workers, step.parameters) for step in alone],
             [step.seconds for step in alone],
         )
-    return Costs((task0, task1), (outer0, outer1), **found)
+    costs = Costs(tuple(compute), (outer0, outer1), **found)
+    return costs._replace(sharing=_sharing(costs, steps, cores))
+
+
+def _sharing(costs: Costs, steps: Sequence[Step], cores: float) -> float:
+    """How much of a worker's computation each worker beside it adds, in the median of steps."""
+    found = []
+    for strategy, workers, tasks, parameters, seconds in steps:
+        if strategy != "local" and tasks and 1 < workers <= cores < math.inf:
+            missing = seconds - costs.step(strategy, workers, tasks, parameters)
+            computation = costs.computation(math.ceil(tasks / workers), parameters)
+            found.append(missing / computation / (workers - 1))
+    return max(0.0, statistics.median(found)) if found else 0.0
 
 
 def non_negative(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[float, ...]:

@@ -47,12 +47,12 @@ def main() -> None:
             for workers in [1] if strategy == "local" else sorted(set(asked.workers)):
                 console.print(f"round {number + 1}, {strategy}, {workers} workers", style="dim")
                 steps += measured(strategy, workers, asked)
-    costs = fit(steps)
+    cores = usable_cpus()
+    costs = fit(steps, cores)
     there = elsewhere(costs, asked.latency, asked.bandwidth)
     extension = Extension(
         there, asked.extend, asked.tasks_a_worker, sorted({step.parameters for step in steps})
     )
-    cores = usable_cpus()
     asked.out.mkdir(parents=True, exist_ok=True)
     shown = tables(steps, costs, extension, cores)
     with (asked.out / "scaling.txt").open("w", encoding="utf-8") as file:

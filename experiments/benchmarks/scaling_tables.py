@@ -18,7 +18,8 @@ _EVEN = 0.02
 """Steps that differ by less than this share are called even."""
 
 ASSUMPTIONS = (
-    "every worker has a core, and the memory bandwidth that one process alone has here",
+    "every worker has a core, and the memory bandwidth that one process alone has here: workers "
+    "on one machine share it, which is measured here and left out there",
     "every worker has as many tasks as the others, and none is slower than they are",
     "messages cost what they cost here over loopback, unless --latency and --bandwidth say else",
     "rpc: rank zero serves one worker after the other; allreduce: a ring",
@@ -113,8 +114,9 @@ def _words(costs: Costs) -> list[str]:
         return f"{1e6 * seconds:.0f} µs" if seconds else unknown
 
     return [
-        f"compute: {1e3 * costs.compute[0]:.2f} ms a task, "
-        f"{1e9 * costs.compute[1]:.1f} ns more a parameter",
+        f"compute: {1e3 * costs.compute[0]:.2f} ms a task, {1e6 * costs.compute[1]:.1f} µs more a "
+        f"parameter's square root, {1e9 * costs.compute[2]:.1f} ns more a parameter; "
+        f"{costs.sharing:.0%} more for each worker beside it on the machine",
         f"rpc: {time(costs.rpc[1])} and {rate(costs.rpc[2], 12)} a worker, "
         "12 bytes a parameter there and back",
         f"allreduce: {time(costs.allreduce[2])} a message and "

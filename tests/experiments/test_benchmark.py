@@ -18,7 +18,10 @@ from benchmarks.tables import cells, ratio
 
 EXPERIMENTS = CONF.parent / "experiments"
 SETTING = Setting(8, 1, 15, 5, "max", 2)
-COSTS = Costs((2e-3, 1e-8), (1e-3, 5e-9), (1e-4, 3e-4, 2e-9), (2e-4, 4e-9, 1e-4, 3e-9))
+COSTS = Costs(
+    (2e-3, 3e-6, 1e-8), (1e-3, 5e-9), (1e-4, 3e-4, 2e-9), (2e-4, 4e-9, 1e-4, 3e-9), sharing=0.2
+)
+CORES = 3
 
 
 def steps_of(costs: Costs) -> list[Step]:
@@ -31,11 +34,13 @@ def steps_of(costs: Costs) -> list[Step]:
             for workers in (1, 2, 3):
                 seconds = costs.messages(strategy, workers, parameters)
                 found.append(Step(strategy, workers, 0, parameters, seconds))
+                seconds = costs.step(strategy, workers, 8, parameters, CORES)
+                found.append(Step(strategy, workers, 8, parameters, seconds))
     return found
 
 
 def test_fitting_finds_the_costs_that_made_the_steps():
-    found = fit(steps_of(COSTS))
+    found = fit(steps_of(COSTS), CORES)
     for mine, true in zip(found, COSTS, strict=True):
         assert mine == pytest.approx(true, rel=1e-6)
     for workers in (8, 64, 1024):
@@ -56,20 +61,23 @@ def test_a_figure_that_would_be_negative_is_zero():
 
 def test_rank_zero_is_the_bottleneck_where_its_messages_take_as_long_as_the_tasks():
     limit = COSTS.rank_zero_limit(4, 100_000)
-    # 4 tasks of 3 ms against 0.1 ms and 0.5 ms a worker.
-    assert limit == pytest.approx((12e-3 - 1e-4) / 5e-4)
+    # 4 tasks of 3 ms and of 3 µs a square root, against 0.1 ms and 0.5 ms a worker.
+    assert limit == pytest.approx((12e-3 + 12e-6 * math.sqrt(100_000) - 1e-4) / 5e-4)
     assert COSTS._replace(rpc=(1e-4, 0.0, 0.0)).rank_zero_limit(4, 100_000) == math.inf
     extension = Extension(COSTS, [8, 1024], 4, [100_000])
     assert extension.advice(1024, 100_000) == "allreduce"
     ((parameters, from_workers, few, many),) = extension.rows()
-    assert (parameters, from_workers) == ("100,000", "24")
-    assert many.startswith("3% / ") and many.endswith("allreduce") and few.startswith("77% / ")
+    assert (parameters, from_workers) == ("100,000", "32")
+    assert many.startswith("3% / ") and many.endswith("allreduce") and few.startswith("81% / ")
 
 
 def test_more_workers_than_cores_stretch_the_computation_alone():
     both = COSTS.step("rpc", 2, 8, 10_000, cores=2)
-    crowded = COSTS.step("rpc", 2, 8, 10_000, cores=1)
-    assert crowded - both == pytest.approx(COSTS.computation(4, 10_000))
+    crowded = COSTS.step("rpc", 4, 16, 10_000, cores=2)
+    more = COSTS.messages("rpc", 4, 10_000) - COSTS.messages("rpc", 2, 10_000)
+    assert crowded - both == pytest.approx(1.2 * COSTS.computation(4, 10_000) + more)
+    apart = COSTS.step("rpc", 2, 8, 10_000)
+    assert both - apart == pytest.approx(0.2 * COSTS.computation(4, 10_000))
 
 
 def test_another_network_adds_latency_and_bounds_bandwidth():
