@@ -94,7 +94,6 @@ def test_a_run_in_ray_workers_is_that_of_any_other_world(ray, tmp_path, capsys):
     assert "checkpoint_iteration-00000004" in snapshot and "validation_accuracy" in snapshot
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["allreduce", "local"])
 def test_every_strategy(ray, tmp_path, strategy):
     size = 1 if strategy == "local" else 2
@@ -104,7 +103,6 @@ def test_every_strategy(ray, tmp_path, strategy):
     equal_runs(tmp_path / "ray", tmp_path / "other")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
 def test_a_killed_worker_changes_nothing(ray, tmp_path, strategy, capsys):
     word, directory = f"strategy={strategy}", tmp_path / "ray"
@@ -115,7 +113,6 @@ def test_a_killed_worker_changes_nothing(ray, tmp_path, strategy, capsys):
     equal_runs(directory, tmp_path / "other")
 
 
-@pytest.mark.slow
 def test_too_many_deaths_end_the_run(ray, tmp_path, capsys):
     killed = kill_a_worker_once(lambda: (tmp_path / "checkpoints").is_dir())
     launcher = RayLauncher(num_workers=2, max_failures=0)
@@ -123,7 +120,6 @@ def test_too_many_deaths_end_the_run(ray, tmp_path, capsys):
     assert killed and "launcher.max_failures=0" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_a_mistake_of_the_users_is_one_sentence_and_not_tried_again(ray, tmp_path, capsys):
     launcher = RayLauncher(num_workers=2, max_failures=3)
     assert launcher.run(planned(tmp_path, "task.ways=99")) == 2
@@ -131,7 +127,6 @@ def test_a_mistake_of_the_users_is_one_sentence_and_not_tried_again(ray, tmp_pat
     assert said.count("error: ") == 1 and said.count("\n") == 1 and "attempt" not in said
 
 
-@pytest.mark.slow
 def test_ctrl_c_saves_and_leaves_nothing_behind(tmp_path):
     command = [sys.executable, str(ROOT / "experiments" / "maml.py"), "launcher=ray", *SMALL]
     options = ["trainer.iterations=100000", f"hydra.run.dir={tmp_path}"]
@@ -160,7 +155,6 @@ def _is_alive(process: int) -> bool:
         return False
 
 
-@pytest.mark.slow
 def test_ray_listens_on_loopback_alone(ray):
     family = {os.getpid()}
     table = {}

@@ -155,7 +155,6 @@ def fails_on_one(config):
     return points(config)
 
 
-@pytest.mark.slow
 def test_what_a_creator_raises_comes_back_and_is_not_tried_again():
     with pytest.raises(RuntimeError, match="LookupError: a mistake on purpose"):
         trainer(data=fails_on_one)
@@ -163,7 +162,6 @@ def test_what_a_creator_raises_comes_back_and_is_not_tried_again():
         trainer(data=lambda config: iter([]))
 
 
-@pytest.mark.slow
 def test_a_replica_that_dies_changes_nothing(tmp_path):
     def slow(config):
         return SlowPoints(ITEMS, 0), Points(7, 1)
@@ -178,7 +176,6 @@ def test_a_replica_that_dies_changes_nothing(tmp_path):
     assert [each["train_loss"] for each in stats] == pytest.approx(losses, rel=1e-5)
 
 
-@pytest.mark.slow
 def test_trainers_with_one_storage_know_nothing_of_each_other(tmp_path):
     def first_epoch() -> dict[str, Any]:
         with trainer(num_replicas=1, storage_path=tmp_path) as one:
@@ -189,7 +186,6 @@ def test_trainers_with_one_storage_know_nothing_of_each_other(tmp_path):
     assert stats[0]["train_loss"] == stats[1]["train_loss"]
 
 
-@pytest.mark.slow
 def test_after_an_interrupted_call_each_call_has_its_own_answer(monkeypatch):
     def interrupted_train(posted: bool) -> None:
         """Ctrl-C when the order has just been posted, or while its answer is waited for."""
@@ -218,7 +214,6 @@ def test_after_an_interrupted_call_each_call_has_its_own_answer(monkeypatch):
     assert not fit.is_running()  # the order to end was heard
 
 
-@pytest.mark.slow
 def test_the_documents_example_runs():
     ended = subprocess.run(
         [sys.executable, example.__file__], capture_output=True, text=True, timeout=180
@@ -242,7 +237,6 @@ def in_one_process_linear() -> float:
     return total / 1000
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scheduler", ["grid", "asha"])
 def test_tune_finds_the_better_rate_over_distributed_trainings(tmp_path, scheduler):
     from ray import cloudpickle, tune

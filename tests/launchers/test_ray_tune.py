@@ -82,7 +82,6 @@ def test_a_groups_option_and_null_can_be_searched_over():
     assert found.optimizer.lr == 0.25 and found.optimizer._target_ == compose().optimizer._target_
 
 
-@pytest.mark.slow
 def test_options_that_do_not_fit_are_refused_before_any_trial(ray, tmp_path):
     with pytest.raises(UserError, match="the options do not fit"):
         tune_experiment(MAML, {}, ["modell=mlp"], directory=tmp_path)
@@ -91,7 +90,6 @@ def test_options_that_do_not_fit_are_refused_before_any_trial(ray, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scheduler", ["grid", "asha"])
 def test_it_finds_the_better_inner_rate_on_glyphs(ray, tmp_path, scheduler):
     from ray import tune
