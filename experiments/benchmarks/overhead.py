@@ -12,7 +12,6 @@ start    from the command to the first finished iteration, against a bare torchr
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,10 +24,13 @@ from benchmarks.programs import (
     SETTINGS,
     TORCHRUN,
     WARM_UP,
+    Failed,
     Setting,
     machine,
+    result,
     run,
     speed,
+    started,
     training,
 )
 from rich.console import Console
@@ -64,10 +66,9 @@ def _side_by_side(setting: Setting) -> float:
     with ExitStack() as stack:
         places = [stack.enter_context(tempfile.TemporaryDirectory()) for _ in range(2)]
         commands = [training(setting, place, 1, "strategy=local") for place in places]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        runs = [stack.enter_context(subprocess.Popen(command, **quiet)) for command in commands]
-        if any(process.wait(PATIENCE) for process in runs):
-            raise SystemExit(f"{' '.join(commands[0])} failed")
+        runs = [stack.enter_context(started(command)) for command in commands]
+        for process in runs:
+            result(process, PATIENCE)
         return sum(speed(Path(place), setting) for place in places)
 
 
@@ -123,18 +124,17 @@ def start(rounds: int, only: str) -> Iterator[Row]:
 def _until(command: list[str], there: Callable[[str], bool]) -> float:
     """Seconds from starting a command until what it printed or wrote is there; it then ends."""
     with tempfile.NamedTemporaryFile("w") as printed:
-        started = time.perf_counter()
-        process = subprocess.Popen(command, stdout=printed, stderr=subprocess.DEVNULL)
-        while True:
-            ended = process.poll() is not None
-            if there(Path(printed.name).read_text(encoding="utf-8")):
-                break
-            if ended or time.perf_counter() - started > PATIENCE:
-                process.kill()
-                raise SystemExit(f"{' '.join(command)} came to nothing")
-            time.sleep(0.005)
-        seconds = time.perf_counter() - started
-        process.wait(PATIENCE)
+        began = time.perf_counter()
+        with started(command, printed) as process:
+            while True:
+                ended = process.poll() is not None
+                if there(Path(printed.name).read_text(encoding="utf-8")):
+                    break
+                if ended or time.perf_counter() - began > PATIENCE:
+                    raise Failed(f"{' '.join(command)} came to nothing")
+                time.sleep(0.005)
+            seconds = time.perf_counter() - began
+            result(process, PATIENCE)
     return seconds
 
 
@@ -162,7 +162,12 @@ def main() -> None:
     console, rows = Console(highlight=False), []
     asked.out.mkdir(parents=True, exist_ok=True)
     for part in asked.parts or PARTS:
-        for row in PARTS[part](asked.rounds, asked.only):
+        try:
+            found = [*PARTS[part](asked.rounds, asked.only)]
+        except Failed as error:
+            console.print(f"{part}: no result: {error}")
+            continue
+        for row in found:
             what, against, figure, goal = row
             console.print(f"{what} / {against}: {figure:.3f} {goal}")
             rows.append(row)

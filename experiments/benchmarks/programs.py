@@ -1,5 +1,6 @@
 """What is compared: metadist in its forms, and the rivals that are installed."""
 
+import contextlib
 import json
 import os
 import platform
@@ -7,10 +8,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
+from subprocess import Popen
+from typing import IO, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 EXPERIMENTS = HERE.parent
@@ -53,44 +55,59 @@ class Program(NamedTuple):
     needs: str = "torch"
 
 
-class Hung(Exception):
-    """A program that gave no result in time and was killed."""
+class Failed(Exception):
+    """A program that gave no result: it was killed after a while, or ended with an error."""
 
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 
 
-def run(command: list[str], patience: float) -> str:
-    """Run a program whose processes have one thread each, unless it sets them.
-
-    Returns:
-        What it printed.
-
-    Raises:
-        Hung: it took longer than `patience` seconds; all its processes are killed.
-        SystemExit: it failed; its last words are shown.
+@contextlib.contextmanager
+def started(command: list[str], printed: IO[str] | int = subprocess.PIPE) -> Iterator[Popen]:
+    """A program whose processes have one thread each, unless it sets them; at the end of the
+    context all of them are gone.
     """
-    process = subprocess.Popen(
+    with Popen(
         command,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
+        stdout=printed,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                _end(process)
+
+
+def result(process: Popen, patience: float) -> str:
+    """What a started program printed, at its end.
+
+    Raises:
+        Failed: it took longer than `patience` seconds, or ended with an error.
+    """
     try:
         printed, said = process.communicate(timeout=patience)
     except subprocess.TimeoutExpired:
-        raise Hung from None
-    finally:
-        if process.poll() is None:
-            _end(process)
+        raise Failed(f"killed after {patience:.0f} s") from None
     if process.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{said[-2000:]}")
+        raise Failed(f"{' '.join(process.args)} failed:\n{said[-2000:]}")
     return printed
 
 
-def _end(process: subprocess.Popen) -> None:
+def run(command: list[str], patience: float) -> str:
+    """Run a program to its end and return what it printed.
+
+    Raises:
+        Failed: it took longer than `patience` seconds, or ended with an error.
+    """
+    with started(command) as process:
+        return result(process, patience)
+
+
+def _end(process: Popen) -> None:
     """Torchrun ends its workers, which are sessions of their own, when it is asked to."""
     for number, seconds in ((signal.SIGTERM, 40.0), (signal.SIGKILL, None)):
         os.killpg(process.pid, number)

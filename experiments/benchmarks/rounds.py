@@ -5,16 +5,15 @@ python experiments/benchmark.py --rounds 5
 Each program runs in fresh processes, A B C A B C …, so that what else the machine does meets all
 alike; a round's ratio compares neighbours in time, and the table has the median over rounds. A
 step is a whole one: data, partition, gradient, reduce, outer step. Rivals that are not installed
-(pip install '.[peers]') are left out; one that gives no result within --patience seconds is killed,
-and not started at that setting again.
+(pip install -e '.[peers]') are left out; one that ends with an error, or gives no result within
+--patience seconds and is killed, is not started at that setting again.
 """
 
 import argparse
-import contextlib
 import json
 from pathlib import Path
 
-from benchmarks.programs import PROGRAMS, SETTINGS, Hung, Program, Setting, installed, machine
+from benchmarks.programs import PROGRAMS, SETTINGS, Failed, Program, Setting, installed, machine
 from benchmarks.tables import Figures, bars, markdown, table_of
 from rich.console import Console
 
@@ -43,24 +42,28 @@ def main() -> None:
     for number in range(1, asked.rounds + 1):
         for setting in settings:
             for program in programs:
-                found = one(program, setting, figures[str(setting)][program.name], asked.patience)
-                said = "no result" if found is None else f"{found:.1f} tasks a second"
+                so_far = figures[str(setting)][program.name]
+                said = one(program, setting, so_far, asked.patience)
                 console.print(f"round {number}, {setting}, {program.name}: {said}")
-        save(asked.out, figures, asked.patience)
+            save(asked.out, figures, asked.patience)
     console.print(table_of(figures, asked.patience))
     console.print(f"saved: {asked.out}/benchmark.txt, .md, .json, .png")
 
 
-def one(
-    program: Program, setting: Setting, so_far: list[float | None], patience: float
-) -> float | None:
-    """One run, added to those so far: tasks a second; None for one that hung, now or before."""
-    found = None
-    if None not in so_far:
-        with contextlib.suppress(Hung):
-            found = program.measure(setting, patience)
+def one(program: Program, setting: Setting, so_far: list[float | None], patience: float) -> str:
+    """One run: its tasks a second are added to those so far, None if it came to nothing, now or
+    before. Returns what to say of it.
+    """
+    if None in so_far:
+        so_far.append(None)
+        return "not started again"
+    try:
+        found = program.measure(setting, patience)
+    except Failed as error:
+        so_far.append(None)
+        return f"no result: {error}"
     so_far.append(found)
-    return found
+    return f"{found:.1f} tasks a second"
 
 
 def save(out: Path, figures: Figures, patience: float) -> None:

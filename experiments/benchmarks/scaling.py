@@ -39,8 +39,9 @@ def main() -> None:
     parser.add_argument("--bandwidth", type=float, help="there, in GB/s; default: as here")
     parser.add_argument("--out", type=Path, default=Path("outputs/scaling"))
     asked = parser.parse_args()
-    if len(asked.tasks) < 2 or len(asked.filters) < 2 or len(set(asked.workers)) < 2:
-        parser.error("a fit needs two numbers of tasks, of filters and of workers, or more")
+    different = [len(set(numbers)) for numbers in (asked.tasks, asked.filters, asked.workers)]
+    if any(found < least for found, least in zip(different, (2, 3, 2), strict=True)):
+        parser.error("a fit needs two numbers of tasks, three of filters, two of workers, or more")
     console, steps = Console(highlight=False), []
     for number in range(asked.rounds):
         for strategy in STRATEGIES:
@@ -90,7 +91,7 @@ def elsewhere(costs: Costs, latency: float | None, bandwidth: float | None) -> C
     """
     rpc, ring = list(costs.rpc), list(costs.allreduce)
     if latency is not None:
-        rpc[1] += 1e-6 * latency
+        rpc[0] += 2e-6 * latency  # there and back, under way to all workers at once
         ring[2] += 1e-6 * latency
     if bandwidth is not None:
         rpc[2] = max(rpc[2], 12 / (1e9 * bandwidth))  # float32 there, float64 back

@@ -29,6 +29,7 @@ from metadist.training import (
     Strategy,
     TrainTasks,
 )
+from metadist.training.memory import keep_freed_memory
 
 STRATEGIES = {"local": LocalStrategy, "rpc": RpcStrategy, "allreduce": AllReduceStrategy}
 
@@ -60,6 +61,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="for each size")
     asked = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as every run does
     strategy: Strategy = STRATEGIES[asked.strategy](
         dim_partitioner(0, exclusive=True, keepdim=False), mean_reducer
     )
@@ -87,14 +89,16 @@ def median_of(
 ) -> float:
     """The median duration of steps that take about `budget` seconds together."""
     times: list[float] = []
-    started = time.perf_counter()
-    # All ranks that run the loop stop after the same step.
-    while strategy.agree(len(times) < 4 or time.perf_counter() - started < budget):
-        before = time.perf_counter()
+    started = before = time.perf_counter()
+    # All ranks that run the loop stop after the same step; to agree on it is part of a step, as
+    # in training.
+    while strategy.agree(len(times) < 4 or before - started < budget):
         differentiate()
         if optimizer is not None:
             optimizer.step()
-        times.append(time.perf_counter() - before)
+        now = time.perf_counter()
+        times.append(now - before)
+        before = now
     return statistics.median(times[1:])  # the first warms up
 
 

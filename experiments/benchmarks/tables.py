@@ -29,7 +29,7 @@ def cells(figures: Figures, program: str, patience: float) -> list[str]:
     for found in figures.values():
         speeds = [speed for speed in found[program] if speed is not None]
         times = ratio(found, program)
-        hung = f"no result, killed after {patience:.0f} s" if None in found[program] else ""
+        hung = f"no result within {patience:.0f} s" if None in found[program] else ""
         figure = "" if times is None else f"{statistics.median(speeds):.1f} ({times:.2f})"
         row.append("; ".join(part for part in (figure, hung) if part))
     return row

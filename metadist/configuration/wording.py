@@ -26,7 +26,7 @@ def explain(error: BaseException) -> str:
         group, _, option = str(error.missing_cfg_file or "").rpartition("/")
         options = ", ".join(sorted(error.options))
         if group in ("hydra/launcher", "hydra/sweeper") and option.startswith(_OF_AN_EXTRA):
-            return f"{group}={option} is not installed: pip install '.[sweeps]'."
+            return f"{group}={option} is not installed: pip install -e '.[sweeps]'."
         return f"{group}={option} is no option of {group}: choose one of {options}."
     if isinstance(error, OverrideParseException):
         return f"the override {error.override!r} cannot be read: write KEY=VALUE, as in seed=1."

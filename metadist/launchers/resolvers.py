@@ -18,9 +18,12 @@ def register_resolvers() -> None:
 
 
 def _run_stamp(timeout_seconds: object = _TIMEOUT) -> str:
-    """The date and time at which rank zero started, the same on every rank and after restarts."""
+    """The date and time at which rank zero started, the same on every rank and after restarts.
+
+    To the microsecond: two runs started at once have a directory each.
+    """
     timeout = float(timeout_seconds) if isinstance(timeout_seconds, int | float) else _TIMEOUT
-    now = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    now = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
     store, key = world_store(timeout), "metadist/run_stamp"
     if get_rank() == 0:
         return store.compare_set(key, "", now).decode()

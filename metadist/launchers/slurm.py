@@ -28,7 +28,7 @@ def slurm_script(conf: Path, name: str, overrides: Sequence[str]) -> str:
         from submitit import SlurmExecutor
     except ImportError:
         raise UserError(
-            "hydra/launcher=submitit_slurm needs submitit: pip install '.[sweeps]'."
+            "hydra/launcher=submitit_slurm needs submitit: pip install -e '.[sweeps]'."
         ) from None
 
     class Shown(SlurmExecutor):

@@ -5,7 +5,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -75,6 +75,7 @@ class _Run:
         self.progress = experiment.progress
         self.checkpoints = checkpoints_of(experiment)
         self.profile = Profile(experiment) if experiment.trainer.profile else None
+        self.since = 0.0  # when the outer step under way began
 
     def run(self) -> dict[str, Any]:
         """See the module's `run`."""
@@ -110,17 +111,27 @@ class _Run:
     def _train(self) -> None:
         x, progress = self.x, self.progress
         self._validate_if_due()  # a run may have been stopped before
+        self.since = time.perf_counter()
         while progress.iteration < x.trainer.iterations:
             with contextlib.nullcontext() if self.profile is None else self.profile.step():
                 self._step(progress.iteration + 1)
             last = progress.iteration == x.trainer.iterations
-            self._validate_if_due()
+            with self._off_the_clock():
+                self._validate_if_due()
             stopping = x.strategy.agree(self.stop.number != 0) and not last
             every = x.trainer.checkpoint_every
             if last or stopping or (every and progress.iteration % every == 0):
-                self._save()
+                with self._off_the_clock():
+                    self._save()
             if stopping:
                 self._leave()
+
+    @contextlib.contextmanager
+    def _off_the_clock(self) -> Iterator[None]:
+        """What is done here is no part of the outer steps' time."""
+        began = time.perf_counter()
+        yield
+        self.since += time.perf_counter() - began
 
     def _leave(self) -> NoReturn:
         x, done = self.x, self.progress.iteration
@@ -141,7 +152,6 @@ class _Run:
 
     def _step(self, iteration: int) -> None:
         x, progress = self.x, self.progress
-        started = time.perf_counter()
         learning_rate = x.optimizer.param_groups[0]["lr"]
         outcome = differentiate(x, iteration)
         choice = "" if outcome.finite else x.trainer.on_non_finite
@@ -149,7 +159,10 @@ class _Run:
         if choice != "stop":
             with phase("outer step"):
                 advance(x, iteration, outcome, skip=choice == "skip")
-        seconds = time.perf_counter() - started
+        # From the end of the last step: what follows it, the record and the ranks' agreement to
+        # go on, is paid for in each step.
+        now = time.perf_counter()
+        seconds, self.since = now - self.since, now
         if self.leads:
             weight = total_weight(x)
             with phase("log"):

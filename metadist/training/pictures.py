@@ -40,7 +40,8 @@ def draw_pictures(
         results: what `results.json` holds.
 
     Returns:
-        The files written.
+        The files written: the curves, and the tasks where they are images in grey or colour or
+        one number as a function of another.
     """
     metric = "mse" if tasks.regression else "accuracy"
     curves = learning_curves(
@@ -49,18 +50,11 @@ def draw_pictures(
         headline,
         (results[f"test_{metric}"], results["ci95"]),
     )
+    if not _can_be_drawn(tasks):
+        return [curves]
     learner.eval()
     episodes = [tasks.draw(key) for key in task_keys(seed, "test", 0, range(_TASKS))]
-    path = directory / "test_tasks.png"
-    if tasks.regression:
-        pictures = [_regression(learner, episode) for episode in episodes]
-        return [curves, regression_tasks(pictures, path, headline)]
-    if len(tasks.input_shape) != 3:
-        return [curves]
-    return [
-        curves,
-        test_episodes([_classes(learner, episode) for episode in episodes], path, headline),
-    ]
+    return [curves, _draw(tasks, learner, episodes, directory / "test_tasks.png", headline)]
 
 
 def draw_task(path: Path, tasks: TaskDistribution, learner: Learner, key: Tensor) -> Path | None:
@@ -73,18 +67,31 @@ def draw_task(path: Path, tasks: TaskDistribution, learner: Learner, key: Tensor
         key: the task's, of shape (4,).
 
     Returns:
-        `path`, or None for tasks that have no picture: without a support set, or of inputs that
-        are no images.
+        `path`, or None for tasks that have no picture: without a support set, of inputs that are
+        no images in grey or colour, or of a function of several numbers.
     """
     episode = tasks.draw(key)
-    if not len(episode.support.targets) or not (tasks.regression or len(tasks.input_shape) == 3):
+    if not len(episode.support.targets) or not _can_be_drawn(tasks):
         return None
     path.parent.mkdir(parents=True, exist_ok=True)
     title = f"task {','.join(map(str, key.tolist()))}"
     learner.eval()
+    return _draw(tasks, learner, [episode], path, title)
+
+
+def _can_be_drawn(tasks: TaskDistribution) -> bool:
+    """Images in grey or in colour, or one number as a function of another."""
     if tasks.regression:
-        return regression_tasks([_regression(learner, episode)], path, title)
-    return test_episodes([_classes(learner, episode)], path, title)
+        return tasks.input_shape == (1,) and tasks.outputs == 1
+    return len(tasks.input_shape) == 3 and tasks.input_shape[0] in (1, 3)
+
+
+def _draw(
+    tasks: TaskDistribution, learner: Learner, episodes: list[Episode], path: Path, title: str
+) -> Path:
+    if tasks.regression:
+        return regression_tasks([_regression(learner, each) for each in episodes], path, title)
+    return test_episodes([_classes(learner, each) for each in episodes], path, title)
 
 
 def _classes(learner: Learner, episode: Episode) -> EpisodePicture:

@@ -85,6 +85,9 @@ def test_a_groups_option_and_null_can_be_searched_over():
 def test_options_that_do_not_fit_are_refused_before_any_trial(ray, tmp_path):
     with pytest.raises(UserError, match="the options do not fit"):
         tune_experiment(MAML, {}, ["modell=mlp"], directory=tmp_path)
+    for metric, mode in (("validation_mse", "max"), ("validation_accuracy", "min")):
+        with pytest.raises(UserError, match="leave mode="):
+            tune_experiment(MAML, {}, directory=tmp_path, metric=metric, mode=mode)
     with pytest.raises(UserError, match="num_workers=99 asks for 99 workers"):
         tune_experiment(MAML, {}, directory=tmp_path, num_workers=99)
     assert not list(tmp_path.iterdir())

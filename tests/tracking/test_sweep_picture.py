@@ -39,3 +39,11 @@ def test_the_kind_that_fits_is_drawn(tmp_path, monkeypatch, settings, keys, kind
         )
     path = sweep_picture(settings, keys, metric, tmp_path / "sweep.png", "three seeds")
     assert drawn == [kind] and path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_chosen_one_is_drawn_however_many_did_better_in_the_test(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(module, "_rows", lambda axes, shown, *rest: drawn.extend(shown))
+    many = points(*((f"w{n}", f"v{n}") for n in range(40)))  # the second worst is the chosen one
+    sweep_picture(many, ("a", "b"), "accuracy", tmp_path / "sweep.png", "three seeds")
+    assert len(drawn) == 31 and drawn[-1].best

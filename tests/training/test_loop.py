@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from tiny import SMALL, build, compose, records, train, without_times
 from worlds import RankFailed, run_world
 
 from metadist.configuration import build_experiment
+from metadist.training import loop
 from metadist.training.checkpoints import read_checkpoint
 from metadist.training.loop import run
 
@@ -63,6 +65,27 @@ def test_a_run_leaves_what_the_contract_lists(tmp_path):
         ["best-00000002.pt", *numbered],
         [f"best-0000000{i}.pt" for i in (2, 4)] + numbered,
     )
+
+
+def test_a_step_pays_for_its_record_and_not_for_checkpoints(tmp_path, monkeypatch):
+    now = 0.0
+
+    def taking(seconds: float, function):
+        def slow(*given):
+            nonlocal now
+            now += seconds
+            return function(*given)
+
+        return slow
+
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: now))
+    x = build(str(tmp_path), "strategy=local", "trainer.checkpoint_every=1")
+    x.tracker.record = taking(1.0, x.tracker.record)
+    monkeypatch.setattr(loop, "differentiate", taking(10.0, loop.differentiate))
+    monkeypatch.setattr(loop, "contents_of", taking(100.0, loop.contents_of))
+    run(x)
+    training = [line for line in records(tmp_path) if "train_loss" in line]
+    assert [line["seconds"] for line in training] == [10.0, 21.0, 32.0, 43.0]
 
 
 def interrupted(directory: str, after: int, *overrides: str) -> str:

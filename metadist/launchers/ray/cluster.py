@@ -51,7 +51,7 @@ def load_ray(module: str = "ray") -> ModuleType:
         if (error.name or "").split(".")[0] in ("ray", "pyarrow", "pandas"):
             raise UserError(
                 f"Ray is not installed ({error.name} is missing): pip install 'metadist[ray]', or, "
-                "in metadist's folder, pip install '.[ray]'."
+                "in metadist's folder, pip install -e '.[ray]'."
             ) from None
         raise
 

@@ -49,6 +49,7 @@ class Reports:
     def start(self) -> None:
         """Begin; what is there by now is not reported again."""
         self._reported = self._checkpoints.newest()
+        self._record = _Record(self._directory / "metrics.jsonl", _iteration(self._reported))
         for thread in self._threads:
             thread.start()
 
@@ -61,8 +62,7 @@ class Reports:
     # --- rank zero -------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        record = _Record(self._directory / "metrics.jsonl", _iteration(self._reported))
-        last = False
+        record, last = self._record, False
         while not last:
             last = self._over.wait(_LOOK_SECONDS)  # and then look once more
             newest = self._checkpoints.newest()
@@ -125,8 +125,9 @@ class _Record:
     """Follows a run's `metrics.jsonl` while it is written.
 
     Args:
-        path: the file; it may not be there yet, and a run that resumes replaces it.
-        done: the iterations up to here are known already.
+        path: the file; it may not be there yet, and a run that resumes may replace it by what is
+            left of it. What is in it now is known already.
+        done: so are the iterations up to here.
     """
 
     def __init__(self, path: Path, done: int) -> None:
@@ -134,6 +135,7 @@ class _Record:
         self._done = done
         self._loss: dict[str, float] = {}
         self._file: tuple[int, int] = (0, 0)  # which one, and how much of it has been read
+        self._new_lines()
         self.newest: dict[str, Any] = {}
         """The newest validation's figures and its training loss."""
 
@@ -171,20 +173,19 @@ def _iteration(checkpoint: Path | None) -> int:
 
 
 def bring_checkpoint(directory: Path) -> None:
-    """Put Ray's newest checkpoint into a run's directory that has none as new. Any rank.
+    """Put Ray's newest checkpoint into a run's directory that has none. Any rank.
 
-    It is for a worker that starts again where the run's directory is not: on another machine.
+    It is for a worker that starts again where the run's directory is not: on another machine. One
+    that is there knows better: what Ray keeps may be of a course that the run has left.
     """
     newest = ray.train.get_checkpoint()
-    if newest is None:
-        return
     checkpoints = Checkpoints(directory / "checkpoints")
+    if newest is None or checkpoints.newest() is not None:
+        return
     with newest.as_directory() as folder:
         for path in Path(folder).glob("iteration-*.pt"):
             target = checkpoints.directory / path.name
-            mine = checkpoints.newest()
-            if mine is None or mine.name < path.name:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                part = target.with_name(f".{path.name}.{os.getpid()}.part")
-                shutil.copy2(path, part)
-                part.replace(target)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            part = target.with_name(f".{path.name}.{os.getpid()}.part")
+            shutil.copy2(path, part)
+            part.replace(target)

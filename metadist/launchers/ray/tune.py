@@ -38,7 +38,7 @@ def tune_experiment(
     num_workers: int = 1,
     use_gpu: bool = False,
     metric: str = "validation_accuracy",
-    mode: Literal["max", "min"] = "max",
+    mode: Literal["max", "min"] | None = None,
     num_samples: int = 1,
     scheduler: Any = None,
     search: Any = None,
@@ -64,7 +64,7 @@ def tune_experiment(
         num_workers: of each trial.
         use_gpu: whether each worker has a GPU.
         metric: what trials are judged by: "validation_accuracy" or "validation_mse".
-        mode: whether more of it is better, or less.
+        mode: whether more of it is better, or less. Default: less of an error or a loss.
         num_samples: how often the space is drawn from; a grid is gone through as often.
         scheduler: Tune's, such as ASHA; metric and mode are given to it. Default: all trials run
             to their end.
@@ -81,6 +81,9 @@ def tune_experiment(
         UserError: Ray is not there, too few CPUs or GPUs, or options that do not fit, found
             before any trial starts.
     """
+    right = "min" if metric.endswith(("_mse", "_loss")) else "max"
+    if metric.startswith("validation_") and mode not in (None, right):
+        raise UserError(f"the better {metric} is its {right}imum: leave mode={mode!r} out.")
     tune = load_ray("ray.tune")
     open_ray(address)
     require_workers(num_workers, use_gpu, f"num_workers={num_workers}")
@@ -100,7 +103,7 @@ def tune_experiment(
         param_space=dict(space),
         tune_config=tune.TuneConfig(
             metric=metric,
-            mode=mode,
+            mode=mode or right,
             num_samples=num_samples,
             scheduler=scheduler,
             search_alg=search,

@@ -19,7 +19,7 @@ from metadist.launchers.ray.board import Board, Voice
 from metadist.launchers.records import LAST_WORDS
 from metadist.launchers.resolvers import register_resolvers
 from metadist.launchers.speaking import say, sentence_of
-from metadist.training import Interrupted
+from metadist.training import Experiment, Interrupted
 
 BEGUN, ENDED, REPORTED, SIGNAL = "begun", "ended", "reported", "signal"
 """Topics of the board: ranks that have begun; (rank, exit status) of a rank that is done; figures
@@ -96,8 +96,13 @@ def _carry_out(errand: Errand) -> int:
     if attempt() or planned.configuration.get("resume") == "auto":
         bring_checkpoint(planned.directory)
     reports = Reports(planned.directory, errand.board)
-    reports.start()
-    carry_out(planned)
+
+    def build(*given: Any) -> Experiment:
+        experiment = planned.build(*given)
+        reports.start()  # not before: a run that resumes sets aside what came later
+        return experiment
+
+    carry_out(replace(planned, build=build))
     reports.finish()
     return 0
 

@@ -55,7 +55,7 @@ def sweep_picture(
 
     A key of at least three numbers gives lines over it, one for each setting of the other keys,
     up to eight; two keys whose values all meet give a heat map; anything else a row a setting,
-    the best first and at most 30.
+    the best first: 30, and the one chosen.
 
     Args:
         points: the settings that have a figure, at least one.
@@ -87,7 +87,7 @@ def sweep_picture(
         _heat_map(axes, points, keys, rows, columns, metric, best)
     else:
         shown = sorted(points, key=lambda point: point.mean, reverse=metric == "accuracy")
-        shown = shown[:_MOST_ROWS]
+        shown = [p for place, p in enumerate(shown) if place < _MOST_ROWS or p.best]
         figure = sheet(7.6, 1.7 + 0.32 * len(shown), title)
         axes = figure.subplots()
         _rows(axes, shown, keys, len(points), best)
@@ -234,7 +234,8 @@ def _rows(
     axes.set_yticks(range(len(shown)), names, fontsize=8.5, parse_math=False)
     axes.set_ylim(len(shown) - 0.4, -0.6)
     if known > len(shown):
-        axes.set_ylabel(f"the best {len(shown)} of {known}")
+        more = ", and the one chosen" if len(shown) > _MOST_ROWS else ""
+        axes.set_ylabel(f"the best {_MOST_ROWS} of {known}{more}")
     lighten(axes)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=8.5, frameon=True, framealpha=0.85, edgecolor="none")
