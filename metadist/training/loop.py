@@ -117,6 +117,8 @@ class _Run:
                 self._step(progress.iteration + 1)
             last = progress.iteration == x.trainer.iterations
             with self._off_the_clock():
+                if self.profile is not None:
+                    self.profile.finish_if_over()
                 self._validate_if_due()
             stopping = x.strategy.agree(self.stop.number != 0) and not last
             every = x.trainer.checkpoint_every

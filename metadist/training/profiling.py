@@ -54,7 +54,7 @@ class Profile:
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Around each outer step. After the last one of the profile, the table is there."""
+        """Around each outer step."""
         what: Recording = "no"
         if 0 <= self._step < CLOCKED + TRACED:
             what = "clock" if self._step < CLOCKED else "trace"
@@ -63,11 +63,13 @@ class Profile:
             self.x.train_mapper = replace(self.x.train_mapper, recording=what)
         with recorded(what):
             yield
-        if self._step == CLOCKED + TRACED:
-            self._finish()
 
-    def _finish(self) -> None:
-        """Gather what the workers recorded, and write it."""
+    def finish_if_over(self) -> None:
+        """After each outer step; after the profile's last one, gather what the workers recorded
+        and write it: the table is there then.
+        """
+        if self._step != CLOCKED + TRACED:
+            return
         x = self.x
         batch = MetaBatch(training_keys(x, 0))
         finish = _Finish(str(x.directory / DIRECTORY))

@@ -86,8 +86,8 @@ test_episodes.__test__ = False  # pytest takes any test_* that a test module imp
 
 
 class _Paper:
-    """The picture, drawn on in units of one image's side. Pillow does it in a tenth of the time
-    that an artist of matplotlib for each image, frame and text takes, and every run waits for it.
+    """The picture, drawn on in units of one image's side. Pillow takes a fifth of the time that
+    matplotlib takes with an artist for each image, frame and text, and every run waits for it.
     """
 
     def __init__(self, width: float, height: float) -> None:
