@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from metadist.models.convolution import can_convolve, convolve
 from metadist.models.native import in_transform
 from metadist.models.patches import cut_patches
 
@@ -50,7 +51,16 @@ class Conv2d(nn.Conv2d):
 
     def forward(self, maps: Tensor) -> Tensor:
         """(…, n, in, h, w) -> (…, n, out, h', w')."""
-        if self.weight.dim() == 4:
+        alone = self.weight.dim() == 4
+        if self.native and can_convolve(self, maps):
+            parts = maps, self.weight, self.bias
+            if alone:
+                parts = (None if part is None else part.unsqueeze(0) for part in parts)
+            together, weight, bias = parts
+            outputs = convolve(together.permute(0, 1, 3, 4, 2), weight, bias)
+            outputs = outputs.permute(0, 1, 4, 2, 3)
+            return outputs.squeeze(0) if alone else outputs
+        if alone:
             if not maps.is_cpu or in_transform():
                 return super().forward(maps)
             # Channels last: on CPUs convolutions and pooling are then faster.

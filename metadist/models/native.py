@@ -18,12 +18,22 @@ from torch import Tensor
 _log = logging.getLogger(__name__)
 
 _TYPES = {torch.float32: "f32", torch.float64: "f64"}
-# Contraction would let two places of the source round one expression differently.
+LANES = 64
+"""Bytes that channels must fill: a register of `native.h`, or several."""
+
 _FLAGS = (
     *("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC"),
-    *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"),
+    *("-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"),
 )
-SOURCES = ("norm_relu_pool", "patches")
+_OWN_FLAGS = {
+    # Contraction would let two places of the source round one expression differently.
+    "norm_relu_pool": ("-ffp-contract=off",),
+    "patches": (),
+    "winograd": ("-ffp-contract=fast",),
+    "few_channels": ("-ffp-contract=fast",),
+}
+SOURCES = tuple(_OWN_FLAGS)
+_SHARED = "native.h"
 _COMPILERS = ("c++", "g++", "clang++")
 _SECONDS = 120
 
@@ -99,8 +109,9 @@ def library(name: str) -> ctypes.CDLL | None:
 
 
 def _compiled(source: Path, compiler: str) -> Path:
-    command = [*compiler.split(), *_FLAGS]
-    made_from = [" ".join(command), _version(compiler), _processor(), source.read_text("utf-8")]
+    command = [*compiler.split(), *_FLAGS, *_OWN_FLAGS[source.stem]]
+    texts = [path.read_text("utf-8") for path in (source, source.with_name(_SHARED))]
+    made_from = [" ".join(command), _version(compiler), _processor(), *texts]
     digest = hashlib.sha256("\0".join(made_from).encode()).hexdigest()[:16]
     target = _directory() / f"{source.stem}-{digest}.so"
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -3,28 +3,16 @@
 // computes. Maps lie in memory as (groups, images, height, width, channels); `window` is 2 with
 // pooling, else 1. All statistics are of one group and channel, over the `rows` of its images.
 
+#include "native.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 namespace {
 
-constexpr int64_t BYTES = 64;
 constexpr int64_t ROWS_AT_ONCE = 64;  // summed in R before they join a sum in double
-
-template <class R>
-struct Lanes {
-    typedef R Vector __attribute__((vector_size(BYTES)));
-    static constexpr int64_t count = BYTES / sizeof(R);
-    static Vector load(const R* from) {
-        Vector vector;
-        std::memcpy(&vector, from, BYTES);
-        return vector;
-    }
-    static void store(R* to, Vector vector) { std::memcpy(to, &vector, BYTES); }
-};
 
 struct Shape {
     int64_t groups, images, height, width, channels, window;

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from metadist.models.native import call, can_call
+from metadist.models.native import LANES, call, can_call
 
 _SOURCE = "norm_relu_pool"
-_LANES = 64  # bytes; channels fill them
 
 
 class _Shape(ctypes.Structure):
@@ -39,7 +38,7 @@ def can_fuse(norm: nn.Module, maps: Tensor) -> bool:
         and norm.weight is not None
         and maps.dtype == norm.weight.dtype
         and _values_a_channel(norm, maps) > 1
-        and norm.num_features * maps.element_size() % _LANES == 0
+        and norm.num_features * maps.element_size() % LANES == 0
         and can_call(_SOURCE, maps)
     )
 
