@@ -24,7 +24,7 @@ class Cell:
         dataset: its dataset's name.
         metric: "accuracy" (0 to 1) or "mse".
         figures: the paper's figures; by number of inner steps for "mse", under None (after the
-            last step) for "accuracy". Empty where nothing is published.
+            last step) for "accuracy". None, or no entry, where nothing is published.
         interval: half the width of the paper's 95% interval, None where it gives none.
         source: paper and table.
         protocol: what is known of the paper's protocol, as in results.json.
@@ -34,7 +34,7 @@ class Cell:
     preset: str
     dataset: str
     metric: str
-    figures: dict[int | None, float] = field(default_factory=dict)
+    figures: dict[int | None, float | None] = field(default_factory=dict)
     interval: float | None = None
     source: str = ""
     protocol: dict[str, Any] = field(default_factory=dict)
@@ -52,7 +52,7 @@ def load_cells(path: Path = PUBLISHED) -> dict[str, Cell]:
 
 
 def _cell(name: str, about: Mapping[str, Any]) -> Cell:
-    figures: dict[int | None, float] = {}
+    figures: dict[int | None, float | None] = {}
     if "accuracy" in about:
         figures = {None: round(about["accuracy"] / 100, 6)}
     figures |= about.get("mse_by_steps", {})

@@ -157,6 +157,7 @@ def _list(cells: Iterable[Cell]) -> int:
         figures = [
             f"{100 * value:.2f}%" if accuracy else f"MSE {value} at {steps} inner steps"
             for steps, value in cell.figures.items()
+            if value is not None
         ]
         told = f"{', '.join(figures)}; {cell.source}" if figures else cell.remark
         print(f"{cell.preset:<36}{told}")

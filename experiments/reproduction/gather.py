@@ -121,7 +121,7 @@ class Row:
         sign = -1 if self.cell.metric == "mse" else 1
         missing = sign * (self.paper - self.ours)
         if missing <= (self.cell.interval or 0.0):
-            return f"reached{others}"
+            return f"reached{' under another protocol' * bool(self.differs)}{others}"
         short = f"{100 * missing:.2f} points" if sign > 0 else f"{missing:.3f}"
         return f"NOT reached, by {short}{others}"
 

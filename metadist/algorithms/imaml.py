@@ -40,7 +40,7 @@ class IMAML(InnerLoopLearner):
         cg_steps: the most steps of conjugate gradient; it ends earlier where the system is
             solved, or where H/λ has an eigenvalue below -1 in the direction that it takes.
         cg_damping: added to the diagonal of the system, for networks of which φ is no minimum;
-            the authors' code takes 1.
+            the authors' code takes 1, beside a damping of the inner problem that the paper has not.
         transductive: see `Learner`.
     """
 

@@ -16,7 +16,7 @@ from metadist.errors import UserError
 class Supervised(Learner):
     """Ordinary training; in evaluation, few-shot tasks through the trained features.
 
-    The baseline of Chen et al. 2019 (arXiv 1904.04232) and of Snell et al.'s comparison: the
+    In the manner of Chen et al. 2019 (arXiv 1904.04232) and of Snell et al.'s comparison: the
     network learns all training classes at once, and a new task is solved by
 
     - evaluation="nearest_centroid": the class whose mean support feature is nearest,
@@ -156,5 +156,5 @@ class _Features(nn.Module):
 
 
 def _unit(features: Tensor) -> Tensor:
-    """Features of length one, so that one step size suits every network."""
+    """Features of length √d, so that one step size suits every network."""
     return F.normalize(features, dim=1) * features.shape[1] ** 0.5

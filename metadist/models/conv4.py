@@ -15,7 +15,7 @@ class Conv4(nn.Module):
     """Four blocks of a 3×3 convolution, batch norm and ReLU, then a linear layer.
 
     - pooling="stride": convolutions of stride 2, mean over the last map (Omniglot in MAML,
-      arXiv 1703.03400, appendix A.1).
+      arXiv 1703.03400, appendix A.1), or with `flatten` all of it (Reptile's code).
     - pooling="max": convolutions of stride 1, each followed by 2×2 max-pooling, the last map
       flattened (Vinyals et al., arXiv 1606.04080; MiniImageNet in MAML).
 
@@ -28,6 +28,7 @@ class Conv4(nn.Module):
         outputs: classes to tell apart.
         filters: channels of each convolution.
         pooling: which of the two forms.
+        flatten: whether the stride form's linear layer sees the last map instead of its mean.
         running_statistics: whether batch norm gathers statistics for evaluation.
         dropout: share of the features that training drops before the linear layer.
         native: whether to use compiled C++ where it can be (`native`): the numbers are
@@ -43,6 +44,7 @@ class Conv4(nn.Module):
         outputs: int,
         filters: Annotated[int, Ge(1)] = 64,
         pooling: Literal["stride", "max"] = "stride",
+        flatten: bool = False,
         running_statistics: bool = False,
         dropout: Annotated[float, Ge(0), Lt(1)] = 0.0,
         native: bool = True,
@@ -61,6 +63,7 @@ class Conv4(nn.Module):
                 f"these have {input_shape[1]}×{input_shape[2]}: choose model.pooling=stride."
             )
         self.pooling = pooling
+        self.flatten = flatten or pooling == "max"
         self.native = native
         self.running_statistics = running_statistics
         stride = 2 if pooling == "stride" else 1
@@ -73,8 +76,9 @@ class Conv4(nn.Module):
             nn.BatchNorm2d(filters, track_running_stats=running_statistics) for _ in range(4)
         )
         features = filters
-        if pooling == "max":
-            features *= (input_shape[1] // 16) * (input_shape[2] // 16)
+        if self.flatten:
+            down = (lambda side: side // 16) if pooling == "max" else (lambda side: -(-side // 16))
+            features *= down(input_shape[1]) * down(input_shape[2])
         self.dropout = nn.Dropout(dropout)
         self.head = Linear(features, outputs)
         for convolution in self.convolutions:
@@ -102,7 +106,7 @@ class Conv4(nn.Module):
         maps = images
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             maps = norm_relu(norm, convolution(maps), self.pooling == "max", self.native)
-        return maps.mean((-2, -1)) if self.pooling == "stride" else maps.flatten(-3)
+        return maps.flatten(-3) if self.flatten else maps.mean((-2, -1))
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits: (n, channels, height, width) -> (n, outputs); or side by side, with tasks in

@@ -10,6 +10,7 @@ from metadist.errors import UserError
 from metadist.tasks.episode import SPLITS
 from metadist.tasks.images import ImageClasses
 from metadist.tasks.strokes import Writing, write
+from metadist.tasks.transforms import Augment, Normalize
 
 HALF_SIDE = 0.37
 """Half the larger side of a character as its class defines it, as a share of the image."""
@@ -54,6 +55,8 @@ class Glyphs(ImageClasses):
         test_classes: Annotated[int, Ge(1)] = 400,
         examples: Annotated[int, Ge(2)] = 20,
         size: Annotated[int, Interval(ge=8, le=256)] = 28,
+        normalize: Normalize | None = None,
+        augment: Augment | None = None,
     ):
         """Draw all images.
 
@@ -64,6 +67,8 @@ class Glyphs(ImageClasses):
             test_classes: characters for test.
             examples: writings of each character, at least 2.
             size: height and width of an image in pixels, 8 to 256.
+            normalize: what is done to the pixels of every image; None for nothing.
+            augment: what is done to training images before; None for nothing.
 
         Raises:
             UserError: an argument is out of its bounds.
@@ -84,7 +89,11 @@ class Glyphs(ImageClasses):
         limits = np.cumsum(counts)[:-1]
         members = np.split(np.arange(len(keys)), limits)
         super().__init__(
-            "glyphs", draw_glyphs(keys, examples, size), dict(zip(SPLITS, members, strict=True))
+            "glyphs",
+            draw_glyphs(keys, examples, size),
+            dict(zip(SPLITS, members, strict=True)),
+            normalize=normalize,
+            augment=augment,
         )
         self.seed = seed
 

@@ -27,6 +27,8 @@ def decode_image(
     Raises:
         ValueError: why not, in one line.
     """
+    if not data:
+        raise ValueError("the file is empty")
     try:
         with Image.open(io.BytesIO(data), formats=formats) as image:
             if image.width * image.height > largest:

@@ -181,33 +181,37 @@ def _listed(layout: Layout) -> dict[str, list[Path]]:
     images = layout.root / "images"
     there = _names(images)
     members: dict[str, list[Path]] = {}
+    missing: dict[Path, list[str]] = {}
     for part, file in layout.files.items():
         lines = list(_lines(file))
         labels = {label for _, label in lines}
         folders = {label: _names(images / label) for label in labels & there}
-        missing, found = [], {}
+        found: dict[str, set[str]] = {}
         for name, label in lines:
             if name in there:
                 found.setdefault(label, set()).add(name)
             elif name in folders.get(label, ()):
                 found.setdefault(label, set()).add(f"{label}/{name}")
             else:
-                missing.append(name)
-        if missing:
-            some = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
-            raise UserError(
-                f"{len(missing)} of the {len(lines)} images that {file} names are not in {images}: "
-                f"{some}; put them there, or take the list that belongs to them"
-            )
+                missing.setdefault(file, []).append(name)
         for label in sorted(found):
             members[f"{part}/{label}"] = [images / name for name in sorted(found[label])]
+    if missing:
+        told = [
+            f"{len(names)} that {file} names ({', '.join(names[:3])}{', …' * (len(names) > 3)})"
+            for file, names in missing.items()
+        ]
+        raise UserError(
+            f"{images} lacks images: {' and '.join(told)}; put them there, or take the lists that "
+            "belong to them"
+        )
     return members
 
 
 def _lines(file: Path) -> Iterator[tuple[str, str]]:
     """Names and labels of a list, whose first line is `filename,label`."""
     try:
-        with file.open(newline="", encoding="utf-8") as lines:
+        with file.open(newline="", encoding="utf-8-sig") as lines:
             rows = csv.reader(lines)
             if next(rows, None) != ["filename", "label"]:
                 raise ValueError("its first line is not filename,label")

@@ -10,6 +10,7 @@ from metadist.tasks import array_cache, omniglot_files
 from metadist.tasks.array_cache import NamedArray
 from metadist.tasks.images import ImageClasses
 from metadist.tasks.omniglot_splits import OmniglotSplit, alphabet, divide
+from metadist.tasks.transforms import Augment, Normalize
 
 
 class Omniglot(ImageClasses):
@@ -40,6 +41,8 @@ class Omniglot(ImageClasses):
         seed: Annotated[int, Ge(0)] = 0,
         size: Annotated[int, Interval(ge=8, le=105)] = 28,
         download: bool = True,
+        normalize: Normalize | None = None,
+        augment: Augment | None = None,
     ):
         """Find the images in `root`, or download them there, and divide them into splits.
 
@@ -59,6 +62,8 @@ class Omniglot(ImageClasses):
             seed: of what is random in the split; not negative.
             size: height and width of the images in pixels, 8 to 105 (as scanned).
             download: whether to download what is not in `root`.
+            normalize: what is done to the pixels of every image; None for nothing.
+            augment: what is done to training images before; None for nothing.
 
         Raises:
             UserError: the files are missing, incomplete or damaged, the download fails, or an
@@ -72,7 +77,9 @@ class Omniglot(ImageClasses):
         splits = divide(names, split, seed, validation_alphabets)
         alphabets = [alphabet(name) for name in names]
         groups = alphabets if within_alphabet else None
-        super().__init__("omniglot", images, splits, rotations, test_rotations, groups)
+        super().__init__(
+            "omniglot", images, splits, rotations, test_rotations, groups, normalize, augment
+        )
         self.split = split
         self.seed = seed
         self.characters = {

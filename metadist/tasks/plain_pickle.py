@@ -24,6 +24,9 @@ _LONG = 1 << 16
 _NAME = 256
 """Bytes of the longest name of a module, class or function."""
 
+_KEYS = str | bytes | int | float | None
+"""What a dictionary may have as keys."""
+
 _STEPS = 20_000_000
 """More instructions than these are no dataset; each may take a hundred bytes of memory."""
 
@@ -64,7 +67,8 @@ def read(data: Any, where: str) -> Any:
             "accepted; nothing of it was run: take the file from a source that you trust"
         ) from None
     except (
-        AttributeError, IndexError, KeyError, OverflowError, struct.error, TypeError, ValueError,
+        AttributeError, IndexError, KeyError, OverflowError, RecursionError, struct.error,
+        TypeError, ValueError,
     ) as error:  # fmt: skip
         raise UserError(
             f"{where} is no complete pickle ({kind_and_line(error)}); replace it by a complete copy"
@@ -147,6 +151,9 @@ class _Reader:
         self.container(list).extend(items)
 
     def update(self, items: list[Any]) -> None:
+        for key in items[::2]:
+            if not isinstance(key, _KEYS):  # the hash of a tuple in a tuple in … has no bottom
+                raise Refused(f"has a {type(key).__name__} as a key")
         self.container(dict).update(zip(items[::2], items[1::2], strict=True))
 
     def remember(self, place: int) -> None:
@@ -157,6 +164,8 @@ class _Reader:
     # --- what stands for code ------------------------------------------------------------------
 
     def name(self, module: Any, name: Any) -> None:
+        if not (isinstance(module, str) and isinstance(name, str)):
+            raise Refused("has a name that is no text")
         found = Name(f"{module}.{name}")
         if found not in KNOWN:
             raise Refused(f"names {' '.join(found[:_NAME].split())}")

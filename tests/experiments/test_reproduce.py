@@ -49,7 +49,7 @@ def test_a_torchrun_world_is_stopped_gone_on_with_and_then_skipped(tmp_path):
     first.send_signal(signal.SIGINT)
     out, _ = first.communicate(timeout=60)
     assert first.returncode == 130 and "the same command goes on with it" in out
-    assert ", 1 step | 0.670 | — | 0 | 600 of 70,000 |  | unfinished |" in out
+    assert ", 1 step | — | — | 0 | 600 of 70,000 |  | unfinished |" in out
     assert "- maml_sinusoid trainer.eval_tasks=4 trainer.meta" in out and "stopped at iter" in out
     saved = list((run / "checkpoints").glob("iteration-*.pt"))
     assert saved and not (run / "results.json").exists()

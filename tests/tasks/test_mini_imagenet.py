@@ -1,3 +1,4 @@
+import codecs
 import os
 import pickle
 
@@ -176,9 +177,20 @@ def test_no_layout(tmp_path):
 
 def test_a_list_that_names_images_that_are_not_there(tmp_path):
     root = write_lists(tmp_path / "data")
-    for name in ("n0000002000000001.png", "n0000002100000003.png"):
+    for name in ("n0000001000000000.png", "n0000002000000001.png", "n0000002100000003.png"):
         (root / "images" / name).unlink()
-    refused(root, root / "val.csv", "2 of the 8 images", "n0000002100000003.png, n000")
+    refused(
+        root,
+        f"1 that {root / 'train.csv'} names (n0000001000000000.png)",
+        f"2 that {root / 'val.csv'} names (n0000002100000003.png, n000",
+    )
+
+
+def test_a_list_with_a_byte_order_mark(tmp_path):
+    root = write_lists(tmp_path / "data")
+    file = root / "train.csv"
+    file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
+    assert len(MiniImageNet(root).splits["train"]) > 1
 
 
 @pytest.mark.parametrize(

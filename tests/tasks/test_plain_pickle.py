@@ -137,6 +137,8 @@ HEAD = b"\x80\x02"
         HEAD + b"](K\x01K\x02u.",
         HEAD + b"](K\x01u.",
         HEAD + b"}(]K\x01u.",  # a key that cannot be one
+        HEAD + b"})" + b"\x85" * 100_000 + b"Ns.",  # one whose hash has no bottom
+        HEAD + b")" + b"\x85" * 2000 + b"N\x93.",  # a name whose text has none
         HEAD + b"h\x07.",
         HEAD + b"a.",
         HEAD + b"\x87.",
