@@ -31,6 +31,7 @@ class Supervised(Learner):
         evaluation: how few-shot tasks are solved.
         eval_inner_steps: gradient steps of the probe or of fine-tuning.
         inner_lr: their step size.
+        transductive: see `Learner`.
 
     Raises:
         UserError: a regression problem, or a model without features and head.
@@ -43,8 +44,9 @@ class Supervised(Learner):
         evaluation: Literal["nearest_centroid", "linear_probe", "fine_tune"] = "linear_probe",
         eval_inner_steps: Annotated[int, Ge(1)] = 50,
         inner_lr: Annotated[float, Gt(0)] = 0.1,
+        transductive: bool = True,
     ) -> None:
-        super().__init__(model, regression)
+        super().__init__(model, regression, transductive)
         if regression:
             raise UserError("algorithm=supervised classifies: choose a dataset with classes.")
         require_embedding(model, "supervised")
@@ -82,12 +84,13 @@ class Supervised(Learner):
         centroids = torch.stack(
             [features[targets == label].mean(0) for label in range(int(targets.max()) + 1)]
         )
-        return -torch.cdist(self.model.features(episode.query.inputs), centroids).square()
+        queries = self.predict_queries(self.model.features, episode)
+        return -torch.cdist(queries, centroids).square()
 
     def _linear_probe(self, episode: Any) -> Tensor:
         with torch.no_grad():
             support = _unit(self.model.features(episode.support.inputs))
-            query = _unit(self.model.features(episode.query.inputs))
+            query = _unit(self.predict_queries(self.model.features, episode))
         weight, bias = self._new_head(episode)
         for _ in range(self.eval_inner_steps):
             with torch.enable_grad():
@@ -113,7 +116,7 @@ class Supervised(Learner):
                 predictions, episode.support.targets, [weight, bias, *body]
             )
         with torch.no_grad():
-            return predict(episode.query.inputs)
+            return self.predict_queries(predict, episode)
 
     def _new_head(self, episode: Any) -> tuple[Tensor, Tensor]:
         classes = int(episode.support.targets.max()) + 1

@@ -1,0 +1,110 @@
+"""The supervised baseline's ways to solve a new task, against the same written out in PyTorch."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from problems import images
+
+from metadist.algorithms import Supervised
+from metadist.errors import UserError
+from metadist.models import Conv4
+
+WAYS = 3
+
+
+@pytest.fixture
+def network():
+    torch.manual_seed(0)
+    return Conv4((1, 16, 16), 7, filters=4).double()  # has learned seven classes
+
+
+def unit(features):
+    """Of length √d."""
+    return features / features.norm(dim=1, keepdim=True) * features.shape[1] ** 0.5
+
+
+def fitted(parameters, predict, task, steps, rate):
+    """Take steps of torch's SGD on the support set, then answer the queries."""
+    optimizer = torch.optim.SGD(parameters, lr=rate)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(predict(task.support.inputs), task.support.targets).backward()
+        optimizer.step()
+    with torch.no_grad():
+        return predict(task.query.inputs)
+
+
+def new_head(features):
+    head = torch.nn.Linear(features, WAYS).double()
+    for parameter in head.parameters():
+        torch.nn.init.zeros_(parameter)
+    return head
+
+
+def check(learner, task, expected):
+    before = copy.deepcopy(learner.state_dict())
+    result = learner.eval()(task)
+    torch.testing.assert_close(result.predictions, expected, rtol=1e-10, atol=1e-10)
+    loss = F.cross_entropy(expected, task.query.targets)
+    torch.testing.assert_close(result.loss, loss, rtol=1e-10, atol=0)
+    right = (expected.argmax(1) == task.query.targets).double().mean()
+    assert result.metrics["accuracy"] == right
+    after = learner.state_dict()
+    assert all(torch.equal(after[name], each) for name, each in before.items())
+
+
+def test_training_is_ordinary_classification(network):
+    task = images(ways=7, shots=1)
+    task = task._replace(support=type(task.support)(torch.zeros(0, 1, 16, 16), torch.zeros(0)))
+    learner = Supervised(network).train()
+    result = learner(task)
+    expected = F.cross_entropy(network(task.query.inputs), task.query.targets)
+    torch.testing.assert_close(result.loss, expected, rtol=1e-12, atol=0)
+    with pytest.raises(UserError, match="not on few-shot tasks"):
+        learner(images())
+
+
+def test_nearest_centroid(network):
+    task = images(WAYS, shots=2)
+    support = network.features(task.support.inputs)
+    queries = network.features(task.query.inputs)
+    centroids = [support[task.support.targets == label].mean(0) for label in range(WAYS)]
+    expected = torch.stack([-((queries - each) ** 2).sum(1) for each in centroids], 1).detach()
+    check(Supervised(network, evaluation="nearest_centroid"), task, expected)
+
+
+def test_linear_probe(network):
+    task, head = images(WAYS), new_head(4)
+
+    def predict(inputs):
+        return head(unit(network.features(inputs).detach()))
+
+    expected = fitted(head.parameters(), predict, task, 6, 0.3)
+    learner = Supervised(network, evaluation="linear_probe", eval_inner_steps=6, inner_lr=0.3)
+    check(learner, task, expected)
+
+
+def test_fine_tune(network):
+    task, head, body = images(WAYS), new_head(4), copy.deepcopy(network)
+
+    def predict(inputs):
+        return head(unit(body.features(inputs)))
+
+    expected = fitted([*head.parameters(), *body.parameters()], predict, task, 4, 0.2)
+    learner = Supervised(network, evaluation="fine_tune", eval_inner_steps=4, inner_lr=0.2)
+    check(learner, task, expected)
+
+
+@pytest.mark.parametrize("evaluation", ["nearest_centroid", "linear_probe", "fine_tune"])
+def test_queries_see_each_other_only_where_they_may(network, evaluation):
+    task = images(WAYS)
+    fewer = task._replace(query=type(task.query)(task.query.inputs[:2], task.query.targets[:2]))
+
+    def answers(each, transductive):
+        learner = Supervised(network, evaluation=evaluation, transductive=transductive)
+        return learner.eval()(each).predictions[:2]
+
+    assert not torch.allclose(answers(task, True), answers(fewer, True))
+    torch.testing.assert_close(answers(task, False), answers(fewer, False), rtol=1e-10, atol=0)
