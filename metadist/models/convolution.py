@@ -17,7 +17,7 @@ from torch.autograd import Function
 from metadist.models.native import LANES, call, can_call
 
 _MANY, _FEW = "winograd", "few_channels"
-_TAPS_AT_MOST = 48  # of one output, with few channels: they lie in the cache beside their pixels
+_TAPS = 48  # of an output, at most, where channels are few
 
 
 class _Shape(ctypes.Structure):
@@ -33,22 +33,21 @@ def can_convolve(layer: nn.Conv2d, maps: Tensor) -> bool:
     It takes kernels of 3×3 with stride and padding of 1, outputs that fill vectors, inputs that do,
     or few of them that no derivative is asked by; and what `can_call` asks for.
     """
-    one = (1, 1)
+    one, source = (1, 1), _source(layer.in_channels, maps)
     return (
         (layer.kernel_size, layer.stride, layer.padding) == ((3, 3), one, one)
         and maps.dtype == layer.weight.dtype
         and layer.out_channels * maps.element_size() % LANES == 0
-        and (source := _source(layer.in_channels, maps)) is not None
-        and (source == _MANY or not maps.requires_grad)
         and maps.numel() > 0
+        and (source == _MANY or (9 * layer.in_channels <= _TAPS and not maps.requires_grad))
         and can_call(source, maps)
     )
 
 
-def _source(channels: int, maps: Tensor) -> str | None:
+def _source(channels: int, maps: Tensor) -> str:
     if channels * maps.element_size() % LANES == 0:
         return _MANY
-    return _FEW if 9 * channels <= _TAPS_AT_MOST else None
+    return _FEW
 
 
 def convolve(maps: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -62,21 +61,19 @@ def convolve(maps: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     Returns:
         (tasks, n, height, width, out).
     """
-    outputs = _Convolve.apply(maps.contiguous(), weight.contiguous(), False)
-    return outputs if bias is None else outputs + bias[:, None, None, None]
+    given = (maps, weight) if bias is None else (maps, weight, bias)
+    return _Convolve.apply(*(each.contiguous() for each in given))
 
 
 class _Convolve(Function):
-    """The convolution, or its transpose, from maps like its outputs to maps like its inputs."""
+    """The convolution."""
 
     @staticmethod
-    def forward(ctx: Any, maps: Tensor, weight: Tensor, transposed: bool) -> Tensor:
+    def forward(ctx: Any, maps: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        outputs = maps.new_empty(*maps.shape[:-1], weight.shape[1])
+        shape = _Shape(*maps.shape, weight.shape[1])
         source = _source(maps.shape[-1], maps)
-        outputs = maps.new_empty(*maps.shape[:-1], weight.shape[2 if transposed else 1])
-        shape = _Shape(*maps.shape, outputs.shape[-1])
-        function = "transposed" if transposed else "convolve"
-        call(source, function, maps.dtype, shape, maps, weight, outputs)
-        ctx.transposed = transposed
+        call(source, "convolve", maps.dtype, shape, maps, weight, bias, outputs)
         ctx.save_for_backward(maps, weight)
         return outputs
 
@@ -84,31 +81,53 @@ class _Convolve(Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         maps, weight = ctx.saved_tensors
         gradient = gradient.contiguous()
-        by_maps = by_weight = None
+        by_maps = by_weight = by_bias = None
         if ctx.needs_input_grad[0]:
-            by_maps = _Convolve.apply(gradient, weight, not ctx.transposed)
-        if ctx.needs_input_grad[1]:
-            pair = (gradient, maps) if ctx.transposed else (maps, gradient)
-            by_weight = _ByWeight.apply(*pair)
-        return by_maps, by_weight, None
+            by_maps = _Transposed.apply(gradient, weight)
+        if any(ctx.needs_input_grad[1:]):
+            by_weight, by_bias = _ByWeight.apply(maps, gradient)
+        return (by_maps, by_weight, by_bias)[: len(ctx.needs_input_grad)]
+
+
+class _Transposed(Function):
+    """Its transpose: from maps like its outputs to maps like its inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, maps: Tensor, weight: Tensor) -> Tensor:
+        outputs = maps.new_empty(*maps.shape[:-1], weight.shape[2])
+        shape = _Shape(*maps.shape, weight.shape[2])
+        call(_MANY, "transposed", maps.dtype, shape, maps, weight, outputs)
+        ctx.save_for_backward(maps, weight)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        maps, weight = ctx.saved_tensors
+        gradient = gradient.contiguous()
+        by_maps = _Convolve.apply(gradient, weight) if ctx.needs_input_grad[0] else None
+        by_weight = _ByWeight.apply(gradient, maps)[0] if ctx.needs_input_grad[1] else None
+        return by_maps, by_weight
 
 
 class _ByWeight(Function):
-    """The derivative by the weights of <gradient, convolution of maps>."""
+    """The derivatives by weight and bias of <gradient, convolution of maps>."""
 
     @staticmethod
-    def forward(ctx: Any, maps: Tensor, gradient: Tensor) -> Tensor:
-        channels = maps.shape[-1], gradient.shape[-1]
-        weight = maps.new_empty(len(maps), *channels[::-1], 3, 3)
-        shape = _Shape(*maps.shape[:-1], *channels)
-        call(_source(channels[0], maps), "by_weight", maps.dtype, shape, maps, gradient, weight)
+    def forward(ctx: Any, maps: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        before, after = maps.shape[-1], gradient.shape[-1]
+        weight = maps.new_empty(len(maps), after, before, 3, 3)
+        bias = maps.new_empty(len(maps), after)
+        source, shape = _source(before, maps), _Shape(*maps.shape, after)
+        call(source, "by_weight", maps.dtype, shape, maps, gradient, weight, bias)
         ctx.save_for_backward(maps, gradient)
-        return weight
+        return weight, bias
 
     @staticmethod
-    def backward(ctx: Any, t: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, t_weight: Tensor, t_bias: Tensor) -> tuple[Tensor | None, ...]:
         maps, gradient = ctx.saved_tensors
-        t = t.contiguous()
-        by_maps = _Convolve.apply(gradient, t, True) if ctx.needs_input_grad[0] else None
-        by_gradient = _Convolve.apply(maps, t, False) if ctx.needs_input_grad[1] else None
+        t_weight, by_maps, by_gradient = t_weight.contiguous(), None, None
+        if ctx.needs_input_grad[0]:
+            by_maps = _Transposed.apply(gradient, t_weight)
+        if ctx.needs_input_grad[1]:
+            by_gradient = _Convolve.apply(maps, t_weight, t_bias.contiguous())
         return by_maps, by_gradient

@@ -1,5 +1,5 @@
 // Convolution of 3x3 with stride 1 and padding 1 of maps with few channels, such as images, and its
-// derivative by the weights. `native.py` compiles it, `convolution.py` says what it computes. Maps lie
+// derivatives by the weights and the bias. `native.py` compiles it, `convolution.py` says what it computes. Maps lie
 // in memory as (groups, images, height, width, channels), weights as (groups, out, in, 3, 3).
 
 #include "native.h"
@@ -42,11 +42,12 @@ void cut(const Shape& s, const R* maps, int64_t first, int64_t count, R* to) {
 }
 
 template <class R>
-void convolve(const Shape& s, const R* maps, const R* weight, R* outputs) {
+void convolve(const Shape& s, const R* maps, const R* weight, const R* bias, R* outputs) {
     const int64_t taps = 9 * s.in;
     Buffer<R> factors(taps * s.out), seen(PIXELS_AT_ONCE * taps);
     for (int64_t g = 0; g < s.groups; ++g, maps += s.pixels() * s.in,
-                 outputs += s.pixels() * s.out, weight += taps * s.out) {
+                 outputs += s.pixels() * s.out, weight += taps * s.out,
+                 bias += bias ? s.out : 0) {
         for (int64_t out = 0; out < s.out; ++out)
             for (int64_t in = 0; in < s.in; ++in)
                 for (int64_t p = 0; p < 9; ++p)
@@ -54,41 +55,52 @@ void convolve(const Shape& s, const R* maps, const R* weight, R* outputs) {
         for (int64_t first = 0; first < s.pixels(); first += PIXELS_AT_ONCE) {
             const int64_t count = std::min(PIXELS_AT_ONCE, s.pixels() - first);
             cut(s, maps, first, count, +seen);
-            multiply<R, 6, false>(count, +seen, taps, 1, +factors, s.out, taps,
-                                  outputs + first * s.out);
+            R* to = outputs + first * s.out;
+            if (bias)
+                for (int64_t pixel = 0; pixel < count; ++pixel)
+                    std::copy_n(bias, s.out, to + pixel * s.out);
+            else
+                std::fill_n(to, count * s.out, R(0));
+            multiply<R, 6, true>(count, +seen, taps, 1, +factors, s.out, taps, to);
         }
     }
 }
 
-// The derivative by the weights of <gradient, convolution of maps>.
+// The derivatives by the weights and the bias of <gradient, convolution of maps>.
 template <class R>
-void by_weight(const Shape& s, const R* maps, const R* gradient, R* weight) {
-    const int64_t taps = 9 * s.in;
-    Buffer<R> sums(taps * s.out), seen(PIXELS_AT_ONCE * taps);
+void by_weight(const Shape& s, const R* maps, const R* gradient, R* weight, R* bias) {
+    const R one = 1;
+    const int64_t taps = 9 * s.in, rows = taps + 1;  // the last one for the bias
+    Buffer<R> part(rows * s.out), sums(rows * s.out), seen(PIXELS_AT_ONCE * taps);
     for (int64_t g = 0; g < s.groups; ++g, maps += s.pixels() * s.in,
-                 gradient += s.pixels() * s.out, weight += taps * s.out) {
-        std::fill_n(+sums, taps * s.out, R(0));
+                 gradient += s.pixels() * s.out, weight += taps * s.out, bias += s.out) {
+        std::fill_n(+sums, rows * s.out, R(0));
         for (int64_t first = 0; first < s.pixels(); first += PIXELS_AT_ONCE) {
             const int64_t count = std::min(PIXELS_AT_ONCE, s.pixels() - first);
             cut(s, maps, first, count, +seen);
-            multiply<R, 3, true>(taps, +seen, 1, taps, gradient + first * s.out, s.out, count,
-                                 +sums);
+            const R* by = gradient + first * s.out;
+            multiply<R, 3, false>(taps, +seen, 1, taps, by, s.out, count, +part);
+            multiply<R, 1, false>(1, &one, 0, 0, by, s.out, count, part + taps * s.out);
+            for (int64_t k = 0; k < rows * s.out; ++k) sums[k] += part[k];
         }
         for (int64_t out = 0; out < s.out; ++out)
             for (int64_t in = 0; in < s.in; ++in)
                 for (int64_t p = 0; p < 9; ++p)
                     weight[(out * s.in + in) * 9 + p] = sums[(p * s.in + in) * s.out + out];
+        std::copy_n(sums + taps * s.out, s.out, bias);
     }
 }
 
 }  // namespace
 
 #define EXPORT(R, SUFFIX)                                                                        \
-    extern "C" void convolve_##SUFFIX(Shape s, const R* maps, const R* weight, R* outputs) {     \
-        convolve(s, maps, weight, outputs);                                                      \
+    extern "C" void convolve_##SUFFIX(Shape s, const R* maps, const R* weight, const R* bias,    \
+                                      R* outputs) {                                              \
+        convolve(s, maps, weight, bias, outputs);                                                \
     }                                                                                            \
-    extern "C" void by_weight_##SUFFIX(Shape s, const R* maps, const R* gradient, R* weight) {   \
-        by_weight(s, maps, gradient, weight);                                                    \
+    extern "C" void by_weight_##SUFFIX(Shape s, const R* maps, const R* gradient, R* weight,     \
+                                       R* bias) {                                                \
+        by_weight(s, maps, gradient, weight, bias);                                              \
     }
 
 EXPORT(float, f32)

@@ -64,7 +64,10 @@ def in_transform() -> bool:
 
 
 def call(
-    name: str, function: str, dtype: torch.dtype, *arguments: Tensor | float | ctypes.Structure
+    name: str,
+    function: str,
+    dtype: torch.dtype,
+    *arguments: Tensor | float | ctypes.Structure | None,
 ) -> None:
     """Call a source's function for a type of numbers, once `can_call` has said yes.
 
@@ -72,14 +75,14 @@ def call(
         name: of the source.
         function: the function.
         dtype: the type of the tensors' numbers.
-        arguments: as the function has them; tensors are contiguous.
+        arguments: as the function has them; tensors are contiguous, None is a null pointer.
     """
     called = getattr(library(name), f"{function}_{_TYPES[dtype]}")
     called.restype = None
     called(*map(_passed, arguments))
 
 
-def _passed(argument: Tensor | float | ctypes.Structure) -> Any:
+def _passed(argument: Tensor | float | ctypes.Structure | None) -> Any:
     if isinstance(argument, Tensor):
         return ctypes.c_void_p(argument.data_ptr())
     return ctypes.c_double(argument) if isinstance(argument, float) else argument

@@ -133,15 +133,18 @@ void transform_inputs(const Shape& s, const R* maps, int64_t first, int64_t coun
 }
 
 // The maps' convolution with the weights; `transposed`, its transpose: from maps like its outputs
-// to maps like its inputs. Weights are (groups, out, in, 3, 3) of the convolution in both cases.
+// to maps like its inputs. Weights are (groups, out, in, 3, 3) of the convolution in both cases; the
+// bias is (groups, channels of the outputs) or null.
 template <class R>
-void convolve(const Shape& s, bool transposed, const R* maps, const R* weight, R* outputs) {
+void convolve(const Shape& s, bool transposed, const R* maps, const R* weight, const R* bias,
+              R* outputs) {
     using L = Lanes<R>;
     using V = typename L::Vector;
     Buffer<R> factors(POINTS * s.in * s.out), points(POINTS * TILES_AT_ONCE * s.in),
         sums(POINTS * TILES_AT_ONCE * s.out);
     for (int64_t g = 0; g < s.groups; ++g, maps += s.pixels() * s.in,
-                 outputs += s.pixels() * s.out, weight += s.in * s.out * 9) {
+                 outputs += s.pixels() * s.out, weight += s.in * s.out * 9,
+                 bias += bias ? s.out : 0) {
         for (int64_t in = 0; in < s.in; ++in)
             for (int64_t out = 0; out < s.out; out += L::count) {
                 V taps[9], transformed[POINTS];
@@ -169,24 +172,26 @@ void convolve(const Shape& s, bool transposed, const R* maps, const R* weight, R
                     for (int k = 0; k < POINTS; ++k)
                         products[k] = L::load(sums + (k * TILES_AT_ONCE + tile) * s.out + c);
                     transform_products(products, pixels);
+                    const V plus = bias ? L::load(bias + c) : V{};
                     for (int p = 0; p < 4; ++p)
-                        if (at[p] >= 0) L::store(outputs + at[p] * s.out + c, pixels[p]);
+                        if (at[p] >= 0) L::store(outputs + at[p] * s.out + c, pixels[p] + plus);
                 }
             }
         }
     }
 }
 
-// The derivative by the weights of <gradient, convolution of maps>.
+// The derivatives by the weights and the bias of <gradient, convolution of maps>.
 template <class R>
-void by_weight(const Shape& s, const R* maps, const R* gradient, R* weight) {
+void by_weight(const Shape& s, const R* maps, const R* gradient, R* weight, R* bias) {
     using L = Lanes<R>;
     using V = typename L::Vector;
     Buffer<R> points(POINTS * TILES_AT_ONCE * s.in), others(POINTS * TILES_AT_ONCE * s.out),
         sums(POINTS * s.in * s.out);
     for (int64_t g = 0; g < s.groups; ++g, maps += s.pixels() * s.in,
-                 gradient += s.pixels() * s.out, weight += s.in * s.out * 9) {
+                 gradient += s.pixels() * s.out, weight += s.in * s.out * 9, bias += s.out) {
         std::fill_n(+sums, POINTS * s.in * s.out, R(0));
+        std::fill_n(bias, s.out, R(0));
         for (int64_t first = 0; first < s.tiles(); first += TILES_AT_ONCE) {
             const int64_t count = std::min(TILES_AT_ONCE, s.tiles() - first);
             transform_inputs(s, maps, first, count, +points);
@@ -194,6 +199,11 @@ void by_weight(const Shape& s, const R* maps, const R* gradient, R* weight) {
                 s, gradient, s.out, first, count,
                 [](const V(&pixels)[4], V(&made)[POINTS]) { transform_gradient(pixels, made); },
                 +others);
+            // (A y A^T)[1][1] is the sum of a tile.
+            for (int64_t tile = 0; tile < count; ++tile)
+                for (int64_t c = 0; c < s.out; c += L::count)
+                    L::store(bias + c, L::load(bias + c) +
+                                           L::load(others + (5 * TILES_AT_ONCE + tile) * s.out + c));
             for (int64_t k = 0; k < POINTS; ++k)
                 multiply<R, 4, true>(s.in, points + k * TILES_AT_ONCE * s.in, 1, s.in,
                                      others + k * TILES_AT_ONCE * s.out, s.out, count,
@@ -214,14 +224,16 @@ void by_weight(const Shape& s, const R* maps, const R* gradient, R* weight) {
 }  // namespace
 
 #define EXPORT(R, SUFFIX)                                                                         \
-    extern "C" void convolve_##SUFFIX(Shape s, const R* maps, const R* weight, R* outputs) {      \
-        convolve(s, false, maps, weight, outputs);                                                \
+    extern "C" void convolve_##SUFFIX(Shape s, const R* maps, const R* weight, const R* bias,     \
+                                      R* outputs) {                                               \
+        convolve(s, false, maps, weight, bias, outputs);                                          \
     }                                                                                             \
     extern "C" void transposed_##SUFFIX(Shape s, const R* maps, const R* weight, R* outputs) {    \
-        convolve(s, true, maps, weight, outputs);                                                 \
+        convolve<R>(s, true, maps, weight, nullptr, outputs);                                     \
     }                                                                                             \
-    extern "C" void by_weight_##SUFFIX(Shape s, const R* maps, const R* gradient, R* weight) {    \
-        by_weight(s, maps, gradient, weight);                                                     \
+    extern "C" void by_weight_##SUFFIX(Shape s, const R* maps, const R* gradient, R* weight,      \
+                                       R* bias) {                                                 \
+        by_weight(s, maps, gradient, weight, bias);                                               \
     }
 
 EXPORT(float, f32)
