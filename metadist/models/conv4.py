@@ -7,8 +7,8 @@ from annotated_types import Ge, Lt
 from torch import Tensor, nn
 
 from metadist.errors import UserError
+from metadist.models.block import block
 from metadist.models.layers import Conv2d, Linear
-from metadist.models.norm_relu import norm_relu
 
 
 class Conv4(nn.Module):
@@ -105,7 +105,7 @@ class Conv4(nn.Module):
         """What the linear layer sees: (…, n, channels, height, width) -> (…, n, features)."""
         maps = images
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            maps = norm_relu(norm, convolution(maps), self.pooling == "max", self.native)
+            maps = block(convolution, norm, maps, self.pooling == "max", self.native)
         return maps.flatten(-3) if self.flatten else maps.mean((-2, -1))
 
     def forward(self, images: Tensor) -> Tensor:

@@ -39,9 +39,15 @@ def can_convolve(layer: nn.Conv2d, maps: Tensor) -> bool:
         and maps.dtype == layer.weight.dtype
         and layer.out_channels * maps.element_size() % LANES == 0
         and maps.numel() > 0
-        and (source == _MANY or (9 * layer.in_channels <= _TAPS and not maps.requires_grad))
+        and (source == _MANY or has_few_channels(layer, maps))
         and can_call(source, maps)
     )
+
+
+def has_few_channels(layer: nn.Conv2d, maps: Tensor) -> bool:
+    """Whether maps go through the layer as images do: few channels, and no derivative by them."""
+    few = _source(layer.in_channels, maps) == _FEW and 9 * layer.in_channels <= _TAPS
+    return few and not maps.requires_grad
 
 
 def _source(channels: int, maps: Tensor) -> str:

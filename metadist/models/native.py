@@ -23,17 +23,9 @@ LANES = 64
 
 _FLAGS = (
     *("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC"),
-    *("-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"),
+    *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"),
 )
-_OWN_FLAGS = {
-    # Contraction would let two places of the source round one expression differently.
-    "norm_relu_pool": ("-ffp-contract=off",),
-    "patches": (),
-    "winograd": ("-ffp-contract=fast",),
-    "few_channels": ("-ffp-contract=fast",),
-}
-SOURCES = tuple(_OWN_FLAGS)
-_SHARED = "native.h"
+SOURCES = ("norm_relu_pool", "patches", "winograd", "few_channels", "first_block")
 _COMPILERS = ("c++", "g++", "clang++")
 _SECONDS = 120
 
@@ -112,8 +104,8 @@ def library(name: str) -> ctypes.CDLL | None:
 
 
 def _compiled(source: Path, compiler: str) -> Path:
-    command = [*compiler.split(), *_FLAGS, *_OWN_FLAGS[source.stem]]
-    texts = [path.read_text("utf-8") for path in (source, source.with_name(_SHARED))]
+    command = [*compiler.split(), *_FLAGS]
+    texts = [path.read_text("utf-8") for path in (source, *sorted(source.parent.glob("*.h")))]
     made_from = [" ".join(command), _version(compiler), _processor(), *texts]
     digest = hashlib.sha256("\0".join(made_from).encode()).hexdigest()[:16]
     target = _directory() / f"{source.stem}-{digest}.so"

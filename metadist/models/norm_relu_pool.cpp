@@ -3,102 +3,19 @@
 // computes. Maps lie in memory as (groups, images, height, width, channels); `window` is 2 with
 // pooling, else 1. All statistics are of one group and channel, over the `rows` of its images.
 
-#include "native.h"
+#include "windows.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <vector>
 
 namespace {
 
-constexpr int64_t ROWS_AT_ONCE = 64;  // summed in R before they join a sum in double
-
 struct Shape {
     int64_t groups, images, height, width, channels, window;
     int64_t rows() const { return images * height * width; }
     int64_t high() const { return height / window; }
     int64_t wide() const { return width / window; }
-};
-
-// Sums over the rows of a group, channel by channel. What is summed in R elsewhere joins by `add`;
-// else `load` gives the sums in R so far, `store` takes them back, and `next` ends each turn.
-template <class R, int COUNT>
-struct Sums {
-    using L = Lanes<R>;
-    using V = typename L::Vector;
-    std::vector<double> totals;
-    std::vector<R> partial;
-    int64_t channels, turns = 0;
-
-    explicit Sums(int64_t channels)
-        : totals(COUNT * channels, 0.0), partial(COUNT * channels, R(0)), channels(channels) {}
-
-    void add(int64_t channel, const V (&parts)[COUNT]) {
-        for (int k = 0; k < COUNT; ++k)
-            for (int64_t l = 0; l < L::count; ++l) totals[k * channels + channel + l] += parts[k][l];
-    }
-    double operator()(int k, int64_t channel) const { return totals[k * channels + channel]; }
-
-    void load(int64_t channel, V (&parts)[COUNT]) const {
-        for (int k = 0; k < COUNT; ++k) parts[k] = L::load(&partial[k * channels + channel]);
-    }
-    void store(int64_t channel, const V (&parts)[COUNT]) {
-        for (int k = 0; k < COUNT; ++k) L::store(&partial[k * channels + channel], parts[k]);
-    }
-    void next() {
-        if (++turns == ROWS_AT_ONCE) flush();
-    }
-    void flush() {
-        for (int64_t c = 0; c < channels; c += L::count) {
-            V parts[COUNT];
-            load(c, parts);
-            add(c, parts);
-        }
-        std::fill(partial.begin(), partial.end(), R(0));
-        turns = 0;
-    }
-};
-
-// A window's values behind the norm, and which of them the maximum takes: the first of the
-// largest, if it is above zero.
-template <class R, int WINDOW>
-struct Window {
-    using L = Lanes<R>;
-    using V = typename L::Vector;
-    static constexpr int size = WINDOW * WINDOW;
-    V y[size];
-    V most;
-
-    Window(const R* corner, int64_t row_stride, int64_t channels, V scale, V shift) {
-        for (int i = 0; i < size; ++i) {
-            y[i] = L::load(corner + (i / WINDOW) * row_stride + (i % WINDOW) * channels);
-            V value = y[i] * scale + shift;
-            most = i == 0 ? value : (value > most ? value : most);
-        }
-    }
-
-    // `gradient` where the maximum came from, zero elsewhere.
-    void route(V gradient, V scale, V shift, V (&z)[size]) const {
-        V zero = {};
-        V left = most > zero ? gradient : zero;
-        for (int i = 0; i < size; ++i) {
-            auto hit = (y[i] * scale + shift) == most;
-            z[i] = hit ? left : zero;
-            left = hit ? zero : left;
-        }
-    }
-
-    // The one of `values` that the maximum came from, zero where the ReLU shuts.
-    V pick(const V (&values)[size], V scale, V shift) const {
-        V zero = {};
-        V found = zero;
-        for (int i = size - 1; i >= 0; --i) {
-            auto hit = (y[i] * scale + shift) == most;
-            found = hit ? values[i] : found;
-        }
-        return most > zero ? found : zero;
-    }
 };
 
 // Calls `visit(offset in maps, offset in pooled maps)` for each window of a group, in turn, and
@@ -187,7 +104,7 @@ void backward(const Shape& s, const R* gradient, const R* y, const R* weight, co
                     const V a = L::load(&scale[c]), b = L::load(&shift[c]), m = L::load(mean + c);
                     const W w(y + at + c, s.width * C, C, a, b);
                     V z[W::size];
-                    w.route(L::load(gradient + to + c), a, b, z);
+                    w.route(L::load(gradient + to + c), z);
                     V parts[2];
                     sums.load(c, parts);
                     for (int i = 0; i < W::size; ++i) {
@@ -214,7 +131,7 @@ void backward(const Shape& s, const R* gradient, const R* y, const R* weight, co
                     const V k = L::load(&constant[c]), by = L::load(&slope[c]);
                     const W w(y + at + c, s.width * C, C, a, b);
                     V z[W::size];
-                    w.route(L::load(gradient + to + c), a, b, z);
+                    w.route(L::load(gradient + to + c), z);
                     for (int i = 0; i < W::size; ++i)
                         L::store(dy + at + (i / WINDOW) * s.width * C + (i % WINDOW) * C + c,
                                  a * z[i] + by * (w.y[i] - m) + k);
@@ -258,7 +175,7 @@ void second(const Shape& s, const R* t, const R* t_weight, const R* t_bias, cons
                     const V a = L::load(&scale[c]), b = L::load(&shift[c]), m = L::load(mean + c);
                     const W w(y + at + c, s.width * C, C, a, b);
                     V z[W::size];
-                    w.route(L::load(gradient + to + c), a, b, z);
+                    w.route(L::load(gradient + to + c), z);
                     V parts[3];
                     sums.load(c, parts);
                     for (int i = 0; i < W::size; ++i) {
@@ -310,7 +227,7 @@ void second(const Shape& s, const R* t, const R* t_weight, const R* t_bias, cons
                     const V a = L::load(&scale[c]), b = L::load(&shift[c]), m = L::load(mean + c);
                     const W w(y + at + c, s.width * C, C, a, b);
                     V z[W::size], by[W::size];
-                    w.route(L::load(gradient + to + c), a, b, z);
+                    w.route(L::load(gradient + to + c), z);
                     for (int i = 0; i < W::size; ++i) {
                         const V ti = L::load(t + at + offset(i) + c), d = w.y[i] - m;
                         by[i] = a * ti + L::load(&z_slope[c]) * d + L::load(&z_constant[c]);
@@ -318,7 +235,7 @@ void second(const Shape& s, const R* t, const R* t_weight, const R* t_bias, cons
                                  L::load(&by_t[c]) * ti + L::load(&by_z[c]) * z[i] +
                                      L::load(&slope[c]) * d + L::load(&constant[c]));
                     }
-                    L::store(d_gradient + to + c, w.pick(by, a, b));
+                    L::store(d_gradient + to + c, w.pick(by));
                 }
             },
             [&](int64_t at) {

@@ -32,14 +32,18 @@ def can_fuse(norm: nn.Module, maps: Tensor) -> bool:
     thread, outside of torch.func's transforms and of torch.compile; several values a channel, as
     `torch.nn.functional.batch_norm` wants them; and a C++ compiler.
     """
+    return takes_norm(norm, maps) and _values_a_channel(norm, maps) > 1
+
+
+def takes_norm(norm: nn.Module, like: Tensor) -> bool:
+    """The same, but for the number of values, for maps of a tensor's type and device."""
     return (
         isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)
         and norm.running_mean is None
         and norm.weight is not None
-        and maps.dtype == norm.weight.dtype
-        and _values_a_channel(norm, maps) > 1
-        and norm.num_features * maps.element_size() % LANES == 0
-        and can_call(_SOURCE, maps)
+        and like.dtype == norm.weight.dtype
+        and norm.num_features * like.element_size() % LANES == 0
+        and can_call(_SOURCE, like)
     )
 
 
@@ -65,13 +69,24 @@ def fused(norm: nn.Module, maps: Tensor, pool: bool) -> Tensor:
     together = maps.unsqueeze(0) if alone else maps
     last = together.movedim(2, -1)  # (tasks, n, *size, channels)
     rows = last.reshape(*last.shape[:2], *(last.shape[2:-1] or (1, 1)), last.shape[-1])
-    # Made contiguous here: what `_Fused` saves must be its inputs, to be differentiated by again.
-    out = _Fused.apply(
-        rows.contiguous(), weight.contiguous(), bias.contiguous(), norm.eps, 2 if pool else 1
-    )
+    out = fused_rows(rows, weight, bias, norm.eps, 2 if pool else 1)
     out = out.reshape(*last.shape[:2], *(out.shape[2:-1] if last.dim() > 3 else ()), out.shape[-1])
     out = out.movedim(-1, 2)
     return out.squeeze(0) if alone else out
+
+
+def fused_rows(maps: Tensor, weight: Tensor, bias: Tensor, eps: float, window: int) -> Tensor:
+    """(tasks, n, h, w, channels) -> (tasks, n, h // window, w // window, channels).
+
+    Args:
+        maps: see above.
+        weight: of the norm, (tasks, channels).
+        bias: as the weight.
+        eps: of the norm.
+        window: 2 to pool, else 1.
+    """
+    # Made contiguous here: what `_Fused` saves must be its inputs, to be differentiated by again.
+    return _Fused.apply(maps.contiguous(), weight.contiguous(), bias.contiguous(), eps, window)
 
 
 class _Fused(Function):

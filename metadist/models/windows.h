@@ -1,0 +1,91 @@
+// What batch norm, ReLU and pooling are made of: sums over rows, and the maximum of a window.
+
+#pragma once
+
+#include "native.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+constexpr int64_t ROWS_AT_ONCE = 64;  // summed in R before they join a sum in double
+
+// Sums over the rows of a group, channel by channel. What is summed in R elsewhere joins by `add`;
+// else `load` gives the sums in R so far, `store` takes them back, and `next` ends each turn.
+template <class R, int COUNT>
+struct Sums {
+    using L = Lanes<R>;
+    using V = typename L::Vector;
+    std::vector<double> totals;
+    std::vector<R> partial;
+    int64_t channels, turns = 0;
+
+    explicit Sums(int64_t channels)
+        : totals(COUNT * channels, 0.0), partial(COUNT * channels, R(0)), channels(channels) {}
+
+    void add(int64_t channel, const V (&parts)[COUNT]) {
+        for (int k = 0; k < COUNT; ++k)
+            for (int64_t l = 0; l < L::count; ++l) totals[k * channels + channel + l] += parts[k][l];
+    }
+    double operator()(int k, int64_t channel) const { return totals[k * channels + channel]; }
+
+    void load(int64_t channel, V (&parts)[COUNT]) const {
+        for (int k = 0; k < COUNT; ++k) parts[k] = L::load(&partial[k * channels + channel]);
+    }
+    void store(int64_t channel, const V (&parts)[COUNT]) {
+        for (int k = 0; k < COUNT; ++k) L::store(&partial[k * channels + channel], parts[k]);
+    }
+    void next() {
+        if (++turns == ROWS_AT_ONCE) flush();
+    }
+    void flush() {
+        for (int64_t c = 0; c < channels; c += L::count) {
+            V parts[COUNT];
+            load(c, parts);
+            add(c, parts);
+        }
+        std::fill(partial.begin(), partial.end(), R(0));
+        turns = 0;
+    }
+};
+
+// A window's values behind the norm, and which of them the maximum takes: the first of the
+// largest, if it is above zero.
+template <class R, int WINDOW>
+struct Window {
+    using L = Lanes<R>;
+    using V = typename L::Vector;
+    static constexpr int size = WINDOW * WINDOW;
+    V y[size], value[size];
+    V most;
+
+    Window(const R* corner, int64_t row_stride, int64_t channels, V scale, V shift) {
+        for (int i = 0; i < size; ++i) {
+            y[i] = L::load(corner + (i / WINDOW) * row_stride + (i % WINDOW) * channels);
+            value[i] = y[i] * scale + shift;
+            most = i == 0 ? value[i] : (value[i] > most ? value[i] : most);
+        }
+    }
+
+    // `gradient` where the maximum came from, zero elsewhere.
+    void route(V gradient, V (&z)[size]) const {
+        V zero = {};
+        V left = most > zero ? gradient : zero;
+        for (int i = 0; i < size; ++i) {
+            auto hit = value[i] == most;
+            z[i] = hit ? left : zero;
+            left = hit ? zero : left;
+        }
+    }
+
+    // The one of `values` that the maximum came from, zero where the ReLU shuts.
+    V pick(const V (&values)[size]) const {
+        V zero = {};
+        V found = zero;
+        for (int i = size - 1; i >= 0; --i) {
+            auto hit = value[i] == most;
+            found = hit ? values[i] : found;
+        }
+        return most > zero ? found : zero;
+    }
+};
