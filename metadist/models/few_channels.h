@@ -33,37 +33,14 @@ class FewChannels {
 
     // Look at `count` pixels of a group's maps, from `first` on.
     void look(const R* maps, int64_t first, int64_t count) {
-        R* to = seen;
-        int64_t row = first / s.width % s.height, column = first % s.width;
-        for (int64_t pixel = first; pixel < first + count; ++pixel) {
-            for (int64_t i = -1; i <= 1; ++i) {
-                const int64_t from = (pixel + i * s.width - 1) * s.in;
-                if (row + i < 0 || row + i >= s.height) {
-                    to = std::fill_n(to, 3 * s.in, R(0));
-                } else if (0 < column && column < s.width - 1) {
-                    for (int64_t k = 0; k < 3 * s.in; ++k) *to++ = maps[from + k];
-                } else {
-                    for (int64_t k = 0; k < 3 * s.in; ++k) {
-                        const int64_t at = column + k / s.in - 1;
-                        *to++ = 0 <= at && at < s.width ? maps[from + k] : R(0);
-                    }
-                }
-            }
-            if (++column == s.width) {
-                column = 0;
-                if (++row == s.height) row = 0;
-            }
-        }
+        if (s.in == 1) look_at<1>(maps, first, count);
+        else if (s.in == 3) look_at<3>(maps, first, count);
+        else look_at<0>(maps, first, count);
     }
 
     // Their outputs, (count, out); the bias may be null.
     void outputs(int64_t count, const R* bias, R* to) {
-        for (int64_t pixel = 0; pixel < count; ++pixel)
-            if (bias)
-                std::copy_n(bias, s.out, to + pixel * s.out);
-            else
-                std::fill_n(to + pixel * s.out, s.out, R(0));
-        multiply<R, 6, true>(count, +seen, taps, 1, +factors, s.out, taps, to);
+        multiply<R, 6>(count, bias, 0, +seen, taps, 1, +factors, s.out, taps, to);
     }
 
     void begin() { std::fill_n(+sums, (taps + 1) * s.out, R(0)); }
@@ -71,8 +48,8 @@ class FewChannels {
     // Add the derivatives by weights and bias, given that by the outputs of the pixels looked at.
     void add(int64_t count, const R* gradient) {
         const R one = 1;
-        multiply<R, 3, false>(taps, +seen, 1, taps, gradient, s.out, count, +part);
-        multiply<R, 1, false>(1, &one, 0, 0, gradient, s.out, count, part + taps * s.out);
+        multiply<R, 3>(taps, nullptr, 0, +seen, 1, taps, gradient, s.out, count, +part);
+        multiply<R, 1>(1, nullptr, 0, &one, 0, 0, gradient, s.out, count, part + taps * s.out);
         for (int64_t k = 0; k < (taps + 1) * s.out; ++k) sums[k] += part[k];
     }
 
@@ -85,6 +62,35 @@ class FewChannels {
     }
 
    private:
+    // With IN channels; 0 for any number of them.
+    template <int IN>
+    void look_at(const R* maps, int64_t first, int64_t count) {
+        const int64_t in = IN ? IN : s.in;
+        R* to = seen;
+        int64_t row = first / s.width % s.height, column = first % s.width;
+        for (int64_t pixel = first; pixel < first + count; ++pixel, to += 9 * in) {
+            const bool within = 0 < column && column < s.width - 1;
+            for (int64_t i = 0; i < 3; ++i) {
+                const int64_t from = (pixel + (i - 1) * s.width - 1) * in;
+                R* three = to + 3 * i * in;
+                if (row + i == 0 || row + i > s.height) {
+                    std::fill_n(three, 3 * in, R(0));
+                } else if (within) {
+                    for (int64_t k = 0; k < 3 * in; ++k) three[k] = maps[from + k];
+                } else {
+                    for (int64_t k = 0; k < 3 * in; ++k) {
+                        const int64_t at = column + k / in - 1;
+                        three[k] = 0 <= at && at < s.width ? maps[from + k] : R(0);
+                    }
+                }
+            }
+            if (++column == s.width) {
+                column = 0;
+                if (++row == s.height) row = 0;
+            }
+        }
+    }
+
     // Of a tap among an output's weights, where channels come before pixels.
     int64_t place(int64_t tap) const { return tap % s.in * 9 + tap / s.in; }
 

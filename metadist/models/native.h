@@ -36,50 +36,54 @@ class Buffer {
     R* memory;
 };
 
-// c[r][:] (+)= sum over k < depth of a[r * a_row + k * a_step] b[k][:], for ROWS rows of as many
-// vectors, which stay in registers.
-template <class R, int ROWS, int VECTORS, bool ADD>
-void product(const R* a, int64_t a_row, int64_t a_step, const R* b, int64_t b_step, int64_t depth,
-             R* c, int64_t c_row) {
+// c[r][:] = start[r][:] + sum over k < depth of a[r * a_row + k * a_step] b[k][:], for ROWS rows of as
+// many vectors, which stay in registers. No start is one of zeros; one with rows of length 0 is the
+// same for all.
+template <class R, int ROWS, int VECTORS>
+void product(const R* start, int64_t start_row, const R* a, int64_t a_row, int64_t a_step,
+             const R* b, int64_t width, int64_t depth, R* c) {
     using L = Lanes<R>;
     using V = typename L::Vector;
     V sums[ROWS][VECTORS];
     for (int r = 0; r < ROWS; ++r)
         for (int v = 0; v < VECTORS; ++v)
-            sums[r][v] = ADD ? L::load(c + r * c_row + v * L::count) : V{};
-    for (int64_t k = 0; k < depth; ++k, a += a_step, b += b_step) {
+            sums[r][v] = start ? L::load(start + r * start_row + v * L::count) : V{};
+    for (int64_t k = 0; k < depth; ++k, a += a_step, b += width) {
         V factors[VECTORS];
         for (int v = 0; v < VECTORS; ++v) factors[v] = L::load(b + v * L::count);
         for (int r = 0; r < ROWS; ++r)
             for (int v = 0; v < VECTORS; ++v) sums[r][v] += a[r * a_row] * factors[v];
     }
     for (int r = 0; r < ROWS; ++r)
-        for (int v = 0; v < VECTORS; ++v) L::store(c + r * c_row + v * L::count, sums[r][v]);
+        for (int v = 0; v < VECTORS; ++v) L::store(c + r * width + v * L::count, sums[r][v]);
 }
 
-template <class R, int ROWS, int VECTORS, bool ADD>
-void columns_of_product(int64_t rows, const R* a, int64_t a_row, int64_t a_step, const R* b,
-                        int64_t width, int64_t depth, R* c) {
+template <class R, int ROWS, int VECTORS>
+void columns_of_product(int64_t rows, const R* start, int64_t start_row, const R* a, int64_t a_row,
+                        int64_t a_step, const R* b, int64_t width, int64_t depth, R* c) {
     int64_t row = 0;
+    auto from = [&] { return start ? start + row * start_row : nullptr; };
     for (; row + ROWS <= rows; row += ROWS)
-        product<R, ROWS, VECTORS, ADD>(a + row * a_row, a_row, a_step, b, width, depth,
-                                       c + row * width, width);
+        product<R, ROWS, VECTORS>(from(), start_row, a + row * a_row, a_row, a_step, b, width,
+                                  depth, c + row * width);
     for (; row < rows; ++row)
-        product<R, 1, VECTORS, ADD>(a + row * a_row, a_row, a_step, b, width, depth,
-                                    c + row * width, width);
+        product<R, 1, VECTORS>(from(), start_row, a + row * a_row, a_row, a_step, b, width, depth,
+                               c + row * width);
 }
 
-// C (+)= A B, with a[row * a_row + k * a_step], b (depth, width) and c (rows, width), where vectors
-// divide the width. Each number is summed in the order of k, whatever ROWS is.
-template <class R, int ROWS, bool ADD>
-void multiply(int64_t rows, const R* a, int64_t a_row, int64_t a_step, const R* b, int64_t width,
-              int64_t depth, R* c) {
+// C = start + A B, with a[row * a_row + k * a_step], b (depth, width) and c (rows, width), where
+// vectors divide the width; `start` as of `product`. Each number is summed in the order of k,
+// whatever ROWS is.
+template <class R, int ROWS>
+void multiply(int64_t rows, const R* start, int64_t start_row, const R* a, int64_t a_row,
+              int64_t a_step, const R* b, int64_t width, int64_t depth, R* c) {
     constexpr int64_t lanes = Lanes<R>::count;
+    auto from = [&](int64_t column) { return start ? start + column : nullptr; };
     int64_t column = 0;
     for (; column + 4 * lanes <= width; column += 4 * lanes)
-        columns_of_product<R, ROWS, 4, ADD>(rows, a, a_row, a_step, b + column, width, depth,
-                                            c + column);
+        columns_of_product<R, ROWS, 4>(rows, from(column), start_row, a, a_row, a_step, b + column,
+                                       width, depth, c + column);
     for (; column < width; column += lanes)
-        columns_of_product<R, ROWS, 1, ADD>(rows, a, a_row, a_step, b + column, width, depth,
-                                            c + column);
+        columns_of_product<R, ROWS, 1>(rows, from(column), start_row, a, a_row, a_step, b + column,
+                                       width, depth, c + column);
 }

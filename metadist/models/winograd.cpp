@@ -161,7 +161,7 @@ void convolve(const Shape& s, bool transposed, const R* maps, const R* weight, c
             const int64_t count = std::min(TILES_AT_ONCE, s.tiles() - first);
             transform_inputs(s, maps, first, count, +points);
             for (int64_t k = 0; k < POINTS; ++k)
-                multiply<R, 6, false>(count, points + k * TILES_AT_ONCE * s.in, s.in, 1,
+                multiply<R, 6>(count, nullptr, 0, points + k * TILES_AT_ONCE * s.in, s.in, 1,
                                       factors + k * s.in * s.out, s.out, s.in,
                                       sums + k * TILES_AT_ONCE * s.out);
             for (int64_t tile = 0; tile < count; ++tile) {
@@ -205,9 +205,10 @@ void by_weight(const Shape& s, const R* maps, const R* gradient, R* weight, R* b
                     L::store(bias + c, L::load(bias + c) +
                                            L::load(others + (5 * TILES_AT_ONCE + tile) * s.out + c));
             for (int64_t k = 0; k < POINTS; ++k)
-                multiply<R, 4, true>(s.in, points + k * TILES_AT_ONCE * s.in, 1, s.in,
-                                     others + k * TILES_AT_ONCE * s.out, s.out, count,
-                                     sums + k * s.in * s.out);
+                multiply<R, 4>(s.in, sums + k * s.in * s.out, s.out,
+                               points + k * TILES_AT_ONCE * s.in, 1, s.in,
+                               others + k * TILES_AT_ONCE * s.out, s.out, count,
+                               sums + k * s.in * s.out);
         }
         for (int64_t in = 0; in < s.in; ++in)
             for (int64_t out = 0; out < s.out; out += L::count) {

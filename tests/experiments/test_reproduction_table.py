@@ -23,7 +23,7 @@ def rows(tmp_path):
     other = {**PROTOCOL, "eval_inner_steps": 50, "queries": 3}
     fake(tmp_path / "d", "reptile_omniglot_5w1s", 0, test_accuracy=0.95, protocol=other)
     steps = [{"steps": k, "mean": 2.0 / (1 + k), "ci95": 0.1} for k in range(11)]
-    sinusoid = {"ways": 1, "shots": 5, "train_shots": 5, "dataset": "sinusoid"}
+    sinusoid = {"ways": 1, "shots": 10, "dataset": "sinusoid"}
     by_steps = {"test_mse": 0.2, "test_mse_by_steps": steps, "protocol": sinusoid}
     fake(tmp_path / "e", "maml_sinusoid_5_points", 0, **by_steps)
     fake(tmp_path / "f", "anil_omniglot_5w1s", 0, test_accuracy=0.9, protocol=PROTOCOL)
@@ -43,7 +43,7 @@ def test_rows_have_means_over_seeds_and_judge_by_the_papers_interval(rows):
     assert [row.ours for row in sinusoid] == [1.0, 2 / 6, 2 / 11]
     otherwise = "reached under another protocol"
     assert [row.outcome for row in sinusoid] == ["NOT reached, by 0.330", otherwise, otherwise]
-    assert sinusoid[0].differs == {"train_shots": (10, 5)} and len(rows) == 6
+    assert sinusoid[0].differs == {"shots": (5, 10)} and len(rows) == 6
 
 
 def test_the_table_says_what_is_not_alike_and_what_failed(rows):
@@ -53,7 +53,7 @@ def test_the_table_says_what_is_not_alike_and_what_failed(rows):
         "| maml_omniglot_5w1s | 98.70 ± 0.40% | 98.50 ± 2.00% (98.00 to 99.00) | 2 | "
         "600 of 60,000 | 0:01:00, rpc on 2 | reached; 1 of the seeds FAILED |"
     ) in lines
-    assert "  - Differs from the paper in train_shots: 10 there, 5 here." in lines
+    assert "  - Differs from the paper in shots: 5 there, 10 here." in lines
     assert "  - Differs from the paper in queries: 1 there, 3 here." in lines
     unlike = next(line for line in lines if line.startswith("- omniglot 5-way 1-shot: "))
     assert "queries differs: 1 (maml_omniglot_5w1s, anil_omniglot_5w1s), 3 (reptile" in unlike
