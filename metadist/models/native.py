@@ -9,10 +9,12 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 _log = logging.getLogger(__name__)
@@ -80,6 +82,12 @@ def _passed(argument: Tensor | float | ctypes.Structure | None) -> Any:
     return ctypes.c_double(argument) if isinstance(argument, float) else argument
 
 
+def have_compiled() -> bool:
+    """Whether all sources' functions are there; those that are not are compiled, side by side."""
+    with ThreadPoolExecutor() as pool:
+        return None not in pool.map(library, SOURCES)
+
+
 @functools.cache
 def library(name: str) -> ctypes.CDLL | None:
     """A source's compiled functions; None where no compiler is found or it cannot compile them.
@@ -98,7 +106,7 @@ def library(name: str) -> ctypes.CDLL | None:
     source = Path(__file__).with_name(f"{name}.cpp")
     try:
         return ctypes.CDLL(str(_compiled(source, compiler)))
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, Timeout, subprocess.SubprocessError) as error:
         _log.info("%s cannot be compiled, PyTorch does its work, slower: %s", source.name, error)
         return None
 
@@ -112,19 +120,21 @@ def _compiled(source: Path, compiler: str) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _refuse_others(target.parent)
     if not target.exists():
-        # Two processes may compile at once: each puts a whole file in its place.
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            made = Path(folder) / target.name
-            subprocess.run(
-                [*command, "-o", str(made), str(source)],
-                check=True,
-                capture_output=True,
-                timeout=_SECONDS,
-            )
-            made.chmod(0o700)
-            made.replace(target)
+        with FileLock(target.with_suffix(".lock"), timeout=_SECONDS):  # one of a machine's workers
+            if not target.exists():
+                _compile([*command, str(source)], target)
     _refuse_others(target)
     return target
+
+
+def _compile(command: list[str], target: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder) / target.name
+        subprocess.run(
+            [*command, "-o", str(made)], check=True, capture_output=True, timeout=_SECONDS
+        )
+        made.chmod(0o700)
+        made.replace(target)
 
 
 def _directory() -> Path:
@@ -139,12 +149,14 @@ def _refuse_others(path: Path) -> None:
         raise PermissionError(f"{path} belongs to, or can be written by, somebody else")
 
 
+@functools.cache
 def _version(compiler: str) -> str:
     return subprocess.run(
         [*compiler.split(), "--version"], check=True, capture_output=True, text=True, timeout=10
     ).stdout
 
 
+@functools.cache
 def _processor() -> str:
     """What `-march=native` goes by: a home directory may be shared by unlike machines."""
     try:

@@ -12,7 +12,7 @@ def compiles(learner: nn.Module) -> bool | None:
     """
     if not any(getattr(part, "native", False) for part in learner.modules()):
         return None
-    return all(native.library(name) is not None for name in native.SOURCES)
+    return native.have_compiled()
 
 
 def do_without(learner: nn.Module) -> None:
