@@ -20,7 +20,9 @@ _MANY, _FEW = "winograd", "few_channels"
 _TAPS = 48  # of an output, at most, where channels are few
 
 
-class _Shape(ctypes.Structure):
+class MapsShape(ctypes.Structure):
+    """How large a convolution is; its fields, in this order, are those of the C++."""
+
     _fields_ = tuple(
         (name, ctypes.c_int64)
         for name in ("groups", "images", "height", "width", "inputs", "outputs")
@@ -77,7 +79,7 @@ class _Convolve(Function):
     @staticmethod
     def forward(ctx: Any, maps: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         outputs = maps.new_empty(*maps.shape[:-1], weight.shape[1])
-        shape = _Shape(*maps.shape, weight.shape[1])
+        shape = MapsShape(*maps.shape, weight.shape[1])
         source = _source(maps.shape[-1], maps)
         call(source, "convolve", maps.dtype, shape, maps, weight, bias, outputs)
         ctx.save_for_backward(maps, weight)
@@ -101,7 +103,7 @@ class _Transposed(Function):
     @staticmethod
     def forward(ctx: Any, maps: Tensor, weight: Tensor) -> Tensor:
         outputs = maps.new_empty(*maps.shape[:-1], weight.shape[2])
-        shape = _Shape(*maps.shape, weight.shape[2])
+        shape = MapsShape(*maps.shape, weight.shape[2])
         call(_MANY, "transposed", maps.dtype, shape, maps, weight, outputs)
         ctx.save_for_backward(maps, weight)
         return outputs
@@ -123,7 +125,7 @@ class _ByWeight(Function):
         before, after = maps.shape[-1], gradient.shape[-1]
         weight = maps.new_empty(len(maps), after, before, 3, 3)
         bias = maps.new_empty(len(maps), after)
-        source, shape = _source(before, maps), _Shape(*maps.shape, after)
+        source, shape = _source(before, maps), MapsShape(*maps.shape, after)
         call(source, "by_weight", maps.dtype, shape, maps, gradient, weight, bias)
         ctx.save_for_backward(maps, gradient)
         return weight, bias

@@ -6,26 +6,18 @@ pooled maps leaves the processor's cache, forward and backward, in C++ that `nat
 the derivative is to be differentiated again it is taken step by step.
 """
 
-import ctypes
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from metadist.models.convolution import can_convolve, convolve, has_few_channels
+from metadist.models.convolution import MapsShape, can_convolve, convolve, has_few_channels
 from metadist.models.native import call, can_call
 from metadist.models.norm_relu_pool import fused_rows, takes_norm
 
 _SOURCE = "first_block"
 _BYTES = 2**23  # of a task's maps behind the convolution: less than these the cache holds
-
-
-class _Shape(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_int64)
-        for name in ("groups", "images", "height", "width", "inputs", "outputs")
-    )
 
 
 def can_join(convolution: nn.Conv2d, norm: nn.Module, images: Tensor) -> bool:
@@ -80,7 +72,7 @@ class _Joined(Function):
         out = images.new_empty(tasks, n, height // 2, width // 2, weight.shape[1])
         mean, inverse = torch.empty_like(scale), torch.empty_like(scale)
         inputs = (images, weight, bias, scale, shift)
-        shape = _Shape(*images.shape, weight.shape[1])
+        shape = MapsShape(*images.shape, weight.shape[1])
         call(_SOURCE, "forward", images.dtype, shape, *inputs, eps, out, mean, inverse)
         ctx.eps = eps
         ctx.save_for_backward(*inputs, mean, inverse)
@@ -95,7 +87,7 @@ class _Joined(Function):
             out = fused_rows(maps, scale, shift, ctx.eps, 2)
             return None, *torch.autograd.grad(out, inputs[1:], gradient, create_graph=True), None
         made = [torch.empty_like(each) for each in (weight, bias, scale, scale)]
-        shape = _Shape(*images.shape, weight.shape[1])
+        shape = MapsShape(*images.shape, weight.shape[1])
         arguments = (gradient.contiguous(), *inputs, mean, inverse, *made)
         call(_SOURCE, "backward", images.dtype, shape, *arguments)
         by_weight, by_bias, mean_z, mean_zh = made

@@ -1,4 +1,4 @@
-// The patches of an image that a convolution sees, and their transpose. `native.py` compiles it,
+// The patches of an image that a convolution sees, and their transpose. `native` compiles it,
 // `patches.py` says what it computes. Images lie in memory as (images, height, width, channels),
 // patches as (images, out_height, out_width, rows, columns, channels).
 

@@ -1,5 +1,5 @@
 // Batch norm, ReLU and 2x2 max-pooling in as few passes over memory as the statistics allow, with
-// the first and the second derivative. `native.py` compiles it, `norm_relu_pool.py` says what it
+// the first and the second derivative. `native` compiles it, `norm_relu_pool.py` says what it
 // computes. Maps lie in memory as (groups, images, height, width, channels); `window` is 2 with
 // pooling, else 1. All statistics are of one group and channel, over the `rows` of its images.
 

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 _TYPES = {torch.float32: "f32", torch.float64: "f64"}
 LANES = 64
-"""Bytes that channels must fill: a register of `native.h`, or several."""
+"""Bytes that channels must fill: a register of `vectors.h`, or several."""
 
 _FLAGS = (
     *("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC"),

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "native.h"
+#include "vectors.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -1,6 +1,6 @@
 // A convolution of few channels, batch norm, ReLU and 2x2 max-pooling as one, with the first
 // derivative: the large maps between them stay in the cache, two rows at a time, and are computed
-// anew wherever they are needed. `native.py` compiles it, `first_block.py` says what it computes.
+// anew wherever they are needed. `native` compiles it, `first_block.py` says what it computes.
 // Memory is as in `few_channels.cpp` and `norm_relu_pool.cpp`.
 
 #include "few_channels.h"

@@ -3,7 +3,7 @@
 
 #pragma once
 
-#include "native.h"
+#include "vectors.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -1,10 +1,10 @@
 // Convolution of 3x3 with stride 1 and padding 1 by minimal filtering, F(2x2, 3x3) of Lavin and Gray
 // (2015, arXiv 1509.09308): a 2x2 tile of outputs takes 16 products a pair of channels instead of
-// 36. And the derivative by the weights, which takes as many. `native.py` compiles it,
+// 36. And the derivative by the weights, which takes as many. `native` compiles it,
 // `convolution.py` says what it computes. Maps lie in memory as (groups, images, height, width,
 // channels), weights as (groups, out, in, 3, 3); channels fill whole vectors.
 
-#include "native.h"
+#include "vectors.h"
 
 #include <algorithm>
 #include <cstdint>
