@@ -1,4 +1,4 @@
-// The convolution of `few_channels.h` and its derivatives by the weights and the bias. `native.py`
+// The convolution of `few_channels.h` and its derivatives by the weights and the bias. `native`
 // compiles it, `convolution.py` says what it computes. Maps lie in memory as (groups, images, height,
 // width, channels), weights as (groups, out, in, 3, 3), biases as (groups, out).
 
