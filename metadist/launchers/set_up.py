@@ -94,9 +94,9 @@ def build_on_all_ranks(
         )
     assert built is not None
     without = [rank for rank, each in enumerate(words) if each["native"] is False]
-    if 0 < len(without) < len(words):
+    if without:
         do_without(built.learner)  # it rounds otherwise than PyTorch
-        if get_rank() == 0:
+        if get_rank() == 0 and len(without) < len(words):
             _log.warning(
                 "no C++ compiler serves on the machine of rank %s: no rank uses model.native",
                 ", ".join(map(str, without)),

@@ -33,17 +33,26 @@ def can_convolve(layer: nn.Conv2d, maps: Tensor) -> bool:
     """Whether `convolve` does what the layer would do to these maps.
 
     It takes kernels of 3×3 with stride and padding of 1, outputs that fill vectors, inputs that do,
-    or few of them that no derivative is asked by; and what `can_call` asks for.
+    or few of them that no derivative is asked by; and what `can_call` asks for. What does not fit
+    together it leaves to PyTorch, which says why.
     """
     one, source = (1, 1), _source(layer.in_channels, maps)
     return (
         (layer.kernel_size, layer.stride, layer.padding) == ((3, 3), one, one)
-        and maps.dtype == layer.weight.dtype
+        and maps.dim() == layer.weight.dim()
+        and maps.shape[-3] == layer.in_channels
+        and (maps.dim() == 4 or len(maps) == len(layer.weight))
+        and all(like(maps, part) for part in (layer.weight, layer.bias) if part is not None)
         and layer.out_channels * maps.element_size() % LANES == 0
         and maps.numel() > 0
         and (source == _MANY or has_few_channels(layer, maps))
         and can_call(source, maps)
     )
+
+
+def like(maps: Tensor, parameter: Tensor) -> bool:
+    """Whether a parameter has the maps' type of numbers and lies where they do."""
+    return parameter.dtype == maps.dtype and parameter.device == maps.device
 
 
 def has_few_channels(layer: nn.Conv2d, maps: Tensor) -> bool:

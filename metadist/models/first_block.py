@@ -22,14 +22,18 @@ _BYTES = 2**23  # of a task's maps behind the convolution: less than these the c
 
 def can_join(convolution: nn.Conv2d, norm: nn.Module, images: Tensor) -> bool:
     """Whether `joined` does what convolution, norm, ReLU and pooling would do, and pays."""
-    each = images if convolution.weight.dim() == 4 else images[0]
+    alone = convolution.weight.dim() == 4
+    each = images if alone else images[0]
     made = each[:, 0].numel() * convolution.out_channels * each.element_size()
     return (
         made >= _BYTES
+        and min(images.shape[-2:]) > 1
+        and takes_norm(norm, images)
         and convolution.bias is not None
+        and convolution.out_channels == norm.num_features
+        and (norm.weight.dim() == 1 if alone else len(norm.weight) == len(images))
         and has_few_channels(convolution, images)
         and can_convolve(convolution, images)
-        and takes_norm(norm, images)
         and can_call(_SOURCE, images)
     )
 
@@ -85,7 +89,9 @@ class _Joined(Function):
         if torch.is_grad_enabled():  # to be differentiated again
             maps = convolve(images, weight, bias)
             out = fused_rows(maps, scale, shift, ctx.eps, 2)
-            return None, *torch.autograd.grad(out, inputs[1:], gradient, create_graph=True), None
+            asked = [part for part in inputs if part.requires_grad]
+            found = iter(torch.autograd.grad(out, asked, gradient, create_graph=True))
+            return *(next(found) if part.requires_grad else None for part in inputs), None
         made = [torch.empty_like(each) for each in (weight, bias, scale, scale)]
         shape = MapsShape(*images.shape, weight.shape[1])
         arguments = (gradient.contiguous(), *inputs, mean, inverse, *made)

@@ -25,7 +25,7 @@ def norm_relu(norm: nn.Module, maps: Tensor, pool: bool = False, native: bool = 
         pool: whether to halve height and width, rounded down.
         native: whether to use `fused` where it can be.
     """
-    if native and can_fuse(norm, maps):
+    if native and can_fuse(norm, maps) and not (pool and min(maps.shape[-2:]) < 2):
         return fused(norm, maps, pool)
     if (
         not isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)

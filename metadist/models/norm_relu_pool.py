@@ -32,7 +32,13 @@ def can_fuse(norm: nn.Module, maps: Tensor) -> bool:
     thread, outside of torch.func's transforms and of torch.compile; several values a channel, as
     `torch.nn.functional.batch_norm` wants them; and a C++ compiler.
     """
-    return takes_norm(norm, maps) and _values_a_channel(norm, maps) > 1
+    return (
+        takes_norm(norm, maps)
+        and maps.dim() > norm.weight.dim()
+        and maps.shape[norm.weight.dim()] == norm.num_features
+        and (norm.weight.dim() == 1 or len(maps) == len(norm.weight))
+        and _values_a_channel(norm, maps) > 1
+    )
 
 
 def takes_norm(norm: nn.Module, like: Tensor) -> bool:
@@ -42,6 +48,7 @@ def takes_norm(norm: nn.Module, like: Tensor) -> bool:
         and norm.running_mean is None
         and norm.weight is not None
         and like.dtype == norm.weight.dtype
+        and like.device == norm.weight.device
         and norm.num_features * like.element_size() % LANES == 0
         and can_call(_SOURCE, like)
     )

@@ -111,6 +111,7 @@ def test_what_it_does_is_told_from_what_it_does_not(monkeypatch):
     ]
     assert not any(can_convolve(other, maps) for other in others)
     assert not can_convolve(layer, maps.double())
+    assert not can_convolve(Conv2d(16, 16, 3, padding=1, device="meta"), maps)
     assert not can_convolve(Conv2d(12, 16, 3, padding=1), torch.zeros(1, 12, 4, 4))
     assert can_convolve(Conv2d(1, 16, 3, padding=1), torch.zeros(1, 1, 4, 4))
     assert not can_convolve(
@@ -118,3 +119,25 @@ def test_what_it_does_is_told_from_what_it_does_not(monkeypatch):
     )
     torch.set_num_threads(2)
     assert not can_convolve(layer, maps)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (Conv2d(16, 16, 3, padding=1), (2, 32, 8, 8)),
+        (Conv2d(3, 16, 3, padding=1), (2, 1, 8, 8)),
+        (Conv2d(16, 16, 3, padding=1, dtype=torch.float64), (2, 16, 8, 8)),
+    ],
+    ids=["channels", "few channels", "type"],
+)
+def test_what_does_not_fit_together_is_left_to_pytorch(layer, shape):
+    assert not can_convolve(layer, torch.zeros(shape))
+    with pytest.raises(RuntimeError):
+        layer(torch.zeros(shape))
+
+
+def test_tasks_of_weights_and_maps_must_be_as_many():
+    layer, maps = Conv2d(16, 16, 3, padding=1), torch.zeros(3, 2, 16, 4, 4)
+    parameters = {"weight": torch.zeros(2, 16, 16, 3, 3), "bias": torch.zeros(2, 16)}
+    with pytest.raises(RuntimeError):
+        functional_call(layer, parameters, (maps,))

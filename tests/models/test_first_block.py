@@ -95,3 +95,25 @@ def test_when_the_network_takes_it(monkeypatch):
         gathering = Conv4((1, 28, 28), 5, 16, "max", running_statistics=True)
         gathering(torch.zeros(64, 1, 28, 28))
     assert taken == ["forward"]
+
+
+@pytest.mark.parametrize("frozen", ["convolution.weight", "convolution.bias", "norm.weight"])
+def test_parameters_may_be_frozen(frozen):
+    torch.manual_seed(0)
+    blocks = [Block(1, 16, native) for native in (True, False)]
+    blocks[1].load_state_dict(blocks[0].state_dict())
+    images = torch.randn(3, 1, 8, 8)
+    found = []
+    for each in blocks:
+        each.get_parameter(frozen).requires_grad_(False)
+        asked = [part for part in each.parameters() if part.requires_grad]
+        value = each(images).square().sum()
+        found.append(torch.autograd.grad(value, asked, create_graph=True))
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
+
+
+def test_a_norm_of_other_channels_is_left_to_pytorch():
+    unlike = Block(1, 16, True)
+    unlike.norm = nn.BatchNorm2d(32, track_running_stats=False)
+    with pytest.raises(RuntimeError):
+        unlike(torch.randn(3, 1, 8, 8))

@@ -1,5 +1,7 @@
 """Compiling on the machine that runs, and doing without."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -54,3 +56,32 @@ def test_what_others_can_write_is_not_loaded(tmp_path):
         path.chmod(mode)
     native.library.cache_clear()
     assert native.library("patches") is not None
+
+
+def test_a_file_that_was_cut_short_is_made_again(monkeypatch):
+    whole, sizes = native._compile, []
+
+    def cut_short(command, target):
+        whole(command, target)
+        sizes.append(target.stat().st_size)
+        if len(sizes) == 1:
+            target.write_bytes(b"")
+
+    monkeypatch.setattr(native, "_compile", cut_short)
+    if native.library("patches") is None:
+        pytest.skip("there is no C++ compiler")
+    assert len(sizes) == 2
+
+
+def test_a_compiler_that_hangs_is_ended_with_what_it_started(monkeypatch, tmp_path):
+    compiler, children = tmp_path / "c++", tmp_path / "children"
+    compiler.write_text(
+        f'#!/bin/sh\ntest "$1" = --version && exit\nsleep 60 &\necho $! > {children}\nwait\n'
+    )
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(native, "_SECONDS", 1)
+    native._version.cache_clear()
+    assert native.library("patches") is None
+    state = Path(f"/proc/{children.read_text().strip()}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"

@@ -136,3 +136,19 @@ def test_a_model_still_goes_through_torch_func(single_thread):
         loss(dict(model.named_parameters()), images[task]).backward()
         for name, parameter in model.named_parameters():
             assert torch.allclose(found[name][task], parameter.grad, rtol=1e-3, atol=1e-4)
+
+
+def test_a_first_value_far_off_costs_no_precision(single_thread):
+    torch.manual_seed(0)
+    maps = torch.randn(20, 16, 12, 12)
+    maps[0, :, 0, 0] += 300.0
+    norm = nn.BatchNorm2d(16, track_running_stats=False)
+    exact = norm_relu(norm.double(), maps.double())
+    torch.testing.assert_close(norm_relu(norm.float(), maps).double(), exact, rtol=3e-5, atol=1e-5)
+
+
+def test_other_numbers_of_channels_are_left_to_pytorch(single_thread):
+    with pytest.raises(RuntimeError):
+        norm_relu(nn.BatchNorm2d(16, track_running_stats=False), torch.zeros(2, 32, 4, 4))
+    with pytest.raises(RuntimeError):
+        norm_relu(nn.BatchNorm2d(16, track_running_stats=False), torch.zeros(2, 16, 1, 4), True)

@@ -7,6 +7,7 @@ import logging
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -35,8 +36,8 @@ _SECONDS = 120
 def can_call(name: str, tensor: Tensor) -> bool:
     """Whether the functions of a source can be called with tensors like this one.
 
-    They are for CPUs and one thread, know neither torch.func's transforms nor torch.compile, and
-    need a C++ compiler. Any rank may call it.
+    They are for CPUs and one thread, know neither torch.func's transforms nor torch.compile nor
+    autocast, and need a C++ compiler. Any rank may call it.
 
     Args:
         name: of the source, beside this file, without `.cpp`.
@@ -48,6 +49,7 @@ def can_call(name: str, tensor: Tensor) -> bool:
         and torch.get_num_threads() == 1
         and not in_transform()
         and not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled("cpu")
         and library(name) is not None
     )
 
@@ -105,7 +107,12 @@ def library(name: str) -> ctypes.CDLL | None:
         return None
     source = Path(__file__).with_name(f"{name}.cpp")
     try:
-        return ctypes.CDLL(str(_compiled(source, compiler)))
+        made = _compiled(source, compiler)
+        try:
+            return ctypes.CDLL(str(made))
+        except OSError:  # cut short by a crash, or of a machine with other libraries
+            made.unlink(missing_ok=True)
+            return ctypes.CDLL(str(_compiled(source, compiler)))
     except (OSError, RuntimeError, Timeout, subprocess.SubprocessError) as error:
         _log.info("%s cannot be compiled, PyTorch does its work, slower: %s", source.name, error)
         return None
@@ -130,11 +137,23 @@ def _compiled(source: Path, compiler: str) -> Path:
 def _compile(command: list[str], target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name
-        subprocess.run(
-            [*command, "-o", str(made)], check=True, capture_output=True, timeout=_SECONDS
-        )
+        _run([*command, "-o", str(made)])
         made.chmod(0o700)
         made.replace(target)
+
+
+def _run(command: list[str]) -> None:
+    """Run a compiler; one that takes too long is ended with the processes that it has started."""
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as compiler:
+        try:
+            status = compiler.wait(_SECONDS)
+        except BaseException:
+            os.killpg(compiler.pid, signal.SIGKILL)
+            raise
+    if status:
+        raise subprocess.CalledProcessError(status, command)
 
 
 def _directory() -> Path:

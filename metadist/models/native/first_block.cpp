@@ -6,8 +6,6 @@
 #include "few_channels.h"
 #include "windows.h"
 
-#include <cmath>
-
 namespace {
 
 // Calls `visit(image, pair of rows, first pixel, pixels)` for each pair; the last may be one row.
@@ -36,33 +34,18 @@ void forward(const ImageShape& s, const R* maps, const R* weight, const R* bias,
     using V = typename L::Vector;
     const int64_t C = s.out, rows = s.pixels(), high = s.height / 2, wide = s.width / 2;
     FewChannels<R> convolution(s, 2 * s.width);
-    Buffer<R> y(2 * s.width * C), origin(C), scale(C), shift(C);
+    Buffer<R> y(2 * s.width * C), scale(C), shift(C);
     for (int64_t g = 0; g < s.groups; ++g, maps += rows * s.in, weight += 9 * s.in * C, bias += C,
                  gamma += C, beta += C, out += s.images * high * wide * C, mean += C,
                  inverse += C) {
         convolution.take(weight);
-        Sums<R, 2> sums(C);  // of differences from the first pixel: their squares cancel little
+        Moments<R> moments(C);
         each_pair(s, [&](int64_t, int64_t, int64_t first, int64_t count) {
             convolution.look(maps, first, count);
             convolution.outputs(count, bias, +y);
-            if (first == 0) std::copy_n(+y, C, +origin);
-            for (int64_t c = 0; c < C; c += L::count) {
-                const V from = L::load(origin + c);
-                V parts[2] = {};
-                for (int64_t row = 0; row < count; ++row) {
-                    const V d = L::load(y + row * C + c) - from;
-                    parts[0] += d;
-                    parts[1] += d * d;
-                }
-                sums.add(c, parts);
-            }
+            moments.add(y, count);
         });
-        for (int64_t c = 0; c < C; ++c) {
-            const double off = sums(0, c) / rows;
-            const double variance = sums(1, c) / rows - off * off;
-            mean[c] = R(origin[c] + off);
-            inverse[c] = R(1 / std::sqrt(std::max(variance, 0.0) + eps));
-        }
+        moments.give(eps, mean, inverse);
         affine(C, gamma, beta, mean, inverse, +scale, +shift);
         each_pair(s, [&](int64_t n, int64_t pair, int64_t first, int64_t count) {
             if (pair == high) return;

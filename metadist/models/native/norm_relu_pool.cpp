@@ -5,7 +5,6 @@
 
 #include "windows.h"
 
-#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -43,26 +42,11 @@ void forward(const Shape& s, const R* y, const R* weight, const R* bias, double 
     std::vector<R> scale(C), shift(C);
     for (int64_t g = 0; g < s.groups; ++g, y += rows * C, out += pooled * C, weight += C,
                  bias += C, mean += C, inverse += C) {
-        Sums<R, 2> sums(C);  // of differences from the first row: their squares cancel little
-        for (int64_t first = 0; first < rows; first += ROWS_AT_ONCE) {
-            const int64_t end = first + ROWS_AT_ONCE < rows ? first + ROWS_AT_ONCE : rows;
-            for (int64_t c = 0; c < C; c += L::count) {
-                const V origin = L::load(y + c);
-                V parts[2] = {};
-                for (int64_t row = first; row < end; ++row) {
-                    const V d = L::load(y + row * C + c) - origin;
-                    parts[0] += d;
-                    parts[1] += d * d;
-                }
-                sums.add(c, parts);
-            }
-        }
+        Moments<R> moments(C);
+        for (int64_t first = 0; first < rows; first += ROWS_AT_ONCE)
+            moments.add(y + first * C, std::min(ROWS_AT_ONCE, rows - first));
+        moments.give(eps, mean, inverse);
         for (int64_t c = 0; c < C; ++c) {
-            const double off = sums(0, c) / rows;
-            double variance = sums(1, c) / rows - off * off;
-            if (variance < 0) variance = 0;
-            mean[c] = R(y[c] + off);
-            inverse[c] = R(1 / std::sqrt(variance + eps));
             scale[c] = weight[c] * inverse[c];
             shift[c] = bias[c] - mean[c] * scale[c];
         }

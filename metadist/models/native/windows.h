@@ -5,6 +5,7 @@
 #include "vectors.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -47,6 +48,49 @@ struct Sums {
         std::fill(partial.begin(), partial.end(), R(0));
         turns = 0;
     }
+};
+
+// Mean and variance of a group's rows, channel by channel, a stretch of rows at a time. Each stretch
+// has an origin of its own, so that squares cancel little wherever the rows lie.
+template <class R>
+class Moments {
+    using L = Lanes<R>;
+    using V = typename L::Vector;
+
+   public:
+    explicit Moments(int64_t channels) : channels(channels), mean(channels), squares(channels) {}
+
+    void add(const R* rows, int64_t count) {
+        const double before = seen, all = before + count;
+        for (int64_t c = 0; c < channels; c += L::count) {
+            const V origin = L::load(rows + c);
+            V sum = {}, square = {};
+            for (int64_t row = 0; row < count; ++row) {
+                const V d = L::load(rows + row * channels + c) - origin;
+                sum += d;
+                square += d * d;
+            }
+            for (int64_t l = 0; l < L::count; ++l) {
+                const double off = double(sum[l]) / count;
+                const double apart = origin[l] + off - mean[c + l];
+                squares[c + l] += square[l] - off * sum[l] + apart * apart * before * count / all;
+                mean[c + l] += apart * count / all;
+            }
+        }
+        seen = all;
+    }
+
+    void give(double eps, R* means, R* inverses) const {
+        for (int64_t c = 0; c < channels; ++c) {
+            means[c] = R(mean[c]);
+            inverses[c] = R(1 / std::sqrt(std::max(squares[c] / seen, 0.0) + eps));
+        }
+    }
+
+   private:
+    const int64_t channels;
+    std::vector<double> mean, squares;
+    double seen = 0;
 };
 
 // A window's values behind the norm, and which of them the maximum takes: the first of the
