@@ -34,15 +34,9 @@ class Conv4(nn.Module):
         native: whether to use compiled C++ where it can be (`native`): the numbers are
             the same to rounding.
 
-    Attributes:
-        numbers_side_by_side: how many numbers the images of tasks that run at once on a CPU may
-            have together: with more the time goes to memory.
-
     Raises:
         UserError: images too small for four halvings.
     """
-
-    numbers_side_by_side = 2**18
 
     def __init__(
         self,
@@ -97,6 +91,15 @@ class Conv4(nn.Module):
     def side_by_side(self) -> bool:
         """Whether several tasks can run at once, each with parameters of its own."""
         return not (self.running_statistics or self.dropout.p)
+
+    @property
+    def numbers_side_by_side(self) -> int:
+        """How many numbers the images of tasks that run at once on a CPU may have together.
+
+        With more the time goes to memory; in the max-pooling form, whose maps are larger, earlier
+        where PyTorch does the work.
+        """
+        return 2**18 if self.native or self.pooling == "stride" else 2**16
 
     def features(self, images: Tensor) -> Tensor:
         """What the linear layer sees: (…, n, channels, height, width) -> (…, n, features)."""

@@ -140,6 +140,11 @@ def test_how_many_tasks_run_at_once():
     assert tasks_at_once(small, task(1, 28, 28), "auto") == 33
     assert tasks_at_once(small, task(1, 100, 100), "auto") == 1  # two would fit
     assert tasks_at_once(small, task(3, 28, 28), "auto") == 11
+    pooled = Conv4((1, 28, 28), 5, filters=2, pooling="max")
+    assert tasks_at_once(MAML(pooled), task(1, 28, 28), "auto") == 33
+    pooled.native = False
+    assert tasks_at_once(MAML(pooled), task(1, 28, 28), "auto") == 8
+    assert tasks_at_once(MAML(pooled), task(3, 28, 28), "auto") == 1  # two would fit
     assert tasks_at_once(small, task(1, 28, 28), 5) == 5
     assert tasks_at_once(small, task(1, 28, 28), 1) == 1
     keeps = MAML(Conv4((1, 28, 28), 5, filters=2, running_statistics=True))
