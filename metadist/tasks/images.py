@@ -211,4 +211,5 @@ class ImageClasses:
 
 
 def _targets(ways: int, count: int) -> Tensor:
-    return torch.arange(ways).repeat_interleave(count)
+    # Of so few numbers NumPy makes them in a fraction of the time.
+    return torch.from_numpy(np.repeat(np.arange(ways), count))
