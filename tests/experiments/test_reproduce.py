@@ -126,7 +126,8 @@ def test_a_run_that_is_about_to_start_when_a_signal_comes_does_not(tmp_path, mon
 
 
 PARENT = """
-import pathlib, sys
+import pathlib, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored
 sys.path.insert(0, "experiments")
 from reproduction.runs import Planned, Runner
 folder = pathlib.Path(sys.argv[1])

@@ -50,6 +50,7 @@ HARD = (
     "model._target_=test_resume.Counting",
     "~model.filters",
     "~model.pooling",
+    "~model.flatten",
     "~model.running_statistics",
     "~model.dropout",
     "~model.native",
