@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-import torch
 from annotated_types import Ge, Gt
 from torch import nn
 
@@ -68,10 +67,7 @@ class MAML(InnerLoopLearner):
 
     def step(self, parameters: Parameters, slopes: Parameters) -> Parameters:
         """φ - α ∇φ L(support; φ), given φ and its gradient."""
-        return {
-            name: torch.sub(each, slopes[name], alpha=self.inner_lr)
-            for name, each in parameters.items()
-        }
+        return {name: each - self.inner_lr * slopes[name] for name, each in parameters.items()}
 
     def method(self) -> dict[str, Any]:
         """The inner rate."""
