@@ -17,16 +17,6 @@ void each_pair(const ImageShape& s, Visit visit) {
                   std::min<int64_t>(2, s.height - row) * s.width);
 }
 
-// A group's scale and shift: what the norm does to y is y * scale + shift.
-template <class R>
-void affine(int64_t channels, const R* gamma, const R* beta, const R* mean, const R* inverse,
-            R* scale, R* shift) {
-    for (int64_t c = 0; c < channels; ++c) {
-        scale[c] = gamma[c] * inverse[c];
-        shift[c] = beta[c] - mean[c] * scale[c];
-    }
-}
-
 template <class R>
 void forward(const ImageShape& s, const R* maps, const R* weight, const R* bias, const R* gamma,
              const R* beta, double eps, R* out, R* mean, R* inverse) {
@@ -107,12 +97,7 @@ void backward(const ImageShape& s, const R* gradient, const R* maps, const R* we
             });
             sums.flush();
         });
-        for (int64_t c = 0; c < C; ++c) {
-            mean_z[c] = R(sums(0, c) / rows);
-            mean_zh[c] = R(sums(1, c) / rows * inverse[c]);
-            constant[c] = -scale[c] * mean_z[c];
-            slope[c] = -scale[c] * mean_zh[c] * inverse[c];
-        }
+        centre(C, rows, sums, +scale, inverse, mean_z, mean_zh, +slope, +constant);
         convolution.begin();
         each_pair(s, [&](int64_t n, int64_t pair, int64_t first, int64_t count) {
             convolution.look(maps, first, count);

@@ -15,6 +15,8 @@ struct Shape {
     int64_t rows() const { return images * height * width; }
     int64_t high() const { return height / window; }
     int64_t wide() const { return width / window; }
+    // Of a window's pixel i from its first.
+    int64_t offset(int i) const { return (i / window * width + i % window) * channels; }
 };
 
 // Calls `visit(offset in maps, offset in pooled maps)` for each window of a group, in turn, and
@@ -33,6 +35,30 @@ void each_window(const Shape& s, Visit visit, Rest rest) {
     }
 }
 
+// The same a vector of channels at a time, for derivatives: calls `visit(offset in maps, offset in
+// pooled maps, channel, window, z)`, with z the gradient where the maximum came from and zero
+// elsewhere, and `rest(offset in maps, channel)`.
+template <class R, int WINDOW, class Visit, class Rest>
+void each_routed(const Shape& s, const R* gradient, const R* y, const R* scale, const R* shift,
+                 Visit visit, Rest rest) {
+    using L = Lanes<R>;
+    const int64_t C = s.channels;
+    each_window(
+        s,
+        [&](int64_t at, int64_t to) {
+            for (int64_t c = 0; c < C; c += L::count) {
+                const Window<R, WINDOW> w(y + at + c, s.width * C, C, L::load(scale + c),
+                                          L::load(shift + c));
+                typename L::Vector z[w.size];
+                w.route(L::load(gradient + to + c), z);
+                visit(at + c, to + c, c, w, z);
+            }
+        },
+        [&](int64_t at) {
+            for (int64_t c = 0; c < C; c += L::count) rest(at + c, c);
+        });
+}
+
 template <class R, int WINDOW>
 void forward(const Shape& s, const R* y, const R* weight, const R* bias, double eps, R* out,
              R* mean, R* inverse) {
@@ -46,10 +72,7 @@ void forward(const Shape& s, const R* y, const R* weight, const R* bias, double 
         for (int64_t first = 0; first < rows; first += ROWS_AT_ONCE)
             moments.add(y + first * C, std::min(ROWS_AT_ONCE, rows - first));
         moments.give(eps, mean, inverse);
-        for (int64_t c = 0; c < C; ++c) {
-            scale[c] = weight[c] * inverse[c];
-            shift[c] = bias[c] - mean[c] * scale[c];
-        }
+        affine(C, weight, bias, mean, inverse, scale.data(), shift.data());
         each_window(
             s,
             [&](int64_t at, int64_t to) {
@@ -76,56 +99,36 @@ void backward(const Shape& s, const R* gradient, const R* y, const R* weight, co
     std::vector<R> scale(C), shift(C), constant(C), slope(C);
     for (int64_t g = 0; g < s.groups; ++g, y += rows * C, dy += rows * C, gradient += pooled * C,
                  weight += C, bias += C, mean += C, inverse += C, mean_z += C, mean_zh += C) {
-        for (int64_t c = 0; c < C; ++c) {
-            scale[c] = weight[c] * inverse[c];
-            shift[c] = bias[c] - mean[c] * scale[c];
-        }
+        affine(C, weight, bias, mean, inverse, scale.data(), shift.data());
         Sums<R, 2> sums(C);
-        each_window(
-            s,
-            [&](int64_t at, int64_t to) {
-                for (int64_t c = 0; c < C; c += L::count) {
-                    const V a = L::load(&scale[c]), b = L::load(&shift[c]), m = L::load(mean + c);
-                    const W w(y + at + c, s.width * C, C, a, b);
-                    V z[W::size];
-                    w.route(L::load(gradient + to + c), z);
-                    V parts[2];
-                    sums.load(c, parts);
-                    for (int i = 0; i < W::size; ++i) {
-                        parts[0] += z[i];
-                        parts[1] += z[i] * (w.y[i] - m);
-                    }
-                    sums.store(c, parts);
+        auto routed = [&](auto visit, auto rest) {
+            each_routed<R, WINDOW>(s, gradient, y, scale.data(), shift.data(), visit, rest);
+        };
+        routed(
+            [&](int64_t, int64_t, int64_t c, const W& w, const V(&z)[W::size]) {
+                const V m = L::load(mean + c);
+                V parts[2];
+                sums.load(c, parts);
+                for (int i = 0; i < W::size; ++i) {
+                    parts[0] += z[i];
+                    parts[1] += z[i] * (w.y[i] - m);
                 }
-                sums.next();
+                sums.store(c, parts);
             },
-            [](int64_t) {});
+            [](int64_t, int64_t) {});
         sums.flush();
-        for (int64_t c = 0; c < C; ++c) {
-            mean_z[c] = R(sums(0, c) / rows);
-            mean_zh[c] = R(sums(1, c) / rows * inverse[c]);
-            constant[c] = -scale[c] * mean_z[c];
-            slope[c] = -scale[c] * mean_zh[c] * inverse[c];
-        }
-        each_window(
-            s,
-            [&](int64_t at, int64_t to) {
-                for (int64_t c = 0; c < C; c += L::count) {
-                    const V a = L::load(&scale[c]), b = L::load(&shift[c]), m = L::load(mean + c);
-                    const V k = L::load(&constant[c]), by = L::load(&slope[c]);
-                    const W w(y + at + c, s.width * C, C, a, b);
-                    V z[W::size];
-                    w.route(L::load(gradient + to + c), z);
-                    for (int i = 0; i < W::size; ++i)
-                        L::store(dy + at + (i / WINDOW) * s.width * C + (i % WINDOW) * C + c,
-                                 a * z[i] + by * (w.y[i] - m) + k);
-                }
+        centre(C, rows, sums, scale.data(), inverse, mean_z, mean_zh, slope.data(),
+               constant.data());
+        routed(
+            [&](int64_t at, int64_t, int64_t c, const W& w, const V(&z)[W::size]) {
+                const V a = L::load(&scale[c]), m = L::load(mean + c);
+                const V k = L::load(&constant[c]), by = L::load(&slope[c]);
+                for (int i = 0; i < W::size; ++i)
+                    L::store(dy + at + s.offset(i), a * z[i] + by * (w.y[i] - m) + k);
             },
-            [&](int64_t at) {
-                for (int64_t c = 0; c < C; c += L::count) {
-                    const V d = L::load(y + at + c) - L::load(mean + c);
-                    L::store(dy + at + c, L::load(&slope[c]) * d + L::load(&constant[c]));
-                }
+            [&](int64_t at, int64_t c) {
+                const V d = L::load(y + at) - L::load(mean + c);
+                L::store(dy + at, L::load(&slope[c]) * d + L::load(&constant[c]));
             });
     }
 }
@@ -146,42 +149,31 @@ void second(const Shape& s, const R* t, const R* t_weight, const R* t_bias, cons
          ++g, t += rows * C, y += rows * C, dy += rows * C, gradient += pooled * C,
                  d_gradient += pooled * C, weight += C, bias += C, mean += C, inverse += C,
                  mean_z += C, mean_zh += C, t_weight += C, t_bias += C, d_weight += C) {
-        for (int64_t c = 0; c < C; ++c) {
-            scale[c] = weight[c] * inverse[c];
-            shift[c] = bias[c] - mean[c] * scale[c];
-        }
+        affine(C, weight, bias, mean, inverse, scale.data(), shift.data());
         Sums<R, 3> sums(C);  // of t, t (y - mean), t z
-        auto offset = [&](int i) { return (i / WINDOW) * s.width * C + (i % WINDOW) * C; };
-        each_window(
-            s,
-            [&](int64_t at, int64_t to) {
-                for (int64_t c = 0; c < C; c += L::count) {
-                    const V a = L::load(&scale[c]), b = L::load(&shift[c]), m = L::load(mean + c);
-                    const W w(y + at + c, s.width * C, C, a, b);
-                    V z[W::size];
-                    w.route(L::load(gradient + to + c), z);
-                    V parts[3];
-                    sums.load(c, parts);
-                    for (int i = 0; i < W::size; ++i) {
-                        const V ti = L::load(t + at + offset(i) + c);
-                        parts[0] += ti;
-                        parts[1] += ti * (w.y[i] - m);
-                        parts[2] += ti * z[i];
-                    }
-                    sums.store(c, parts);
-                }
-                sums.next();
-            },
-            [&](int64_t at) {
-                for (int64_t c = 0; c < C; c += L::count) {
-                    const V ti = L::load(t + at + c), d = L::load(y + at + c) - L::load(mean + c);
-                    V parts[3];
-                    sums.load(c, parts);
+        auto routed = [&](auto visit, auto rest) {
+            each_routed<R, WINDOW>(s, gradient, y, scale.data(), shift.data(), visit, rest);
+        };
+        routed(
+            [&](int64_t at, int64_t, int64_t c, const W& w, const V(&z)[W::size]) {
+                const V m = L::load(mean + c);
+                V parts[3];
+                sums.load(c, parts);
+                for (int i = 0; i < W::size; ++i) {
+                    const V ti = L::load(t + at + s.offset(i));
                     parts[0] += ti;
-                    parts[1] += ti * d;
-                    sums.store(c, parts);
+                    parts[1] += ti * (w.y[i] - m);
+                    parts[2] += ti * z[i];
                 }
-                sums.next();
+                sums.store(c, parts);
+            },
+            [&](int64_t at, int64_t c) {
+                const V ti = L::load(t + at), d = L::load(y + at) - L::load(mean + c);
+                V parts[3];
+                sums.load(c, parts);
+                parts[0] += ti;
+                parts[1] += ti * d;
+                sums.store(c, parts);
             });
         sums.flush();
         for (int64_t c = 0; c < C; ++c) {
@@ -204,30 +196,23 @@ void second(const Shape& s, const R* t, const R* t_weight, const R* t_bias, cons
             by_z[c] = R(inv * by_h);
             slope[c] = R(-inv * (inv * mean_qh + weight[c] * through * inv * inv / rows));
         }
-        each_window(
-            s,
-            [&](int64_t at, int64_t to) {
-                for (int64_t c = 0; c < C; c += L::count) {
-                    const V a = L::load(&scale[c]), b = L::load(&shift[c]), m = L::load(mean + c);
-                    const W w(y + at + c, s.width * C, C, a, b);
-                    V z[W::size], by[W::size];
-                    w.route(L::load(gradient + to + c), z);
-                    for (int i = 0; i < W::size; ++i) {
-                        const V ti = L::load(t + at + offset(i) + c), d = w.y[i] - m;
-                        by[i] = a * ti + L::load(&z_slope[c]) * d + L::load(&z_constant[c]);
-                        L::store(dy + at + offset(i) + c,
-                                 L::load(&by_t[c]) * ti + L::load(&by_z[c]) * z[i] +
-                                     L::load(&slope[c]) * d + L::load(&constant[c]));
-                    }
-                    L::store(d_gradient + to + c, w.pick(by));
+        routed(
+            [&](int64_t at, int64_t to, int64_t c, const W& w, const V(&z)[W::size]) {
+                const V a = L::load(&scale[c]), m = L::load(mean + c);
+                V by[W::size];
+                for (int i = 0; i < W::size; ++i) {
+                    const V ti = L::load(t + at + s.offset(i)), d = w.y[i] - m;
+                    by[i] = a * ti + L::load(&z_slope[c]) * d + L::load(&z_constant[c]);
+                    L::store(dy + at + s.offset(i),
+                             L::load(&by_t[c]) * ti + L::load(&by_z[c]) * z[i] +
+                                 L::load(&slope[c]) * d + L::load(&constant[c]));
                 }
+                L::store(d_gradient + to, w.pick(by));
             },
-            [&](int64_t at) {
-                for (int64_t c = 0; c < C; c += L::count) {
-                    const V ti = L::load(t + at + c), d = L::load(y + at + c) - L::load(mean + c);
-                    L::store(dy + at + c, L::load(&by_t[c]) * ti + L::load(&slope[c]) * d +
-                                              L::load(&constant[c]));
-                }
+            [&](int64_t at, int64_t c) {
+                const V ti = L::load(t + at), d = L::load(y + at) - L::load(mean + c);
+                L::store(dy + at, L::load(&by_t[c]) * ti + L::load(&slope[c]) * d +
+                                      L::load(&constant[c]));
             });
     }
 }

@@ -11,8 +11,8 @@
 
 constexpr int64_t ROWS_AT_ONCE = 64;  // summed in R before they join a sum in double
 
-// Sums over the rows of a group, channel by channel. What is summed in R elsewhere joins by `add`;
-// else `load` gives the sums in R so far, `store` takes them back, and `next` ends each turn.
+// Sums over the rows of a group, channel by channel. `load` gives the sums in R so far and `store`
+// takes them back; what was stored reaches the totals by `flush` at the latest.
 template <class R, int COUNT>
 struct Sums {
     using L = Lanes<R>;
@@ -24,10 +24,6 @@ struct Sums {
     explicit Sums(int64_t channels)
         : totals(COUNT * channels, 0.0), partial(COUNT * channels, R(0)), channels(channels) {}
 
-    void add(int64_t channel, const V (&parts)[COUNT]) {
-        for (int k = 0; k < COUNT; ++k)
-            for (int64_t l = 0; l < L::count; ++l) totals[k * channels + channel + l] += parts[k][l];
-    }
     double operator()(int k, int64_t channel) const { return totals[k * channels + channel]; }
 
     void load(int64_t channel, V (&parts)[COUNT]) const {
@@ -35,16 +31,10 @@ struct Sums {
     }
     void store(int64_t channel, const V (&parts)[COUNT]) {
         for (int k = 0; k < COUNT; ++k) L::store(&partial[k * channels + channel], parts[k]);
-    }
-    void next() {
-        if (++turns == ROWS_AT_ONCE) flush();
+        if (channel + L::count == channels && ++turns == ROWS_AT_ONCE) flush();
     }
     void flush() {
-        for (int64_t c = 0; c < channels; c += L::count) {
-            V parts[COUNT];
-            load(c, parts);
-            add(c, parts);
-        }
+        for (size_t i = 0; i < totals.size(); ++i) totals[i] += partial[i];
         std::fill(partial.begin(), partial.end(), R(0));
         turns = 0;
     }
@@ -92,6 +82,29 @@ class Moments {
     std::vector<double> mean, squares;
     double seen = 0;
 };
+
+// What the norm does to y is y * scale + shift.
+template <class R>
+void affine(int64_t channels, const R* weight, const R* bias, const R* mean, const R* inverse,
+            R* scale, R* shift) {
+    for (int64_t c = 0; c < channels; ++c) {
+        scale[c] = weight[c] * inverse[c];
+        shift[c] = bias[c] - mean[c] * scale[c];
+    }
+}
+
+// The derivative by y is scale * z + slope * (y - mean) + constant, with z the derivative behind the
+// norm. From the sums of z and z (y - mean); it gives the means of z and z h too, h the normalised y.
+template <class R>
+void centre(int64_t channels, int64_t rows, const Sums<R, 2>& sums, const R* scale,
+            const R* inverse, R* mean_z, R* mean_zh, R* slope, R* constant) {
+    for (int64_t c = 0; c < channels; ++c) {
+        mean_z[c] = R(sums(0, c) / rows);
+        mean_zh[c] = R(sums(1, c) / rows * inverse[c]);
+        constant[c] = -scale[c] * mean_z[c];
+        slope[c] = -scale[c] * mean_zh[c] * inverse[c];
+    }
+}
 
 // A window's values behind the norm, and which of them the maximum takes: the first of the
 // largest, if it is above zero.
