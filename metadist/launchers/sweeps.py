@@ -17,6 +17,7 @@ from metadist.distributed.meeting import exchange, world_store
 from metadist.distributed.world import attempt
 from metadist.errors import UserError
 from metadist.launchers.carry_out import Failed, carry_out, figure_of
+from metadist.launchers.composing import compose_once
 from metadist.launchers.launcher import PlannedRun
 from metadist.launchers.records import last_words, note_failure
 from metadist.launchers.side_by_side import SideBySide
@@ -69,6 +70,7 @@ class NoteSweep(Callback):
         global _sweep
         direction = str(config.hydra.sweeper.get("direction", "")).rpartition(".")[2].lower()
         _sweep = Sweep(Path(str(config.hydra.sweep.dir)).resolve(), direction)
+        compose_once(config)
 
 
 class JobFailed(Exception):
