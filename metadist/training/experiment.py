@@ -89,6 +89,8 @@ class Progress:
         validated: finished outer steps at the newest validation.
         train_loss: of the last outer step.
         train_seconds: spent in outer steps, over all parts of a resumed run.
+        wall_seconds: since the run began, over all parts; of a part that broke off, up to its
+            newest checkpoint.
     """
 
     iteration: int = 0
@@ -97,6 +99,7 @@ class Progress:
     validated: int = 0
     train_loss: float = float("nan")
     train_seconds: float = 0.0
+    wall_seconds: float = 0.0
 
 
 @dataclass

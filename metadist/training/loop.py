@@ -76,10 +76,11 @@ class _Run:
         self.checkpoints = checkpoints_of(experiment)
         self.profile = Profile(experiment) if experiment.trainer.profile else None
         self.since = 0.0  # when the outer step under way began
+        self.began = time.perf_counter() - self.progress.wall_seconds
 
     def run(self) -> dict[str, Any]:
         """See the module's `run`."""
-        x, started = self.x, time.perf_counter()
+        x = self.x
         try:
             if self.leads:
                 x.tracker.start(
@@ -93,7 +94,7 @@ class _Run:
                     )
                 )
             self._train()
-            results = self._test(started)
+            results = self._test()
             if self.leads:
                 write_results(x.directory / "results.json", results)
                 pictures = draw_pictures(
@@ -272,18 +273,26 @@ class _Run:
             progress.best = {"iteration": progress.iteration, x.metric: figure.mean}
             if self.leads:
                 x.tracker.flush()
-                self.checkpoints.save_best(progress.iteration, contents_of(x))
+                self.checkpoints.save_best(progress.iteration, self._contents())
 
     def _save(self) -> None:
         if self.leads:
             # First the record, then what a resumed run goes on from: none is missing then.
             self.x.tracker.flush()
-            self.checkpoints.save(self.progress.iteration, contents_of(self.x))
+            self.checkpoints.save(self.progress.iteration, self._contents())
 
-    def _test(self, started: float) -> dict[str, Any]:
+    def _contents(self) -> dict[str, Any]:
+        self._look_at_the_clock()
+        return contents_of(self.x)
+
+    def _look_at_the_clock(self) -> None:
+        self.progress.wall_seconds = time.perf_counter() - self.began
+
+    def _test(self) -> dict[str, Any]:
         x, tested = self.x, self.progress.iteration
         if x.trainer.test_checkpoint == "best":
             x.strategy.agree(False)  # rank zero has saved the best by then
             tested = use_best(x)
         figures = self._evaluate("test", x.trainer.eval_tasks, self._leave_if_asked)
-        return results_of(x, figures, time.perf_counter() - started, tested)
+        self._look_at_the_clock()
+        return results_of(x, figures, tested)

@@ -19,7 +19,6 @@ BEST = "best by validation"
 def results_of(
     experiment: Experiment,
     figures: Mapping[str, Estimate],
-    wall_seconds: float,
     tested: int,
 ) -> dict[str, Any]:
     """The results of a run that has been tested.
@@ -27,7 +26,6 @@ def results_of(
     Args:
         experiment: the finished run.
         figures: of the test.
-        wall_seconds: from the start of this process's part of the run to the test's end.
         tested: finished outer steps of the state that was tested.
     """
     x, progress = experiment, experiment.progress
@@ -48,7 +46,7 @@ def results_of(
         "iterations": progress.iteration,
         "tested_iteration": tested,
         "tasks_per_second": tasks / progress.train_seconds,
-        "wall_seconds": wall_seconds,
+        "wall_seconds": progress.wall_seconds,
         "world_size": get_world_size(),
         "strategy": x.strategy.name,
         "seed": x.seed,

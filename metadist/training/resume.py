@@ -184,7 +184,9 @@ def _load(path: Path, experiment: Experiment, contents: Mapping[str, Any]) -> No
         _load_learner(experiment, contents)
         experiment.optimizer.load_state_dict(contents["optimizer"])
         experiment.scheduler.load_state_dict(contents["scheduler"])
-        progress = Progress(**{key: contents[key] for key in Progress.__dataclass_fields__})
+        # Checkpoints of earlier versions do not say how long the run had taken in all.
+        saved = {"wall_seconds": contents["train_seconds"], **contents}
+        progress = Progress(**{key: saved[key] for key in Progress.__dataclass_fields__})
         if not isinstance(progress.iteration, int) or progress.iteration < 0:
             raise ValueError(f"iteration {progress.iteration!r}")
         experiment.progress = progress

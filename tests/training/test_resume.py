@@ -13,7 +13,7 @@ from torch import nn
 from worlds import run_world
 
 from metadist.models import MLP
-from metadist.training.checkpoints import Checkpoints, read_checkpoint
+from metadist.training.checkpoints import Checkpoints, read_checkpoint, write_checkpoint
 from metadist.training.loop import run
 
 
@@ -92,6 +92,18 @@ def test_killed_and_resumed_with_everything_that_could_differ(tmp_path):
     # The whole of it does not depend on the world either.
     run_world(train, 2, str(tmp_path / "two"), "strategy=allreduce", *HARD)
     assert without_times(records(tmp_path / "two")) == without_times(records(whole))
+
+
+def test_a_resumed_run_takes_as_long_as_its_parts(tmp_path):
+    train(str(tmp_path), "strategy=local", "trainer.iterations=2")
+    saved = Checkpoints(tmp_path / "checkpoints").newest()
+    contents = read_checkpoint(saved)
+    assert contents["train_seconds"] < contents["wall_seconds"] < 600
+    for earlier in ({"wall_seconds": 5000.0}, {"train_seconds": 5000.0}):
+        kept = {key: value for key, value in contents.items() if key != "wall_seconds"}
+        write_checkpoint(saved, kept | earlier)  # the second as versions before wrote it
+        results = train(str(tmp_path), "strategy=local", "trainer.iterations=2", f"resume={saved}")
+        assert 5000 < results["wall_seconds"] < 5600
 
 
 def test_resumed_in_another_world(tmp_path):
