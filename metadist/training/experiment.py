@@ -89,8 +89,8 @@ class Progress:
         validated: finished outer steps at the newest validation.
         train_loss: of the last outer step.
         train_seconds: spent in outer steps, over all parts of a resumed run.
-        wall_seconds: since the run began, over all parts; of a part that broke off, up to its
-            newest checkpoint.
+        wall_seconds: of training, validation and test on rank zero, over all parts; of a part that
+            broke off, up to the checkpoint that the next went on from.
     """
 
     iteration: int = 0

@@ -184,11 +184,14 @@ def _load(path: Path, experiment: Experiment, contents: Mapping[str, Any]) -> No
         _load_learner(experiment, contents)
         experiment.optimizer.load_state_dict(contents["optimizer"])
         experiment.scheduler.load_state_dict(contents["scheduler"])
-        # Checkpoints of earlier versions do not say how long the run had taken in all.
+        # Checkpoints of earlier versions say no more of how long the run had taken.
         saved = {"wall_seconds": contents["train_seconds"], **contents}
         progress = Progress(**{key: saved[key] for key in Progress.__dataclass_fields__})
         if not isinstance(progress.iteration, int) or progress.iteration < 0:
             raise ValueError(f"iteration {progress.iteration!r}")
+        for seconds in (progress.train_seconds, progress.wall_seconds):
+            if not isinstance(seconds, float) or not 0 <= seconds < float("inf"):
+                raise ValueError(f"{seconds!r} seconds")
         experiment.progress = progress
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         lines = [line.strip() for line in str(error).splitlines()]

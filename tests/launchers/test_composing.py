@@ -26,6 +26,25 @@ def words(config: DictConfig) -> dict:
     return OmegaConf.to_container(config.task) | {"seed": config.seed}
 
 
+def test_a_sweep_of_hydras_own_composes_each_job_once(loader, tmp_path):
+    compositions, seen = [], []
+    compose = loader.load_sweep_config
+
+    def counted(master_config, sweep_overrides):
+        compositions.append(tuple(sweep_overrides))
+        return compose(master_config, sweep_overrides)
+
+    def task(config: DictConfig) -> None:
+        seen.append((id(config), config.seed, config.task.ways))
+
+    loader.load_sweep_config = counted
+    options = ["seed=1,2,1", "task.ways=3", f"hydra.sweep.dir={tmp_path}"]
+    GlobalHydra.instance().hydra.multirun("maml", task, options)
+    assert [job[1:] for job in seen] == [(1, 3), (2, 3), (1, 3)]
+    # The job that is there twice: seen to be legal once, and then composed for each run.
+    assert sorted(job[0] for job in compositions) == ["seed=1"] * 3 + ["seed=2"]
+
+
 def test_the_launcher_gets_what_the_sweeper_composed(loader):
     sweep = sweep_of(loader)
     jobs = [["task.ways=3", f"seed={seed}"] for seed in range(2)]
@@ -42,15 +61,23 @@ def test_the_launcher_gets_what_the_sweeper_composed(loader):
 def test_no_configuration_is_run_twice(loader):
     sweep = sweep_of(loader)
     compose_once(sweep)
-    legal = [loader.load_sweep_config(sweep, ["seed=1"]) for _ in range(2)]  # seed=1,1
+    for _ in range(2):  # seed=1,1: the second is given what the first left
+        loader.load_sweep_config(sweep, ["seed=1"])
     run = [loader.load_sweep_config(sweep, ["seed=1"]) for _ in range(2)]
-    assert legal and run[0] is not run[1]
+    assert run[0] is not run[1]
+
+
+def test_a_second_sweep_is_composed_from_its_own_configuration(loader):
+    first, second = sweep_of(loader), sweep_of(loader, "hydra.verbose=true")
+    compose_once(first)
+    loader.load_sweep_config(first, ["seed=1"])  # seen to be legal, never run
+    compose_once(second)
+    assert loader.load_sweep_config(second, ["seed=1"]).hydra.verbose is True
 
 
 def test_other_launchers_compose_for_themselves(loader):
     sweep = sweep_of(loader)
     sweep.hydra.launcher._target_ = "hydra_plugins.hydra_joblib_launcher.JoblibLauncher"
     compose_once(sweep)
-    assert loader.load_sweep_config(sweep, ["seed=1"]) is not loader.load_sweep_config(
-        sweep, ["seed=1"]
-    )
+    one, other = (loader.load_sweep_config(sweep, ["seed=1"]) for _ in range(2))
+    assert one is not other

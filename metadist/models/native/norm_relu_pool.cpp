@@ -16,7 +16,10 @@ struct Shape {
     int64_t high() const { return height / window; }
     int64_t wide() const { return width / window; }
     // Of a window's pixel i from its first.
-    int64_t offset(int i) const { return (i / window * width + i % window) * channels; }
+    template <int WINDOW>
+    int64_t offset(int i) const {
+        return (i / WINDOW * width + i % WINDOW) * channels;
+    }
 };
 
 // Calls `visit(offset in maps, offset in pooled maps)` for each window of a group, in turn, and
@@ -124,7 +127,7 @@ void backward(const Shape& s, const R* gradient, const R* y, const R* weight, co
                 const V a = L::load(&scale[c]), m = L::load(mean + c);
                 const V k = L::load(&constant[c]), by = L::load(&slope[c]);
                 for (int i = 0; i < W::size; ++i)
-                    L::store(dy + at + s.offset(i), a * z[i] + by * (w.y[i] - m) + k);
+                    L::store(dy + at + s.offset<WINDOW>(i), a * z[i] + by * (w.y[i] - m) + k);
             },
             [&](int64_t at, int64_t c) {
                 const V d = L::load(y + at) - L::load(mean + c);
@@ -160,7 +163,7 @@ void second(const Shape& s, const R* t, const R* t_weight, const R* t_bias, cons
                 V parts[3];
                 sums.load(c, parts);
                 for (int i = 0; i < W::size; ++i) {
-                    const V ti = L::load(t + at + s.offset(i));
+                    const V ti = L::load(t + at + s.offset<WINDOW>(i));
                     parts[0] += ti;
                     parts[1] += ti * (w.y[i] - m);
                     parts[2] += ti * z[i];
@@ -201,9 +204,9 @@ void second(const Shape& s, const R* t, const R* t_weight, const R* t_bias, cons
                 const V a = L::load(&scale[c]), m = L::load(mean + c);
                 V by[W::size];
                 for (int i = 0; i < W::size; ++i) {
-                    const V ti = L::load(t + at + s.offset(i)), d = w.y[i] - m;
+                    const V ti = L::load(t + at + s.offset<WINDOW>(i)), d = w.y[i] - m;
                     by[i] = a * ti + L::load(&z_slope[c]) * d + L::load(&z_constant[c]);
-                    L::store(dy + at + s.offset(i),
+                    L::store(dy + at + s.offset<WINDOW>(i),
                              L::load(&by_t[c]) * ti + L::load(&by_z[c]) * z[i] +
                                  L::load(&slope[c]) * d + L::load(&constant[c]));
                 }

@@ -9,10 +9,11 @@
 #include <cstdint>
 #include <vector>
 
-constexpr int64_t ROWS_AT_ONCE = 64;  // summed in R before they join a sum in double
+constexpr int64_t ROWS_AT_ONCE = 64;  // or turns, summed in R before they join sums in double
 
-// Sums over the rows of a group, channel by channel. `load` gives the sums in R so far and `store`
-// takes them back; what was stored reaches the totals by `flush` at the latest.
+// Sums over the rows of a group, channel by channel. In each turn (a row, or a window of up to four)
+// every channel is brought forward in order, `load` giving the sums in R so far and `store` taking
+// them back; `flush` ends it.
 template <class R, int COUNT>
 struct Sums {
     using L = Lanes<R>;
