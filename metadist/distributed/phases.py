@@ -69,6 +69,15 @@ class _Recorder:
         with self._lock:
             self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
+    def settle(self) -> None:
+        """What the caller's thread did while this worker's share had begun already counts once:
+        where there was less waiting than that, it was still sending.
+        """
+        for name, before in (("wait", "send"), ("send", "other")):
+            if (seconds := self.seconds.get(name, 0.0)) < 0:
+                self.seconds[name] = 0.0
+                self.add(before, seconds)
+
     def begin(self, name: Phase) -> None:
         self._bank()
         span = record_function(name)
@@ -166,7 +175,7 @@ def recorded(what: Recording) -> Iterator[None]:
             yield
     finally:
         if begins and not outermost and recorder.profile is None:
-            # The caller waits on its own thread while this worker does its share.
+            # The caller waits on its own thread while this worker does its share (`settle`).
             recorder.add("wait", started - time.perf_counter())
         if outermost:
             _active = None
@@ -194,5 +203,6 @@ def finish_recording(trace: Path) -> dict[Phase, float]:
             f"{trace} could not be written ({error.strerror}): free some space, or set "
             "trainer.profile=false."
         ) from None
+    done.settle()
     _found = done.seconds
     return _found
