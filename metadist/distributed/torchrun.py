@@ -18,6 +18,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.run import parse_args, run
 
+from metadist.distributed.exiting import exit_whole
+
 _TELLING = (2, 130, 143)
 """Exit statuses of workers that stand for the whole world; any other failure is 1."""
 
@@ -77,4 +79,4 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_whole(main(sys.argv[1:]))

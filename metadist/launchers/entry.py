@@ -3,7 +3,6 @@
 import functools
 import logging
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,8 +40,7 @@ def experiment(script: str, build: Build) -> Callable[[], None]:
 
     @functools.wraps(main)
     def guarded() -> None:
-        status = _exit_status(main)
-        leave(status) if status else sys.exit(0)
+        leave(_exit_status(main))
 
     return guarded
 

@@ -9,12 +9,14 @@ import threading
 import time
 import traceback
 from pathlib import Path
+from typing import NoReturn
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from metadist.configuration.wording import explain, raised_by_hydra
 from metadist.distributed import PeerLost, RemoteError, get_rank, get_world_size
+from metadist.distributed.exiting import exit_whole
 from metadist.distributed.job import current_job
 from metadist.distributed.lost import SomePeerLost
 from metadist.distributed.meeting import AllGaveUp, meet
@@ -169,17 +171,20 @@ def end_process(sentence: str) -> None:
     os._exit(FAILURE_STATUS)
 
 
-def leave(status: int) -> None:
-    """End the process, within seconds: threads that are stuck in a call are not waited for."""
+def leave(status: int) -> NoReturn:
+    """End the process; after an error within seconds: threads that are stuck in a call are not
+    waited for then.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
-    last = threading.Timer(_LEAVE_SECONDS, os._exit, [status])
-    last.daemon = True
-    last.start()
-    if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # where no Python thread runs any more
-        signal.setitimer(signal.ITIMER_REAL, 2 * _LEAVE_SECONDS)
-    sys.exit(status)
+    if status:
+        last = threading.Timer(_LEAVE_SECONDS, os._exit, [status])
+        last.daemon = True
+        last.start()
+        if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # where no Python thread runs any more
+            signal.setitimer(signal.ITIMER_REAL, 2 * _LEAVE_SECONDS)
+    exit_whole(status)
 
 
 def _here() -> str:
