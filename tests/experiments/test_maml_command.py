@@ -46,11 +46,10 @@ def left_behind(group: int) -> bool:
 def test_interrupt_and_resume_under_torchrun(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     options = ["trainer.iterations=40", "trainer.checkpoint_every=10", "trainer.eval_every=20"]
-    first = start(*options, "logger=console", f"hydra.run.dir={whole}")
-    output, _ = first.communicate(timeout=90)
-    assert first.returncode == 0, output
-    assert "test accuracy" in output and str(whole) in output
-    assert (whole / ".hydra" / "overrides.yaml").exists()
+    outcomes = run_command(
+        "maml.py", "+partition=dim0", *SMALL, *options, f"hydra.run.dir={whole}", size=2
+    )
+    assert [outcome.status for outcome in outcomes] == [0, 0], outcomes
 
     second = start(*options, f"hydra.run.dir={parts}")
     deadline = time.monotonic() + 60
@@ -65,9 +64,11 @@ def test_interrupt_and_resume_under_torchrun(tmp_path):
     done = len([line for line in records(parts) if "train_loss" in line])
     assert 3 < done < 40
 
-    third = start(*options, f"hydra.run.dir={parts}", "resume=auto")
+    third = start(*options, "logger=[console,jsonl]", f"hydra.run.dir={parts}", "resume=auto")
     output, _ = third.communicate(timeout=90)
     assert third.returncode == 0, output
+    assert "test accuracy" in output and str(parts) in output
+    assert (parts / ".hydra" / "overrides.yaml").exists()
     assert without_times(records(parts)) == without_times(records(whole))
 
 
