@@ -1,8 +1,8 @@
 """Show what SLURM would get: python experiments/slurm.py maml hydra/launcher=submitit_slurm.
 
-It composes the script of one job of a sweep, as `python experiments/maml.py -m …` with the same words
-behind `-m` submits it (through submitit, `pip install -e '.[sweeps]'`), and submits nothing. Each job
-starts a world of its own with launcher=torchrun launcher.nproc_per_node=4
+It composes the script of one job of a sweep, as `python experiments/maml.py -m …` with the same
+words behind `-m` submits it (through submitit, `pip install -e '.[sweeps]'`), and submits nothing.
+Each job starts a world of its own with launcher=torchrun launcher.nproc_per_node=4
 hydra.launcher.gpus_per_node=4.
 """
 
