@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import hydra
 from omegaconf import OmegaConf
 
 from metadist.errors import UserError
@@ -87,3 +88,10 @@ def choose(cells: Mapping[str, Cell], names: Sequence[str]) -> list[Cell]:
             )
         chosen |= found
     return list(chosen.values())
+
+
+def compose(words: Sequence[str]) -> dict[str, Any]:
+    """The configuration of `experiments/maml.py` with some overrides, interpolations as written."""
+    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        composed: Any = OmegaConf.to_container(hydra.compose("maml", list(words)))
+    return composed

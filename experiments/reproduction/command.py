@@ -9,11 +9,10 @@ import argparse
 import functools
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 
-import hydra
-from reproduction.cells import ROOT, Cell, choose, load_cells
+from reproduction.cells import Cell, choose, compose, load_cells
 from reproduction.gather import find, rows_of
 from reproduction.pictures import draw_curves, draw_pair, draw_sinusoids
 from reproduction.runs import Planned, Runner
@@ -74,25 +73,32 @@ def _run(options: argparse.Namespace) -> int:
     chosen = choose(cells, [word for word in options.words if "=" not in word])
     runner = None
     if not options.table_only:
-        roots = _roots(options.root, chosen)
+        roots = _roots(options.root, chosen, {cell.dataset for cell in cells.values()})
         planned = _planned(options, chosen, directory)
         runner = Runner(options.workers, options.jobs, roots, _say)
         runner.carry_out(planned)
     found = find([directory, *options.folders], cells)
-    if not found:
+    if not found and not (runner and runner.refused):
         raise UserError(f"there is no run of a preset in {directory}: name presets, or all.")
     rows = rows_of(found, {name: _published(name) for name in {f.cell.preset for f in found}})
-    directory.mkdir(parents=True, exist_ok=True)
     told = shlex.join(["python", "experiments/reproduce.py", *sys.argv[1:]])
     text = markdown(rows, told)
-    (directory / TABLE).write_text(text, encoding="utf-8")
-    (directory / DATA).write_text(csv_text(rows), encoding="utf-8")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / TABLE).write_text(text, encoding="utf-8")
+        (directory / DATA).write_text(csv_text(rows), encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"the table could not be written to {directory} ({error.strerror}): make room there, "
+            "and start again with --table-only."
+        ) from None
     print(text, directory / TABLE, directory / DATA, sep="\n", flush=True)
     for path in filter(None, [draw_curves(found, directory), *draw_sinusoids(found, directory)]):
         print(path)
     if runner is not None and runner.stopped:
         return 128 + runner.stopped
-    return 1 if any(row.failures for row in rows) else 0
+    refused = runner is not None and runner.refused
+    return 1 if refused or any(row.failures for row in rows) else 0
 
 
 def _planned(options: argparse.Namespace, chosen: Sequence[Cell], directory: Path) -> list[Planned]:
@@ -127,20 +133,32 @@ def _planned(options: argparse.Namespace, chosen: Sequence[Cell], directory: Pat
 @functools.cache
 def _published(preset: str) -> int:
     """The iterations of a preset."""
-    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return int(hydra.compose("maml", [f"+experiment={preset}"]).trainer.iterations)
+    return int(compose([f"+experiment={preset}"])["trainer"]["iterations"])
 
 
-def _roots(words: Sequence[str], chosen: Sequence[Cell]) -> dict[str, str]:
+def _roots(words: Sequence[str], chosen: Sequence[Cell], known: Set[str]) -> dict[str, str]:
     """Where the datasets lie, by name.
 
+    Args:
+        words: of `--root`.
+        chosen: the cells to run.
+        known: the names of all datasets.
+
     Raises:
-        UserError: a directory for no dataset in particular, where there are several.
+        UserError: a dataset that there is not, or a directory for no dataset in particular, where
+            there are several.
     """
     having = list(dict.fromkeys(c.dataset for c in chosen if c.dataset != "sinusoid"))
     found = {}
     for word in words:
-        name, _, folder = word.rpartition("=")
+        name, _, folder = word.partition("=")
+        if name not in known:
+            if folder and "/" not in name:
+                raise UserError(
+                    f"--root {word} names no dataset: the presets know "
+                    f"{', '.join(sorted(known - {'sinusoid'}))}."
+                )
+            name, folder = "", word
         if not name and len(having) > 1:
             raise UserError(
                 f"--root {word} does not say of which dataset, and there are {' and '.join(having)}"

@@ -7,17 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from reproduction.cells import Cell
-from reproduction.runs import PLAN, failure, has_failed, plan_of
+from reproduction.runs import PLAN, failure, has_failed, identity_of, plan_of
 
 from metadist.launchers.records import read_results
 from metadist.training import protocol_differences
 from metadist.training.identity import is_around
 
 _HARMLESS = re.compile(
-    r"\+experiment=|seed=|trainer\.(iterations|(eval|checkpoint)_every|validation_tasks)=|"
-    r"strategy|\+partition|device=|threads="
+    r"\+experiment=|seed=|trainer\.(iterations|checkpoint_every)=|strategy|\+partition|device=|threads="
 )
 """Overrides by which the preset stays what it is, beside those of `is_around`."""
+
+_VALIDATION = re.compile(r"trainer\.(eval_every|validation_tasks)=")
+"""Overrides by which it stays so unless validation chooses the checkpoint."""
+
+_ROUNDING = 1e-9
+"""Figures that were written in decimals agree as far as that."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +48,17 @@ class Found:
     @property
     def failed(self) -> bool:
         """Whether an error ended it; a run that goes on, or was stopped, has not failed."""
-        return not self.results and has_failed(self.directory)
+        return has_failed(self.directory, self.results is not None)
 
     @property
     def trouble(self) -> str:
-        """Why there are no results, or what it said last; "" if there are."""
-        return "" if self.results else failure(self.directory)
+        """Why it has failed, or what it said last; "" if it has finished."""
+        return failure(self.directory) if self.failed or not self.results else ""
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has ended well, with results."""
+        return self.results is not None and not self.failed
 
 
 @dataclass(frozen=True)
@@ -66,7 +76,7 @@ class Row:
         ci95: half the width of the 95% interval over tasks, the mean over seeds.
         lowest: of the seeds.
         highest: of the seeds.
-        seeds: those that finished.
+        seeds: those that finished with this figure.
         failures: by seed, why others failed.
         unfinished: by seed, what the rest, which go on or were stopped, said last.
         seconds: wall time of a run, the mean.
@@ -74,7 +84,7 @@ class Row:
         protocol: of the runs.
         method: what is told of the algorithm.
         differs: where the paper's protocol is known to be another: key -> (paper, ours).
-        uneven: what the seeds' protocols differ in.
+        uneven: what the seeds' protocols or configurations differ in.
     """
 
     cell: Cell
@@ -112,7 +122,9 @@ class Row:
     def outcome(self) -> str:
         """Whether the paper's figure is reached: at least the lower end of its interval."""
         if self.ours is None:
-            return "FAILED" if self.failures else "unfinished" if self.unfinished else "not run"
+            if not self.failures and not self.unfinished:
+                return "not tested after so many steps"
+            return "FAILED" if self.failures else "unfinished"
         others = f"; {len(self.failures)} of the seeds FAILED" if self.failures else ""
         if self.unfinished:
             others += f"; {len(self.unfinished)} of the seeds unfinished"
@@ -120,10 +132,10 @@ class Row:
             return f"nothing to compare with{others}"
         sign = -1 if self.cell.metric == "mse" else 1
         missing = sign * (self.paper - self.ours)
-        if missing <= (self.cell.interval or 0.0):
+        if missing <= (self.cell.interval or 0.0) + _ROUNDING:
             return f"reached{' under another protocol' * bool(self.differs)}{others}"
-        short = f"{100 * missing:.2f} points" if sign > 0 else f"{missing:.3f}"
-        return f"NOT reached, by {short}{others}"
+        short = f"{100 * missing:.2f} points below" if sign > 0 else f"{missing:.3f} above"
+        return f"NOT reached: {short} the paper's{others}"
 
 
 def find(directories: Iterable[Path], cells: Mapping[str, Cell]) -> list[Found]:
@@ -145,14 +157,16 @@ def find(directories: Iterable[Path], cells: Mapping[str, Cell]) -> list[Found]:
         if plan is None or plan["preset"] not in cells:
             continue
         results = read_results(folder)
-        options = tuple(sorted(filter(_matters, plan["options"])))
+        options = tuple(sorted(word for word in plan["options"] if _matters(word, plan["options"])))
         cell = cells[plan["preset"]]
         found.append(Found(folder, cell, plan["seed"], plan["iterations"], options, results))
     order = {name: place for place, name in enumerate(cells)}
     return sorted(found, key=lambda f: (order[f.cell.preset], f.options, f.iterations, f.seed))
 
 
-def _matters(word: str) -> bool:
+def _matters(word: str, options: Sequence[str]) -> bool:
+    if _VALIDATION.match(word):
+        return "trainer.test_checkpoint=best" in options
     return not (_HARMLESS.match(word) or is_around(word.lstrip("+").partition("=")[0]))
 
 
@@ -175,11 +189,12 @@ def rows_of(found: Sequence[Found], lengths: Mapping[str, int]) -> list[Row]:
 
 def _row(runs: Sequence[Found], steps: int | None, length: int | None) -> Row:
     cell = runs[0].cell
-    done = list({run.seed: run for run in runs if run.results}.values())
-    seeds = {run.seed for run in done}
-    rest = [run for run in runs if run.seed not in seeds]
-    figures = [figure for run in done if (figure := _figure(run, steps)) is not None]
-    values = [mean for mean, _ in figures]
+    done = list({run.seed: run for run in runs if run.finished}.values())
+    ended = {run.seed for run in done}
+    rest = [run for run in runs if run.seed not in ended]
+    all_figures = {run.seed: _figure(run, steps) for run in done}
+    figures = {seed: figure for seed, figure in all_figures.items() if figure is not None}
+    values = [mean for mean, _ in figures.values()]
     protocols = {f"seed {run.seed}": run.results["protocol"] for run in done}
     protocol = next(iter(protocols.values()), {})
     return Row(
@@ -190,10 +205,10 @@ def _row(runs: Sequence[Found], steps: int | None, length: int | None) -> Row:
         published_iterations=length,
         paper=cell.figures.get(steps),
         ours=_mean(values),
-        ci95=_mean([ci95 for _, ci95 in figures]),
+        ci95=_mean([ci95 for _, ci95 in figures.values()]),
         lowest=min(values, default=None),
         highest=max(values, default=None),
-        seeds=tuple(run.seed for run in done),
+        seeds=tuple(figures),
         failures={run.seed: run.trouble for run in rest if run.failed},
         unfinished={run.seed: run.trouble for run in rest if not run.failed},
         seconds=_mean([run.results["wall_seconds"] for run in done]),
@@ -203,12 +218,20 @@ def _row(runs: Sequence[Found], steps: int | None, length: int | None) -> Row:
         protocol=protocol,
         method=next((run.results.get("method", {}) for run in done), {}),
         differs={
-            key: (theirs, protocol[key])
+            key: (theirs, here)
             for key, theirs in cell.protocol.items()
-            if key in protocol and protocol[key] != theirs
+            # What training has in common with the test is not named of training.
+            if (here := protocol.get(key, protocol.get(key.removeprefix("train_")))) is not None
+            and here != theirs
         },
-        uneven=protocol_differences(protocols),
+        uneven=protocol_differences(protocols) | protocol_differences(_configurations(done)),
     )
+
+
+def _configurations(runs: Sequence[Found]) -> dict[str, dict[str, str]]:
+    """What the numbers of each run follow from, by dotted key, as far as the runs say it."""
+    kept = {f"seed {run.seed}": identity_of(run.directory) for run in runs}
+    return {name: identity for name, identity in kept.items() if identity}
 
 
 def _figure(run: Found, steps: int | None) -> tuple[float, float] | None:

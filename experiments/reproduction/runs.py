@@ -14,12 +14,13 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from reproduction.cells import ROOT
+from reproduction.cells import ROOT, compose
 from yaml import YAMLError
 
 from metadist.errors import UserError
 from metadist.launchers.launcher import quoted
 from metadist.launchers.records import FAILURE, note_failure
+from metadist.training.identity import identity
 
 LOG = "log.txt"
 PLAN = "reproduction.json"
@@ -58,20 +59,31 @@ class Planned:
         return {name: getattr(self, name) for name in noted}
 
     def finished(self) -> bool:
-        """Whether the run has ended with results.
+        """Whether the run has ended well, with results.
 
         Raises:
-            UserError: it was begun with other options.
+            UserError: it was begun with other options, or when the preset was another.
         """
-        begun = self.directory / PLAN
-        if begun.exists():
-            options = json.loads(begun.read_text(encoding="utf-8"))["options"]
-            if options != list(self.options):
+        begun = plan_of(self.directory)
+        if begun is not None and begun["options"] != list(self.options):
+            raise UserError(
+                f"{self.directory} was begun with the options "
+                f"{' '.join(begun['options']) or '(none)'}, not "
+                f"{' '.join(self.options) or '(none)'}: choose another --directory."
+            )
+        results = (self.directory / "results.json").exists()
+        if not results or has_failed(self.directory, results):
+            return False
+        then = identity_of(self.directory)
+        now = _but_seed(compose([*self.words(), *self.options])) if then else {}
+        # An option that has been added since is not another run.
+        for key in sorted(then.keys() & now.keys()):
+            if then[key] != now[key]:
                 raise UserError(
-                    f"{self.directory} was begun with the options {' '.join(options) or '(none)'}, "
-                    f"not {' '.join(self.options) or '(none)'}: choose another --directory."
+                    f"{self.directory} holds a run of another {self.preset}, with {key}={then[key]}"
+                    f" where it now has {now[key]}: choose another --directory."
                 )
-        return (self.directory / "results.json").exists()
+        return True
 
     def words(self) -> list[str]:
         """The overrides that make it the run it is, but for the options."""
@@ -112,6 +124,7 @@ class Runner:
 
     Attributes:
         stopped: the number of the signal that stopped it, 0 if none has.
+        refused: runs whose folder could not be used.
     """
 
     def __init__(self, workers: int, jobs: int, roots: Mapping[str, str], say: Say) -> None:
@@ -120,6 +133,7 @@ class Runner:
         self.roots = roots
         self.say = say
         self.stopped = 0
+        self.refused: list[Planned] = []
         self._running: set[subprocess.Popen] = set()
         self._lock = threading.RLock()  # a signal's handler may be interrupted by another signal
 
@@ -146,6 +160,13 @@ class Runner:
     def _one(self, run: Planned) -> None:
         if self.stopped:
             return
+        try:
+            self._start_and_wait(run)
+        except OSError as error:
+            self.refused.append(run)
+            self.say(f"{run.name}: FAILED: {run.directory} could not be used ({error.strerror})")
+
+    def _start_and_wait(self, run: Planned) -> None:
         run.directory.mkdir(parents=True, exist_ok=True)
         (run.directory / PLAN).write_text(json.dumps(run.plan()), encoding="utf-8")
         (run.directory / FAILURE).unlink(missing_ok=True)
@@ -187,10 +208,17 @@ class Runner:
                 process.send_signal(signal.SIGTERM)
 
 
-def has_failed(directory: Path) -> bool:
-    """Whether an error ended the run of a folder; else it goes on, was stopped or was killed."""
+def has_failed(directory: Path, results: bool = False) -> bool:
+    """Whether an error ended the run of a folder; else it goes on, was stopped or was killed.
+
+    Args:
+        directory: the run's.
+        results: whether it left results. An error may come after them all the same.
+    """
     if (directory / FAILURE).exists():
         return True
+    if results:
+        return False
     try:
         text = (directory / LOG).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -211,6 +239,19 @@ def failure(directory: Path) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [line for line in lines if line.startswith(("error:", "stopped at iteration"))]
     return (causes or lines or ["it said nothing"])[-1].removeprefix("error: ")[:300]
+
+
+def identity_of(directory: Path) -> dict[str, str]:
+    """What the numbers of a folder's run follow from but for the seed, {} if it does not say."""
+    try:
+        saved = OmegaConf.to_container(OmegaConf.load(directory / ".hydra" / "config.yaml"))
+    except (OSError, ValueError, OmegaConfBaseException, YAMLError):
+        return {}
+    return _but_seed(saved) if isinstance(saved, dict) else {}
+
+
+def _but_seed(configuration: Mapping[str, Any]) -> dict[str, str]:
+    return {key: value for key, value in identity(configuration).items() if key != "seed"}
 
 
 def plan_of(directory: Path) -> dict[str, Any] | None:

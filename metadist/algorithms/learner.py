@@ -48,10 +48,14 @@ class Learner(nn.Module):
     Attributes:
         each_step: in evaluation, a learner that takes inner steps also judges the queries after
             each of them. Whoever runs the evaluation sets it; off by default, for it takes time.
+        outputs_are_classes: each of the model's outputs stands for a class of the task, so that one
+            that is no class in training is not trained. A subclass for which they are features
+            says that it is not so.
         takes_several: a subclass whose `forward` can run several tasks at once says so.
     """
 
     each_step = False
+    outputs_are_classes = True
     takes_several = False
 
     def __init__(

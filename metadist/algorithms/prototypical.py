@@ -33,6 +33,7 @@ class Prototypical(Learner):
         UserError: a regression problem, or a model without features.
     """
 
+    outputs_are_classes = False
     takes_several = True
 
     def __init__(

@@ -15,7 +15,7 @@ from metadist.distributed.job import current_job
 from metadist.distributed.residents import Resident
 from metadist.distributed.shards import as_shards
 from metadist.errors import UserError
-from metadist.tasks import TaskDistribution, task_keys
+from metadist.tasks import FewShotTasks, TaskDistribution, task_keys
 from metadist.tracking import JsonLines, Tracker, Trackers
 from metadist.training import (
     EvaluateTasks,
@@ -70,6 +70,7 @@ def assemble_experiment(configuration: DictConfig, directory: Path, name: str) -
     _rehearse_schedule(cfg.scheduler, optimizer)
     scheduler = build(cfg.scheduler, "scheduler", optimizer=optimizer)
     _check_partition(strategy, learner, trainer)
+    _check_ways(tasks, learner)
     _rehearse(tasks, learner)
     # Every rank builds a job's experiments in the same order, so the names agree.
     resident = Resident(current_job().new_name("tasks"), tasks)
@@ -183,6 +184,18 @@ def _rehearse_schedule(node: DictConfig, optimizer: torch.optim.Optimizer) -> No
             f"the learning-rate schedule cannot take a step ({error}): mend the values of "
             "scheduler, or choose scheduler=none."
         ) from error
+
+
+def _check_ways(tasks: TaskDistribution, learner: Learner) -> None:
+    if not isinstance(tasks, FewShotTasks) or tasks.regression or not learner.outputs_are_classes:
+        return
+    left_out = tasks.ways - tasks.train_ways
+    if left_out > 0:
+        raise UserError(
+            f"task.train_ways={tasks.train_ways} does not fit: tests have task.ways={tasks.ways}, "
+            f"and {type(learner).__name__} would never have trained {left_out} of its outputs: "
+            f"leave task.train_ways out, or make it {tasks.ways} at least."
+        )
 
 
 def _check_partition(strategy: Strategy, learner: Learner, trainer: Trainer) -> None:

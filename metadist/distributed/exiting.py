@@ -1,11 +1,13 @@
 """The end of a process that has used torch.distributed."""
 
 import atexit
-import contextlib
 import multiprocessing
 import os
 import sys
 from typing import NoReturn
+
+_FLUSH_FAILED = 120
+"""Python's exit status when what was printed could not be written."""
 
 
 def exit_whole(status: int) -> NoReturn:
@@ -14,7 +16,8 @@ def exit_whole(status: int) -> NoReturn:
     A thread that comes back from C++ while Python is taken apart (from the world's store, from
     RPC's end) aborts the process: "terminate called without an active exception", and a finished
     run counts as failed (https://github.com/pytorch/pytorch/issues/38228). Threads that are not
-    daemons are waited for and exit handlers run as ever. Any process, from its main thread.
+    daemons are waited for and exit handlers run as ever. For the last statement of a program, on
+    its main thread: whoever catches the SystemExit has no say in the exit status any more.
 
     Args:
         status: the exit status.
@@ -27,10 +30,19 @@ def exit_whole(status: int) -> NoReturn:
     sys.exit(status)
 
 
+def flush_streams() -> bool:
+    """Whether all that was printed could be written, as far as there is somewhere to print."""
+    written = True
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except OSError:
+            written = False
+    return written
+
+
 def _end(status: int) -> NoReturn:
     atexit.unregister(_end)
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # none, broken, closed
-            stream.flush()
-    os._exit(status)
+    os._exit(status if flush_streams() else status or _FLUSH_FAILED)

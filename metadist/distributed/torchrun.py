@@ -20,7 +20,8 @@ from torch.distributed.run import parse_args, run
 
 from metadist.distributed.exiting import exit_whole
 
-_TELLING = (2, 130, 143)
+_USER_ERROR = 2
+_STOPPED = (130, 143)
 """Exit statuses of workers that stand for the whole world; any other failure is 1."""
 
 
@@ -31,8 +32,8 @@ def main(words: list[str]) -> int:
         words: torchrun's command line.
 
     Returns:
-        0; the status 2, 130 or 143 of a worker that ended with it; 128 plus the number of a
-        signal that this process got; else 1.
+        0; 130 or 143 if the first worker to end had been stopped; 2 if one ended with it; 128
+        plus the number of a signal that this process got; else 1.
     """
     logging.disable(logging.ERROR)
     if hasattr(signal, "SIGUSR2"):  # SLURM's notice of the end is for the parent, which saves
@@ -42,10 +43,11 @@ def main(words: list[str]) -> int:
     try:
         run(arguments)
     except ChildFailedError as error:
-        _say_killed(error)
-        _note_last_words(error)
-        statuses = {failure.exitcode for failure in error.failures.values()}
-        return next((status for status in _TELLING if status in statuses), 1)
+        killed = killed_unheard(error)
+        if killed:
+            print(f"error: {killed}", file=sys.stderr, flush=True)
+        _note_last_words(error, killed)
+        return status_of(error)
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
     except RendezvousError as error:
@@ -54,22 +56,34 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def _say_killed(error: ChildFailedError) -> None:
-    """A single worker that a signal ended has told nobody; in larger worlds the others do."""
-    _, failure = error.get_first_failure()
-    if len(error.failures) == 1 and failure.exitcode < 0 and failure.global_rank == 0:
-        name = signal.Signals(-failure.exitcode).name
-        print(f"error: rank 0 was ended by {name}", file=sys.stderr, flush=True)
+def status_of(error: ChildFailedError) -> int:
+    """What a world's failure comes to: see `main`. Of those that ended later nothing follows, for
+    the agent stops whoever is left when the first has ended.
+    """
+    _, first = error.get_first_failure()
+    if first.exitcode in _STOPPED:
+        return first.exitcode
+    statuses = {failure.exitcode for failure in error.failures.values()}
+    return _USER_ERROR if _USER_ERROR in statuses and first.exitcode >= 0 else 1
 
 
-def _note_last_words(error: ChildFailedError) -> None:
-    """Leave what a worker said in the file that METADIST_LAST_WORDS names."""
+def killed_unheard(error: ChildFailedError) -> str:
+    """Which worker a signal ended, in a sentence, if none of the others has told; else ""."""
+    rank, first = error.get_first_failure()
+    others = {failure.exitcode for failure in error.failures.values() if failure is not first}
+    if first.exitcode >= 0 or any(code > 0 and code not in _STOPPED for code in others):
+        return ""
+    return f"rank {rank} was ended by {signal.Signals(-first.exitcode).name}"
+
+
+def _note_last_words(error: ChildFailedError, killed: str) -> None:
+    """Leave what was said in the file that METADIST_LAST_WORDS names."""
     path = os.environ.get("METADIST_LAST_WORDS")
     said = [failure.message for failure in error.failures.values()]
     texts = [each["message"] for each in said if isinstance(each, dict) and "message" in each]
-    if path and texts:
+    if path and (killed or texts):
         with contextlib.suppress(OSError):
-            Path(path).write_text(str(texts[0]), encoding="utf-8")
+            Path(path).write_text(killed or str(texts[0]), encoding="utf-8")
 
 
 def _end_with_parent() -> None:

@@ -93,7 +93,7 @@ def _known_results(job: Job, planned: PlannedRun) -> dict[str, Any] | None:
 
 
 def figure_of(results: Mapping[str, Any]) -> float | None:
-    """What a sweeper optimises: the newest validation's figure, of what the test then judges.
+    """What a sweeper optimises: the validation figure of the state that the test judges.
 
     It is the accuracy (0 to 1, more is better: `hydra.sweeper.direction=maximize`) or, for
     regression, the mean squared error (less is better: `minimize`). None on ranks that only

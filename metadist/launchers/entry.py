@@ -3,6 +3,7 @@
 import functools
 import logging
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,9 +41,15 @@ def experiment(script: str, build: Build) -> Callable[[], None]:
 
     @functools.wraps(main)
     def guarded() -> None:
-        leave(_exit_status(main))
+        leave(_exit_status(main), _is_program(path))
 
     return guarded
+
+
+def _is_program(path: Path) -> bool:
+    """Whether this process was started to run a script, and not another program that calls it."""
+    started = getattr(sys.modules["__main__"], "__file__", None)
+    return started is not None and Path(started).resolve() == path
 
 
 def _exit_status(main: Callable[[], None]) -> int:

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from metadist.configuration.wording import explain, raised_by_hydra
 from metadist.distributed import PeerLost, RemoteError, get_rank, get_world_size
-from metadist.distributed.exiting import exit_whole
+from metadist.distributed.exiting import exit_whole, flush_streams
 from metadist.distributed.job import current_job
 from metadist.distributed.lost import SomePeerLost
 from metadist.distributed.meeting import AllGaveUp, meet
@@ -171,20 +171,23 @@ def end_process(sentence: str) -> None:
     os._exit(FAILURE_STATUS)
 
 
-def leave(status: int) -> NoReturn:
+def leave(status: int, is_program: bool) -> NoReturn:
     """End the process; after an error within seconds: threads that are stuck in a call are not
     waited for then.
+
+    Args:
+        status: the exit status.
+        is_program: nothing comes after it in this process (`exit_whole`).
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
     if status:
+        flush_streams()
         last = threading.Timer(_LEAVE_SECONDS, os._exit, [status])
         last.daemon = True
         last.start()
         if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
             signal.signal(signal.SIGALRM, signal.SIG_DFL)  # where no Python thread runs any more
             signal.setitimer(signal.ITIMER_REAL, 2 * _LEAVE_SECONDS)
-    exit_whole(status)
+    (exit_whole if is_program else sys.exit)(status)
 
 
 def _here() -> str:

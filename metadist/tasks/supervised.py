@@ -49,7 +49,7 @@ class SupervisedTasks:
                 f"{type(dataset).__name__} does not have: choose dataset=glyphs, omniglot, "
                 "mini_imagenet or cifar_fs."
             )
-        dataset.check(ways, shots, queries)
+        dataset.check(ways, shots, queries, ("test",))
         self.dataset = dataset
         self.group = group
         self.held_out = held_out
@@ -83,7 +83,7 @@ class SupervisedTasks:
         return Episode(nothing, group)
 
     def protocol(self) -> dict[str, object]:
-        """Of the test episodes, and of the groups."""
+        """Of the test episodes, and of the groups, whose images are never turned."""
         return {
             "ways": self.ways,
             "shots": self.shots,
@@ -91,4 +91,5 @@ class SupervisedTasks:
             "group": self.group,
             "held_out": self.held_out,
             **self.dataset.protocol(),
+            "rotations": False,
         }

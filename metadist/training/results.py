@@ -41,7 +41,7 @@ def results_of(
         **steps_of(figures, metric),
         "test_loss": figures["loss"].mean,
         "train_loss": progress.train_loss,
-        **progress.validation,
+        **validation_of(experiment),
         "best_validation": progress.best,
         "iterations": progress.iteration,
         "tested_iteration": tested,
@@ -62,6 +62,14 @@ def results_of(
             "checkpoint": BEST if x.trainer.test_checkpoint == "best" else "last",
         },
     }
+
+
+def validation_of(experiment: Experiment) -> dict[str, float]:
+    """The validation figure of the state that the test judges; {} without validation."""
+    progress, name = experiment.progress, f"validation_{experiment.metric}"
+    if experiment.trainer.test_checkpoint == "best":
+        return {name: progress.best[experiment.metric]}
+    return progress.validation
 
 
 def steps_of(figures: Mapping[str, Estimate], metric: str) -> dict[str, list[dict[str, float]]]:

@@ -66,6 +66,13 @@ def test_random_overrides_build_or_are_refused_in_one_sentence(pairs):
             assert isinstance(found, Experiment)
 
 
+def test_outputs_that_training_would_leave_out_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"train_ways=2 .* MAML .* trained 1 of its outputs"):
+        build(tmp_path, "strategy=local", "task.train_ways=2")
+    build(tmp_path, "strategy=local", "task.train_ways=5")
+    build(tmp_path, "strategy=local", "task.train_ways=2", "algorithm=prototypical")
+
+
 def rates(directory, *overrides: str) -> list[float]:
     x = build(directory, "strategy=local", "optimizer=sgd", "optimizer.lr=0.1", *overrides)
     found = []

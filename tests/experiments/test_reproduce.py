@@ -19,7 +19,7 @@ from metadist.errors import UserError
 
 sys.path.insert(0, str(CONF.parent / "experiments"))
 from reproduction import command, pictures
-from reproduction.cells import Cell, load_cells
+from reproduction.cells import Cell, compose, load_cells
 from reproduction.gather import Found, find, rows_of
 from reproduction.runs import Planned, Runner, failure
 from reproduction.table import markdown
@@ -188,6 +188,43 @@ def test_another_folder_and_other_options(tmp_path):
     assert failure(tmp_path) == "it left no log"
 
 
+def test_a_finished_run_of_another_version_of_the_preset_is_refused(tmp_path):
+    plan = Planned("maml_sinusoid", "sinusoid", 1, 7, (), tmp_path)
+    (tmp_path / "results.json").write_text("{}")
+    (tmp_path / ".hydra").mkdir()
+    saved = compose(["+experiment=maml_sinusoid", "seed=1", "threads=2"])
+    del saved["algorithm"]["transductive"]  # an option that was not there yet
+    held = tmp_path / ".hydra" / "config.yaml"
+    (tmp_path / "reproduction.json").write_text(json.dumps(plan.plan()))
+    held.write_text(json.dumps(saved))
+    assert plan.finished()
+    saved["algorithm"]["inner_lr"] = 0.5
+    held.write_text(json.dumps(saved))
+    with pytest.raises(UserError, match=r"another maml_sinusoid, with algorithm\.inner_lr=0\.5 wh"):
+        plan.finished()
+
+
+def test_an_error_behind_the_results_is_no_end_and_a_damaged_plan_is_made_anew(tmp_path):
+    plan = Planned("maml_sinusoid", "sinusoid", 1, 7, (), tmp_path)
+    (tmp_path / "results.json").write_text("{}")
+    (tmp_path / "reproduction.json").write_text('{"preset": ')
+    assert plan.finished()
+    (tmp_path / "failure.json").write_text('{"error": "no room"}')
+    assert not plan.finished()
+
+
+def test_a_folder_that_cannot_be_used_does_not_end_the_others(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    runs = [Planned("x", "omniglot", 0, 5, (), tmp_path / name) for name in ("file/a", "b")]
+    monkeypatch.setattr(Planned, "command", lambda *_: [sys.executable, "-c", "open('ran', 'w')"])
+    monkeypatch.setattr("reproduction.runs.ROOT", tmp_path)
+    told: list[str] = []
+    runner = Runner(1, 1, {}, told.append)
+    runner.carry_out(runs)
+    assert runner.refused == runs[:1] and (tmp_path / "ran").exists()
+    assert "could not be used (Not a directory)" in told[0]
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -198,6 +235,8 @@ def test_another_folder_and_other_options(tmp_path):
         (["maml_sinusoid", "seed=5", "--seeds", "3"], "use --seeds"),
         (["maml_sinusoid", "++trainer.iterations=100"], "use --iterations"),
         (["all", "--root", "somewhere"], "does not say of which dataset"),
+        (["all", "--root", "omniglt=DIR"], "names no dataset"),
+        (["all", "--root", "/run=3/omniglot"], "does not say of which dataset"),
         (["--table-only"], "no run of a preset"),
         (["--sinusoid", "here", "there"], "no run's directory"),
     ],

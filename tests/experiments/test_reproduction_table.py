@@ -8,6 +8,8 @@ import pytest
 from reproduction_folders import PROTOCOL, fake
 from tiny import CONF
 
+from metadist.launchers.records import note_failure
+
 sys.path.insert(0, str(CONF.parent / "experiments"))
 from reproduction.cells import Cell, load_cells
 from reproduction.gather import find, rows_of
@@ -37,13 +39,51 @@ def test_rows_have_means_over_seeds_and_judge_by_the_papers_interval(rows):
     assert maml.ours == pytest.approx(0.985) and (maml.lowest, maml.highest) == (0.98, 0.99)
     assert maml.seeds == (0, 1) and maml.failures == {2: "the disk is full."}
     assert maml.outcome == "reached; 1 of the seeds FAILED"  # 98.5 with 98.7 ± 0.4
-    assert by_name["reptile_omniglot_5w1s"].outcome == "NOT reached, by 2.68 points"
+    assert by_name["reptile_omniglot_5w1s"].outcome == "NOT reached: 2.68 points below the paper's"
     assert by_name["anil_omniglot_5w1s"].outcome == "nothing to compare with"
     sinusoid = [by_name[f"maml_sinusoid_5_points, {k}"] for k in ("1 step", "5 steps", "10 steps")]
     assert [row.ours for row in sinusoid] == [1.0, 2 / 6, 2 / 11]
     otherwise = "reached under another protocol"
-    assert [row.outcome for row in sinusoid] == ["NOT reached, by 0.330", otherwise, otherwise]
+    above = "NOT reached: 0.330 above the paper's"
+    assert [row.outcome for row in sinusoid] == [above, otherwise, otherwise]
     assert sinusoid[0].differs == {"shots": (5, 10)} and len(rows) == 6
+
+
+def test_the_lower_end_itself_is_reached_and_common_counts_are_training_s_too(tmp_path):
+    cells = {
+        "edge": Cell("edge", "omniglot", "accuracy", {None: 0.987}, 0.004),
+        "train": Cell("train", "omniglot", "accuracy", {None: 0.9}, protocol={"train_ways": 60}),
+    }
+    fake(tmp_path / "a", "edge", 0, test_accuracy=0.983, protocol=PROTOCOL)
+    fake(tmp_path / "b", "train", 0, test_accuracy=0.9, protocol=PROTOCOL)
+    edge, train = rows_of(find([tmp_path], cells), {})
+    assert edge.outcome == "reached"
+    assert train.differs == {"train_ways": (60, 5)}
+    assert train.outcome == "reached under another protocol"
+
+
+def test_seeds_of_different_experiments_are_told(tmp_path):
+    cells = {"x": Cell("x", "omniglot", "accuracy", {None: 0.9})}
+    for seed, rate in enumerate((0.4, 0.4, 0.1)):
+        fake(tmp_path / str(seed), "x", seed, test_accuracy=0.9, protocol=PROTOCOL)
+        held = {"seed": seed, "algorithm": {"inner_lr": rate}, "threads": seed}
+        (tmp_path / str(seed) / ".hydra").mkdir()
+        (tmp_path / str(seed) / ".hydra" / "config.yaml").write_text(json.dumps(held))
+    (row,) = rows_of(find([tmp_path], cells), {})
+    rates = {"seed 0": "0.4", "seed 1": "0.4", "seed 2": "0.1"}
+    assert row.uneven == {"algorithm.inner_lr": rates}
+
+
+def test_results_before_an_error_and_figures_that_were_not_taken_do_not_count(tmp_path):
+    cells = {"x": Cell("x", "omniglot", "accuracy", {None: 0.9})}
+    fake(tmp_path / "0", "x", 0, test_accuracy=0.95, protocol=PROTOCOL)
+    note_failure(tmp_path / "0", [], "no room for the pictures", 1)
+    (row,) = rows_of(find([tmp_path], cells), {})
+    assert (row.outcome, row.failures) == ("FAILED", {0: "no room for the pictures"})
+    cells = {"y": Cell("y", "sinusoid", "mse", {10: 0.3})}
+    fake(tmp_path / "1", "y", 0, test_mse=0.2, test_mse_by_steps=[], protocol={"shots": 5})
+    (row,) = rows_of(find([tmp_path], cells), {})
+    assert (row.outcome, row.seeds) == ("not tested after so many steps", ())
 
 
 def test_the_table_says_what_is_not_alike_and_what_failed(rows):

@@ -62,6 +62,9 @@ def test_the_best_checkpoint_is_tested_when_asked_for(tmp_path):
     assert last["protocol"]["checkpoint"] == "last" and last["tested_iteration"] == 4
     assert best["protocol"]["checkpoint"] == "best by validation"
     assert best["tested_iteration"] == 2 == best["best_validation"]["iteration"]
+    # What a sweep goes by is the figure of the network that is tested.
+    chosen = best["best_validation"]["accuracy"]
+    assert best["validation_accuracy"] == chosen != last["validation_accuracy"]
     assert best["iterations"] == 4 and best["test_loss"] != last["test_loss"]
     # What the run goes on from is still its last state.
     saved = read_checkpoint(tmp_path / "run/checkpoints/iteration-00000004.pt")

@@ -1,0 +1,62 @@
+"""What torchrun's failure comes to, and who says it."""
+
+import subprocess
+import sys
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+from metadist.distributed.torchrun import killed_unheard, status_of
+
+
+def failed(*codes: int) -> ChildFailedError:
+    """Workers that ended one after the other, rank 1 first."""
+    failures = {
+        (place + 1) % len(codes): ProcessFailure(0, 1, code, "no file")
+        for place, code in enumerate(codes)
+    }
+    return ChildFailedError("script", failures)
+
+
+@pytest.mark.parametrize(
+    ("codes", "status", "said"),
+    [
+        ((-9, 143), 1, "rank 1 was ended by SIGKILL"),  # the agent stopped the other one
+        ((-9, -15), 1, "rank 1 was ended by SIGKILL"),
+        ((-6,), 1, "rank 0 was ended by SIGABRT"),
+        ((-9, 1), 1, ""),  # who found it lost has said so
+        ((143, 143), 143, ""),
+        ((130, 130), 130, ""),
+        ((1, 143), 1, ""),
+        ((1, 2), 2, ""),
+        ((2, 1), 2, ""),
+        ((2, 143), 2, ""),
+        ((7,), 1, ""),
+    ],
+)
+def test_the_first_to_end_says_what_it_was(codes, status, said):
+    assert (status_of(failed(*codes)), killed_unheard(failed(*codes))) == (status, said)
+
+
+SCRIPT = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as a worker does that has not begun
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(60)
+"""
+
+
+def test_a_worker_killed_before_training_is_named_and_is_no_stop(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    start = [sys.executable, "-m", "metadist.distributed.torchrun", "--standalone"]
+    agent = subprocess.Popen(
+        [*start, "--nproc-per-node=2", str(tmp_path / "script.py")],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert agent.wait(60) == 1
+    assert agent.stderr.read() == "error: rank 1 was ended by SIGKILL\n"
+    agent.stdin.close()
+    agent.stderr.close()
