@@ -122,9 +122,8 @@ class Row:
     def outcome(self) -> str:
         """Whether the paper's figure is reached: at least the lower end of its interval."""
         if self.ours is None:
-            if not self.failures and not self.unfinished:
-                return "not tested after so many steps"
-            return "FAILED" if self.failures else "unfinished"
+            nothing = "unfinished" if self.unfinished else "not tested after so many steps"
+            return "FAILED" if self.failures else nothing
         others = f"; {len(self.failures)} of the seeds FAILED" if self.failures else ""
         if self.unfinished:
             others += f"; {len(self.unfinished)} of the seeds unfinished"

@@ -70,8 +70,8 @@ class _Recorder:
             self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     def settle(self) -> None:
-        """What the caller's thread did while this worker's share had begun already counts once:
-        where there was less waiting than that, it was still sending.
+        """Count once what was done side by side: a share takes its time from the caller's waiting,
+        and where that was shorter, from the sending (and so on) during which it had begun.
         """
         for name, before in (("wait", "send"), ("send", "other")):
             if (seconds := self.seconds.get(name, 0.0)) < 0:

@@ -22,7 +22,7 @@ from metadist.distributed.exiting import exit_whole
 
 _USER_ERROR = 2
 _STOPPED = (130, 143)
-"""Exit statuses of workers that stand for the whole world; any other failure is 1."""
+"""Exit statuses of workers that may stand for the whole world's (`status_of`); any other is 1."""
 
 
 def main(words: list[str]) -> int:

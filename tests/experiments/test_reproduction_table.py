@@ -49,7 +49,7 @@ def test_rows_have_means_over_seeds_and_judge_by_the_papers_interval(rows):
     assert sinusoid[0].differs == {"shots": (5, 10)} and len(rows) == 6
 
 
-def test_the_lower_end_itself_is_reached_and_common_counts_are_training_s_too(tmp_path):
+def test_the_lower_end_is_reached_and_training_has_the_tests_counts_unless_told(tmp_path):
     cells = {
         "edge": Cell("edge", "omniglot", "accuracy", {None: 0.987}, 0.004),
         "train": Cell("train", "omniglot", "accuracy", {None: 0.9}, protocol={"train_ways": 60}),

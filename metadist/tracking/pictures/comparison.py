@@ -96,7 +96,7 @@ def _panel(axes: "Axes", panel: ComparedCurves) -> None:
     axes.set_ylabel(_LABELS[panel.metric])
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     if panel.metric == "accuracy":
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     else:
         axes.set_yscale("log")
         for formatted in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
