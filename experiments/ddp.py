@@ -4,7 +4,7 @@ It learns all training classes at once and serves as the few-shot baseline; `con
 what can be chosen.
 """
 
-from metadist.configuration import build_experiment
+from metadist.config import build_experiment
 from metadist.launchers import experiment
 
 main = experiment(__file__, build_experiment)

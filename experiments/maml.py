@@ -3,7 +3,7 @@
 `conf/maml.yaml` lists what can be chosen; `python experiments/maml.py --help` shows it.
 """
 
-from metadist.configuration import build_experiment
+from metadist.config import build_experiment
 from metadist.launchers import experiment
 
 main = experiment(__file__, build_experiment)

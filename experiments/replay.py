@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from metadist.configuration import load_experiment
+from metadist.config import load_experiment
 from metadist.launchers.answering import answer
 from metadist.training import parse_key, replay
 

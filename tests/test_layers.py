@@ -11,12 +11,14 @@ PACKAGE = ROOT / "metadist"
 BELOW = {
     "distributed": set(),
     "tasks": set(),
-    "models": set(),
-    "tracking": set(),
+    "kernels": set(),
+    "models": {"kernels"},
+    "loggers": set(),
+    "plots": {"loggers"},
     "algorithms": {"models"},
-    "training": {"algorithms", "distributed", "tasks", "models", "tracking"},
-    "configuration": {"training", "algorithms", "distributed", "tasks", "models", "tracking"},
-    "launchers": {"configuration", "training", "distributed"},
+    "training": {"algorithms", "distributed", "kernels", "tasks", "models", "loggers", "plots"},
+    "config": {"training", "algorithms", "distributed", "tasks", "models", "loggers"},
+    "launchers": {"config", "training", "distributed", "plots"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 

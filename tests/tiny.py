@@ -7,7 +7,7 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig, open_dict
 
-from metadist.configuration import build_experiment
+from metadist.config import build_experiment
 from metadist.launchers.resolvers import register_resolvers
 from metadist.training import Experiment, run
 

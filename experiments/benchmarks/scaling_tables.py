@@ -10,7 +10,7 @@ from benchmarks.cost_model import Costs, Step
 from benchmarks.programs import machine
 from rich.table import Table
 
-from metadist.tracking.pictures.sheet import BLUE, GREEN, GREY, INK, ORANGE, lighten, save, sheet
+from metadist.plots.sheet import BLUE, GREEN, GREY, INK, ORANGE, lighten, save, sheet
 
 DISTRIBUTED = ("rpc", "allreduce")
 _COLOURS = {"local": GREEN, "rpc": BLUE, "allreduce": ORANGE}

@@ -6,7 +6,7 @@ from pathlib import Path
 from benchmarks.programs import RIVAL, machine
 from rich.table import Table
 
-from metadist.tracking.pictures.sheet import BLUE, GREY, INK, lighten, save, sheet
+from metadist.plots.sheet import BLUE, GREY, INK, lighten, save, sheet
 
 Figures = dict[str, dict[str, list[float | None]]]
 """Tasks a second by setting, program and round; None for a run that came to nothing."""

@@ -15,8 +15,8 @@ from metadist.algorithms import MAML
 from metadist.algorithms.learner import TaskResult
 from metadist.distributed import get_rank
 from metadist.distributed.reducers import MeanReducer
+from metadist.loggers import Tracker
 from metadist.tasks import Episode
-from metadist.tracking import Tracker
 
 _CALLS = 40
 

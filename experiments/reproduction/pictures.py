@@ -8,8 +8,9 @@ from omegaconf.errors import OmegaConfBaseException
 from reproduction.gather import Found
 from yaml import YAMLError
 
-from metadist.configuration import load_experiment
-from metadist.tracking import ComparedCurves, compared_curves, read_metrics
+from metadist.config import load_experiment
+from metadist.loggers import read_metrics
+from metadist.plots import ComparedCurves, compared_curves
 from metadist.training import draw_adaptation
 
 CURVES = "learning_curves.png"

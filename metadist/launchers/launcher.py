@@ -8,7 +8,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from metadist.configuration import build
+from metadist.config import build
 from metadist.distributed import get_world_size
 from metadist.errors import UserError
 from metadist.launchers.set_up import Build

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from metadist.configuration import drop_leftovers
+from metadist.config import drop_leftovers
 from metadist.errors import UserError
 from metadist.launchers.launcher import PlannedRun
 from metadist.training.identity import flat

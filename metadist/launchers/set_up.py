@@ -6,7 +6,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, open_dict
 
-from metadist.configuration import drop_leftovers
+from metadist.config import drop_leftovers
 from metadist.distributed import get_rank
 from metadist.distributed.job import Job
 from metadist.distributed.meeting import exchange

@@ -14,7 +14,7 @@ from typing import NoReturn
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from metadist.configuration.wording import explain, raised_by_hydra
+from metadist.config.wording import explain, raised_by_hydra
 from metadist.distributed import PeerLost, RemoteError, get_rank, get_world_size
 from metadist.distributed.exiting import exit_whole, flush_streams
 from metadist.distributed.job import current_job

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from metadist.models.native import LANES, call, can_call
+from metadist.kernels import LANES, call, can_call
 
 _MANY, _FEW = "winograd", "few_channels"
 _TAPS = 48  # of an output, at most, where channels are few

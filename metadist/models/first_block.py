@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from metadist.kernels import call, can_call
 from metadist.models.convolution import MapsShape, can_convolve, convolve, has_few_channels
-from metadist.models.native import call, can_call
 from metadist.models.norm_relu_pool import fused_rows, takes_norm
 
 _SOURCE = "first_block"

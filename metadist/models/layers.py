@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from metadist.kernels import in_transform
 from metadist.models.convolution import can_convolve, convolve
-from metadist.models.native import in_transform
 from metadist.models.patches import cut_patches
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from metadist.models.native import LANES, call, can_call
+from metadist.kernels import LANES, call, can_call
 
 _SOURCE = "norm_relu_pool"
 

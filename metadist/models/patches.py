@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from metadist.models.native import call, can_call
+from metadist.kernels import call, can_call
 
 _SOURCE = "patches"
 

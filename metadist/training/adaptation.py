@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from metadist.errors import UserError
+from metadist.plots import AdaptationPicture, adaptation_panels
 from metadist.tasks import Episode, Examples, Sinusoid, key_generator, task_keys
-from metadist.tracking import AdaptationPicture, adaptation_panels
 from metadist.training.checkpoints import read_checkpoint
 from metadist.training.experiment import Experiment
 from metadist.training.resume import checkpoints_of, restore_from, use_best

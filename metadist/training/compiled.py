@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from metadist.models import native
+from metadist import kernels as native
 
 
 def compiles(learner: nn.Module) -> bool | None:

@@ -9,8 +9,8 @@ from annotated_types import Ge, Gt, Le
 
 from metadist.algorithms import Learner
 from metadist.errors import UserError
+from metadist.loggers import Tracker
 from metadist.tasks import TaskDistribution
-from metadist.tracking import Tracker
 from metadist.training.mappers import EvaluateTasks, TrainTasks
 from metadist.training.strategies import Strategy
 

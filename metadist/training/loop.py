@@ -13,8 +13,8 @@ from metadist.distributed import PeerLost, get_rank
 from metadist.distributed.job import current_job
 from metadist.distributed.phases import get_ready_to_record, phase
 from metadist.errors import UserError
+from metadist.loggers import Run
 from metadist.tasks import task_keys
-from metadist.tracking import Run
 from metadist.training.diagnosis import Culprit, find_culprit, key_text
 from metadist.training.evaluation import Estimate, evaluate
 from metadist.training.experiment import Experiment

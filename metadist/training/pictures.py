@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from metadist.algorithms import Learner
-from metadist.tasks import Episode, TaskDistribution, task_keys
-from metadist.tracking import (
+from metadist.loggers import read_metrics
+from metadist.plots import (
     EpisodePicture,
     RegressionPicture,
     learning_curves,
-    read_metrics,
     regression_tasks,
     test_episodes,
 )
+from metadist.tasks import Episode, TaskDistribution, task_keys
 
 _TASKS = 4
 

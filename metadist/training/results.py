@@ -8,7 +8,7 @@ from typing import Any
 from metadist.algorithms import statistics_name
 from metadist.distributed import get_world_size
 from metadist.errors import UserError
-from metadist.tracking import json_value
+from metadist.loggers import json_value
 from metadist.training.evaluation import Estimate
 from metadist.training.experiment import Experiment
 

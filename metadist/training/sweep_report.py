@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from metadist.tracking import SweepPoint, sweep_picture
-from metadist.tracking.writing import writing
+from metadist.loggers.writing import writing
+from metadist.plots import SweepPoint, sweep_picture
 from metadist.training.protocol import differences_in_words, protocol_differences
 from metadist.training.sweep_table import Setting, SweepTable, as_csv, as_markdown, tabulate, told
 from metadist.training.swept_runs import read_runs

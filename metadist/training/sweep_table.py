@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from metadist.errors import UserError
-from metadist.tracking import mean_and_interval
+from metadist.loggers import mean_and_interval
 from metadist.training.swept_runs import SweptRun, swept_keys
 
 OVER_SEEDS = "over seeds"

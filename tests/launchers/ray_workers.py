@@ -10,7 +10,7 @@ from pathlib import Path
 from omegaconf import open_dict
 from tiny import SMALL, compose
 
-from metadist.configuration import build_experiment
+from metadist.config import build_experiment
 from metadist.launchers.launcher import PlannedRun
 
 ROOT = Path(__file__).resolve().parents[2]

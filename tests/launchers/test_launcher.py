@@ -9,7 +9,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from metadist.configuration import build_experiment
+from metadist.config import build_experiment
 from metadist.errors import UserError
 from metadist.launchers import Launcher, PlannedRun, TorchrunLauncher
 from metadist.launchers import torchrun as module

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from metadist.configuration import build_experiment
+from metadist.config import build_experiment
 from metadist.errors import UserError
 from metadist.launchers import Launcher, PlannedRun
 from metadist.launchers.carry_out import Failed

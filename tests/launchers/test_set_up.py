@@ -7,7 +7,7 @@ from commands import Outcome, command, run_command
 from tiny import SMALL, records
 from worlds import run_world
 
-from metadist.models import native
+from metadist import kernels as native
 
 WORDS = (*SMALL, "strategy=allreduce", "model.pooling=max", "trainer.iterations=2")
 

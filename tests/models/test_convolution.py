@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
+from metadist.kernels import library
 from metadist.models.convolution import can_convolve, convolve
 from metadist.models.layers import Conv2d
-from metadist.models.native import library
 
 pytestmark = pytest.mark.usefixtures("single_thread")
 

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from metadist.kernels import library
 from metadist.models import Conv4, first_block
 from metadist.models.block import block
 from metadist.models.layers import Conv2d
-from metadist.models.native import library
 
 pytestmark = pytest.mark.usefixtures("single_thread")
 

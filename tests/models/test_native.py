@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from metadist.models import native
+from metadist import kernels as native
 from metadist.models.norm_relu import norm_relu
 
 

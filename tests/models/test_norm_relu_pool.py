@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
+from metadist.kernels import library
 from metadist.models import Conv4
-from metadist.models.native import library
 from metadist.models.norm_relu import norm_relu
 from metadist.models.norm_relu_pool import can_fuse
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 from tiny import compose
 
-from metadist.configuration import build_experiment
+from metadist.config import build_experiment
 from metadist.errors import UserError
+from metadist.plots import adaptation
 from metadist.tasks import Sinusoid, key_generator, task_keys
-from metadist.tracking.pictures import adaptation
 from metadist.training import adaptation as figure
 from metadist.training import draw_adaptation, run
 from metadist.training.checkpoints import read_checkpoint

@@ -11,7 +11,7 @@ import torch
 from tiny import SMALL, build, compose, records, train, without_times
 from worlds import RankFailed, run_world
 
-from metadist.configuration import build_experiment
+from metadist.config import build_experiment
 from metadist.training import loop
 from metadist.training.checkpoints import read_checkpoint
 from metadist.training.loop import run

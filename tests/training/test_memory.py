@@ -7,7 +7,7 @@ import pytest
 from tiny import compose
 from worlds import run_world
 
-from metadist.configuration import build_experiment
+from metadist.config import build_experiment
 from metadist.tasks import task_keys
 from metadist.training.mappers import MetaBatch
 

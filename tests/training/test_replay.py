@@ -8,9 +8,9 @@ from omegaconf import OmegaConf
 from tiny import SMALL, compose, records
 from worlds import run_world
 
-from metadist.configuration import load_experiment
+from metadist.config import load_experiment
 from metadist.errors import UserError
-from metadist.tracking import JsonLines
+from metadist.loggers import JsonLines
 from metadist.training.loop import run
 from metadist.training.replay import parse_key, replay
 from metadist.training.resume import restore

@@ -11,7 +11,7 @@ import yaml
 from matplotlib.text import Text
 
 from metadist.errors import UserError
-from metadist.tracking.pictures import sweep
+from metadist.plots import sweep
 from metadist.training import report_on
 
 ROOT = Path(__file__).resolve().parents[2]

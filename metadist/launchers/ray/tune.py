@@ -11,7 +11,7 @@ from typing import Any, Literal
 import hydra
 from omegaconf import DictConfig, open_dict
 
-from metadist.configuration import build_experiment
+from metadist.config import build_experiment
 from metadist.errors import UserError
 from metadist.launchers.launcher import PlannedRun, quoted
 from metadist.launchers.ray.cluster import (

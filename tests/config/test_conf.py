@@ -1,0 +1,110 @@
+"""Every YAML of conf/: its head's command, its targets, its keys."""
+
+import inspect
+import re
+import shlex
+from pathlib import Path
+
+import hydra
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from metadist.config.nodes import bind, find_target
+from metadist.errors import UserError
+from metadist.launchers.resolvers import register_resolvers
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+FILES = sorted(CONF.rglob("*.yaml"))
+NAMES = [str(path.relative_to(CONF)) for path in FILES]
+
+# What the program gives to targets beside their configured keys.
+GIVEN = dict.fromkeys(
+    (
+        "dataset",
+        "input_shape",
+        "outputs",
+        "model",
+        "regression",
+        "params",
+        "optimizer",
+        "partitioner",
+        "reducer",
+    ),
+    inspect.Parameter.empty,
+)
+
+
+@pytest.fixture(autouse=True)
+def _resolvers():
+    register_resolvers()
+
+
+def command(path: Path) -> list[str]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    head = lines[lines[0].startswith("# @package")]
+    assert head.startswith("# "), f"{path} must begin with a command that uses it"
+    return shlex.split(head[2:])
+
+
+def nodes(tree, path=""):
+    """Every node with a `_target_`, with its path."""
+    if isinstance(tree, dict):
+        if "_target_" in tree:
+            yield path, tree
+        for key, value in tree.items():
+            yield from nodes(value, f"{path}.{key}" if path else key)
+    elif isinstance(tree, list):
+        for index, value in enumerate(tree):
+            yield from nodes(value, f"{path}[{index}]")
+
+
+def compose(words: list[str]) -> DictConfig:
+    script = next(word for word in words if word.startswith("experiments/"))
+    overrides = [word for word in words[words.index(script) + 1 :] if "=" in word]
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        return hydra.compose(Path(script).stem, overrides)
+
+
+def test_there_are_files():
+    assert len(FILES) > 15
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_the_head_is_a_command_that_composes_and_uses_the_file(path):
+    words = command(path)
+    configuration = compose([word.replace("=DIR", "=somewhere") for word in words])
+    # What the file is composed into fits its targets too, with every value resolved.
+    for where, node in nodes(OmegaConf.to_container(configuration, resolve=True)):
+        bind(node, where, GIVEN)
+    group = path.parent.relative_to(CONF)
+    if str(group) != ".":
+        used = [word for word in words if re.match(rf"\+?{group}=\[?.*\b{path.stem}\b", word)]
+        default = str(group) in configuration or group.name == "experiment"
+        assert used or default, f"{path}'s command does not use it"
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_targets_take_their_keys(path):
+    tree = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    found = list(nodes(tree))
+    if path.parent != CONF and path.parent.name != "experiment":
+        assert found, f"{path} configures nothing"
+    for where, node in found:
+        open_values = {key for key, value in node.items() if "${" in str(value)}
+        values = {key: value for key, value in node.items() if key not in open_values}
+        given = GIVEN | dict.fromkeys(open_values, inspect.Parameter.empty)
+        target, _ = bind(values, where or path.stem, given)
+        assert callable(target)
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_a_misspelt_key_is_refused(path):
+    tree = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    for where, node in nodes(tree):
+        if any(
+            p.kind is p.VAR_KEYWORD
+            for p in inspect.signature(find_target(node["_target_"], where)).parameters.values()
+        ):
+            continue
+        with pytest.raises(UserError, match="no option"):
+            bind({**node, "misspelt": 1}, where or path.stem, GIVEN)

@@ -1,0 +1,89 @@
+"""The presets of conf/experiment: complete, with the papers' figures, and each can do its tasks."""
+
+import re
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+from tiny import CONF, compose
+
+from metadist.config import build_experiment
+from metadist.tasks import mini_imagenet, omniglot
+from metadist.tasks.array_cache import NamedArray
+from metadist.tasks.mini_imagenet_split import PUBLISHED
+
+sys.path.insert(0, str(CONF.parent / "experiments"))
+from reproduction.cells import Cell, choose, load_cells
+
+REAL = CONF.parents[1] / "shared" / "data" / "omniglot"
+CELLS = load_cells()
+PRESETS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
+
+# What is quick for a rehearsal and changes neither tasks nor steps.
+QUICK = {"omniglot": "model.filters=4", "mini_imagenet": "model.filters=2"}
+
+
+def test_every_preset_has_a_cell_and_every_cell_a_preset():
+    assert sorted(CELLS) == PRESETS and len(PRESETS) > 20
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_head_names_the_papers_figure_and_its_source(name):
+    lines = (CONF / "experiment" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    head = " ".join(line for line in lines if line.startswith("#"))
+    cell: Cell = CELLS[name]
+    assert f"+experiment={name}" in head
+    numbers = {float(number) for number in re.findall(r"\d+\.\d+", head)}
+    scale = 100 if cell.metric == "accuracy" else 1
+    assert {round(scale * value, 6) for value in cell.figures.values() if value} <= numbers
+    assert cell.source.partition(",")[0] in head
+
+
+def noise(names: list[str], examples: int, *shape: int) -> NamedArray:
+    """Every class has the same images of noise."""
+    images = np.random.default_rng(0).integers(256, size=(1, examples, *shape), dtype=np.uint8)
+    return NamedArray(np.broadcast_to(images, (len(names), *images.shape[1:])), names)
+
+
+def omniglot_names() -> list[str]:
+    """The real characters' names; the images are not needed for a rehearsal."""
+    names = set()
+    for part in ("images_background", "images_evaluation"):
+        with zipfile.ZipFile(REAL / f"{part}.zip") as archive:
+            names |= {n.rpartition("/")[0] for n in archive.namelist() if n.endswith(".png")}
+    return sorted(names)
+
+
+@pytest.fixture(scope="module")
+def held():
+    """What the datasets would find in their files."""
+    classes = [f"{part}/{name}" for part, names in PUBLISHED.items() for name in names]
+    found = {"mini_imagenet": noise(classes, 40, 3, 84, 84)}
+    if (REAL / "images_background.zip").exists():
+        found["omniglot"] = noise(omniglot_names(), 20, 28, 28)
+    return found
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_each_preset_can_do_its_tasks(name, tmp_path, held, monkeypatch):
+    dataset = CELLS[name].dataset
+    words = [f"+experiment={name}", "strategy=local", "logger=jsonl"]
+    if dataset != "sinusoid":
+        if dataset not in held:
+            pytest.skip(f"no Omniglot images in {REAL}")
+        module = {"omniglot": omniglot, "mini_imagenet": mini_imagenet}[dataset]
+        monkeypatch.setattr(module, "_load", lambda *_: held[dataset])
+    if "no_conv" not in name and dataset in QUICK:
+        words += [QUICK[dataset]]
+    x = build_experiment(compose(*words), tmp_path, "maml")  # rehearses a task of each kind
+    protocol = {**x.tasks.protocol(), **x.learner.protocol()}
+    assert protocol["dataset"] == dataset and x.trainer.eval_tasks >= 600
+    differs = {k for k, v in CELLS[name].protocol.items() if k in protocol and protocol[k] != v}
+    assert not differs
+
+
+def test_presets_are_chosen_by_name_dataset_or_all():
+    assert [cell.preset for cell in choose(CELLS, ["maml_sinusoid"])] == ["maml_sinusoid"]
+    assert {cell.dataset for cell in choose(CELLS, ["mini_imagenet"])} == {"mini_imagenet"}
+    assert len(choose(CELLS, ["all", "maml_sinusoid"])) == len(CELLS)

@@ -1,0 +1,48 @@
+"""Secrets stay in the environment."""
+
+from commands import run_command
+from tiny import SMALL, compose
+from worlds import run_world
+
+from metadist.config import build_experiment
+from metadist.config.secrets import without_secrets
+
+KEY = "0123456789abcdef0123456789abcdef01234567"
+
+
+def test_texts_that_hold_a_secret_are_blotted_out(monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.setenv("MY_TOKEN", KEY[:10])
+    monkeypatch.setenv("SHORT_KEY", "abc")
+    found = without_secrets({"a": [f"x {KEY} y", 3, None], KEY: {"b": ("abc", KEY[:10])}})
+    assert found == {"a": ["x *** y", 3, None], "***": {"b": ["abc", "***"]}}
+
+
+def configured(directory) -> str:
+    words = ("strategy=local", "logger.tensorboard.directory=${oc.env:WANDB_API_KEY}")
+    small = [word for word in SMALL if not word.startswith("logger")]
+    return str(build_experiment(compose(*small, *words), directory, "maml").configuration)
+
+
+def test_the_configuration_that_trackers_and_checkpoints_get_has_none(tmp_path):
+    found = run_world(configured, 1, tmp_path, environment={"WANDB_API_KEY": KEY})[0]
+    assert KEY not in found and "'directory': '***'" in found
+
+
+def test_a_run_with_a_key_in_the_environment_writes_it_nowhere(tmp_path):
+    outcomes = run_command(
+        "maml.py",
+        *SMALL,
+        "logger=[console,jsonl,tensorboard,wandb]",
+        "trainer.iterations=2",
+        f"hydra.run.dir={tmp_path}/run",
+        environment={"WANDB_API_KEY": KEY},
+        timeout=120,
+    )
+    assert outcomes[0].status == 0, outcomes
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    names = {path.parent.name for path in files}
+    assert {".hydra", "checkpoints", "tensorboard"} <= names and any("wandb" in n for n in names)
+    for content in [*(path.read_bytes() for path in files), outcomes[0].out, outcomes[0].err]:
+        assert KEY not in (content if isinstance(content, str) else content.decode("latin-1"))
+    assert not any(KEY in str(path) for path in files)
