@@ -1,4 +1,4 @@
-"""The mappers of meta-learning: what a worker does with its part of a meta-batch."""
+"""Mappers of meta-learning: what a worker does with its shard of a meta-batch."""
 
 import random
 import weakref
@@ -11,120 +11,122 @@ import numpy as np
 import optree
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from metadist.algorithms import Learner, TaskResult
 from metadist.distributed import get_local_rank, module_clone
-from metadist.distributed.phases import Recording, phase, recorded
 from metadist.distributed.reducers import leaf_dtypes
-from metadist.distributed.residents import Resident
-from metadist.distributed.visits import Answer, Call, Gradients
+from metadist.distributed.worker_calls import Call, Gradients, WorkerResponse
+from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
 from metadist.tasks import Episode, Examples
-from metadist.training.side_by_side import TasksAtOnce, groups, together
-from metadist.training.task_phases import told_apart
-
-_moved: "weakref.WeakKeyDictionary[Learner, Learner]" = weakref.WeakKeyDictionary()
+from metadist.training.batching import ChunkSize, forward_batched, split_into_chunks
+from metadist.training.profiling import profile_worker_step
 
 
 class MetaBatch(NamedTuple):
-    """Some tasks, as partitioners split them: every tensor's first dimension counts tasks.
+    """Some tasks, as partitioners split them: the first dimension of every tensor counts tasks.
 
     Attributes:
         keys: int64, shape (tasks, 4), or (4,) for a single task whose dimension was removed.
         episodes: the tasks themselves where only rank zero holds the dataset; else None, and
-            whoever gets the keys draws them.
+            the workers sample them from the keys.
     """
 
     keys: Tensor
     episodes: Episode | None = None
 
     def count(self) -> int:
-        """How many tasks."""
+        """The number of tasks."""
         return 1 if self.keys.dim() == 1 else len(self.keys)
 
 
 @dataclass(frozen=True)
 class TaskMapper:
-    """Runs a learner on tasks. It crosses to other workers as names and settings alone.
+    """Runs a learner on tasks. Only its fields are sent to other workers.
 
     Attributes:
         tasks: the worker's own `TaskDistribution`.
         device: where the learner computes; "auto" is the GPU of the local rank, else the CPU.
-        tasks_at_once: how many tasks run side by side, if the learner can; "auto" goes by the
-            tasks' size.
-        each_step: in evaluation, queries are also judged after each inner step; see `Learner`.
-        recording: what is recorded of this step in the worker's own process, for a profile.
+        chunk_size: how many tasks are batched, if the learner can; "auto" goes by their size.
+        evaluate_each_step: in evaluation, queries are also evaluated after each inner step.
+        profile_directory: where workers that do not run the training loop write a profile of the
+            first steps; None for none.
     """
 
-    tasks: Resident
+    tasks: WorkerLocal
     device: str = "auto"
-    tasks_at_once: TasksAtOnce = "auto"
-    each_step: bool = False
-    recording: Recording = "no"
+    chunk_size: ChunkSize = "auto"
+    evaluate_each_step: bool = False
+    profile_directory: str | None = None
 
-    def each(self, learner: Learner, batch: MetaBatch) -> list[TaskResult]:
-        """The results of the batch's tasks, in order, one by one.
+    def run_each(self, learner: Learner, batch: MetaBatch) -> list[TaskResult]:
+        """The results of the batch's tasks, in order, one at a time.
 
         Each task starts from the learner's buffers as they came, and from a random state of its
         own (of torch, for dropout, of numpy and of Python), so that its result depends on nothing
         but its key.
         """
         device = resolve_device(self.device)
-        learner = self._ready(learner, device)
-        return [self._one(learner, key, episode) for key, episode in self._tasks(batch, device)]
+        learner = self._prepare(learner, device)
+        return [
+            self._run_one(learner, key, episode) for key, episode in self._sample(batch, device)
+        ]
 
-    def _results(
+    def _run(
         self, calls: list[Call], learner: Learner
     ) -> Iterator[tuple[TaskResult, dict[str, Tensor]]]:
-        """The results of several batches of one learner, in order, tasks side by side if that
-        pays: then with each task's own parameters, else without any, for a single task.
+        """The results of several batches of one learner, in order: of a chunk of tasks, with each
+        task's own parameters, or of a single task, without.
         """
         device = resolve_device(self.device)
-        learner = self._ready(learner, device)
+        learner = self._prepare(learner, device)
         batches = [learner_and_batch(call)[1] for call in calls]
-        tasks = (task for batch in batches for task in self._tasks(batch, device))
+        tasks = (task for batch in batches for task in self._sample(batch, device))
         count = sum(batch.count() for batch in batches)
-        for several, group in groups(learner, tasks, count, self.tasks_at_once):
-            if several:
-                yield together(learner, [episode for _, episode in group])
+        for batched, chunk in split_into_chunks(learner, tasks, count, self.chunk_size):
+            if batched:
+                with record_function("metadist::forward"):
+                    result, parameters = forward_batched(learner, [each for _, each in chunk])
+                yield result, parameters
             else:
-                yield self._one(learner, *group[0]), {}
+                yield self._run_one(learner, *chunk[0]), {}
 
-    def _ready(self, learner: Learner, device: torch.device) -> Learner:
+    def _prepare(self, learner: Learner, device: torch.device) -> Learner:
         learner = _on_device(learner, device)
-        learner.each_step = self.each_step
+        learner.evaluate_each_step = self.evaluate_each_step
         return learner
 
-    def _one(self, learner: Learner, key: Tensor, episode: Episode) -> TaskResult:
+    def _run_one(self, learner: Learner, key: Tensor, episode: Episode) -> TaskResult:
         device = episode.query.inputs.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             number = hash(tuple(key.tolist()))
             _generator(device).manual_seed(number)
             np.random.seed(number % 2**32)
             random.seed(number)
-            return _with_buffers(learner, episode)
+            with record_function("metadist::forward"):
+                return _run_with_buffers(learner, episode)
 
-    def _tasks(self, batch: MetaBatch, device: torch.device) -> Iterator[tuple[Tensor, Episode]]:
+    def _sample(self, batch: MetaBatch, device: torch.device) -> Iterator[tuple[Tensor, Episode]]:
         single = batch.keys.dim() == 1
-        for place, key in enumerate(batch.keys.unsqueeze(0) if single else batch.keys):
+        for index, key in enumerate(batch.keys.unsqueeze(0) if single else batch.keys):
             if batch.episodes is None:
-                with phase("data"):
-                    episode = self.tasks.value.draw(key)
+                with record_function("metadist::data"):
+                    episode = self.tasks.value.sample(key)
             elif single:
                 episode = batch.episodes
             else:
-                parts = (Examples(p.inputs[place], p.targets[place]) for p in batch.episodes)
+                parts = (Examples(p.inputs[index], p.targets[index]) for p in batch.episodes)
                 episode = Episode(*parts)
             yield key, _to(episode, device)
 
 
-class TrainTasks(TaskMapper):
+class TrainMapper(TaskMapper):
     """Mapper of training: the mean loss and metrics of the tasks in a shard."""
 
     def __call__(self, learner: Learner, batch: MetaBatch) -> TaskResult:
         """Returns a `TaskResult` whose loss can be differentiated."""
-        with recorded(self.recording):
-            results = self.each(learner.train(), batch)
+        results = self.run_each(learner.train(), batch)
         if len(results) == 1:
             return results[0]._replace(predictions=None)
         return TaskResult(
@@ -139,63 +141,63 @@ class TrainTasks(TaskMapper):
             },
         )
 
-    def weighted_sum(self, calls: list[Call], weights: list[float], inputs: list[Tensor]) -> Answer:
-        """See `WeightedSum`: a few tasks at a time, so that memory does not grow with the tasks."""
-        with recorded(self.recording):
-            return self._weighted_sum(calls, weights, inputs)
-
-    def _weighted_sum(
+    def weighted_sum(
         self, calls: list[Call], weights: list[float], inputs: list[Tensor]
-    ) -> Answer:
-        original = learner_and_batch(calls[0])[0].train()
-        names = {id(parameter): name for name, parameter in original.named_parameters()}
+    ) -> WorkerResponse:
+        """See `SummingMapper`: one chunk of tasks at a time, which bounds the memory."""
+        if self.profile_directory is not None:
+            profile_worker_step(self.profile_directory)
+        learner = learner_and_batch(calls[0])[0].train()
+        names = {id(parameter): name for name, parameter in learner.named_parameters()}
         counts = [learner_and_batch(call)[1].count() for call in calls]
-        shares = [w / count for w, count in zip(weights, counts, strict=True)]
-        of_tasks = iter([w for w, count in zip(shares, counts, strict=True) for _ in range(count)])
+        # A call's result is a mean over its tasks.
+        task_weights = iter(
+            [w / count for w, count in zip(weights, counts, strict=True) for _ in range(count)]
+        )
         values: list[Any] = []
         gradients: list[Tensor | None] = [None] * len(inputs)
-        types: list[torch.dtype | None] = []
-        for result, parameters in self._results(calls, original):
+        dtypes: list[torch.dtype | None] = []
+        for result, parameters in self._run(calls, learner):
             by = [parameters[names[id(tensor)]] if parameters else tensor for tensor in inputs]
             found: Sequence[Tensor | None] = [None] * len(by)
             if result.loss.requires_grad:
-                with phase("backward"):
+                with record_function("metadist::backward"):
                     found = torch.autograd.grad(result.loss.sum(), by, allow_unused=True)
             if not parameters:
-                result, found = in_front(result), in_front(found)
-            share = torch.tensor(list(islice(of_tasks, len(result.loss))), dtype=torch.float64)
-            types = types or leaf_dtypes(result)
-            with phase("reduce"):
-                values.append(optree.tree_map(lambda leaf, w=share: _sum(leaf, w), result))
-                for place, gradient in enumerate(found):
+                result, found = as_batch_of_one(result), as_batch_of_one(found)
+            weight = torch.tensor(list(islice(task_weights, len(result.loss))), dtype=torch.float64)
+            dtypes = dtypes or leaf_dtypes(result)
+            with record_function("metadist::reduce"):
+                values.append(optree.tree_map(lambda leaf, w=weight: _sum(leaf, w), result))
+                for i, gradient in enumerate(found):
                     if gradient is not None:
-                        gradients[place] = _plus(gradients[place], _sum(gradient, share))
+                        gradients[i] = _add(gradients[i], _sum(gradient, weight))
         none = all(gradient is None for gradient in gradients)
         total = optree.tree_map(lambda *parts: torch.stack(parts).sum(0), *values)
-        return Answer(total, None if none else Gradients(0, gradients), types)
+        return WorkerResponse(total, None if none else Gradients(0, gradients), dtypes)
 
 
-class EvaluateTasks(TaskMapper):
-    """Mapper of evaluation: each task's figures, one by one."""
+class EvaluateMapper(TaskMapper):
+    """Mapper of evaluation: each task's loss and metrics."""
 
     def __call__(self, learner: Learner, batch: MetaBatch) -> dict[str, Tensor]:
         """Returns "loss" and the metrics, each of shape (tasks in the shard,), on the CPU."""
-        return self.several([((learner, batch), {})])[0]
+        return self.map_batched([((learner, batch), {})])[0]
 
     @torch.no_grad()
-    def several(self, calls: list[Call]) -> list[dict[str, Tensor]]:
-        """See `Several`."""
-        figures: list[dict[str, Tensor]] = []
-        for result, parameters in self._results(calls, learner_and_batch(calls[0])[0].eval()):
-            found = {"loss": result.loss, **result.metrics}
-            figures.append(found if parameters else in_front(found))
+    def map_batched(self, calls: list[Call]) -> list[dict[str, Tensor]]:
+        """See `BatchedMapper`."""
+        chunks: list[dict[str, Tensor]] = []
+        for result, parameters in self._run(calls, learner_and_batch(calls[0])[0].eval()):
+            values = {"loss": result.loss, **result.metrics}
+            chunks.append(values if parameters else as_batch_of_one(values))
         counts = [learner_and_batch(call)[1].count() for call in calls]
-        joined = {n: torch.cat([f[n] for f in figures]).cpu().split(counts) for n in figures[0]}
+        joined = {n: torch.cat([c[n] for c in chunks]).cpu().split(counts) for n in chunks[0]}
         return [{n: parts[i] for n, parts in joined.items()} for i in range(len(calls))]
 
 
 def learner_and_batch(call: Call) -> tuple[Learner, MetaBatch]:
-    """What a mapper is called with."""
+    """The arguments of a mapper's call, however they were passed."""
 
     def bound(learner: Learner, batch: MetaBatch) -> tuple[Learner, MetaBatch]:
         return learner, batch
@@ -203,8 +205,8 @@ def learner_and_batch(call: Call) -> tuple[Learner, MetaBatch]:
     return bound(*call[0], **call[1])
 
 
-def in_front(tree: Any) -> Any:
-    """A single task's tensors as those of several: with a first dimension of one, detached."""
+def as_batch_of_one(tree: Any) -> Any:
+    """A single task's tensors with a first dimension of one, detached."""
     return optree.tree_map(lambda leaf: leaf.detach().unsqueeze(0), tree)
 
 
@@ -213,39 +215,37 @@ def _sum(leaf: Tensor, weights: Tensor) -> Tensor:
     return torch.tensordot(weights.to(leaf.device), leaf.detach().double(), 1)
 
 
-def _plus(total: Tensor | None, term: Tensor) -> Tensor:
+def _add(total: Tensor | None, term: Tensor) -> Tensor:
     return term if total is None else total.add_(term)
 
 
 def _generator(device: torch.device) -> torch.Generator:
-    # torch.manual_seed would note a stack trace at each call for GPUs that are not in use.
+    # torch.manual_seed would record a stack trace at each call for GPUs that are not in use.
     if device.type == "cuda":
         return torch.cuda.default_generators[device.index or 0]
     return torch.default_generator
 
 
-def _with_buffers(learner: Learner, episode: Episode) -> TaskResult:
-    """The learner's result for a task, with what the task did to a copy of its buffers."""
+def _run_with_buffers(learner: Learner, episode: Episode) -> TaskResult:
+    """The learner's result for a task, with the changes that the task made to its buffers."""
     before = dict(learner.named_buffers())
     if not before:
-        with told_apart(learner, episode):
-            return learner(episode)
+        return learner(episode)
     clone = module_clone(learner, by="reference", detach_buffers=True)
-    with told_apart(clone, episode):
-        result = clone(episode)
+    result = clone(episode)
     changes = {name: after.double() - before[name] for name, after in clone.named_buffers()}
     return result._replace(buffers=changes if learner.training else {})
 
 
 def resolve_device(device: str) -> torch.device:
-    """The device that a configured name stands for, in this process.
+    """The device of a configured name, in this process.
 
     Args:
         device: "auto" for the GPU of the local rank where there is one, else the CPU; or a name
-            that torch knows.
+            that torch accepts.
 
     Raises:
-        UserError: no such device here.
+        UserError: there is no such device here.
     """
     if device == "auto":
         if not torch.cuda.is_available():
@@ -262,10 +262,13 @@ def resolve_device(device: str) -> torch.device:
     return chosen
 
 
+_moved: "weakref.WeakKeyDictionary[Learner, Learner]" = weakref.WeakKeyDictionary()
+
+
 def _on_device(learner: Learner, device: torch.device) -> Learner:
     if all(parameter.device == device for parameter in learner.parameters()):
         return learner
-    # A visit brings one learner for all its shards: it moves once.
+    # A request brings one learner for all its shards: it moves once.
     if learner not in _moved:
         _moved[learner] = module_clone(learner, by="reference", device=device)
     return _moved[learner].train(learner.training)

@@ -1,4 +1,4 @@
-"""Stopping between two iterations when the user or the cluster asks for it."""
+"""Stopping between two iterations on SIGINT or SIGTERM."""
 
 import signal
 import threading
@@ -11,7 +11,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(Exception):
-    """The run was asked to stop, and has saved what it had.
+    """The run was stopped by a signal, after saving a checkpoint.
 
     Attributes:
         exit_status: 128 plus the signal's number, as shells have it: 130 or 143.
@@ -22,13 +22,13 @@ class Interrupted(Exception):
         self.exit_status = 128 + number
 
 
-class StopRequests:
-    """Context manager that notes SIGINT and SIGTERM instead of dying of them.
+class StopSignals:
+    """Context manager that records SIGINT and SIGTERM instead of ending the process.
 
-    torchrun passes a signal on to all its processes, and a terminal sends Ctrl-C to each as
-    well, so repetitions within a second count as one; a later one is obeyed at once. A signal to
-    a single rank reaches rank zero through the job. Outside of the main thread signals are left
-    alone.
+    torchrun forwards a signal to all its processes, and a terminal sends Ctrl-C to each as well,
+    so repetitions within a second count as one; a later one ends the process at once. A signal to
+    a single rank reaches rank zero through the job. Outside of the main thread the handlers stay
+    as they are.
     """
 
     def __init__(self) -> None:
@@ -38,13 +38,13 @@ class StopRequests:
 
     @property
     def number(self) -> int:
-        """The signal that came first, here or (on rank zero) on any rank; 0 if none has."""
-        return self._number or current_job().asked_to_stop
+        """The first signal, of this rank or (on rank zero) of any rank; 0 for none."""
+        return self._number or current_job().stop_signal
 
-    def __enter__(self) -> "StopRequests":
+    def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
-                self._previous[number] = signal.signal(number, self._note)
+                self._previous[number] = signal.signal(number, self._record)
         return self
 
     def __exit__(
@@ -56,10 +56,10 @@ class StopRequests:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _record(self, number: int, frame: FrameType | None) -> None:
         if not self._number:
             self._number, self._since = number, time.monotonic()
-            current_job().ask_to_stop(number)
+            current_job().request_stop(number)
         elif time.monotonic() - self._since > 1.0:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
