@@ -1,7 +1,6 @@
 """Which run it is."""
 
 import pytest
-
 from metadist.training.identity import flat, identity, is_around
 
 CONFIGURATION = {
