@@ -118,7 +118,9 @@ class LoggerCollection(Logger):
 
     def log_message(self, text: str) -> bool:
         """Passes the message to each; whether any of them showed it."""
-        shown = [logger.log_message(text) for logger in self._loggers]  # all of them, so no generator
+        shown = [
+            logger.log_message(text) for logger in self._loggers
+        ]  # all of them, so no generator
         return any(shown)
 
     def flush(self) -> None:

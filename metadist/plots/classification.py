@@ -22,7 +22,7 @@ _MAX_COLUMNS = 10  # classes side by side; further ones go to the next line
 # Lengths, in units of the side of one image.
 _PITCH = 1.16  # from one image to the next
 _LABEL = 0.42  # a line of text above or below an image
-_MARGIN = 1.5  # left of the support set, for the name of the task
+_MARGIN = 1.8  # left of the support set, for the name of the task
 _GAP = 0.7  # between support and query set
 
 _PIXELS = 80  # per unit

@@ -30,7 +30,9 @@ def test_floats_are_read_back_with_identical_bits(tmp_path):
     values = [0.1 + 0.2, 1e-300, math.pi * 1e17, -0.0]
     logger = JsonlLogger()
     logger.start(example_run(tmp_path))
-    logger.log_metrics({"iteration": 1, **{f"v{index}": value for index, value in enumerate(values)}})
+    logger.log_metrics(
+        {"iteration": 1, **{f"v{index}": value for index, value in enumerate(values)}}
+    )
     read = json.loads((tmp_path / "metrics.jsonl").read_text())  # there before close()
     logger.close()
     assert [read[f"v{index}"].hex() for index in range(4)] == [value.hex() for value in values]
@@ -48,7 +50,9 @@ def test_scalars_of_numpy_and_torch_keep_their_value(tmp_path):
 def test_non_finite_numbers_are_valid_json_and_are_read_back(tmp_path):
     logger = JsonlLogger()
     logger.start(example_run(tmp_path))
-    logger.log_metrics({"iteration": 1, "a": math.nan, "b": math.inf, "c": -math.inf, "note": "text"})
+    logger.log_metrics(
+        {"iteration": 1, "a": math.nan, "b": math.inf, "c": -math.inf, "note": "text"}
+    )
     logger.close()
     path = tmp_path / "metrics.jsonl"
 

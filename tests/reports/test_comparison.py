@@ -1,7 +1,14 @@
-"""Which run it is."""
+"""The configuration fingerprint, and differences between protocols."""
 
 import pytest
-from metadist.training.identity import flat, identity, is_around
+
+from metadist.reports import (
+    config_fingerprint,
+    flatten_config,
+    format_differences,
+    is_runtime_key,
+    protocol_differences,
+)
 
 CONFIGURATION = {
     "seed": 3,
@@ -17,24 +24,24 @@ CONFIGURATION = {
 @pytest.mark.parametrize(
     "key", ["dataset.root", "logger", "logger.console.every", "launcher.jobs", "hydra.run.dir"]
 )
-def test_what_lies_around_a_run(key):
-    assert is_around(key)
+def test_runtime_keys(key):
+    assert is_runtime_key(key)
 
 
 @pytest.mark.parametrize("key", ["dataset", "dataset.classes", "seed", "resumed", "trainer.root"])
-def test_what_belongs_to_it(key):
-    assert not is_around(key)
+def test_other_keys_are_not_runtime_keys(key):
+    assert not is_runtime_key(key)
 
 
 def test_values_by_dotted_keys():
-    found = flat(CONFIGURATION)
+    found = flatten_config(CONFIGURATION)
     assert found["model.filters"] == "8"
     assert found["trainer.clip_value"] == "None"
     assert not [key for key in found if key.startswith(("logger", "resume", "dataset.root"))]
 
 
-def test_the_numbers_follow_from_these():
-    assert identity(CONFIGURATION) == {
+def test_the_fingerprint_holds_what_determines_the_numbers():
+    assert config_fingerprint(CONFIGURATION) == {
         "seed": "3",
         "model._target_": "m.Model",
         "model.filters": "8",
@@ -43,3 +50,25 @@ def test_the_numbers_follow_from_these():
         "trainer.clip_value": "None",
         "trainer.clip_norm": "1.0",
     }
+
+
+PROTOCOL = {"ways": 5, "shots": 1, "eval_inner_steps": 3}
+
+
+def test_equal_protocols_do_not_differ():
+    assert protocol_differences({"a": PROTOCOL, "b": dict(PROTOCOL)}) == {}
+    assert protocol_differences({"a": PROTOCOL}) == protocol_differences({}) == {}
+
+
+def test_each_difference_is_named_with_who_has_what():
+    runs = {"a": PROTOCOL, "b": {**PROTOCOL, "shots": 5}, "c": {**PROTOCOL, "rotations": True}}
+    found = protocol_differences(runs)
+    assert found == {
+        "shots": {"a": 1, "b": 5, "c": 1},
+        "rotations": {"a": "—", "b": "—", "c": True},
+    }
+    assert format_differences(found) == [
+        "shots differs: 1 (a, c), 5 (b)",
+        "rotations differs: — (a, b), True (c)",
+    ]
+    assert list(protocol_differences(runs, ignore=["shots"])) == ["rotations"]
