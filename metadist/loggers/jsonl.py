@@ -32,7 +32,7 @@ class JsonlLogger(Logger):
     """
 
     def __init__(self) -> None:
-        self._path: Path | None = None
+        self._path = Path(METRICS_FILE)
         self._file: io.FileIO | None = None
 
     def start(self, run: Run) -> None:
@@ -49,7 +49,7 @@ class JsonlLogger(Logger):
 
     def log_metrics(self, metrics: Metrics) -> None:
         """Writes one line."""
-        assert self._file is not None and self._path is not None, "log_metrics() before start()"
+        assert self._file is not None, "log_metrics() before start()"
         line = memoryview(json.dumps(json_value(metrics), allow_nan=False).encode() + b"\n")
         with wrap_write_errors(self._path):
             while line:
@@ -57,7 +57,7 @@ class JsonlLogger(Logger):
 
     def flush(self) -> None:
         """Syncs the file to disk, so that no line is lost in a power failure."""
-        assert self._file is not None and self._path is not None, "flush() before start()"
+        assert self._file is not None, "flush() before start()"
         with wrap_write_errors(self._path):
             os.fsync(self._file.fileno())
 

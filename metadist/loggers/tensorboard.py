@@ -29,7 +29,7 @@ class TensorBoardLogger(Logger):
 
     def __init__(self, directory: str = "tensorboard") -> None:
         self._directory = directory
-        self._path: Path | None = None
+        self._path = Path(directory)
         self._writer: SummaryWriter | None = None
         self._iterations = 0
 
@@ -58,7 +58,7 @@ class TensorBoardLogger(Logger):
 
     def log_metrics(self, metrics: Metrics) -> None:
         """Adds a scalar for every metric, by its name."""
-        assert self._writer is not None and self._path is not None, "log_metrics() before start()"
+        assert self._writer is not None, "log_metrics() before start()"
         step = int(metrics["iteration"])
         with wrap_write_errors(self._path):
             for name, value in metrics.items():
@@ -67,13 +67,13 @@ class TensorBoardLogger(Logger):
 
     def flush(self) -> None:
         """Flushes the events to disk."""
-        assert self._writer is not None and self._path is not None, "flush() before start()"
+        assert self._writer is not None, "flush() before start()"
         with wrap_write_errors(self._path):
             self._writer.flush()
 
     def finish(self, results: Mapping[str, Any], plots: Sequence[Path]) -> None:
         """Adds the plots as images, and the results as text."""
-        assert self._writer is not None and self._path is not None, "finish() before start()"
+        assert self._writer is not None, "finish() before start()"
         from matplotlib.image import imread
 
         text = json.dumps(json_value(results), indent=2, default=str)

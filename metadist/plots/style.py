@@ -89,4 +89,6 @@ def moving_average(values: np.ndarray, window: int) -> np.ndarray:
     kernel = np.ones(min(window, len(values)))
     total = np.convolve(np.where(finite, values, 0.0), kernel, mode="same")
     count = np.convolve(finite.astype(np.float64), kernel, mode="same")
-    return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0.5)
+    mean = np.full_like(total, np.nan)
+    np.divide(total, count, out=mean, where=count > 0.5)
+    return mean

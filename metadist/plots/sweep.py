@@ -216,7 +216,7 @@ def _plot_heat_map(
     axes.set_ylabel(keys[0], parse_math=False)
     axes.spines[:].set_visible(False)
     bar = axes.figure.colorbar(image, ax=axes, pad=0.02)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     bar.ax.yaxis.set_major_formatter(lambda value, _: text(value))
 
 

@@ -1,5 +1,6 @@
 """Reports made from run directories: file names, comparison of runs, tables of sweeps."""
 
+from metadist.loggers import METRICS_FILE
 from metadist.reports.comparison import (
     config_fingerprint,
     flatten_config,
@@ -12,7 +13,6 @@ from metadist.reports.run_directory import (
     CONTENTS,
     FAILURE_FILE,
     LEARNING_CURVES_FILE,
-    METRICS_FILE,
     PROFILE_DIRECTORY,
     REPLAY_DIRECTORY,
     RESULTS_FILE,

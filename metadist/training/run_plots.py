@@ -111,8 +111,7 @@ def plot_adaptation(
     Source: Finn et al. (2017), arXiv 1703.03400, figure 2.
     """
     for name, x in experiments.items():
-        dataset = getattr(x.tasks, "dataset", None)
-        if not isinstance(dataset, Sinusoid) or not hasattr(x.learner, "eval_inner_steps"):
+        if not (_is_sinusoid(x.tasks) and hasattr(x.learner, "eval_inner_steps")):
             raise UserError(
                 f"{x.directory} ({name}) is no run of an algorithm with inner steps on "
                 "dataset=sinusoid: adaptation can be plotted for such runs only."
@@ -139,6 +138,10 @@ def plot_adaptation(
     points = next(iter(shots.values()))
     title = f"Sinusoid: adapting to {points} points of a new curve"
     return plots.plot_adaptation(rows, path, title)
+
+
+def _is_sinusoid(tasks: TaskDistribution) -> bool:
+    return isinstance(getattr(tasks, "dataset", None), Sinusoid)
 
 
 def _can_plot(tasks: TaskDistribution) -> bool:
@@ -182,13 +185,13 @@ def _regression_data(learner: Learner, episode: Episode) -> RegressionData:
 
 
 def _adaptation_data(x: Experiment, key: Tensor, steps: Sequence[int]) -> AdaptationData:
-    assert isinstance(x.tasks.dataset, Sinusoid)
+    tasks: Any = x.tasks
     inputs = np.linspace(-5, 5, _ADAPTATION_INPUTS)
-    targets = x.tasks.dataset.curve(key_generator(key), inputs)
-    support = x.tasks.draw(key).support
+    targets = tasks.dataset.curve(key_generator(key), inputs)
+    support = tasks.draw(key).support
     grid = (torch.tensor(v, dtype=torch.float32).unsqueeze(1) for v in (inputs, targets))
     episode = Episode(support, Examples(*grid))
-    learner = x.learner.eval()
+    learner: Any = x.learner.eval()
     eval_inner_steps, predictions = learner.eval_inner_steps, {}
     for count in steps:
         if count:

@@ -1,5 +1,6 @@
 """A short run that a logger is given."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ def log_run(
     stop: int,
     configuration: dict[str, Any] | None = None,
     finish: bool = False,
+    results: Mapping[str, Any] | None = None,
 ) -> None:
     """Logs the iterations after `start` up to `stop`, then one validation."""
     logger.start(example_run(directory, start, configuration))
@@ -34,6 +36,6 @@ def log_run(
     if finish:
         metrics = [{"iteration": 1, "train_loss": 1.0}]
         plot = plot_learning_curves(metrics, directory / "learning_curves.png", "title")
-        logger.finish({"test_accuracy": 0.75, "protocol": {"ways": 5}}, [plot])
+        logger.finish({"test_accuracy": 0.75, **(results or {})}, [plot])
     logger.close()
     logger.close()

@@ -185,9 +185,7 @@ def test_progress_bar_fits_the_terminal(tmp_path, monkeypatch, columns):
     assert "MAML on [glyphs]" in text  # not interpreted as markup
     assert "iteration 50: validation accuracy 87.50% ± 1.00%" in text
     assert "97.31% ± 0.42% over 600 tasks" in text
-    assert (
-        written.count("\x1b[?25h") == written.count("\x1b[?25l") == 1
-    )  # the cursor is visible again
+    assert written.count("\x1b[?25h") == written.count("\x1b[?25l") == 1  # cursor restored
 
 
 def test_dumb_terminal_gets_plain_lines(tmp_path, monkeypatch):

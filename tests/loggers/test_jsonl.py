@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import resource
 
 import numpy as np
@@ -145,3 +146,14 @@ def test_full_disk_is_a_user_error_and_the_run_can_be_resumed(tmp_path):
 def test_reading_a_missing_file_is_a_user_error(tmp_path):
     with pytest.raises(UserError, match=r"cannot read .*metrics\.jsonl"):
         read_metrics(tmp_path / "metrics.jsonl")
+
+
+def test_flush_syncs_the_file_to_disk(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    logger = JsonlLogger()
+    logger.start(example_run(tmp_path))
+    logger.log_metrics({"iteration": 1})
+    logger.flush()
+    logger.close()
+    assert synced == [(tmp_path / "metrics.jsonl").stat().st_ino]

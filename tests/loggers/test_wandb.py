@@ -16,7 +16,7 @@ def test_offline_run_resumes_with_its_id_and_does_not_store_the_api_key(
     configuration = {"task": {"ways": 5}, "secrets": [f"key {KEY}"]}
     log_run(WandbLogger(), tmp_path, 0, 4, configuration)
     run_id = (tmp_path / "wandb_run_id").read_text()
-    log_run(WandbLogger(tags=("a",)), tmp_path, 2, 6, configuration, finish=True)
+    log_run(WandbLogger(tags=("a",)), tmp_path, 2, 6, configuration, True, {"path": [KEY]})
     assert capfd.readouterr() == ("", "")
 
     assert (tmp_path / "wandb_run_id").read_text() == run_id
