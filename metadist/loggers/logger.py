@@ -1,5 +1,6 @@
 """The interface of a logger, and several loggers as one."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,3 +121,19 @@ class LoggerCollection(Logger):
         # A list, because a generator would stop at the first logger that shows the message.
         shown = [logger.log_message(text) for logger in self._loggers]
         return any(shown)
+
+    def flush(self) -> None:
+        """Flushes each."""
+        for logger in self._loggers:
+            logger.flush()
+
+    def finish(self, results: Mapping[str, Any], plots: Sequence[Path]) -> None:
+        """Passes the results to each."""
+        for logger in self._loggers:
+            logger.finish(results, plots)
+
+    def close(self) -> None:
+        """Closes each, even if another one raises."""
+        for logger in self._loggers:
+            with contextlib.suppress(Exception):
+                logger.close()

@@ -69,6 +69,9 @@ def test_loggers_are_called_in_order_and_all_closed():
         def log_metrics(self, metrics):
             calls.append(f"log_metrics {self.name}")
 
+        def flush(self):
+            calls.append(f"flush {self.name}")
+
         def finish(self, results, plots):
             calls.append(f"finish {self.name}")
 
@@ -80,9 +83,10 @@ def test_loggers_are_called_in_order_and_all_closed():
     loggers = LoggerCollection([Recorder("a", fails=True), Recorder("b"), Logger()])
     loggers.start(None)
     loggers.log_metrics({"iteration": 1})
+    loggers.flush()
     loggers.finish({}, [])
     loggers.close()
-    methods = ("start", "log_metrics", "finish", "close")
+    methods = ("start", "log_metrics", "flush", "finish", "close")
     assert calls == [f"{method} {name}" for method in methods for name in "ab"]
 
 
