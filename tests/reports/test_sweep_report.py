@@ -24,11 +24,11 @@ def write(folder: Path, overrides: list[str], test: float, validation: float | N
     configuration = {"seed": 0, "algorithm": {"inner_lr": 0.4}, "task": {"shots": 1}}
     (folder / ".hydra" / "config.yaml").write_text(yaml.safe_dump(configuration))
     metric = more.pop("metric", "accuracy")
-    seed = next((int(word.split("=")[1]) for word in overrides if word.startswith("seed=")), 0)
-    known = {} if validation is None else {f"validation_{metric}": validation}
+    seed = next((int(each.split("=")[1]) for each in overrides if each.startswith("seed=")), 0)
+    optional = {} if validation is None else {f"validation_{metric}": validation}
     protocol = {**PROTOCOL, **more.pop("protocol", {})}
-    found = {f"test_{metric}": test, "ci95": 0.01, "train_loss": 0.5, "seed": seed, **known}
-    (folder / "results.json").write_text(json.dumps({**found, "protocol": protocol}))
+    results = {f"test_{metric}": test, "ci95": 0.01, "train_loss": 0.5, "seed": seed, **optional}
+    (folder / "results.json").write_text(json.dumps({**results, "protocol": protocol}))
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -74,10 +74,10 @@ def test_repeated_seed_is_not_a_second_seed(tmp_path):
 
 def test_keys_that_no_command_line_set_are_columns_too(tmp_path):
     for job, (filters, seed) in enumerate(((4, 0), (8, 1))):
-        place = tmp_path / str(job)
-        write(place, [f"seed={seed}"], 0.7)
+        directory = tmp_path / str(job)
+        write(directory, [f"seed={seed}"], 0.7)
         configuration = {"seed": seed, "model": {"filters": filters}, "logger": {"a": job}}
-        (place / ".hydra" / "config.yaml").write_text(yaml.safe_dump(configuration))
+        (directory / ".hydra" / "config.yaml").write_text(yaml.safe_dump(configuration))
     write_sweep_report(tmp_path)
     assert [row["model.filters"] for row in rows(tmp_path)] == ["4", "8"]
     assert [row["runs"] for row in rows(tmp_path)] == ["1", "1"]
@@ -85,8 +85,8 @@ def test_keys_that_no_command_line_set_are_columns_too(tmp_path):
 
 def test_failure_after_earlier_results_counts_as_failed(tmp_path):
     write(tmp_path / "0", ["trainer.iterations=10"], 0.7)
-    word = {"error": "it broke", "overrides": ["trainer.iterations=20"]}
-    (tmp_path / "0" / "failure.json").write_text(json.dumps(word))
+    failure = {"error": "it broke", "overrides": ["trainer.iterations=20"]}
+    (tmp_path / "0" / "failure.json").write_text(json.dumps(failure))
     assert write_sweep_report(tmp_path).failed == ("0",)
 
 
@@ -108,8 +108,8 @@ def test_lower_mse_is_better_and_failures_are_listed(tmp_path):
         overrides = [f"algorithm.inner_lr={rate}"]
         write(tmp_path / str(job), overrides, error, error, metric="mse")
     (tmp_path / "2").mkdir()
-    word = {"error": "it broke", "overrides": ["algorithm.inner_lr=9"]}
-    (tmp_path / "2" / "failure.json").write_text(json.dumps(word))
+    failure = {"error": "it broke", "overrides": ["algorithm.inner_lr=9"]}
+    (tmp_path / "2" / "failure.json").write_text(json.dumps(failure))
     report = write_sweep_report(tmp_path)
     assert [row["best"] for row in rows(tmp_path)] == ["", "yes", ""]
     assert report.failed == ("2",) and "- 2: it broke" in (tmp_path / "sweep.md").read_text()
@@ -132,11 +132,11 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     command = str(ROOT / "experiments" / "sweep.py")
     for folder, status in ((tmp_path, 0), (tmp_path / "nowhere", 2)):
         monkeypatch.setattr(sys, "argv", [command, str(folder)])
-        with pytest.raises(SystemExit) as leaving:
+        with pytest.raises(SystemExit) as exit_info:
             runpy.run_path(command, run_name="__main__")
-        assert leaving.value.code == status
-    told = capsys.readouterr()
-    assert "1 run finished" in told.out and told.err.startswith("error: ")
+        assert exit_info.value.code == status
+    printed = capsys.readouterr()
+    assert "1 run finished" in printed.out and printed.err.startswith("error: ")
 
 
 def test_values_that_differ_in_a_late_digit_are_different_settings(tmp_path):
@@ -144,12 +144,12 @@ def test_values_that_differ_in_a_late_digit_are_different_settings(tmp_path):
     for job, value in enumerate(values):
         write(tmp_path / str(job), [f"dataset.seed={value}"], 0.7)
     write_sweep_report(tmp_path)
-    told = [row["dataset.seed"] for row in rows(tmp_path)]
-    assert told == ["20240101", "20240102", "0.1234567", "0.1234568", "1000000", "1"]
+    values = [row["dataset.seed"] for row in rows(tmp_path)]
+    assert values == ["20240101", "20240102", "0.1234567", "0.1234568", "1000000", "1"]
 
 
-@pytest.mark.parametrize(("validation", "told"), [(0.8, "validation"), (None, "test")])
-def test_the_plot_names_what_the_best_was_selected_by(tmp_path, monkeypatch, validation, told):
+@pytest.mark.parametrize(("validation", "selected_by"), [(0.8, "validation"), (None, "test")])
+def test_plot_names_what_the_best_was_selected_by(tmp_path, monkeypatch, validation, selected_by):
     texts = []
 
     def savefig(figure, *arguments, **options):
@@ -160,12 +160,12 @@ def test_the_plot_names_what_the_best_was_selected_by(tmp_path, monkeypatch, val
     settings = [("algorithm=maml", "algorithm=anil"), ("optimizer.lr=1", "optimizer.lr=0.1")]
     settings.append((*settings[1], "optimizer.lr=0.01"))
     for number, overrides in enumerate(settings):
-        for job, word in enumerate(overrides):
-            write(tmp_path / f"{number}" / str(job), [word], 0.7 + job / 100, validation)
+        for job, override in enumerate(overrides):
+            write(tmp_path / f"{number}" / str(job), [override], 0.7 + job / 100, validation)
         write_sweep_report(tmp_path / str(number))
     for rate in ("0.1", "0.4"):
         for steps in ("1", "5"):
             overrides = [f"algorithm.inner_lr={rate}", f"algorithm.inner_steps={steps}"]
             write(tmp_path / "grid" / f"{rate} {steps}", overrides, 0.7, validation)
     write_sweep_report(tmp_path / "grid")
-    assert sum(f"best on {told}" in text for text in texts) == 4
+    assert sum(f"best on {selected_by}" in text for text in texts) == 4
