@@ -154,14 +154,16 @@ def _make_progress(run: Run, terminal: "Console | None") -> "Progress":
         TextColumn,
         TimeRemainingColumn,
     )
+    from rich.table import Column
 
     # No refresh thread: a data loader that forks while the thread holds the console's lock would
     # leave its child processes waiting forever.
+    fixed = Column(no_wrap=True)  # on a narrow terminal the bar shrinks first
     progress = Progress(
         BarColumn(_BAR_WIDTH),
-        MofNCompleteColumn(),
+        MofNCompleteColumn(table_column=fixed),
         TextColumn("{task.fields[metrics]}", style="cyan", markup=False),
-        TimeRemainingColumn(elapsed_when_finished=True),
+        TimeRemainingColumn(elapsed_when_finished=True, table_column=fixed),
         console=terminal,
         auto_refresh=False,
         speed_estimate_period=_SPEED_SECONDS,

@@ -180,7 +180,7 @@ def test_progress_bar_fits_the_terminal(tmp_path, monkeypatch, columns):
     if columns >= 80:
         assert "loss 0.0100  accuracy  50.0%  123 tasks/s 0:00:" in bars[-1]
     else:
-        assert "100/100 loss 0.0100 0:00:" in bars[-1]
+        assert "━━━ 100/100 loss 0.0100 0:00:" in bars[-1]
     text = without_escapes(written)
     assert "MAML on [glyphs]" in text  # not interpreted as markup
     assert "iteration 50: validation accuracy 87.50% ± 1.00%" in text
