@@ -27,9 +27,9 @@ from metadist.training import (
     MetaBatch,
     RpcStrategy,
     Strategy,
-    TrainTasks,
+    TrainMapper,
 )
-from metadist.training.memory import keep_freed_memory
+from metadist.kernels import tune_malloc
 
 STRATEGIES = {"local": LocalStrategy, "rpc": RpcStrategy, "allreduce": AllReduceStrategy}
 
@@ -61,14 +61,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="for each size")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    keep_freed_memory()  # as every run does
+    tune_malloc()  # as every run does
     strategy: Strategy = STRATEGIES[asked.strategy](
         dim_partitioner(0, exclusive=True, keepdim=False), mean_reducer
     )
     tasks = FewShotTasks(Glyphs(), 5, 1, asked.queries)
-    train = TrainTasks(Resident("tasks", tasks))
+    train = TrainMapper(Resident("tasks", tasks))
     strategy.open()
-    if strategy.runs_loop():
+    if strategy.is_driver:
         for filters in asked.filters:
             learner = MAML(Conv4(tasks.input_shape, tasks.outputs, filters)).train()
             optimizer = torch.optim.Adam(learner.parameters(), 1e-3)

@@ -89,7 +89,7 @@ class InnerLoopLearner(Learner):
         targets: Tensor,
         answers: Callable[[Parameters], Tensor],
     ) -> TaskResult:
-        """Evaluate a task before and after adaptation, and after each step if `each_step`.
+        """Evaluate a task before and after adaptation, and after each step if `evaluate_each_step`.
 
         Args:
             start: where the path begins.
@@ -102,9 +102,9 @@ class InnerLoopLearner(Learner):
         last = self.eval_inner_steps
         path = self.path(start, support, last)
         for step, parameters in enumerate(path, start=1):
-            if step == last or self.each_step:
+            if step == last or self.evaluate_each_step:
                 predictions = answers(parameters)
-            if self.each_step:
+            if self.evaluate_each_step:
                 metrics |= self.metrics(predictions, targets, f"_after_{step}")
         metrics = self.metrics(predictions, targets) | metrics
         return TaskResult(self.loss(predictions, targets), metrics, predictions)

@@ -32,7 +32,7 @@ class MAML(InnerLoopLearner):
         transductive: see `Learner`.
     """
 
-    takes_several = True
+    batches_tasks = True
 
     def __init__(
         self,

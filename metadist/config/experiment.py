@@ -18,17 +18,17 @@ from metadist.errors import UserError
 from metadist.loggers import JsonlLogger, Logger, LoggerCollection
 from metadist.tasks import FewShotTasks, TaskDistribution, task_keys
 from metadist.training import (
-    EvaluateTasks,
+    EvaluateMapper,
     Experiment,
     MetaBatch,
     Strategy,
     TaskMapper,
     Trainer,
-    TrainTasks,
+    TrainMapper,
     resolve_device,
     restore,
 )
-from metadist.training.memory import keep_freed_memory
+from metadist.kernels import tune_malloc
 
 
 def build_experiment(configuration: DictConfig, directory: Path, name: str) -> Experiment:
@@ -56,7 +56,7 @@ def assemble_experiment(configuration: DictConfig, directory: Path, name: str) -
     _refuse_strangers(cfg)
     seed = _whole_number(cfg, "seed", 0)
     torch.set_num_threads(_whole_number(cfg, "threads", 1, 4096))
-    keep_freed_memory()
+    tune_malloc()
     trainer: Trainer = build(cfg.trainer, "trainer")
     strategy = _strategy(cfg)
     device = resolve_device(str(cfg.device))
@@ -86,8 +86,8 @@ def assemble_experiment(configuration: DictConfig, directory: Path, name: str) -
         optimizer=optimizer,
         scheduler=scheduler,
         strategy=strategy,
-        train_mapper=TrainTasks(resident, str(cfg.device), trainer.tasks_at_once),
-        evaluate_mapper=EvaluateTasks(resident, str(cfg.device), trainer.tasks_at_once),
+        train_mapper=TrainMapper(resident, str(cfg.device), trainer.task_chunk_size),
+        evaluate_mapper=EvaluateMapper(resident, str(cfg.device), trainer.task_chunk_size),
         tracker=_logger(cfg),
         resume=_resume(cfg),
     )

@@ -14,7 +14,7 @@ from metadist.errors import UserError
 from metadist.launchers.speaking import Elsewhere
 from metadist.training import Experiment
 from metadist.training.checkpoints import has_checkpoints
-from metadist.training.compiled import compiles, do_without
+from metadist.kernels import disable_native, native_available
 
 _log = logging.getLogger(__name__)
 
@@ -73,8 +73,8 @@ def build_on_all_ranks(
     word = {
         "sentence": str(error) if isinstance(error, UserError) else "",
         "failure": "" if error is None else f"{type(error).__name__}: {error}",
-        "iteration": built.progress.iteration if built and built.strategy.runs_loop() else None,
-        "native": compiles(built.learner) if built else None,
+        "iteration": built.state.iteration if built and built.strategy.is_driver() else None,
+        "native": native_available(built.learner) if built else None,
     }
     words = exchange(job.store, "outcome", word, timeout=None)
     for rank, each in enumerate(words):
@@ -95,7 +95,7 @@ def build_on_all_ranks(
     assert built is not None
     without = [rank for rank, each in enumerate(words) if each["native"] is False]
     if without:
-        do_without(built.learner)  # it rounds otherwise than PyTorch
+        disable_native(built.learner)  # it rounds otherwise than PyTorch
         if get_rank() == 0 and len(without) < len(words):
             _log.warning(
                 "no C++ compiler serves on the machine of rank %s: no rank uses model.native",

@@ -1,28 +1,28 @@
-"""Training: the loop, its strategies, evaluation, checkpoints."""
+"""Training: the trainer, its strategies, evaluation, checkpoints."""
 
-from metadist.training.experiment import Experiment, Trainer
-from metadist.training.interrupts import Interrupted
-from metadist.training.loop import run
-from metadist.training.mappers import (
-    EvaluateTasks,
-    MetaBatch,
-    TaskMapper,
-    TrainTasks,
-    resolve_device,
-)
+from metadist.training.experiment import Experiment, TrainerConfig, TrainState
 from metadist.training.replay import Replay, parse_key, replay
 from metadist.training.resume import restore
 from metadist.training.run_plots import plot_adaptation
+from metadist.training.signals import Interrupted
 from metadist.training.strategies import (
     AllReduceStrategy,
     LocalStrategy,
     RpcStrategy,
     Strategy,
 )
+from metadist.training.task_mapper import (
+    EvaluateMapper,
+    MetaBatch,
+    TaskMapper,
+    TrainMapper,
+    resolve_device,
+)
+from metadist.training.trainer import Trainer
 
 __all__ = [
     "AllReduceStrategy",
-    "EvaluateTasks",
+    "EvaluateMapper",
     "Experiment",
     "Interrupted",
     "LocalStrategy",
@@ -31,12 +31,13 @@ __all__ = [
     "RpcStrategy",
     "Strategy",
     "TaskMapper",
-    "TrainTasks",
+    "TrainMapper",
+    "TrainState",
     "Trainer",
+    "TrainerConfig",
     "parse_key",
     "plot_adaptation",
     "replay",
     "resolve_device",
     "restore",
-    "run",
 ]

@@ -7,7 +7,7 @@ from commands import Outcome, command, run_command
 from tiny import SMALL, records
 from worlds import run_world
 
-from metadist import kernels as native
+from metadist.kernels import loader
 
 WORDS = (*SMALL, "strategy=allreduce", "model.pooling=max", "trainer.iterations=2")
 
@@ -19,7 +19,7 @@ def no_compiler_on_rank_one(words: tuple[str, ...]) -> Outcome:
 
 
 def test_where_one_machine_cannot_compile_all_do_without(tmp_path):
-    if native.library("norm_relu_pool") is None:
+    if loader.library("norm_relu_pool") is None:
         pytest.skip("there is no C++ compiler")
     mixed, plain = tmp_path / "mixed", tmp_path / "plain"
     ranks = run_world(no_compiler_on_rank_one, 2, (*WORDS, f"hydra.run.dir={mixed}"))

@@ -14,7 +14,7 @@ from metadist.errors import UserError
 from metadist.training import checkpoints
 from metadist.training.checkpoints import (
     Checkpoints,
-    DamagedCheckpoint,
+    CorruptCheckpointError,
     read_checkpoint,
     write_checkpoint,
 )
@@ -153,7 +153,7 @@ def test_what_grows_when_it_is_opened_is_refused(tmp_path):
             new.writestr(member.filename, old.read(member))
     sealed = bomb.getvalue() + b"metadist-sha256:"
     path.write_bytes(sealed + hashlib.sha256(bomb.getvalue()).hexdigest().encode())
-    with pytest.raises(DamagedCheckpoint, match="larger inside than outside"):
+    with pytest.raises(CorruptCheckpointError, match="larger inside than outside"):
         read_checkpoint(path)
 
 

@@ -60,7 +60,7 @@ def test_a_profile_changes_no_number_and_is_shown_at_the_end(tmp_path, capsys):
 
 @pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
 def test_every_rank_writes_a_trace_and_has_a_column(tmp_path, strategy):
-    run_world(profiled, 2, str(tmp_path), f"strategy={strategy}", "trainer.tasks_at_once=1")
+    run_world(profiled, 2, str(tmp_path), f"strategy={strategy}", "trainer.task_chunk_size=1")
     found = phases_of(tmp_path)
     assert list(found) == ["0", "1"]
     # Of 5 tasks one worker has 3 and the other 2.

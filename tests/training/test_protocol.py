@@ -12,7 +12,7 @@ from metadist.errors import UserError
 from metadist.reports import protocol_differences
 from metadist.training.checkpoints import read_checkpoint
 from metadist.training.loop import run
-from metadist.training.resume import use_best
+from metadist.training.resume import load_best
 
 CHANGES = {
     "trainer.eval_tasks=5": "test_tasks",
@@ -79,4 +79,4 @@ def test_the_best_of_no_validation_is_refused_before_any_work(tmp_path):
 
 def test_no_best_is_said(tmp_path):
     with pytest.raises(UserError, match=r"no best checkpoint.*test_checkpoint=last"):
-        use_best(build(tmp_path, "strategy=local", "trainer.test_checkpoint=best"))
+        load_best(build(tmp_path, "strategy=local", "trainer.test_checkpoint=best"))

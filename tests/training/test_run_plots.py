@@ -13,7 +13,7 @@ from metadist.errors import UserError
 from metadist.tasks import Episode, Examples, Sinusoid, key_generator, task_keys
 from metadist.training import plot_adaptation, run
 from metadist.training.checkpoints import read_checkpoint
-from metadist.training.resume import checkpoints_of, contents_of
+from metadist.training.resume import checkpoints_of, checkpoint_contents
 from metadist.training.run_plots import plot_run, plot_task
 
 OVERRIDES = (
@@ -122,7 +122,7 @@ def test_the_tested_state_is_plotted(tmp_path, tested):
     x = sinusoid(tmp_path, "trainer.eval_every=1", f"trainer.test_checkpoint={tested}")
     saved = checkpoints_of(x)
     untrained = sinusoid(tmp_path / "untrained", trained=False)
-    saved.save_best(x.trainer.iterations, contents_of(untrained))
+    saved.save_best(x.trainer.iterations, checkpoint_contents(untrained))
     path = {"last": saved.newest(), "best": saved.best}[tested]
     plot_adaptation(tmp_path / "plot.png", {"MAML": x}, tasks=1)
     evaluated = read_checkpoint(path)["learner"]

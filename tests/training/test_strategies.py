@@ -26,9 +26,9 @@ def one_step(directory: str, name: str, strategy: str, dtype: str, *overrides: s
         x.tasks.draw = lambda key: _double(draw(key))
     x.strategy.open()
     outcome = None
-    if x.strategy.runs_loop():
+    if x.strategy.is_driver:
         keys = task_keys(0, "train", 1, range(TASKS))
-        result = x.strategy.backward(x.train_mapper, x.learner, MetaBatch(keys))
+        result = x.strategy.forward_backward(x.train_mapper, x.learner, MetaBatch(keys))
         outcome = (
             result.loss,
             result.buffers,
@@ -166,7 +166,7 @@ def collect_plain_triples(strategy: str) -> dict | None:
     x = kinds[strategy](plain_triples, mean_reducer)
     x.open()
     keys = MetaBatch(task_keys(0, "test", 0, range(6)))
-    figures = x.collect(key_figures, torch.nn.Linear(1, 1), keys) if x.runs_loop() else None
+    figures = x.map_tasks(key_figures, torch.nn.Linear(1, 1), keys) if x.is_driver else None
     x.close()
     return figures
 
@@ -196,7 +196,7 @@ def reduce_whole_numbers(strategy: str, reducer) -> tuple | None:
     x = kinds[strategy](dim_partitioner(0, exclusive=True), reducer)
     x.open()
     keys, result = MetaBatch(task_keys(0, "train", 0, range(2))), None
-    if x.runs_loop():
+    if x.is_driver:
         torch.manual_seed(0)
         result = x.backward(count, torch.nn.Linear(2, 1, bias=False).double(), keys)
     x.close()

@@ -34,7 +34,7 @@ TASKS = 5
 def outcomes(directory: str, strategy: str) -> dict[tuple[str, int | str], tuple]:
     """Of each algorithm: loss, buffers' changes and gradient of one meta-batch in float64.
 
-    By its name and `tasks_at_once`.
+    By its name and `task_chunk_size`.
     """
     experiments = {
         name: build(directory, f"strategy={strategy}", f"algorithm={name}", *overrides)
@@ -48,9 +48,9 @@ def outcomes(directory: str, strategy: str) -> dict[tuple[str, int | str], tuple
         x.tasks.draw = _in_double(x.tasks.draw)
         batch = MetaBatch(task_keys(0, "train", 1, range(TASKS)))
         for at_once in ("auto", 1) if strategy == "local" else ("auto",):
-            if one.runs_loop():
-                mapper = replace(x.train_mapper, tasks_at_once=at_once)
-                result = x.strategy.backward(mapper, x.learner, batch)
+            if one.is_driver:
+                mapper = replace(x.train_mapper, task_chunk_size=at_once)
+                result = x.strategy.forward_backward(mapper, x.learner, batch)
                 gradient = {n: p.grad for n, p in x.learner.named_parameters()}
                 found[name, at_once] = (result.loss, result.buffers, gradient)
     one.close()

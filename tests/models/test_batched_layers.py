@@ -106,7 +106,7 @@ def test_a_layer_equals_pytorchs_for_every_task(name, single_thread):
     ids=["stride", "max", "max native", "stride native", "mlp", "mlp without norm"],
 )
 def test_a_model_side_by_side_gives_each_task_the_same_whoever_is_beside_it(model):
-    assert model.side_by_side
+    assert model.supports_batched_tasks
     shape = (
         {1: (1, 28, 28), 2: (2, 16, 17)}[model.convolutions[0].in_channels]
         if isinstance(model, Conv4)
@@ -129,10 +129,10 @@ def test_a_model_side_by_side_gives_each_task_the_same_whoever_is_beside_it(mode
 
 
 def test_models_that_keep_statistics_or_drop_run_one_by_one():
-    assert not Conv4((1, 28, 28), 5, running_statistics=True).side_by_side
-    assert not Conv4((1, 28, 28), 5, dropout=0.1).side_by_side
-    assert not MLP((3,), 5, running_statistics=True).side_by_side
-    assert MLP((3,), 5, batch_norm=False, running_statistics=True).side_by_side
+    assert not Conv4((1, 28, 28), 5, running_statistics=True).supports_batched_tasks
+    assert not Conv4((1, 28, 28), 5, dropout=0.1).supports_batched_tasks
+    assert not MLP((3,), 5, running_statistics=True).supports_batched_tasks
+    assert MLP((3,), 5, batch_norm=False, running_statistics=True).supports_batched_tasks
 
 
 @pytest.mark.parametrize(

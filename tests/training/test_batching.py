@@ -8,8 +8,8 @@ from metadist.algorithms import MAML
 from metadist.distributed.residents import Resident
 from metadist.models import MLP, Conv4
 from metadist.tasks import Episode, Examples, FewShotTasks, Glyphs, Sinusoid, task_keys
-from metadist.training.mappers import EvaluateTasks, MetaBatch, TrainTasks
-from metadist.training.side_by_side import groups, tasks_at_once, together
+from metadist.training.mappers import EvaluateMapper, MetaBatch, TrainMapper
+from metadist.training.supports_batched_tasks import groups, task_chunk_size, together
 
 SIZES = {"train_classes": 12, "validation_classes": 6, "test_classes": 6, "examples": 6}
 
@@ -50,11 +50,11 @@ def test_sum_and_gradient_equal_those_one_by_one(kind):
             return Episode(*(Examples(*map(to_double, part)) for part in episode))
 
     def run(at_once):
-        mapper = TrainTasks(Resident(f"{kind}{at_once}", Double()), "cpu", at_once)
+        mapper = TrainMapper(Resident(f"{kind}{at_once}", Double()), "cpu", at_once)
         return mapper.weighted_sum(calls, [0.5, 0.3, 0.2], parameters)
 
     alone = run(1)
-    mapper = TrainTasks(Resident(f"{kind} plain", Double()), "cpu", 1)
+    mapper = TrainMapper(Resident(f"{kind} plain", Double()), "cpu", 1)
     plain = [mapper(learner, shard).loss for shard in shards]
     expected = 0.5 * plain[0] + 0.3 * plain[1] + 0.2 * plain[2]
     torch.testing.assert_close(alone.value.loss, expected.detach(), rtol=1e-12, atol=0)
@@ -92,17 +92,17 @@ def test_evaluation_gives_every_task_its_figures(kind):
     keys = task_keys(0, "test", 0, range(5))
     calls = [((learner, MetaBatch(keys[:3])), {}), ((learner, MetaBatch(keys[3:])), {})]
     resident = Resident(f"evaluation of {kind}", tasks)
-    alone = EvaluateTasks(resident, "cpu", 1).several(calls)
-    beside = EvaluateTasks(resident, "cpu", 4).several(calls)
+    alone = EvaluateMapper(resident, "cpu", 1).several(calls)
+    beside = EvaluateMapper(resident, "cpu", 4).several(calls)
     assert [len(part["loss"]) for part in beside] == [3, 2]
     for part, expected in zip(beside, alone, strict=True):
         assert set(part) == set(expected)
         torch.testing.assert_close(part, expected, rtol=1e-4, atol=1e-5)
-    again = EvaluateTasks(resident, "cpu", 4)(learner, MetaBatch(keys[3:]))
+    again = EvaluateMapper(resident, "cpu", 4)(learner, MetaBatch(keys[3:]))
     torch.testing.assert_close(again, beside[1], rtol=0, atol=0)
     name = "mse" if kind == "sinusoid" else "accuracy"
-    stepwise = EvaluateTasks(resident, "cpu", 4, each_step=True).several(calls)
-    slowly = EvaluateTasks(resident, "cpu", 1, each_step=True).several(calls)
+    stepwise = EvaluateMapper(resident, "cpu", 4, evaluate_each_step=True).several(calls)
+    slowly = EvaluateMapper(resident, "cpu", 1, evaluate_each_step=True).several(calls)
     for part, alike, plain in zip(stepwise, slowly, beside, strict=True):
         assert set(part) == set(alike) == {*plain, f"{name}_after_1", f"{name}_after_2"}
         torch.testing.assert_close(part, alike, rtol=1e-4, atol=1e-5)
@@ -137,17 +137,17 @@ def test_how_many_tasks_run_at_once():
         return Episode(part, part)
 
     small = MAML(Conv4((1, 28, 28), 5, filters=2))
-    assert tasks_at_once(small, task(1, 28, 28), "auto") == 33
-    assert tasks_at_once(small, task(1, 100, 100), "auto") == 0  # two would fit
-    assert tasks_at_once(small, task(3, 28, 28), "auto") == 11
+    assert task_chunk_size(small, task(1, 28, 28), "auto") == 33
+    assert task_chunk_size(small, task(1, 100, 100), "auto") == 0  # two would fit
+    assert task_chunk_size(small, task(3, 28, 28), "auto") == 11
     pooled = Conv4((1, 28, 28), 5, filters=2, pooling="max")
-    assert tasks_at_once(MAML(pooled), task(1, 28, 28), "auto") == 33
+    assert task_chunk_size(MAML(pooled), task(1, 28, 28), "auto") == 33
     pooled.native = False
-    assert tasks_at_once(MAML(pooled), task(1, 28, 28), "auto") == 8
-    assert tasks_at_once(MAML(pooled), task(3, 28, 28), "auto") == 0  # two would fit
-    assert tasks_at_once(small, task(1, 28, 28), 5) == 5
-    assert tasks_at_once(small, task(1, 28, 28), 1) == 1
+    assert task_chunk_size(MAML(pooled), task(1, 28, 28), "auto") == 8
+    assert task_chunk_size(MAML(pooled), task(3, 28, 28), "auto") == 0  # two would fit
+    assert task_chunk_size(small, task(1, 28, 28), 5) == 5
+    assert task_chunk_size(small, task(1, 28, 28), 1) == 1
     keeps = MAML(Conv4((1, 28, 28), 5, filters=2, running_statistics=True))
-    assert tasks_at_once(keeps, task(1, 28, 28), 5) == 0
+    assert task_chunk_size(keeps, task(1, 28, 28), 5) == 0
     foreign = MAML(nn.Sequential(nn.Flatten(), nn.Linear(784, 5)))
-    assert tasks_at_once(foreign, task(1, 28, 28), "auto") == 0
+    assert task_chunk_size(foreign, task(1, 28, 28), "auto") == 0

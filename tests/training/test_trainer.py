@@ -82,7 +82,7 @@ def test_a_step_pays_for_its_record_and_not_for_checkpoints(tmp_path, monkeypatc
     x = build(str(tmp_path), "strategy=local", "trainer.checkpoint_every=1")
     x.tracker.log_metrics = taking(1.0, x.tracker.log_metrics)
     monkeypatch.setattr(loop, "differentiate", taking(10.0, loop.differentiate))
-    monkeypatch.setattr(loop, "contents_of", taking(100.0, loop.contents_of))
+    monkeypatch.setattr(loop, "checkpoint_contents", taking(100.0, loop.checkpoint_contents))
     run(x)
     training = [line for line in records(tmp_path) if "train_loss" in line]
     assert [line["seconds"] for line in training] == [10.0, 21.0, 32.0, 43.0]

@@ -7,13 +7,13 @@ import pytest
 import torch
 from worlds import run_world
 
-from metadist.training.memory import keep_freed_memory
+from metadist.kernels import tune_malloc
 
 
 def page_faults(keep: bool) -> int:
     """Of a process that makes and frees 40 MB, twenty times."""
     if keep:
-        keep_freed_memory()
+        tune_malloc()
     torch.ones(10 * 2**20)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(20):

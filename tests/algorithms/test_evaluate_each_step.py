@@ -18,14 +18,14 @@ LEARNERS = {
 }
 
 
-def judged(name: str, steps: int, each_step: bool, transductive: bool = True) -> dict:
+def judged(name: str, steps: int, evaluate_each_step: bool, transductive: bool = True) -> dict:
     """The metrics, in float64, of a task of noise after `steps` steps."""
     kind, options = LEARNERS[name]
     torch.manual_seed(0)
     model = Conv4((1, 16, 16), 3, filters=3)
     learner = kind(model, eval_inner_steps=steps, transductive=transductive, **options)
     learner.double().eval()
-    learner.each_step = each_step
+    learner.evaluate_each_step = evaluate_each_step
     torch.manual_seed(1)
     result = learner(images(queries=5))
     return {**result.metrics, "loss": result.loss}
@@ -49,7 +49,7 @@ def test_the_way_is_judged_as_if_it_had_ended_there(name, transductive):
 def test_a_line_after_each_step_by_hand(kind):
     # A step multiplies w - s by 1 - 2 α mean(x²).
     learner = kind(Scale(-1.0), True, inner_lr=0.1, eval_inner_steps=4).eval()
-    learner.each_step = True
+    learner.evaluate_each_step = True
     found = learner(LINES).metrics
     for step in range(1, 5):
         error = (1 - 0.2 * POWER) ** step * (-1.0 - SLOPE)
@@ -60,5 +60,5 @@ def test_a_line_after_each_step_by_hand(kind):
 
 def test_an_algorithm_without_inner_steps_has_nothing_to_add():
     learner = Prototypical(Conv4((1, 16, 16), 3, filters=3)).double().eval()
-    learner.each_step = True
+    learner.evaluate_each_step = True
     assert set(learner(images()).metrics) == {"accuracy"}
