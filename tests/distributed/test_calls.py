@@ -59,7 +59,7 @@ def gradients_in_context(items: int, partition: str) -> tuple | None:
 
 
 @todist.auto_init_rpc()
-def gradients_in_one_visit(items: int, partition: str) -> tuple | None:
+def gradients_by_worker(items: int, partition: str) -> tuple | None:
     if todist.get_rank() != 0:
         return None
     function, partitioner = PARTITIONERS[partition]
@@ -69,13 +69,13 @@ def gradients_in_one_visit(items: int, partition: str) -> tuple | None:
         args=(model, make_batch(items)),
         partitioner=partitioner,
         reducer=todist.mean_reducer,
-        gradient="visit",
+        gradient="worker",
     )
     (3 * result["loss"]).backward()
     return result["loss"].item(), [p.grad / 3 for p in model.parameters()]
 
 
-@pytest.mark.parametrize("mode", [gradients_in_context, gradients_in_one_visit])
+@pytest.mark.parametrize("mode", [gradients_in_context, gradients_by_worker])
 @pytest.mark.parametrize("partition", PARTITIONERS)
 @pytest.mark.parametrize(("items", "size"), [(15, 1), (15, 2), (15, 3), (2, 3)])
 def test_loss_and_gradient_equal_one_process(mode, partition, items, size):

@@ -11,9 +11,9 @@ def begin(run: str, counts: list[int], work: bool) -> tuple[bool, bool, int]:
 
     os.environ["TORCHELASTIC_RESTART_COUNT"] = str(counts[todist.get_rank()])
     job = begin_job(10.0, print)
-    before = job.has_begun(run)
+    before = job.has_started(run)
     if todist.get_rank() == 0 and work:
-        job.note_begun(run)
+        job.mark_started(run)
     job.end()
     return job.restarted, before, len(job.hosts)
 

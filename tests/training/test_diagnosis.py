@@ -10,7 +10,7 @@ from worlds import run_world
 
 from metadist.algorithms import TaskResult
 from metadist.algorithms.learner import Learner
-from metadist.distributed.residents import Resident
+from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
 from metadist.tasks import Episode, Examples, task_keys
 from metadist.training.checkpoints import Checkpoints, read_checkpoint
@@ -44,7 +44,7 @@ def with_a_sick_task(directory: str, choice: str, *overrides: str) -> str:
 WORLDS = [
     ("strategy=local", 1),
     ("strategy=rpc +partition=batch", 2),
-    ("strategy=rpc strategy.gradient=context", 2),
+    ("strategy=rpc strategy.gradient=dist_autograd", 2),
     ("strategy=allreduce trainer.send_tasks=true", 2),
 ]
 
@@ -108,7 +108,7 @@ class Numbers:
 
 
 def test_a_finite_loss_with_an_infinite_gradient_is_found():
-    mapper = DiagnoseTasks(Resident("numbers of a test", Numbers()), "cpu")
+    mapper = DiagnoseTasks(WorkerLocal("numbers of a test", Numbers()), "cpu")
     figures = mapper(RootOf(torch.nn.Linear(2, 1)), MetaBatch(task_keys(0, "train", 1, range(4))))
     assert figures["loss"].isfinite().all()
     assert figures["gradient_norm"].isfinite().tolist() == [False, True, False, True]

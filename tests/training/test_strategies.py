@@ -57,7 +57,7 @@ def reference(tmp_path, name: str, dtype: str, *overrides: str) -> tuple:
 MAML = [
     ("local", [], 1),
     *[("rpc", [], size) for size in (1, 2, 3, 4)],
-    *[("rpc", ["strategy.gradient=context"], size) for size in (2, 3, 4)],
+    *[("rpc", ["strategy.gradient=dist_autograd"], size) for size in (2, 3, 4)],
     *[("rpc", ["+partition=batch"], size) for size in (2, 4)],
     *[("allreduce", [], size) for size in (1, 2, 3, 4)],
     ("allreduce", ["+partition=batch"], 2),
@@ -65,7 +65,7 @@ MAML = [
 SUPERVISED = [
     ("local", [], 1),
     ("rpc", [], 2),
-    ("rpc", ["strategy.gradient=context"], 3),
+    ("rpc", ["strategy.gradient=dist_autograd"], 3),
     *[("allreduce", [], size) for size in (1, 2, 3, 4)],
     *[("allreduce", ["+partition=dim0"], size) for size in (2, 4)],
     ("allreduce", ["strategy.engine=sum"], 2),

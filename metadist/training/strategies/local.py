@@ -38,9 +38,9 @@ class LocalStrategy(InProcess):
 
     def backward(self, mapper: Mapper, learner: nn.Module, batch: Any) -> Any:
         """See `Strategy`."""
-        answer, gradient = self._backward(mapper, learner, batch)
+        response, gradient = self._backward(mapper, learner, batch)
         set_gradient(learner, gradient)
-        return narrow(answer.value, answer.dtypes)
+        return narrow(response.value, response.dtypes)
 
     def collect(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
         """See `Strategy`."""
