@@ -12,9 +12,11 @@ from metadist import distributed
 from metadist.errors import UserError
 
 if TYPE_CHECKING:
-    from torch.distributed import rpc
+    from types import ModuleType
 
     from metadist.distributed import *  # noqa: F403
+
+    rpc: ModuleType  # torch.distributed.rpc
 
 __version__ = "0.1.0"
 

@@ -18,9 +18,6 @@ _FINISHED = "finished"
 _GRACE_SECONDS = 5.0
 """Seconds that a rank may take to exit by itself after another rank's failure."""
 
-_SUSPECT_SECONDS = 3.0
-"""Seconds of silence after which a rank is lost, once a collective has failed."""
-
 
 class Heartbeat:
     """This rank's heartbeats, and the detection of other ranks whose heartbeats stop.
@@ -76,9 +73,10 @@ class Heartbeat:
         with self._write_lock:  # after a beat that is under way
             self._store.set(self._key(self._rank), _FINISHED)
 
-    def expect_lost_rank(self) -> None:
-        """Detect a lost rank after three seconds without a heartbeat."""
-        self._max_silence = min(self._max_silence, _SUSPECT_SECONDS)
+    def silent_ranks(self, seconds: float) -> list[int]:
+        """The watched ranks without a heartbeat for this long."""
+        now = time.monotonic()
+        return [rank for rank in self._counters if now - self._last_beat[rank] > seconds]
 
     @staticmethod
     def _key(rank: int) -> str:
@@ -124,7 +122,7 @@ class Heartbeat:
             elif now - self._last_beat[rank] > self._max_silence:
                 self._lose(
                     f"rank {rank} on {self._hosts[rank]} was lost: no heartbeat for "
-                    f"{now - self._last_beat[rank]:.0f} s. It died, froze or cannot be reached."
+                    f"{now - self._last_beat[rank]:.0f} s (it died, froze or cannot be reached)."
                 )
 
     def _check_first_failure(self) -> None:

@@ -113,11 +113,10 @@ class Job:
             self._reachable = bool(answers)
         return answers[0] if answers else default
 
-    def expect_lost_rank(self) -> bool:
-        """Have the heartbeats detect a lost rank within seconds; whether there are heartbeats."""
-        if self._heartbeat is not None:
-            self._heartbeat.expect_lost_rank()
-        return self._heartbeat is not None
+    def silent_ranks(self) -> list[str]:
+        """The watched ranks without a heartbeat for three seconds, with their machines."""
+        ranks = [] if self._heartbeat is None else self._heartbeat.silent_ranks(3.0)
+        return [f"rank {rank} on {self.hosts[rank]}" for rank in ranks]
 
     def mark_started(self, run: str) -> None:
         """Record, for processes after a restart, that a run has started. Rank zero."""

@@ -107,9 +107,7 @@ def report_error(error: Exception, tracebacks: bool, in_job: bool) -> int:
         _report_shared(f"error: {explain(error)}", in_job)
         return USER_ERROR_STATUS
     if isinstance(error, WorkerLostError):
-        # The lost rank may report why it left; else the heartbeats tell which rank it is.
-        delay = _REPORT_SECONDS if current_job().expect_lost_rank() else 0.0
-        _report(_prefixed(f": {error}"), delay)
+        _report_lost(error)
     elif isinstance(error, RemoteError) and not tracebacks:
         _report(f"error: {error}")
     else:
@@ -216,6 +214,20 @@ def _report_shared(text: str, in_job: bool) -> None:
         except (WorkerLostError, UserError):
             if get_rank() != 0:
                 print_error(f"{text} (rank {get_rank()})")
+
+
+def _report_lost(error: WorkerLostError) -> None:
+    """Report which rank was lost, unless that rank reports why it left."""
+    job, silent = current_job(), ""
+    if error.rank is not None:
+        seconds = 2.5
+    else:  # rank zero watches the heartbeats of all ranks, the others those of rank zero
+        seconds = _REPORT_SECONDS if get_rank() == 0 else _REPORT_SECONDS + 2.0
+    deadline = time.monotonic() + (seconds if len(job.hosts) > 1 else 0.0)
+    while time.monotonic() < deadline and not silent and not job.has_first_failure():
+        time.sleep(0.1)
+        silent = "" if error.rank is not None else ", ".join(job.silent_ranks())
+    _report(_prefixed(f": {silent} was lost; {error}" if silent else f": {error}"))
 
 
 def _report(text: str, delay: float = 0.0) -> None:
