@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+import torch.distributed as dist
 from worlds import run_world
 
 import metadist as todist
@@ -112,3 +113,52 @@ def pass_a_signal_on() -> int:
 
 def test_a_signal_to_one_rank_reaches_rank_zero():
     assert run_world(pass_a_signal_on, 2) == [15, 0]
+
+
+class SlowStore:
+    """A store in which a write of a counter takes its time."""
+
+    def __init__(self) -> None:
+        self.store = dist.HashStore()
+        self.writing = threading.Event()
+
+    def set(self, key: str, value: str) -> None:
+        if value.isdigit() and value != "0":
+            self.writing.set()
+            time.sleep(0.5)
+        self.store.set(key, value)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.store, name)
+
+
+def test_a_late_beat_does_not_undo_the_end(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    store, lost = SlowStore(), Lost()
+    beat = heartbeat.Heartbeat(store, ["here", "there"], 1.0, lost)
+    beat.start()
+    assert store.writing.wait(5)
+    beat.end()
+    time.sleep(1.0)
+    assert not store.get("heartbeat/1").isdigit() and not lost.happened.is_set()
+
+
+def report_slowly() -> tuple:
+    heartbeat._GRACE_SECONDS = 0.2
+    lost = Lost()
+    job = begin_job(TIMEOUT, lost)
+    job.store.set(f"pid/{todist.get_rank()}", "here")
+    if todist.get_rank() == 1:
+        job.claim_first_failure()
+        time.sleep(1.5)  # its traceback is long, its strategy closes slowly
+        ended_before = lost.happened.is_set()
+        job.mark_reported()
+        lost.happened.wait(3)
+        return ended_before, lost.happened.is_set()
+    lost.happened.wait(3)
+    return lost.happened.is_set(), lost.sentence
+
+
+def test_who_failed_first_is_not_ended_before_it_has_reported():
+    assert run_world(report_slowly, 2) == [(True, ""), (False, True)]
