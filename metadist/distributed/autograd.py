@@ -157,7 +157,7 @@ class _WithUnused(torch.autograd.Function):
         return outer, *map(torch.zeros_like, ctx.saved_tensors)
 
 
-def _with_unused(context_id: int, result: T) -> T:
+def _with_unused(context_id: int, result: Any) -> Any:
     leaves, structure = optree.tree_flatten(result, none_is_leaf=True)
     with_graph = [index for index, leaf in enumerate(leaves) if _has_graph(leaf)]
     unused = _unused(context_id, [leaves[index] for index in with_graph])

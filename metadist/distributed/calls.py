@@ -1,5 +1,6 @@
 """MapReduce over the workers: partition the arguments, call, reduce the results."""
 
+import functools
 import pickle
 import queue
 from collections.abc import Callable
@@ -158,13 +159,12 @@ class _Call:
         self.transport = current_transport()
         if gradient not in ("dist_autograd", "worker"):
             raise UserError(f'gradient must be "dist_autograd" or "worker", got {gradient!r}.')
-        self.single = partitioner if isinstance(partitioner, int | str) else None
         self.reducer = reducer
-        self.linear = isinstance(reducer, LinearReducer) and self.single is None
         if not self.transport.carries_devices:
             args, kwargs = _to_cpu((args, kwargs))
-        if self.single is not None:
-            self.shards = [Shard(self.single, args, kwargs)]
+        self.single = isinstance(partitioner, int | str)
+        if isinstance(partitioner, int | str):
+            self.shards = [Shard(partitioner, args, kwargs)]
         else:
             self.shards = as_shards((partitioner or batch_partitioner)(*args, **kwargs))
         self.by_worker = gradient == "worker" and torch.is_grad_enabled()
@@ -180,9 +180,9 @@ class _Call:
         for index, shard in enumerate(self.shards):
             self.indices.setdefault(self._rank(shard[0]), []).append(index)
         self.workers = [self.transport.names[rank] for rank in self.indices]
-        self.coefficients = (
-            reducer.coefficients([shard.size for shard in self.shards]) if self.linear else None
-        )
+        self.coefficients: list[float] | None = None  # the workers sum their shards
+        if isinstance(reducer, LinearReducer) and not self.single:
+            self.coefficients = reducer.coefficients([shard.size for shard in self.shards])
         self.inputs: list[list[torch.Tensor]] = []
         self.futures = [
             self._send(func, worker, indices, timeout)
@@ -190,8 +190,9 @@ class _Call:
         ]
 
     def _rank(self, worker: WorkerID) -> int:
-        known = type(worker) is int and 0 <= worker < len(self.transport.names)
-        return worker if known else get_worker_id(worker)
+        if type(worker) is int and 0 <= worker < len(self.transport.names):
+            return worker
+        return get_worker_id(worker)
 
     def _send(
         self, func: Callable[..., Any], worker: str, indices: list[int], timeout: float | None
@@ -211,7 +212,7 @@ class _Call:
             differentiate,
             in_context=self.record_results is not None,
             keep_device=self.transport.carries_devices,
-            single_worker=self.single is not None and not self.by_worker,
+            single_worker=self.single and not self.by_worker,
         )
         try:
             return self.transport.send(worker, request, timeout)
@@ -231,7 +232,7 @@ class _Call:
     def _reduce(self, by_worker: list[list[WorkerResponse]]) -> Any:
         if self.record_results is not None:
             self.record_results(by_worker)
-        if self.linear and by_worker:
+        if self.coefficients is not None and by_worker:
             return attach_sum([responses[0] for responses in by_worker], self.inputs)
         values: list[Any] = [None] * len(self.shards)
         for indices, responses, inputs in zip(
@@ -239,7 +240,7 @@ class _Call:
         ):
             for index, response in zip(indices, responses, strict=True):
                 values[index] = attach(response, inputs)
-        if self.single is not None and self.reducer is None:
+        if self.single and self.reducer is None:
             return values[0]
         results = ShardResults(values, [shard.size for shard in self.shards])
         return results if self.reducer is None else self.reducer(results)
@@ -250,7 +251,7 @@ class _Call:
         """
         finished: queue.SimpleQueue[int] = queue.SimpleQueue()
         for index, future in enumerate(self.futures):
-            future.add_done_callback(lambda _, index=index: finished.put(index))
+            future.add_done_callback(functools.partial(_put, finished, index))
         responses: dict[int, list[WorkerResponse]] = {}
         while len(responses) < len(self.workers):
             try:
@@ -285,6 +286,10 @@ class _Call:
                 raise UserError(response.message)
             raise RemoteError(worker, response)
         return response
+
+
+def _put(finished: queue.SimpleQueue[int], index: int, _: Future) -> None:
+    finished.put(index)
 
 
 def _to_cpu(tree: Any) -> Any:

@@ -129,7 +129,7 @@ def all_gather(tree: T) -> list[T]:
     is detached.
     """
     size = dist.get_world_size()
-    leaves, structure = optree.tree_flatten(tree)
+    leaves, structure = _flatten(tree)
     gathered: list[list[Any]] = [[] for _ in range(size)]
     for leaf in leaves:
         tensor = _as_tensor(leaf).detach()
@@ -147,7 +147,8 @@ def all_gather(tree: T) -> list[T]:
         for rank, part in enumerate(parts):
             part = part[: int(lengths[rank])]
             gathered[rank].append(_like(leaf, part if tensor.dim() else part[0]))
-    return [optree.tree_unflatten(structure, rank_leaves) for rank_leaves in gathered]
+    trees: Any = [optree.tree_unflatten(structure, rank_leaves) for rank_leaves in gathered]
+    return trees
 
 
 def barrier() -> None:
@@ -156,6 +157,10 @@ def barrier() -> None:
         dist.all_reduce(torch.zeros(1))  # on the CPU: no GPU need be set yet
     else:
         dist.barrier()
+
+
+def _flatten(tree: Any) -> tuple[list[Any], Any]:
+    return optree.tree_flatten(tree)
 
 
 def _as_tensor(leaf: Any) -> Tensor:
@@ -172,7 +177,7 @@ def _like(leaf: Any, tensor: Tensor) -> Any:
 
 def _per_dtype(tree: T, collective: Callable[[Tensor], Tensor], keep_types: bool) -> T:
     """Apply a collective of vectors to all leaves, one vector per dtype and device."""
-    leaves, structure = optree.tree_flatten(tree)
+    leaves, structure = _flatten(tree)
     groups: dict[tuple, list[int]] = {}
     tensors = [_as_tensor(leaf) for leaf in leaves]
     for index, tensor in enumerate(tensors):
@@ -187,4 +192,5 @@ def _per_dtype(tree: T, collective: Callable[[Tensor], Tensor], keep_types: bool
                 results[index] = _like(leaves[index], whole)
             else:
                 results[index] = whole if isinstance(leaves[index], Tensor) else whole.item()
-    return optree.tree_unflatten(structure, results)
+    reduced: Any = optree.tree_unflatten(structure, results)
+    return reduced

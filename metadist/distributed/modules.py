@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -79,7 +79,8 @@ def _clone(
             tensors[id(tensor)] = make(tensor)
         return tensors[id(tensor)]
 
-    clone._parameters = {n: once(parameter, t) for n, t in module._parameters.items()}
+    parameters: dict[str, Any] = {n: once(parameter, t) for n, t in module._parameters.items()}
+    clone._parameters = parameters
     clone._buffers = {n: once(buffer, t) for n, t in module._buffers.items()}
     clone._modules = {
         name: None if child is None else _clone(child, parameter, buffer, modules, tensors)

@@ -15,6 +15,9 @@ from metadist.distributed.partitioners import Partitioner, Reducer, WorkerID
 class _Parallelized:
     """A function that runs on the workers, and its original. It is pickled by its name."""
 
+    __qualname__: str
+    __wrapped__: Callable[..., Any]
+
     def __init__(
         self, function: Callable[..., Any], call: Callable[..., Any], options: dict
     ) -> None:

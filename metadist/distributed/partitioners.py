@@ -89,7 +89,8 @@ class DimPartitioner:
         Raises:
             UserError: no tensor to split, tensors of unequal length, or no such dimension.
         """
-        leaves, structure = optree.tree_flatten((args, kwargs), none_is_leaf=True)
+        everything: Any = (args, kwargs)
+        leaves, structure = optree.tree_flatten(everything, none_is_leaf=True)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         length = self._common_length(tensors)
         workers = range(get_world_size()) if self.workers is None else self.workers
@@ -102,7 +103,8 @@ class DimPartitioner:
                 pieces = [(start, stop)] if start < stop else []
             for first, last in pieces:
                 parts = [self._slice(leaf, first, last) for leaf in leaves]
-                part_args, part_kwargs = optree.tree_unflatten(structure, parts)
+                call: Any = optree.tree_unflatten(structure, parts)
+                part_args, part_kwargs = call
                 shards.append(Shard(worker, part_args, part_kwargs, size=last - first))
         return shards
 

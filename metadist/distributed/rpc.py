@@ -69,14 +69,16 @@ def backend_options(
     """
     given = options or rpc.TensorPipeRpcBackendOptions()
     threads, timeout = given.num_worker_threads, given.rpc_timeout
+    device_maps: Any = given.device_maps
+    devices: Any = given.devices
     return rpc.TensorPipeRpcBackendOptions(
         num_worker_threads=(
             NUM_WORKER_THREADS if threads == constants.DEFAULT_NUM_WORKER_THREADS else threads
         ),
         rpc_timeout=CALL_TIMEOUT if timeout == constants.DEFAULT_RPC_TIMEOUT_SEC else timeout,
         init_method="metadist://",
-        device_maps=given.device_maps,
-        devices=given.devices,
+        device_maps=device_maps,
+        devices=devices,
         # The shared-memory transport has a thread per process that spins.
         _transports=["uv"],
     )

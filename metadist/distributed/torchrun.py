@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -78,7 +79,7 @@ def unreported_kill(error: ChildFailedError) -> str:
 def _write_error_file(error: ChildFailedError, killed: str) -> None:
     """Write the first failure to the file that METADIST_ERROR_FILE names."""
     path = os.environ.get("METADIST_ERROR_FILE")
-    messages = [failure.message for failure in error.failures.values()]
+    messages: list[Any] = [failure.message for failure in error.failures.values()]
     texts = [each["message"] for each in messages if isinstance(each, dict) and "message" in each]
     if path and (killed or texts):
         with contextlib.suppress(OSError):

@@ -187,7 +187,9 @@ def exit_process(status: int, is_program: bool) -> NoReturn:
         if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
             signal.signal(signal.SIGALRM, signal.SIG_DFL)  # for when no Python thread runs any more
             signal.setitimer(signal.ITIMER_REAL, 2 * _EXIT_SECONDS)
-    (exit_without_finalizing if is_program else sys.exit)(status)
+    if is_program:
+        exit_without_finalizing(status)
+    sys.exit(status)
 
 
 def _is_user_error(error: Exception, in_job: bool) -> bool:

@@ -46,7 +46,7 @@ def build_on_all_ranks(
     """Build on every rank; when one cannot, all of them know why before any goes on.
 
     A run that torchrun has restarted goes on from its newest checkpoint. Every rank calls it; a
-    slow rank is waited for as long as it gives signs of life.
+    slow rank is waited for while its heartbeats arrive.
 
     Args:
         job: the ranks.
