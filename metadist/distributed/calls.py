@@ -180,9 +180,11 @@ class _Call:
         for index, shard in enumerate(self.shards):
             self.indices.setdefault(self._rank(shard[0]), []).append(index)
         self.workers = [self.transport.names[rank] for rank in self.indices]
-        self.coefficients: list[float] | None = None  # the workers sum their shards
+        self.weights: list[float] | None = None  # else the workers sum their shards
+        self.divisor: float | None = None
         if isinstance(reducer, LinearReducer) and not self.single:
-            self.coefficients = reducer.coefficients([shard.size for shard in self.shards])
+            sizes = [shard.size for shard in self.shards]
+            self.weights, self.divisor = reducer.weights(sizes), reducer.divisor(sizes)
         self.inputs: list[list[torch.Tensor]] = []
         self.futures = [
             self._send(func, worker, indices, timeout)
@@ -208,7 +210,7 @@ class _Call:
         request = WorkerRequest(
             func,
             calls,
-            None if self.coefficients is None else [self.coefficients[index] for index in indices],
+            None if self.weights is None else [self.weights[index] for index in indices],
             differentiate,
             in_context=self.record_results is not None,
             keep_device=self.transport.carries_devices,
@@ -232,8 +234,9 @@ class _Call:
     def _reduce(self, by_worker: list[list[WorkerResponse]]) -> Any:
         if self.record_results is not None:
             self.record_results(by_worker)
-        if self.coefficients is not None and by_worker:
-            return attach_sum([responses[0] for responses in by_worker], self.inputs)
+        if self.weights is not None and by_worker:
+            first = [responses[0] for responses in by_worker]
+            return attach_sum(first, self.inputs, self.divisor)
         values: list[Any] = [None] * len(self.shards)
         for indices, responses, inputs in zip(
             self.indices.values(), by_worker, self.inputs, strict=True

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from metadist.distributed.errors import connection_errors_as_worker_lost
-from metadist.distributed.reducers import dtypes, wide_sum
+from metadist.distributed.reducers import leaf_dtypes, weighted_sum
 
 
 class _Apply(nn.Module):
@@ -46,6 +46,7 @@ class DataParallel:
         function: Callable[..., Any],
         calls: Sequence[tuple[tuple, dict]],
         weights: Sequence[float],
+        divisor: float | None,
     ) -> tuple[Any, list[torch.dtype | None]]:
         """Run this rank's shards; `.grad` gets the gradient of the weighted sum over all ranks.
 
@@ -54,11 +55,12 @@ class DataParallel:
         Args:
             function: the mapper; its result has a scalar `loss`.
             calls: (args, kwargs) of each shard; the first argument is the module.
-            weights: the shards' weights in the sum over all ranks.
+            weights: how often each shard counts in the sum over all ranks.
+            divisor: what that sum is divided by; None for a sum.
 
         Returns:
-            This rank's part of the weighted sum of results, in float64 and without a graph, and
-            the final types of its leaves.
+            This rank's part of the weighted sum of results, not divided, in float64 and without a
+            graph, and the final types of its leaves.
         """
         self.module.zero_grad(set_to_none=True)
         results = []
@@ -70,6 +72,6 @@ class DataParallel:
                 with connection_errors_as_worker_lost(), warnings.catch_warnings():
                     # It copies gradients of another layout (channels last): correct and cheap.
                     warnings.filterwarnings("ignore", "Grad strides do not match bucket view")
-                    (result.loss * (weight * dist.get_world_size())).backward()
+                    (result.loss * (weight / (divisor or 1) * dist.get_world_size())).backward()
             results.append(result._replace(loss=result.loss.detach()))
-        return wide_sum(results, weights), dtypes(results[0])
+        return weighted_sum(results, weights), leaf_dtypes(results[0])

@@ -14,7 +14,7 @@ import optree
 import torch
 from torch import Tensor, nn
 
-from metadist.distributed.reducers import dtypes, narrow, wide, wide_sum
+from metadist.distributed.reducers import finish_sum, leaf_dtypes, to_float64, weighted_sum
 from metadist.distributed.world import get_rank, host_name
 from metadist.errors import UserError
 
@@ -78,13 +78,13 @@ class SummingMapper(Protocol):
     """A function that sums its own shards, where that is faster than one by one."""
 
     def weighted_sum(
-        self, calls: list[Call], coefficients: list[float], inputs: list[Tensor]
+        self, calls: list[Call], weights: list[float], inputs: list[Tensor]
     ) -> WorkerResponse:
-        """The sum of `coefficient * function(*args, **kwargs)` and its gradients, in float64.
+        """The sum of `weight * function(*args, **kwargs)` and its gradients, in float64.
 
         Args:
             calls: the shards.
-            coefficients: a weight for each.
+            weights: how often each counts.
             inputs: what to differentiate with respect to.
         """
 
@@ -96,7 +96,7 @@ class WorkerRequest:
     Attributes:
         function: the mapper. It may be a `BatchedMapper` or a `SummingMapper`.
         calls: (args, kwargs) of each shard, run in order.
-        coefficients: a weight for each shard, to respond with one weighted sum; None to respond
+        weights: how often each shard counts, to respond with one weighted sum; None to respond
             with every result.
         differentiate: indices, among `tensors_of(calls)`, of the inputs to differentiate with
             respect to. None leaves gradients to the distributed autograd context, if any.
@@ -107,7 +107,7 @@ class WorkerRequest:
 
     function: Callable[..., Any]
     calls: list[Call]
-    coefficients: list[float] | None = None
+    weights: list[float] | None = None
     differentiate: list[int] | None = None
     in_context: bool = False
     keep_device: bool = False
@@ -140,17 +140,17 @@ class WorkerRequest:
         if self.differentiate is not None:
             tensors = tensors_of(self.calls)
             inputs = [tensors[index].requires_grad_() for index in self.differentiate]
-        function, coefficients = self.function, self.coefficients
+        function, weights = self.function, self.weights
         # isinstance with a protocol would take longer than a small function.
-        if inputs is not None and coefficients and hasattr(function, "weighted_sum"):
-            response = function.weighted_sum(self.calls, coefficients, inputs)
+        if inputs is not None and weights and hasattr(function, "weighted_sum"):
+            response = function.weighted_sum(self.calls, weights, inputs)
             value, gradients = self._outgoing((response.value, response.gradients))
             return [response._replace(value=value, gradients=gradients)]
-        if inputs is None and coefficients is None and hasattr(function, "map_batched"):
+        if inputs is None and weights is None and hasattr(function, "map_batched"):
             results = function.map_batched(self.calls)
             return [WorkerResponse(self._outgoing(result), None) for result in results]
         responses = (self._run_shard(args, kwargs, inputs) for args, kwargs in self.calls)
-        return list(responses) if coefficients is None else [_add_up(responses, coefficients)]
+        return list(responses) if weights is None else [_add_up(responses, weights)]
 
     def _outgoing(self, result: Any) -> Any:
         def detached(leaf: Any) -> Any:
@@ -189,27 +189,27 @@ class WorkerRequest:
         return WorkerResponse(self._outgoing(result), gradients)
 
 
-def _add_up(responses: Iterator[WorkerResponse], coefficients: Sequence[float]) -> WorkerResponse:
+def _add_up(responses: Iterator[WorkerResponse], weights: Sequence[float]) -> WorkerResponse:
     """The weighted sum of responses, which are consumed one at a time: one shard's graph and
     gradients are alive beside the sum.
     """
     values: list[Any] = []
     total: Gradients | None = None
-    for (value, gradients, _), coefficient in zip(responses, coefficients, strict=True):
+    for (value, gradients, _), weight in zip(responses, weights, strict=True):
         values.append(value)
         if gradients is None:
             continue
         if total is None:
             total = Gradients(gradients.leaf, [None] * len(gradients.by_input))
-        for place, gradient in enumerate(gradients.by_input):
-            so_far = total.by_input[place]
+        for index, gradient in enumerate(gradients.by_input):
+            so_far = total.by_input[index]
             if gradient is None:
                 continue
             if so_far is None:
-                total.by_input[place] = wide(gradient) * coefficient
+                total.by_input[index] = to_float64(gradient) * weight
             else:
-                so_far.add_(wide(gradient), alpha=coefficient)
-    return WorkerResponse(wide_sum(values, coefficients), total, dtypes(values[0]))
+                so_far.add_(to_float64(gradient), alpha=weight)
+    return WorkerResponse(weighted_sum(values, weights), total, leaf_dtypes(values[0]))
 
 
 def tensors_of(tree: Any) -> list[Tensor]:
@@ -263,17 +263,24 @@ def attach(response: WorkerResponse, inputs: Sequence[Tensor]) -> Any:
     return optree.tree_unflatten(structure, leaves)
 
 
-def attach_sum(partial: Sequence[WorkerResponse], inputs: Sequence[Sequence[Tensor]]) -> Any:
-    """The sum of the workers' partial sums, differentiable with respect to all their inputs.
+def attach_sum(
+    partial: Sequence[WorkerResponse],
+    inputs: Sequence[Sequence[Tensor]],
+    divisor: float | None,
+) -> Any:
+    """The sum of the workers' partial sums, divided once, differentiable with respect to all their
+    inputs.
 
     Args:
         partial: each worker's sum.
         inputs: the caller's tensors in each worker's request; empty where nothing is
             differentiated. The gradients of a tensor that several workers received are summed.
+        divisor: what the sum is divided by; None for a sum.
     """
     assert partial[0].dtypes is not None
     ones = [1] * len(partial)
-    value = narrow(wide_sum([response.value for response in partial], ones), partial[0].dtypes)
+    total_value = weighted_sum([response.value for response in partial], ones)
+    value = finish_sum(total_value, divisor, partial[0].dtypes)
     leaf: int | None = None
     tensors: dict[int, Tensor] = {}
     total: dict[int, Tensor] = {}
@@ -288,5 +295,5 @@ def attach_sum(partial: Sequence[WorkerResponse], inputs: Sequence[Sequence[Tens
                 total[id(tensor)] = gradient if so_far is None else so_far + gradient
     if leaf is None:
         return value
-    gradients = Gradients(leaf, [total[key] for key in tensors])
+    gradients = Gradients(leaf, [total[key] / (divisor or 1) for key in tensors])
     return attach(WorkerResponse(value, gradients), list(tensors.values()))
