@@ -74,7 +74,7 @@ def draw_adaptation(
 def _adapted(x: Experiment, key: torch.Tensor, steps: Sequence[int]) -> AdaptationPicture:
     positions = np.linspace(-5, 5, _POINTS)
     truth = x.tasks.dataset.curve(key_generator(key), positions)
-    support = x.tasks.draw(key).support
+    support = x.tasks.sample(key).support
     device = next(x.learner.parameters()).device
     grid = Examples(
         *(torch.tensor(v, dtype=torch.float32).unsqueeze(1) for v in (positions, truth))

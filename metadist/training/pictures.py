@@ -53,7 +53,7 @@ def draw_pictures(
     if not _can_be_drawn(tasks):
         return [curves]
     learner.eval()
-    episodes = [tasks.draw(key) for key in task_keys(seed, "test", 0, range(_TASKS))]
+    episodes = [tasks.sample(key) for key in task_keys(seed, "test", 0, range(_TASKS))]
     return [curves, _draw(tasks, learner, episodes, directory / "test_tasks.png", headline)]
 
 
@@ -70,7 +70,7 @@ def draw_task(path: Path, tasks: TaskDistribution, learner: Learner, key: Tensor
         `path`, or None for tasks that have no picture: without a support set, of inputs that are
         no images in grey or colour, or of a function of several numbers.
     """
-    episode = tasks.draw(key)
+    episode = tasks.sample(key)
     if not len(episode.support.targets) or not _can_be_drawn(tasks):
         return None
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -68,7 +68,7 @@ def test_both_learners_adapt_to_the_same_points_each_in_its_own_way(tmp_path, mo
         assert not np.allclose(left.predicted[0], left.predicted[1])
         assert not np.allclose(left.predicted[1], left.predicted[10])
     # What the drawing shows is what the evaluation answers, up to how fine the grid is.
-    episode = maml.tasks.draw(task_keys(0, "test", 0, range(1))[0])
+    episode = maml.tasks.sample(task_keys(0, "test", 0, range(1))[0])
     maml.learner.eval_inner_steps = 10
     answers = maml.learner.eval()(episode).predictions.detach().numpy().ravel()
     picture = shown[0]["MAML"]

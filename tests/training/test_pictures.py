@@ -17,7 +17,7 @@ def tasks_of(shape: tuple[int, ...], outputs: int | None) -> SimpleNamespace:
         regression=outputs is not None,
         input_shape=shape,
         outputs=outputs or 2,
-        draw=lambda key: Episode(part, part),
+        sample=lambda key: Episode(part, part),
     )
 
 
