@@ -51,7 +51,7 @@ _CLASSES = {
         "sweet_pepper table telephone wardrobe whale woman worm"
     ),
 }
-CLASSES = {part: names.split() for part, names in _CLASSES.items()}
+CLASSES = {split: names.split() for split, names in _CLASSES.items()}
 """The published split, by CIFAR-100's names of its classes."""
 
 
@@ -92,7 +92,7 @@ class CifarFS(ImageClasses):
                 download fails. The message names the file.
         """
         images, names = load_images(Path(root).expanduser(), download)
-        splits = {part: np.array([names.index(n) for n in CLASSES[part]]) for part in SPLITS}
+        splits = {split: np.array([names.index(n) for n in CLASSES[split]]) for split in SPLITS}
         super().__init__(
             "cifar_fs",
             images,
@@ -108,7 +108,7 @@ class CifarFS(ImageClasses):
         return {
             **super().protocol(),
             "class_split": "bertinetto",
-            "classes": {part: len(members) for part, members in self.splits.items()},
+            "classes": {split: len(members) for split, members in self.splits.items()},
             "image_size": self.images.shape[-1],
         }
 

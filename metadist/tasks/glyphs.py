@@ -208,10 +208,10 @@ def _rasterize(strokes: Strokes, profiles: np.ndarray, gains: np.ndarray, size: 
     vertical = torch.from_numpy(
         profiles[widths[:, None], indices[..., 1]] * lengths.astype(np.float32)
     )
-    ink = torch.bmm(vertical.transpose(1, 2), horizontal).numpy()
-    ink *= gains[widths, None, None]
-    np.minimum(ink, 255, out=ink)
-    return ink.astype(np.uint8).reshape(*strokes.thickness.shape, size, size)
+    pixels = torch.bmm(vertical.transpose(1, 2), horizontal).numpy()
+    pixels *= gains[widths, None, None]
+    np.minimum(pixels, 255, out=pixels)
+    return pixels.astype(np.uint8).reshape(*strokes.thickness.shape, size, size)
 
 
 def sample_strokes(keys: Sequence[tuple[int, ...]], examples: int) -> Strokes:

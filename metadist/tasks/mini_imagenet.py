@@ -32,7 +32,7 @@ _PUBLISHED = {
         "n04149813 n04418357 n04522168 n07613480"
     ),
 }
-PUBLISHED = {part: names.split() for part, names in _PUBLISHED.items()}
+PUBLISHED = {split: names.split() for split, names in _PUBLISHED.items()}
 """Ravi and Larochelle's split (2017, openreview rJY0-Kcll), by WordNet identifiers, sorted."""
 
 

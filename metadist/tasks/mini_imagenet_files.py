@@ -28,7 +28,7 @@ SIDE = 84
 
 _SHORT_NAMES = {"train": "train", "validation": "val", "test": "test"}
 _PICKLES = (
-    {part: f"mini-imagenet-cache-{short}.pkl" for part, short in _SHORT_NAMES.items()},
+    {split: f"mini-imagenet-cache-{short}.pkl" for split, short in _SHORT_NAMES.items()},
     {
         "train": "miniImageNet_category_split_train_phase_train.pickle",
         "validation": "miniImageNet_category_split_val.pickle",
@@ -66,11 +66,11 @@ def find(root: Path) -> Layout | None:
     with root_errors(root, "MiniImageNet"):
         if all((root / short).is_dir() for short in _SHORT_NAMES.values()):
             return Layout(root, "folders", {})
-        lists = {part: root / f"{short}.csv" for part, short in _SHORT_NAMES.items()}
+        lists = {split: root / f"{short}.csv" for split, short in _SHORT_NAMES.items()}
         if (root / "images").is_dir() and all(path.is_file() for path in lists.values()):
             return Layout(root, "csv", lists)
         for names in _PICKLES:
-            files = {part: root / name for part, name in names.items()}
+            files = {split: root / name for split, name in names.items()}
             if all(path.is_file() for path in files.values()):
                 return Layout(root, "pickles", files)
     return None

@@ -101,7 +101,7 @@ class Omniglot(ImageClasses):
         self.split = split
         self.seed = seed
         self.characters = {
-            part: [names[index] for index in members] for part, members in splits.items()
+            name: [names[index] for index in members] for name, members in splits.items()
         }
 
     def protocol(self) -> dict[str, object]:
@@ -111,7 +111,7 @@ class Omniglot(ImageClasses):
             "class_split": self.split,
             **({} if self.split == "vinyals" else {"split_seed": self.seed}),
             "within_alphabet": self.groups is not None,
-            "classes": {part: len(members) for part, members in self.splits.items()},
+            "classes": {name: len(members) for name, members in self.splits.items()},
             "image_size": self.images.shape[-1],
         }
 
@@ -189,12 +189,12 @@ def split_characters(
             f"dataset.validation_alphabets={validation_alphabets} does not fit: from 1 to "
             f"{len(free) - 1} alphabets can be held out with dataset.split={split}"
         )
-    held = {
+    validation = {
         free[i] for i in np.random.default_rng(seed).permutation(len(free))[:validation_alphabets]
     }
     test = {name for name in names if not name.startswith("images_background/")}
-    unused = {n for n in names if alphabet(n) not in training | held} - test
-    return _to_indices(names, test, {n for n in names if alphabet(n) in held}, unused)
+    unused = {n for n in names if alphabet(n) not in training | validation} - test
+    return _to_indices(names, test, {n for n in names if alphabet(n) in validation}, unused)
 
 
 def _background_names(alphabets: Sequence[str]) -> set[str]:

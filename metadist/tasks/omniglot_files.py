@@ -21,7 +21,7 @@ CHARACTERS = {"images_background": 964, "images_evaluation": 659}
 """The two sets of Omniglot and their characters: 1623 in all."""
 
 EXAMPLES = 20
-"""Images a character, each drawn by another person."""
+"""Images per character, each drawn by another person."""
 
 _MEMBER = re.compile(r"(images_[a-z]+)/([^/]+)/(character\d+)/([^/]+\.png)")
 MAX_MEMBER_BYTES = 1 << 20

@@ -48,7 +48,7 @@ def test_equal_in_a_fresh_process_with_another_number_of_threads():
     assert there.stdout.strip() == here
 
 
-def test_a_class_follows_from_its_key_alone():
+def test_a_class_depends_on_its_key_alone():
     many = Glyphs(seed=1, **COUNTS)
     few = Glyphs(seed=1, train_classes=2, validation_classes=5, test_classes=10, examples=7)
     assert np.array_equal(few.split_classes("train"), many.split_classes("train")[:2, :7])
@@ -57,14 +57,14 @@ def test_a_class_follows_from_its_key_alone():
     assert not (many.images == other.images).all(axis=(-1, -2)).any()
 
 
-def test_no_image_comes_twice(glyphs):
+def test_images_are_unique(glyphs):
     assert isinstance(glyphs, ImageDataset)
     assert [len(glyphs.split_classes(s)) for s in ("train", "validation", "test")] == [300, 20, 150]
     flat = glyphs.images.reshape(-1, 28 * 28)
     assert len(np.unique(flat, axis=0)) == len(flat) == 470 * 20
 
 
-def test_every_image_has_ink_and_paper(glyphs):
+def test_every_image_has_strokes_and_background(glyphs):
     ink = (glyphs.images / 255).mean(axis=(-1, -2))
     assert ink.min() > 0.01
     assert ink.max() < 0.4

@@ -52,7 +52,7 @@ def test_layout_labels_and_disjointness():
             assert len(set(used)) == len(used) == 25
 
 
-def test_classes_labels_and_examples_are_drawn_evenly():
+def test_classes_labels_and_examples_are_sampled_uniformly():
     tasks = FewShotTasks(ImageClasses("labels", labelled_pixels(), SPLIT_CLASSES), 2, 1, 1)
     first = np.zeros((8, 10))
     for key in task_keys(1, "train", 0, range(4000)):
@@ -98,7 +98,7 @@ def test_rotations_are_numpys(channels):
         assert seen == ({0, 1, 2, 3} if turned else {0})
 
 
-def test_drawing_leaves_the_images_alone():
+def test_sampling_leaves_the_images_unchanged():
     images = labelled_pixels()
     images.setflags(write=False)
     before = images.copy()
@@ -162,7 +162,7 @@ def test_largest_possible_task_uses_everything():
     assert len(episode.support.targets) + len(episode.query.targets) == 60
 
 
-def test_wrong_arrays_are_a_fault_of_the_program():
+def test_wrong_arrays_are_value_errors():
     with pytest.raises(ValueError, match="uint8"):
         ImageClasses("floats", np.zeros((20, 2, 4, 4)), SPLIT_CLASSES)
     with pytest.raises(ValueError, match="square"):
@@ -191,7 +191,7 @@ def test_tasks_within_groups():
         dataset.check(5, 1, 1)
 
 
-def test_augmentation_follows_from_the_key_and_only_in_training():
+def test_augmentation_depends_on_the_key_and_is_for_training_only():
     images = np.random.default_rng(0).integers(0, 256, (20, 4, 3, 8, 8), dtype=np.uint8)
     plain = FewShotTasks(ImageClasses("noise", images, SPLIT_CLASSES), 3, 1, 2)
     augment = Augment(crop_padding=2, flip=0.5, brightness=0.4, contrast=0.4, saturation=0.4)
@@ -216,7 +216,7 @@ def test_augmentation_follows_from_the_key_and_only_in_training():
             assert torch.equal(one.query.targets, before.query.targets)
 
 
-def test_classes_that_lie_side_by_side_are_not_copied():
+def test_contiguous_classes_are_not_copied():
     images = labelled_pixels()
     places = {**SPLIT_CLASSES, "test": np.array([14, 16, 15, 17, 18, 19])}
     dataset = ImageClasses("labels", images, places)

@@ -24,7 +24,7 @@ from metadist.tasks import SPLITS, FewShotTasks, Omniglot, array_cache, task_key
 pytestmark = pytest.mark.usefixtures("small_omniglot")
 
 
-def test_split_follows_from_seed_and_names(tmp_path):
+def test_split_depends_on_seed_and_names(tmp_path):
     zips = Omniglot(str(write_zips(tmp_path / "zips")), seed=5)
     folders = Omniglot(str(write_folders(tmp_path / "folders").parent / "folders"), seed=5)
     assert zips.characters == folders.characters

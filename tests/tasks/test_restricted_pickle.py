@@ -160,7 +160,7 @@ HEAD = b"\x80\x02"
         b"not a pickle",
     ],
 )
-def test_no_trick_gets_through(data):
+def test_malicious_pickles_are_refused(data):
     with pytest.raises(UserError) as error:
         restricted_pickle.load(data, "some.pkl")
     assert "\n" not in str(error.value)
@@ -273,7 +273,7 @@ def test_nested_shapes_are_not_compared():
         restricted_pickle.load(pickle.dumps({"a": array}, 4), "some.pkl")
 
 
-def test_an_endless_pickle_is_given_up(monkeypatch):
+def test_the_number_of_reads_is_limited(monkeypatch):
     monkeypatch.setattr(restricted_pickle, "MAX_READS", 1000)
     with pytest.raises(UserError, match="more than 1,000 reads"):
         restricted_pickle.load(HEAD + b"]" * 2000 + b".", "some.pkl")

@@ -30,7 +30,7 @@ def test_points_lie_on_one_wave_within_the_papers_bounds():
     assert np.pi - 0.1 < max(phases) <= np.pi + 1e-5
 
 
-def test_keys_decide():
+def test_equal_keys_give_equal_tasks():
     tasks = FewShotTasks(Sinusoid(), shots=5, queries=5)
     one, again, other = (
         tasks.sample(task_keys(3, "test", 0, range(4))[row]).query.targets for row in (1, 1, 2)

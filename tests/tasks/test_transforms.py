@@ -66,7 +66,7 @@ def test_crops_are_windows_of_the_padded_image(images):
     assert len(places) == 25
 
 
-def test_everything_stays_an_image_and_follows_from_the_generator(images):
+def test_results_are_images_and_depend_on_the_generator_alone(images):
     augment = Augment(crop_padding=3, flip=0.5, brightness=1.0, contrast=1.0, saturation=1.0)
     one = augment(images.copy(), np.random.default_rng(3))
     assert one.dtype == np.float32
@@ -95,6 +95,6 @@ def test_normalize(images):
     assert not Augment(flip=0.1).identity
 
 
-def test_a_spread_of_zero_is_refused():
+def test_a_std_of_zero_is_refused():
     with pytest.raises(UserError, match=r"dataset.normalize.std=\[0.0\] must be above 0"):
         Normalize(std=[0.0])
