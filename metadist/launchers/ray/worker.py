@@ -16,9 +16,9 @@ from metadist.distributed.world import attempt
 from metadist.launchers.carry_out import Failed, carry_out
 from metadist.launchers.launcher import PlannedRun
 from metadist.launchers.ray.board import Board, Voice
-from metadist.launchers.records import LAST_WORDS
 from metadist.launchers.resolvers import register_resolvers
 from metadist.launchers.speaking import say, sentence_of
+from metadist.reports import WORKER_ERROR_FILE
 from metadist.training import Experiment, Interrupted
 
 BEGUN, ENDED, REPORTED, SIGNAL = "begun", "ended", "reported", "signal"
@@ -120,7 +120,7 @@ def _leave_last_words(errand: Errand, failed: Failed) -> None:
     if planned.in_sweep and spoke:
         sentence, _ = sentence_of(failed.error, failed.in_job)
         with contextlib.suppress(OSError):
-            (planned.directory / LAST_WORDS).write_text(sentence, encoding="utf-8")
+            (planned.directory / WORKER_ERROR_FILE).write_text(sentence, encoding="utf-8")
 
 
 def _failed(board: Board) -> bool:
