@@ -109,7 +109,7 @@ class TaskMapper:
         for place, key in enumerate(batch.keys.unsqueeze(0) if single else batch.keys):
             if batch.episodes is None:
                 with phase("data"):
-                    episode = self.tasks.value.draw(key)
+                    episode = self.tasks.value.sample(key)
             elif single:
                 episode = batch.episodes
             else:

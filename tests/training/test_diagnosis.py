@@ -25,15 +25,15 @@ SICK = (0, 0, 3, 2)
 def with_a_sick_task(directory: str, choice: str, *overrides: str) -> str:
     """Train while one task of iteration 3 holds a NaN; what the run has to say."""
     x = build(directory, f"trainer.on_non_finite={choice}", "logger=[jsonl,console]", *overrides)
-    draw = x.tasks.draw
+    sample = x.tasks.sample
 
     def infected(key):
-        episode = draw(key)
+        episode = sample(key)
         if tuple(key.tolist()) == SICK:
             episode.query.inputs[0] = math.nan
         return episode
 
-    x.tasks.draw = infected
+    x.tasks.sample = infected
     try:
         run(x)
     except UserError as error:
@@ -102,7 +102,7 @@ class RootOf(Learner):
 
 
 class Numbers:
-    def draw(self, key):
+    def sample(self, key):
         part = Examples((key[3:] % 2).float(), key[3:])
         return Episode(part, part)
 

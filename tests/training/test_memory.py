@@ -37,7 +37,7 @@ def peak(
         if by_hand:
             x.optimizer.zero_grad()
             for key in keys:
-                (x.learner.train()(x.tasks.draw(key)).loss / tasks).backward()
+                (x.learner.train()(x.tasks.sample(key)).loss / tasks).backward()
         else:
             x.strategy.backward(x.train_mapper, x.learner, MetaBatch(keys))
         x.optimizer.step()

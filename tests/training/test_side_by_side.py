@@ -45,8 +45,8 @@ def test_sum_and_gradient_equal_those_one_by_one(kind):
     class Double:
         """The same tasks in float64, to compare closely."""
 
-        def draw(self, key):
-            episode = tasks.draw(key)
+        def sample(self, key):
+            episode = tasks.sample(key)
             return Episode(*(Examples(*map(to_double, part)) for part in episode))
 
     def run(at_once):
@@ -74,7 +74,7 @@ def to_double(tensor):
 def test_a_tasks_gradient_is_the_same_bits_whoever_is_beside_it(kind):
     learner, tasks = learner_of(kind)
     learner.train()
-    episodes = [tasks.draw(key) for key in task_keys(0, "train", 1, range(6))]
+    episodes = [tasks.sample(key) for key in task_keys(0, "train", 1, range(6))]
 
     def gradients(first, last):
         result, parameters = together(learner, episodes[first:last])

@@ -22,8 +22,8 @@ def one_step(directory: str, name: str, strategy: str, dtype: str, *overrides: s
     x = build(directory, *options, name=name)
     x.learner.to(getattr(torch, dtype))
     if dtype == "float64":
-        draw = x.tasks.draw
-        x.tasks.draw = lambda key: _double(draw(key))
+        sample = x.tasks.sample
+        x.tasks.sample = lambda key: _double(sample(key))
     x.strategy.open()
     outcome = None
     if x.strategy.runs_loop():
@@ -48,7 +48,7 @@ def reference(tmp_path, name: str, dtype: str, *overrides: str) -> tuple:
     x.learner.to(getattr(torch, dtype)).train()
     total = 0.0
     for key in task_keys(0, "train", 1, range(TASKS)):
-        episode = x.tasks.draw(key)
+        episode = x.tasks.sample(key)
         total = total + x.learner(_double(episode) if dtype == "float64" else episode).loss / TASKS
     total.backward()
     return total.detach(), [parameter.grad for parameter in x.learner.parameters()]
