@@ -12,8 +12,8 @@ from metadist.config.nodes import build
 from metadist.config.secrets import without_secrets
 from metadist.distributed import get_rank, get_worker_id, get_world_size
 from metadist.distributed.job import current_job
-from metadist.distributed.residents import Resident
-from metadist.distributed.shards import as_shards
+from metadist.distributed.partitioners import as_shards
+from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
 from metadist.loggers import JsonlLogger, Logger, LoggerCollection
 from metadist.tasks import FewShotTasks, TaskDistribution, task_keys
@@ -73,7 +73,7 @@ def assemble_experiment(configuration: DictConfig, directory: Path, name: str) -
     _check_ways(tasks, learner)
     _rehearse(tasks, learner)
     # Every rank builds a job's experiments in the same order, so the names agree.
-    resident = Resident(current_job().new_name("tasks"), tasks)
+    resident = WorkerLocal(current_job().new_name("tasks"), tasks)
     return Experiment(
         name=name,
         headline=_headline(tasks, learner, strategy),
@@ -158,7 +158,7 @@ def _rehearse(tasks: TaskDistribution, learner: Learner) -> None:
     """One task in each mode: a model that cannot do it is found before any work starts."""
     device = next(learner.parameters()).device
     for training, split in ((True, "train"), (False, "test")):
-        mapper = TaskMapper(Resident("tasks of a rehearsal", tasks), str(device))
+        mapper = TaskMapper(WorkerLocal("tasks of a rehearsal", tasks), str(device))
         try:
             mapper.each(learner.train(training), MetaBatch(task_keys(0, split, 0, range(1))))
         except UserError:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from hydra.errors import HydraException
 
 from metadist.errors import UserError
-from metadist.launchers.speaking import USER_ERROR_STATUS
+from metadist.launchers.error_reporting import USER_ERROR_STATUS
 
 
 def answer(work: Callable[[], int | None]) -> int:

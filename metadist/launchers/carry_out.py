@@ -5,12 +5,12 @@ from typing import Any
 
 from metadist.distributed import get_rank, get_world_size
 from metadist.distributed.job import Job, begin_job
-from metadist.distributed.meeting import exchange
+from metadist.distributed.rendezvous import all_gather_object
 from metadist.errors import UserError
+from metadist.launchers.error_reporting import end_process
 from metadist.launchers.launcher import PlannedRun
 from metadist.launchers.records import finished_results, write_record
 from metadist.launchers.set_up import build_on_all_ranks, timeout_of
-from metadist.launchers.speaking import end_process
 from metadist.training import run
 
 
@@ -79,7 +79,7 @@ def _known_results(job: Job, planned: PlannedRun) -> dict[str, Any] | None:
     except UserError as error:
         trouble = str(error)
     word = {"overrides": planned.overrides, "results": found, "trouble": trouble}
-    words = exchange(job.store, "known", word, timeout=None)
+    words = all_gather_object(job.store, "known", word, timeout=None)
     if words[0]["trouble"]:
         raise UserError(words[0]["trouble"])
     if any(each["overrides"] != words[0]["overrides"] for each in words):

@@ -15,8 +15,8 @@ import hydra
 from metadist.distributed import get_rank
 from metadist.errors import UserError
 from metadist.launchers.carry_out import Failed
+from metadist.launchers.error_reporting import exit_process, report_error, wants_traceback
 from metadist.launchers.set_up import Build
-from metadist.launchers.speaking import leave, say, wants_traceback
 from metadist.launchers.sweeps import JobFailed, end_sweep, last_jobs_awaited
 from metadist.launchers.task_function import TaskFunction
 from metadist.training import Interrupted
@@ -41,7 +41,7 @@ def experiment(script: str, build: Build) -> Callable[[], None]:
 
     @functools.wraps(main)
     def guarded() -> None:
-        leave(_exit_status(main), _is_program(path))
+        exit_process(_exit_status(main), _is_program(path))
 
     return guarded
 
@@ -62,12 +62,12 @@ def _exit_status(main: Callable[[], None]) -> int:
         with _signals_stop_at_once(), last_jobs_awaited():
             main()
     except Failed as failed:
-        status = say(failed.error, traceback, failed.in_job)
+        status = report_error(failed.error, traceback, failed.in_job)
     except JobFailed as failed:
-        say(UserError(str(failed)), traceback, in_job=False)
+        report_error(UserError(str(failed)), traceback, in_job=False)
         status = failed.exit_status
     except Exception as error:
-        status = say(error, traceback, in_job=False)
+        status = report_error(error, traceback, in_job=False)
     return end_sweep(status)
 
 

@@ -9,9 +9,9 @@ from omegaconf import DictConfig, open_dict
 from metadist.config import drop_leftovers
 from metadist.distributed import get_rank
 from metadist.distributed.job import Job
-from metadist.distributed.meeting import exchange
+from metadist.distributed.rendezvous import all_gather_object
 from metadist.errors import UserError
-from metadist.launchers.speaking import Elsewhere
+from metadist.launchers.error_reporting import RemoteRankFailed
 from metadist.training import Experiment
 from metadist.training.checkpoints import has_checkpoints
 from metadist.kernels import disable_native, native_available
@@ -46,7 +46,7 @@ def build_on_all_ranks(
     """Build on every rank; when one cannot, all of them know why before any goes on.
 
     A run that torchrun has restarted goes on from its newest checkpoint. Every rank calls it; a
-    slow rank is waited for as long as it gives signs of life.
+    slow rank is waited for while its heartbeats arrive.
 
     Args:
         job: the ranks.
@@ -58,7 +58,7 @@ def build_on_all_ranks(
 
     Raises:
         UserError: on every rank, what one or all of them could not do.
-        Elsewhere: another rank failed, and tells.
+        RemoteRankFailed: another rank failed, and tells.
     """
     if _restarted(job, configuration, directory):
         with open_dict(configuration):
@@ -76,7 +76,7 @@ def build_on_all_ranks(
         "iteration": built.state.iteration if built and built.strategy.is_driver() else None,
         "native": native_available(built.learner) if built else None,
     }
-    words = exchange(job.store, "outcome", word, timeout=None)
+    words = all_gather_object(job.store, "outcome", word, timeout=None)
     for rank, each in enumerate(words):
         if each["sentence"]:
             first = words[0]["sentence"]
@@ -85,7 +85,7 @@ def build_on_all_ranks(
         raise error
     for rank, each in enumerate(words):
         if each["failure"]:
-            raise Elsewhere(f"rank {rank} failed in setting up: {each['failure']}")
+            raise RemoteRankFailed(f"rank {rank} failed in setting up: {each['failure']}")
     iterations = {each["iteration"] for each in words} - {None}
     if len(iterations) > 1:
         raise UserError(
@@ -102,7 +102,7 @@ def build_on_all_ranks(
                 ", ".join(map(str, without)),
             )
     if get_rank() == 0:
-        job.note_begun(str(directory))
+        job.mark_started(str(directory))
     return built
 
 
@@ -110,8 +110,8 @@ def _restarted(job: Job, configuration: DictConfig, directory: Path) -> bool:
     """Whether this is a later attempt at the run, as rank zero sees it, that has something to go
     on from. Agents' restart counts differ, and a node that left or came does not count in them.
     """
-    again = job.restarted or job.has_begun(str(directory))
+    again = job.restarted or job.has_started(str(directory))
     saved = has_checkpoints(directory / "checkpoints")
     # A checkpoint that the user named comes first as long as the run has none of its own.
     mine = again and (saved or configuration.get("resume") is None)
-    return exchange(job.store, "restarted", mine, timeout=None)[0]
+    return all_gather_object(job.store, "restarted", mine, timeout=None)[0]

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from metadist.launchers.carry_out import Failed
+from metadist.launchers.error_reporting import WorkerGroupFailed
 from metadist.launchers.launcher import Launcher, PlannedRun
-from metadist.launchers.speaking import WorldEnded
 from metadist.training import Interrupted
 
 Ended = int | Exception
@@ -104,7 +104,7 @@ class SideBySide:
             wait(futures, return_when=FIRST_COMPLETED)
         except Interrupted as interrupted:
             self.stop(interrupted.exit_status - 128)
-            raise Failed(WorldEnded(interrupted.exit_status), in_job=False) from None
+            raise Failed(WorkerGroupFailed(interrupted.exit_status), in_job=False) from None
         except BaseException:  # submitit leaves so when SLURM wants the node back
             self.stop()
             raise

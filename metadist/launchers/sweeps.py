@@ -13,21 +13,21 @@ from omegaconf import DictConfig
 
 from metadist.distributed import get_rank, get_world_size
 from metadist.distributed.job import current_job
-from metadist.distributed.meeting import exchange, world_store
-from metadist.distributed.world import attempt
+from metadist.distributed.rendezvous import all_gather_object, world_store
+from metadist.distributed.world import restart_count
 from metadist.errors import UserError
 from metadist.launchers.carry_out import Failed, carry_out, figure_of
 from metadist.launchers.composing import compose_once
+from metadist.launchers.error_reporting import (
+    USER_ERROR_STATUS,
+    RemoteRankFailed,
+    WorkerGroupFailed,
+    error_summary,
+    print_error,
+    report_error_and_continue,
+)
 from metadist.launchers.launcher import PlannedRun
 from metadist.launchers.side_by_side import SideBySide
-from metadist.launchers.speaking import (
-    USER_ERROR_STATUS,
-    Elsewhere,
-    WorldEnded,
-    say_and_go_on,
-    sentence_of,
-    speak,
-)
 from metadist.reports import pop_worker_error, write_failure, write_sweep_report
 from metadist.training import Interrupted
 
@@ -146,7 +146,7 @@ def run_here(planned: PlannedRun) -> float | None:
     words = _endings({"failed": False, "figure": figure})
     if any(word["failed"] for word in words):
         if any(word["stops"] for word in words if word["failed"]):
-            raise Failed(Elsewhere(), in_job=True)
+            raise Failed(RemoteRankFailed(), in_job=True)
         return _go_on(planned)
     current_job().end()
     return words[0]["figure"]
@@ -170,7 +170,7 @@ def _endings(word: dict[str, Any]) -> list[dict[str, Any]]:
     if get_world_size() == 1:
         return [word]
     try:
-        return exchange(current_job().store, "ending", word, timeout=None)
+        return all_gather_object(current_job().store, "ending", word, timeout=None)
     except Exception as error:
         raise Failed(error, in_job=True) from error
 
@@ -195,21 +195,23 @@ def failed_job(planned: PlannedRun, failed: Failed) -> None:
     error = failed.error
     if not planned.in_sweep or _interrupted(error):
         raise failed
-    sentence, status = sentence_of(error, failed.in_job)
+    sentence, status = error_summary(error, failed.in_job)
     sentence = pop_worker_error(planned.directory) or sentence
-    noted = isinstance(error, Elsewhere) and not str(error)  # by the rank that it came from
+    noted = isinstance(error, RemoteRankFailed) and not str(error)  # by the rank that it came from
     if get_rank() == 0 and not noted:
         write_failure(planned.directory, planned.overrides, sentence, status)
     if _stops(planned, error):
         if _sweep is None:
             raise JobFailed(planned.number, sentence, status) from None
         raise failed
-    say_and_go_on(error, failed.in_job, f"job {planned.number} of the sweep failed; going on")
+    report_error_and_continue(
+        error, failed.in_job, f"job {planned.number} of the sweep failed; going on"
+    )
     _count_failed(planned)
 
 
 def _interrupted(error: Exception) -> bool:
-    by_signal = isinstance(error, WorldEnded) and error.exit_status in (130, 143)
+    by_signal = isinstance(error, WorkerGroupFailed) and error.exit_status in (130, 143)
     return by_signal or isinstance(error, Interrupted)
 
 
@@ -245,7 +247,7 @@ def end_sweep(status: int) -> int:
     """
     if _sweep is None:
         return status
-    store, key = world_store(), f"metadist/sweep reported/{attempt()}"
+    store, key = world_store(), f"metadist/sweep reported/{restart_count()}"
     if get_rank() == 0:
         status = _report(_sweep, status)
         with contextlib.suppress(RuntimeError):
@@ -266,14 +268,16 @@ def _report(sweep: Sweep, status: int) -> int:
         report = write_sweep_report(folder)
     except UserError as error:
         if not status:
-            speak(f"error: {error}")
+            print_error(f"error: {error}")
         return status or USER_ERROR_STATUS
     print("\n".join(report.summary_lines()), flush=True)
     if status in (130, 143):
-        speak(f"the sweep was stopped: to go on, give the same command hydra.sweep.dir={folder}")
+        print_error(
+            f"the sweep was stopped: to go on, give the same command hydra.sweep.dir={folder}"
+        )
     if report.failed and not status:
         many = f"{len(report.failed)} job{'s' if len(report.failed) > 1 else ''}"
-        speak(
+        print_error(
             f"error: {many} of the sweep failed ({', '.join(report.failed)}): sweep.md says why; "
             f"the same command with hydra.sweep.dir={folder} runs them again."
         )

@@ -12,13 +12,13 @@ from omegaconf import DictConfig
 from metadist.distributed import get_rank
 from metadist.errors import UserError
 from metadist.launchers.carry_out import Failed
+from metadist.launchers.error_reporting import WorkerGroupFailed
 from metadist.launchers.launcher import Launcher, PlannedRun, launcher_of
 from metadist.launchers.planning import plan
 from metadist.launchers.records import finished_results
 from metadist.launchers.resolvers import register_resolvers
 from metadist.launchers.set_up import Build
 from metadist.launchers.side_by_side import Ended, Pending, SideBySide
-from metadist.launchers.speaking import WorldEnded
 from metadist.launchers.sweeps import (
     current_sweep,
     failed_job,
@@ -115,7 +115,7 @@ def _end(planned: PlannedRun, ended: Ended) -> float | None:
         Failed: it did not end well, or could not be started.
     """
     if ended != 0:
-        error = ended if isinstance(ended, Exception) else WorldEnded(ended)
+        error = ended if isinstance(ended, Exception) else WorkerGroupFailed(ended)
         return failed_job(planned, Failed(error, in_job=False))
     try:
         results = read_results(planned.directory)

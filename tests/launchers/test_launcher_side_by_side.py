@@ -11,8 +11,8 @@ from metadist.config import build_experiment
 from metadist.errors import UserError
 from metadist.launchers import Launcher, PlannedRun
 from metadist.launchers.carry_out import Failed
+from metadist.launchers.error_reporting import WorkerGroupFailed
 from metadist.launchers.side_by_side import SideBySide
-from metadist.launchers.speaking import WorldEnded
 from metadist.launchers.sweeps import on_failure_of
 from metadist.launchers.task_function import _end
 from metadist.training import Interrupted
@@ -72,7 +72,7 @@ def test_a_job_without_a_figure_is_no_number():
 
 def test_what_ends_a_sweep_is_raised_before_another_job_starts():
     def stop(status: int) -> None:
-        raise Failed(WorldEnded(status), in_job=False)
+        raise Failed(WorkerGroupFailed(status), in_job=False)
 
     worlds = SideBySide()
     worlds.start(Sleeper(0.02, 2), RUN, 1, stop)

@@ -8,7 +8,7 @@ from metadist.algorithms import MAML
 from metadist.distributed.residents import Resident
 from metadist.models import MLP, Conv4
 from metadist.tasks import Episode, Examples, FewShotTasks, Glyphs, Sinusoid, task_keys
-from metadist.training.mappers import EvaluateMapper, MetaBatch, TrainMapper
+from metadist.training.task_mapper import EvaluateMapper, MetaBatch, TrainMapper
 from metadist.training.supports_batched_tasks import groups, task_chunk_size, together
 
 SIZES = {"train_classes": 12, "validation_classes": 6, "test_classes": 6, "examples": 6}

@@ -11,7 +11,7 @@ from metadist.distributed import get_rank
 from metadist.errors import UserError
 from metadist.reports import protocol_differences
 from metadist.training.checkpoints import read_checkpoint
-from metadist.training.loop import run
+from metadist.training import Trainer
 from metadist.training.resume import load_best
 
 CHANGES = {

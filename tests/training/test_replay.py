@@ -11,7 +11,7 @@ from worlds import run_world
 from metadist.config import load_experiment
 from metadist.errors import UserError
 from metadist.loggers import JsonlLogger
-from metadist.training.loop import run
+from metadist.training import Trainer
 from metadist.training.replay import parse_key, replay
 from metadist.training.resume import restore
 

@@ -14,7 +14,7 @@ from worlds import run_world
 
 from metadist.models import MLP
 from metadist.training.checkpoints import Checkpoints, read_checkpoint, write_checkpoint
-from metadist.training.loop import run
+from metadist.training import Trainer
 
 
 class NoisySGD(torch.optim.SGD):

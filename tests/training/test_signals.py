@@ -12,7 +12,7 @@ from worlds import run_world
 
 from metadist.distributed import get_rank
 from metadist.distributed.job import begin_job
-from metadist.training.loop import run
+from metadist.training import Trainer
 
 
 def signal_one(directory: str, rank: int, strategy: str, after: int) -> str:

@@ -14,7 +14,7 @@ from worlds import RankFailed, run_world
 from metadist.config import build_experiment
 from metadist.training import loop
 from metadist.training.checkpoints import read_checkpoint
-from metadist.training.loop import run
+from metadist.training import Trainer
 
 RESULTS = {
     "test_accuracy",
