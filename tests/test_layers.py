@@ -21,8 +21,8 @@ BELOW = {
         *("algorithms", "distributed", "kernels", "tasks", "models"),
         *("reports", "loggers", "plots"),
     },
-    "config": {"training", "algorithms", "distributed", "tasks", "models", "loggers"},
-    "launchers": {"config", "training", "reports", "distributed", "plots"},
+    "config": {"training", "algorithms", "distributed", "kernels", "tasks", "models", "loggers"},
+    "launchers": {"config", "training", "reports", "distributed", "kernels", "plots"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 

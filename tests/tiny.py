@@ -9,7 +9,7 @@ from omegaconf import DictConfig, open_dict
 
 from metadist.config import build_experiment
 from metadist.launchers.resolvers import register_resolvers
-from metadist.training import Experiment, run
+from metadist.training import Experiment, Trainer
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 
@@ -50,7 +50,7 @@ def build(directory: Path | str, *overrides: str, name: str = "maml") -> Experim
 
 def train(directory: str, *overrides: str, name: str = "maml") -> dict[str, Any]:
     """Build and run one; what a test's ranks do."""
-    return run(build(directory, *overrides, name=name))
+    return Trainer(build(directory, *overrides, name=name)).run()
 
 
 def records(directory: Path) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from metadist.distributed import dim_partitioner, get_rank, get_world_size, mean
 from metadist.distributed.reducers import leaf_dtypes, weighted_sum
 from metadist.distributed.worker_calls import Call, Gradients, WorkerResponse
 from metadist.distributed.worker_local import WorkerLocal
+from metadist.kernels import tune_malloc
 from metadist.models import Conv4
 from metadist.tasks import FewShotTasks, Glyphs, task_keys
 from metadist.training import (
@@ -29,7 +30,6 @@ from metadist.training import (
     Strategy,
     TrainMapper,
 )
-from metadist.kernels import tune_malloc
 
 STRATEGIES = {"local": LocalStrategy, "rpc": RpcStrategy, "allreduce": AllReduceStrategy}
 

@@ -15,6 +15,7 @@ from metadist.distributed.job import current_job
 from metadist.distributed.partitioners import as_shards
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
+from metadist.kernels import tune_malloc
 from metadist.loggers import JsonlLogger, Logger, LoggerCollection
 from metadist.tasks import FewShotTasks, TaskDistribution, task_keys
 from metadist.training import (
@@ -23,12 +24,12 @@ from metadist.training import (
     MetaBatch,
     Strategy,
     TaskMapper,
-    Trainer,
+    TrainerConfig,
     TrainMapper,
     resolve_device,
     restore,
 )
-from metadist.kernels import tune_malloc
+from metadist.training.profiling import PROFILE_DIRECTORY
 
 
 def build_experiment(configuration: DictConfig, directory: Path, name: str) -> Experiment:
@@ -57,7 +58,7 @@ def assemble_experiment(configuration: DictConfig, directory: Path, name: str) -
     seed = _whole_number(cfg, "seed", 0)
     torch.set_num_threads(_whole_number(cfg, "threads", 1, 4096))
     tune_malloc()
-    trainer: Trainer = build(cfg.trainer, "trainer")
+    trainer: TrainerConfig = build(cfg.trainer, "trainer")
     strategy = _strategy(cfg)
     device = resolve_device(str(cfg.device))
     dataset = build(cfg.dataset, "dataset")
@@ -65,7 +66,7 @@ def assemble_experiment(configuration: DictConfig, directory: Path, name: str) -
     torch.manual_seed(seed)
     model = build(cfg.model, "model", input_shape=tasks.input_shape, outputs=tasks.outputs)
     learner: Learner = build(cfg.algorithm, "algorithm", model=model, regression=tasks.regression)
-    learner.to(device if strategy.home == "device" else "cpu")
+    learner.to(device if strategy.parameter_device == "device" else "cpu")
     optimizer = build(cfg.optimizer, "optimizer", params=learner.parameters())
     _rehearse_schedule(cfg.scheduler, optimizer)
     scheduler = build(cfg.scheduler, "scheduler", optimizer=optimizer)
@@ -76,7 +77,7 @@ def assemble_experiment(configuration: DictConfig, directory: Path, name: str) -
     resident = WorkerLocal(current_job().new_name("tasks"), tasks)
     return Experiment(
         name=name,
-        headline=_headline(tasks, learner, strategy),
+        title=_title(tasks, learner, strategy),
         directory=directory,
         configuration=without_secrets(OmegaConf.to_container(cfg, resolve=True)),
         seed=seed,
@@ -86,9 +87,16 @@ def assemble_experiment(configuration: DictConfig, directory: Path, name: str) -
         optimizer=optimizer,
         scheduler=scheduler,
         strategy=strategy,
-        train_mapper=TrainMapper(resident, str(cfg.device), trainer.task_chunk_size),
+        train_mapper=TrainMapper(
+            resident,
+            str(cfg.device),
+            trainer.task_chunk_size,
+            profile_directory=str(directory / PROFILE_DIRECTORY)
+            if trainer.profile and strategy.name == "rpc"
+            else None,
+        ),
         evaluate_mapper=EvaluateMapper(resident, str(cfg.device), trainer.task_chunk_size),
-        tracker=_logger(cfg),
+        logger=_logger(cfg),
         resume=_resume(cfg),
     )
 
@@ -160,7 +168,7 @@ def _rehearse(tasks: TaskDistribution, learner: Learner) -> None:
     for training, split in ((True, "train"), (False, "test")):
         mapper = TaskMapper(WorkerLocal("tasks of a rehearsal", tasks), str(device))
         try:
-            mapper.each(learner.train(training), MetaBatch(task_keys(0, split, 0, range(1))))
+            mapper.run_each(learner.train(training), MetaBatch(task_keys(0, split, 0, range(1))))
         except UserError:
             raise
         except (ValueError, RuntimeError, IndexError) as error:
@@ -198,7 +206,7 @@ def _check_ways(tasks: TaskDistribution, learner: Learner) -> None:
         )
 
 
-def _check_partition(strategy: Strategy, learner: Learner, trainer: Trainer) -> None:
+def _check_partition(strategy: Strategy, learner: Learner, trainer: TrainerConfig) -> None:
     """Split a meta-batch in rehearsal: a partitioner that names nobody is found here."""
     keys = task_keys(0, "train", 1, range(trainer.meta_batch_size))
     for worker, _, _ in as_shards(strategy.partitioner(learner, MetaBatch(keys))):
@@ -217,7 +225,7 @@ def _logger(cfg: DictConfig) -> Logger:
     return LoggerCollection(loggers)
 
 
-def _headline(tasks: TaskDistribution, learner: Learner, strategy: Strategy) -> str:
+def _title(tasks: TaskDistribution, learner: Learner, strategy: Strategy) -> str:
     protocol = tasks.protocol()
     ways = "" if tasks.regression else f"{protocol['ways']}-way "
     size = get_world_size()

@@ -11,7 +11,7 @@ from metadist.launchers.error_reporting import end_process
 from metadist.launchers.launcher import PlannedRun
 from metadist.launchers.records import finished_results, write_record
 from metadist.launchers.set_up import build_on_all_ranks, timeout_of
-from metadist.training import run
+from metadist.training import Trainer
 
 
 class Failed(BaseException):
@@ -59,7 +59,7 @@ def carry_out(planned: PlannedRun) -> dict[str, Any]:
             )
             if get_rank() == 0:
                 write_record(planned)
-            results = run(experiment)
+            results = Trainer(experiment).run()
     except Exception as error:
         raise Failed(error, in_job) from error
     if not planned.in_sweep:  # a sweep's ranks have to agree on how the job ended

@@ -11,10 +11,10 @@ from metadist.distributed import get_rank
 from metadist.distributed.job import Job
 from metadist.distributed.rendezvous import all_gather_object
 from metadist.errors import UserError
+from metadist.kernels import disable_native, native_available
 from metadist.launchers.error_reporting import RemoteRankFailed
 from metadist.training import Experiment
 from metadist.training.checkpoints import has_checkpoints
-from metadist.kernels import disable_native, native_available
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def build_on_all_ranks(
     word = {
         "sentence": str(error) if isinstance(error, UserError) else "",
         "failure": "" if error is None else f"{type(error).__name__}: {error}",
-        "iteration": built.state.iteration if built and built.strategy.is_driver() else None,
+        "iteration": built.state.iteration if built and built.strategy.is_driver else None,
         "native": native_available(built.learner) if built else None,
     }
     words = all_gather_object(job.store, "outcome", word, timeout=None)

@@ -249,7 +249,9 @@ def _load(path: Path, file: BinaryIO) -> Any:
     """Tensors and plain values; anything else, and compressed data, is refused."""
     try:
         with zipfile.ZipFile(file) as archive:
-            compressed = any(member.compress_size != member.file_size for member in archive.infolist())
+            compressed = any(
+                member.compress_size != member.file_size for member in archive.infolist()
+            )
         if compressed:
             raise pickle.UnpicklingError("its uncompressed size exceeds its size")
         file.seek(0)

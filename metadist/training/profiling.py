@@ -4,7 +4,10 @@ A rank writes a Chrome trace and the table of the ranges that metadist names
 (`metadist::forward`, …) into `profile/` of the run's directory.
 """
 
+import contextlib
+import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -24,14 +27,24 @@ _worker: profile | None = None
 _worker_lock = threading.Lock()
 
 
-def start_profiler(directory: Path) -> profile:
+def start_profiler(directory: Path, steps_left: int = WAIT + WARMUP + ACTIVE) -> profile:
     """A started profiler of this process. Its `step()` follows each outer step.
 
     After `WAIT + WARMUP + ACTIVE` steps it writes `rankN.trace.json.gz` and `rankN.txt`.
 
     Args:
         directory: where to write.
+        steps_left: how many outer steps the run will take.
+
+    Raises:
+        UserError: the run is shorter than a profile.
     """
+    needed = WAIT + WARMUP + ACTIVE
+    if steps_left < needed:
+        raise UserError(
+            f"trainer.profile=true takes {needed} outer steps and {steps_left} are left: set "
+            f"trainer.iterations={needed} or more."
+        )
 
     def write(finished: profile) -> None:
         try:
@@ -58,16 +71,28 @@ def start_profiler(directory: Path) -> profile:
     return profiler
 
 
-def profile_worker_step(directory: str) -> None:
-    """Count a request of training as a step, on a worker that runs no training loop."""
+def prepare_profiler() -> None:
+    """Initialize torch's profiler in the main thread, as it asks for. Every rank calls it."""
     global _worker
-    if get_rank() == 0:
+    _worker = None
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    with profile(activities=[ProfilerActivity.CPU]):
+        pass
+
+
+@contextlib.contextmanager
+def profiled_request(directory: str | None) -> Iterator[None]:
+    """A request of training as a step of the profile, on a worker that runs no training loop."""
+    global _worker
+    if directory is None or get_rank() == 0:
+        yield
         return
     with _worker_lock:
         if _worker is None:
             _worker = start_profiler(Path(directory))
-        else:
-            _worker.step()
+    yield
+    with _worker_lock:
+        _worker.step()
 
 
 def profile_table(finished: profile) -> str:
@@ -76,7 +101,9 @@ def profile_table(finished: profile) -> str:
     Ranges contain each other: `metadist::train_step` is the whole step.
     """
     ranges = [event for event in finished.key_averages() if event.key.startswith(PREFIX)]
-    rows = [(event.key.removeprefix(PREFIX), event.cpu_time_total / 1000 / ACTIVE) for event in ranges]
+    rows = [
+        (event.key.removeprefix(PREFIX), event.cpu_time_total / 1000 / ACTIVE) for event in ranges
+    ]
     rows.sort(key=lambda row: -row[1])
     lines = [f"{'range':<16}{'ms a step':>12}", *(f"{n:<16}{ms:>12.2f}" for n, ms in rows)]
     return "\n".join([f"rank {get_rank()}, mean of {ACTIVE} steps", *lines])

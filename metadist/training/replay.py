@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from metadist.errors import UserError
+from metadist.loggers import LoggerCollection
 from metadist.reports import CHECKPOINT_DIRECTORY, REPLAY_DIRECTORY
 from metadist.tasks import SPLITS
 from metadist.training.checkpoints import Checkpoints, read_checkpoint
@@ -108,6 +109,7 @@ def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) 
     steps = range(x.state.iteration + 1, done + 1) if training and checkpoint is None else ()
     if x.trainer.on_non_finite == "stop":  # steps of the run were finite, or skipped after it
         x.trainer = replace(x.trainer, on_non_finite="skip")
+    x.logger = LoggerCollection([])
     trainer = Trainer(x)
     for step in steps:
         trainer.train_step(step)

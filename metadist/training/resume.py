@@ -94,7 +94,9 @@ def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]
     """
     saved = contents.get("fingerprint")
     if not isinstance(saved, Mapping):
-        raise UserError(f"the checkpoint {path} does not say which run it is of: choose another one.")
+        raise UserError(
+            f"the checkpoint {path} does not say which run it is of: choose another one."
+        )
     _require_same(path, saved, config_fingerprint(experiment.configuration))
     _load(path, experiment, contents)
     if experiment.state.iteration > experiment.trainer.iterations:

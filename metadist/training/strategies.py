@@ -405,9 +405,7 @@ def _indices_of_rank(workers: list[WorkerID]) -> list[int]:
     return [i for i, worker in enumerate(workers) if worker in mine]
 
 
-def _set_gradient(
-    learner: nn.Module, gradient: list[Tensor | None], divisor: float | None
-) -> None:
+def _set_gradient(learner: nn.Module, gradient: list[Tensor | None], divisor: float | None) -> None:
     """Divide the sums and put them into `.grad`, in the parameters' own type and layout."""
     for parameter, part in zip(trainable_parameters(learner), gradient, strict=True):
         if part is None:

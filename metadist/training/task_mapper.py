@@ -21,7 +21,7 @@ from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
 from metadist.tasks import Episode, Examples
 from metadist.training.batching import ChunkSize, forward_batched, split_into_chunks
-from metadist.training.profiling import profile_worker_step
+from metadist.training.profiling import profiled_request
 
 
 class MetaBatch(NamedTuple):
@@ -145,8 +145,12 @@ class TrainMapper(TaskMapper):
         self, calls: list[Call], weights: list[float], inputs: list[Tensor]
     ) -> WorkerResponse:
         """See `SummingMapper`: one chunk of tasks at a time, which bounds the memory."""
-        if self.profile_directory is not None:
-            profile_worker_step(self.profile_directory)
+        with profiled_request(self.profile_directory):
+            return self._weighted_sum(calls, weights, inputs)
+
+    def _weighted_sum(
+        self, calls: list[Call], weights: list[float], inputs: list[Tensor]
+    ) -> WorkerResponse:
         learner = learner_and_batch(calls[0])[0].train()
         names = {id(parameter): name for name, parameter in learner.named_parameters()}
         counts = [learner_and_batch(call)[1].count() for call in calls]

@@ -26,7 +26,12 @@ from metadist.tasks import stack_episodes, task_keys
 from metadist.training.evaluation import Estimate, evaluate
 from metadist.training.experiment import Experiment
 from metadist.training.non_finite import NonFiniteReport, find_non_finite, format_key
-from metadist.training.profiling import PROFILE_DIRECTORY, profile_table, start_profiler
+from metadist.training.profiling import (
+    PROFILE_DIRECTORY,
+    prepare_profiler,
+    profile_table,
+    start_profiler,
+)
 from metadist.training.results import results_of
 from metadist.training.resume import checkpoint_contents, checkpoints_of, load_best, state_tensors
 from metadist.training.run_plots import plot_run
@@ -88,6 +93,8 @@ class Trainer:
         """
         strategy = self.experiment.strategy
         results: dict[str, Any] = {}
+        if self.config.profile:
+            prepare_profiler()
         try:
             strategy.open()
             with self._stop:
@@ -147,7 +154,8 @@ class Trainer:
         x.strategy.check_replicas(state_tensors(x), state.iteration)
         profiler = None
         if config.profile:
-            profiler = start_profiler(x.directory / PROFILE_DIRECTORY)
+            left = config.iterations - state.iteration
+            profiler = start_profiler(x.directory / PROFILE_DIRECTORY, left)
         if self._validation_is_due():  # the run may have been stopped before it
             self.validate()
         self._step_started = time.perf_counter()

@@ -99,9 +99,9 @@ def test_damaged_checkpoints(tmp_path):
     assert "another run: model.filters was 4" in refusal(run, "resume=auto", "model.filters=5")
     newest.write_bytes(whole[:1000])
     elsewhere = f"hydra.run.dir={tmp_path}/elsewhere"
-    assert f"{newest.name} is damaged" in refusal(elsewhere, f"resume={newest}")
+    assert f"{newest.name} is corrupt" in refusal(elsewhere, f"resume={newest}")
     went_on = run_command("maml.py", *SMALL, run, "resume=auto")[0]
     assert went_on.status == 0 and went_on.err == "", went_on
-    warnings = [line for line in went_on.out.splitlines() if "set aside" in line]
+    warnings = [line for line in went_on.out.splitlines() if "renamed to" in line]
     assert len(warnings) == 1 and newest.name in warnings[0], went_on.out
-    assert newest.with_name(f"{newest.name}.aside").read_bytes() == whole[:1000]
+    assert newest.with_name(f"{newest.name}.corrupt").read_bytes() == whole[:1000]

@@ -67,7 +67,7 @@ def test_a_file_that_was_cut_short_is_made_again(monkeypatch):
         if len(sizes) == 1:
             target.write_bytes(b"")
 
-    monkeypatch.setattr(native, "_compile", cut_short)
+    monkeypatch.setattr(loader, "_compile", cut_short)
     if loader.library("patches") is None:
         pytest.skip("there is no C++ compiler")
     assert len(sizes) == 2
@@ -80,7 +80,7 @@ def test_a_compiler_that_hangs_is_ended_with_what_it_started(monkeypatch, tmp_pa
     )
     compiler.chmod(0o700)
     monkeypatch.setenv("CXX", str(compiler))
-    monkeypatch.setattr(native, "_SECONDS", 1)
+    monkeypatch.setattr(loader, "_SECONDS", 1)
     loader._version.cache_clear()
     assert loader.library("patches") is None
     state = Path(f"/proc/{children.read_text().strip()}/stat")

@@ -5,7 +5,8 @@ import torch
 from tiny import build
 
 from metadist.tasks import key_split, task_keys
-from metadist.training import loop, outer_step
+from metadist.training import Trainer
+from metadist.training import trainer as trainer_module
 
 
 @pytest.fixture
@@ -14,7 +15,7 @@ def judged(monkeypatch):
 
     def judge(directory, *overrides):
         evaluated, trained = [], []
-        evaluate, keys = loop.evaluate, outer_step.task_keys
+        evaluate, keys = trainer_module.evaluate, trainer_module.training_keys
 
         def record(strategy, mapper, learner, keys, *rest):
             evaluated.append(keys)
@@ -25,11 +26,11 @@ def judged(monkeypatch):
             return trained[-1]
 
         with monkeypatch.context() as patch:
-            patch.setattr(loop, "evaluate", record)
-            patch.setattr(loop, "plot_run", lambda *_: [])
-            patch.setattr(outer_step, "task_keys", draw)
+            patch.setattr(trainer_module, "evaluate", record)
+            patch.setattr(trainer_module, "plot_run", lambda *_: [])
+            patch.setattr(trainer_module, "training_keys", draw)
             experiment = build(directory, "strategy=local", "trainer.iterations=2", *overrides)
-            results = loop.run(experiment)
+            results = Trainer(experiment).run()
         return experiment, results, evaluated, torch.cat(trained)
 
     return judge

@@ -12,12 +12,12 @@ from metadist.algorithms import TaskResult
 from metadist.algorithms.learner import Learner
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
+from metadist.loggers import LoggerCollection
 from metadist.tasks import Episode, Examples, task_keys
-from metadist.training.checkpoints import Checkpoints, read_checkpoint
-from metadist.training.diagnosis import DiagnoseTasks
 from metadist.training import Trainer
+from metadist.training.checkpoints import Checkpoints, read_checkpoint
+from metadist.training.non_finite import GradientNormMapper
 from metadist.training.task_mapper import MetaBatch
-from metadist.training.outer_step import advance, differentiate
 
 SICK = (0, 0, 3, 2)
 
@@ -35,7 +35,7 @@ def with_a_sick_task(directory: str, choice: str, *overrides: str) -> str:
 
     x.tasks.sample = infected
     try:
-        run(x)
+        Trainer(x).run()
     except UserError as error:
         return str(error)
     return "finished"
@@ -54,7 +54,7 @@ def test_the_task_is_found_and_the_run_stops_before_the_step(tmp_path, strategy,
     words = run_world(
         with_a_sick_task, size, str(tmp_path), "stop", *strategy.split(), may_fail=True
     )[0]
-    assert "iteration 3: 1 of 5 tasks went wrong" in words
+    assert "iteration 3: 1 of 5 tasks are not finite" in words
     assert f"experiments/replay.py {tmp_path} --key 0,train,3,2" in words and "\n" not in words
     newest = read_checkpoint(Checkpoints(tmp_path / "checkpoints").newest())
     assert newest["iteration"] == 2
@@ -108,7 +108,7 @@ class Numbers:
 
 
 def test_a_finite_loss_with_an_infinite_gradient_is_found():
-    mapper = DiagnoseTasks(WorkerLocal("numbers of a test", Numbers()), "cpu")
+    mapper = GradientNormMapper(WorkerLocal("numbers of a test", Numbers()), "cpu")
     figures = mapper(RootOf(torch.nn.Linear(2, 1)), MetaBatch(task_keys(0, "train", 1, range(4))))
     assert figures["loss"].isfinite().all()
     assert figures["gradient_norm"].isfinite().tolist() == [False, True, False, True]
@@ -122,7 +122,8 @@ def steps(directory: str, *clippings: str) -> list[torch.Tensor]:
     for number, clipping in enumerate(clippings):
         x = build(f"{directory}/{number}", *options, *([clipping] if clipping else []))
         before = torch.cat([p.detach().flatten().clone() for p in x.learner.parameters()])
-        advance(x, 1, differentiate(x, 1))
+        x.logger = LoggerCollection([])
+        Trainer(x).train_step(1)
         after = torch.cat([p.detach().flatten() for p in x.learner.parameters()])
         found.append((before - after) / x.optimizer.param_groups[0]["lr"])
     return found

@@ -10,8 +10,8 @@ from worlds import run_world
 from metadist.distributed import get_rank
 from metadist.errors import UserError
 from metadist.reports import protocol_differences
-from metadist.training.checkpoints import read_checkpoint
 from metadist.training import Trainer
+from metadist.training.checkpoints import read_checkpoint
 from metadist.training.resume import load_best
 
 CHANGES = {
@@ -56,16 +56,16 @@ def best_and_last(directory: str, strategy: str) -> None:
     """A run whose validation is best at iteration 2, tested at the end and then at its best."""
     words = (f"{directory}/run", f"strategy={strategy}")
     x = build(*words)
-    log_metrics = x.tracker.log_metrics
+    log_metrics = x.logger.log_metrics
 
     def nothing_is_better(line) -> None:
         log_metrics(line)
         if "validation_loss" in line and line["iteration"] == 4:
-            x.progress.best["accuracy"] = 2.0
+            x.state.best["accuracy"] = 2.0
 
-    x.tracker.log_metrics = nothing_is_better
-    last = run(x)
-    best = run(build(*words, "resume=auto", "trainer.test_checkpoint=best"))
+    x.logger.log_metrics = nothing_is_better
+    last = Trainer(x).run()
+    best = Trainer(build(*words, "resume=auto", "trainer.test_checkpoint=best")).run()
     if get_rank() == 0:
         for name, results in (("last", last), ("best", best)):
             Path(f"{directory}/{name}.json").write_text(json.dumps(results), encoding="utf-8")

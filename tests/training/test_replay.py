@@ -30,9 +30,9 @@ def train_and_replay(directory, overrides, keys):
     (directory / ".hydra").mkdir(parents=True)
     OmegaConf.save(configuration, directory / ".hydra" / "config.yaml")
     x = load_experiment(directory)
-    x.tracker = JsonlLogger()
+    x.logger = JsonlLogger()
     restore(x)
-    run(x)
+    Trainer(x).run()
     return [replay(load_experiment(directory), parse_key(key)) for key in keys]
 
 

@@ -11,9 +11,9 @@ from metadist import plots
 from metadist.config import build_experiment
 from metadist.errors import UserError
 from metadist.tasks import Episode, Examples, Sinusoid, key_generator, task_keys
-from metadist.training import plot_adaptation, run
+from metadist.training import Trainer, plot_adaptation
 from metadist.training.checkpoints import read_checkpoint
-from metadist.training.resume import checkpoints_of, checkpoint_contents
+from metadist.training.resume import checkpoint_contents, checkpoints_of
 from metadist.training.run_plots import plot_run, plot_task
 
 OVERRIDES = (
@@ -61,7 +61,7 @@ def test_tasks_that_cannot_be_plotted_are_left_out(tmp_path, shape, outputs):
 def sinusoid(directory, *overrides, trained=True):
     x = build_experiment(compose(*OVERRIDES, *overrides), directory, "maml")
     if trained:
-        run(x)
+        Trainer(x).run()
         x = build_experiment(compose(*OVERRIDES, *overrides, "resume=auto"), directory, "maml")
     return x
 

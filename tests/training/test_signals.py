@@ -28,7 +28,7 @@ def signal_one(directory: str, rank: int, strategy: str, after: int) -> str:
     if get_rank() == rank:
         threading.Thread(target=send, daemon=True).start()
     try:
-        run(x)
+        Trainer(x).run()
     except Exception as error:
         return f"{type(error).__name__} {getattr(error, 'exit_status', '')} {error}"
     finally:
@@ -46,15 +46,15 @@ def test_a_signal_to_any_one_rank_saves_and_ends_all(tmp_path, strategy, rank):
 
 def interrupted_in_validation(directory: str) -> str:
     x = build(directory, "strategy=local", "trainer.validation_tasks=130")
-    collect = x.strategy.collect
+    map_tasks = x.strategy.map_tasks
 
-    def collect_and_stop(*arguments):
+    def map_and_stop(*arguments):
         os.kill(os.getpid(), signal.SIGTERM)
-        return collect(*arguments)
+        return map_tasks(*arguments)
 
-    x.strategy.collect = collect_and_stop
+    x.strategy.map_tasks = map_and_stop
     try:
-        run(x)
+        Trainer(x).run()
     except Exception as error:
         return str(error)
     return "finished"

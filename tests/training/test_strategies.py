@@ -10,8 +10,8 @@ from worlds import run_world
 from metadist.distributed import dim_partitioner, mean_reducer, sum_reducer
 from metadist.distributed.reducers import SumReducer
 from metadist.tasks import task_keys
-from metadist.training.task_mapper import MetaBatch
 from metadist.training.strategies import AllReduceStrategy, LocalStrategy, RpcStrategy
+from metadist.training.task_mapper import MetaBatch
 
 TASKS = 15
 
@@ -139,13 +139,13 @@ def test_the_sum_reducer_scales_the_gradient(tmp_path, first_order):
         torch.testing.assert_close(found, expected * TASKS, rtol=1e-9, atol=1e-12)
 
 
-def test_names_and_homes():
+def test_names_and_parameter_devices():
     assert [s.name for s in (LocalStrategy, RpcStrategy, AllReduceStrategy)] == [
         "local",
         "rpc",
         "allreduce",
     ]
-    assert RpcStrategy.home == "cpu" and AllReduceStrategy.home == "device"
+    assert RpcStrategy.parameter_device == "cpu" and AllReduceStrategy.parameter_device == "device"
 
 
 def plain_triples(learner, batch: MetaBatch) -> list[tuple]:
@@ -198,7 +198,7 @@ def reduce_whole_numbers(strategy: str, reducer) -> tuple | None:
     keys, result = MetaBatch(task_keys(0, "train", 0, range(2))), None
     if x.is_driver:
         torch.manual_seed(0)
-        result = x.backward(count, torch.nn.Linear(2, 1, bias=False).double(), keys)
+        result = x.forward_backward(count, torch.nn.Linear(2, 1, bias=False).double(), keys)
     x.close()
     return result
 

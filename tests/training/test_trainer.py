@@ -12,9 +12,9 @@ from tiny import SMALL, build, compose, records, train, without_times
 from worlds import RankFailed, run_world
 
 from metadist.config import build_experiment
-from metadist.training import loop
-from metadist.training.checkpoints import read_checkpoint
 from metadist.training import Trainer
+from metadist.training import trainer as trainer_module
+from metadist.training.checkpoints import read_checkpoint
 
 RESULTS = {
     "test_accuracy",
@@ -78,12 +78,16 @@ def test_a_step_pays_for_its_record_and_not_for_checkpoints(tmp_path, monkeypatc
 
         return slow
 
-    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(trainer_module, "time", SimpleNamespace(perf_counter=lambda: now))
     x = build(str(tmp_path), "strategy=local", "trainer.checkpoint_every=1")
-    x.tracker.log_metrics = taking(1.0, x.tracker.log_metrics)
-    monkeypatch.setattr(loop, "differentiate", taking(10.0, loop.differentiate))
-    monkeypatch.setattr(loop, "checkpoint_contents", taking(100.0, loop.checkpoint_contents))
-    run(x)
+    x.logger.log_metrics = taking(1.0, x.logger.log_metrics)
+    monkeypatch.setattr(
+        trainer_module, "forward_backward", taking(10.0, trainer_module.forward_backward)
+    )
+    monkeypatch.setattr(
+        trainer_module, "checkpoint_contents", taking(100.0, trainer_module.checkpoint_contents)
+    )
+    Trainer(x).run()
     training = [line for line in records(tmp_path) if "train_loss" in line]
     assert [line["seconds"] for line in training] == [10.0, 21.0, 32.0, 43.0]
 
@@ -91,16 +95,16 @@ def test_a_step_pays_for_its_record_and_not_for_checkpoints(tmp_path, monkeypatc
 def interrupted(directory: str, after: int, *overrides: str) -> str:
     """Train, with a signal to every rank once rank zero has recorded iteration `after`."""
     x = build(directory, *overrides)
-    log_metrics = x.tracker.log_metrics
+    log_metrics = x.logger.log_metrics
 
     def record_and_stop(line) -> None:
         log_metrics(line)
         if line["iteration"] == after and "train_loss" in line:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    x.tracker.log_metrics = record_and_stop
+    x.logger.log_metrics = record_and_stop
     try:
-        run(x)
+        Trainer(x).run()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "finished"
@@ -169,4 +173,4 @@ def train_sinusoid(directory: str, overrides: list[str]) -> None:
     groups = ("++dataset.", "model.", "task.")
     small = [word for word in SMALL if not word.startswith(groups)]
     configuration = compose(*small, *overrides)
-    run(build_experiment(configuration, Path(directory), "maml"))
+    Trainer(build_experiment(configuration, Path(directory), "maml")).run()
