@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from metadist.launchers.answering import answer
+from metadist.cli import exit_status
 from metadist.training import report_on
 
 
@@ -19,7 +19,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=about[1])
     parser.add_argument("folder", type=Path, help="holds the runs' directories, at any depth")
     folder = parser.parse_args().folder.resolve()
-    return answer(lambda: print("\n".join(report_on(folder).lines())))
+    return exit_status(lambda: print("\n".join(report_on(folder).lines())))
 
 
 if __name__ == "__main__":

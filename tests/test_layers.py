@@ -19,6 +19,7 @@ BELOW = {
     "training": {"algorithms", "distributed", "kernels", "tasks", "models", "loggers", "plots"},
     "config": {"training", "algorithms", "distributed", "tasks", "models", "loggers"},
     "launchers": {"config", "training", "distributed", "plots"},
+    "cli": {"launchers", "config", "training", "distributed"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 

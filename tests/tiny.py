@@ -8,7 +8,6 @@ import hydra
 from omegaconf import DictConfig, open_dict
 
 from metadist.config import build_experiment
-from metadist.launchers.resolvers import register_resolvers
 from metadist.training import Experiment, run
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -34,7 +33,6 @@ SMALL = [
 
 def compose(*overrides: str, name: str = "maml") -> DictConfig:
     """The composed configuration of an experiment, with `overrides` alone."""
-    register_resolvers()
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         configuration = hydra.compose(name, list(overrides))
     with open_dict(configuration):

@@ -9,7 +9,7 @@ from typing import Any
 from reproduction.cells import Cell
 from reproduction.runs import PLAN, failure, has_failed, identity_of, plan_of
 
-from metadist.launchers.records import read_results
+from metadist.launchers.job import read_results
 from metadist.training import protocol_differences
 from metadist.training.identity import is_around
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from reproduction.cells import ROOT, compose
 from yaml import YAMLError
 
 from metadist.errors import UserError
-from metadist.launchers.launcher import quoted
-from metadist.launchers.records import FAILURE, note_failure
+from metadist.launchers.job import FAILURE_FILE, write_failure
 from metadist.training.identity import identity
 
 LOG = "log.txt"
@@ -104,10 +104,10 @@ class Planned:
         start = [sys.executable, "-m", "metadist.distributed.torchrun", "--standalone"]
         words = [
             *self.words(),
-            f"hydra.run.dir={quoted(self.directory)}",
+            f"hydra.run.dir={_quote(self.directory)}",
             "resume=auto",
             *([] if workers > 1 else ["strategy=local"]),
-            *([] if root is None else [f"dataset.root={quoted(root)}"]),
+            *([] if root is None else [f"dataset.root={_quote(root)}"]),
             *self.options,
         ]
         return [*start, f"--nproc-per-node={workers}", "experiments/maml.py", *words]
@@ -169,7 +169,7 @@ class Runner:
     def _start_and_wait(self, run: Planned) -> None:
         run.directory.mkdir(parents=True, exist_ok=True)
         (run.directory / PLAN).write_text(json.dumps(run.plan()), encoding="utf-8")
-        (run.directory / FAILURE).unlink(missing_ok=True)
+        (run.directory / FAILURE_FILE).unlink(missing_ok=True)
         command = run.command(self.workers, self.roots.get(run.dataset))
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
         with (run.directory / LOG).open("w", encoding="utf-8") as log:
@@ -198,7 +198,7 @@ class Runner:
             self.say(f"{run.name}: stopped; the same command goes on with it")
         else:
             sentence = failure(run.directory)
-            note_failure(run.directory, [*run.words(), *run.options], sentence, status)
+            write_failure(run.directory, [*run.words(), *run.options], sentence, status)
             self.say(f"{run.name}: FAILED with status {status}: {sentence}")
 
     def _stop(self, number: int, frame: object) -> None:
@@ -215,7 +215,7 @@ def has_failed(directory: Path, results: bool = False) -> bool:
         directory: the run's.
         results: whether it left results. An error may come after them all the same.
     """
-    if (directory / FAILURE).exists():
+    if (directory / FAILURE_FILE).exists():
         return True
     if results:
         return False
@@ -229,7 +229,7 @@ def has_failed(directory: Path, results: bool = False) -> bool:
 def failure(directory: Path) -> str:
     """What a run that ended without results said last, in one line."""
     try:
-        return str(json.loads((directory / FAILURE).read_text(encoding="utf-8"))["error"])
+        return str(json.loads((directory / FAILURE_FILE).read_text(encoding="utf-8"))["error"])
     except (OSError, ValueError, TypeError, KeyError):
         pass  # it is said below
     try:
@@ -271,3 +271,8 @@ def plan_of(directory: Path) -> dict[str, Any] | None:
         }
     except (OSError, ValueError, TypeError, IndexError, OmegaConfBaseException, YAMLError):
         return None
+
+
+def _quote(path: Path | str) -> str:
+    """A path as the value of a Hydra override."""
+    return QuotedString(str(path), Quote.single).with_quotes()

@@ -14,7 +14,7 @@ from typing import NoReturn
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from metadist.config.wording import explain, raised_by_hydra
+from metadist.config.hydra_errors import describe_error, raised_by_hydra
 from metadist.distributed import PeerLost, RemoteError, get_rank, get_world_size
 from metadist.distributed.exiting import exit_whole, flush_streams
 from metadist.distributed.job import current_job
@@ -99,7 +99,7 @@ def say(error: Exception, tracebacks: bool, in_job: bool) -> int:
     if _is_users(error, in_job):
         if tracebacks:
             traceback.print_exception(error)
-        _say_for_all(f"error: {explain(error)}", in_job)
+        _say_for_all(f"error: {describe_error(error)}", in_job)
         return USER_ERROR_STATUS
     if isinstance(error, RemoteError) and not tracebacks:
         _say_own(f"error: {error}")
@@ -149,7 +149,7 @@ def sentence_of(error: Exception, in_job: bool) -> tuple[str, int]:
     if isinstance(error, Elsewhere):
         return str(error), FAILURE_STATUS
     if _is_users(error, in_job):
-        return explain(error), USER_ERROR_STATUS
+        return describe_error(error), USER_ERROR_STATUS
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500], FAILURE_STATUS
 
 

@@ -13,11 +13,8 @@ from typing import Any
 from metadist.distributed import PeerLost, get_rank
 from metadist.distributed.job import current_job
 from metadist.distributed.world import attempt
-from metadist.launchers.carry_out import Failed, carry_out
-from metadist.launchers.launcher import PlannedRun
+from metadist.launchers.job import ERROR_FILE, JobFailure, RunSpec, run_job
 from metadist.launchers.ray.board import Board, Voice
-from metadist.launchers.records import LAST_WORDS
-from metadist.launchers.resolvers import register_resolvers
 from metadist.launchers.speaking import say, sentence_of
 from metadist.training import Experiment, Interrupted
 
@@ -70,7 +67,6 @@ def work(config: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):
         os.chdir(errand.directory)
     sys.path += [path for path in errand.modules if path not in sys.path]
-    register_resolvers()
     with Voice(board):
         _set_up_logging()
         threading.Thread(target=_heed_signals, args=[board], daemon=True).start()
@@ -78,7 +74,7 @@ def work(config: dict[str, Any]) -> None:
             print(f"a worker was lost: attempt {attempt() + 1} of the run", file=sys.stderr)
         try:
             status = _carry_out(errand)
-        except Failed as failed:
+        except JobFailure as failed:
             status = say(failed.error, errand.tracebacks, failed.in_job)
             if isinstance(failed.error, PeerLost) and not _failed_elsewhere(board):
                 raise WorkerLost(str(failed.error)) from None
@@ -91,23 +87,21 @@ def work(config: dict[str, Any]) -> None:
 def _carry_out(errand: Errand) -> int:
     from metadist.launchers.ray.reports import Reports, bring_checkpoint
 
-    planned: PlannedRun = pickle.loads(errand.planned)
+    planned: RunSpec = pickle.loads(errand.planned)
     planned = replace(planned, in_sweep=False)  # that it is to be run is settled
     if attempt() or planned.configuration.get("resume") == "auto":
         bring_checkpoint(planned.directory)
     reports = Reports(planned.directory, errand.board)
 
-    def build(*given: Any) -> Experiment:
-        experiment = planned.build(*given)
+    def start_reports(experiment: Experiment) -> None:
         reports.start()  # not before: a run that resumes sets aside what came later
-        return experiment
 
-    carry_out(replace(planned, build=build))
+    run_job(planned, on_built=start_reports)
     reports.finish()
     return 0
 
 
-def _leave_last_words(errand: Errand, failed: Failed) -> None:
+def _leave_last_words(errand: Errand, failed: JobFailure) -> None:
     """For the record of a sweep's job: what was said, by the rank that said it.
 
     A run that was asked to stop has not failed: nobody would fetch its words, and they would be
@@ -115,12 +109,12 @@ def _leave_last_words(errand: Errand, failed: Failed) -> None:
     """
     if isinstance(failed.error, Interrupted):
         return
-    planned: PlannedRun = pickle.loads(errand.planned)
+    planned: RunSpec = pickle.loads(errand.planned)
     spoke = current_job().owns_cause if failed.in_job else get_rank() == 0
     if planned.in_sweep and spoke:
         sentence, _ = sentence_of(failed.error, failed.in_job)
         with contextlib.suppress(OSError):
-            (planned.directory / LAST_WORDS).write_text(sentence, encoding="utf-8")
+            (planned.directory / ERROR_FILE).write_text(sentence, encoding="utf-8")
 
 
 def _failed(board: Board) -> bool:

@@ -92,7 +92,7 @@ def test_a_rank_that_cannot_build_is_in_the_record(tmp_path):
     ranks = sweep(tmp_path, *words, "sweep.on_failure=continue", environment=path)
     assert [rank.status for rank in ranks] == [1, 1], ranks
     word = json.loads((tmp_path / "0" / "failure.json").read_text())
-    assert "rank 1 failed in setting up: " in word["error"] and "on purpose" in word["error"]
+    assert "rank 1 failed while building: " in word["error"] and "on purpose" in word["error"]
     assert results(tmp_path, 1)["iterations"] == 2
 
 
@@ -123,8 +123,8 @@ def test_a_refused_run_leaves_no_directory_and_its_sentence_reaches_torchrun(tmp
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["sweep.on_failure=maybe"], "stop or continue"),
-        (["launcher=torchrun"], "a world inside a world"),
+        (["sweep.on_failure=maybe"], "'stop' or 'continue'"),
+        (["launcher=torchrun"], "already running under torchrun"),
         (["hydra/sweeper=nowhere"], "nowhere"),
     ],
 )

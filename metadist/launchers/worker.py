@@ -1,0 +1,37 @@
+"""The program of a launched worker: python -m metadist.launchers.worker SPEC.
+
+SPEC is the file in which the launching process has written the job's `RunSpec`.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import configure_log, setup_globals
+
+from metadist.launchers.job import RunSpec, report_errors, run_job
+from metadist.launchers.speaking import leave
+
+
+def set_up_process(spec: RunSpec) -> None:
+    """Give this process the composing one's module paths, `${hydra:…}` values and logging."""
+    sys.path += [path for path in spec.module_paths if path not in sys.path]
+    if spec.hydra is not None:
+        setup_globals()
+        HydraConfig.instance().set_config(spec.hydra)
+        os.environ.update(spec.hydra.hydra.job.env_set)
+        configure_log(spec.hydra.hydra.job_logging, spec.hydra.hydra.verbose)
+
+
+def main(path: Path) -> None:
+    """Run the job of a specification file and end the process with its exit status."""
+    with report_errors() as status:
+        spec = RunSpec.from_yaml(path.read_text(encoding="utf-8"))
+        set_up_process(spec)
+        run_job(spec)
+    leave(status.value, is_program=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
