@@ -5,6 +5,7 @@ import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -72,7 +73,8 @@ def run_task(configuration: DictConfig) -> float | None:
             validate(configuration)
             launcher = create_launcher(configuration)
         except Exception as error:
-            return fail_job(spec, JobFailure(error, in_job=False))
+            fail_job(spec, JobFailure(error, in_job=False))
+            return None
         if launcher is not None:
             max_concurrent = launcher.max_concurrent_jobs(configuration)
             return launch_job(launcher, max_concurrent, spec)
@@ -100,13 +102,13 @@ def spec_from_hydra(configuration: DictConfig) -> RunSpec:
         resume = configuration.get("resume")
         if in_sweep and resume is None and has_checkpoints(directory / CHECKPOINTS):
             configuration.resume = "auto"
-    overrides = OmegaConf.to_container(hydra_node.overrides.task, resolve=False)
+    overrides: Any = OmegaConf.to_container(hydra_node.overrides.task, resolve=False)
     return RunSpec(
         name=str(hydra_node.job.config_name),
         directory=directory,
         configuration=configuration,
         overrides=tuple(map(str, overrides)),
-        hydra=HydraConfig.instance().cfg,
+        hydra=cast(DictConfig, HydraConfig.instance().cfg),
         module_paths=tuple(sys.path),
         in_sweep=in_sweep,
         number=int(hydra_node.job.num) if in_sweep else 0,

@@ -67,13 +67,7 @@ class Sweep:
 
 
 _sweep: Sweep | None = None
-
-
-def current_sweep() -> Sweep | None:
-    """The sweep of this process; None without `-m`, and in a process that Hydra's joblib or
-    submitit launcher has started for a job.
-    """
-    return _sweep
+"""None without `-m`, and in a process that joblib or submitit started for a job."""
 
 
 class SweepCallback(Callback):
@@ -138,10 +132,12 @@ def launch_job(launcher: Launcher, max_concurrent: int, spec: RunSpec) -> float 
         if known is not None:
             return objective_value(known)
     except Exception as error:
-        return fail_job(spec, JobFailure(error, in_job=False))
+        fail_job(spec, JobFailure(error, in_job=False))
+        return None
     starts_all = _sweep is not None and _sweep.starts_all
     pool = _sweep.pool if _sweep is not None else JobPool()
-    spec = replace(spec, concurrent=starts_all and max_concurrent > 1)
+    alone = max_concurrent == 1 or not spec.in_sweep or (_sweep is not None and not starts_all)
+    spec = replace(spec, concurrent=not alone)
     (spec.directory / ERROR_FILE).unlink(missing_ok=True)  # of an earlier attempt
     job = pool.submit(
         partial(launcher.run, spec), launcher.stop, max_concurrent, partial(_finish_launched, spec)
@@ -157,7 +153,8 @@ def _finish_launched(spec: RunSpec, ending: Ending) -> float | None:
     """
     if ending != 0:
         error = ending if isinstance(ending, Exception) else WorldEnded(ending)
-        return fail_job(spec, JobFailure(error, in_job=False))
+        fail_job(spec, JobFailure(error, in_job=False))
+        return None
     try:
         results = read_results(spec.directory)
         if results is None:
@@ -167,7 +164,8 @@ def _finish_launched(spec: RunSpec, ending: Ending) -> float | None:
             )
         value = objective_value(results)
     except UserError as error:
-        return fail_job(spec, JobFailure(error, in_job=False))
+        fail_job(spec, JobFailure(error, in_job=False))
+        return None
     if spec.in_sweep:
         print(f"job {spec.number} finished: {_summary(results)}", flush=True)
     return value
@@ -195,12 +193,14 @@ def run_sweep_job(spec: RunSpec) -> float | None:
             raise JobFailure(error, in_job=True) from None
     except JobFailure as failure:
         if not failure.in_job:
-            return fail_job(spec, failure)
+            fail_job(spec, failure)
+            return None
         ending = {"failed": True, "stops": _stops_sweep(spec, failure.error)}
         if ending["stops"]:
             with contextlib.suppress(RuntimeError):  # the other ranks are not waited for
                 current_job().store.set(f"ending/{get_rank()}", json.dumps(ending))
-            return fail_job(spec, failure)
+            fail_job(spec, failure)
+            return None
         fail_job(spec, failure)
         _exchange_endings(ending)
         current_job().end()

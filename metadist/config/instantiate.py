@@ -51,7 +51,9 @@ def bind_arguments(
 
     Values that are nodes themselves are instantiated. Arguments and errors as of `instantiate`.
     """
-    values = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    values: Any = node
+    if OmegaConf.is_config(node):
+        values = OmegaConf.to_container(node, resolve=True)
     if not isinstance(values, Mapping) or _TARGET not in values:
         raise UserError(
             f"{path} must name a {_TARGET} and its arguments, got {values!r}: choose one of the "
