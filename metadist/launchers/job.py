@@ -13,7 +13,6 @@ from types import FrameType
 from typing import Any
 
 import yaml
-from hydra.conf import HydraConf
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
@@ -89,18 +88,13 @@ class RunSpec:
     def from_yaml(cls, text: str) -> "RunSpec":
         """The specification that `to_yaml` wrote. It executes nothing that the text contains."""
         fields = yaml.safe_load(text)
-        hydra = None
-        if fields["hydra"] is not None:
-            hydra = OmegaConf.create({"hydra": OmegaConf.structured(HydraConf)})
-            OmegaConf.set_struct(hydra.hydra, False)
-            hydra.merge_with(fields["hydra"])
         configuration = OmegaConf.create(fields["configuration"])
         OmegaConf.set_struct(configuration, True)
         converted = {
             "directory": Path(fields["directory"]),
             "configuration": configuration,
             "overrides": tuple(fields["overrides"]),
-            "hydra": hydra,
+            "hydra": None if fields["hydra"] is None else OmegaConf.create(fields["hydra"]),
             "module_paths": tuple(fields["module_paths"]),
         }
         return cls(**fields | converted)

@@ -6,9 +6,11 @@ SPEC is the file in which the launching process has written the job's `RunSpec`.
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import configure_log, setup_globals
+from omegaconf import OmegaConf
 
 from metadist.launchers.job import RunSpec, report_errors, run_job
 from metadist.launchers.speaking import leave
@@ -19,9 +21,11 @@ def set_up_process(spec: RunSpec) -> None:
     sys.path += [path for path in spec.module_paths if path not in sys.path]
     if spec.hydra is not None:
         setup_globals()
-        HydraConfig.instance().set_config(spec.hydra)
-        os.environ.update(spec.hydra.hydra.job.env_set)
-        configure_log(spec.hydra.hydra.job_logging, spec.hydra.hydra.verbose)
+        # Both in one tree: Hydra's node refers to the configuration too.
+        merged: Any = OmegaConf.merge(spec.hydra, spec.configuration)
+        HydraConfig.instance().cfg = merged
+        os.environ.update(merged.hydra.job.env_set)
+        configure_log(merged.hydra.job_logging, merged.hydra.verbose)
 
 
 def main(path: Path) -> None:
