@@ -74,12 +74,12 @@ _count = {"tasks": 0, "reductions": 0}
 class FaultyReducer(MeanReducer):
     """A mean that fails after a while."""
 
-    def coefficients(self, sizes: list[float]) -> list[float]:
+    def weights(self, sizes: list[float]) -> list[float]:
         """As of the mean."""
         _count["reductions"] += 1
         if _count["reductions"] > _CALLS:
             fail()
-        return super().coefficients(sizes)
+        return super().weights(sizes)
 
 
 class FaultyLogger(Tracker):
