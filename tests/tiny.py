@@ -47,7 +47,7 @@ def build(directory: Path | str, *overrides: str, name: str = "maml") -> Experim
 
 
 def train(directory: str, *overrides: str, name: str = "maml") -> dict[str, Any]:
-    """Build and run one; what a test's ranks do."""
+    """Build and run a shrunken experiment on this rank; its results."""
     return run(build(directory, *overrides, name=name))
 
 
@@ -58,7 +58,7 @@ def records(directory: Path) -> list[dict[str, Any]]:
 
 
 def without_times(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Records less what a clock says."""
+    """Records without the fields that measure time."""
     return [
         {key: value for key, value in line.items() if key not in ("seconds", "tasks_per_second")}
         for line in lines

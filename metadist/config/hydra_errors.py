@@ -65,9 +65,10 @@ def _composition(text: str) -> str:
         return text.split(" Set the environment variable")[0]
     key = match[1]
     near = None if "." in key else nearest_key(key)
-    guess = f" (did you mean {near}?)" if near and near != key else ""
-    # The schema allows new keys inside a group alone; `partition` is not in the defaults list.
-    add = f", or write +{key}=VALUE to add it" if "." in key or near == key else ""
+    if near == key:
+        return f"{key} is not in the defaults list: write +{key}=VALUE to add it."
+    guess = f" (did you mean {near}?)" if near else ""
+    add = f", or write +{key}=VALUE to add it" if "." in key else ""  # no new top-level keys
     return (
         f"{key} is not a key or group of the configuration{guess}: check its spelling (--cfg job "
         f"shows all keys, --help the groups){add}."

@@ -13,6 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from metadist.errors import UserError
 
 
+_NOT_IN_DEFAULTS = ("experiment", "partition")
+"""Groups that are not in the defaults list, so that Hydra requires the plus: +partition=dim0."""
+
+
 class SweepSettings(BaseModel):
     """Options of a sweep (`-m`).
 
@@ -75,7 +79,8 @@ def validate(configuration: DictConfig) -> Settings:
     for key in map(str, configuration):
         if key not in known:
             near = nearest_key(key)
-            hint = f"did you mean +{near}=…?" if near else "check its spelling."
+            plus = "+" if near in _NOT_IN_DEFAULTS else ""
+            hint = f"did you mean {plus}{near}=…?" if near else "check its spelling."
             raise UserError(f"{key} is not a key or group of the configuration: {hint}")
     values = {str(key): configuration[key] for key in configuration}
     if isinstance(values.get("sweep"), DictConfig):
@@ -88,7 +93,7 @@ def validate(configuration: DictConfig) -> Settings:
 
 def nearest_key(key: str) -> str | None:
     """The top-level key or group whose name is close to a misspelt one."""
-    near = difflib.get_close_matches(key, [*Settings.model_fields, "experiment"], n=1)
+    near = difflib.get_close_matches(key, [*Settings.model_fields, *_NOT_IN_DEFAULTS], n=1)
     return near[0] if near else None
 
 

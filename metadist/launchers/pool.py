@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from metadist.launchers.job import JobFailure
 from metadist.launchers.speaking import WorldEnded
@@ -57,7 +57,7 @@ class JobPool:
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(max_workers=1024, thread_name_prefix="job")
         self._stops: dict[Future[int], Callable[[int], None]] = {}
-        self._jobs: list[JobFuture] = []
+        self._jobs: list[JobFuture[Any]] = []
 
     def submit(
         self,

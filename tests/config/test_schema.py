@@ -53,6 +53,7 @@ def test_both_experiments_fit(name):
             "sweep.retries is not an option of sweep: its options are on_failure",
         ),
         ({"partitions": 1}, r"partitions is not a key or group .*: did you mean \+partition=…\?"),
+        ({"sede": 1}, r"sede is not a key .*: did you mean seed=…\?"),
         ({"zzz": 1}, "zzz is not a key or group of the configuration: check its spelling"),
     ],
 )
