@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from metadist.errors import UserError
 
-
 _NOT_IN_DEFAULTS = ("experiment", "partition")
 """Groups that are not in the defaults list, so that Hydra requires the plus: +partition=dim0."""
 
