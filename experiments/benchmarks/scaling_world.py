@@ -42,9 +42,7 @@ class NoTasks:
         """Is not called: the strategies take the sum."""
         raise NotImplementedError
 
-    def weighted_sum(
-        self, calls: list[Call], weights: list[float], inputs: list[Tensor]
-    ) -> Answer:
+    def weighted_sum(self, calls: list[Call], weights: list[float], inputs: list[Tensor]) -> Answer:
         """See `WeightedSum`."""
         result = TaskResult(torch.zeros(()), {})
         gradients = [torch.zeros_like(tensor, dtype=torch.float64) for tensor in inputs]

@@ -19,8 +19,7 @@ from reproduction.cells import ROOT, compose
 from yaml import YAMLError
 
 from metadist.errors import UserError
-from metadist.launchers.job import FAILURE_FILE, write_failure
-from metadist.training.identity import identity
+from metadist.reports import FAILURE_FILE, config_fingerprint, write_failure
 
 LOG = "log.txt"
 PLAN = "reproduction.json"
@@ -251,7 +250,7 @@ def identity_of(directory: Path) -> dict[str, str]:
 
 
 def _but_seed(configuration: Mapping[str, Any]) -> dict[str, str]:
-    return {key: value for key, value in identity(configuration).items() if key != "seed"}
+    return {key: value for key, value in config_fingerprint(configuration).items() if key != "seed"}
 
 
 def plan_of(directory: Path) -> dict[str, Any] | None:

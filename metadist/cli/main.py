@@ -24,9 +24,10 @@ from metadist.cli.sweeps import (
 from metadist.config import validate
 from metadist.distributed import get_rank
 from metadist.errors import UserError
-from metadist.launchers.job import CHECKPOINTS, JobFailure, RunSpec, report_errors, run_job
+from metadist.launchers.job import JobFailure, RunSpec, report_errors, run_job
 from metadist.launchers.launcher import create_launcher
 from metadist.launchers.speaking import USER_ERROR_STATUS, leave
+from metadist.reports import CHECKPOINT_DIRECTORY
 from metadist.training.checkpoints import has_checkpoints
 
 
@@ -100,7 +101,7 @@ def spec_from_hydra(configuration: DictConfig) -> RunSpec:
     with open_dict(configuration):
         configuration.pop("launcher", None)
         resume = configuration.get("resume")
-        if in_sweep and resume is None and has_checkpoints(directory / CHECKPOINTS):
+        if in_sweep and resume is None and has_checkpoints(directory / CHECKPOINT_DIRECTORY):
             configuration.resume = "auto"
     overrides: Any = OmegaConf.to_container(hydra_node.overrides.task, resolve=False)
     return RunSpec(

@@ -20,15 +20,11 @@ from metadist.distributed.meeting import exchange, world_store
 from metadist.distributed.world import attempt
 from metadist.errors import UserError
 from metadist.launchers.job import (
-    ERROR_FILE,
     JobFailure,
     RunSpec,
     SweepJobFailed,
     finished_results,
-    read_results,
     run_job,
-    take_error_message,
-    write_failure,
 )
 from metadist.launchers.launcher import Launcher
 from metadist.launchers.pool import Ending, JobPool
@@ -40,7 +36,14 @@ from metadist.launchers.speaking import (
     sentence_of,
     speak,
 )
-from metadist.training import Interrupted, report_on
+from metadist.reports import (
+    WORKER_ERROR_FILE,
+    pop_worker_error,
+    read_results,
+    write_failure,
+    write_sweep_report,
+)
+from metadist.training import Interrupted
 
 _REPORT_SECONDS = 30.0
 """How long the other ranks of a failed sweep wait for rank zero to write its report."""
@@ -138,7 +141,7 @@ def launch_job(launcher: Launcher, max_concurrent: int, spec: RunSpec) -> float 
     pool = _sweep.pool if _sweep is not None else JobPool()
     alone = max_concurrent == 1 or not spec.in_sweep or (_sweep is not None and not starts_all)
     spec = replace(spec, concurrent=not alone)
-    (spec.directory / ERROR_FILE).unlink(missing_ok=True)  # of an earlier attempt
+    (spec.directory / WORKER_ERROR_FILE).unlink(missing_ok=True)  # of an earlier attempt
     job = pool.submit(
         partial(launcher.run, spec), launcher.stop, max_concurrent, partial(_finish_launched, spec)
     )
@@ -237,7 +240,7 @@ def fail_job(spec: RunSpec, failure: JobFailure) -> None:
     if not spec.in_sweep or _is_interrupted(error):
         raise failure
     message, status = sentence_of(error, failure.in_job)
-    message = take_error_message(spec.directory) or message
+    message = pop_worker_error(spec.directory) or message
     reported = isinstance(error, Elsewhere) and not str(error)  # by the rank that failed
     if get_rank() == 0 and not reported:
         write_failure(spec.directory, spec.overrides, message, status)
@@ -307,12 +310,12 @@ def finish_sweep(status: int) -> int:
 def _report(sweep: Sweep, status: int) -> int:
     folder = sweep.directory
     try:
-        report = report_on(folder)
+        report = write_sweep_report(folder)
     except UserError as error:
         if not status:
             speak(f"error: {error}")
         return status or USER_ERROR_STATUS
-    print("\n".join(report.lines()), flush=True)
+    print("\n".join(report.summary_lines()), flush=True)
     if status in (130, 143):
         speak(f"the sweep was stopped: to go on, give the same command hydra.sweep.dir={folder}")
     if report.failed and not status:

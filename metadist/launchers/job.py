@@ -1,11 +1,9 @@
 """Runs one job: rendezvous, build on all ranks, restore, train, test."""
 
-import contextlib
-import json
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,26 +20,21 @@ from metadist.distributed.job import Job, begin_job
 from metadist.distributed.meeting import exchange
 from metadist.errors import UserError
 from metadist.launchers.speaking import Elsewhere, end_process, say, wants_traceback
+from metadist.reports import (
+    CHECKPOINT_DIRECTORY,
+    FAILURE_FILE,
+    RESULTS_FILE,
+    flatten_config,
+    read_results,
+)
 from metadist.training import Experiment, Interrupted, run
 from metadist.training.checkpoints import has_checkpoints
 from metadist.training.compiled import compiles, do_without
-from metadist.training.identity import flat
-from metadist.training.swept_runs import read_record
 
 _log = logging.getLogger(__name__)
 
-RESULTS_FILE = "results.json"
-
-FAILURE_FILE = "failure.json"
-"""The error of a failed job of a sweep, its exit status and overrides."""
-
-ERROR_FILE = "error.txt"
-"""The error message of a launched job's workers, until the launching process has read it."""
-
 CONSOLE_FILE = "console.log"
 """Standard output of a launched job beside which other jobs run."""
-
-CHECKPOINTS = "checkpoints"
 
 
 @dataclass(frozen=True)
@@ -307,7 +300,7 @@ def _is_restarted(job: Job, spec: RunSpec) -> bool:
     Restart counts of torchrun's agents differ, and do not count nodes that leave or join.
     """
     again = job.restarted or job.has_begun(str(spec.directory))
-    saved = has_checkpoints(spec.directory / CHECKPOINTS)
+    saved = has_checkpoints(spec.directory / CHECKPOINT_DIRECTORY)
     # The checkpoint that the user names is used until the run has one of its own.
     resumes = again and (saved or spec.configuration.get("resume") is None)
     return exchange(job.store, "restarted", resumes, timeout=None)[0]
@@ -332,15 +325,6 @@ def save_configuration(spec: RunSpec) -> None:
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     (spec.directory / FAILURE_FILE).unlink(missing_ok=True)
-
-
-def read_results(directory: Path) -> dict[str, Any] | None:
-    """The `results.json` of a run's directory, or None if it does not exist.
-
-    Raises:
-        UserError: it exists but cannot be read.
-    """
-    return read_record(directory / RESULTS_FILE)
 
 
 def finished_results(spec: RunSpec) -> dict[str, Any] | None:
@@ -371,23 +355,4 @@ def finished_results(spec: RunSpec) -> dict[str, Any] | None:
 
 def _values(configuration: DictConfig) -> dict[str, str]:
     resolved: Any = OmegaConf.to_container(configuration, resolve=True)
-    return flat(resolved)
-
-
-def write_failure(directory: Path, overrides: Sequence[str], error: str, exit_status: int) -> None:
-    """Write `FAILURE_FILE` of a sweep's job. Rank zero, or the launching process."""
-    with contextlib.suppress(OSError):
-        directory.mkdir(parents=True, exist_ok=True)
-        record = {"error": error, "exit_status": exit_status, "overrides": list(overrides)}
-        text = json.dumps(record, indent=2) + "\n"
-        (directory / FAILURE_FILE).write_text(text, encoding="utf-8")
-
-
-def take_error_message(directory: Path) -> str:
-    """The last line of `ERROR_FILE`, which is removed; "" if the workers left none."""
-    try:
-        lines = (directory / ERROR_FILE).read_text(encoding="utf-8").strip().splitlines()
-        (directory / ERROR_FILE).unlink()
-    except OSError:
-        return ""
-    return lines[-1] if lines else ""
+    return flatten_config(resolved)

@@ -88,7 +88,7 @@ def test_a_job_that_its_launcher_refuses_does_not_end_the_others(tmp_path):
 def test_a_rank_that_cannot_build_is_recorded(tmp_path):
     overrides = ("algorithm._target_=broken_parts.BrokenMAML", "+algorithm.where=start")
     overrides = (*overrides, "+algorithm.rank=1,5")  # there is no rank 5: that job succeeds
-    path = {"PYTHONPATH": str(ROOT / "tests" / "launchers")}
+    path = {"PYTHONPATH": str(ROOT / "tests")}
     ranks = sweep(tmp_path, *overrides, "sweep.on_failure=continue", environment=path)
     assert [rank.status for rank in ranks] == [1, 1], ranks
     record = json.loads((tmp_path / "0" / "failure.json").read_text())

@@ -1,4 +1,4 @@
-"""The presets of conf/experiment: complete, with the published results, and each processes its tasks."""
+"""The presets of conf/experiment: complete, with published results, and each builds."""
 
 import re
 import sys
@@ -76,7 +76,7 @@ def test_each_preset_processes_its_tasks(name, tmp_path, held, monkeypatch):
         monkeypatch.setattr(module, "_load", lambda *_: held[dataset])
     if "no_conv" not in name and dataset in QUICK:
         words += [QUICK[dataset]]
-    x = build_experiment(compose(*words), tmp_path, "maml")  # its sanity check runs a task of each split
+    x = build_experiment(compose(*words), tmp_path, "maml")  # with a sanity check
     protocol = {**x.tasks.protocol(), **x.learner.protocol()}
     assert protocol["dataset"] == dataset and x.trainer.eval_tasks >= 600
     differs = {k for k, v in CELLS[name].protocol.items() if k in protocol and protocol[k] != v}

@@ -8,7 +8,7 @@ import pytest
 from reproduction_folders import PROTOCOL, fake
 from tiny import CONF
 
-from metadist.launchers.job import write_failure
+from metadist.reports import write_failure
 
 sys.path.insert(0, str(CONF.parent / "experiments"))
 from reproduction.cells import Cell, load_cells

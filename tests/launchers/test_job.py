@@ -13,13 +13,8 @@ from worlds import run_world
 from metadist import kernels as native
 from metadist.errors import UserError
 from metadist.launchers import RunSpec
-from metadist.launchers.job import (
-    ERROR_FILE,
-    finished_results,
-    save_configuration,
-    take_error_message,
-    write_failure,
-)
+from metadist.launchers.job import finished_results, save_configuration
+from metadist.reports import WORKER_ERROR_FILE, pop_worker_error, write_failure
 
 WORDS = (*SMALL, "strategy=allreduce", "model.pooling=max", "trainer.iterations=2")
 
@@ -93,10 +88,10 @@ def test_unreadable_results_are_a_user_error(tmp_path):
 
 
 def test_the_workers_error_message_is_taken_once(tmp_path):
-    assert take_error_message(tmp_path) == ""
-    (tmp_path / ERROR_FILE).write_text("Traceback …\nLookupError: on purpose\n")
-    assert take_error_message(tmp_path) == "LookupError: on purpose"
-    assert take_error_message(tmp_path) == ""
+    assert pop_worker_error(tmp_path) == ""
+    (tmp_path / WORKER_ERROR_FILE).write_text("Traceback …\nLookupError: on purpose\n")
+    assert pop_worker_error(tmp_path) == "LookupError: on purpose"
+    assert pop_worker_error(tmp_path) == ""
 
 
 def no_compiler_on_rank_one(words: tuple[str, ...]) -> Outcome:

@@ -25,10 +25,11 @@ from worlds import run_world
 
 from metadist.distributed.world import usable_cpus
 from metadist.errors import UserError
-from metadist.launchers.job import JobFailure, take_error_message
+from metadist.launchers.job import JobFailure
 from metadist.launchers.ray.launcher import RayLauncher
 from metadist.launchers.ray.run import RayRun
 from metadist.launchers.ray.worker import Errand, _leave_last_words
+from metadist.reports import pop_worker_error
 from metadist.training import Interrupted
 
 pytestmark = pytest.mark.slow  # `make test-slow` installs Ray
@@ -186,9 +187,9 @@ def test_what_a_worker_said_is_left_for_the_record_of_a_sweeps_job(tmp_path):
     failed = JobFailure(UserError("there are only 12 classes."), in_job=False)
     stopped = JobFailure(Interrupted(signal.SIGINT, "stopped at iteration 3"), in_job=False)
     for each, end in ((replace(run, in_sweep=False), failed), (run, stopped), (run, failed)):
-        assert take_error_message(tmp_path) == ""
+        assert pop_worker_error(tmp_path) == ""
         _leave_last_words(Errand(pickle.dumps(each), None, "", ()), end)
-    assert take_error_message(tmp_path) == "there are only 12 classes."
+    assert pop_worker_error(tmp_path) == "there are only 12 classes."
 
 
 def test_only_lost_workers_are_called_lost(capsys):

@@ -13,9 +13,10 @@ from typing import Any
 from metadist.distributed import PeerLost, get_rank
 from metadist.distributed.job import current_job
 from metadist.distributed.world import attempt
-from metadist.launchers.job import ERROR_FILE, JobFailure, RunSpec, run_job
+from metadist.launchers.job import JobFailure, RunSpec, run_job
 from metadist.launchers.ray.board import Board, Voice
 from metadist.launchers.speaking import say, sentence_of
+from metadist.reports import WORKER_ERROR_FILE
 from metadist.training import Experiment, Interrupted
 
 BEGUN, ENDED, REPORTED, SIGNAL = "begun", "ended", "reported", "signal"
@@ -114,7 +115,7 @@ def _leave_last_words(errand: Errand, failed: JobFailure) -> None:
     if planned.in_sweep and spoke:
         sentence, _ = sentence_of(failed.error, failed.in_job)
         with contextlib.suppress(OSError):
-            (planned.directory / ERROR_FILE).write_text(sentence, encoding="utf-8")
+            (planned.directory / WORKER_ERROR_FILE).write_text(sentence, encoding="utf-8")
 
 
 def _failed(board: Board) -> bool:

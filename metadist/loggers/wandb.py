@@ -1,4 +1,4 @@
-"""The run as Weights & Biases shows it, without an account unless one is asked for."""
+"""The Weights & Biases logger."""
 
 import contextlib
 import netrc
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from metadist.errors import UserError
-from metadist.loggers.tracker import Record, Run, Tracker
-from metadist.loggers.writing import replace_file, writing
+from metadist.files import atomic_write, wrap_write_errors
+from metadist.loggers.logger import Logger, Metrics, Run
 
 if TYPE_CHECKING:
     import wandb
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 RUN_ID_FILE = "wandb_run_id"
 
 _INIT_SECONDS = 30.0
-_FINISH_SECONDS = 60.0  # what was not sent by then stays on the disk, for `wandb sync`
+_FINISH_SECONDS = 60.0  # what has not been sent by then stays on disk, for `wandb sync`
 
 
-class WeightsAndBiases(Tracker):
-    """Sends the run to Weights & Biases, or keeps it to be sent.
+class WandbLogger(Logger):
+    """Logs the run to Weights & Biases, or to files that can be uploaded later.
 
-    Everything it writes lies under `wandb/` in the run's directory. Offline, the default, nothing
-    leaves the machine: `wandb sync RUN_DIRECTORY/wandb/offline-run-*` sends it later. A resumed
-    run has the same id as before, kept in `wandb_run_id`, so both parts make one run there.
+    All files are under `wandb/` in the run directory. In mode `offline` nothing is sent:
+    `wandb sync RUN_DIRECTORY/wandb/offline-run-*` uploads the run later. A resumed run keeps its
+    run id, stored in `wandb_run_id`.
 
     Args:
-        project: the project's name.
-        entity: the user or team; None for the account's own.
-        mode: `offline`, `online` (needs `wandb login` or WANDB_API_KEY) or `disabled`.
-        tags: labels of the run.
+        project: name of the project.
+        entity: user or team; None for the default of the account.
+        mode: `offline`, `online` (requires `wandb login` or WANDB_API_KEY) or `disabled`.
+        tags: tags of the run.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class WeightsAndBiases(Tracker):
         self._exit_code = 1
 
     def start(self, run: Run) -> None:
-        """Begins the run, or goes on with the one of the same directory."""
+        """Initializes the run, or resumes the one of the same directory."""
         if self._mode != "online":
-            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # offline means offline
+            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
         self._iterations = run.iterations
@@ -64,7 +64,7 @@ class WeightsAndBiases(Tracker):
         if self._mode == "online" and not _has_credentials(session.settings.base_url):
             raise UserError(
                 "no login for Weights & Biases was found: run `wandb login`, set WANDB_API_KEY, "
-                "or keep the run on this machine with mode=offline"
+                "or log to files with mode=offline"
             )
         try:
             self._wandb_run = wandb.init(
@@ -76,8 +76,8 @@ class WeightsAndBiases(Tracker):
                 id=run_id,
                 resume="allow",
                 name=run.name,
-                notes=run.headline,
-                config=_without_key(run.configuration),
+                notes=run.title,
+                config=_redact_api_key(run.configuration),
                 settings=wandb.Settings(
                     silent=True,
                     console="off",
@@ -89,32 +89,31 @@ class WeightsAndBiases(Tracker):
         except (wandb.Error, OSError) as error:
             reason = " ".join(str(error).split()).rstrip(".")
             raise UserError(
-                f"Weights & Biases could not begin the run ({reason}): check the login and the "
-                "network, or keep the run on this machine with mode=offline"
+                f"Weights & Biases could not initialize the run ({reason}): check the login and "
+                "the network, or log to files with mode=offline"
             ) from error
 
-    def record(self, record: Record) -> None:
-        """Logs the figures at their iteration."""
-        assert self._wandb_run is not None, "record() before start()"
-        step = int(record["iteration"])
-        figures = {name: value for name, value in record.items() if name != "iteration"}
-        with writing("the files of Weights & Biases"):
-            self._wandb_run.log(figures, step=step)
+    def log_metrics(self, metrics: Metrics) -> None:
+        """Logs the metrics at their iteration."""
+        assert self._wandb_run is not None, "log_metrics() before start()"
+        values = {name: value for name, value in metrics.items() if name != "iteration"}
+        with wrap_write_errors("the files of Weights & Biases"):
+            self._wandb_run.log(values, step=int(metrics["iteration"]))
 
-    def finish(self, results: Mapping[str, object], pictures: Sequence[Path]) -> None:
-        """Logs the pictures, and the results as the run's summary."""
+    def finish(self, results: Mapping[str, Any], plots: Sequence[Path]) -> None:
+        """Logs the plots as images, and the results as the summary of the run."""
         assert self._wandb_run is not None, "finish() before start()"
         import wandb
 
-        with writing("the files of Weights & Biases"):
-            if pictures:
-                images = {picture.stem: wandb.Image(str(picture)) for picture in pictures}
+        with wrap_write_errors("the files of Weights & Biases"):
+            if plots:
+                images = {plot.stem: wandb.Image(str(plot)) for plot in plots}
                 self._wandb_run.log(images, step=self._iterations)
-            self._wandb_run.summary.update(_without_key(dict(results)))
+            self._wandb_run.summary.update(_redact_api_key(dict(results)))
         self._exit_code = 0
 
     def close(self) -> None:
-        """Ends the run, as failed unless `finish` was called; waits a minute at most."""
+        """Ends the run, as failed unless `finish` was called; waits at most a minute."""
         wandb_run, self._wandb_run = self._wandb_run, None
         if wandb_run is not None:
             with contextlib.suppress(Exception):
@@ -122,20 +121,20 @@ class WeightsAndBiases(Tracker):
 
 
 def _run_id(run: Run) -> str:
-    """The id of the run that is resumed, or a new one that a resumed run will find."""
+    """The id of the resumed run, or a new one that is stored for a later resume."""
     path = run.directory / RUN_ID_FILE
-    with writing(path):
+    with wrap_write_errors(path):
         if run.resumed and path.exists():
             saved = path.read_bytes().strip()
-            if re.fullmatch(rb"[0-9a-f]{8}", saved):  # a damaged one makes a new run
+            if re.fullmatch(rb"[0-9a-f]{8}", saved):  # otherwise a new run
                 return saved.decode()
         run_id = secrets.token_hex(4)
-        replace_file(path, f"{run_id}\n".encode())
+        atomic_write(path, f"{run_id}\n".encode())
         return run_id
 
 
 def _has_credentials(base_url: str) -> bool:
-    """Whether wandb can log in without asking: it would ask on a terminal, and wait."""
+    """Whether wandb can log in without prompting on the terminal."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     candidates = [os.environ.get("NETRC"), "~/.netrc", "~/_netrc"]
@@ -146,15 +145,15 @@ def _has_credentials(base_url: str) -> bool:
     return False
 
 
-def _without_key(value: Any) -> Any:
-    """The same containers, with the account's key blotted out wherever a text holds it."""
+def _redact_api_key(value: Any) -> Any:
+    """A copy of the containers with the API key of the account replaced in all strings."""
     key = os.environ.get("WANDB_API_KEY")
     if not key:
         return value
     if isinstance(value, str):
         return value.replace(key, "***")
     if isinstance(value, Mapping):
-        return {_without_key(name): _without_key(inner) for name, inner in value.items()}
+        return {_redact_api_key(name): _redact_api_key(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_without_key(inner) for inner in value]
+        return [_redact_api_key(item) for item in value]
     return value

@@ -1,27 +1,25 @@
-"""`metrics.jsonl`: precision, resuming, torn lines, full disks."""
+"""`metrics.jsonl`: precision, resuming, truncated lines, full disks."""
 
 import json
 import math
+import os
 import resource
 
 import numpy as np
 import pytest
 import torch
+from example_runs import example_run
 
 from metadist.errors import UserError
-from metadist.loggers import JsonLines, Run, read_metrics
-
-
-def run(directory, start_iteration=0):
-    return Run(directory, "maml", {}, 10, start_iteration, "MAML on glyphs")
+from metadist.loggers import JsonlLogger, read_metrics
 
 
 def write(directory, iterations, start_iteration=0):
-    tracker = JsonLines()
-    tracker.start(run(directory, start_iteration))
+    logger = JsonlLogger()
+    logger.start(example_run(directory, start_iteration))
     for iteration in iterations:
-        tracker.record({"iteration": iteration, "train_loss": 1 / iteration})
-    tracker.close()
+        logger.log_metrics({"iteration": iteration, "train_loss": 1 / iteration})
+    logger.close()
     return directory / "metrics.jsonl"
 
 
@@ -29,30 +27,34 @@ def iterations_of(path):
     return [record["iteration"] for record in read_metrics(path)]
 
 
-def test_floats_come_back_bit_for_bit(tmp_path):
+def test_floats_are_read_back_with_identical_bits(tmp_path):
     values = [0.1 + 0.2, 1e-300, math.pi * 1e17, -0.0]
-    tracker = JsonLines()
-    tracker.start(run(tmp_path))
-    tracker.record({"iteration": 1, **{f"v{place}": value for place, value in enumerate(values)}})
+    logger = JsonlLogger()
+    logger.start(example_run(tmp_path))
+    logger.log_metrics(
+        {"iteration": 1, **{f"v{index}": value for index, value in enumerate(values)}}
+    )
     read = json.loads((tmp_path / "metrics.jsonl").read_text())  # there before close()
-    tracker.close()
-    assert [read[f"v{place}"].hex() for place in range(4)] == [value.hex() for value in values]
+    logger.close()
+    assert [read[f"v{index}"].hex() for index in range(4)] == [value.hex() for value in values]
 
 
 def test_scalars_of_numpy_and_torch_keep_their_value(tmp_path):
-    tracker = JsonLines()
-    tracker.start(run(tmp_path))
-    tracker.record({"iteration": np.int64(3), "a": np.float32(0.1), "b": torch.tensor(0.1)})
-    tracker.close()
+    logger = JsonlLogger()
+    logger.start(example_run(tmp_path))
+    logger.log_metrics({"iteration": np.int64(3), "a": np.float32(0.1), "b": torch.tensor(0.1)})
+    logger.close()
     exact = float(np.float32(0.1))
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"iteration": 3, "a": exact, "b": exact}]
 
 
-def test_what_is_not_finite_is_valid_json_and_comes_back(tmp_path):
-    tracker = JsonLines()
-    tracker.start(run(tmp_path))
-    tracker.record({"iteration": 1, "a": math.nan, "b": math.inf, "c": -math.inf, "note": "text"})
-    tracker.close()
+def test_non_finite_numbers_are_valid_json_and_are_read_back(tmp_path):
+    logger = JsonlLogger()
+    logger.start(example_run(tmp_path))
+    logger.log_metrics(
+        {"iteration": 1, "a": math.nan, "b": math.inf, "c": -math.inf, "note": "text"}
+    )
+    logger.close()
     path = tmp_path / "metrics.jsonl"
 
     def refuse(constant):
@@ -64,7 +66,7 @@ def test_what_is_not_finite_is_valid_json_and_comes_back(tmp_path):
     assert (record["b"], record["c"], record["note"]) == (math.inf, -math.inf, "text")
 
 
-def test_a_resumed_run_has_each_record_once(tmp_path):
+def test_resumed_run_has_each_line_once(tmp_path):
     path = write(tmp_path, range(1, 8))
     before = path.read_bytes().splitlines()[:5]
     write(tmp_path, range(6, 11), start_iteration=5)
@@ -73,7 +75,7 @@ def test_a_resumed_run_has_each_record_once(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["metrics.jsonl"]
 
 
-def test_a_torn_last_line_is_dropped_wherever_it_was_torn(tmp_path):
+def test_truncated_last_line_is_dropped_wherever_it_was_cut(tmp_path):
     path = write(tmp_path, range(1, 5))
     whole = path.read_bytes()
     last = whole.rindex(b"\n", 0, -1) + 1
@@ -85,14 +87,14 @@ def test_a_torn_last_line_is_dropped_wherever_it_was_torn(tmp_path):
         assert path.read_bytes() == whole
 
 
-def test_a_last_line_of_zeros_after_a_power_cut_is_dropped(tmp_path):
+def test_last_line_of_zeros_after_a_power_failure_is_dropped(tmp_path):
     path = write(tmp_path, range(1, 4))
     path.write_bytes(path.read_bytes() + b"\0" * 100)
     write(tmp_path, [4], start_iteration=3)
     assert iterations_of(path) == [1, 2, 3, 4]
 
 
-def test_a_broken_line_in_the_middle_is_not_passed_over(tmp_path):
+def test_invalid_line_in_the_middle_is_an_error(tmp_path):
     path = write(tmp_path, range(1, 4))
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + b'{"iteration": 2, "tr\n' + lines[2])
@@ -102,7 +104,7 @@ def test_a_broken_line_in_the_middle_is_not_passed_over(tmp_path):
         write(tmp_path, [4], start_iteration=3)
 
 
-def test_a_new_run_moves_old_files_aside(tmp_path):
+def test_new_run_renames_old_files(tmp_path):
     for iterations in ([1], [1, 2], [1, 2, 3]):
         write(tmp_path, iterations)
     assert iterations_of(tmp_path / "metrics.jsonl") == [1, 2, 3]
@@ -110,30 +112,30 @@ def test_a_new_run_moves_old_files_aside(tmp_path):
     assert iterations_of(tmp_path / "metrics.jsonl.2") == [1, 2]
 
 
-def test_a_run_resumed_into_a_new_directory_begins_a_file(tmp_path):
+def test_run_resumed_into_a_new_directory_creates_a_file(tmp_path):
     assert iterations_of(write(tmp_path, [6], start_iteration=5)) == [6]
 
 
-def test_a_directory_that_cannot_be_written_is_said_in_one_sentence(tmp_path):
+def test_unwritable_directory_is_a_user_error(tmp_path):
     (tmp_path / "file").touch()
-    tracker = JsonLines()
+    logger = JsonlLogger()
     with pytest.raises(UserError, match=r"cannot write .*metrics\.jsonl \(Not a directory\)"):
-        tracker.start(run(tmp_path / "file"))
-    tracker.close()
-    tracker.close()
+        logger.start(example_run(tmp_path / "file"))
+    logger.close()
+    logger.close()
 
 
-def test_a_full_disk_is_said_and_the_run_can_be_resumed(tmp_path):
-    tracker = JsonLines()
-    tracker.start(run(tmp_path))
-    tracker.record({"iteration": 1, "train_loss": 1.0})
+def test_full_disk_is_a_user_error_and_the_run_can_be_resumed(tmp_path):
+    logger = JsonlLogger()
+    logger.start(example_run(tmp_path))
+    logger.log_metrics({"iteration": 1, "train_loss": 1.0})
     path = tmp_path / "metrics.jsonl"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 9, limits[1]))
     try:
         with pytest.raises(UserError, match=r"cannot write .*metrics\.jsonl \(File too large\)"):
-            tracker.record({"iteration": 2, "train_loss": 0.5})
-        tracker.close()
+            logger.log_metrics({"iteration": 2, "train_loss": 0.5})
+        logger.close()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert iterations_of(path) == [1]
@@ -141,6 +143,17 @@ def test_a_full_disk_is_said_and_the_run_can_be_resumed(tmp_path):
     assert iterations_of(path) == [1, 2]
 
 
-def test_reading_what_is_not_there_is_a_user_error(tmp_path):
+def test_reading_a_missing_file_is_a_user_error(tmp_path):
     with pytest.raises(UserError, match=r"cannot read .*metrics\.jsonl"):
         read_metrics(tmp_path / "metrics.jsonl")
+
+
+def test_flush_syncs_the_file_to_disk(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    logger = JsonlLogger()
+    logger.start(example_run(tmp_path))
+    logger.log_metrics({"iteration": 1})
+    logger.flush()
+    logger.close()
+    assert synced == [(tmp_path / "metrics.jsonl").stat().st_ino]

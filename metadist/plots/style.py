@@ -1,17 +1,17 @@
-"""What the pictures share: an empty sheet, colours, grid and edges, smoothing, and saving."""
+"""Figures, colors, axes and smoothing that the plots share."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from metadist.loggers.writing import writing
+from metadist.files import wrap_write_errors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-DOTS_PER_INCH = 130
+DPI = 130
 
 BLUE = "#2f6db3"
 ORANGE = "#e07b29"
@@ -22,20 +22,20 @@ GREY = "#8a8f98"
 INK = "#24292f"
 
 
-def sheet(width: float, height: float, title: str, columns: int | None = None) -> "Figure":
+def new_figure(width: float, height: float, title: str, columns: int | None = None) -> "Figure":
     """An empty figure that belongs to no window.
 
     Args:
         width: in inches.
         height: in inches.
-        title: one line over the panels, never read as TeX.
-        columns: panels side by side, whose margins are then those of numbers and one line of
-            text. None: the layout makes room for every label, which takes as long as drawing.
+        title: one line above the axes, never read as TeX.
+        columns: number of axes side by side; margins are then fixed, with room for tick labels
+            and one line of text. None: constrained layout, which takes as long as drawing.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, facecolor="white")
+    figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
     FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=12, color=INK, parse_math=False)
     if columns is None:
@@ -52,41 +52,43 @@ def sheet(width: float, height: float, title: str, columns: int | None = None) -
     return figure
 
 
-def panels(figure: "Figure", rows: int, columns: int, count: int) -> "list[Axes]":
-    """A figure's first `count` panels of a grid, row by row; the rest of the grid is hidden."""
+def make_axes(figure: "Figure", rows: int, columns: int, count: int) -> "list[Axes]":
+    """The first `count` axes of a grid, row by row; the others are hidden."""
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes in grid[count:]:
         axes.set_visible(False)
     return list(grid[:count])
 
 
-def lighten(axes: "Axes", grid: Literal["major", "both"] | None = "major") -> None:
-    """Takes away a panel's upper and right edge, and draws faint grid lines.
+def style_axes(axes: "Axes", grid: Literal["major", "both"] | None = "major") -> None:
+    """Hides the upper and right spine, and adds light grid lines.
 
     Args:
-        axes: the panel.
-        grid: which lines: "major", "both" for the minor ones too, or None.
+        axes: the axes.
+        grid: which grid lines: "major", "both" for minor ones too, or None.
     """
     if grid is not None:
         axes.grid(alpha=0.25, which=grid)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def save(figure: "Figure", path: Path) -> Path:
+def save_figure(figure: "Figure", path: Path) -> Path:
     """Writes the figure as PNG to `path`, whatever its suffix.
 
     Raises:
-        UserError: if it cannot be written.
+        UserError: it cannot be written.
     """
-    with writing(path):
+    with wrap_write_errors(path):
         figure.savefig(path, format="png")
     return path
 
 
-def smoothed(values: np.ndarray, window: int) -> np.ndarray:
-    """The mean over a centred window, shorter at the ends, of the values that are finite."""
+def moving_average(values: np.ndarray, window: int) -> np.ndarray:
+    """The mean of the finite values in a centered window, which is shorter at the ends."""
     finite = np.isfinite(values)
     kernel = np.ones(min(window, len(values)))
     total = np.convolve(np.where(finite, values, 0.0), kernel, mode="same")
     count = np.convolve(finite.astype(np.float64), kernel, mode="same")
-    return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0.5)
+    mean = np.full_like(total, np.nan)
+    np.divide(total, count, out=mean, where=count > 0.5)
+    return mean

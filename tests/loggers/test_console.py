@@ -1,4 +1,4 @@
-"""What a person sees, on a terminal and elsewhere."""
+"""The console logger on a terminal and elsewhere."""
 
 import errno
 import io
@@ -9,9 +9,15 @@ import sys
 import pytest
 
 from metadist.errors import UserError
-from metadist.loggers import Console, Run
-from metadist.loggers.wording import summary
+from metadist.loggers import ConsoleLogger, Run
+from metadist.loggers.formatting import summarize_results
 
+CONTENTS = {
+    "results.json": "the results",
+    "metrics.jsonl": "a line for each iteration",
+    "checkpoints": "to resume from",
+    "wandb": "wandb sync",
+}
 RESULTS = {
     "test_accuracy": 0.9731,
     "ci95": 0.0042,
@@ -33,11 +39,11 @@ class FakeTerminal(io.StringIO):
         return True
 
 
-def drive(directory, start=0, iterations=100, finish=True, headline="MAML on [glyphs]"):
-    tracker = Console(refresh_seconds=0.0)
-    tracker.start(Run(directory, "maml", {}, iterations, start, headline))
+def log_run(directory, start=0, iterations=100, finish=True, title="MAML on [glyphs]"):
+    logger = ConsoleLogger(refresh_seconds=0.0)
+    logger.start(Run(directory, "maml", {}, iterations, start, title, CONTENTS))
     for iteration in range(start + 1, iterations + 1):
-        tracker.record(
+        logger.log_metrics(
             {
                 "iteration": iteration,
                 "train_loss": 1.0 / iteration,
@@ -47,7 +53,7 @@ def drive(directory, start=0, iterations=100, finish=True, headline="MAML on [gl
             }
         )
         if iteration % 50 == 0:
-            tracker.record(
+            logger.log_metrics(
                 {
                     "iteration": iteration,
                     "validation_loss": 0.25,
@@ -56,13 +62,13 @@ def drive(directory, start=0, iterations=100, finish=True, headline="MAML on [gl
                 }
             )
     if finish:
-        picture = directory / "learning_curves.png"
+        plot = directory / "learning_curves.png"
         for name in ("metrics.jsonl", "results.json"):
             (directory / name).touch()
         (directory / "checkpoints").mkdir(exist_ok=True)
-        tracker.finish(RESULTS, [picture])
-    tracker.close()
-    tracker.close()
+        logger.finish(RESULTS, [plot])
+    logger.close()
+    logger.close()
 
 
 def terminal(monkeypatch, columns):
@@ -77,9 +83,9 @@ def without_escapes(text):
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
 
 
-def test_without_a_terminal_the_lines_are_plain(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")  # continuous integration sets it
-    drive(tmp_path)
+def test_lines_are_plain_without_a_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # set by CI systems
+    log_run(tmp_path)
     text = capsys.readouterr().out
     assert all(letter.isprintable() or letter == "\n" for letter in text)
     lines = text.splitlines()
@@ -93,10 +99,10 @@ def test_without_a_terminal_the_lines_are_plain(tmp_path, capsys, monkeypatch):
     assert "iteration 50: validation accuracy 87.50% ± 1.00%, loss 0.2500" in lines
 
 
-def test_the_end_says_what_was_learned_and_where_it_lies(tmp_path, capsys):
-    drive(tmp_path)
+def test_the_end_shows_results_and_contents_of_the_directory(tmp_path, capsys):
+    log_run(tmp_path)
     text = capsys.readouterr().out
-    for told in (
+    for expected in (
         "test accuracy      97.31% ± 0.42% over 600 tasks",
         "before adaptation  20.14%",
         "training loss      0.0812 after 100 iterations",
@@ -108,104 +114,106 @@ def test_the_end_says_what_was_learned_and_where_it_lies(tmp_path, capsys):
         "checkpoints/",
         "learning_curves.png",
     ):
-        assert told in text
-    assert "wandb" not in text  # not there, so not named
+        assert expected in text
+    assert "wandb" not in text  # not in the directory
 
 
 @pytest.mark.parametrize(
-    ("steps", "told"),
+    ("steps", "expected"),
     [
         (2, "0.50, 0.33"),
         (12, "0.50, 0.33, 0.25, 0.20, 0.16, 0.14, 0.12, 0.11, 0.10, …, 0.07"),
     ],
 )
-def test_the_end_says_what_each_step_brought(steps, told):
+def test_the_end_shows_the_metric_after_each_step(steps, expected):
     rows = [{"steps": k, "mean": 1 / (1 + k), "ci95": 0.1} for k in range(steps + 1)]
     results = {"test_mse": rows[-1]["mean"], "test_mse_before": 1.0, "test_mse_by_steps": rows}
-    found = dict(summary(results))["after each step"]
-    assert [each[:4] for each in found.split(", ")] == told.split(", ")
+    found = dict(summarize_results(results))["after each step"]
+    assert [each[:4] for each in found.split(", ")] == expected.split(", ")
 
 
-def test_regression_is_told_as_mse(tmp_path, capsys):
-    tracker = Console()
-    tracker.start(Run(tmp_path, "maml", {}, 1, 0, "MAML on sinusoid"))
-    tracker.record({"iteration": 1, "train_loss": 3.5})
-    tracker.record({"iteration": 1, "validation_loss": 0.5, "validation_mse": 0.5})
-    tracker.finish({"test_mse": 0.0432, "ci95": 0.0021, "test_tasks": 100}, [])
-    tracker.close()
+def test_regression_shows_mse(tmp_path, capsys):
+    logger = ConsoleLogger()
+    logger.start(Run(tmp_path, "maml", {}, 1, 0, "MAML on sinusoid"))
+    logger.log_metrics({"iteration": 1, "train_loss": 3.5})
+    logger.log_metrics({"iteration": 1, "validation_loss": 0.5, "validation_mse": 0.5})
+    logger.finish({"test_mse": 0.0432, "ci95": 0.0021, "test_tasks": 100}, [])
+    logger.close()
     text = capsys.readouterr().out
     assert "validation MSE 0.5000, loss 0.5000" in text
     assert "test MSE  0.0432 ± 0.0021 over 100 tasks" in text
     assert "accuracy" not in text
 
 
-def test_a_resumed_run_says_so(tmp_path, capsys):
-    drive(tmp_path, start=60, finish=False)
+def test_resumed_run_is_announced(tmp_path, capsys):
+    log_run(tmp_path, start=60, finish=False)
     text = capsys.readouterr().out
     assert "resumed at iteration 60" in text
     assert "iteration 65 of 100 (65%)" in text
 
 
-def test_a_run_of_one_iteration_is_told_once(tmp_path, capsys):
-    drive(tmp_path, iterations=1, finish=False)
+def test_run_of_one_iteration_has_one_line(tmp_path, capsys):
+    log_run(tmp_path, iterations=1, finish=False)
     assert capsys.readouterr().out.count("iteration 1 of 1 (100%)") == 1
 
 
-def test_control_characters_of_the_user_are_not_passed_on(tmp_path, capsys):
-    drive(tmp_path, iterations=1, finish=False, headline="bad \x1b[31m name")
+def test_control_characters_are_not_printed(tmp_path, capsys):
+    log_run(tmp_path, iterations=1, finish=False, title="bad \x1b[31m name")
     assert "\x1b" not in capsys.readouterr().out
 
 
-def test_an_output_that_knows_ascii_alone_is_no_fault(tmp_path, monkeypatch):
+def test_output_with_ascii_encoding(tmp_path, monkeypatch):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", stream)
-    drive(tmp_path)
+    log_run(tmp_path)
     assert b"97.31% +/- 0.42%" in stream.buffer.getvalue()
 
 
 @pytest.mark.parametrize("columns", [40, 80, 120])
-def test_the_bar_fits_the_terminal(tmp_path, monkeypatch, columns):
+def test_progress_bar_fits_the_terminal(tmp_path, monkeypatch, columns):
     stream = terminal(monkeypatch, columns)
-    drive(tmp_path)
+    log_run(tmp_path)
     written = stream.getvalue()
     bars = [part for part in re.split(r"[\r\n]", without_escapes(written)) if "/100 " in part]
     assert bars
     assert max(len(bar) for bar in bars) <= columns
     if columns >= 80:
-        assert "loss 0.0100  accuracy  50.0%  123 tasks/s  in 0:00:" in bars[-1]
+        assert "loss 0.0100  accuracy  50.0%  123 tasks/s 0:00:" in bars[-1]
+    else:
+        assert "━━━ 100/100 loss 0.0100 0:00:" in bars[-1]
     text = without_escapes(written)
-    assert "MAML on [glyphs]" in text  # not taken for markup
+    assert "MAML on [glyphs]" in text  # not interpreted as markup
     assert "iteration 50: validation accuracy 87.50% ± 1.00%" in text
     assert "97.31% ± 0.42% over 600 tasks" in text
-    assert written.count("\x1b[?25h") == written.count("\x1b[?25l") == 1  # the cursor is back
+    assert written.count("\x1b[?25h") == written.count("\x1b[?25l") == 1  # cursor restored
 
 
-def test_a_terminal_that_can_draw_nothing_gets_plain_lines(tmp_path, monkeypatch):
+def test_dumb_terminal_gets_plain_lines(tmp_path, monkeypatch):
     stream = terminal(monkeypatch, 80)
     monkeypatch.setenv("TERM", "dumb")
-    drive(tmp_path)
+    log_run(tmp_path)
     assert "\x1b" not in stream.getvalue()
     assert "iteration 5 of 100 (5%)" in stream.getvalue()
 
 
-def test_close_after_an_error_gives_the_terminal_back(tmp_path, monkeypatch):
+def test_close_after_an_error_restores_the_terminal(tmp_path, monkeypatch):
     stream = terminal(monkeypatch, 80)
-    tracker = Console()
-    tracker.start(Run(tmp_path, "maml", {}, 10, 0, "headline"))
-    assert sys.stdout is not stream  # rich catches prints while the bar is there
-    tracker.close()
-    tracker.close()
+    logger = ConsoleLogger()
+    logger.start(Run(tmp_path, "maml", {}, 10, 0, "title"))
+    assert sys.stdout is not stream  # rich redirects prints while the bar is live
+    logger.close()
+    logger.close()
     assert sys.stdout is stream
     assert stream.getvalue().count("\x1b[?25h") == 1
 
 
-def test_an_output_that_cannot_be_written_is_a_user_error(tmp_path, monkeypatch):
+def test_unwritable_output_is_a_user_error(tmp_path, monkeypatch):
     class Full(io.StringIO):
         def write(self, text):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(sys, "stdout", Full())
-    tracker = Console()
+    logger = ConsoleLogger()
     with pytest.raises(UserError, match=r"cannot write to the standard output \(No space"):
-        tracker.start(Run(tmp_path, "maml", {}, 10, 0, "headline"))
-    tracker.close()
+        logger.start(Run(tmp_path, "maml", {}, 10, 0, "title"))
+    logger.close()

@@ -1,4 +1,4 @@
-"""A write that fails is the user's to mend, and is said in one sentence."""
+"""Writing files: atomically, and with errors that name the file."""
 
 import os
 from collections.abc import Iterator
@@ -9,23 +9,27 @@ from metadist.errors import UserError
 
 
 @contextmanager
-def writing(what: Path | str) -> Iterator[None]:
-    """Turns an `OSError` within the block into a `UserError` that names what was written.
+def wrap_write_errors(target: Path | str) -> Iterator[None]:
+    """Raise an `OSError` of the block as a `UserError` that names `target`.
 
     Args:
-        what: the file or stream, as the user knows it.
+        target: the file or stream that the block writes.
     """
     try:
         yield
     except OSError as error:
         raise UserError(
-            f"cannot write {what} ({error.strerror or error}): free some space or mend the "
-            "permissions there, or choose another directory with hydra.run.dir=DIR"
+            f"cannot write {target} ({error.strerror or error}): free some space or fix the "
+            "permissions, or choose another directory with hydra.run.dir=DIR"
         ) from error
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Puts `content` at `path` so that a crash leaves either the old file or the new one."""
+def atomic_write(path: Path, content: bytes) -> None:
+    """Write `path` so that a crash leaves either the old file or the new one.
+
+    Raises:
+        OSError: it cannot be written; the old file is unchanged.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -37,7 +41,7 @@ def replace_file(path: Path, content: bytes) -> None:
         with suppress(OSError):
             temporary.unlink()
         raise
-    # The rename itself lies in the directory; not every file system lets one sync that.
+    # Makes the rename durable; some file systems do not support fsync on a directory.
     with suppress(OSError):
         directory = os.open(path.parent, os.O_RDONLY)
         try:
