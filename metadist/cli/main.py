@@ -24,9 +24,9 @@ from metadist.cli.sweeps import (
 from metadist.config import validate
 from metadist.distributed import get_rank
 from metadist.errors import UserError
+from metadist.launchers.error_reporting import USER_ERROR_STATUS, exit_process
 from metadist.launchers.job import JobFailure, RunSpec, report_errors, run_job
 from metadist.launchers.launcher import create_launcher
-from metadist.launchers.speaking import USER_ERROR_STATUS, leave
 from metadist.reports import CHECKPOINT_DIRECTORY
 from metadist.training.checkpoints import has_checkpoints
 
@@ -50,7 +50,7 @@ def hydra_main(script: str) -> Callable[[], None]:
     def main() -> None:
         with report_errors() as status, sweep_jobs():
             compose_and_run()
-        leave(finish_sweep(status.value), is_main_program(path))
+        exit_process(finish_sweep(status.value), is_main_program(path))
 
     return main
 

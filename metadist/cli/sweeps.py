@@ -16,9 +16,17 @@ from omegaconf import DictConfig
 from metadist.config import validate
 from metadist.distributed import get_rank, get_world_size
 from metadist.distributed.job import current_job
-from metadist.distributed.meeting import exchange, world_store
-from metadist.distributed.world import attempt
+from metadist.distributed.rendezvous import all_gather_object, world_store
+from metadist.distributed.world import restart_count
 from metadist.errors import UserError
+from metadist.launchers.error_reporting import (
+    USER_ERROR_STATUS,
+    RemoteRankFailed,
+    WorkerGroupFailed,
+    error_summary,
+    print_error,
+    report_error_and_continue,
+)
 from metadist.launchers.job import (
     JobFailure,
     RunSpec,
@@ -28,14 +36,6 @@ from metadist.launchers.job import (
 )
 from metadist.launchers.launcher import Launcher
 from metadist.launchers.pool import Ending, JobPool
-from metadist.launchers.speaking import (
-    USER_ERROR_STATUS,
-    Elsewhere,
-    WorldEnded,
-    say_and_go_on,
-    sentence_of,
-    speak,
-)
 from metadist.reports import (
     WORKER_ERROR_FILE,
     pop_worker_error,
@@ -155,7 +155,7 @@ def _finish_launched(spec: RunSpec, ending: Ending) -> float | None:
         JobFailure: it failed, or could not be started.
     """
     if ending != 0:
-        error = ending if isinstance(ending, Exception) else WorldEnded(ending)
+        error = ending if isinstance(ending, Exception) else WorkerGroupFailed(ending)
         fail_job(spec, JobFailure(error, in_job=False))
         return None
     try:
@@ -211,7 +211,7 @@ def run_sweep_job(spec: RunSpec) -> float | None:
     endings = _exchange_endings({"failed": False, "value": value})
     failed = [ending for ending in endings if ending["failed"]]
     if any(ending["stops"] for ending in failed):
-        raise JobFailure(Elsewhere(), in_job=True)
+        raise JobFailure(RemoteRankFailed(), in_job=True)
     current_job().end()
     if failed:
         _count_failed(spec)
@@ -224,7 +224,7 @@ def _exchange_endings(ending: dict[str, Any]) -> list[dict[str, Any]]:
     if get_world_size() == 1:
         return [ending]
     try:
-        return exchange(current_job().store, "ending", ending, timeout=None)
+        return all_gather_object(current_job().store, "ending", ending, timeout=None)
     except Exception as error:
         raise JobFailure(error, in_job=True) from error
 
@@ -239,16 +239,18 @@ def fail_job(spec: RunSpec, failure: JobFailure) -> None:
     error = failure.error
     if not spec.in_sweep or _is_interrupted(error):
         raise failure
-    message, status = sentence_of(error, failure.in_job)
+    message, status = error_summary(error, failure.in_job)
     message = pop_worker_error(spec.directory) or message
-    reported = isinstance(error, Elsewhere) and not str(error)  # by the rank that failed
+    reported = isinstance(error, RemoteRankFailed) and not str(error)  # by the rank that failed
     if get_rank() == 0 and not reported:
         write_failure(spec.directory, spec.overrides, message, status)
     if _stops_sweep(spec, error):
         if _sweep is None:
             raise SweepJobFailed(spec.number, message, status) from None
         raise failure
-    say_and_go_on(error, failure.in_job, f"job {spec.number} of the sweep failed; going on")
+    report_error_and_continue(
+        error, failure.in_job, f"job {spec.number} of the sweep failed; going on"
+    )
     _count_failed(spec)
 
 
@@ -258,7 +260,7 @@ def _count_failed(spec: RunSpec) -> None:
 
 
 def _is_interrupted(error: Exception) -> bool:
-    by_signal = isinstance(error, WorldEnded) and error.exit_status in (130, 143)
+    by_signal = isinstance(error, WorkerGroupFailed) and error.exit_status in (130, 143)
     return by_signal or isinstance(error, Interrupted)
 
 
@@ -292,7 +294,7 @@ def finish_sweep(status: int) -> int:
     """
     if _sweep is None:
         return status
-    store, key = world_store(), f"metadist/sweep reported/{attempt()}"
+    store, key = world_store(), f"metadist/sweep reported/{restart_count()}"
     if get_rank() == 0:
         status = _report(_sweep, status)
         with contextlib.suppress(RuntimeError):
@@ -313,14 +315,16 @@ def _report(sweep: Sweep, status: int) -> int:
         report = write_sweep_report(folder)
     except UserError as error:
         if not status:
-            speak(f"error: {error}")
+            print_error(f"error: {error}")
         return status or USER_ERROR_STATUS
     print("\n".join(report.summary_lines()), flush=True)
     if status in (130, 143):
-        speak(f"the sweep was stopped: to go on, give the same command hydra.sweep.dir={folder}")
+        print_error(
+            f"the sweep was stopped: to go on, give the same command hydra.sweep.dir={folder}"
+        )
     if report.failed and not status:
         many = f"{len(report.failed)} job{'s' if len(report.failed) > 1 else ''}"
-        speak(
+        print_error(
             f"error: {many} of the sweep failed ({', '.join(report.failed)}): sweep.md says why; "
             f"the same command with hydra.sweep.dir={folder} runs them again."
         )

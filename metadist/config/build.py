@@ -12,8 +12,8 @@ from metadist.config.schema import validate
 from metadist.config.secrets import redact_secrets
 from metadist.distributed import get_rank, get_worker_id, get_world_size
 from metadist.distributed.job import current_job
-from metadist.distributed.residents import Resident
-from metadist.distributed.shards import as_shards
+from metadist.distributed.partitioners import as_shards
+from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
 from metadist.loggers import JsonlLogger, Logger, LoggerCollection
 from metadist.tasks import FewShotTasks, TaskDistribution, task_keys
@@ -70,7 +70,7 @@ def assemble_experiment(configuration: DictConfig, directory: Path, name: str) -
     _check_ways(tasks, learner)
     _run_sanity_check(tasks, learner)
     # Every rank builds a job's experiments in the same order, so the names agree.
-    resident = Resident(current_job().new_name("tasks"), tasks)
+    resident = WorkerLocal(current_job().new_name("tasks"), tasks)
     return Experiment(
         name=name,
         headline=_headline(tasks, learner, strategy),
@@ -108,7 +108,7 @@ def _run_sanity_check(tasks: TaskDistribution, learner: Learner) -> None:
     """Run one training and one test task, to find a model that does not fit before training."""
     device = next(learner.parameters()).device
     for training, split in ((True, "train"), (False, "test")):
-        mapper = TaskMapper(Resident("sanity check", tasks), str(device))
+        mapper = TaskMapper(WorkerLocal("sanity check", tasks), str(device))
         try:
             mapper.each(learner.train(training), MetaBatch(task_keys(0, split, 0, range(1))))
         except UserError:

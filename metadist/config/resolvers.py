@@ -6,8 +6,8 @@ import time
 from omegaconf import OmegaConf
 
 from metadist.distributed import get_rank
-from metadist.distributed.lost import NeverCame
-from metadist.distributed.meeting import world_store
+from metadist.distributed.errors import RendezvousTimeoutError
+from metadist.distributed.rendezvous import world_store
 
 _TIMEOUT = 30.0
 
@@ -29,7 +29,7 @@ def run_stamp(timeout_seconds: object = _TIMEOUT) -> str:
     once have different directories.
 
     Raises:
-        NeverCame: rank zero did not set it within `timeout_seconds`.
+        RendezvousTimeoutError: rank zero did not set it within `timeout_seconds`.
     """
     timeout = float(timeout_seconds) if isinstance(timeout_seconds, int | float) else _TIMEOUT
     now = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
@@ -39,7 +39,9 @@ def run_stamp(timeout_seconds: object = _TIMEOUT) -> str:
     deadline = time.monotonic() + timeout
     while not store.check([key]):
         if time.monotonic() > deadline:
-            raise NeverCame(f"rank zero did not set the run's directory within {timeout:g} s.")
+            raise RendezvousTimeoutError(
+                f"rank zero did not set the run's directory within {timeout:g} s."
+            )
         time.sleep(0.01)
     return store.get(key).decode()
 

@@ -17,9 +17,14 @@ from omegaconf.errors import OmegaConfBaseException
 from metadist.config import build_experiment, drop_stale_keys, validate
 from metadist.distributed import get_rank, get_world_size
 from metadist.distributed.job import Job, begin_job
-from metadist.distributed.meeting import exchange
+from metadist.distributed.rendezvous import all_gather_object
 from metadist.errors import UserError
-from metadist.launchers.speaking import Elsewhere, end_process, say, wants_traceback
+from metadist.launchers.error_reporting import (
+    RemoteRankFailed,
+    end_process,
+    report_error,
+    wants_traceback,
+)
 from metadist.reports import (
     CHECKPOINT_DIRECTORY,
     FAILURE_FILE,
@@ -150,12 +155,12 @@ def report_errors() -> Iterator[ExitStatus]:
         with _signals_interrupt():
             yield status
     except JobFailure as failure:
-        status.value = say(failure.error, tracebacks, failure.in_job)
+        status.value = report_error(failure.error, tracebacks, failure.in_job)
     except SweepJobFailed as failed:
-        say(UserError(str(failed)), tracebacks, in_job=False)
+        report_error(UserError(str(failed)), tracebacks, in_job=False)
         status.value = failed.exit_status
     except Exception as error:
-        status.value = say(error, tracebacks, in_job=False)
+        status.value = report_error(error, tracebacks, in_job=False)
 
 
 @contextmanager
@@ -224,7 +229,7 @@ def _finished_results_on_all_ranks(job: Job, spec: RunSpec) -> dict[str, Any] | 
     except UserError as error:
         error_message = str(error)
     message = {"overrides": spec.overrides, "results": found, "error": error_message}
-    messages = exchange(job.store, "finished", message, timeout=None)
+    messages = all_gather_object(job.store, "finished", message, timeout=None)
     if messages[0]["error"]:
         raise UserError(messages[0]["error"])
     if any(each["overrides"] != messages[0]["overrides"] for each in messages):
@@ -245,7 +250,7 @@ def _build_on_all_ranks(job: Job, spec: RunSpec) -> Experiment:
 
     Raises:
         UserError: on every rank, the error of one or all of them.
-        Elsewhere: another rank failed and reports its error.
+        RemoteRankFailed: another rank failed and reports its error.
     """
     if _is_restarted(job, spec):
         with open_dict(spec.configuration):
@@ -264,7 +269,7 @@ def _build_on_all_ranks(job: Job, spec: RunSpec) -> Experiment:
         "iteration": experiment.progress.iteration if experiment and runs_loop else None,
         "native": compiles(experiment.learner) if experiment else None,
     }
-    messages = exchange(job.store, "built", message, timeout=None)
+    messages = all_gather_object(job.store, "built", message, timeout=None)
     for rank, each in enumerate(messages):
         if each["user_error"]:
             on_rank = "" if messages[0]["user_error"] else f"on rank {rank}: "
@@ -273,7 +278,7 @@ def _build_on_all_ranks(job: Job, spec: RunSpec) -> Experiment:
         raise error
     for rank, each in enumerate(messages):
         if each["error"]:
-            raise Elsewhere(f"rank {rank} failed while building: {each['error']}")
+            raise RemoteRankFailed(f"rank {rank} failed while building: {each['error']}")
     iterations = {each["iteration"] for each in messages} - {None}
     if len(iterations) > 1:
         raise UserError(
@@ -290,7 +295,7 @@ def _build_on_all_ranks(job: Job, spec: RunSpec) -> Experiment:
                 ", ".join(map(str, lacking)),
             )
     if get_rank() == 0:
-        job.note_begun(str(spec.directory))
+        job.mark_started(str(spec.directory))
     return experiment
 
 
@@ -299,11 +304,11 @@ def _is_restarted(job: Job, spec: RunSpec) -> bool:
 
     Restart counts of torchrun's agents differ, and do not count nodes that leave or join.
     """
-    again = job.restarted or job.has_begun(str(spec.directory))
+    again = job.restarted or job.has_started(str(spec.directory))
     saved = has_checkpoints(spec.directory / CHECKPOINT_DIRECTORY)
     # The checkpoint that the user names is used until the run has one of its own.
     resumes = again and (saved or spec.configuration.get("resume") is None)
-    return exchange(job.store, "restarted", resumes, timeout=None)[0]
+    return all_gather_object(job.store, "restarted", resumes, timeout=None)[0]
 
 
 def save_configuration(spec: RunSpec) -> None:

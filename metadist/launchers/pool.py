@@ -7,8 +7,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
+from metadist.launchers.error_reporting import WorkerGroupFailed
 from metadist.launchers.job import JobFailure
-from metadist.launchers.speaking import WorldEnded
 from metadist.training import Interrupted
 
 T = TypeVar("T")
@@ -103,7 +103,7 @@ class JobPool:
             wait(futures, return_when=FIRST_COMPLETED)
         except Interrupted as interrupted:
             self.stop(interrupted.exit_status - 128)
-            raise JobFailure(WorldEnded(interrupted.exit_status), in_job=False) from None
+            raise JobFailure(WorkerGroupFailed(interrupted.exit_status), in_job=False) from None
         except BaseException:  # submitit exits so when SLURM preempts the job
             self.stop()
             raise

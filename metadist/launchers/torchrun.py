@@ -17,10 +17,10 @@ from omegaconf import DictConfig
 
 from metadist.distributed.world import usable_cpus
 from metadist.errors import UserError
+from metadist.launchers.error_reporting import FAILURE_STATUS
 from metadist.launchers.job import CONSOLE_FILE, RunSpec
 from metadist.launchers.launcher import Launcher
 from metadist.launchers.pool import Slots
-from metadist.launchers.speaking import FAILURE_STATUS
 from metadist.reports import WORKER_ERROR_FILE
 
 _slots = Slots()
@@ -182,7 +182,7 @@ class TorchrunLauncher(Launcher):
         environment = dict(os.environ)
         environment.setdefault("OMP_NUM_THREADS", str(spec.configuration.get("threads", 1)))
         if spec.in_sweep:
-            environment["METADIST_LAST_WORDS"] = str(spec.directory / WORKER_ERROR_FILE)
+            environment["METADIST_ERROR_FILE"] = str(spec.directory / WORKER_ERROR_FILE)
         gpus = visible_gpus(spec.configuration)
         own = gpus[slot * self.nproc_per_node :][: self.nproc_per_node]
         if len(own) == self.nproc_per_node:

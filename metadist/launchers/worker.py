@@ -12,8 +12,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import configure_log, setup_globals
 from omegaconf import OmegaConf
 
+from metadist.launchers.error_reporting import exit_process
 from metadist.launchers.job import RunSpec, report_errors, run_job
-from metadist.launchers.speaking import leave
 
 
 def set_up_process(spec: RunSpec) -> None:
@@ -34,7 +34,7 @@ def main(path: Path) -> None:
         spec = RunSpec.from_yaml(path.read_text(encoding="utf-8"))
         set_up_process(spec)
         run_job(spec)
-    leave(status.value, is_program=True)
+    exit_process(status.value, is_program=True)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ VALUES = some.one_of(
     some.integers(-3, 12).map(str),
     some.floats(width=32).map(str),
     some.sampled_from(["null", "true", "false", "[]", "[1, 2]", "{}", "{a: 1}", "''", "???"]),
-    some.sampled_from(["stop", "skip", "stride", "max", "visit", "mlp", "cosine", "sgd", "cpu"]),
+    some.sampled_from(["stop", "skip", "stride", "max", "worker", "mlp", "cosine", "sgd", "cpu"]),
     some.text("abcxyz019.-+_", min_size=1, max_size=6),
 )
 

@@ -10,8 +10,8 @@ from tiny import CONF, compose
 
 from metadist.config import build_experiment
 from metadist.tasks import mini_imagenet, omniglot
-from metadist.tasks.array_cache import NamedArray
-from metadist.tasks.mini_imagenet_split import PUBLISHED
+from metadist.tasks.array_cache import CachedArray
+from metadist.tasks.mini_imagenet import PUBLISHED
 
 sys.path.insert(0, str(CONF.parent / "experiments"))
 from reproduction.cells import Cell, choose, load_cells
@@ -40,10 +40,10 @@ def test_the_head_names_the_published_result_and_its_source(name):
     assert cell.source.partition(",")[0] in head
 
 
-def noise(names: list[str], examples: int, *shape: int) -> NamedArray:
+def noise(names: list[str], examples: int, *shape: int) -> CachedArray:
     """Every class has the same images of noise."""
     images = np.random.default_rng(0).integers(256, size=(1, examples, *shape), dtype=np.uint8)
-    return NamedArray(np.broadcast_to(images, (len(names), *images.shape[1:])), names)
+    return CachedArray(np.broadcast_to(images, (len(names), *images.shape[1:])), names)
 
 
 def omniglot_names() -> list[str]:
@@ -73,7 +73,7 @@ def test_each_preset_processes_its_tasks(name, tmp_path, held, monkeypatch):
         if dataset not in held:
             pytest.skip(f"no Omniglot images in {REAL}")
         module = {"omniglot": omniglot, "mini_imagenet": mini_imagenet}[dataset]
-        monkeypatch.setattr(module, "_load", lambda *_: held[dataset])
+        monkeypatch.setattr(module, "load_images", lambda *_: held[dataset])
     if "no_conv" not in name and dataset in QUICK:
         words += [QUICK[dataset]]
     x = build_experiment(compose(*words), tmp_path, "maml")  # with a sanity check

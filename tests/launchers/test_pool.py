@@ -5,9 +5,9 @@ import time
 
 import pytest
 
+from metadist.launchers.error_reporting import WorkerGroupFailed
 from metadist.launchers.job import JobFailure
 from metadist.launchers.pool import JobPool, Slots
-from metadist.launchers.speaking import WorldEnded
 from metadist.training import Interrupted
 
 
@@ -66,7 +66,7 @@ def test_join_finishes_every_job():
 
 def test_the_failure_of_a_job_is_raised_before_another_starts():
     def fail(status: int) -> None:
-        raise JobFailure(WorldEnded(status), in_job=False)
+        raise JobFailure(WorkerGroupFailed(status), in_job=False)
 
     pool = JobPool()
     submit(pool, Sleeper(0.02, 2), 1, fail)

@@ -1,4 +1,4 @@
-"""Supervised training beside few-shot evaluation: groups of labelled examples, then episodes."""
+"""Supervised training with few-shot evaluation: micro-batches, then episodes."""
 
 from typing import Annotated
 
@@ -12,32 +12,33 @@ from metadist.tasks.episode import Episode, Examples, key_generator, key_split
 
 
 class SupervisedTasks:
-    """Ordinary classification of the training classes, judged on held-out examples and few-shot.
+    """Classification of the training classes, validated on held-out examples, tested few-shot.
 
-    A "task" of training is a group of labelled examples; a batch is several groups, which
-    partitioners spread over the workers. Batch norm normalises each group by itself, so that the
-    numbers do not depend on how many workers share the groups.
+    A "task" of training is a micro-batch of labelled examples; partitioners split the micro-batches
+    of a batch among the workers. Batch norm uses the statistics of each micro-batch, so that the
+    numbers do not depend on the number of workers.
 
-    - split "train": `group` examples of the training classes, as the query set; no support set.
-    - split "validation": the same of examples that training never sees.
+    - split "train": `micro_batch_size` examples of the training classes as the query set; the
+      support set is empty.
+    - split "validation": the same, of the held-out examples.
     - split "test": few-shot episodes of the test classes.
 
     Args:
         dataset: images in classes.
-        group: examples in a group, at least two.
-        held_out: examples of each training class that are kept for validation.
+        micro_batch_size: examples in a micro-batch, at least two.
+        held_out: examples of each training class for validation.
         ways: classes in a test episode.
-        shots: support examples a class in a test episode.
-        queries: query examples a class in a test episode.
+        shots: support examples per class in a test episode.
+        queries: query examples per class in a test episode.
 
     Raises:
-        UserError: a dataset without images, too few examples or classes.
+        UserError: the dataset has no images, or too few examples or classes.
     """
 
     def __init__(
         self,
         dataset: ImageDataset,
-        group: Annotated[int, Ge(2)] = 16,
+        micro_batch_size: Annotated[int, Ge(2)] = 16,
         held_out: Annotated[int, Ge(1)] = 4,
         ways: Annotated[int, Ge(1)] = 5,
         shots: Annotated[int, Ge(1)] = 1,
@@ -51,7 +52,7 @@ class SupervisedTasks:
             )
         dataset.check(ways, shots, queries, ("test",))
         self.dataset = dataset
-        self.group = group
+        self.micro_batch_size = micro_batch_size
         self.held_out = held_out
         self.ways = ways
         self.shots = shots
@@ -67,28 +68,27 @@ class SupervisedTasks:
         self.outputs = classes
         self.regression = False
 
-    def draw(self, key: Tensor) -> Episode:
-        """The group or the episode of one key of shape (4,)."""
+    def sample(self, key: Tensor) -> Episode:
+        """Sample the micro-batch or the episode of a key of shape (4,)."""
         split, generator = key_split(key), key_generator(key)
         if split == "test":
             return self.dataset.episode(generator, split, self.ways, self.shots, self.queries)
         classes, examples = self.images.shape[:2]
-        seen = examples - self.held_out
-        first, last = (0, seen) if split == "train" else (seen, examples)
-        labels = generator.integers(classes, size=self.group)
-        chosen = self.images[labels, generator.integers(first, last, size=self.group)]
-        inputs = self.dataset.inputs(chosen, split, generator)
-        group = Examples(inputs, torch.from_numpy(labels))
-        nothing = Examples(group.inputs[:0], group.targets[:0])
-        return Episode(nothing, group)
+        training = examples - self.held_out
+        first, last = (0, training) if split == "train" else (training, examples)
+        labels = generator.integers(classes, size=self.micro_batch_size)
+        indices = generator.integers(first, last, size=self.micro_batch_size)
+        inputs = self.dataset.inputs(self.images[labels, indices], split, generator)
+        batch = Examples(inputs, torch.from_numpy(labels))
+        return Episode(support=Examples(batch.inputs[:0], batch.targets[:0]), query=batch)
 
     def protocol(self) -> dict[str, object]:
-        """Of the test episodes, and of the groups, whose images are never turned."""
+        """Of the test episodes and of the micro-batches, whose images are never rotated."""
         return {
             "ways": self.ways,
             "shots": self.shots,
             "queries": self.queries,
-            "group": self.group,
+            "micro_batch_size": self.micro_batch_size,
             "held_out": self.held_out,
             **self.dataset.protocol(),
             "rotations": False,

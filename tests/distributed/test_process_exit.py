@@ -8,7 +8,7 @@ import pytest
 BUSY = """
 import atexit, sys, threading, time
 import torch.distributed as dist
-from metadist.distributed.exiting import exit_whole
+from metadist.distributed.process_exit import exit_without_finalizing
 
 atexit.register(print, "handlers ran")
 store = dist.HashStore()
@@ -28,7 +28,7 @@ for _ in range(4):
     threading.Thread(target=serve, daemon=True).start()
 threading.Thread(target=finish).start()
 print("begun")
-exit_whole(int(sys.argv[1]))
+exit_without_finalizing(int(sys.argv[1]))
 """
 
 

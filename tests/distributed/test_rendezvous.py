@@ -1,4 +1,4 @@
-"""Processes meet their own kind, whatever dead processes left in the store."""
+"""A rendezvous has live processes only, whatever dead processes left in the store."""
 
 import os
 import threading
@@ -9,7 +9,12 @@ import torch.distributed as dist
 from worlds import RankFailed, open_store, run_world
 
 import metadist as todist
-from metadist.distributed.meeting import _attend_meeting, _host_meeting, exchange, meet
+from metadist.distributed.rendezvous import (
+    all_gather_object,
+    host_rendezvous,
+    join_rendezvous,
+    rendezvous,
+)
 
 
 def generation(number: int, crash: bool) -> int:
@@ -38,9 +43,9 @@ def test_ten_generations_of_processes_meet_on_one_store(size):
             assert outcomes == [number**2] * size
 
 
-def meet_and_exchange(topic: str) -> list[str]:
-    store = meet(topic, timeout=20)
-    return exchange(store, "pid", f"{todist.get_rank()}:{os.getpid()}", timeout=10)
+def meet_and_gather(topic: str) -> list[str]:
+    store = rendezvous(topic, timeout=20)
+    return all_gather_object(store, "pid", f"{todist.get_rank()}:{os.getpid()}", timeout=10)
 
 
 def attend_alone(only: int) -> str:
@@ -48,7 +53,7 @@ def attend_alone(only: int) -> str:
     if todist.get_rank() != only:
         return ""
     with pytest.raises(TimeoutError) as caught:
-        meet("words", timeout=0.5)
+        rendezvous("words", timeout=0.5)
     return str(caught.value)
 
 
@@ -56,11 +61,11 @@ def test_stale_sessions_of_generations_that_never_met():
     store = open_store()
     for only, words in ((1, "rank zero"), (0, "[1, 2]"), (2, "rank zero"), (0, "[1, 2]")):
         assert words in run_world(attend_alone, 3, only, store=store)[only]
-    words = run_world(meet_and_exchange, 3, "words", store=store)
+    words = run_world(meet_and_gather, 3, "words", store=store)
     assert words[0] == words[1] == words[2]
     assert [word.split(":")[0] for word in words[0]] == ["0", "1", "2"]
     assert len({word.split(":")[1] for word in words[0]}) == 3
-    again = run_world(meet_and_exchange, 3, "words", store=store)
+    again = run_world(meet_and_gather, 3, "words", store=store)
     assert again[0] == again[1] == again[2] and set(again[0]).isdisjoint(words[0])
 
 
@@ -69,7 +74,7 @@ def test_a_confirmed_session_of_the_dead_is_not_joined():
     sessions: dict[str, str] = {}
 
     def attend(name: str) -> None:
-        sessions[name] = _attend_meeting(store, 1, 10)
+        sessions[name] = join_rendezvous(store, 1, 10)
 
     for name in ("first", "second", "third"):
         # The attendant comes first and finds the earlier session, complete and confirmed.
@@ -77,7 +82,7 @@ def test_a_confirmed_session_of_the_dead_is_not_joined():
         attendant.start()
         time.sleep(0.05)
         assert attendant.is_alive()
-        assert _host_meeting(store, 2, 10) == (attendant.join() or sessions[name])
+        assert host_rendezvous(store, 2, 10) == (attendant.join() or sessions[name])
     assert len(set(sessions.values())) == 3
 
 
@@ -86,32 +91,32 @@ def wait_for_the_missing(way: str) -> tuple[str, float] | None:
         return None
     start = time.monotonic()
     with pytest.raises(TimeoutError) as caught:
-        if way == "meet":
-            meet("missing", timeout=1.0)
+        if way == "rendezvous":
+            rendezvous("missing", timeout=1.0)
         else:
-            todist.init_rpc(meeting_timeout=1.0)
+            todist.init_rpc(rendezvous_timeout=1.0)
     assert not todist.rpc_is_initialized()
     return str(caught.value), time.monotonic() - start
 
 
-@pytest.mark.parametrize("way", ["meet", "init_rpc"])
+@pytest.mark.parametrize("way", ["rendezvous", "init_rpc"])
 def test_a_missing_rank_is_named_within_the_timeout(way):
     zero, one, _ = run_world(wait_for_the_missing, 3, way)
     assert "[2]" in zero[0] and "rank zero" in one[0]
     assert 0.9 < zero[1] < 3 and one[1] < 3
 
 
-def exchange_without_one() -> str | None:
-    store = meet("words", timeout=10)
+def gather_without_one() -> str | None:
+    store = rendezvous("words", timeout=10)
     if todist.get_rank() == 1:
         return None
     with pytest.raises(TimeoutError) as caught:
-        exchange(store, "word", "here", timeout=0.5)
+        all_gather_object(store, "word", "here", timeout=0.5)
     return str(caught.value)
 
 
 def test_who_gives_no_word_is_named():
-    words = run_world(exchange_without_one, 3)
+    words = run_world(gather_without_one, 3)
     assert "[1]" in words[0] and "[1]" in words[2]
 
 
@@ -148,8 +153,8 @@ def test_init_again_after_one_rank_failed_in_between(size):
     outcomes = run_world(fail_and_go_on, size)
     for rank, outcome in enumerate(outcomes):
         assert outcome == [
-            "ArithmeticError" if rank == 1 else "PeerLost",
+            "ArithmeticError" if rank == 1 else "WorkerLostError",
             16,
-            "ArithmeticError" if rank == 0 else "PeerLost",
+            "ArithmeticError" if rank == 0 else "WorkerLostError",
             9,
         ]
