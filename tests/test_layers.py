@@ -23,6 +23,7 @@ BELOW = {
     },
     "config": {"training", "algorithms", "distributed", "kernels", "tasks", "models", "loggers"},
     "launchers": {"config", "training", "reports", "distributed", "kernels", "plots"},
+    "cli": {"launchers", "config", "training", "reports", "distributed"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -20,7 +20,7 @@ from typing import NoReturn
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from metadist.config.wording import explain, raised_by_hydra
+from metadist.config.hydra_errors import describe_error, raised_by_hydra
 from metadist.distributed import RemoteError, WorkerLostError, get_rank, get_world_size
 from metadist.distributed.errors import RendezvousClosedError
 from metadist.distributed.job import current_job
@@ -104,7 +104,7 @@ def report_error(error: Exception, tracebacks: bool, in_job: bool) -> int:
     if _is_user_error(error, in_job):
         if tracebacks:
             traceback.print_exception(error)
-        _report_shared(f"error: {explain(error)}", in_job)
+        _report_shared(f"error: {describe_error(error)}", in_job)
         return USER_ERROR_STATUS
     if isinstance(error, WorkerLostError):
         _report_lost(error)
@@ -154,7 +154,7 @@ def error_summary(error: Exception, in_job: bool) -> tuple[str, int]:
     if isinstance(error, RemoteRankFailed):
         return str(error), FAILURE_STATUS
     if _is_user_error(error, in_job):
-        return explain(error), USER_ERROR_STATUS
+        return describe_error(error), USER_ERROR_STATUS
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500], FAILURE_STATUS
 
 

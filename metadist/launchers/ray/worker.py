@@ -13,11 +13,9 @@ from typing import Any
 from metadist.distributed import WorkerLostError, get_rank
 from metadist.distributed.job import current_job
 from metadist.distributed.world import restart_count
-from metadist.launchers.carry_out import Failed, carry_out
 from metadist.launchers.error_reporting import error_summary, report_error
-from metadist.launchers.launcher import PlannedRun
+from metadist.launchers.job import JobFailure, RunSpec, run_job
 from metadist.launchers.ray.board import Board, Voice
-from metadist.launchers.resolvers import register_resolvers
 from metadist.reports import WORKER_ERROR_FILE
 from metadist.training import Experiment, Interrupted
 
@@ -70,15 +68,17 @@ def work(config: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):
         os.chdir(errand.directory)
     sys.path += [path for path in errand.modules if path not in sys.path]
-    register_resolvers()
     with Voice(board):
         _set_up_logging()
         threading.Thread(target=_heed_signals, args=[board], daemon=True).start()
         if restart_count() and get_rank() == 0:
-            print(f"a worker was lost: attempt {restart_count() + 1} of the run", file=sys.stderr)
+            print(
+                f"a worker was lost: attempt {restart_count() + 1} of the run",
+                file=sys.stderr,
+            )
         try:
             status = _carry_out(errand)
-        except Failed as failed:
+        except JobFailure as failed:
             status = report_error(failed.error, errand.tracebacks, failed.in_job)
             if isinstance(failed.error, WorkerLostError) and not _failed_elsewhere(board):
                 raise WorkerLost(str(failed.error)) from None
@@ -91,23 +91,21 @@ def work(config: dict[str, Any]) -> None:
 def _carry_out(errand: Errand) -> int:
     from metadist.launchers.ray.reports import Reports, bring_checkpoint
 
-    planned: PlannedRun = pickle.loads(errand.planned)
+    planned: RunSpec = pickle.loads(errand.planned)
     planned = replace(planned, in_sweep=False)  # that it is to be run is settled
     if restart_count() or planned.configuration.get("resume") == "auto":
         bring_checkpoint(planned.directory)
     reports = Reports(planned.directory, errand.board)
 
-    def build(*given: Any) -> Experiment:
-        experiment = planned.build(*given)
+    def start_reports(experiment: Experiment) -> None:
         reports.start()  # not before: a run that resumes sets aside what came later
-        return experiment
 
-    carry_out(replace(planned, build=build))
+    run_job(planned, on_built=start_reports)
     reports.finish()
     return 0
 
 
-def _leave_last_words(errand: Errand, failed: Failed) -> None:
+def _leave_last_words(errand: Errand, failed: JobFailure) -> None:
     """For the record of a sweep's job: what was said, by the rank that said it.
 
     A run that was asked to stop has not failed: nobody would fetch its words, and they would be
@@ -115,7 +113,7 @@ def _leave_last_words(errand: Errand, failed: Failed) -> None:
     """
     if isinstance(failed.error, Interrupted):
         return
-    planned: PlannedRun = pickle.loads(errand.planned)
+    planned: RunSpec = pickle.loads(errand.planned)
     spoke = current_job().owns_first_failure if failed.in_job else get_rank() == 0
     if planned.in_sweep and spoke:
         sentence, _ = error_summary(failed.error, failed.in_job)

@@ -1,4 +1,4 @@
-"""Sweeps: the same jobs on every rank, what a failure means, a second start, searches."""
+"""Sweeps: the same jobs on every rank, failed jobs, restarts, optimizing sweepers."""
 
 import json
 import os
@@ -15,8 +15,8 @@ QUICK = [*SMALL, "trainer.iterations=2", "trainer.eval_tasks=3", "trainer.checkp
 
 
 def sweep(directory, *overrides: str, size: int = 2, **options) -> list:
-    words = ("-m", *QUICK, f"hydra.sweep.dir={directory}", *overrides)
-    return run_command("maml.py", *words, size=size, **options)
+    overrides = ("-m", *QUICK, f"hydra.sweep.dir={directory}", *overrides)
+    return run_command("maml.py", *overrides, size=size, **options)
 
 
 def results(directory, job: int) -> dict:
@@ -25,7 +25,7 @@ def results(directory, job: int) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
-def test_a_failed_job_is_told_and_the_others_run(tmp_path, strategy):
+def test_a_failed_job_is_reported_and_the_others_run(tmp_path, strategy):
     options = (f"strategy={strategy}", "optimizer=sgd", "optimizer.lr=0.001,1e30,0.01")
     options = (*options, "trainer.iterations=4", "sweep.on_failure=continue")
     ranks = sweep(tmp_path, *options)
@@ -34,7 +34,7 @@ def test_a_failed_job_is_told_and_the_others_run(tmp_path, strategy):
     assert "error: " not in ranks[1].err  # TensorPipe may warn that a peer left
     assert results(tmp_path, 0)["iterations"] == results(tmp_path, 2)["iterations"] == 4
     failure = json.loads((tmp_path / "1" / "failure.json").read_text())
-    assert any(word.startswith("optimizer.lr=") for word in failure["overrides"])
+    assert any(each.startswith("optimizer.lr=") for each in failure["overrides"])
     assert "tasks went wrong" in failure["error"] and failure["exit_status"] == 2
     assert "Failed:" in (tmp_path / "sweep.md").read_text()
 
@@ -45,7 +45,7 @@ def test_a_failed_job_ends_the_sweep_and_a_second_start_goes_on(tmp_path):
     assert ranks[0].err.count("error: ") == 1 and ranks[1].err == ""
     assert not (tmp_path / "2").exists()
     first = (tmp_path / "0" / "results.json").stat().st_mtime_ns
-    # The job that failed is put right; the first is not run again, nor its record changed.
+    # The failed job is corrected; the first is not run again, nor are its results changed.
     ranks = sweep(tmp_path, "task.ways=3,4,2")
     assert [rank.status for rank in ranks] == [0, 0], ranks
     assert (tmp_path / "0" / "results.json").stat().st_mtime_ns == first
@@ -64,39 +64,39 @@ def test_a_second_start_resumes_what_is_not_finished(tmp_path):
     assert parts["train_loss"] == whole["train_loss"]
 
 
-def test_a_job_that_left_its_best_alone_is_resumed(tmp_path):
-    words = ("seed=0", "trainer.iterations=4")
-    sweep(tmp_path, *words, size=1)
+def test_a_job_with_only_its_best_checkpoint_is_resumed(tmp_path):
+    overrides = ("seed=0", "trainer.iterations=4")
+    sweep(tmp_path, *overrides, size=1)
     whole = results(tmp_path, 0)
     for path in (tmp_path / "0" / "checkpoints").glob("iteration-*.pt"):
         path.unlink()
     (tmp_path / "0" / "results.json").unlink()
-    (outcome,) = sweep(tmp_path, *words, size=1)
+    (outcome,) = sweep(tmp_path, *overrides, size=1)
     assert outcome.status == 0, outcome
     assert results(tmp_path, 0)["train_loss"] == whole["train_loss"]
 
 
 def test_a_job_that_its_launcher_refuses_does_not_end_the_others(tmp_path):
-    words = (f"hydra.sweep.dir={tmp_path}", "launcher.nproc_per_node=1,999", "seed=0")
-    process = start(*words, "sweep.on_failure=continue")
+    overrides = (f"hydra.sweep.dir={tmp_path}", "launcher.nproc_per_node=1,999", "seed=0")
+    process = start(*overrides, "sweep.on_failure=continue")
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 1, out
     assert results(tmp_path, 0)["iterations"] == 2
     assert "999" in json.loads((tmp_path / "1" / "failure.json").read_text())["error"]
 
 
-def test_a_rank_that_cannot_build_is_in_the_record(tmp_path):
-    words = ("algorithm._target_=broken_parts.BrokenMAML", "+algorithm.where=start")
-    words = (*words, "+algorithm.rank=1,5")  # there is no rank 5: that job is well
-    path = {"PYTHONPATH": str(ROOT / "tests" / "launchers")}
-    ranks = sweep(tmp_path, *words, "sweep.on_failure=continue", environment=path)
+def test_a_rank_that_cannot_build_is_recorded(tmp_path):
+    overrides = ("algorithm._target_=broken_parts.BrokenMAML", "+algorithm.where=start")
+    overrides = (*overrides, "+algorithm.rank=1,5")  # there is no rank 5: that job succeeds
+    path = {"PYTHONPATH": str(ROOT / "tests")}
+    ranks = sweep(tmp_path, *overrides, "sweep.on_failure=continue", environment=path)
     assert [rank.status for rank in ranks] == [1, 1], ranks
-    word = json.loads((tmp_path / "0" / "failure.json").read_text())
-    assert "rank 1 failed in setting up: " in word["error"] and "on purpose" in word["error"]
+    record = json.loads((tmp_path / "0" / "failure.json").read_text())
+    assert "rank 1 failed while building: " in record["error"] and "on purpose" in record["error"]
     assert results(tmp_path, 1)["iterations"] == 2
 
 
-def test_unreadable_results_are_one_sentence_on_all_ranks(tmp_path):
+def test_unreadable_results_are_reported_once(tmp_path):
     sweep(tmp_path, "seed=0,1")
     (tmp_path / "0" / "results.json").write_text("{")
     (tmp_path / "1" / "results.json").unlink()
@@ -106,51 +106,51 @@ def test_unreadable_results_are_one_sentence_on_all_ranks(tmp_path):
     assert results(tmp_path, 1)["iterations"] == 2
 
 
-def test_a_refused_run_leaves_no_directory_and_its_sentence_reaches_torchrun(tmp_path):
-    said = tmp_path / "error.json"
+def test_a_refused_run_leaves_no_directory_and_torchrun_gets_its_error(tmp_path):
+    error_file = tmp_path / "error.json"
     (outcome,) = run_command(
         "maml.py",
         *QUICK,
         f"hydra.run.dir={tmp_path / 'run'}",
         "task.ways=50",
-        environment={"TORCHELASTIC_ERROR_FILE": str(said)},
+        environment={"TORCHELASTIC_ERROR_FILE": str(error_file)},
     )
     assert outcome.status == 2 and not (tmp_path / "run").exists()
-    message = json.loads(said.read_text())["message"]
+    message = json.loads(error_file.read_text())["message"]
     assert message["message"] in outcome.err and "task.ways" in message["extraInfo"]["py_callstack"]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("overrides", "message"),
     [
-        (["sweep.on_failure=maybe"], "stop or continue"),
-        (["launcher=torchrun"], "a world inside a world"),
+        (["sweep.on_failure=maybe"], "'stop' or 'continue'"),
+        (["launcher=torchrun"], "already running under torchrun"),
         (["hydra/sweeper=nowhere"], "nowhere"),
     ],
 )
-def test_what_is_refused(tmp_path, words, said):
-    (outcome,) = run_command("maml.py", *QUICK, f"hydra.run.dir={tmp_path / 'run'}", *words)
-    assert outcome.status == 2 and said in outcome.err and outcome.err.count("error: ") == 1
+def test_refused_overrides(tmp_path, overrides, message):
+    (outcome,) = run_command("maml.py", *QUICK, f"hydra.run.dir={tmp_path / 'run'}", *overrides)
+    assert outcome.status == 2 and message in outcome.err and outcome.err.count("error: ") == 1
 
 
-def test_a_search_finds_the_better_and_refuses_to_look_for_the_worst(tmp_path):
+def test_optuna_finds_the_best_and_refuses_the_wrong_direction(tmp_path):
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
     options = ["hydra/sweeper=optuna", "hydra/sweeper/sampler=grid", "hydra.sweeper.n_trials=2"]
     options += ["optimizer.lr=choice(1e-9,0.05)", "trainer.iterations=12", "trainer.eval_every=12"]
     (outcome,) = sweep(tmp_path, *options, "hydra.sweeper.direction=maximize", size=1)
     assert outcome.status == 0, outcome
-    figures = [results(tmp_path, job)["validation_accuracy"] for job in range(2)]
+    values = [results(tmp_path, job)["validation_accuracy"] for job in range(2)]
     best = (tmp_path / "optimization_results.yaml").read_text()
-    assert f"best_value: {max(figures)}" in best
+    assert f"best_value: {max(values)}" in best
     (outcome,) = sweep(
         tmp_path / "worst", *options, size=1
     )  # the sweeper's own default is minimize
     assert outcome.status == 2 and "direction=maximize" in outcome.err
 
 
-def start(*words: str) -> subprocess.Popen:
+def start(*overrides: str) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "experiments/maml.py", "-m", *QUICK, "launcher=torchrun", *words],
+        [sys.executable, "experiments/maml.py", "-m", *QUICK, "launcher=torchrun", *overrides],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -160,10 +160,10 @@ def start(*words: str) -> subprocess.Popen:
 
 
 @pytest.mark.slow
-def test_a_sweep_of_worlds(tmp_path):
-    words = ["launcher.nproc_per_node=2", "launcher.jobs=2", "launcher.oversubscribe=true"]
-    words += ["task.ways=3,50", "sweep.on_failure=continue", f"hydra.sweep.dir={tmp_path}"]
-    parent = start(*words)
+def test_a_sweep_of_launched_jobs(tmp_path):
+    overrides = ["launcher.nproc_per_node=2", "launcher.jobs=2", "launcher.oversubscribe=true"]
+    overrides += ["task.ways=3,50", "sweep.on_failure=continue", f"hydra.sweep.dir={tmp_path}"]
+    parent = start(*overrides)
     output, _ = parent.communicate(timeout=120)
     assert parent.returncode == 1, output
     assert "Traceback" not in output and output.count("has only 12 classes") == 1, output
@@ -172,15 +172,15 @@ def test_a_sweep_of_worlds(tmp_path):
     assert failure["exit_status"] == 2 and "has only 12 classes" in failure["error"]
 
 
-def processes(word: str) -> list[str]:
-    """The processes whose command line has a word."""
+def processes(text: str) -> list[str]:
+    """The processes whose command line contains a text."""
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
-    return [line for line in listed.stdout.splitlines() if word in line]
+    return [line for line in listed.stdout.splitlines() if text in line]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_to_the_parent_saves_and_leaves_nobody(tmp_path, number):
+def test_a_signal_to_the_launching_process_saves_and_leaves_no_process(tmp_path, number):
     parent = start(
         "launcher.nproc_per_node=2",
         "launcher.oversubscribe=true",
@@ -206,7 +206,7 @@ def test_a_signal_to_the_parent_saves_and_leaves_nobody(tmp_path, number):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
-def test_other_launchers_of_hydra_start_worlds_too(tmp_path, launcher):
+def test_hydras_other_launchers_start_jobs_too(tmp_path, launcher):
     pytest.importorskip(f"hydra_plugins.hydra_{launcher.removesuffix('_local')}_launcher")
     parent = start(
         "launcher.nproc_per_node=2",
@@ -218,5 +218,5 @@ def test_other_launchers_of_hydra_start_worlds_too(tmp_path, launcher):
     output, _ = parent.communicate(timeout=240)
     assert parent.returncode == 0, output
     assert [results(tmp_path, job)["seed"] for job in (0, 1)] == [0, 1]
-    sweep(tmp_path / "world", "seed=0")
-    assert results(tmp_path, 0)["train_loss"] == results(tmp_path / "world", 0)["train_loss"]
+    sweep(tmp_path / "torchrun", "seed=0")
+    assert results(tmp_path, 0)["train_loss"] == results(tmp_path / "torchrun", 0)["train_loss"]
