@@ -88,7 +88,9 @@ def assemble_experiment(configuration: DictConfig, directory: Path, name: str) -
             local_tasks,
             settings.device,
             trainer.task_chunk_size,
-            profile_directory=str(directory / PROFILE_DIRECTORY) if trainer.profile else None,
+            profile_directory=str(directory / PROFILE_DIRECTORY)
+            if trainer.profile and strategy.name == "rpc"
+            else None,
         ),
         evaluate_mapper=EvaluateMapper(local_tasks, settings.device, trainer.task_chunk_size),
         logger=_logger(cfg),

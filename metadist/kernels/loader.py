@@ -85,7 +85,7 @@ def _passed(argument: Tensor | float | ctypes.Structure | None) -> Any:
 
 
 def native_available(learner: nn.Module) -> bool | None:
-    """Whether this machine has the kernels that a learner's layers ask for; None if they ask for none.
+    """Whether this machine has the kernels that a learner's layers use; None if they use none.
 
     Any rank may call it; the first on a machine compiles, in some seconds.
     """
