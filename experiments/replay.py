@@ -11,7 +11,7 @@ from pathlib import Path
 
 from metadist.cli import exit_status
 from metadist.config import load_experiment
-from metadist.training import parse_key, replay
+from metadist.training.replay import parse_key, replay
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from metadist.cli import exit_status
-from metadist.reports import write_sweep_report
+from metadist.reports.sweep_report import write_sweep_report
 
 
 def main() -> int:

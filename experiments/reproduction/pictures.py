@@ -11,7 +11,7 @@ from yaml import YAMLError
 from metadist.config import load_experiment
 from metadist.loggers import read_metrics
 from metadist.plots import ComparisonData, plot_comparison
-from metadist.training import plot_adaptation
+from metadist.training.run_plots import plot_adaptation
 
 CURVES = "learning_curves.png"
 ADAPTATION = "sinusoid_{}_points.png"

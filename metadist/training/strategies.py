@@ -16,14 +16,8 @@ from annotated_types import Gt
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from metadist.distributed import (
-    get_rank,
-    get_worker_id,
-    get_world_size,
-    module_clone,
-    remote_sync_call,
-    shutdown_rpc,
-)
+from metadist import distributed
+from metadist.distributed import get_rank, get_worker_id, get_world_size
 from metadist.distributed.collectives import (
     all_gather,
     all_reduce,
@@ -337,16 +331,14 @@ class RpcStrategy(Strategy):
 
     def open(self) -> None:
         """Initialize RPC."""
-        from metadist.distributed import init_rpc  # it imports torch.distributed.rpc
-
-        init_rpc(
+        distributed.init_rpc(
             rendezvous_timeout=self.timeout_seconds,
             ping_timeout=_PING_SHARE * self.timeout_seconds,
         )
 
     def close(self, graceful: bool = True) -> None:
         """Shut RPC down. Gracefully, this rank serves requests until every rank has called it."""
-        shutdown_rpc(graceful)
+        distributed.shutdown_rpc(graceful)
 
     @property
     def is_driver(self) -> bool:
@@ -361,18 +353,16 @@ class RpcStrategy(Strategy):
             with record_function("metadist::reduce"):  # copies what came with the result
                 result.loss.backward()
         else:
-            from metadist.distributed import autograd
-
-            with autograd.context() as context_id:
-                result = self._call(mapper, module_clone(learner, by="clone"), batch)
+            with distributed.autograd.context() as context_id:
+                result = self._call(mapper, distributed.module_clone(learner, by="clone"), batch)
                 with record_function("metadist::backward"):
-                    autograd.backward(context_id, result.loss)
+                    distributed.autograd.backward(context_id, result.loss)
         return optree.tree_map(
             lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, result
         )
 
     def _call(self, mapper: Mapper, learner: nn.Module, batch: Any) -> Any:
-        return remote_sync_call(
+        return distributed.remote_sync_call(
             mapper,
             args=(learner, batch),
             partitioner=self.partitioner,
@@ -384,7 +374,7 @@ class RpcStrategy(Strategy):
     def map_tasks(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
         """See `Strategy`."""
         with torch.no_grad():
-            values = remote_sync_call(
+            values = distributed.remote_sync_call(
                 mapper,
                 args=(learner, batch),
                 partitioner=self.partitioner,
