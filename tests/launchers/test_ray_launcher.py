@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import re
 import signal
 import socket
@@ -11,25 +10,21 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("ray")
 
-from ray_workers import ROOT, kill_a_worker_once, planned, worker_processes
+from ray_workers import ROOT, is_alive, planned, signal_a_worker_once, worker_processes
 from test_layers import imported
 from tiny import SMALL, records, train, without_times
 from worlds import run_world
 
 from metadist.distributed.world import usable_cpus
 from metadist.errors import UserError
-from metadist.launchers.carry_out import Failed
-from metadist.launchers.ray.launcher import RayLauncher
-from metadist.launchers.ray.run import RayRun
-from metadist.launchers.ray.worker import Errand, _leave_last_words
+from metadist.launchers.ray.cluster import reserve_port
+from metadist.launchers.ray.ray_launcher import RayLauncher
 from metadist.launchers.records import last_words
-from metadist.training import Interrupted
 
 pytestmark = pytest.mark.slow  # `make test-slow` installs Ray
 
@@ -80,8 +75,8 @@ def test_nobody_else_pays_for_it():
 
 def test_a_run_in_ray_workers_is_that_of_any_other_world(ray, tmp_path, capsys):
     assert RayLauncher(num_workers=2).run(planned(tmp_path / "ray", "logger=console")) == 0
-    said = capsys.readouterr().out
-    assert "rpc on 2 workers" in said and "test accuracy" in said
+    output = capsys.readouterr().out
+    assert "rpc on 2 workers" in output and "test accuracy" in output
     run_world(train, 2, str(tmp_path / "other"))
     equal_runs(tmp_path / "ray", tmp_path / "other")
     # Ray's storage has the run's newest checkpoint, and no copy of it.
@@ -103,7 +98,7 @@ def test_every_strategy(ray, tmp_path, strategy):
 @pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
 def test_a_killed_worker_changes_nothing(ray, tmp_path, strategy, capsys):
     word, directory = f"strategy={strategy}", tmp_path / "ray"
-    killed = kill_a_worker_once(lambda: (directory / "checkpoints").is_dir())
+    killed = signal_a_worker_once(lambda: (directory / "checkpoints").is_dir())
     assert RayLauncher(num_workers=2).run(planned(directory, word, *LONGER)) == 0
     assert killed and "attempt 2 of the run" in capsys.readouterr().err
     run_world(train, 2, str(tmp_path / "other"), word, *LONGER)
@@ -111,7 +106,7 @@ def test_a_killed_worker_changes_nothing(ray, tmp_path, strategy, capsys):
 
 
 def test_too_many_deaths_end_the_run(ray, tmp_path, capsys):
-    killed = kill_a_worker_once(lambda: (tmp_path / "checkpoints").is_dir())
+    killed = signal_a_worker_once(lambda: (tmp_path / "checkpoints").is_dir())
     launcher = RayLauncher(num_workers=2, max_failures=0)
     assert launcher.run(planned(tmp_path, "trainer.iterations=4000")) == 1
     assert killed and "launcher.max_failures=0" in capsys.readouterr().err
@@ -141,15 +136,8 @@ def test_ctrl_c_saves_and_leaves_nothing_behind(tmp_path):
     deadline = time.monotonic() + 10
     while any(Path(f"/proc/{each}").exists() for each in workers) and time.monotonic() < deadline:
         time.sleep(0.1)
-    alive = [each for each in workers if _is_alive(each)]
+    alive = [each for each in workers if is_alive(each)]
     assert len(workers) == 2 and not alive
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_ray_listens_on_loopback_alone(ray):
@@ -181,36 +169,41 @@ def test_ray_listens_on_loopback_alone(ray):
     assert listening and set(listening) <= loopback
 
 
-def test_what_a_worker_said_is_left_for_the_record_of_a_sweeps_job(tmp_path):
-    run = replace(planned(tmp_path), in_sweep=True)
-    failed = Failed(UserError("there are only 12 classes."), in_job=False)
-    stopped = Failed(Interrupted(signal.SIGINT, "stopped at iteration 3"), in_job=False)
-    for each, end in ((replace(run, in_sweep=False), failed), (run, stopped), (run, failed)):
-        assert last_words(tmp_path) == ""
-        _leave_last_words(Errand(pickle.dumps(each), None, "", ()), end)
-    assert last_words(tmp_path) == "there are only 12 classes."
+def test_the_error_of_a_sweeps_job_is_left_for_its_record(ray, tmp_path):
+    launcher = RayLauncher(num_workers=1)
+    for in_sweep, expected in ((False, ""), (True, "task.ways is 99")):
+        run = planned(tmp_path / str(in_sweep), "task.ways=99", "strategy=local")
+        assert launcher.run(replace(run, in_sweep=in_sweep)) == 2
+        assert last_words(run.directory).startswith(expected)
 
 
-def test_only_lost_workers_are_called_lost(capsys):
-    from ray.train import ControllerError, WorkerGroupError
+def test_a_quiet_run_writes_its_output_to_a_file(ray, tmp_path, capfd):
+    run = planned(tmp_path, "logger=console", "strategy=local")
+    assert RayLauncher(num_workers=1).run(replace(run, quiet=True)) == 0
+    assert "test accuracy" in (tmp_path / "console.log").read_text(encoding="utf-8")
+    time.sleep(1)
+    assert "accuracy" not in capfd.readouterr().out
 
-    for error, said in (
-        (WorkerGroupError("a worker died", {}), "lost once more than launcher.max_failures=4"),
-        (ControllerError(RuntimeError("no bucket")), "Ray could not carry the run through"),
-    ):
-        run = object.__new__(RayRun)
-        run._signal, run._max_failures = 0, 4
-        run._board = SimpleNamespace(read=lambda topic: [])
-        run._fit = SimpleNamespace(error=error)
-        assert run.status() == 1
-        told = capsys.readouterr().err
-        assert said in told and type(error).__name__ in told
+
+def test_an_error_of_ray_train_itself_is_not_called_a_lost_worker(ray, tmp_path, capsys):
+    launcher = RayLauncher(num_workers=1, storage_path="s3://")
+    with pytest.raises(ValueError):
+        launcher.run(planned(tmp_path))
+
+
+def test_a_reserved_port_is_free_for_the_store_alone():
+    port = reserve_port()
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
+    with socket.create_server(("127.0.0.1", port)):  # it sets SO_REUSEADDR, as a TCPStore does
+        pass
 
 
 def test_an_empty_validation_set_is_refused():
-    from metadist.launchers.ray.replica import _two_sets
+    from metadist.launchers.ray.replica import check_datasets
 
-    assert _two_sets(([1], [2])) == ([1], [2]) and _two_sets(([1], None)) == ([1], None)
+    assert check_datasets(([1], [2])) == ([1], [2])
+    assert check_datasets(([1], None)) == ([1], None)
     for made in (([1], []), ([], [1]), (None, [1])):
         with pytest.raises(UserError, match="at least one item in each"):
-            _two_sets(made)
+            check_datasets(made)
