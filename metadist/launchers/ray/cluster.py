@@ -177,7 +177,7 @@ def _bind_to_loopback() -> None:
     os.environ.update({name: os.environ.get(name, value) for name, value in _LOOPBACK.items()})
     # Ray reads the variable when it is imported, which may have happened before.
     with contextlib.suppress(ImportError, AttributeError):  # not a public name
-        constants = importlib.import_module("ray._private.ray_constants")
+        constants: Any = importlib.import_module("ray._private.ray_constants")
         constants.ENABLE_RAY_CLUSTER = os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "1"
 
 

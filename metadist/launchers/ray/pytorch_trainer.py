@@ -7,7 +7,6 @@ and a method of the trainer is a call of that method on all of them.
 import io
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -32,7 +31,7 @@ from metadist.training.checkpoints import read_checkpoint, write_checkpoint
 ray = load_ray("ray")
 cloudpickle = load_ray("ray.cloudpickle")
 placement = load_ray("ray.util.placement_group")
-tune = load_ray("ray.tune")
+Trainable: Any = load_ray("ray.tune").Trainable
 
 _PING_SECONDS = 1.0
 
@@ -307,13 +306,12 @@ class PyTorchTrainer:
             RuntimeError: a replica raised anything else.
         """
         pending = list(calls)
-        pings: dict[int, Any] = {}
-        seen = {} if starting else dict.fromkeys(range(self._num_replicas), time.monotonic())
         try:
             while pending:
-                done, pending = ray.wait(pending, num_returns=1, timeout=_PING_SECONDS)
+                done, pending = ray.wait(pending, timeout=_PING_SECONDS)
                 ray.get(done)  # an error at once: the other replicas may wait for this one
-                self._check_heartbeats(pings, seen)
+                if pending and not starting and not self._all_respond():
+                    raise _ReplicaLostError(f"no response within {self._timeout:g} s")
             results: list[Any] = ray.get(list(calls))
             return results
         except ray.exceptions.RayActorError as error:
@@ -322,32 +320,24 @@ class PyTorchTrainer:
             cause = error.cause
             if isinstance(cause, UserError):
                 raise UserError(str(cause)) from None
-            if isinstance(cause, PeerLost) and not self._all_alive():
+            if isinstance(cause, PeerLost) and not self._all_respond():
                 raise _ReplicaLostError(str(cause)) from error
             raise RuntimeError(f"a replica failed:\n{error}") from None
 
-    def _check_heartbeats(self, pings: dict[int, Any], seen: dict[int, float]) -> None:
-        now = time.monotonic()
-        for rank, replica in enumerate(self._replicas):
-            if rank not in pings:
-                pings[rank] = replica.ping.remote()
-            elif ray.wait([pings[rank]], timeout=0)[0]:
-                ray.get(pings.pop(rank))
-                seen[rank] = now
-            elif now - seen.get(rank, now) > self._timeout:
-                raise _ReplicaLostError(f"replica {rank} has not responded for {self._timeout:g} s")
-
-    def _all_alive(self) -> bool:
-        """Whether all replicas respond, so that a failed collective is a program error."""
+    def _all_respond(self) -> bool:
+        """Whether all replicas respond to a ping. A collective that failed all the same has failed
+        because of a program error.
+        """
         pings = [each.ping.remote() for each in self._replicas]
-        responded, _ = ray.wait(pings, num_returns=len(pings), timeout=self._timeout)
+        responses, missing = ray.wait(pings, num_returns=len(pings), timeout=self._timeout)
         try:
-            return len(ray.get(responded)) == len(pings)
+            ray.get(responses)
         except ray.exceptions.RayActorError:
             return False
+        return not missing
 
 
-class PyTorchTrainable(tune.Trainable):
+class PyTorchTrainable(Trainable):
     """A `PyTorchTrainer` as a trial of Ray Tune: an iteration is an epoch and a validation.
 
     The search space has the trainer's arguments, as in `PyTorchTrainer(**config)`; what is

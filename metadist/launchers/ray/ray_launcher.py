@@ -1,10 +1,16 @@
 """`launcher=ray`: Ray Train starts the workers, and restarts them when one dies."""
 
+import hashlib
 import os
-from typing import Annotated, Literal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from metadist.distributed.world import usable_cpus
 from metadist.errors import UserError
@@ -15,9 +21,13 @@ from metadist.launchers.ray.cluster import (
     load_ray,
     max_concurrent_trials,
 )
-from metadist.launchers.ray.train_run import TrainRun
+from metadist.launchers.records import LAST_WORDS
+from metadist.launchers.speaking import wants_traceback
 
 _POLL_SECONDS = 0.3
+_STOP_TIMEOUT = 60.0
+_RESOURCES_TIMEOUT = 90.0
+_FORWARDING_SECONDS = 1.0
 
 
 class RayLauncher(Launcher):
@@ -102,5 +112,185 @@ class RayLauncher(Launcher):
     def _uses_gpus(self, configuration: DictConfig) -> bool:
         if self.use_gpu != "auto":
             return self.use_gpu
-        gpus = load_ray().cluster_resources().get("GPU", 0)
+        gpus: float = load_ray().cluster_resources().get("GPU", 0)
         return configuration.get("device") != "cpu" and gpus >= self.num_workers
+
+
+class TrainRun:
+    """Starts the workers of a run with Ray Train; `finish` it in any case.
+
+    Args:
+        run: its directory exists, and Ray is initialized.
+        num_workers: of the run, one CPU each.
+        use_gpu: whether each worker has a GPU too.
+        max_failures: how often the run may lose workers and resume.
+        storage_path: of Ray Train. Default: `ray/` in the run's directory.
+        callbacks: of Ray Train, such as Tune's `TuneReportCallback`, which gets the reports with
+            validation metrics alone.
+    """
+
+    def __init__(
+        self,
+        run: PlannedRun,
+        *,
+        num_workers: int,
+        use_gpu: bool,
+        max_failures: int,
+        storage_path: str | None = None,
+        callbacks: Sequence[Any] = (),
+    ) -> None:
+        ray = load_ray()
+        from metadist.launchers.ray.train_worker import WorkerPayload, run_worker
+
+        dumps = load_ray("ray.cloudpickle").dumps
+        self._run = run
+        self._max_failures = max_failures
+        self._signal = 0
+        self._deadline = float("inf")
+        self._warn_at = time.monotonic() + _RESOURCES_TIMEOUT
+        self._error: BaseException | None = None
+        self._state = ray.remote(num_cpus=0)(_state_class()).remote()
+        payload = WorkerPayload(
+            run=dumps(run),
+            state=self._state,
+            working_directory=str(Path.cwd()),
+            sys_path=tuple(sys.path),
+            tracebacks=wants_traceback(),
+            validations_only=bool(callbacks),
+        )
+        name, path = "ray", str(run.directory)
+        if storage_path is not None:
+            digest = hashlib.sha256(path.encode()).hexdigest()[:8]
+            name, path = f"{run.directory.name}-{digest}", storage_path
+        train = load_ray("ray.train")
+        self._trainer = load_ray("ray.train.torch").TorchTrainer(
+            run_worker,
+            # Bytes: Ray's controller, which gets a copy, then imports neither metadist nor torch.
+            train_loop_config={"payload": dumps(payload)},
+            torch_config=_torch_config(),
+            scaling_config=train.ScalingConfig(num_workers=num_workers, use_gpu=use_gpu),
+            run_config=train.RunConfig(
+                name=name,
+                storage_path=path,
+                failure_config=train.FailureConfig(max_failures=max_failures),
+                checkpoint_config=train.CheckpointConfig(
+                    num_to_keep=OmegaConf.select(
+                        run.configuration, "trainer.keep_checkpoints", default=3
+                    )
+                ),
+                callbacks=list(callbacks),
+                logging_config=train.LoggingConfig(log_level="ERROR"),
+            ),
+        )
+        # In a thread, so that the main thread can pass signals on.
+        self._thread = threading.Thread(target=self._fit, name="metadist-ray-train", daemon=True)
+        self._thread.start()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the end of the run, for some seconds at most.
+
+        Returns:
+            Whether the run has ended; after a signal, whether it is to be waited for no longer.
+        """
+        self._thread.join(seconds)
+        if time.monotonic() > self._warn_at and self._thread.is_alive():
+            self._warn_at = float("inf")
+            if not self._get("attempts"):
+                _print("waiting for the Ray cluster: its CPUs or GPUs are in use, or it is slow")
+        return not self._thread.is_alive() or time.monotonic() > self._deadline
+
+    def signal(self, number: int) -> None:
+        """Have the run save a checkpoint and end; a run that has not started is abandoned."""
+        if self._signal:
+            return
+        self._signal = number
+        load_ray().get(self._state.add.remote("stop_signal", number))
+        started = bool(self._get("attempts"))
+        self._deadline = time.monotonic() + (_STOP_TIMEOUT if started else 0.0)
+        if not started:
+            _print("stopped before the workers had started: nothing new to save")
+
+    def finish(self) -> int:
+        """Print the error of a run that failed.
+
+        Returns:
+            The exit status: 1 when workers were lost too often, or Ray itself failed.
+        """
+        outcomes: list[tuple[int, str]] = self._get("outcomes")
+        load_ray().kill(self._state)
+        if not self._run.quiet:
+            time.sleep(_FORWARDING_SECONDS)  # Ray forwards output asynchronously
+        if outcomes:
+            for _, message in outcomes:
+                self._print_error(message)
+            return max(status for status, _ in outcomes)
+        if self._signal:
+            return 128 + self._signal
+        reason = "Ray Train failed"
+        if isinstance(self._error, load_ray("ray.train").WorkerGroupError):
+            reason = f"workers were lost more than launcher.max_failures={self._max_failures} times"
+        details = " ".join(str(self._error).split())[:300]
+        _print(
+            f"error: {reason} ({type(self._error).__name__}: {details}); resume=auto resumes from "
+            "the newest checkpoint"
+        )
+        return 1
+
+    def _fit(self) -> None:
+        try:
+            self._trainer.fit()
+        except BaseException as error:
+            self._error = error
+
+    def _get(self, name: str) -> list[Any]:
+        values: list[Any] = load_ray().get(self._state.get.remote(name))
+        return values
+
+    def _print_error(self, message: str) -> None:
+        if not message:
+            return
+        _print(message.rstrip())
+        if self._run.in_sweep and not self._signal:  # for the record of the sweep's job
+            text = message.rstrip().removeprefix("error: ")
+            (self._run.directory / LAST_WORDS).write_text(text, encoding="utf-8")
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _state_class() -> type:
+    """Class of the actor that holds what the driver and the workers of a run share: `attempts`,
+    `outcomes` (exit status, error message) and `stop_signal`. A local class is pickled by value,
+    so the actor's process does not import torch.
+    """
+
+    class RunState:
+        def __init__(self) -> None:
+            self.values: dict[str, list[Any]] = {}
+
+        def add(self, name: str, value: Any) -> None:
+            self.values.setdefault(name, []).append(value)
+
+        def get(self, name: str) -> list[Any]:
+            return self.values.get(name, [])
+
+    return RunState
+
+
+def _torch_config() -> Any:
+    """In place of Ray's TorchConfig: no process group is opened, strategies open what they need.
+    Workers of a node see all its GPUs, and LOCAL_RANK selects one, as with TorchConfig.
+    """
+    backend = load_ray("ray.train.backend")
+    backend_base: Any = backend.Backend
+    config_base: Any = backend.BackendConfig
+
+    class SharedDevices(backend_base):
+        share_cuda_visible_devices = True
+
+    class SharedDevicesConfig(config_base):
+        backend_cls = SharedDevices
+        backend = "gloo"  # TorchTrainer would choose one; nothing uses it
+
+    return SharedDevicesConfig()

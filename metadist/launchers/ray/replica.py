@@ -14,7 +14,7 @@ import ray.util
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from metadist.distributed import get_rank, get_world_size
 from metadist.distributed.collectives import all_reduce, broadcast, init_process_group
@@ -186,14 +186,14 @@ class Replica:
             ) from None
         self.epoch = int(state["epoch"])
 
-    def _load(self, dataset: Dataset, batches: list[list[int]]) -> Iterator[list[Tensor]]:
+    def _load(self, dataset: Any, batches: list[list[int]]) -> Iterator[list[Tensor]]:
         pinned = self.device.type == "cuda"
         for batch in DataLoader(dataset, batch_sampler=batches, pin_memory=pinned):
             yield [each.to(self.device, non_blocking=pinned) for each in batch]
 
 
-def check_datasets(created: Any) -> tuple[Dataset, Dataset | None]:
-    """The training and the validation set that `data_creator` returned.
+def check_datasets(created: Any) -> tuple[Any, Any]:
+    """The training set and the validation set, if any, that `data_creator` returned.
 
     Raises:
         UserError: it returned something else, or an empty dataset.

@@ -46,7 +46,7 @@ class WorkerPayload:
 
     Attributes:
         run: the pickled run, which may need `sys_path` to be unpickled.
-        state: Ray actor with the state that driver and workers share (`train_run.TrainRun`).
+        state: Ray actor with the state that driver and workers share (`ray_launcher.TrainRun`).
         working_directory: of the driver.
         sys_path: of the driver.
         tracebacks: print tracebacks of user errors too.

@@ -19,7 +19,7 @@ from metadist.launchers.ray.cluster import (
     max_concurrent_trials,
     trial_resources,
 )
-from metadist.launchers.ray.train_run import TrainRun
+from metadist.launchers.ray.ray_launcher import TrainRun
 from metadist.launchers.resolvers import register_resolvers
 from metadist.launchers.set_up import Build
 
