@@ -1,4 +1,4 @@
-"""PyTorchTrainer: the gradient of one process, state between calls, workers that die, Tune."""
+"""PyTorchTrainer: equality with one process, state between calls, lost replicas, Tune."""
 
 import ast
 import os
@@ -76,7 +76,7 @@ def trainer(**options) -> PyTorchTrainer:
 
 
 def in_one_process() -> tuple[list[float], nn.Module, tuple[float, float]]:
-    """The same training as a plain loop: the losses of the epochs, the model, its validation."""
+    """The same training as a plain loop: losses of the epochs, model, validation metrics."""
     torch.manual_seed(0)
     model, (training, validation) = net({}), points({})
     optimizer, loss = momentum(model, {"lr": 0.1}), nn.CrossEntropyLoss()
@@ -103,7 +103,7 @@ def equal_models(one: nn.Module, other: nn.Module) -> None:
 
 
 def in_time(work: Callable[[], Any], seconds: float = 90.0) -> Any:
-    """What a call returns or raises that, were it wrong, would wait for ever."""
+    """The result of a call, or its exception; a timeout if it hangs."""
     future: Future[Any] = Future()
 
     def run() -> None:
@@ -123,7 +123,7 @@ def test_two_replicas_train_as_one_process_and_keep_their_state(tmp_path):
         path = two.save(tmp_path / "after two.pt")
         stats.append(two.train())
         equal_models(two.get_model(), model)
-        figures = two.validate()
+        metrics = two.validate()
         # From the saved state on it goes the same way once more, the optimizer's state included.
         two.restore(path)
         again = two.train()
@@ -134,8 +134,8 @@ def test_two_replicas_train_as_one_process_and_keep_their_state(tmp_path):
     assert [each["epoch"] for each in stats] == [1, 2, 3] and again["epoch"] == 3
     assert again["train_loss"] == stats[-1]["train_loss"]
     assert (stats[0]["items"], stats[0]["batches"]) == (ITEMS, 3)
-    assert figures["validation_loss"] == pytest.approx(loss, rel=1e-5)
-    assert figures["validation_accuracy"] == pytest.approx(accuracy)
+    assert metrics["validation_loss"] == pytest.approx(loss, rel=1e-5)
+    assert metrics["validation_accuracy"] == pytest.approx(accuracy)
     with pytest.raises(UserError, match="has been shut down"):
         two.train()
 
@@ -150,7 +150,7 @@ def test_two_replicas_train_as_one_process_and_keep_their_state(tmp_path):
         ({"use_gpu": True, "num_replicas": 2}, "GPU"),
     ],
 )
-def test_what_cannot_work_is_one_sentence_at_once(options, sentence):
+def test_invalid_options_are_refused_at_once(options, sentence):
     if options.get("use_gpu") and torch.cuda.is_available():
         pytest.skip("there are GPUs")
     with pytest.raises(UserError, match=sentence):
@@ -165,7 +165,7 @@ def fails_on_one(config):
     return points(config)
 
 
-def test_what_a_creator_raises_comes_back_and_is_not_tried_again():
+def test_an_error_of_a_creator_is_raised_and_not_retried():
     with pytest.raises(RuntimeError, match="LookupError: a mistake on purpose"):
         trainer(data=fails_on_one)
     with pytest.raises(UserError, match="data_creator must return"):

@@ -32,7 +32,6 @@ from metadist.loggers import Record, Tracker, Trackers
 from metadist.training import Experiment
 from metadist.training.checkpoints import Checkpoints
 
-_LAST_REPORT_TIMEOUT = 60.0
 _OUTCOME_TIMEOUT = 3.0
 
 
@@ -100,7 +99,7 @@ def _run_job(run: PlannedRun, payload: WorkerPayload) -> tuple[int, str]:
     """
     message = io.StringIO()
     try:
-        _train(run, payload.validations_only)
+        _train(run, payload)
     except Exception as error:
         failed = Failed(error, in_job=True)
     except Failed as any_failed:
@@ -115,7 +114,7 @@ def _run_job(run: PlannedRun, payload: WorkerPayload) -> tuple[int, str]:
     return status, message.getvalue()
 
 
-def _train(run: PlannedRun, validations_only: bool) -> None:
+def _train(run: PlannedRun, payload: WorkerPayload) -> None:
     if attempt() or run.configuration.get("resume") == "auto":
         restore_checkpoint(run.directory)
     participants: list[threading.Thread] = []
@@ -123,7 +122,7 @@ def _train(run: PlannedRun, validations_only: bool) -> None:
     def build(*args: Any) -> Experiment:
         experiment = run.build(*args)
         if get_rank() == 0:
-            logger = RayTrainLogger(validations_only)
+            logger = RayTrainLogger(payload.validations_only)
             experiment.tracker = Trackers([experiment.tracker, logger])
         else:
             participants.append(threading.Thread(target=_join_reports, daemon=True))
@@ -135,7 +134,8 @@ def _train(run: PlannedRun, validations_only: bool) -> None:
     if get_rank() == 0:
         broadcast_from_rank_zero(False)
     for thread in participants:
-        thread.join(_LAST_REPORT_TIMEOUT)
+        while thread.is_alive() and not _get(payload, "outcomes"):
+            thread.join(0.5)
 
 
 def _join_reports() -> None:
