@@ -10,7 +10,7 @@ from benchmarks.cost_model import Costs, Step
 from benchmarks.programs import machine
 from rich.table import Table
 
-from metadist.plots.sheet import BLUE, GREEN, GREY, INK, ORANGE, lighten, save, sheet
+from metadist.plots.style import BLUE, GREEN, GREY, INK, ORANGE, new_figure, save_figure, style_axes
 
 DISTRIBUTED = ("rpc", "allreduce")
 _COLOURS = {"local": GREEN, "rpc": BLUE, "allreduce": ORANGE}
@@ -159,7 +159,7 @@ def picture(
         f"A training step with {extension.tasks_a_worker} tasks on every worker, by a cost model "
         "fitted to measured steps"
     )
-    figure = sheet(4.2 * len(sizes), 4.4, title)
+    figure = new_figure(4.2 * len(sizes), 4.4, title)
     most = max(extension.workers)
     grid = [2**power for power in range(math.ceil(math.log2(most)) + 1)]
     for axes, parameters in zip(
@@ -191,14 +191,14 @@ def picture(
         axes.set_xticks(grid[::2], [f"{workers:,}" for workers in grid[::2]], fontsize=8)
         axes.set_xlabel("workers", color=INK)
         axes.set_title(f"{parameters:,} parameters", fontsize=10, color=INK)
-        lighten(axes, grid=None)
+        style_axes(axes, grid=None)
     first = figure.axes[0]
     first.set_ylabel("milliseconds a step", color=INK)
     first.legend(fontsize=8, frameon=False, loc="center left")
     figure.supxlabel(
         f"dots: measured here, a core a worker  ·  {_machine()}", fontsize=8, color=GREY
     )
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def _machine() -> str:

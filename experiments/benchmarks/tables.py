@@ -6,7 +6,7 @@ from pathlib import Path
 from benchmarks.programs import RIVAL, machine
 from rich.table import Table
 
-from metadist.plots.sheet import BLUE, GREY, INK, lighten, save, sheet
+from metadist.plots.style import BLUE, GREY, INK, new_figure, save_figure, style_axes
 
 Figures = dict[str, dict[str, list[float | None]]]
 """Tasks a second by setting, program and round; None for a run that came to nothing."""
@@ -73,7 +73,7 @@ def markdown(figures: Figures, patience: float) -> str:
 def bars(figures: Figures, path: Path) -> None:
     """Each setting's ratios as bars, the rival's a line at 1."""
     programs = programs_of(figures)
-    figure = sheet(
+    figure = new_figure(
         max(9.5, 3.0 + 2.6 * len(figures)),
         1.7 + 0.42 * len(programs),
         "Speed of MAML training: tasks a second, as multiples of a hand-written PyTorch loop",
@@ -92,9 +92,9 @@ def bars(figures: Figures, path: Path) -> None:
         axes.set_yticks(range(len(programs)), programs, fontsize=9)
         axes.invert_yaxis() if axes is grid[0] else None
         axes.set_title(_words(setting), fontsize=9, color=INK)
-        lighten(axes, grid=None)
+        style_axes(axes, grid=None)
     figure.supxlabel(_title(figures), fontsize=8, color=GREY)
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def _words(setting: str) -> str:

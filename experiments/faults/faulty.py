@@ -15,7 +15,7 @@ from metadist.algorithms import MAML
 from metadist.algorithms.learner import TaskResult
 from metadist.distributed import get_rank
 from metadist.distributed.reducers import MeanReducer
-from metadist.loggers import Tracker
+from metadist.loggers import Logger, Metrics
 from metadist.tasks import Episode
 
 _CALLS = 40
@@ -74,18 +74,18 @@ _count = {"tasks": 0, "reductions": 0}
 class FaultyReducer(MeanReducer):
     """A mean that fails after a while."""
 
-    def coefficients(self, sizes: list[float]) -> list[float]:
+    def weights(self, sizes: list[float]) -> list[float]:
         """As of the mean."""
         _count["reductions"] += 1
         if _count["reductions"] > _CALLS:
             fail()
-        return super().coefficients(sizes)
+        return super().weights(sizes)
 
 
-class FaultyLogger(Tracker):
-    """A tracker that fails at the tenth iteration."""
+class FaultyLogger(Logger):
+    """A logger that fails at the tenth iteration."""
 
-    def record(self, record: dict) -> None:
-        """Takes ten records."""
-        if record["iteration"] == 10:
+    def log_metrics(self, metrics: Metrics) -> None:
+        """Raises at the tenth iteration."""
+        if metrics["iteration"] == 10:
             fail()

@@ -9,14 +9,12 @@ from typing import Any
 from reproduction.cells import Cell
 from reproduction.runs import PLAN, failure, has_failed, identity_of, plan_of
 
-from metadist.launchers.records import read_results
-from metadist.training import protocol_differences
-from metadist.training.identity import is_around
+from metadist.reports import is_runtime_key, protocol_differences, read_results
 
 _HARMLESS = re.compile(
     r"\+experiment=|seed=|trainer\.(iterations|checkpoint_every)=|strategy|\+partition|device=|threads="
 )
-"""Overrides by which the preset stays what it is, beside those of `is_around`."""
+"""Overrides by which the preset stays what it is, beside those of `is_runtime_key`."""
 
 _VALIDATION = re.compile(r"trainer\.(eval_every|validation_tasks)=")
 """Overrides by which it stays so unless validation chooses the checkpoint."""
@@ -166,7 +164,7 @@ def find(directories: Iterable[Path], cells: Mapping[str, Cell]) -> list[Found]:
 def _matters(word: str, options: Sequence[str]) -> bool:
     if _VALIDATION.match(word):
         return "trainer.test_checkpoint=best" in options
-    return not (_HARMLESS.match(word) or is_around(word.lstrip("+").partition("=")[0]))
+    return not (_HARMLESS.match(word) or is_runtime_key(word.lstrip("+").partition("=")[0]))
 
 
 def rows_of(found: Sequence[Found], lengths: Mapping[str, int]) -> list[Row]:

@@ -10,8 +10,8 @@ from yaml import YAMLError
 
 from metadist.config import load_experiment
 from metadist.loggers import read_metrics
-from metadist.plots import ComparedCurves, compared_curves
-from metadist.training import draw_adaptation
+from metadist.plots import ComparisonData, plot_comparison
+from metadist.training import plot_adaptation
 
 CURVES = "learning_curves.png"
 ADAPTATION = "sinusoid_{}_points.png"
@@ -28,8 +28,8 @@ def draw_curves(found: Sequence[Found], directory: Path) -> Path | None:
             lines.setdefault(f"{name}, {run.iterations:,}", []).append(read_metrics(records))
     if not panels:
         return None
-    return compared_curves(
-        [ComparedCurves(title, metric, runs) for (title, metric), runs in panels.items()],
+    return plot_comparison(
+        [ComparisonData(title, metric, runs) for (title, metric), runs in panels.items()],
         directory / CURVES,
         "Learning curves: validation of each run",
     )
@@ -56,8 +56,8 @@ def draw_sinusoids(found: Sequence[Found], directory: Path) -> list[Path]:
 
 
 def draw_pair(runs: dict[str, Path], path: Path) -> Path:
-    """MAML's figure of some runs, by the name to call them; see `draw_adaptation`."""
-    return draw_adaptation(path, {name: load_experiment(run) for name, run in runs.items()})
+    """MAML's figure of some runs, by the name to call them; see `plot_adaptation`."""
+    return plot_adaptation(path, {name: load_experiment(run) for name, run in runs.items()})
 
 
 def _column(run: Found) -> str:

@@ -19,8 +19,7 @@ from yaml import YAMLError
 
 from metadist.errors import UserError
 from metadist.launchers.launcher import quoted
-from metadist.launchers.records import FAILURE, note_failure
-from metadist.training.identity import identity
+from metadist.reports import FAILURE_FILE, config_fingerprint, write_failure
 
 LOG = "log.txt"
 PLAN = "reproduction.json"
@@ -169,7 +168,7 @@ class Runner:
     def _start_and_wait(self, run: Planned) -> None:
         run.directory.mkdir(parents=True, exist_ok=True)
         (run.directory / PLAN).write_text(json.dumps(run.plan()), encoding="utf-8")
-        (run.directory / FAILURE).unlink(missing_ok=True)
+        (run.directory / FAILURE_FILE).unlink(missing_ok=True)
         command = run.command(self.workers, self.roots.get(run.dataset))
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
         with (run.directory / LOG).open("w", encoding="utf-8") as log:
@@ -198,7 +197,7 @@ class Runner:
             self.say(f"{run.name}: stopped; the same command goes on with it")
         else:
             sentence = failure(run.directory)
-            note_failure(run.directory, [*run.words(), *run.options], sentence, status)
+            write_failure(run.directory, [*run.words(), *run.options], sentence, status)
             self.say(f"{run.name}: FAILED with status {status}: {sentence}")
 
     def _stop(self, number: int, frame: object) -> None:
@@ -215,7 +214,7 @@ def has_failed(directory: Path, results: bool = False) -> bool:
         directory: the run's.
         results: whether it left results. An error may come after them all the same.
     """
-    if (directory / FAILURE).exists():
+    if (directory / FAILURE_FILE).exists():
         return True
     if results:
         return False
@@ -229,7 +228,7 @@ def has_failed(directory: Path, results: bool = False) -> bool:
 def failure(directory: Path) -> str:
     """What a run that ended without results said last, in one line."""
     try:
-        return str(json.loads((directory / FAILURE).read_text(encoding="utf-8"))["error"])
+        return str(json.loads((directory / FAILURE_FILE).read_text(encoding="utf-8"))["error"])
     except (OSError, ValueError, TypeError, KeyError):
         pass  # it is said below
     try:
@@ -251,7 +250,7 @@ def identity_of(directory: Path) -> dict[str, str]:
 
 
 def _but_seed(configuration: Mapping[str, Any]) -> dict[str, str]:
-    return {key: value for key, value in identity(configuration).items() if key != "seed"}
+    return {key: value for key, value in config_fingerprint(configuration).items() if key != "seed"}
 
 
 def plan_of(directory: Path) -> dict[str, Any] | None:

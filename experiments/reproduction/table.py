@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from reproduction.gather import Row, beside
 
-from metadist.training import differences_in_words
+from metadist.reports import format_differences
 
 _NAMED = (
     ("ways", "{}-way"),
@@ -48,7 +48,7 @@ def markdown(rows: Sequence[Row], command: str) -> str:
     if columns:
         lines += ["## Not alike", "", "Cells beside each other that differ in their protocol:", ""]
         for name, differences in columns.items():
-            lines += [f"- {name}: {'; '.join(differences_in_words(differences))}"]
+            lines += [f"- {name}: {'; '.join(format_differences(differences))}"]
         lines += [""]
     for title, kind in (("Failures", "failures"), ("Unfinished", "unfinished")):
         told_of = {
@@ -184,7 +184,7 @@ def _protocol(row: Row) -> list[str]:
         lines += [f"  - {row.cell.remark[0].upper()}{row.cell.remark[1:]}."]
     for key, (theirs, mine) in row.differs.items():
         lines += [f"  - Differs from the paper in {key}: {theirs} there, {mine} here."]
-    for sentence in differences_in_words(row.uneven):
+    for sentence in format_differences(row.uneven):
         lines += [f"  - The seeds are not alike: {sentence}."]
     return [*lines, ""]
 

@@ -15,7 +15,7 @@ from metadist.distributed.job import current_job
 from metadist.distributed.residents import Resident
 from metadist.distributed.shards import as_shards
 from metadist.errors import UserError
-from metadist.loggers import JsonLines, Tracker, Trackers
+from metadist.loggers import JsonlLogger, Logger, LoggerCollection
 from metadist.tasks import FewShotTasks, TaskDistribution, task_keys
 from metadist.training import (
     EvaluateTasks,
@@ -88,7 +88,7 @@ def assemble_experiment(configuration: DictConfig, directory: Path, name: str) -
         strategy=strategy,
         train_mapper=TrainTasks(resident, str(cfg.device), trainer.tasks_at_once),
         evaluate_mapper=EvaluateTasks(resident, str(cfg.device), trainer.tasks_at_once),
-        tracker=_tracker(cfg),
+        tracker=_logger(cfg),
         resume=_resume(cfg),
     )
 
@@ -205,16 +205,16 @@ def _check_partition(strategy: Strategy, learner: Learner, trainer: Trainer) -> 
         get_worker_id(worker)
 
 
-def _tracker(cfg: DictConfig) -> Tracker:
-    """The trackers of rank zero; a mute one elsewhere."""
+def _logger(cfg: DictConfig) -> Logger:
+    """The loggers of rank zero; one that does nothing on other ranks."""
     nodes: dict[str, Any] = {} if cfg.get("logger") is None else dict(cfg.logger)
-    trackers = [build(node, f"logger.{name}") for name, node in nodes.items()]
+    loggers = [build(node, f"logger.{name}") for name, node in nodes.items()]
     if get_rank() != 0:
-        return Tracker()
-    # The record of a run is part of its result, so it is written whatever else is chosen.
-    if not any(isinstance(tracker, JsonLines) for tracker in trackers):
-        trackers.insert(0, JsonLines())
-    return Trackers(trackers)
+        return Logger()
+    # metrics.jsonl is part of the results of a run, so it is always written.
+    if not any(isinstance(logger, JsonlLogger) for logger in loggers):
+        loggers.insert(0, JsonlLogger())
+    return LoggerCollection(loggers)
 
 
 def _headline(tasks: TaskDistribution, learner: Learner, strategy: Strategy) -> str:

@@ -19,7 +19,6 @@ from metadist.errors import UserError
 from metadist.launchers.carry_out import Failed, carry_out, figure_of
 from metadist.launchers.composing import compose_once
 from metadist.launchers.launcher import PlannedRun
-from metadist.launchers.records import last_words, note_failure
 from metadist.launchers.side_by_side import SideBySide
 from metadist.launchers.speaking import (
     USER_ERROR_STATUS,
@@ -29,7 +28,8 @@ from metadist.launchers.speaking import (
     sentence_of,
     speak,
 )
-from metadist.training import Interrupted, report_on
+from metadist.reports import pop_worker_error, write_failure, write_sweep_report
+from metadist.training import Interrupted
 
 _REPORT_SECONDS = 30.0
 """How long the other ranks of a sweep that failed wait for rank zero to write its report."""
@@ -196,10 +196,10 @@ def failed_job(planned: PlannedRun, failed: Failed) -> None:
     if not planned.in_sweep or _interrupted(error):
         raise failed
     sentence, status = sentence_of(error, failed.in_job)
-    sentence = last_words(planned.directory) or sentence
+    sentence = pop_worker_error(planned.directory) or sentence
     noted = isinstance(error, Elsewhere) and not str(error)  # by the rank that it came from
     if get_rank() == 0 and not noted:
-        note_failure(planned.directory, planned.overrides, sentence, status)
+        write_failure(planned.directory, planned.overrides, sentence, status)
     if _stops(planned, error):
         if _sweep is None:
             raise JobFailed(planned.number, sentence, status) from None
@@ -263,12 +263,12 @@ def end_sweep(status: int) -> int:
 def _report(sweep: Sweep, status: int) -> int:
     folder = sweep.directory
     try:
-        report = report_on(folder)
+        report = write_sweep_report(folder)
     except UserError as error:
         if not status:
             speak(f"error: {error}")
         return status or USER_ERROR_STATUS
-    print("\n".join(report.lines()), flush=True)
+    print("\n".join(report.summary_lines()), flush=True)
     if status in (130, 143):
         speak(f"the sweep was stopped: to go on, give the same command hydra.sweep.dir={folder}")
     if report.failed and not status:

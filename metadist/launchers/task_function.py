@@ -14,7 +14,7 @@ from metadist.errors import UserError
 from metadist.launchers.carry_out import Failed
 from metadist.launchers.launcher import Launcher, PlannedRun, launcher_of
 from metadist.launchers.planning import plan
-from metadist.launchers.records import LAST_WORDS, finished_results, read_results
+from metadist.launchers.records import finished_results
 from metadist.launchers.resolvers import register_resolvers
 from metadist.launchers.set_up import Build
 from metadist.launchers.side_by_side import Ended, Pending, SideBySide
@@ -26,6 +26,7 @@ from metadist.launchers.sweeps import (
     on_failure_of,
     run_here,
 )
+from metadist.reports import WORKER_ERROR_FILE, read_results
 
 
 class TaskFunction:
@@ -89,7 +90,7 @@ def _in_a_world(launcher: Launcher, planned: PlannedRun) -> float | Pending | No
     planned = replace(planned, quiet=planned.in_sweep and at_once > 1)
     sweep = current_sweep()
     worlds = SideBySide() if sweep is None else sweep.worlds
-    (planned.directory / LAST_WORDS).unlink(missing_ok=True)  # of an earlier attempt
+    (planned.directory / WORKER_ERROR_FILE).unlink(missing_ok=True)  # of an earlier attempt
     pending = worlds.start(launcher, planned, at_once, lambda ended: _end(planned, ended))
     if sweep is None or not _waits_for_batches():
         return pending.settle()

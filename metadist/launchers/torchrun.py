@@ -16,8 +16,8 @@ from metadist.distributed.world import usable_cpus
 from metadist.errors import UserError
 from metadist.launchers.launcher import Launcher, PlannedRun
 from metadist.launchers.places import Places
-from metadist.launchers.records import LAST_WORDS
 from metadist.launchers.speaking import FAILURE_STATUS
+from metadist.reports import WORKER_ERROR_FILE
 
 _places = Places()
 
@@ -157,7 +157,7 @@ class TorchrunLauncher(Launcher):
         environment = dict(os.environ)
         environment.setdefault("OMP_NUM_THREADS", str(planned.configuration.get("threads", 1)))
         if planned.in_sweep:
-            environment["METADIST_LAST_WORDS"] = str(planned.directory / LAST_WORDS)
+            environment["METADIST_LAST_WORDS"] = str(planned.directory / WORKER_ERROR_FILE)
         gpus = visible_gpus(planned.configuration)
         mine = gpus[place * self.nproc_per_node :][: self.nproc_per_node]
         if len(mine) == self.nproc_per_node:

@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Le
 
 from metadist.algorithms import Learner
 from metadist.errors import UserError
-from metadist.loggers import Tracker
+from metadist.loggers import Logger
 from metadist.tasks import TaskDistribution
 from metadist.training.mappers import EvaluateTasks, TrainTasks
 from metadist.training.strategies import Strategy
@@ -120,7 +120,7 @@ class Experiment:
         strategy: how a meta-batch is carried out.
         train_mapper: what a worker does in training.
         evaluate_mapper: what a worker does in evaluation.
-        tracker: where records go; a mute one except on rank zero.
+        tracker: logs metrics; one that does nothing except on rank zero.
         resume: None, "auto", or a checkpoint's path.
         progress: how far the run has come; `resume.restore` sets it.
     """
@@ -138,7 +138,7 @@ class Experiment:
     strategy: Strategy
     train_mapper: TrainTasks
     evaluate_mapper: EvaluateTasks
-    tracker: Tracker
+    tracker: Logger
     resume: str | None = None
     progress: Progress = field(default_factory=Progress)
 

@@ -14,16 +14,17 @@ from metadist.distributed.job import current_job
 from metadist.distributed.phases import get_ready_to_record, phase
 from metadist.errors import UserError
 from metadist.loggers import Run
+from metadist.reports import CONTENTS, write_results
 from metadist.tasks import task_keys
 from metadist.training.diagnosis import Culprit, find_culprit, key_text
 from metadist.training.evaluation import Estimate, evaluate
 from metadist.training.experiment import Experiment
 from metadist.training.interrupts import Interrupted, StopRequests
 from metadist.training.outer_step import advance, differentiate, meta_batch, total_weight
-from metadist.training.pictures import draw_pictures
 from metadist.training.profiling import Profile
-from metadist.training.results import results_of, write_results
+from metadist.training.results import results_of
 from metadist.training.resume import checkpoints_of, contents_of, use_best
+from metadist.training.run_plots import plot_run
 
 _log = logging.getLogger(__name__)
 
@@ -90,17 +91,18 @@ class _Run:
                         configuration=x.configuration,
                         iterations=x.trainer.iterations,
                         start_iteration=self.progress.iteration,
-                        headline=x.headline,
+                        title=x.headline,
+                        contents=CONTENTS,
                     )
                 )
             self._train()
             results = self._test()
             if self.leads:
-                write_results(x.directory / "results.json", results)
-                pictures = draw_pictures(
+                write_results(x.directory, results)
+                plots = plot_run(
                     x.directory, x.headline, x.tasks, x.learner, x.trainer.eval_seed, results
                 )
-                x.tracker.finish(results, pictures)
+                x.tracker.finish(results, plots)
                 if self.profile is not None:
                     print(f"\n{self.profile.table}", flush=True)
         finally:
@@ -169,7 +171,7 @@ class _Run:
         if self.leads:
             weight = total_weight(x)
             with phase("log"):
-                x.tracker.record(
+                x.tracker.log_metrics(
                     {
                         "iteration": iteration,
                         "train_loss": outcome.loss,
@@ -214,7 +216,7 @@ class _Run:
 
     def _note(self, sentence: str) -> None:
         """Tell a person, on rank zero."""
-        if self.leads and not self.x.tracker.note(sentence):
+        if self.leads and not self.x.tracker.log_message(sentence):
             _log.warning(sentence)
 
     # --- evaluation ----------------------------------------------------------------------------
@@ -257,7 +259,7 @@ class _Run:
         )
         figure = figures[x.metric]
         if self.leads:
-            x.tracker.record(
+            x.tracker.log_metrics(
                 {
                     "iteration": progress.iteration,
                     "validation_loss": figures["loss"].mean,

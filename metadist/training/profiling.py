@@ -18,6 +18,7 @@ from metadist.algorithms import Learner
 from metadist.distributed import get_rank
 from metadist.distributed.phases import Phase, Recording, finish_recording, recorded
 from metadist.errors import UserError
+from metadist.reports import PROFILE_DIRECTORY
 from metadist.training.experiment import Experiment
 from metadist.training.mappers import MetaBatch
 from metadist.training.outer_step import training_keys
@@ -26,8 +27,6 @@ WARM_UP, CLOCKED, TRACED = 3, 10, 2
 """Outer steps of each part of a profile, one after the other."""
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
-DIRECTORY = "profile"
-"""In the run's directory."""
 
 
 class Profile:
@@ -72,14 +71,14 @@ class Profile:
             return
         x = self.x
         batch = MetaBatch(training_keys(x, 0))
-        finish = _Finish(str(x.directory / DIRECTORY))
+        finish = _Finish(str(x.directory / PROFILE_DIRECTORY))
         rows = x.strategy.collect(finish, x.learner, batch)["seconds"]
         if get_rank() != 0:
             return
         ranks = {int(rank): seconds for rank, *seconds in rows.tolist()}
         found = in_a_step(ranks, CLOCKED)
         self.table = table_of(found, CLOCKED)
-        directory = x.directory / DIRECTORY
+        directory = x.directory / PROFILE_DIRECTORY
         report = {"seconds_a_step_by_rank": found, "steps": CLOCKED, "headline": x.headline}
         try:
             directory.mkdir(exist_ok=True)

@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from metadist.errors import UserError
+from metadist.reports import CHECKPOINT_DIRECTORY, REPLAY_DIRECTORY
 from metadist.tasks import SPLITS
 from metadist.training.checkpoints import Checkpoints, read_checkpoint
 from metadist.training.diagnosis import key_text, task_gradient
 from metadist.training.experiment import Experiment
 from metadist.training.mappers import MetaBatch
 from metadist.training.outer_step import advance, differentiate
-from metadist.training.pictures import draw_task
 from metadist.training.resume import restore_from
+from metadist.training.run_plots import plot_task
 
 
 class Replay(NamedTuple):
@@ -29,7 +30,7 @@ class Replay(NamedTuple):
         gradients: the norm of its derivative by each parameter; None where the loss does not
             depend on it, or in evaluation.
         figures: what evaluation says of the task after adaptation; empty in training.
-        picture: where the task was drawn, None if it cannot be.
+        plot: plot of the task; None if it cannot be plotted.
     """
 
     key: str
@@ -38,7 +39,7 @@ class Replay(NamedTuple):
     loss: float
     gradients: dict[str, float | None]
     figures: dict[str, float]
-    picture: Path | None
+    plot: Path | None
 
     def lines(self) -> list[str]:
         """All of it for people, a line each."""
@@ -50,7 +51,7 @@ class Replay(NamedTuple):
             value = "none" if norm is None else f"{norm:.6g}"
             mark = "" if norm is None or math.isfinite(norm) else "  <- not finite"
             found.append(f"gradient norm  {name:<{width}}  {value}{mark}")
-        return [*found, f"drawn in {self.picture}"] if self.picture else found
+        return [*found, f"plotted in {self.plot}"] if self.plot else found
 
 
 def parse_key(text: str) -> Tensor:
@@ -99,7 +100,7 @@ def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) 
         raise UserError(f"training begins with iteration 1, the key has {iteration}.")
     done = iteration - 1 if training else x.trainer.iterations
     start, x.progress.iteration = "the seed", 0
-    path = checkpoint or _newest_until(Checkpoints(x.directory / "checkpoints"), done)
+    path = checkpoint or _newest_until(Checkpoints(x.directory / CHECKPOINT_DIRECTORY), done)
     if path is not None:
         restore_from(x, path, read_checkpoint(path))
         start = str(path)
@@ -115,8 +116,8 @@ def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) 
         judged = x.evaluate_mapper(x.learner, MetaBatch(key))
         loss, gradients = judged.pop("loss"), {}
         figures = {name: value.item() for name, value in judged.items()}
-    picture = draw_task(x.directory / "replays" / f"task-{name}.png", x.tasks, x.learner, key)
-    return Replay(key_text(key), start, len(steps), loss.item(), gradients, figures, picture)
+    plot = plot_task(x.directory / REPLAY_DIRECTORY / f"task-{name}.png", x.tasks, x.learner, key)
+    return Replay(key_text(key), start, len(steps), loss.item(), gradients, figures, plot)
 
 
 def advance_as_the_run_did(experiment: Experiment, iteration: int) -> None:

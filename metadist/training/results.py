@@ -1,14 +1,10 @@
 """What a run comes to: the figures of `results.json`."""
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from metadist.algorithms import statistics_name
 from metadist.distributed import get_world_size
-from metadist.errors import UserError
-from metadist.loggers import json_value
 from metadist.training.evaluation import Estimate
 from metadist.training.experiment import Experiment
 
@@ -85,22 +81,3 @@ def steps_of(figures: Mapping[str, Estimate], metric: str) -> dict[str, list[dic
         return {}
     rows = [{"steps": k, "mean": each.mean, "ci95": each.ci95} for k, each in found.items()]
     return {f"test_{metric}_by_steps": rows}
-
-
-def write_results(path: Path, results: Mapping[str, Any]) -> None:
-    """Write `results.json`, whole or not at all; figures that are not finite as in the metrics.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    temporary = path.with_suffix(".part")
-    text = json.dumps(json_value(results), indent=2, allow_nan=False)
-    try:
-        temporary.write_text(text + "\n", encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(
-            f"{path} could not be written ({error.strerror}): free some space, then use "
-            "resume=auto."
-        ) from None

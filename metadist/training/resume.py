@@ -9,6 +9,7 @@ from typing import Any
 
 from metadist.distributed import get_rank
 from metadist.errors import UserError
+from metadist.reports import CHECKPOINT_DIRECTORY, config_fingerprint
 from metadist.training.checkpoints import (
     Checkpoints,
     DamagedCheckpoint,
@@ -16,14 +17,15 @@ from metadist.training.checkpoints import (
     set_aside,
 )
 from metadist.training.experiment import Experiment, Progress
-from metadist.training.identity import identity
 
 _log = logging.getLogger(__name__)
 
 
 def checkpoints_of(experiment: Experiment) -> Checkpoints:
     """The checkpoints in the run's directory."""
-    return Checkpoints(experiment.directory / "checkpoints", experiment.trainer.keep_checkpoints)
+    return Checkpoints(
+        experiment.directory / CHECKPOINT_DIRECTORY, experiment.trainer.keep_checkpoints
+    )
 
 
 def contents_of(experiment: Experiment) -> dict[str, Any]:
@@ -38,7 +40,7 @@ def contents_of(experiment: Experiment) -> dict[str, Any]:
     learner = x.learner.state_dict()
     return {
         **asdict(x.progress),
-        "identity": identity(x.configuration),
+        "fingerprint": config_fingerprint(x.configuration),
         "learner": learner,
         # Buffers that a module keeps out of its state all the same change as it learns.
         "buffers": {
@@ -88,10 +90,10 @@ def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]
     Raises:
         UserError: it is of another run, of other shapes, or beyond the run's end.
     """
-    saved = contents.get("identity")
+    saved = contents.get("fingerprint")
     if not isinstance(saved, Mapping):
         raise UserError(f"the checkpoint {path} does not say which run it is of: take another one.")
-    _require_same(path, saved, identity(experiment.configuration))
+    _require_same(path, saved, config_fingerprint(experiment.configuration))
     _load(path, experiment, contents)
     if experiment.progress.iteration > experiment.trainer.iterations:
         raise UserError(

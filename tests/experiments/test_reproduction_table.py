@@ -8,7 +8,7 @@ import pytest
 from reproduction_folders import PROTOCOL, fake
 from tiny import CONF
 
-from metadist.launchers.records import note_failure
+from metadist.reports import write_failure
 
 sys.path.insert(0, str(CONF.parent / "experiments"))
 from reproduction.cells import Cell, load_cells
@@ -77,7 +77,7 @@ def test_seeds_of_different_experiments_are_told(tmp_path):
 def test_results_before_an_error_and_figures_that_were_not_taken_do_not_count(tmp_path):
     cells = {"x": Cell("x", "omniglot", "accuracy", {None: 0.9})}
     fake(tmp_path / "0", "x", 0, test_accuracy=0.95, protocol=PROTOCOL)
-    note_failure(tmp_path / "0", [], "no room for the pictures", 1)
+    write_failure(tmp_path / "0", [], "no room for the pictures", 1)
     (row,) = rows_of(find([tmp_path], cells), {})
     assert (row.outcome, row.failures) == ("FAILED", {0: "no room for the pictures"})
     cells = {"y": Cell("y", "sinusoid", "mse", {10: 0.3})}

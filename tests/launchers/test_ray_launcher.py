@@ -24,7 +24,7 @@ from metadist.distributed.world import usable_cpus
 from metadist.errors import UserError
 from metadist.launchers.ray.cluster import reserve_port
 from metadist.launchers.ray.ray_launcher import RayLauncher
-from metadist.launchers.records import last_words
+from metadist.reports import pop_worker_error
 
 pytestmark = pytest.mark.slow  # `make test-slow` installs Ray
 
@@ -175,10 +175,10 @@ def test_ray_listens_on_loopback_alone(ray):
 
 def test_the_error_of_a_sweeps_job_is_left_for_its_record(ray, tmp_path):
     launcher = RayLauncher(num_workers=1)
-    for in_sweep, expected in ((False, ""), (True, "task.ways is 99")):
+    for in_sweep in (False, True):
         run = planned(tmp_path / str(in_sweep), "task.ways=99", "strategy=local")
         assert launcher.run(replace(run, in_sweep=in_sweep)) == 2
-        assert last_words(run.directory).startswith(expected)
+        assert pop_worker_error(run.directory).startswith("task.ways is 99") == in_sweep
 
 
 def test_a_quiet_run_writes_its_output_to_a_file(ray, tmp_path, capfd):

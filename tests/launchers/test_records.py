@@ -8,7 +8,8 @@ from omegaconf import OmegaConf
 
 from metadist.errors import UserError
 from metadist.launchers.launcher import PlannedRun
-from metadist.launchers.records import finished_results, note_failure, write_record
+from metadist.launchers.records import finished_results, write_record
+from metadist.reports import write_failure
 
 
 def planned(directory: Path, iterations: int = 10, root: str = "here") -> PlannedRun:
@@ -43,7 +44,7 @@ def test_a_run_that_is_extended_has_no_results_until_it_ends(tmp_path):
 def test_a_refused_start_does_not_spoil_a_finished_run(tmp_path):
     write_record(planned(tmp_path))
     finish(tmp_path)
-    note_failure(tmp_path, ["seed=0"], "too many workers", 2)
+    write_failure(tmp_path, ["seed=0"], "too many workers", 2)
     assert (tmp_path / "failure.json").exists()
     assert finished_results(planned(tmp_path)) == {"test_accuracy": 0.5}
     assert not (tmp_path / "failure.json").exists()

@@ -26,7 +26,7 @@ def judged(monkeypatch):
 
         with monkeypatch.context() as patch:
             patch.setattr(loop, "evaluate", record)
-            patch.setattr(loop, "draw_pictures", lambda *_: [])
+            patch.setattr(loop, "plot_run", lambda *_: [])
             patch.setattr(outer_step, "task_keys", draw)
             experiment = build(directory, "strategy=local", "trainer.iterations=2", *overrides)
             results = loop.run(experiment)

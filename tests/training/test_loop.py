@@ -80,7 +80,7 @@ def test_a_step_pays_for_its_record_and_not_for_checkpoints(tmp_path, monkeypatc
 
     monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: now))
     x = build(str(tmp_path), "strategy=local", "trainer.checkpoint_every=1")
-    x.tracker.record = taking(1.0, x.tracker.record)
+    x.tracker.log_metrics = taking(1.0, x.tracker.log_metrics)
     monkeypatch.setattr(loop, "differentiate", taking(10.0, loop.differentiate))
     monkeypatch.setattr(loop, "contents_of", taking(100.0, loop.contents_of))
     run(x)
@@ -91,14 +91,14 @@ def test_a_step_pays_for_its_record_and_not_for_checkpoints(tmp_path, monkeypatc
 def interrupted(directory: str, after: int, *overrides: str) -> str:
     """Train, with a signal to every rank once rank zero has recorded iteration `after`."""
     x = build(directory, *overrides)
-    record = x.tracker.record
+    log_metrics = x.tracker.log_metrics
 
     def record_and_stop(line) -> None:
-        record(line)
+        log_metrics(line)
         if line["iteration"] == after and "train_loss" in line:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    x.tracker.record = record_and_stop
+    x.tracker.log_metrics = record_and_stop
     try:
         run(x)
     except Exception as error:

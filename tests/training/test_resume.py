@@ -62,14 +62,14 @@ HARD = (
 def killed(directory: str, after: int, *overrides: str) -> None:
     """Train, and be killed as iteration `after` is recorded, its checkpoint not yet written."""
     x = build(directory, *overrides)
-    record = x.tracker.record
+    log_metrics = x.tracker.log_metrics
 
     def record_and_die(line) -> None:
-        record(line)
+        log_metrics(line)
         if line["iteration"] == after:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    x.tracker.record = record_and_die
+    x.tracker.log_metrics = record_and_die
     run(x)
 
 
@@ -162,14 +162,14 @@ def without_room(directory: str, *overrides: str) -> str:
     import resource
 
     x = build(directory, *overrides)
-    record = x.tracker.record
+    log_metrics = x.tracker.log_metrics
 
     def record_and_fill(line) -> None:
-        record(line)
+        log_metrics(line)
         if line["iteration"] == 3:
             resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, 5_000))
 
-    x.tracker.record = record_and_fill
+    x.tracker.log_metrics = record_and_fill
     try:
         run(x)
     except Exception as error:

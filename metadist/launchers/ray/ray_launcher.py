@@ -21,8 +21,8 @@ from metadist.launchers.ray.cluster import (
     load_ray,
     max_concurrent_trials,
 )
-from metadist.launchers.records import LAST_WORDS
 from metadist.launchers.speaking import wants_traceback
+from metadist.reports import WORKER_ERROR_FILE
 
 _POLL_SECONDS = 0.3
 _STOP_TIMEOUT = 60.0
@@ -252,7 +252,7 @@ class TrainRun:
         _print(message.rstrip())
         if self._run.in_sweep and not self._signal:  # for the record of the sweep's job
             text = message.rstrip().removeprefix("error: ")
-            (self._run.directory / LAST_WORDS).write_text(text, encoding="utf-8")
+            (self._run.directory / WORKER_ERROR_FILE).write_text(text, encoding="utf-8")
 
 
 def _print(text: str) -> None:

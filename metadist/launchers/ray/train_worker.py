@@ -28,7 +28,7 @@ from metadist.launchers.launcher import PlannedRun
 from metadist.launchers.ray.cluster import reserve_port
 from metadist.launchers.resolvers import register_resolvers
 from metadist.launchers.speaking import say
-from metadist.loggers import Record, Tracker, Trackers
+from metadist.loggers import Logger, LoggerCollection, Metrics, Run
 from metadist.training import Experiment
 from metadist.training.checkpoints import Checkpoints
 
@@ -123,7 +123,7 @@ def _train(run: PlannedRun, payload: WorkerPayload) -> None:
         experiment = run.build(*args)
         if get_rank() == 0:
             logger = RayTrainLogger(payload.validations_only)
-            experiment.tracker = Trackers([experiment.tracker, logger])
+            experiment.tracker = LoggerCollection([experiment.tracker, logger])
         else:
             participants.append(threading.Thread(target=_join_reports, daemon=True))
             participants[0].start()
@@ -144,11 +144,11 @@ def _join_reports() -> None:
         ray.train.report({})
 
 
-class RayTrainLogger(Tracker):
+class RayTrainLogger(Logger):
     """Reports validations and checkpoints to Ray Train. Rank zero.
 
-    A checkpoint is written after the record of the same iteration, so a report is made with the
-    first record that follows, or at the end of the run. The storage of Ray Train gets hard links
+    A checkpoint is written after the metrics of the same iteration, so a report is made with the
+    first training metrics that follow, or at the end of the run. The storage of Ray Train gets hard links
     to the checkpoints where it is on the same file system, else copies.
 
     Args:
@@ -161,30 +161,30 @@ class RayTrainLogger(Tracker):
         self._validation: dict[str, Any] = {}
         self._checkpoint_due = False
 
-    def start(self, run: Any) -> None:
+    def start(self, run: Run) -> None:
         """Keep the run's directory; what it contains already is not reported again."""
         self._directory: Path = run.directory
         self._checkpoints = Checkpoints(run.directory / "checkpoints")
         self._reported = self._checkpoints.newest()
 
-    def record(self, record: Record) -> None:
-        """Keep validation metrics for the next report; report with a training record."""
-        if "validation_loss" in record:
-            metrics = {name: float(value) for name, value in record.items()}
-            self._validation = metrics | {"iteration": int(record["iteration"])}
+    def log_metrics(self, metrics: Metrics) -> None:
+        """Keep validation metrics for the next report; report with training metrics."""
+        if "validation_loss" in metrics:
+            values = {name: float(value) for name, value in metrics.items()}
+            self._validation = values | {"iteration": int(metrics["iteration"])}
             return
         self._report()
-        if "train_loss" in record:
+        if "train_loss" in metrics:
             self._train_metrics = {
-                "iteration": int(record["iteration"]),
-                "train_loss": float(record["train_loss"]),
+                "iteration": int(metrics["iteration"]),
+                "train_loss": float(metrics["train_loss"]),
             }
 
     def flush(self) -> None:
         """A checkpoint is written next."""
         self._checkpoint_due = True
 
-    def finish(self, results: Mapping[str, object], pictures: Sequence[Path]) -> None:
+    def finish(self, results: Mapping[str, Any], plots: Sequence[Path]) -> None:
         """Report the last validation and the last checkpoint; `results.json` has been written."""
         self._report()
 
