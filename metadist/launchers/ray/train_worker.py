@@ -148,8 +148,8 @@ class RayTrainLogger(Logger):
     """Reports validations and checkpoints to Ray Train. Rank zero.
 
     A checkpoint is written after the metrics of the same iteration, so a report is made with the
-    first training metrics that follow, or at the end of the run. The storage of Ray Train gets hard links
-    to the checkpoints where it is on the same file system, else copies.
+    first training metrics that follow, or at the end of the run. The storage of Ray Train gets
+    hard links to the checkpoints where it is on the same file system, else copies.
 
     Args:
         validations_only: report no checkpoint without validation metrics.
