@@ -22,7 +22,7 @@ BELOW = {
         *("reports", "loggers", "plots"),
     },
     "config": {"training", "algorithms", "distributed", "tasks", "models", "loggers"},
-    "launchers": {"config", "training", "reports", "distributed", "plots"},
+    "launchers": {"config", "training", "reports", "distributed", "loggers", "plots"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -1,6 +1,7 @@
 """Hyperparameter search over whole experiments with Ray Tune: each trial is a run."""
 
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
@@ -24,6 +25,7 @@ from metadist.launchers.resolvers import register_resolvers
 from metadist.launchers.set_up import Build
 
 _POLL_SECONDS = 0.5
+_runs: list[TrainRun] = []
 _PLAIN = re.compile(r"(?!(?:null|true|false|inf|nan)\Z)[a-z_][a-z0-9_./-]*", re.IGNORECASE)
 
 
@@ -96,7 +98,7 @@ def tune_experiment(
         workers={"num_workers": num_workers, "use_gpu": use_gpu, "max_failures": max_failures},
     )
     tuner = tune.Tuner(
-        tune.with_resources(trial, trial_resources()),
+        tune.with_resources(_graceful_trial(trial), trial_resources()),
         param_space=dict(space),
         tune_config=tune.TuneConfig(
             metric=metric,
@@ -137,6 +139,7 @@ def _run_trial(
         quiet=True,
     )
     run = TrainRun(planned, callbacks=[callback], **workers)
+    _runs.append(run)
     while not run.wait(_POLL_SECONDS):
         pass
     if status := run.finish():
@@ -144,6 +147,29 @@ def _run_trial(
             f"the trial's run ended with status {status}: see {directory}/console.log and what "
             "was printed"
         )
+
+
+def _graceful_trial(function: Any) -> Any:
+    """The function as a class of trials that stop their run before Tune ends their process: Ray
+    Train's workers, and their resources, would outlive it for a while.
+    """
+    base: Any = load_ray("ray.tune.trainable.function_trainable").wrap_function(function)
+
+    class ExperimentTrial(base):
+        def cleanup(self) -> None:
+            _stop_runs()
+            super().cleanup()
+
+    return ExperimentTrial
+
+
+def _stop_runs() -> None:
+    """Have the runs of this trial's process save and end; wait for it."""
+    for run in _runs:
+        if not run.wait(0.0):
+            run.signal(signal.SIGTERM)
+        while not run.wait(_POLL_SECONDS):
+            pass
 
 
 def format_value(value: Any) -> str:
