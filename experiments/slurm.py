@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from metadist.launchers.answering import answer
+from metadist.cli import exit_status
 from metadist.launchers.slurm import slurm_script
 
 
@@ -22,7 +22,7 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", help="the words of the sweep's command")
     options = parser.parse_args()
     conf = Path(__file__).resolve().parent.parent / "conf"
-    return answer(lambda: print(slurm_script(conf, options.experiment, options.overrides)))
+    return exit_status(lambda: print(slurm_script(conf, options.experiment, options.overrides)))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from metadist.launchers.answering import answer
+from metadist.cli import exit_status
 from metadist.reports import write_sweep_report
 
 
@@ -19,7 +19,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=about[1])
     parser.add_argument("folder", type=Path, help="holds the runs' directories, at any depth")
     folder = parser.parse_args().folder.resolve()
-    return answer(lambda: print("\n".join(write_sweep_report(folder).summary_lines())))
+    return exit_status(lambda: print("\n".join(write_sweep_report(folder).summary_lines())))
 
 
 if __name__ == "__main__":

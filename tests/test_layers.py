@@ -23,6 +23,7 @@ BELOW = {
     },
     "config": {"training", "algorithms", "distributed", "tasks", "models", "loggers"},
     "launchers": {"config", "training", "reports", "distributed", "loggers", "plots"},
+    "cli": {"launchers", "config", "training", "reports", "distributed"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 

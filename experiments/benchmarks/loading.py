@@ -4,7 +4,7 @@ python experiments/benchmarks/loading.py
 
 Writes 60,000 images of noise, 84 by 84, in the layout of class folders into a temporary directory
 (some 2 GB, removed at the end), opens them for the first time (decoded into the cache) and again,
-then has two processes draw tasks from the one cache. What a process holds for itself (anonymous
+then has two processes sample tasks from the one cache. What a process holds for itself (anonymous
 memory) must not grow with the tasks; the pages of the cache are shared.
 """
 
@@ -20,8 +20,8 @@ import numpy as np
 from PIL import Image
 
 from metadist.tasks import FewShotTasks, MiniImageNet, task_keys
+from metadist.tasks.mini_imagenet import PUBLISHED
 from metadist.tasks.mini_imagenet_files import EXAMPLES, SIDE
-from metadist.tasks.mini_imagenet_split import PUBLISHED
 
 _FOLDERS = {"train": "train", "validation": "val", "test": "test"}
 _LOOKS = (10, 100, 500)
@@ -64,14 +64,14 @@ def first_time(root: str) -> tuple[float, float]:
     return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def draw(root: str, worker: int) -> list[str]:
-    """Open the prepared images and draw 5-way 1-shot tasks of 15 queries; lines to print."""
+def sample(root: str, worker: int) -> list[str]:
+    """Open the prepared images and sample 5-way 1-shot tasks of 15 queries; lines to print."""
     seconds, dataset = opened(root)
     tasks = FewShotTasks(dataset, ways=5, shots=1, queries=15)
     lines = [f"worker {worker}: opened in {seconds:.2f} s"]
     started = time.perf_counter()
     for number, key in enumerate(task_keys(worker, "train", 1, range(max(_LOOKS))), start=1):
-        tasks.draw(key)
+        tasks.sample(key)
         if number in _LOOKS:
             m = memory()
             held = f"{m['own']:.0f} MB of its own, {m['mapped']:.0f} MB mapped"
@@ -81,7 +81,7 @@ def draw(root: str, worker: int) -> list[str]:
 
 
 def main() -> None:
-    """Write, open, draw; remove everything."""
+    """Write, open, sample; remove everything."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--directory", type=Path, help="for the images; default: temporary files")
     parent = parser.parse_args().directory
@@ -95,7 +95,7 @@ def main() -> None:
             seconds, peak = pool.submit(first_time, str(root)).result()
         print(f"first opening (decoding) {seconds:.1f} s, {peak:.0f} MB at most", flush=True)
         with ProcessPoolExecutor(2, context) as pool:
-            for future in [pool.submit(draw, str(root), worker) for worker in range(2)]:
+            for future in [pool.submit(sample, str(root), worker) for worker in range(2)]:
                 print("\n".join(future.result()), flush=True)
         size = sum(file.stat().st_size for file in root.glob("mini_imagenet_*"))
         print(f"the cache has {size / 1e9:.2f} GB")

@@ -17,8 +17,8 @@ from torch import Tensor
 from metadist.algorithms import MAML, Learner, TaskResult
 from metadist.distributed import dim_partitioner, get_rank, get_world_size, mean_reducer
 from metadist.distributed.reducers import leaf_dtypes, weighted_sum
-from metadist.distributed.residents import Resident
-from metadist.distributed.visits import Answer, Call, Gradients
+from metadist.distributed.worker_calls import Call, Gradients, WorkerResponse
+from metadist.distributed.worker_local import WorkerLocal
 from metadist.models import Conv4
 from metadist.tasks import FewShotTasks, Glyphs, task_keys
 from metadist.training import (
@@ -44,11 +44,13 @@ class NoTasks:
 
     def weighted_sum(
         self, calls: list[Call], weights: list[float], inputs: list[Tensor]
-    ) -> Answer:
-        """See `WeightedSum`."""
+    ) -> WorkerResponse:
+        """See `SummingMapper`."""
         result = TaskResult(torch.zeros(()), {})
         gradients = [torch.zeros_like(tensor, dtype=torch.float64) for tensor in inputs]
-        return Answer(weighted_sum([result], [1]), Gradients(0, gradients), leaf_dtypes(result))
+        return WorkerResponse(
+            weighted_sum([result], [1]), Gradients(0, gradients), leaf_dtypes(result)
+        )
 
 
 def main() -> None:
@@ -66,7 +68,7 @@ def main() -> None:
         dim_partitioner(0, exclusive=True, keepdim=False), mean_reducer
     )
     tasks = FewShotTasks(Glyphs(), 5, 1, asked.queries)
-    train = TrainTasks(Resident("tasks", tasks))
+    train = TrainTasks(WorkerLocal("tasks", tasks))
     strategy.open()
     if strategy.runs_loop():
         for filters in asked.filters:

@@ -50,7 +50,7 @@ def train() -> None:
 
     def step(iteration: int) -> float:
         keys = task_keys(0, "train", iteration, range(ASKED.tasks))
-        (inputs, targets), (queries, answers) = stack_episodes([tasks.draw(key) for key in keys])
+        (inputs, targets), (queries, answers) = stack_episodes([tasks.sample(key) for key in keys])
         with todist.autograd.context() as context_id:
             clone = torchopt.module_clone(model, by="clone")
             loss = query_loss(clone, inputs, targets, queries, answers)

@@ -18,8 +18,8 @@ from reproduction.pictures import draw_curves, draw_pair, draw_sinusoids
 from reproduction.runs import Planned, Runner
 from reproduction.table import csv_text, markdown
 
+from metadist.cli import exit_status
 from metadist.errors import UserError
-from metadist.launchers.answering import answer
 
 TABLE = "table.md"
 _OWN_OPTIONS = {
@@ -33,7 +33,7 @@ DATA = "table.csv"
 def main(words: Sequence[str] | None = None) -> int:
     """Read the command line, run, write the table; the exit status."""
     options = _parser().parse_intermixed_args(words)
-    return answer(lambda: _run(options))
+    return exit_status(lambda: _run(options))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from reproduction.cells import ROOT, compose
 from yaml import YAMLError
 
 from metadist.errors import UserError
-from metadist.launchers.launcher import quoted
 from metadist.reports import FAILURE_FILE, config_fingerprint, write_failure
 
 LOG = "log.txt"
@@ -103,10 +103,10 @@ class Planned:
         start = [sys.executable, "-m", "metadist.distributed.torchrun", "--standalone"]
         words = [
             *self.words(),
-            f"hydra.run.dir={quoted(self.directory)}",
+            f"hydra.run.dir={_quote(self.directory)}",
             "resume=auto",
             *([] if workers > 1 else ["strategy=local"]),
-            *([] if root is None else [f"dataset.root={quoted(root)}"]),
+            *([] if root is None else [f"dataset.root={_quote(root)}"]),
             *self.options,
         ]
         return [*start, f"--nproc-per-node={workers}", "experiments/maml.py", *words]
@@ -270,3 +270,8 @@ def plan_of(directory: Path) -> dict[str, Any] | None:
         }
     except (OSError, ValueError, TypeError, IndexError, OmegaConfBaseException, YAMLError):
         return None
+
+
+def _quote(path: Path | str) -> str:
+    """A path as the value of a Hydra override."""
+    return QuotedString(str(path), Quote.single).with_quotes()

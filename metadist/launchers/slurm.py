@@ -8,7 +8,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from metadist.errors import UserError
-from metadist.launchers.resolvers import register_resolvers
 
 
 def slurm_script(conf: Path, name: str, overrides: Sequence[str]) -> str:
@@ -38,7 +37,6 @@ def slurm_script(conf: Path, name: str, overrides: Sequence[str]) -> str:
         def affinity(cls) -> int:
             return 1
 
-    register_resolvers()
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     fixed = [
         word

@@ -39,7 +39,7 @@ class StopRequests:
     @property
     def number(self) -> int:
         """The signal that came first, here or (on rank zero) on any rank; 0 if none has."""
-        return self._number or current_job().asked_to_stop
+        return self._number or current_job().stop_signal
 
     def __enter__(self) -> "StopRequests":
         if threading.current_thread() is threading.main_thread():
@@ -59,7 +59,7 @@ class StopRequests:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if not self._number:
             self._number, self._since = number, time.monotonic()
-            current_job().ask_to_stop(number)
+            current_job().request_stop(number)
         elif time.monotonic() - self._since > 1.0:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)

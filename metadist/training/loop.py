@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from metadist.distributed import PeerLost, get_rank
+from metadist.distributed import WorkerLostError, get_rank
 from metadist.distributed.job import current_job
 from metadist.distributed.phases import get_ready_to_record, phase
 from metadist.errors import UserError
@@ -57,10 +57,10 @@ def run(experiment: Experiment) -> dict[str, Any]:
         raise
     except BaseException as error:
         # What is every rank's to say is left to rank zero.
-        if not isinstance(error, PeerLost) and (
+        if not isinstance(error, WorkerLostError) and (
             get_rank() == 0 or not isinstance(error, UserError)
         ):
-            current_job().claim_cause()  # before the others notice that this rank leaves
+            current_job().claim_first_failure()  # before the others notice that this rank leaves
         strategy.close(graceful=False)
         raise
     return results

@@ -16,8 +16,8 @@ from metadist.algorithms import Learner, TaskResult
 from metadist.distributed import get_local_rank, module_clone
 from metadist.distributed.phases import Recording, phase, recorded
 from metadist.distributed.reducers import leaf_dtypes
-from metadist.distributed.residents import Resident
-from metadist.distributed.visits import Answer, Call, Gradients
+from metadist.distributed.worker_calls import Call, Gradients, WorkerResponse
+from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
 from metadist.tasks import Episode, Examples
 from metadist.training.side_by_side import TasksAtOnce, groups, together
@@ -56,7 +56,7 @@ class TaskMapper:
         recording: what is recorded of this step in the worker's own process, for a profile.
     """
 
-    tasks: Resident
+    tasks: WorkerLocal
     device: str = "auto"
     tasks_at_once: TasksAtOnce = "auto"
     each_step: bool = False
@@ -109,7 +109,7 @@ class TaskMapper:
         for place, key in enumerate(batch.keys.unsqueeze(0) if single else batch.keys):
             if batch.episodes is None:
                 with phase("data"):
-                    episode = self.tasks.value.draw(key)
+                    episode = self.tasks.value.sample(key)
             elif single:
                 episode = batch.episodes
             else:
@@ -139,14 +139,16 @@ class TrainTasks(TaskMapper):
             },
         )
 
-    def weighted_sum(self, calls: list[Call], weights: list[float], inputs: list[Tensor]) -> Answer:
-        """See `WeightedSum`: a few tasks at a time, so that memory does not grow with the tasks."""
+    def weighted_sum(
+        self, calls: list[Call], weights: list[float], inputs: list[Tensor]
+    ) -> WorkerResponse:
+        """See `SummingMapper`: a few tasks at a time, which bounds the memory."""
         with recorded(self.recording):
             return self._weighted_sum(calls, weights, inputs)
 
     def _weighted_sum(
         self, calls: list[Call], weights: list[float], inputs: list[Tensor]
-    ) -> Answer:
+    ) -> WorkerResponse:
         original = learner_and_batch(calls[0])[0].train()
         names = {id(parameter): name for name, parameter in original.named_parameters()}
         counts = [learner_and_batch(call)[1].count() for call in calls]
@@ -172,7 +174,7 @@ class TrainTasks(TaskMapper):
                         gradients[place] = _plus(gradients[place], _sum(gradient, share))
         none = all(gradient is None for gradient in gradients)
         total = optree.tree_map(lambda *parts: torch.stack(parts).sum(0), *values)
-        return Answer(total, None if none else Gradients(0, gradients), types)
+        return WorkerResponse(total, None if none else Gradients(0, gradients), types)
 
 
 class EvaluateTasks(TaskMapper):
@@ -180,11 +182,11 @@ class EvaluateTasks(TaskMapper):
 
     def __call__(self, learner: Learner, batch: MetaBatch) -> dict[str, Tensor]:
         """Returns "loss" and the metrics, each of shape (tasks in the shard,), on the CPU."""
-        return self.several([((learner, batch), {})])[0]
+        return self.map_batched([((learner, batch), {})])[0]
 
     @torch.no_grad()
-    def several(self, calls: list[Call]) -> list[dict[str, Tensor]]:
-        """See `Several`."""
+    def map_batched(self, calls: list[Call]) -> list[dict[str, Tensor]]:
+        """See `BatchedMapper`."""
         figures: list[dict[str, Tensor]] = []
         for result, parameters in self._results(calls, learner_and_batch(calls[0])[0].eval()):
             found = {"loss": result.loss, **result.metrics}

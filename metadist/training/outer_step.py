@@ -39,7 +39,7 @@ def meta_batch(experiment: Experiment, keys: Tensor) -> MetaBatch:
     """What travels for some keys, of shape (tasks, 4): the keys, or the tasks themselves."""
     if not experiment.trainer.send_tasks:
         return MetaBatch(keys)
-    return MetaBatch(keys, stack_episodes([experiment.tasks.draw(key) for key in keys]))
+    return MetaBatch(keys, stack_episodes([experiment.tasks.sample(key) for key in keys]))
 
 
 def training_keys(experiment: Experiment, iteration: int) -> Tensor:

@@ -57,7 +57,7 @@ def plot_run(
     if not _can_plot(tasks):
         return [curves]
     learner.eval()
-    episodes = [tasks.draw(key) for key in task_keys(seed, "test", 0, range(_TEST_TASKS))]
+    episodes = [tasks.sample(key) for key in task_keys(seed, "test", 0, range(_TEST_TASKS))]
     return [curves, _plot_episodes(tasks, learner, episodes, directory / TEST_TASKS_FILE, title)]
 
 
@@ -74,7 +74,7 @@ def plot_task(path: Path, tasks: TaskDistribution, learner: Learner, key: Tensor
         `path`, or None for tasks that cannot be plotted: without a support set, with inputs that
         are not images in grey or color, or functions of several numbers.
     """
-    episode = tasks.draw(key)
+    episode = tasks.sample(key)
     if not len(episode.support.targets) or not _can_plot(tasks):
         return None
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -188,7 +188,7 @@ def _adaptation_data(x: Experiment, key: Tensor, steps: Sequence[int]) -> Adapta
     tasks: Any = x.tasks
     inputs = np.linspace(-5, 5, _ADAPTATION_INPUTS)
     targets = tasks.dataset.curve(key_generator(key), inputs)
-    support = tasks.draw(key).support
+    support = tasks.sample(key).support
     grid = (torch.tensor(v, dtype=torch.float32).unsqueeze(1) for v in (inputs, targets))
     episode = Episode(support, Examples(*grid))
     learner: Any = x.learner.eval()

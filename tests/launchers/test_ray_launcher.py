@@ -15,7 +15,8 @@ import pytest
 
 pytest.importorskip("ray")
 
-from ray_workers import ROOT, is_alive, planned, signal_a_worker_once, worker_processes
+from commands import ROOT
+from ray_workers import is_alive, planned, signal_a_worker_once, worker_processes
 from test_layers import imported
 from tiny import SMALL, records, train, without_times
 from worlds import run_world
@@ -181,9 +182,9 @@ def test_the_error_of_a_sweeps_job_is_left_for_its_record(ray, tmp_path):
         assert pop_worker_error(run.directory).startswith("task.ways is 99") == in_sweep
 
 
-def test_a_quiet_run_writes_its_output_to_a_file(ray, tmp_path, capfd):
+def test_a_concurrent_run_writes_its_output_to_a_file(ray, tmp_path, capfd):
     run = planned(tmp_path, "logger=console", "strategy=local")
-    assert RayLauncher(num_workers=1).run(replace(run, quiet=True)) == 0
+    assert RayLauncher(num_workers=1).run(replace(run, concurrent=True)) == 0
     assert "test accuracy" in (tmp_path / "console.log").read_text(encoding="utf-8")
     time.sleep(1)
     assert "accuracy" not in capfd.readouterr().out

@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("ray")
 
+from commands import ROOT
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
-from ray_workers import ROOT
 from tiny import SMALL, compose
 
 from metadist.errors import UserError

@@ -10,7 +10,7 @@ from worlds import run_world
 
 from metadist.algorithms import TaskResult
 from metadist.algorithms.learner import Learner
-from metadist.distributed.residents import Resident
+from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
 from metadist.tasks import Episode, Examples, task_keys
 from metadist.training.checkpoints import Checkpoints, read_checkpoint
@@ -25,15 +25,15 @@ SICK = (0, 0, 3, 2)
 def with_a_sick_task(directory: str, choice: str, *overrides: str) -> str:
     """Train while one task of iteration 3 holds a NaN; what the run has to say."""
     x = build(directory, f"trainer.on_non_finite={choice}", "logger=[jsonl,console]", *overrides)
-    draw = x.tasks.draw
+    sample = x.tasks.sample
 
     def infected(key):
-        episode = draw(key)
+        episode = sample(key)
         if tuple(key.tolist()) == SICK:
             episode.query.inputs[0] = math.nan
         return episode
 
-    x.tasks.draw = infected
+    x.tasks.sample = infected
     try:
         run(x)
     except UserError as error:
@@ -44,7 +44,7 @@ def with_a_sick_task(directory: str, choice: str, *overrides: str) -> str:
 WORLDS = [
     ("strategy=local", 1),
     ("strategy=rpc +partition=batch", 2),
-    ("strategy=rpc strategy.gradient=context", 2),
+    ("strategy=rpc strategy.gradient=dist_autograd", 2),
     ("strategy=allreduce trainer.send_tasks=true", 2),
 ]
 
@@ -102,13 +102,13 @@ class RootOf(Learner):
 
 
 class Numbers:
-    def draw(self, key):
+    def sample(self, key):
         part = Examples((key[3:] % 2).float(), key[3:])
         return Episode(part, part)
 
 
 def test_a_finite_loss_with_an_infinite_gradient_is_found():
-    mapper = DiagnoseTasks(Resident("numbers of a test", Numbers()), "cpu")
+    mapper = DiagnoseTasks(WorkerLocal("numbers of a test", Numbers()), "cpu")
     figures = mapper(RootOf(torch.nn.Linear(2, 1)), MetaBatch(task_keys(0, "train", 1, range(4))))
     assert figures["loss"].isfinite().all()
     assert figures["gradient_norm"].isfinite().tolist() == [False, True, False, True]

@@ -49,7 +49,7 @@ def test_every_algorithm_and_every_seed_is_judged_on_the_same_tasks(tmp_path, ju
         assert all(map(torch.equal, lists, theirs))
         assert torch.equal(trained, others) == (other.seed == first.seed)
         for keys in theirs:
-            drawn, expected = (x.tasks.draw(keys[0]).query.inputs for x in (other, first))
+            drawn, expected = (x.tasks.sample(keys[0]).query.inputs for x in (other, first))
             assert torch.equal(drawn, expected)
 
 

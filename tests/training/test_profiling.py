@@ -76,7 +76,7 @@ def test_every_rank_writes_a_trace_and_has_a_column(tmp_path, strategy):
 
 
 def test_distributed_autograd_has_a_profile_too(tmp_path):
-    run_world(profiled, 2, str(tmp_path), "strategy=rpc", "strategy.gradient=context")
+    run_world(profiled, 2, str(tmp_path), "strategy=rpc", "strategy.gradient=dist_autograd")
     found = phases_of(tmp_path)
     assert found["0"]["backward"] > 0 and all(found[rank]["query"] > 0 for rank in "01")
 

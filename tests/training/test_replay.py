@@ -67,4 +67,4 @@ def test_the_command_shows_a_task_that_went_wrong(tmp_path):
         refused = run_command("replay.py", f"{tmp_path}/run", "--key", *words)[0]
         assert refused.status == 2 and refused.err.count("\n") == 1, refused
     nowhere = run_command("replay.py", str(tmp_path), "--key", "0,train,1,0")[0]
-    assert nowhere.status == 2 and "no run's directory" in nowhere.err
+    assert nowhere.status == 2 and "not a run directory" in nowhere.err

@@ -40,7 +40,7 @@ def tasks_of(shape: tuple[int, ...], outputs: int | None) -> SimpleNamespace:
         regression=outputs is not None,
         input_shape=shape,
         outputs=outputs or 2,
-        draw=lambda key: Episode(part, part),
+        sample=lambda key: Episode(part, part),
     )
 
 
@@ -97,7 +97,7 @@ def test_learners_adapt_to_the_same_points_each_by_its_own_method(tmp_path, monk
         assert not np.allclose(left.predictions[0], left.predictions[1])
         assert not np.allclose(left.predictions[1], left.predictions[10])
     # The plot shows the predictions of the evaluation, up to the spacing of the grid.
-    episode = maml.tasks.draw(task_keys(0, "test", 0, range(1))[0])
+    episode = maml.tasks.sample(task_keys(0, "test", 0, range(1))[0])
     maml.learner.eval_inner_steps = 10
     predictions = maml.learner.eval()(episode).predictions.detach().numpy().ravel()
     data = shown[0]["MAML"]

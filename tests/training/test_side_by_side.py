@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from metadist.algorithms import MAML
-from metadist.distributed.residents import Resident
+from metadist.distributed.worker_local import WorkerLocal
 from metadist.models import MLP, Conv4
 from metadist.tasks import Episode, Examples, FewShotTasks, Glyphs, Sinusoid, task_keys
 from metadist.training.mappers import EvaluateTasks, MetaBatch, TrainTasks
@@ -45,16 +45,16 @@ def test_sum_and_gradient_equal_those_one_by_one(kind):
     class Double:
         """The same tasks in float64, to compare closely."""
 
-        def draw(self, key):
-            episode = tasks.draw(key)
+        def sample(self, key):
+            episode = tasks.sample(key)
             return Episode(*(Examples(*map(to_double, part)) for part in episode))
 
     def run(at_once):
-        mapper = TrainTasks(Resident(f"{kind}{at_once}", Double()), "cpu", at_once)
+        mapper = TrainTasks(WorkerLocal(f"{kind}{at_once}", Double()), "cpu", at_once)
         return mapper.weighted_sum(calls, [0.5, 0.3, 0.2], parameters)
 
     alone = run(1)
-    mapper = TrainTasks(Resident(f"{kind} plain", Double()), "cpu", 1)
+    mapper = TrainTasks(WorkerLocal(f"{kind} plain", Double()), "cpu", 1)
     plain = [mapper(learner, shard).loss for shard in shards]
     expected = 0.5 * plain[0] + 0.3 * plain[1] + 0.2 * plain[2]
     torch.testing.assert_close(alone.value.loss, expected.detach(), rtol=1e-12, atol=0)
@@ -74,7 +74,7 @@ def to_double(tensor):
 def test_a_tasks_gradient_is_the_same_bits_whoever_is_beside_it(kind):
     learner, tasks = learner_of(kind)
     learner.train()
-    episodes = [tasks.draw(key) for key in task_keys(0, "train", 1, range(6))]
+    episodes = [tasks.sample(key) for key in task_keys(0, "train", 1, range(6))]
 
     def gradients(first, last):
         result, parameters = together(learner, episodes[first:last])
@@ -91,9 +91,9 @@ def test_evaluation_gives_every_task_its_figures(kind):
     learner, tasks = learner_of(kind)
     keys = task_keys(0, "test", 0, range(5))
     calls = [((learner, MetaBatch(keys[:3])), {}), ((learner, MetaBatch(keys[3:])), {})]
-    resident = Resident(f"evaluation of {kind}", tasks)
-    alone = EvaluateTasks(resident, "cpu", 1).several(calls)
-    beside = EvaluateTasks(resident, "cpu", 4).several(calls)
+    resident = WorkerLocal(f"evaluation of {kind}", tasks)
+    alone = EvaluateTasks(resident, "cpu", 1).map_batched(calls)
+    beside = EvaluateTasks(resident, "cpu", 4).map_batched(calls)
     assert [len(part["loss"]) for part in beside] == [3, 2]
     for part, expected in zip(beside, alone, strict=True):
         assert set(part) == set(expected)
@@ -101,8 +101,8 @@ def test_evaluation_gives_every_task_its_figures(kind):
     again = EvaluateTasks(resident, "cpu", 4)(learner, MetaBatch(keys[3:]))
     torch.testing.assert_close(again, beside[1], rtol=0, atol=0)
     name = "mse" if kind == "sinusoid" else "accuracy"
-    stepwise = EvaluateTasks(resident, "cpu", 4, each_step=True).several(calls)
-    slowly = EvaluateTasks(resident, "cpu", 1, each_step=True).several(calls)
+    stepwise = EvaluateTasks(resident, "cpu", 4, each_step=True).map_batched(calls)
+    slowly = EvaluateTasks(resident, "cpu", 1, each_step=True).map_batched(calls)
     for part, alike, plain in zip(stepwise, slowly, beside, strict=True):
         assert set(part) == set(alike) == {*plain, f"{name}_after_1", f"{name}_after_2"}
         torch.testing.assert_close(part, alike, rtol=1e-4, atol=1e-5)

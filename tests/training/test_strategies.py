@@ -22,8 +22,8 @@ def one_step(directory: str, name: str, strategy: str, dtype: str, *overrides: s
     x = build(directory, *options, name=name)
     x.learner.to(getattr(torch, dtype))
     if dtype == "float64":
-        draw = x.tasks.draw
-        x.tasks.draw = lambda key: _double(draw(key))
+        sample = x.tasks.sample
+        x.tasks.sample = lambda key: _double(sample(key))
     x.strategy.open()
     outcome = None
     if x.strategy.runs_loop():
@@ -48,7 +48,7 @@ def reference(tmp_path, name: str, dtype: str, *overrides: str) -> tuple:
     x.learner.to(getattr(torch, dtype)).train()
     total = 0.0
     for key in task_keys(0, "train", 1, range(TASKS)):
-        episode = x.tasks.draw(key)
+        episode = x.tasks.sample(key)
         total = total + x.learner(_double(episode) if dtype == "float64" else episode).loss / TASKS
     total.backward()
     return total.detach(), [parameter.grad for parameter in x.learner.parameters()]
@@ -57,7 +57,7 @@ def reference(tmp_path, name: str, dtype: str, *overrides: str) -> tuple:
 MAML = [
     ("local", [], 1),
     *[("rpc", [], size) for size in (1, 2, 3, 4)],
-    *[("rpc", ["strategy.gradient=context"], size) for size in (2, 3, 4)],
+    *[("rpc", ["strategy.gradient=dist_autograd"], size) for size in (2, 3, 4)],
     *[("rpc", ["+partition=batch"], size) for size in (2, 4)],
     *[("allreduce", [], size) for size in (1, 2, 3, 4)],
     ("allreduce", ["+partition=batch"], 2),
@@ -65,7 +65,7 @@ MAML = [
 SUPERVISED = [
     ("local", [], 1),
     ("rpc", [], 2),
-    ("rpc", ["strategy.gradient=context"], 3),
+    ("rpc", ["strategy.gradient=dist_autograd"], 3),
     *[("allreduce", [], size) for size in (1, 2, 3, 4)],
     *[("allreduce", ["+partition=dim0"], size) for size in (2, 4)],
     ("allreduce", ["strategy.engine=sum"], 2),

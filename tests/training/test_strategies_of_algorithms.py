@@ -45,7 +45,7 @@ def outcomes(directory: str, strategy: str) -> dict[tuple[str, int | str], tuple
     found = {}
     for name, x in experiments.items():
         x.learner.double()
-        x.tasks.draw = _in_double(x.tasks.draw)
+        x.tasks.sample = _in_double(x.tasks.sample)
         batch = MetaBatch(task_keys(0, "train", 1, range(TASKS)))
         for at_once in ("auto", 1) if strategy == "local" else ("auto",):
             if one.runs_loop():
@@ -57,12 +57,12 @@ def outcomes(directory: str, strategy: str) -> dict[tuple[str, int | str], tuple
     return found
 
 
-def _in_double(draw):
-    def drawn(key):
-        episode = draw(key)
+def _in_double(sample):
+    def sampled(key):
+        episode = sample(key)
         return type(episode)(*(p._replace(inputs=p.inputs.double()) for p in episode))
 
-    return drawn
+    return sampled
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from metadist.distributed import PeerLost
+from metadist.distributed import WorkerLostError
 from metadist.errors import UserError
 from metadist.launchers.ray.cluster import (
     check_resources,
@@ -320,7 +320,7 @@ class PyTorchTrainer:
             cause = error.cause
             if isinstance(cause, UserError):
                 raise UserError(str(cause)) from None
-            if isinstance(cause, PeerLost) and not self._all_respond():
+            if isinstance(cause, WorkerLostError) and not self._all_respond():
                 raise _ReplicaLostError(str(cause)) from error
             raise RuntimeError(f"a replica failed:\n{error}") from None
 

@@ -14,14 +14,15 @@ from omegaconf import DictConfig, OmegaConf
 
 from metadist.distributed.world import usable_cpus
 from metadist.errors import UserError
-from metadist.launchers.launcher import Launcher, PlannedRun
+from metadist.launchers.error_reporting import wants_traceback
+from metadist.launchers.job import RunSpec
+from metadist.launchers.launcher import Launcher
 from metadist.launchers.ray.cluster import (
     check_resources,
     init_ray,
     load_ray,
     max_concurrent_trials,
 )
-from metadist.launchers.speaking import wants_traceback
 from metadist.reports import WORKER_ERROR_FILE
 
 _POLL_SECONDS = 0.3
@@ -84,19 +85,19 @@ class RayLauncher(Launcher):
             self.num_workers, self.use_gpu is True, f"launcher.num_workers={self.num_workers}"
         )
 
-    def jobs_at_once(self, configuration: DictConfig) -> int:
+    def max_concurrent_jobs(self, configuration: DictConfig) -> int:
         """See `Launcher`: as many as the cluster has CPUs, or GPUs, for."""
         if self.jobs != "auto":
             return self.jobs
         return max_concurrent_trials(self.num_workers, self._uses_gpus(configuration))
 
-    def run(self, planned: PlannedRun) -> int:
+    def run(self, spec: RunSpec) -> int:
         """See `Launcher`."""
         init_ray(self.address)
         run = TrainRun(
-            planned,
+            spec,
             num_workers=self.num_workers,
-            use_gpu=self._uses_gpus(planned.configuration),
+            use_gpu=self._uses_gpus(spec.configuration),
             max_failures=self.max_failures,
             storage_path=self.storage_path,
         )
@@ -131,7 +132,7 @@ class TrainRun:
 
     def __init__(
         self,
-        run: PlannedRun,
+        run: RunSpec,
         *,
         num_workers: int,
         use_gpu: bool,
@@ -218,7 +219,7 @@ class TrainRun:
         """
         outcomes: list[tuple[int, str]] = self._get("outcomes")
         load_ray().kill(self._state)
-        if not self._run.quiet:
+        if not self._run.concurrent:
             time.sleep(_FORWARDING_SECONDS)  # Ray forwards output asynchronously
         if outcomes:
             for _, message in outcomes:

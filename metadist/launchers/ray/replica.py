@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from metadist.distributed import get_rank, get_world_size
 from metadist.distributed.collectives import all_reduce, broadcast, init_process_group
-from metadist.distributed.lost import peers_in_backend
+from metadist.distributed.errors import connection_errors_as_worker_lost
 from metadist.distributed.partitioners import balanced_bounds
 from metadist.errors import UserError
 from metadist.launchers.ray.cluster import reserve_port
@@ -83,7 +83,7 @@ class Replica:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         self.module: nn.Module = model_creator(options.config).to(self.device)
-        with peers_in_backend():
+        with connection_errors_as_worker_lost():
             self.model = DistributedDataParallel(self.module)
         self.training_set, self.validation_set = check_datasets(data_creator(options.config))
         self.loss, self.optimizer = _check_optimizer(
@@ -110,7 +110,7 @@ class Replica:
         ):
             num_items = len(_shard(batch))
             self.optimizer.zero_grad()
-            with peers_in_backend():
+            with connection_errors_as_worker_lost():
                 loss = self.loss(self.model(*inputs), targets)
                 # DistributedDataParallel averages over ranks: weight by this rank's items.
                 (loss * (num_items * get_world_size() / len(batch))).backward()

@@ -20,23 +20,17 @@ import ray.util
 from ray.train import Checkpoint, CheckpointUploadMode
 from ray.train.collective import broadcast_from_rank_zero
 
-from metadist.distributed import PeerLost, get_rank
+from metadist.distributed import WorkerLostError, get_rank
 from metadist.distributed.job import current_job
-from metadist.distributed.world import attempt
-from metadist.launchers.carry_out import Failed, carry_out
-from metadist.launchers.launcher import PlannedRun
+from metadist.distributed.world import restart_count
+from metadist.launchers.error_reporting import report_error
+from metadist.launchers.job import CONSOLE_FILE, JobFailure, RunSpec, run_job
 from metadist.launchers.ray.cluster import reserve_port
-from metadist.launchers.resolvers import register_resolvers
-from metadist.launchers.speaking import say
 from metadist.loggers import Logger, LoggerCollection, Metrics, Run
 from metadist.training import Experiment
 from metadist.training.checkpoints import Checkpoints
 
 _OUTCOME_TIMEOUT = 3.0
-
-
-class WorkerLostError(Exception):
-    """The run lost a worker. Ray Train restarts all workers, up to `max_failures` times."""
 
 
 @dataclass(frozen=True)
@@ -68,30 +62,29 @@ def run_worker(config: dict[str, Any]) -> None:
     shared state then has the exit status and the error message.
 
     Raises:
-        WorkerLostError: a worker died, froze or is unreachable.
+        WorkerLostError: a worker died, froze or is unreachable; Ray Train restarts all workers.
     """
     payload: WorkerPayload = pickle.loads(config["payload"])
     _set_environment(len(_get(payload, "attempts")))
     if _get(payload, "outcomes") or _get(payload, "stop_signal"):
         return  # the previous attempt ended with an error that is not retried, or was stopped
     if get_rank() == 0:
-        ray.get(payload.state.add.remote("attempts", attempt()))
+        ray.get(payload.state.add.remote("attempts", restart_count()))
         threading.Thread(target=_forward_stop_signal, args=[payload], daemon=True).start()
     with contextlib.suppress(OSError):
         os.chdir(payload.working_directory)
     sys.path += [path for path in payload.sys_path if path not in sys.path]
-    register_resolvers()
-    run: PlannedRun = pickle.loads(payload.run)
+    run: RunSpec = pickle.loads(payload.run)
     with _output(run):
         _set_up_logging()
-        if attempt() and get_rank() == 0:
-            print(f"a worker was lost: attempt {attempt() + 1} of the run", file=sys.stderr)
+        if restart_count() and get_rank() == 0:
+            print(f"a worker was lost: attempt {restart_count() + 1} of the run", file=sys.stderr)
         status, message = _run_job(run, payload)
     if status or get_rank() == 0:
         ray.get(payload.state.add.remote("outcomes", (status, message)))
 
 
-def _run_job(run: PlannedRun, payload: WorkerPayload) -> tuple[int, str]:
+def _run_job(run: RunSpec, payload: WorkerPayload) -> tuple[int, str]:
     """The exit status, and the error message if this rank has to print it.
 
     Raises:
@@ -101,36 +94,34 @@ def _run_job(run: PlannedRun, payload: WorkerPayload) -> tuple[int, str]:
     try:
         _train(run, payload)
     except Exception as error:
-        failed = Failed(error, in_job=True)
-    except Failed as any_failed:
+        failed = JobFailure(error, in_job=True)
+    except JobFailure as any_failed:
         failed = any_failed
     else:
         return 0, ""
     with contextlib.redirect_stderr(message):  # the driver prints it
-        status = say(failed.error, payload.tracebacks, failed.in_job)
-    if isinstance(failed.error, PeerLost) and not _failed_on_another_rank(payload):
+        status = report_error(failed.error, payload.tracebacks, failed.in_job)
+    if isinstance(failed.error, WorkerLostError) and not _failed_on_another_rank(payload):
         print(message.getvalue(), end="", file=sys.stderr, flush=True)
         raise WorkerLostError(str(failed.error)) from None
     return status, message.getvalue()
 
 
-def _train(run: PlannedRun, payload: WorkerPayload) -> None:
-    if attempt() or run.configuration.get("resume") == "auto":
+def _train(run: RunSpec, payload: WorkerPayload) -> None:
+    if restart_count() or run.configuration.get("resume") == "auto":
         restore_checkpoint(run.directory)
     participants: list[threading.Thread] = []
 
-    def build(*args: Any) -> Experiment:
-        experiment = run.build(*args)
+    def add_logger(experiment: Experiment) -> None:
         if get_rank() == 0:
             logger = RayTrainLogger(payload.validations_only)
             experiment.tracker = LoggerCollection([experiment.tracker, logger])
         else:
             participants.append(threading.Thread(target=_join_reports, daemon=True))
             participants[0].start()
-        return experiment
 
     # The driver has decided already that the job of a sweep is to be run.
-    carry_out(replace(run, build=build, in_sweep=False))
+    run_job(replace(run, in_sweep=False), on_built=add_logger)
     if get_rank() == 0:
         broadcast_from_rank_zero(False)
     for thread in participants:
@@ -271,7 +262,7 @@ def _get(payload: WorkerPayload, name: str) -> list[Any]:
 
 def _failed_on_another_rank(payload: WorkerPayload) -> bool:
     """Whether another rank has ended with an error that a restart would meet again."""
-    deadline = time.monotonic() + (0.0 if current_job().owns_cause else _OUTCOME_TIMEOUT)
+    deadline = time.monotonic() + (0.0 if current_job().owns_first_failure else _OUTCOME_TIMEOUT)
     while not (outcomes := _get(payload, "outcomes")) and time.monotonic() < deadline:
         time.sleep(0.1)
     return bool(outcomes)
@@ -281,18 +272,18 @@ def _forward_stop_signal(payload: WorkerPayload) -> None:
     """Pass a signal that the driver received on to the job, also to one that starts later."""
     while True:
         for number in _get(payload, "stop_signal"):
-            current_job().ask_to_stop(number)
+            current_job().request_stop(number)
         time.sleep(0.5)
 
 
 @contextlib.contextmanager
-def _output(run: PlannedRun) -> Any:
-    """Ray forwards standard output and error to the driver; those of a quiet run go to a file."""
-    if not run.quiet:
+def _output(run: RunSpec) -> Any:
+    """Ray forwards standard output and error to the driver; a concurrent run writes to a file."""
+    if not run.concurrent:
         yield
         return
     with (
-        (run.directory / "console.log").open("a", encoding="utf-8", buffering=1) as file,
+        (run.directory / CONSOLE_FILE).open("a", encoding="utf-8", buffering=1) as file,
         contextlib.redirect_stdout(file),
         contextlib.redirect_stderr(file),
     ):

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import hydra
+from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, open_dict
 
-from metadist.config import build_experiment
 from metadist.errors import UserError
-from metadist.launchers.launcher import PlannedRun, quoted
+from metadist.launchers.job import RunSpec
 from metadist.launchers.ray.cluster import (
     check_resources,
     init_ray,
@@ -21,8 +21,6 @@ from metadist.launchers.ray.cluster import (
     trial_resources,
 )
 from metadist.launchers.ray.ray_launcher import TrainRun
-from metadist.launchers.resolvers import register_resolvers
-from metadist.launchers.set_up import Build
 
 _POLL_SECONDS = 0.5
 _runs: list[TrainRun] = []
@@ -44,7 +42,6 @@ def tune_experiment(
     search: Any = None,
     max_failures: int = 0,
     address: str | None = None,
-    build: Build = build_experiment,
 ) -> Any:
     """Search over an experiment's options with Ray Tune.
 
@@ -71,7 +68,6 @@ def tune_experiment(
         search: a search algorithm of Tune. Default: grid and random search.
         max_failures: how often each trial may lose workers.
         address: of a running cluster. Default: see `init_ray`.
-        build: (configuration, run directory, name) -> the experiment.
 
     Returns:
         Tune's `ResultGrid`: `get_best_result().config` has the best options, and
@@ -94,7 +90,6 @@ def tune_experiment(
         script=script,
         overrides=tuple(overrides),
         directory=directory / "runs",
-        build=build,
         workers={"num_workers": num_workers, "use_gpu": use_gpu, "max_failures": max_failures},
     )
     tuner = tune.Tuner(
@@ -118,7 +113,6 @@ def _run_trial(
     script: Path,
     overrides: tuple[str, ...],
     directory: Path,
-    build: Build,
     workers: dict[str, Any],
 ) -> None:
     """The trainable: run an experiment in Ray Train workers that report to this trial."""
@@ -128,17 +122,14 @@ def _run_trial(
     overrides = (*overrides, *(f"{key}={format_value(config[key])}" for key in config))
     configuration = _compose(script, overrides)
     configuration.resume = "auto"  # a trial that Tune restarts resumes
-    planned = PlannedRun(
-        script=script,
+    spec = RunSpec(
         name=script.stem,
         directory=directory,
         configuration=configuration,
         overrides=overrides,
-        hydra_words=(),
-        build=build,
-        quiet=True,
+        concurrent=True,
     )
-    run = TrainRun(planned, callbacks=[callback], **workers)
+    run = TrainRun(spec, callbacks=[callback], **workers)
     _runs.append(run)
     while not run.wait(_POLL_SECONDS):
         pass
@@ -189,7 +180,7 @@ def format_value(value: Any) -> str:
         return str(int(value) if isinstance(value, Integral) else float(value))
     if isinstance(value, str | Path):
         text = str(value)
-        return text if _PLAIN.fullmatch(text) else quoted(text)
+        return text if _PLAIN.fullmatch(text) else QuotedString(text, Quote.single).with_quotes()
     if isinstance(value, Mapping):
         return f"{{{','.join(f'{_key(each)}:{format_value(value[each])}' for each in value)}}}"
     if isinstance(value, list | tuple):
@@ -216,7 +207,6 @@ def _compose(script: Path, overrides: Sequence[str]) -> DictConfig:
     Raises:
         UserError: Hydra refuses the overrides.
     """
-    register_resolvers()
     try:
         with hydra.initialize_config_dir(str(script.parent.parent / "conf"), version_base="1.3"):
             configuration = hydra.compose(script.stem, list(overrides))

@@ -12,10 +12,10 @@ from metadist.distributed.collectives import (
     init_process_group,
 )
 from metadist.distributed.data_parallel import DataParallel
+from metadist.distributed.partitioners import Partitioner
 from metadist.distributed.phases import is_recorded, phase
 from metadist.distributed.reducers import LinearReducer, finish_sum
-from metadist.distributed.shards import Partitioner
-from metadist.distributed.visits import Answer
+from metadist.distributed.worker_calls import WorkerResponse
 from metadist.training.strategies.in_process import InProcess, set_gradient, trained
 from metadist.training.strategies.strategy import Mapper
 
@@ -53,7 +53,7 @@ class AllReduceStrategy(InProcess):
 
     def open(self) -> None:
         """Open the process group."""
-        init_process_group(timeout=self.call_timeout, meeting_timeout=self.timeout_seconds)
+        init_process_group(timeout=self.call_timeout, rendezvous_timeout=self.timeout_seconds)
 
     def close(self, graceful: bool = True) -> None:
         """Leave the process group, after the slowest rank when graceful."""
@@ -78,16 +78,16 @@ class AllReduceStrategy(InProcess):
                 part, types = self._ddp.backward(mapper, calls, weights, divisor)
             with phase("reduce"):
                 return finish_sum(all_reduce(part), divisor, types)
-        answer, part, divisor = self._backward(mapper, learner, batch)
+        response, part, divisor = self._backward(mapper, learner, batch)
         if is_recorded():  # waiting for the slowest rank, told apart from the exchange
             with phase("wait"):
                 all_reduce(0.0)
         with phase("reduce"):
-            return self._reduced(answer, part, divisor, learner)
+            return self._reduced(response, part, divisor, learner)
 
     def _reduced(
         self,
-        answer: Answer,
+        response: WorkerResponse,
         part: list[Tensor | None],
         divisor: float | None,
         learner: nn.Module,
@@ -97,13 +97,13 @@ class AllReduceStrategy(InProcess):
             for parameter, gradient in zip(trained(learner), part, strict=True)
         ]
         found = [float(gradient is not None) for gradient in part]
-        value, gradient, found = all_reduce((answer.value, filled, found))
+        value, gradient, found = all_reduce((response.value, filled, found))
         set_gradient(
             learner,
             [g if ranks else None for g, ranks in zip(gradient, found, strict=True)],
             divisor,
         )
-        return finish_sum(value, divisor, answer.dtypes)
+        return finish_sum(value, divisor, response.dtypes)
 
     def collect(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
         """See `Strategy`. Every rank gets all figures."""

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from metadist.distributed import get_rank, get_worker_id
+from metadist.distributed.partitioners import Partitioner, WorkerID, as_shards
 from metadist.distributed.reducers import LinearReducer
-from metadist.distributed.shards import Partitioner, WorkerID, as_shards
-from metadist.distributed.visits import Answer, Visit, tensors_of
+from metadist.distributed.worker_calls import WorkerRequest, WorkerResponse, tensors_of
 from metadist.training.strategies.strategy import Mapper
 
 
@@ -40,7 +40,7 @@ class InProcess:
 
     def _backward(
         self, mapper: Mapper, learner: nn.Module, batch: Any
-    ) -> tuple[Answer, list[Tensor | None], float | None]:
+    ) -> tuple[WorkerResponse, list[Tensor | None], float | None]:
         """This rank's part of the sum of results and of gradients, both in float64, and what the
         sums of all ranks are divided by.
         """
@@ -48,9 +48,9 @@ class InProcess:
         parameters = trained(learner)
         places = {id(tensor): place for place, tensor in enumerate(tensors_of(calls))}
         differentiate = [places[id(parameter)] for parameter in parameters]
-        (answer,) = Visit(mapper, calls, weights, differentiate, keep_device=True).run()
-        assert answer.gradients is not None, "the mapper's loss does not depend on the learner"
-        return answer, answer.gradients.by_input, divisor
+        (response,) = WorkerRequest(mapper, calls, weights, differentiate, keep_device=True).run()
+        assert response.gradients is not None, "the mapper's loss does not depend on the learner"
+        return response, response.gradients.by_input, divisor
 
     def _figures(
         self, mapper: Mapper, learner: nn.Module, batch: Any
@@ -61,8 +61,8 @@ class InProcess:
         shards = as_shards(self.partitioner(learner, batch))
         mine = _mine([worker for worker, _, _ in shards])
         calls = [(shards[i][1], shards[i][2]) for i in mine or [0]]
-        answers = Visit(mapper, calls, keep_device=True).run()
-        figures = [answer.value for answer in answers]
+        responses = WorkerRequest(mapper, calls, keep_device=True).run()
+        figures = [response.value for response in responses]
         return dict(zip(mine or [-1], figures, strict=True)), len(shards)
 
 

@@ -38,9 +38,9 @@ class LocalStrategy(InProcess):
 
     def backward(self, mapper: Mapper, learner: nn.Module, batch: Any) -> Any:
         """See `Strategy`."""
-        answer, gradient, divisor = self._backward(mapper, learner, batch)
+        response, gradient, divisor = self._backward(mapper, learner, batch)
         set_gradient(learner, gradient, divisor)
-        return finish_sum(answer.value, divisor, answer.dtypes)
+        return finish_sum(response.value, divisor, response.dtypes)
 
     def collect(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
         """See `Strategy`."""

@@ -8,16 +8,9 @@ import torch
 from annotated_types import Gt
 from torch import Tensor, nn
 
-from metadist.distributed import (
-    autograd,
-    get_rank,
-    init_rpc,
-    module_clone,
-    remote_sync_call,
-    shutdown_rpc,
-)
+from metadist.distributed import get_rank, module_clone, remote_sync_call, shutdown_rpc
+from metadist.distributed.partitioners import Partitioner
 from metadist.distributed.phases import phase
-from metadist.distributed.shards import Partitioner
 from metadist.training.strategies.strategy import Mapper
 
 _ANSWER_SHARE = 0.8
@@ -30,9 +23,9 @@ class RpcStrategy:
     Args:
         partitioner: splits a batch among the workers.
         reducer: combines the shards' results.
-        gradient: "visit": a worker returns its part of the loss together with its derivative,
-            and holds the graph of one shard at a time. "context": the graph spans the workers,
-            and a second journey of distributed autograd brings the derivative home.
+        gradient: "worker": each worker returns its part of the loss and of the gradient in one
+            RPC and holds the graph of one shard at a time. "dist_autograd": the graph spans the
+            workers, and distributed autograd computes the gradient in a second pass.
         timeout_seconds: seconds that ranks may arrive apart, and within which a worker that died,
             froze or cannot be reached is found.
         call_timeout: seconds that a call may take on workers that are alive.
@@ -45,7 +38,7 @@ class RpcStrategy:
         self,
         partitioner: Partitioner,
         reducer: Callable[[list], Any],
-        gradient: Literal["visit", "context"] = "visit",
+        gradient: Literal["worker", "dist_autograd"] = "worker",
         timeout_seconds: Annotated[float, Gt(0)] = 30.0,
         call_timeout: Annotated[float, Gt(0)] = 3600.0,
     ) -> None:
@@ -56,10 +49,12 @@ class RpcStrategy:
         self.call_timeout = call_timeout
 
     def open(self) -> None:
-        """Open the RPC world."""
+        """Initialize RPC."""
+        from metadist.distributed import init_rpc  # it imports torch.distributed.rpc
+
         init_rpc(
-            meeting_timeout=self.timeout_seconds,
-            answer_timeout=_ANSWER_SHARE * self.timeout_seconds,
+            rendezvous_timeout=self.timeout_seconds,
+            ping_timeout=_ANSWER_SHARE * self.timeout_seconds,
         )
 
     def close(self, graceful: bool = True) -> None:
@@ -73,11 +68,13 @@ class RpcStrategy:
     def backward(self, mapper: Mapper, learner: nn.Module, batch: Any) -> Any:
         """See `Strategy`."""
         learner.zero_grad(set_to_none=True)
-        if self.gradient == "visit":
+        if self.gradient == "worker":
             result = self._reduced(mapper, learner, batch)
             with phase("reduce"):  # the derivative has come with the value
                 result.loss.backward()
         else:
+            from metadist.distributed import autograd
+
             with autograd.context() as context_id:
                 result = self._reduced(mapper, module_clone(learner, by="clone"), batch)
                 with phase("backward"):

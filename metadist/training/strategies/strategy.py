@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
 
-from metadist.distributed.shards import Partitioner
+from metadist.distributed.partitioners import Partitioner
 
 Mapper = Callable[[nn.Module, Any], Any]
 
