@@ -21,8 +21,7 @@ BELOW = {
         *("algorithms", "distributed", "kernels", "tasks", "models"),
         *("reports", "loggers", "plots"),
     },
-    "config": {"training", "algorithms", "distributed", "kernels", "tasks", "models", "loggers"},
-    "launchers": {"config", "training", "reports", "distributed", "kernels", "plots"},
+    "launchers": {"config", "training", "reports", "distributed", "kernels", "loggers", "plots"},
     "cli": {"launchers", "config", "training", "reports", "distributed"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -1,10 +1,14 @@
-"""PyTorchTrainer: the gradient of one process, state between calls, workers that die, Tune."""
+"""PyTorchTrainer: equality with one process, state between calls, lost replicas, Tune."""
 
 import ast
+import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -14,11 +18,11 @@ from torch import nn
 pytest.importorskip("ray")
 
 import linear_example as example
-from ray_workers import kill_a_worker_once
+from ray_workers import is_alive, signal_a_worker_once, worker_processes
 
 from metadist.errors import UserError
-from metadist.launchers.ray.cluster import trials_at_once
-from metadist.launchers.ray.trainer import PyTorchTrainable, PyTorchTrainer
+from metadist.launchers.ray.cluster import max_concurrent_trials
+from metadist.launchers.ray.pytorch_trainer import PyTorchTrainable, PyTorchTrainer
 
 # `make test-slow` installs Ray.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray")]
@@ -57,10 +61,12 @@ class SlowPoints(Points):
     """Points that take their time, so that a worker can be killed while it reads them."""
 
     def __getitem__(self, index):
-        import time
-
         time.sleep(0.05)
         return super().__getitem__(index)
+
+
+def slow_points(config):
+    return SlowPoints(ITEMS, 0), Points(7, 1)
 
 
 def trainer(**options) -> PyTorchTrainer:
@@ -70,7 +76,7 @@ def trainer(**options) -> PyTorchTrainer:
 
 
 def in_one_process() -> tuple[list[float], nn.Module, tuple[float, float]]:
-    """The same training as a plain loop: the losses of the epochs, the model, its validation."""
+    """The same training as a plain loop: losses of the epochs, model, validation metrics."""
     torch.manual_seed(0)
     model, (training, validation) = net({}), points({})
     optimizer, loss = momentum(model, {"lr": 0.1}), nn.CrossEntropyLoss()
@@ -97,13 +103,17 @@ def equal_models(one: nn.Module, other: nn.Module) -> None:
 
 
 def in_time(work: Callable[[], Any], seconds: float = 90.0) -> Any:
-    """What a call returns that, were it wrong, would wait for ever."""
-    returned: list[Any] = []
-    thread = threading.Thread(target=lambda: returned.append(work()), daemon=True)
-    thread.start()
-    thread.join(seconds)
-    assert returned, "the call did not return"
-    return returned[0]
+    """The result of a call, or its exception; a timeout if it hangs."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future.result(seconds)
 
 
 def test_two_replicas_train_as_one_process_and_keep_their_state(tmp_path):
@@ -113,7 +123,7 @@ def test_two_replicas_train_as_one_process_and_keep_their_state(tmp_path):
         path = two.save(tmp_path / "after two.pt")
         stats.append(two.train())
         equal_models(two.get_model(), model)
-        figures = two.validate()
+        metrics = two.validate()
         # From the saved state on it goes the same way once more, the optimizer's state included.
         two.restore(path)
         again = two.train()
@@ -124,8 +134,8 @@ def test_two_replicas_train_as_one_process_and_keep_their_state(tmp_path):
     assert [each["epoch"] for each in stats] == [1, 2, 3] and again["epoch"] == 3
     assert again["train_loss"] == stats[-1]["train_loss"]
     assert (stats[0]["items"], stats[0]["batches"]) == (ITEMS, 3)
-    assert figures["validation_loss"] == pytest.approx(loss, rel=1e-5)
-    assert figures["validation_accuracy"] == pytest.approx(accuracy)
+    assert metrics["validation_loss"] == pytest.approx(loss, rel=1e-5)
+    assert metrics["validation_accuracy"] == pytest.approx(accuracy)
     with pytest.raises(UserError, match="has been shut down"):
         two.train()
 
@@ -140,7 +150,7 @@ def test_two_replicas_train_as_one_process_and_keep_their_state(tmp_path):
         ({"use_gpu": True, "num_replicas": 2}, "GPU"),
     ],
 )
-def test_what_cannot_work_is_one_sentence_at_once(options, sentence):
+def test_invalid_options_are_refused_at_once(options, sentence):
     if options.get("use_gpu") and torch.cuda.is_available():
         pytest.skip("there are GPUs")
     with pytest.raises(UserError, match=sentence):
@@ -155,63 +165,66 @@ def fails_on_one(config):
     return points(config)
 
 
-def test_what_a_creator_raises_comes_back_and_is_not_tried_again():
+def test_an_error_of_a_creator_is_raised_and_not_retried():
     with pytest.raises(RuntimeError, match="LookupError: a mistake on purpose"):
         trainer(data=fails_on_one)
     with pytest.raises(UserError, match="data_creator must return"):
         trainer(data=lambda config: iter([]))
 
 
-def test_a_replica_that_dies_changes_nothing(tmp_path):
-    def slow(config):
-        return SlowPoints(ITEMS, 0), Points(7, 1)
-
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+def test_a_lost_replica_changes_nothing(number):
     losses, model, _ = in_one_process()
-    with trainer(data=slow, storage_path=tmp_path) as two:
+    with trainer(data=slow_points, timeout_seconds=5) as two:
         stats = [two.train()]
-        killed = kill_a_worker_once(lambda: True)
-        stats += [two.train() for _ in range(EPOCHS - 1)]
+        signalled = signal_a_worker_once(lambda: True, "Replica", number)
+        stats += in_time(lambda: [two.train() for _ in range(EPOCHS - 1)])
         equal_models(two.get_model(), model)
-    assert killed
+    assert signalled and not is_alive(signalled[0])
     assert [each["train_loss"] for each in stats] == pytest.approx(losses, rel=1e-5)
 
 
-def test_trainers_with_one_storage_know_nothing_of_each_other(tmp_path):
-    def first_epoch() -> dict[str, Any]:
-        with trainer(num_replicas=1, storage_path=tmp_path) as one:
-            return one.train()
-
-    stats = [in_time(first_epoch) for _ in range(2)]
-    assert [each["epoch"] for each in stats] == [1, 1]
-    assert stats[0]["train_loss"] == stats[1]["train_loss"]
+def test_too_many_lost_replicas_end_the_trainer():
+    with trainer(data=slow_points, max_failures=0) as two:
+        signal_a_worker_once(lambda: True, "Replica")
+        with pytest.raises(RuntimeError, match="the replicas were lost"):
+            in_time(lambda: [two.train() for _ in range(EPOCHS)])
 
 
-def test_after_an_interrupted_call_each_call_has_its_own_answer(monkeypatch):
-    def interrupted_train(posted: bool) -> None:
-        """Ctrl-C when the order has just been posted, or while its answer is waited for."""
-        post = two._board.post
+def unsupported_by_gloo(outputs, targets):
+    raise RuntimeError("gloo: unsupported tensor type")  # as a collective does of a wrong tensor
 
-        def interrupt(*words: Any) -> None:
-            if posted:
-                post(*words)
-            raise KeyboardInterrupt
 
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(two._board, "post" if posted else "take", interrupt)
+def test_a_program_error_in_a_collective_is_not_retried():
+    with (
+        trainer(loss=unsupported_by_gloo) as two,
+        pytest.raises(RuntimeError, match="unsupported tensor type"),
+    ):
+        in_time(two.train)
+
+
+def test_after_an_interrupted_call_each_call_has_its_own_answer():
+    def interrupted_train() -> None:
+        timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
             two.train()
 
     losses, model, (loss, _) = in_one_process()
-    with trainer() as two:
-        interrupted_train(posted=True)
-        interrupted_train(posted=False)
+    with trainer(data=slow_points) as two:
+        interrupted_train()
+        interrupted_train()
         stats = in_time(two.train)
-        figures = in_time(two.validate)
+        metrics = in_time(two.validate)
         equal_models(two.get_model(), model)
-        interrupted_train(posted=False)
-        fit = two._fit
+        interrupted_train()
+        replicas = worker_processes(os.getpid(), "Replica")
     assert stats["epoch"] == 3 and stats["train_loss"] == pytest.approx(losses[2], rel=1e-5)
-    assert figures["validation_loss"] == pytest.approx(loss, rel=1e-5)
-    assert not fit.is_running()  # the order to end was heard
+    assert metrics["validation_loss"] == pytest.approx(loss, rel=1e-5)
+    deadline = time.monotonic() + 10
+    while any(map(is_alive, replicas)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert len(replicas) == 2 and not any(map(is_alive, replicas))
 
 
 def test_the_documents_example_runs():
@@ -260,7 +273,7 @@ def test_tune_finds_the_better_rate_over_distributed_trainings(tmp_path, schedul
         mode="min",
         stop={"training_iteration": 4},
         scheduler=asha if scheduler == "asha" else None,
-        max_concurrent_trials=trials_at_once(2),
+        max_concurrent_trials=max_concurrent_trials(2),
         storage_path=str(tmp_path),
         verbose=0,
     )
