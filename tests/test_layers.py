@@ -21,6 +21,7 @@ BELOW = {
         *("algorithms", "distributed", "kernels", "tasks", "models"),
         *("reports", "loggers", "plots"),
     },
+    "config": {"training", "algorithms", "distributed", "kernels", "tasks", "models", "loggers"},
     "launchers": {"config", "training", "reports", "distributed", "kernels", "loggers", "plots"},
     "cli": {"launchers", "config", "training", "reports", "distributed"},
 }

@@ -115,7 +115,7 @@ def _train(run: RunSpec, payload: WorkerPayload) -> None:
     def add_logger(experiment: Experiment) -> None:
         if get_rank() == 0:
             logger = RayTrainLogger(payload.validations_only)
-            experiment.tracker = LoggerCollection([experiment.tracker, logger])
+            experiment.logger = LoggerCollection([experiment.logger, logger])
         else:
             participants.append(threading.Thread(target=_join_reports, daemon=True))
             participants[0].start()
