@@ -31,7 +31,8 @@ from metadist.distributed.reducers import LinearReducer, finish_sum
 from metadist.distributed.worker_calls import WorkerRequest, WorkerResponse, tensors_of
 from metadist.errors import UserError
 
-Mapper = Callable[[nn.Module, Any], Any]
+Mapper = Callable[[Any, Any], Any]
+"""(learner, batch) -> result."""
 
 _PING_SHARE = 0.8
 """Of the timeout: how long a ping may stay unanswered, so that a lost worker is found in time."""
@@ -180,7 +181,7 @@ class LocalStrategy(_InProcessStrategy):
         """See `Strategy`."""
         response, gradient, divisor = self._partial_sums(mapper, learner, batch)
         _set_gradient(learner, gradient, divisor)
-        return finish_sum(response.value, divisor, response.dtypes)
+        return finish_sum(response.value, divisor, response.dtypes or [])
 
     def map_tasks(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
         """See `Strategy`."""
@@ -251,7 +252,7 @@ class AllReduceStrategy(_InProcessStrategy):
             value, filled, ranks = all_reduce((response.value, filled, ranks))
             gradient = [g if number else None for g, number in zip(filled, ranks, strict=True)]
             _set_gradient(learner, gradient, divisor)
-            return finish_sum(value, divisor, response.dtypes)
+            return finish_sum(value, divisor, response.dtypes or [])
 
     def map_tasks(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
         """See `Strategy`."""
@@ -287,7 +288,9 @@ class AllReduceStrategy(_InProcessStrategy):
         """See `Strategy`."""
         digest = hashlib.sha256()
         for tensor in tensors:
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+            digest.update(
+                tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+            )
         mine = int.from_bytes(digest.digest()[:7], "big")
         found = all_gather(torch.tensor([mine]))
         different = [rank for rank, other in enumerate(found) if not torch.equal(other, found[0])]

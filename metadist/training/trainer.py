@@ -261,7 +261,7 @@ class Trainer:
         if not self._is_main:
             return
         weight = total_weight(self.experiment)
-        metrics = {
+        metrics: dict[str, Any] = {
             "iteration": iteration,
             "train_loss": output.loss,
             **{f"train_{n}": each.item() / weight for n, each in output.result.metrics.items()},

@@ -337,7 +337,7 @@ class PyTorchTrainer:
         return not missing
 
 
-class PyTorchTrainable(Trainable):
+class PyTorchTrainable(Trainable):  # type: ignore[misc]  # Ray is optional
     """A `PyTorchTrainer` as a trial of Ray Tune: an iteration is an epoch and a validation.
 
     The search space has the trainer's arguments, as in `PyTorchTrainer(**config)`; what is

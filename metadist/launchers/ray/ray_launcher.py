@@ -287,10 +287,10 @@ def _torch_config() -> Any:
     backend_base: Any = backend.Backend
     config_base: Any = backend.BackendConfig
 
-    class SharedDevices(backend_base):
+    class SharedDevices(backend_base):  # type: ignore[misc]  # Ray is optional
         share_cuda_visible_devices = True
 
-    class SharedDevicesConfig(config_base):
+    class SharedDevicesConfig(config_base):  # type: ignore[misc]  # Ray is optional
         backend_cls = SharedDevices
         backend = "gloo"  # TorchTrainer would choose one; nothing uses it
 

@@ -146,7 +146,7 @@ def _graceful_trial(function: Any) -> Any:
     """
     base: Any = load_ray("ray.tune.trainable.function_trainable").wrap_function(function)
 
-    class ExperimentTrial(base):
+    class ExperimentTrial(base):  # type: ignore[misc]  # Ray is optional
         def cleanup(self) -> None:
             _stop_runs()
             super().cleanup()
