@@ -5,7 +5,7 @@ python experiments/benchmark.py --rounds 5
 Each program runs in fresh processes, A B C A B C …, so that what else the machine does meets all
 alike; a round's ratio compares neighbours in time, and the table has the median over rounds. A
 step is a whole one: data, partition, gradient, reduce, outer step. Rivals that are not installed
-(pip install -e '.[peers]') are left out; one that ends with an error, or gives no result within
+(pip install -e '.[baselines]') are left out; one that ends with an error, or gives no result within
 --patience seconds and is killed, is not started at that setting again.
 """
 

@@ -1,4 +1,4 @@
-"""Bad input: one sentence on rank zero, a non-zero exit, no traceback, nobody left behind."""
+"""Invalid input: one sentence on rank zero, exit status 2 on every rank, no traceback."""
 
 import zipfile
 
@@ -7,19 +7,19 @@ from commands import run_command
 from tiny import SMALL
 
 
-def refusal(*overrides: str, size: int = 2) -> str:
-    """Rank zero's sentence, after a look at everything else that must hold."""
+def error_message(*overrides: str, size: int = 2) -> str:
+    """Run an invalid command, check every rank's output, and return rank zero's error."""
     outcomes = run_command("maml.py", *SMALL, *overrides, size=size)
     assert [outcome.status for outcome in outcomes] == [2] * size, outcomes
-    sentence, others = outcomes[0].err, outcomes[1:]
-    assert sentence.startswith("error: ") and sentence.count("\n") == 1, sentence
-    assert "Traceback" not in sentence + outcomes[0].out
+    message, others = outcomes[0].err, outcomes[1:]
+    assert message.startswith("error: ") and message.count("\n") == 1, message
+    assert "Traceback" not in message + outcomes[0].out
     assert all(outcome.err == "" and outcome.out == "" for outcome in others), others
-    return sentence
+    return message
 
 
 @pytest.mark.parametrize(
-    ("overrides", "words"),
+    ("overrides", "expected"),
     [
         (["datset=glyphs"], ["datset", "spelling"]),
         (["dataset=letters"], ["letters", "glyphs", "omniglot", "sinusoid"]),
@@ -54,10 +54,10 @@ def refusal(*overrides: str, size: int = 2) -> str:
         (["algorithm._target_=my.Algorithm"], ["my.Algorithm", "imported"]),
     ],
 )
-def test_wrong_options(tmp_path, overrides, words):
-    where = [] if "hydra.run.dir" in str(overrides) else [f"hydra.run.dir={tmp_path}/run"]
-    sentence = refusal(*overrides, *where)
-    assert all(word in sentence for word in words), sentence
+def test_invalid_options(tmp_path, overrides, expected):
+    run_directory = [] if "hydra.run.dir" in str(overrides) else [f"hydra.run.dir={tmp_path}/run"]
+    message = error_message(*overrides, *run_directory)
+    assert all(word in message for word in expected), message
 
 
 def test_dataset_root_that_is_missing_or_broken(tmp_path, monkeypatch):
@@ -65,7 +65,7 @@ def test_dataset_root_that_is_missing_or_broken(tmp_path, monkeypatch):
     environment = {"METADIST_CACHE": str(tmp_path / "cache")}
     small = [word for word in SMALL if "dataset." not in word]
 
-    def sentence(root) -> str:
+    def message(root) -> str:
         outcomes = run_command(
             "maml.py",
             *small,
@@ -81,27 +81,29 @@ def test_dataset_root_that_is_missing_or_broken(tmp_path, monkeypatch):
 
     file = tmp_path / "file"
     file.write_text("no folder")
-    assert str(file) in sentence(file)
+    assert str(file) in message(file)
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "images_background.zip").write_bytes(b"no zip")
     with zipfile.ZipFile(broken / "images_evaluation.zip", "w") as archive:
         archive.writestr("images_evaluation/A/character01/0001_01.png", b"no image")
-    assert "images_background.zip" in sentence(broken)
+    assert "images_background.zip" in message(broken)
 
 
-def test_damaged_checkpoints(tmp_path):
+def test_corrupted_checkpoints(tmp_path):
     run = f"hydra.run.dir={tmp_path}/run"
     assert run_command("maml.py", *SMALL, run)[0].status == 0
     newest = tmp_path / "run/checkpoints/iteration-00000004.pt"
-    whole = newest.read_bytes()
-    assert "earlier run" in refusal(run)
-    assert "another run: model.filters was 4" in refusal(run, "resume=auto", "model.filters=5")
-    newest.write_bytes(whole[:1000])
+    intact = newest.read_bytes()
+    assert "earlier run" in error_message(run)
+    assert "another run: model.filters was 4" in error_message(
+        run, "resume=auto", "model.filters=5"
+    )
+    newest.write_bytes(intact[:1000])
     elsewhere = f"hydra.run.dir={tmp_path}/elsewhere"
-    assert f"{newest.name} is damaged" in refusal(elsewhere, f"resume={newest}")
-    went_on = run_command("maml.py", *SMALL, run, "resume=auto")[0]
-    assert went_on.status == 0 and went_on.err == "", went_on
-    warnings = [line for line in went_on.out.splitlines() if "set aside" in line]
-    assert len(warnings) == 1 and newest.name in warnings[0], went_on.out
-    assert newest.with_name(f"{newest.name}.aside").read_bytes() == whole[:1000]
+    assert f"{newest.name} is damaged" in error_message(elsewhere, f"resume={newest}")
+    resumed = run_command("maml.py", *SMALL, run, "resume=auto")[0]
+    assert resumed.status == 0 and resumed.err == "", resumed
+    warnings = [line for line in resumed.out.splitlines() if "set aside" in line]
+    assert len(warnings) == 1 and newest.name in warnings[0], resumed.out
+    assert newest.with_name(f"{newest.name}.aside").read_bytes() == intact[:1000]

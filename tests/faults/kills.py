@@ -1,4 +1,4 @@
-"""Kill runs at random moments, resume them, and compare them with a run that nobody disturbed."""
+"""Kill runs at random moments, resume them, and compare them with an undisturbed run."""
 
 import os
 import random
@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from runs import Run, RunFailed, difference
-from tables import tell
+from faults.runs import Run, RunFailed, difference
+from faults.tables import print_row
 
 
 class Kill(NamedTuple):
-    """One SIGKILL and what became of the run."""
+    """One SIGKILL and the outcome of the run."""
 
     number: int
     strategy: str
@@ -20,44 +20,44 @@ class Kill(NamedTuple):
     moment: str
     seconds_until_end: float
     difference: str
-    """From the undisturbed run, after resuming; "" when there is none."""
+    """From the undisturbed run, after resuming; "" if none."""
 
     @property
-    def good(self) -> bool:
-        """Whether the run ended as if it had not been killed."""
+    def passed(self) -> bool:
+        """Whether the resumed run equals the undisturbed one."""
         return not self.difference
 
 
-_PATIENCE = 600.0
-"""Seconds that a resumed run may take: it ends in some ten, on a machine that has time for it."""
+_TIMEOUT = 600.0
+"""Seconds that a resumed run may take; about ten on an idle machine."""
 
 
 def rows(folder: Path, number: int, seed: int) -> list[Kill]:
-    """Carry out `number` kills, spread over strategies, ranks and moments."""
-    chance = random.Random(seed)
+    """Kill `number` runs, spread over strategies, ranks and moments."""
+    rng = random.Random(seed)
     found = []
     undisturbed: dict[str, Path] = {}
-    for place in range(number):
-        strategy = ("rpc", "allreduce", "local")[place % 3]
+    for index in range(number):
+        strategy = ("rpc", "allreduce", "local")[index % 3]
         if strategy not in undisturbed:
             undisturbed[strategy] = folder / f"undisturbed-{strategy}"
             with Run(undisturbed[strategy], strategy) as run:
-                if run.wait(_PATIENCE):
+                if run.wait(_TIMEOUT):
                     raise RunFailed(run.output())
-        writing = place % 4 == 3
-        rank = 0 if writing or strategy == "local" else chance.randrange(2)
-        directory = folder / f"kill-{place}"
-        kill = _kill(directory, place, strategy, rank, writing, chance)
+        writing = index % 4 == 3
+        rank = 0 if writing or strategy == "local" else rng.randrange(2)
+        directory = folder / f"kill-{index}"
+        kill = _kill(directory, index, strategy, rank, writing, rng)
         with Run(directory, strategy, "resume=auto") as again:
-            words = _outcome(again, undisturbed[strategy])
-        found.append(tell(kill._replace(difference=words)))
+            differs = _outcome(again, undisturbed[strategy])
+        found.append(print_row(kill._replace(difference=differs)))
     return found
 
 
 def _outcome(again: Run, undisturbed: Path) -> str:
-    """What a resumed run differs in from the undisturbed one; "" for nothing."""
+    """What differs between a resumed run and the undisturbed one; "" if nothing."""
     try:
-        status = again.wait(_PATIENCE)
+        status = again.wait(_TIMEOUT)
     except RunFailed as error:
         return str(error)
     if status:
@@ -66,16 +66,16 @@ def _outcome(again: Run, undisturbed: Path) -> str:
 
 
 def _kill(
-    directory: Path, number: int, strategy: str, rank: int, writing: bool, chance: random.Random
+    directory: Path, number: int, strategy: str, rank: int, writing: bool, rng: random.Random
 ) -> Kill:
-    after = chance.randrange(0, 95)
-    jitter = chance.uniform(0.0, 0.05)
+    after = rng.randrange(0, 95)
+    jitter = rng.uniform(0.0, 0.05)
     with Run(directory, strategy) as run:
-        run.until(lambda: run.workers().get(rank))
-        run.until(lambda: run.iteration() >= after)
+        run.wait_until(lambda: run.workers().get(rank))
+        run.wait_until(lambda: run.iteration() >= after)
         if writing:
             pid, parts = run.workers()[rank], directory / "checkpoints"
-            run.until(lambda: next(parts.glob(".*.part"), None), pause=0.0)
+            run.wait_until(lambda: next(parts.glob(".*.part"), None), pause=0.0)
             os.kill(pid, signal.SIGKILL)
             sent = time.time()
         else:
@@ -84,7 +84,7 @@ def _kill(
         moment = f"iteration {run.iteration()}"
         if writing:
             cut = next(parts.glob(".*.part"), None)
-            moment += f", writing a checkpoint{' (cut short)' if cut else ''}"
+            moment += f", writing a checkpoint{' (incomplete)' if cut else ''}"
         status = run.wait()
         seconds = time.time() - sent
         if status == 0:

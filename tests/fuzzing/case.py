@@ -1,4 +1,4 @@
-"""A case and its answer: the command in a forked process, judged by what it leaves."""
+"""One case of the corpus: the command in a forked process, and its result."""
 
 import os
 import runpy
@@ -11,9 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-EXPERIMENTS = Path(__file__).resolve().parent.parent
-SECONDS = 60.0
-"""After which a case counts as not answered."""
+EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
+TIMEOUT_SECONDS = 60.0
 
 SMALL = (
     "++dataset.train_classes=12",
@@ -31,42 +30,42 @@ SMALL = (
     "trainer.checkpoint_every=2",
     "logger=jsonl",
 )
-"""A run of a second, into which the wrong word goes."""
+"""Overrides with which a run takes about a second."""
 
 
 class Case(NamedTuple):
-    """Something wrong, and the command that meets it.
+    """An invalid input and the command that reads it.
 
     Attributes:
         kind: "configuration", "checkpoint", "archive", …
-        name: what is wrong, in a few words.
-        words: the command line after the script.
-        about: the sentence has to name one of these, so that nothing is answered by accident.
-        script: in `experiments/`.
-        recovers: the program is to go on by itself, with exit status 0.
-        prepare: makes the files of the case, just before.
-        folder: theirs alone, removed afterwards.
+        name: short description.
+        arguments: the command line after the script.
+        expected: the error message must contain one of these; empty for no condition.
+        script: file name in `experiments/`.
+        recovers: the expected exit status is 0, with nothing on standard error.
+        prepare: creates the files of the case; called just before it runs.
+        folder: holds these files; removed afterwards.
     """
 
     kind: str
     name: str
-    words: tuple[str, ...]
-    about: tuple[str, ...] = ()
+    arguments: tuple[str, ...]
+    expected: tuple[str, ...] = ()
     script: str = "maml.py"
     recovers: bool = False
     prepare: Callable[[], object] | None = None
     folder: Path | None = None
 
 
-class Answer(NamedTuple):
-    """What a case came to.
+class Result(NamedTuple):
+    """The result of a case.
 
     Attributes:
         case: the case.
-        status: the exit status, minus the signal's number if one ended it.
-        out: what went to the standard output.
-        err: what went to the standard error.
-        seconds: how long it took.
+        status: the exit status; the negative signal number if a signal ended the process.
+        out: standard output.
+        err: standard error.
+        seconds: duration.
     """
 
     case: Case
@@ -76,48 +75,48 @@ class Answer(NamedTuple):
     seconds: float
 
     @property
-    def proper(self) -> bool:
-        """Whether it is what it should be."""
+    def passed(self) -> bool:
+        """Whether the result is as expected."""
         if "Traceback" in self.out + self.err or "CODE WAS RUN" in self.out + self.err:
             return False
         if self.case.recovers:
             return self.status == 0 and not self.err
-        sentence = self.err.strip()
-        named = not self.case.about or any(word in sentence for word in self.case.about)
-        one = sentence.startswith("error: ") and "\n" not in sentence
-        return self.status == 2 and one and named
+        message = self.err.strip()
+        expected = not self.case.expected or any(word in message for word in self.case.expected)
+        one_sentence = message.startswith("error: ") and "\n" not in message
+        return self.status == 2 and one_sentence and expected
 
 
-def answer(case: Case, scratch: Path) -> Answer:
+def run_case(case: Case, scratch: Path) -> Result:
     """Run a case in a forked process whose current directory is `scratch`.
 
-    To be called in a process that runs no other threads.
+    The calling process must have no other threads.
     """
     if case.prepare is not None:
         case.prepare()
     try:
-        return _answer(case, scratch)
+        return _fork_and_wait(case, scratch)
     finally:
         if case.folder is not None:
             shutil.rmtree(case.folder)
 
 
-def _answer(case: Case, scratch: Path) -> Answer:
+def _fork_and_wait(case: Case, scratch: Path) -> Result:
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         started = time.monotonic()
         child = os.fork()
         if child == 0:
-            _run(case, scratch, out.fileno(), err.fileno())
-        status = _wait(child, started + SECONDS)
+            _run_child(case, scratch, out.fileno(), err.fileno())
+        status = _wait(child, started + TIMEOUT_SECONDS)
         texts = []
         for file in (out, err):
             file.seek(0)
             texts.append(file.read().decode(errors="replace"))
-    return Answer(case, status, *texts, time.monotonic() - started)
+    return Result(case, status, *texts, time.monotonic() - started)
 
 
-def _run(case: Case, scratch: Path, out: int, err: int) -> None:
-    """The child's life; it never returns."""
+def _run_child(case: Case, scratch: Path, out: int, err: int) -> None:
+    """Run the script in the child process; does not return."""
     status: object = 70
     try:
         os.chdir(scratch)
@@ -127,11 +126,11 @@ def _run(case: Case, scratch: Path, out: int, err: int) -> None:
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
         os.environ["METADIST_CACHE"] = str(scratch / "cache")
         path = EXPERIMENTS / case.script
-        sys.argv = [str(path), *case.words]
+        sys.argv = [str(path), *case.arguments]
         runpy.run_path(str(path), run_name="__main__")
         status = 0
-    except SystemExit as leaving:
-        status = 0 if leaving.code is None else leaving.code
+    except SystemExit as exit_:
+        status = 0 if exit_.code is None else exit_.code
     except BaseException:
         sys.excepthook(*sys.exc_info())
         status = 1

@@ -1,4 +1,4 @@
-"""Faults under the real torchrun, a few: `make faults` has them all."""
+"""Two faults under torchrun; `make faults` injects all of them."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ def torchrun(directory: Path, *options: str) -> subprocess.Popen:
 
 
 def worker(agent: int, rank: int) -> int | None:
-    """The process of a rank, from the system's own table."""
+    """The process id of a rank, from /proc; None if it has ended."""
     for entry in Path("/proc").iterdir():
         try:
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
@@ -56,25 +56,25 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="ne
 
 
 @pytest.mark.slow
-def test_torchrun_brings_a_killed_rank_zero_back_without_a_hand_on_it(tmp_path):
+def test_torchrun_restarts_a_killed_rank_zero_with_equal_results(tmp_path):
     process = torchrun(tmp_path / "restarted", "--max-restarts=1")
     kill_when(process, tmp_path / "restarted", 10, 0, signal.SIGKILL)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
-    run_world(train, 2, str(tmp_path / "whole"), *OPTIONS)
-    restarted, whole = records(tmp_path / "restarted"), records(tmp_path / "whole")
-    assert without_times(restarted) == without_times(whole)
+    run_world(train, 2, str(tmp_path / "undisturbed"), *OPTIONS)
+    restarted, undisturbed = records(tmp_path / "restarted"), records(tmp_path / "undisturbed")
+    assert without_times(restarted) == without_times(undisturbed)
 
 
-def test_a_frozen_worker_ends_the_job_and_is_named_once(tmp_path):
+def test_a_frozen_worker_ends_the_job_and_is_reported_once(tmp_path):
     process = torchrun(tmp_path, "timeout_seconds=3", "trainer.iterations=100000")
     kill_when(process, tmp_path, 10, 1, signal.SIGSTOP)
     frozen = worker(process.pid, 1)
-    # torchrun would give the frozen process 30 s to end; its other ranks have ended by then.
+    # torchrun waits 30 s for the frozen process; the other rank ends before that.
     deadline = time.monotonic() + 30
     while worker(process.pid, 0) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert worker(process.pid, 0) is None, "rank zero still waits"
+    assert worker(process.pid, 0) is None, "rank zero is still alive"
     os.kill(frozen, signal.SIGKILL)
     output, _ = process.communicate(timeout=60)
     assert process.returncode != 0

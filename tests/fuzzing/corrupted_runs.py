@@ -1,4 +1,4 @@
-"""Damaged checkpoints, and what else belongs to a run that goes on."""
+"""Corrupted checkpoints, records and configurations of a run."""
 
 import hashlib
 import io
@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from bad_inputs.cases import SMALL, Case
-from bad_inputs.damage import ANYWHERE, REPLACED, truncated
+from fuzzing.case import SMALL, Case
+from fuzzing.corruption import PARTIAL, REPLACEMENTS, truncated
 
-_WORDS = "print('CODE WAS RUN')"
+_PRINT = "print('CODE WAS RUN')"
 
 
 class _Code:
-    """Pickled, it is a call of anything."""
+    """Unpickles to a call of any function."""
 
     def __init__(self, function: Any, *arguments: Any) -> None:
         self.call = (function, arguments)
@@ -30,41 +30,41 @@ class _Code:
         return self.call
 
 
-def damaged_checkpoints(good_run: Path, scratch: Path, draw: random.Random) -> list[Case]:
+def corrupted_checkpoints(intact_run: Path, scratch: Path, rng: random.Random) -> list[Case]:
     """Cases for `resume=`, from the newest checkpoint of a finished small run."""
-    good = good_run / "checkpoints" / "iteration-00000004.pt"
-    data = good.read_bytes()
+    intact = intact_run / "checkpoints" / "iteration-00000004.pt"
+    data = intact.read_bytes()
     cases = []
 
     def add(name: str, content: bytes) -> None:
         number = len(cases)
         run = scratch / f"run-{number}"
         path = run / "checkpoints" / "iteration-00000004.pt"
-        # Alone in its folder a damaged checkpoint has none before it; by its path it is asked for.
+        # The only checkpoint of its folder, or requested by path: no earlier one to fall back on.
         resume = "auto" if number % 2 else path
-        elsewhere = run if number % 2 else scratch / f"other-{number}"
-        words = (*SMALL, f"hydra.run.dir={elsewhere}", f"resume={resume}")
-        about = (str(path.parent),)
-        make = partial(_write, path, content)
-        cases.append(Case("checkpoint", name, words, about, prepare=make, folder=run))
+        run_directory = run if number % 2 else scratch / f"other-{number}"
+        arguments = (*SMALL, f"hydra.run.dir={run_directory}", f"resume={resume}")
+        expected = (str(path.parent),)
+        prepare = partial(_write, path, content)
+        cases.append(Case("checkpoint", name, arguments, expected, prepare=prepare, folder=run))
 
-    for damage in ANYWHERE:
-        for _ in range(24 if damage is truncated else 18):
-            add(damage.__name__, damage(data, draw))
-    for damage in REPLACED:
+    for corruption in PARTIAL:
+        for _ in range(24 if corruption is truncated else 18):
+            add(corruption.__name__, corruption(data, rng))
+    for corruption in REPLACEMENTS:
         for _ in range(3):
-            add(damage.__name__, damage(data, draw))
-    contents = torch.load(good, weights_only=True)
-    for name, content in _sealed(contents):
+            add(corruption.__name__, corruption(data, rng))
+    contents = torch.load(intact, weights_only=True)
+    for name, content in _with_valid_digest(contents):
         add(name, content + b"metadist-sha256:" + hashlib.sha256(content).hexdigest().encode())
     add("without a digest", data[:-80])
     add("twice", data + data)
     return cases
 
 
-def _sealed(contents: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
-    """What someone made who can write a digest: it is right, and the contents are not."""
-    for function, argument in ((os.system, "echo CODE WAS RUN"), (exec, _WORDS), (eval, _WORDS)):
+def _with_valid_digest(contents: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
+    """Invalid contents with a valid digest."""
+    for function, argument in ((os.system, "echo CODE WAS RUN"), (exec, _PRINT), (eval, _PRINT)):
         yield "code in a zip", _saved({**contents, "learner": _Code(function, argument)})
         yield "code in a pickle", pickle.dumps(_Code(function, argument))
         legacy = _saved(_Code(function, argument), _use_new_zipfile_serialization=False)
@@ -100,47 +100,47 @@ def _saved(thing: Any, **options: Any) -> bytes:
     return buffer.getvalue()
 
 
-def damaged_runs(good_run: Path, scratch: Path, draw: random.Random) -> list[Case]:
-    """Cases of a run's other files: its record, and its configuration for a replay."""
+def corrupted_runs(intact_run: Path, scratch: Path, rng: random.Random) -> list[Case]:
+    """Cases of the other files of a run: its metrics, and its configuration for a replay."""
     cases = []
 
-    def add(kind: str, file: str, content: bytes, about: tuple[str, ...]) -> None:
+    def add(kind: str, file: str, content: bytes, expected: tuple[str, ...]) -> None:
         run = scratch / f"other-files-{len(cases)}"
-        words: tuple[str, ...] = (*SMALL, f"hydra.run.dir={run}", "resume=auto")
+        arguments: tuple[str, ...] = (*SMALL, f"hydra.run.dir={run}", "resume=auto")
         script = "maml.py"
         if kind == "configuration of a run":
-            words, script = (str(run), "--key", "0,train,1,0"), "replay.py"
-        make = partial(_copy_with, good_run, run, file, content)
-        cases.append(Case(kind, "damaged", words, about, script, False, make, run))
+            arguments, script = (str(run), "--key", "0,train,1,0"), "replay.py"
+        prepare = partial(_copy_with, intact_run, run, file, content)
+        cases.append(Case(kind, "corrupted", arguments, expected, script, False, prepare, run))
 
-    lines = (good_run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    lines = (intact_run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     for _ in range(8):
         changed = list(lines)
-        place = draw.randrange(len(lines) - 1)
-        changed[place] = draw.choice([b"{\n", b"\xff\xfe\n", b"[1]\n", b"\n", changed[place][5:]])
+        index = rng.randrange(len(lines) - 1)
+        changed[index] = rng.choice([b"{\n", b"\xff\xfe\n", b"[1]\n", b"\n", changed[index][5:]])
         add("record of a run", "metrics.jsonl", b"".join(changed), ("metrics.jsonl",))
-    configuration = (good_run / ".hydra" / "config.yaml").read_bytes()
+    configuration = (intact_run / ".hydra" / "config.yaml").read_bytes()
     broken = [b"", b"\xff\xfe\x00", b"a: [1", b"- 1\n- 2\n", b"text", b"seed: 0\n"]
     broken.append(configuration.replace(b"iterations: 4", b"iterations: many"))
     broken.append(configuration.replace(b"metadist.tasks.Glyphs", b"metadist.tasks.Griffins"))
     for content in broken:
-        about = ("config.yaml", "trainer.iterations", "Griffins")
-        add("configuration of a run", ".hydra/config.yaml", content, about)
+        expected = ("config.yaml", "trainer.iterations", "Griffins")
+        add("configuration of a run", ".hydra/config.yaml", content, expected)
     return cases
 
 
-def recoveries(good_run: Path, scratch: Path, draw: random.Random) -> list[Case]:
-    """A damaged newest checkpoint with a good one before it: the run goes on by itself."""
+def recoveries(intact_run: Path, scratch: Path, rng: random.Random) -> list[Case]:
+    """A corrupted newest checkpoint after an intact one: the run resumes from the latter."""
     newest = "checkpoints/iteration-00000004.pt"
     cases = []
-    for number, damage in enumerate(ANYWHERE + REPLACED):
+    for number, corruption in enumerate(PARTIAL + REPLACEMENTS):
         run = scratch / f"recovery-{number}"
-        content = damage((good_run / newest).read_bytes(), draw)
-        make = partial(_copy_with, good_run, run, newest, content)
-        words = (*SMALL, f"hydra.run.dir={run}", "resume=auto")
-        name = damage.__name__
+        content = corruption((intact_run / newest).read_bytes(), rng)
+        prepare = partial(_copy_with, intact_run, run, newest, content)
+        arguments = (*SMALL, f"hydra.run.dir={run}", "resume=auto")
+        name = corruption.__name__
         cases.append(
-            Case("newest checkpoint", name, words, recovers=True, prepare=make, folder=run)
+            Case("newest checkpoint", name, arguments, recovers=True, prepare=prepare, folder=run)
         )
     return cases
 
@@ -150,6 +150,6 @@ def _write(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def _copy_with(good_run: Path, run: Path, file: str, content: bytes) -> None:
-    shutil.copytree(good_run, run)
+def _copy_with(intact_run: Path, run: Path, file: str, content: bytes) -> None:
+    shutil.copytree(intact_run, run)
     (run / file).write_bytes(content)

@@ -1,4 +1,4 @@
-"""Wrong configurations, of every kind that a hand can type."""
+"""Invalid configurations: wrong types, ranges, keys, choices, syntax and paths."""
 
 import random
 import re
@@ -6,9 +6,9 @@ import string
 from collections.abc import Iterator
 from pathlib import Path
 
-from bad_inputs.cases import SMALL, Case
+from fuzzing.case import SMALL, Case
 
-WHOLE = {  # whole numbers, and the least that is allowed
+INTEGERS = {  # key: minimum
     "trainer.iterations": 1,
     "trainer.meta_batch_size": 1,
     "trainer.eval_every": 0,
@@ -37,7 +37,7 @@ GROUPS = ("dataset", "model", "algorithm", "optimizer", "scheduler", "strategy",
           "reducer", "logger", "+partition", "+experiment")  # fmt: skip
 NODES = GROUPS[:9]
 
-AT_ODDS = (  # each word by itself would do
+INCONSISTENT = (  # each override by itself is valid
     ("dataset=sinusoid",),  # conv4 wants images
     ("dataset=sinusoid", "model=mlp", "algorithm=supervised"),
     ("task.shots=5", "task.queries=5"),
@@ -72,7 +72,7 @@ AT_ODDS = (  # each word by itself would do
     ("seed=9223372036854775808",),
     ("threads=100000000000",),
 )
-BROKEN = (
+MALFORMED = (
     "trainer.iterations", "=5", "task.ways=[1", "task.ways={", "model={filters: 4", "seed='1",
     "seed=1,2", "trainer.iterations=2,4", "model.filters=${nope}", "seed=${oc.env:NO_SUCH_NAME}",
     "seed=???", "trainer.iterations=???", "model.filters=${model.filters}", "~seed", "~device",
@@ -84,77 +84,85 @@ BROKEN = (
 )  # fmt: skip
 
 
-def wrong_configurations(scratch: Path, draw: random.Random) -> list[Case]:
-    """Every wrong configuration, a few hundred, those with free places filled by `draw`."""
+def invalid_configurations(scratch: Path, rng: random.Random) -> list[Case]:
+    """All invalid configurations, a few hundred; random parts are drawn from `rng`."""
     found = []
-    for name, words in _wrong_words(scratch, draw):
-        own = f"hydra.run.dir={scratch}/run-{len(found)}"
-        run = () if "hydra.run.dir" in str(words) else (own,)
-        other = any(word.startswith("dataset=") for word in words)
+    for name, overrides in _overrides(scratch, rng):
+        run_directory = f"hydra.run.dir={scratch}/run-{len(found)}"
+        run = () if "hydra.run.dir" in str(overrides) else (run_directory,)
+        other = any(word.startswith("dataset=") for word in overrides)
         small = [word for word in SMALL if not (other and word.startswith("++dataset."))]
-        about = tuple(w.rstrip("s") for w in re.findall(r"\w+", " ".join(words)) if len(w) > 2)
+        expected = tuple(
+            w.rstrip("s") for w in re.findall(r"\w+", " ".join(overrides)) if len(w) > 2
+        )
         if name == "cannot be read":
-            about = (*about, "command line", *words)
-        found.append(Case("configuration", name, (*small, *words, *run), about))
+            expected = (*expected, "command line", *overrides)
+        found.append(Case("configuration", name, (*small, *overrides, *run), expected))
     return found
 
 
-def _wrong_words(scratch: Path, draw: random.Random) -> Iterator[tuple[str, tuple[str, ...]]]:
-    for key, least in WHOLE.items():
-        yield "out of range", (f"{key}={least - draw.randint(1, 9)}",)
-        kind = draw.choice(["many", "1.5", "[1]", "{a: 1}", "1e3x", "true", "''", "nan", "1_0x"])
+def _overrides(scratch: Path, rng: random.Random) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for key, least in INTEGERS.items():
+        yield "out of range", (f"{key}={least - rng.randint(1, 9)}",)
+        kind = rng.choice(["many", "1.5", "[1]", "{a: 1}", "1e3x", "true", "''", "nan", "1_0x"])
         yield "wrong type", (f"{key}={kind}",)
     for key in REAL:
-        for value in ("nan", "-.inf", str(-draw.randint(1, 9)), "quick", "[0.1]", "{a: 0.1}"):
+        for value in ("nan", "-.inf", str(-rng.randint(1, 9)), "quick", "[0.1]", "{a: 0.1}"):
             yield "no such number", (f"{key}={value}",)
     for key in POSITIVE:
         yield "out of range", (f"{key}=0",)
-    yield "out of range", (f"model.dropout={1 + draw.random()}",)
+    yield "out of range", (f"model.dropout={1 + rng.random()}",)
     for key in FLAGS:
-        for value in ("perhaps", str(draw.randint(2, 9)), "[true]"):
+        for value in ("perhaps", str(rng.randint(2, 9)), "[true]"):
             yield "wrong type", (f"{key}={value}",)
     for key in CHOICES:
-        for value in (_word(draw), "null", "3"):
+        for value in (_random_name(rng), "null", "3"):
             yield "no such choice", (f"{key}={value}",)
     for group in GROUPS:
-        yield "no such option", (f"{group}={_word(draw)}",)
+        yield "no such option", (f"{group}={_random_name(rng)}",)
     for group in NODES:
         yield "no group", (f"~{group}",)
-        yield "no option of the group", (f"+{group}.{_word(draw)}={draw.randint(0, 9)}",)
-        for target in (f"{_word(draw)}.{_word(draw)}", "math.pi", "metadist", "''", "builtins.len"):
+        yield "no option of the group", (f"+{group}.{_random_name(rng)}={rng.randint(0, 9)}",)
+        for target in (
+            f"{_random_name(rng)}.{_random_name(rng)}",
+            "math.pi",
+            "metadist",
+            "''",
+            "builtins.len",
+        ):
             yield "no such target", (f"{group}._target_={target}",)
-    for key in (*WHOLE, *REAL, *CHOICES):
-        misspelt = _misspelt(key.lstrip("+"), draw)
-        yield "misspelt", (f"{draw.choice(['', '+'])}{misspelt}=1",)
+    for key in (*INTEGERS, *REAL, *CHOICES):
+        misspelt = _misspelt(key.lstrip("+"), rng)
+        yield "misspelt", (f"{rng.choice(['', '+'])}{misspelt}=1",)
     for device in ("tpu", "gpu", "cuda:99", "cpu:x", "7", "meta2"):
         yield "no such device", (f"device={device}",)
-    for words in AT_ODDS:
-        yield "at odds with the rest", words
-    for word in BROKEN:
+    for overrides in INCONSISTENT:
+        yield "inconsistent", overrides
+    for word in MALFORMED:
         yield "cannot be read", (word,)
-    yield from _places(scratch)
+    yield from _paths(scratch)
 
 
-def _places(scratch: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _paths(scratch: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
     file = scratch / "a file"
     file.write_text("not a folder")
-    for place in ("/dev/null/x", "/proc/x", "/dev/null", f"'{file}'", f"'{file}/below'"):
-        yield "no such place", (f"hydra.run.dir={place}",)
-        yield "no such place", (f"resume={place}",)
-        root = ("dataset=omniglot", "++dataset.download=false", f"dataset.root={place}")
-        yield "no such place", root
+    for path in ("/dev/null/x", "/proc/x", "/dev/null", f"'{file}'", f"'{file}/below'"):
+        yield "no such path", (f"hydra.run.dir={path}",)
+        yield "no such path", (f"resume={path}",)
+        root = ("dataset=omniglot", "++dataset.download=false", f"dataset.root={path}")
+        yield "no such path", root
     for resume in ("nowhere/a.pt", "newest", "''", ".", "/", str(scratch), "5", "true"):
         yield "no checkpoint", (f"resume={resume}",)
 
 
-def _misspelt(key: str, draw: random.Random) -> str:
-    """The key with a letter of its last part lost, doubled or changed."""
+def _misspelt(key: str, rng: random.Random) -> str:
+    """The key with a letter of its last part dropped, doubled or changed."""
     head, dot, last = key.rpartition(".")
-    place = draw.randrange(len(last))
-    instead = draw.choice(["", last[place] * 2, draw.choice("xyz")])
-    changed = last[:place] + instead + last[place + 1 :]
+    index = rng.randrange(len(last))
+    replacement = rng.choice(["", last[index] * 2, rng.choice("xyz")])
+    changed = last[:index] + replacement + last[index + 1 :]
     return head + dot + (changed if changed and changed != last else f"{last}s")
 
 
-def _word(draw: random.Random) -> str:
-    return "".join(draw.choices(string.ascii_lowercase, k=draw.randint(4, 9)))
+def _random_name(rng: random.Random) -> str:
+    return "".join(rng.choices(string.ascii_lowercase, k=rng.randint(4, 9)))

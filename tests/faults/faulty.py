@@ -1,7 +1,6 @@
-"""Parts of an experiment, as a user may write them, that fail on purpose.
+"""Components of an experiment that fail on purpose, selected by `_target_`.
 
-They are named by `_target_` on the command line; METADIST_FAULT_TIME is the file in which they note
-when they failed.
+The file named by METADIST_FAULT_TIME receives the time of the failure.
 """
 
 import os
@@ -18,29 +17,29 @@ from metadist.distributed.reducers import MeanReducer
 from metadist.loggers import Tracker
 from metadist.tasks import Episode
 
-_CALLS = 40
+_CALLS_BEFORE_FAULT = 40
 
 
 class FaultInjected(Exception):
-    """The mistake of whoever wrote the part."""
+    """The injected error."""
 
 
 def fail() -> None:
-    """Note the time and raise."""
-    _note()
-    raise FaultInjected("a mistake on purpose")
+    """Record the time and raise."""
+    _record_time()
+    raise FaultInjected("injected fault")
 
 
-def _note() -> None:
+def _record_time() -> None:
     Path(os.environ["METADIST_FAULT_TIME"]).write_text(repr(time.time()))
 
 
 class FaultyMAML(MAML):
-    """MAML that fails at its start, or in one of its tasks.
+    """MAML that fails in its constructor or in a task.
 
     Args:
-        where: "start", "task" or "exit" (ends the process in a task).
-        rank: on which rank.
+        where: "start" (the constructor), "task", or "exit" (`os._exit` in a task).
+        rank: the rank that fails.
     """
 
     def __init__(
@@ -57,11 +56,15 @@ class FaultyMAML(MAML):
             fail()
 
     def forward(self, episode: Episode) -> TaskResult:
-        """A task, like any other but for the one that fails."""
+        """See `MAML.forward`."""
         _count["tasks"] += 1
-        if get_rank() == self.rank and _count["tasks"] > _CALLS and self.where != "start":
+        if (
+            get_rank() == self.rank
+            and _count["tasks"] > _CALLS_BEFORE_FAULT
+            and self.where != "start"
+        ):
             if self.where == "exit":
-                _note()
+                _record_time()
                 os._exit(3)
             fail()
         return super().forward(episode)
@@ -72,20 +75,20 @@ _count = {"tasks": 0, "reductions": 0}
 
 @dataclass(frozen=True)
 class FaultyReducer(MeanReducer):
-    """A mean that fails after a while."""
+    """`MeanReducer` that fails after some calls."""
 
     def coefficients(self, sizes: list[float]) -> list[float]:
-        """As of the mean."""
+        """See `MeanReducer.coefficients`."""
         _count["reductions"] += 1
-        if _count["reductions"] > _CALLS:
+        if _count["reductions"] > _CALLS_BEFORE_FAULT:
             fail()
         return super().coefficients(sizes)
 
 
 class FaultyLogger(Tracker):
-    """A tracker that fails at the tenth iteration."""
+    """A logger that fails at the tenth iteration."""
 
     def record(self, record: dict) -> None:
-        """Takes ten records."""
+        """Fail at iteration 10."""
         if record["iteration"] == 10:
             fail()

@@ -1,4 +1,4 @@
-"""Each fault, and how soon and how well the job ended after it."""
+"""How a job ends after each fault: duration, exit status, error message, leaked resources."""
 
 import re
 import signal
@@ -7,33 +7,33 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from runs import Run, RunFailed
-from tables import tell
+from faults.runs import Run, RunFailed
+from faults.tables import print_row
 
 AGENT_GRACE_SECONDS = 30.0
-"""How long torchrun's agent waits for a process that it has asked to end.."""
+"""How long torchrun's agent waits between SIGTERM and SIGKILL."""
 
 SLACK_SECONDS = 10.0
 
 
 class Ending(NamedTuple):
-    """A fault, and the end of the job that it hit."""
+    """A fault and how the job ended."""
 
     fault: str
     strategy: str
     seconds: float
     allowed: float
     status: int
-    cause: str
-    """The line that names the first cause."""
-    left_behind: str
-    wrong: str
-    """What was not as it should be; "" for nothing."""
+    error: str
+    """The line with the first error."""
+    leaked: str
+    problems: str
+    """Violated expectations; "" if none."""
 
     @property
-    def good(self) -> bool:
-        """Whether it ended as it should."""
-        return not self.wrong
+    def passed(self) -> bool:
+        """Whether every expectation holds."""
+        return not self.problems
 
 
 _RAISES = {
@@ -53,10 +53,10 @@ _SIGNALS = {
 
 
 def rows(folder: Path, timeout: float, only: str = "") -> list[Ending]:
-    """Every fault that has `only` in its name, under rpc and allreduce."""
+    """Every fault whose name contains `only`, under rpc and allreduce."""
     faults = [fault for fault in [*_RAISES, *_SIGNALS] if only in fault]
     cases = [(fault, strategy) for fault in faults for strategy in ("rpc", "allreduce")]
-    # The frozen ones wait most of the time, and so they do it together.
+    # Frozen jobs are idle until their timeout, so they run concurrently.
     frozen = [case for case in cases if "SIGSTOP" in case[0]]
     found = [_end(folder, *case, timeout) for case in cases if case not in frozen]
     with ThreadPoolExecutor(4) as pool:
@@ -66,63 +66,68 @@ def rows(folder: Path, timeout: float, only: str = "") -> list[Ending]:
 
 def _end(folder: Path, fault: str, strategy: str, timeout: float) -> Ending:
     name = re.sub(r"\W+", "-", f"{fault}-{strategy}")
-    noted = folder / f"{name}.time"
+    time_file = folder / f"{name}.time"
     options = [f"timeout_seconds={timeout:g}"]
     if fault in _RAISES:
         group, target, *more = _RAISES[fault]
-        options += [f"{group}._target_=faulty.{target}", *(f"+{group}.{each}" for each in more)]
-    environment = {"METADIST_FAULT_TIME": str(noted)}
+        options += [
+            f"{group}._target_=faults.faulty.{target}",
+            *(f"+{group}.{each}" for each in more),
+        ]
+    environment = {"METADIST_FAULT_TIME": str(time_file)}
     with Run(folder / name, strategy, *options, environment=environment) as run:
         sent = 0.0
         if fault in _SIGNALS:
             number, rank = _SIGNALS[fault]
-            run.until(lambda: run.iteration() >= 10)
+            run.wait_until(lambda: run.iteration() >= 10)
             sent = run.signal_rank(rank, number)
         status = run.wait(timeout + AGENT_GRACE_SECONDS + 60)
         ended = time.time()
-        left = run.left_behind()
+        leaked = run.leaked()
         output = run.output()
-    if not sent and not noted.exists():
+    if not sent and not time_file.exists():
         raise RunFailed(f"{fault}, {strategy}: the fault did not happen:\n{output}")
-    seconds = ended - (sent or float(noted.read_text()))
+    seconds = ended - (sent or float(time_file.read_text()))
     frozen = "SIGSTOP" in fault
     allowed = timeout + SLACK_SECONDS + (AGENT_GRACE_SECONDS if frozen else 0.0)
-    return tell(judge(fault, strategy, seconds, allowed, status, output, left, fault in _RAISES))
+    return print_row(
+        check(fault, strategy, seconds, allowed, status, output, leaked, fault in _RAISES)
+    )
 
 
-def judge(
+def check(
     fault: str,
     strategy: str,
     seconds: float,
     allowed: float,
     status: int,
     output: str,
-    left: list[str],
+    leaked: list[str],
     raises: bool,
 ) -> Ending:
-    """Look at everything that an end must be."""
-    causes = [line for line in output.splitlines() if line.startswith("error: ")]
-    wrong = []
+    """Check the end of a job against the expectations."""
+    errors = [line for line in output.splitlines() if line.startswith("error: ")]
+    problems = []
     if seconds > allowed:
-        wrong.append("too late")
+        problems.append("too late")
     if status == 0:
-        wrong.append("exit status 0")
-    if len(causes) != 1:
-        wrong.append(f"{len(causes)} causes")
-    elif not re.search(r"rank \d+ on \S+", causes[0]):
-        wrong.append("neither rank nor host")
-    tracebacks = len(re.findall(r"^(faulty\.)?FaultInjected: ", output, re.MULTILINE))
+        problems.append("exit status 0")
+    if len(errors) != 1:
+        problems.append(f"{len(errors)} errors")
+    elif not re.search(r"rank \d+ on \S+", errors[0]):
+        problems.append("rank and host not named")
+    tracebacks = len(re.findall(r"^(faults\.faulty\.)?FaultInjected: ", output, re.MULTILINE))
     if raises and "exits" not in fault and tracebacks != 1:
-        wrong.append(f"{tracebacks} tracebacks")
-    if left:
-        wrong.append("left behind")
+        problems.append(f"{tracebacks} tracebacks")
+    if leaked:
+        problems.append("leaked resources")
     return Ending(
         fault,
         strategy,
         round(seconds, 1),
         allowed,
         status,
-        causes[0].removeprefix("error: ") if causes else output[-2000:],
-        ", ".join(left),
-        ", ".join(wrong),
+        errors[0].removeprefix("error: ") if errors else output[-2000:],
+        ", ".join(leaked),
+        ", ".join(problems),
     )

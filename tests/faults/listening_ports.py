@@ -1,4 +1,4 @@
-"""What the processes of a run listen on while it works, from the system's own tables."""
+"""The listening sockets of a run's processes, read from /proc."""
 
 import contextlib
 import ipaddress
@@ -6,12 +6,12 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from namespaces import under_another_name, why_not
-from runs import Run, RunFailed, listening, marked
-from tables import tell
+from faults.namespaces import renamed_host, unavailable_reason
+from faults.runs import Run, RunFailed, listening, marked
+from faults.tables import print_row
 
 
-class Door(NamedTuple):
+class ListeningPorts(NamedTuple):
     """The listening sockets of a run."""
 
     strategy: str
@@ -22,40 +22,41 @@ class Door(NamedTuple):
     """Of torchrun's agent."""
 
     @property
-    def good(self) -> bool:
+    def passed(self) -> bool:
         """Whether the workers listen on loopback only."""
-        doors = [each.split()[0] for each in self.workers.split(", ") if each]
-        return all(ipaddress.ip_address(each).is_loopback for each in doors)
+        addresses = [entry.split()[0] for entry in self.workers.split(", ") if entry]
+        return all(ipaddress.ip_address(address).is_loopback for address in addresses)
 
 
-def rows(folder: Path) -> list[Door]:
-    """Every strategy; where the host's name resolves to another address, too."""
-    places: list[tuple[str, list[str]]] = [("as it is", [])]
-    if why_not():
-        print(f"skipped: the host's name resolving to another address: {why_not()}")
+def rows(folder: Path) -> list[ListeningPorts]:
+    """Every strategy, with the host name as it is and resolving to a non-loopback address."""
+    hosts: list[tuple[str, bool]] = [("as it is", False)]
+    if reason := unavailable_reason():
+        print(f"skipped: the host's name resolving to another address: {reason}")
     else:
-        places.append(("10.77.42.1", ["elsewhere"]))
+        hosts.append(("10.77.42.1", True))
     found = []
-    for name, elsewhere in places:
+    for host_name, renamed in hosts:
         for strategy, more in (
             ("rpc", []),
             ("allreduce", []),
             ("allreduce", ["strategy.engine=ddp"]),
             ("local", []),
         ):
-            directory = folder / f"doors-{strategy}{len(more)}-{len(elsewhere)}"
-            prefix = under_another_name() if elsewhere else []
+            directory = folder / f"ports-{strategy}{len(more)}-{int(renamed)}"
+            prefix = renamed_host() if renamed else []
             with Run(directory, strategy, *more, prefix=prefix) as run:
-                run.until(lambda run=run: run.iteration() >= 10)
-                doors = _doors(run)
+                run.wait_until(lambda run=run: run.iteration() >= 10)
+                sockets = _sockets(run)
                 if run.wait():
                     raise RunFailed(run.output())
             title = " ".join([strategy, *more])
-            found.append(tell(Door(title, name, *doors)))
+            found.append(print_row(ListeningPorts(title, host_name, *sockets)))
     return found
 
 
-def _doors(run: Run) -> tuple[str, str]:
+def _sockets(run: Run) -> tuple[str, str]:
+    """The sockets of the workers, and those of the agent."""
     workers, agents = set(), set()
     ranks = set(run.workers().values())
     for pid, _ in marked(run.mark):
@@ -66,14 +67,14 @@ def _doors(run: Run) -> tuple[str, str]:
                     own.add(str(descriptor.readlink()))
         for address, port, inode in listening(pid):
             if f"socket:[{inode}]" in own:
-                # What a worker starts counts as the worker's.
+                # Children of a worker count as the worker.
                 (workers if pid in ranks or _has_rank(pid) else agents).add(f"{address}:{port}")
     return _counted(workers), _counted(agents)
 
 
-def _counted(doors: set[str]) -> str:
-    """The addresses, each with how many of its ports are open."""
-    addresses = Counter(door.rpartition(":")[0] for door in doors)
+def _counted(sockets: set[str]) -> str:
+    """The addresses, each with its number of ports."""
+    addresses = Counter(socket.rpartition(":")[0] for socket in sockets)
     return ", ".join(f"{address} ({number})" for address, number in sorted(addresses.items()))
 
 

@@ -1,9 +1,10 @@
-"""Real runs for the experiments on faults: started, watched, signalled, compared, and what is left.
+"""Real runs for fault injection: start, watch, signal and compare them, and find leaks.
 
-Every process of a run carries a mark in its environment, by which it is found whoever started it.
+Every process of a run has a marker variable in its environment, by which it is found.
 """
 
 import contextlib
+import ipaddress
 import json
 import os
 import signal
@@ -36,28 +37,28 @@ TINY = (
     "trainer.checkpoint_every=4",
     "logger=jsonl",
 )
-"""A run of a few seconds beside the start of its processes."""
+"""Overrides with which training takes a few seconds."""
 
 
-_OF_TORCH = ("torchelastic_", "torchinductor_")
-"""What torchrun's agent (its empty folder of logs) and torch (a cache) leave in TMPDIR anyway."""
+_TORCH_TEMPORARY = ("torchelastic_", "torchinductor_")
+"""What torchrun's agent (an empty log folder) and torch (a cache) leave in TMPDIR."""
 
 
 class RunFailed(Exception):
-    """A run did something else than it should have."""
+    """A run did not behave as expected."""
 
 
 class Run:
-    """A run of `experiments/maml.py` in processes of its own.
+    """A run of `experiments/maml.py` in subprocesses.
 
     Args:
         directory: the run's directory.
         strategy: rpc, allreduce or local.
-        overrides: more options.
-        ranks: processes, under torchrun; local runs without torchrun.
-        torchrun: options of torchrun.
-        prefix: a command before all, such as `ip netns exec NAME`.
-        environment: more variables.
+        overrides: further overrides.
+        ranks: number of processes under torchrun; `local` runs without torchrun.
+        torchrun: options of torchrun; None for `--standalone`.
+        prefix: prepended to the command, such as `ip netns exec NAME`.
+        environment: further variables.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Run:
                 **{name: value for name, value in os.environ.items() if name != "RANK"},
                 "OMP_NUM_THREADS": "1",
                 "TMPDIR": self._scratch.name,
-                "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(ROOT)]),
+                "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), str(ROOT)]),
                 _MARK: self.mark,
                 **(environment or {}),
             },
@@ -96,10 +97,8 @@ class Run:
             start_new_session=True,
         )
 
-    # --- watching ------------------------------------------------------------------------------
-
     def workers(self) -> dict[int, int]:
-        """The process of each rank that is alive."""
+        """The process id of each live rank."""
         found = {}
         for pid, variables in marked(self.mark):
             rank = variables.get("RANK")
@@ -110,46 +109,46 @@ class Run:
         return found
 
     def iteration(self) -> int:
-        """The iteration of the newest record."""
+        """The newest iteration in `metrics.jsonl`; 0 if there is none."""
         with contextlib.suppress(OSError, IndexError, ValueError, KeyError):
             lines = (self.directory / "metrics.jsonl").read_text().splitlines()
             return max(int(json.loads(line)["iteration"]) for line in lines[-2:])
         return 0
 
-    def until(self, ready: Callable[[], Any], seconds: float = 120.0, pause: float = 0.02) -> Any:
-        """Wait for something to become true while the run goes on; what it became."""
+    def wait_until(
+        self, ready: Callable[[], Any], seconds: float = 120.0, pause: float = 0.02
+    ) -> Any:
+        """Wait while the run is alive until `ready()` is true; returns its value."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if value := ready():
                 return value
             if self.process.poll() is not None:
-                raise RunFailed(f"the run ended too early:\n{self.output()}")
+                raise RunFailed(f"the run ended early:\n{self.output()}")
             time.sleep(pause)
-        raise RunFailed(f"nothing happened within {seconds} s:\n{self.output()}")
+        raise RunFailed(f"the condition was not met within {seconds} s:\n{self.output()}")
 
     def signal_rank(self, rank: int, number: int) -> float:
-        """Send a signal to a rank; the time at which it was sent."""
-        pid = self.until(lambda: self.workers().get(rank))
+        """Send a signal to a rank; returns the time at which it was sent."""
+        pid = self.wait_until(lambda: self.workers().get(rank))
         sent = time.time()
         os.kill(pid, number)
         return sent
 
     def wait(self, seconds: float = 120.0) -> int:
-        """Wait for the end; the exit status."""
+        """Wait for the end; returns the exit status."""
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise RunFailed(f"no end within {seconds} s:\n{self.output()}") from None
+            raise RunFailed(f"the run did not end within {seconds} s:\n{self.output()}") from None
 
     def output(self) -> str:
-        """What the run has printed so far."""
+        """The output of the run so far."""
         self._log.seek(0)
         return self._log.read()
 
-    # --- ending --------------------------------------------------------------------------------
-
-    def left_behind(self) -> list[str]:
-        """Processes, listening sockets and temporary files that the ended run has left."""
+    def leaked(self) -> list[str]:
+        """Processes, listening sockets and temporary files that outlived the run."""
         found = [f"process {pid}" for pid, _ in marked(self.mark)]
         sockets, shared = _system_state()
         found += [f"socket {each}" for each in sorted(sockets - self._before[0])] if found else []
@@ -157,13 +156,13 @@ class Run:
         found += [
             f"file {path.name}"
             for path in Path(self._scratch.name).iterdir()
-            if not path.name.startswith(_OF_TORCH)
+            if not path.name.startswith(_TORCH_TEMPORARY)
         ]
         found += [f"file {path.name}" for path in self.directory.rglob("*.part")]
         return found
 
     def end(self) -> None:
-        """Kill what is left, by its mark."""
+        """Kill the remaining processes of the run."""
         for pid, _ in marked(self.mark):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -180,7 +179,7 @@ class Run:
 
 
 def marked(mark: str) -> list[tuple[int, dict[str, str]]]:
-    """The living processes that carry a mark, with their environments."""
+    """The live processes of a marker, with their environments."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -204,9 +203,7 @@ def _system_state() -> tuple[set[str], set[str]]:
 
 
 def listening(pid: int | str = "self") -> list[tuple[str, int, int]]:
-    """(address, port, inode) of every listening TCP socket in a process's network."""
-    import ipaddress
-
+    """(address, port, inode) of every listening TCP socket in a process's network namespace."""
     rows = []
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
@@ -217,39 +214,43 @@ def listening(pid: int | str = "self") -> list[tuple[str, int, int]]:
         if row[3] != "0A":
             continue
         raw, port = row[1].split(":")
-        words = [bytes.fromhex(raw[i : i + 8])[::-1] for i in range(0, len(raw), 8)]
-        address = ipaddress.ip_address(b"".join(words))
+        groups = [bytes.fromhex(raw[i : i + 8])[::-1] for i in range(0, len(raw), 8)]
+        address = ipaddress.ip_address(b"".join(groups))
         found.append((str(address), int(port, 16), int(row[9])))
     return found
 
 
-# --- comparing ---------------------------------------------------------------------------------
-
-_CLOCK = ("seconds", "tasks_per_second", "train_seconds", "wall_seconds")
+_TIMES = ("seconds", "tasks_per_second", "train_seconds", "wall_seconds")
 
 
 def difference(one: Path, other: Path) -> str:
-    """What two finished runs differ in, times aside; "" for nothing at all."""
+    """What differs between two finished runs, durations excepted.
+
+    Returns:
+        "records", "parameters", "results", or "" if nothing differs.
+    """
     from metadist.training.checkpoints import Checkpoints, read_checkpoint
 
     def records(path: Path) -> list[dict]:
         lines = (path / "metrics.jsonl").read_text().splitlines()
-        return [_timeless(json.loads(line)) for line in lines]
+        return [_without_times(json.loads(line)) for line in lines]
 
     def last(path: Path) -> dict:
         _, newest = Checkpoints(path / "checkpoints").iterations()[-1]
-        return _timeless(read_checkpoint(newest))
+        return _without_times(read_checkpoint(newest))
 
     if records(one) != records(other):
         return "records"
     if not _same(last(one), last(other)):
         return "parameters"
-    results = [_timeless(json.loads((path / "results.json").read_text())) for path in (one, other)]
+    results = [
+        _without_times(json.loads((path / "results.json").read_text())) for path in (one, other)
+    ]
     return "" if results[0] == results[1] else "results"
 
 
-def _timeless(record: dict) -> dict:
-    return {name: value for name, value in record.items() if name not in _CLOCK}
+def _without_times(record: dict) -> dict:
+    return {name: value for name, value in record.items() if name not in _TIMES}
 
 
 def _same(one: Any, other: Any) -> bool:
