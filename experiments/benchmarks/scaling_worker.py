@@ -1,6 +1,6 @@
-"""Steps of one strategy in one world, timed: a line of JSON each.
+"""Times steps of one strategy in one process group; prints a line of JSON for each size.
 
-torchrun --standalone --nproc_per_node=2 experiments/benchmarks/scaling_world.py --strategy rpc
+torchrun --standalone --nproc_per_node=2 experiments/benchmarks/scaling_worker.py --strategy rpc
 """
 
 import argparse
@@ -36,10 +36,10 @@ STRATEGIES = {"local": LocalStrategy, "rpc": RpcStrategy, "allreduce": AllReduce
 
 @dataclass(frozen=True)
 class NoTasks:
-    """A mapper that computes nothing: messages are as large as ever, the gradient is zero."""
+    """A mapper that computes nothing: messages have full size, gradients are zero."""
 
     def __call__(self, learner: Learner, batch: MetaBatch) -> TaskResult:
-        """Is not called: the strategies take the sum."""
+        """Not called: the strategies call `weighted_sum`."""
         raise NotImplementedError
 
     def weighted_sum(
@@ -52,58 +52,59 @@ class NoTasks:
 
 
 def main() -> None:
-    """Measure steps of all the sizes that are asked for."""
+    """Measure steps of all requested sizes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--strategy", choices=STRATEGIES, default="rpc")
     parser.add_argument("--filters", type=int, nargs="+", default=[16, 32, 64])
-    parser.add_argument("--tasks", type=int, nargs="*", default=[4, 16], help="none: messages only")
+    parser.add_argument(
+        "--tasks", type=int, nargs="*", default=[4, 16], help="none: communication only"
+    )
     parser.add_argument("--queries", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=2.0, help="for each size")
-    asked = parser.parse_args()
+    parser.add_argument("--seconds", type=float, default=2.0, help="per size")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()  # as every run does
-    strategy: Strategy = STRATEGIES[asked.strategy](
+    strategy: Strategy = STRATEGIES[options.strategy](
         dim_partitioner(0, exclusive=True, keepdim=False), mean_reducer
     )
-    tasks = FewShotTasks(Glyphs(), 5, 1, asked.queries)
+    tasks = FewShotTasks(Glyphs(), 5, 1, options.queries)
     train = TrainTasks(Resident("tasks", tasks))
     strategy.open()
     if strategy.runs_loop():
-        for filters in asked.filters:
+        for filters in options.filters:
             learner = MAML(Conv4(tasks.input_shape, tasks.outputs, filters)).train()
             optimizer = torch.optim.Adam(learner.parameters(), 1e-3)
-            for count in (0, *asked.tasks):
+            for count in (0, *options.tasks):
                 batch = MetaBatch(task_keys(0, "train", 0, range(count or get_world_size())))
                 call = partial(strategy.backward, train if count else NoTasks(), learner, batch)
-                seconds = median_of(call, optimizer if count else None, asked.seconds, strategy)
+                seconds = median_of(call, optimizer if count else None, options.seconds, strategy)
                 if get_rank() == 0:
-                    report(asked.strategy, count, learner, seconds)
+                    report(options.strategy, count, learner, seconds)
     strategy.close()
 
 
 def median_of(
-    differentiate: Callable[[], object],
+    forward_backward: Callable[[], object],
     optimizer: torch.optim.Optimizer | None,
     budget: float,
     strategy: Strategy,
 ) -> float:
-    """The median duration of steps that take about `budget` seconds together."""
+    """The median duration of steps that take about `budget` seconds in total."""
     times: list[float] = []
     started = before = time.perf_counter()
-    # All ranks that run the loop stop after the same step; to agree on it is part of a step, as
-    # in training.
+    # Ranks agree to stop after the same step; as in training, this is part of a step.
     while strategy.agree(len(times) < 4 or before - started < budget):
-        differentiate()
+        forward_backward()
         if optimizer is not None:
             optimizer.step()
         now = time.perf_counter()
         times.append(now - before)
         before = now
-    return statistics.median(times[1:])  # the first warms up
+    return statistics.median(times[1:])  # the first is the warm-up
 
 
 def report(strategy: str, tasks: int, learner: Learner, seconds: float) -> None:
-    """Print a measured step."""
+    """Print a measurement."""
     record = {
         "strategy": strategy,
         "workers": get_world_size(),

@@ -1,6 +1,6 @@
-"""What starting costs at the least: torchrun, import torch, open RPC, say so.
+"""The minimal start that `overhead startup` compares with: import torch and open RPC.
 
-torchrun --standalone --nproc_per_node=2 experiments/benchmarks/bare_start.py
+torchrun --standalone --nproc_per_node=2 experiments/benchmarks/minimal_rpc.py
 """
 
 import os
