@@ -76,8 +76,8 @@ class Extrapolation(NamedTuple):
         """The meaning of a cell of `rows`."""
         return (
             f"Efficiency of rpc / allreduce with {self.tasks_per_worker} tasks per worker (100%: "
-            "one worker alone), and the fastest strategy. Rank zero is the bottleneck of rpc where its "
-            "communication takes longer than a worker's tasks."
+            "one worker alone), and the fastest strategy. Rank zero is the bottleneck of rpc where "
+            "its communication takes longer than a worker's tasks."
         )
 
 
