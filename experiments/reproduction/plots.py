@@ -1,11 +1,11 @@
-"""The pictures beside the table: learning curves, and how learners adapt to a sine curve."""
+"""Plots of the reproduction: learning curves, and adaptation to a sine curve."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from reproduction.gather import Found
+from reproduction.rows import Run
 from yaml import YAMLError
 
 from metadist.config import load_experiment
@@ -17,51 +17,51 @@ CURVES = "learning_curves.png"
 ADAPTATION = "sinusoid_{}_points.png"
 
 
-def draw_curves(found: Sequence[Found], directory: Path) -> Path | None:
-    """The learning curves of all runs that have any, in a panel for each task; None if none has."""
+def plot_curves(runs: Sequence[Run], directory: Path) -> Path | None:
+    """Plot the learning curves of all runs, a panel per task; None if there are none."""
     panels: dict[tuple[str, str], dict[str, list]] = {}
-    for run in found:
+    for run in runs:
         records = run.directory / "metrics.jsonl"
         if records.exists():
             name = " ".join((run.cell.preset, *run.options))
-            lines = panels.setdefault((_column(run), run.cell.metric), {})
+            lines = panels.setdefault((panel_title(run), run.cell.metric), {})
             lines.setdefault(f"{name}, {run.iterations:,}", []).append(read_metrics(records))
     if not panels:
         return None
     return compared_curves(
-        [ComparedCurves(title, metric, runs) for (title, metric), runs in panels.items()],
+        [ComparedCurves(title, metric, lines) for (title, metric), lines in panels.items()],
         directory / CURVES,
-        "Learning curves: validation of each run",
+        "Learning curves (validation)",
     )
 
 
-def draw_sinusoids(found: Sequence[Found], directory: Path) -> list[Path]:
-    """MAML's figure, for each number of points of which MAML and the pretrained network are there.
+def plot_sinusoids(runs: Sequence[Run], directory: Path) -> list[Path]:
+    """Plot adaptation to a sine curve (arXiv 1703.03400, figure 2) for each number of shots.
 
-    Of several runs the one with the most iterations and the lowest seed is taken; none that
-    changed something of its preset.
+    Of several runs without options, the one with the most iterations and the lowest seed is used.
+    A plot needs a MAML run and a pretrained one.
     """
-    best: dict[tuple[str, int], Found] = {}
-    for run in sorted(found, key=lambda run: (-run.iterations, run.seed)):
+    best: dict[tuple[str, int], Run] = {}
+    for run in sorted(runs, key=lambda run: (-run.iterations, run.seed)):
         if run.cell.dataset == "sinusoid" and run.results and not run.options:
             trained = run.results["protocol"].get("inner_steps", 0) > 0
             kind = "MAML" if trained else "pretrained"
             best.setdefault((kind, run.results["protocol"]["shots"]), run)
-    drawn = []
+    plots = []
     for kind, shots in best:
         if kind == "MAML" and ("pretrained", shots) in best:
             pair = {name: best[name, shots].directory for name in ("MAML", "pretrained")}
-            drawn.append(draw_pair(pair, directory / ADAPTATION.format(shots)))
-    return drawn
+            plots.append(plot_pair(pair, directory / ADAPTATION.format(shots)))
+    return plots
 
 
-def draw_pair(runs: dict[str, Path], path: Path) -> Path:
-    """MAML's figure of some runs, by the name to call them; see `draw_adaptation`."""
+def plot_pair(runs: dict[str, Path], path: Path) -> Path:
+    """Plot the adaptation of runs, by label; see `draw_adaptation`."""
     return draw_adaptation(path, {name: load_experiment(run) for name, run in runs.items()})
 
 
-def _column(run: Found) -> str:
-    """The task that a run is of, as a panel's title."""
+def panel_title(run: Run) -> str:
+    """Dataset, ways and shots of a run."""
     protocol = (run.results or {}).get("protocol")
     if protocol is None:
         try:
