@@ -1,8 +1,8 @@
-"""The table and the picture of a folder of runs: python experiments/sweep.py FOLDER.
+"""Table and plot of a folder of runs: python experiments/sweep.py FOLDER.
 
-It writes sweep.csv, sweep.md and sweep.png into the folder, as a sweep does at its end, and says
-which setting was best. Runs that differ in their seed alone are one row, with the mean and its 95%
-interval; what the runs' command lines set to different values are the columns.
+Writes sweep.csv, sweep.md and sweep.png into the folder, as a sweep does at its end, and prints the
+best setting. Runs that differ in the seed only are one row with mean and 95% interval; the columns
+are the overrides that differ between runs.
 """
 
 import argparse
@@ -14,10 +14,10 @@ from metadist.training import report_on
 
 
 def main() -> int:
-    """Read the command line and report; the exit status."""
-    about = (__doc__ or "").split("\n\n", 1)
-    parser = argparse.ArgumentParser(description=about[1])
-    parser.add_argument("folder", type=Path, help="holds the runs' directories, at any depth")
+    """Report from the command line; returns the exit status."""
+    _, description = (__doc__ or "").split("\n\n", 1)
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("folder", type=Path, help="contains the run directories, at any depth")
     folder = parser.parse_args().folder.resolve()
     return answer(lambda: print("\n".join(report_on(folder).lines())))
 

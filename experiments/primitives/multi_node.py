@@ -1,8 +1,9 @@
-"""Which node a rank is on, and a call from each rank to the next: `several_nodes.sh` runs it.
+"""The node of each rank, an RPC from each rank to the next, and an all-reduce.
 
-    experiments/primitives/several_nodes.sh
+On two nodes, and on one:
 
-On one node it runs as well: torchrun --standalone --nproc_per_node=2 …/nodes_meet.py
+experiments/primitives/multi_node.sh
+torchrun --standalone --nproc_per_node=2 experiments/primitives/multi_node.py
 """
 
 import os
@@ -11,8 +12,8 @@ import metadist as todist
 from metadist.distributed import collectives
 
 
-def place() -> str:
-    """Where this function runs."""
+def location() -> str:
+    """Rank and node of the process that executes this function."""
     info = todist.get_world_info()
     node = os.environ.get("GROUP_RANK", "0")
     return f"rank {info.rank} of {info.world_size} (node {node}, local rank {info.local_rank})"
@@ -20,13 +21,13 @@ def place() -> str:
 
 @todist.auto_init_rpc()
 def main() -> None:
-    """Ask the next rank where it is, over RPC; then add all ranks up, over Gloo."""
+    """Call `location` on the next rank over RPC; sum all ranks over Gloo."""
     next_rank = (todist.get_rank() + 1) % todist.get_world_size()
-    answer = todist.remote_sync_call(place, partitioner=next_rank)
+    response = todist.remote_sync_call(location, partitioner=next_rank)
     collectives.init_process_group("gloo")
     total = collectives.all_reduce(todist.get_rank())
     collectives.destroy_process_group()
-    print(f"{place()} called {answer}; sum of ranks {total}\n", end="")
+    print(f"{location()} called {response}; sum of ranks {total}\n", end="")
 
 
 if __name__ == "__main__":

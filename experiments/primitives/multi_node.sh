@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# Several nodes: torchrun runs once on each, and the agents find each other at one address.
-# Here two agents on one machine play two nodes.
+# Several nodes: one torchrun agent per node, with a common rendezvous endpoint.
+# This script starts two agents on one machine.
 #
-#   experiments/primitives/several_nodes.sh [script] [arguments…]
+#   experiments/primitives/multi_node.sh [script] [arguments…]
 #
-# On real nodes, run on each of them, with the first node's name in HEAD and RUN the same word:
+# On real nodes, run on each of them, with the first node's name in HEAD and the same RUN:
 #
 #   torchrun --nnodes=2 --nproc_per_node=2 --rdzv-backend=c10d --rdzv-id="$RUN" \
 #       --rdzv-endpoint="$HEAD:29500" script.py
 #
-# and name the network that the nodes share, for RPC and for Gloo (NCCL has NCCL_SOCKET_IFNAME):
+# and name the network interface that the nodes share (NCCL_SOCKET_IFNAME for NCCL):
 #
 #   export TP_SOCKET_IFNAME=eth0 GLOO_SOCKET_IFNAME=eth0
 #
-# Whoever reaches the RPC port can run code: let it be a network of your own.
+# RPC executes what it receives, without authentication: use a private network.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-[ $# -gt 0 ] || set -- "$here/nodes_meet.py"
+[ $# -gt 0 ] || set -- "$here/multi_node.py"
 python=${PYTHON:-python}
 port=${PORT:-29500}
 export OMP_NUM_THREADS=1 TP_SOCKET_IFNAME=lo GLOO_SOCKET_IFNAME=lo
@@ -27,7 +27,7 @@ node() {
         --local-addr=127.0.0.1 "${@:2}"
 }
 
-run=several-nodes-$$
+run=multi-node-$$
 node "$run" "$@" &
 first=$!
 node "$run" "$@" &
