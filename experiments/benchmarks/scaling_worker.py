@@ -16,7 +16,7 @@ from torch import Tensor
 
 from metadist.algorithms import MAML, Learner, TaskResult
 from metadist.distributed import dim_partitioner, get_rank, get_world_size, mean_reducer
-from metadist.distributed.reducers import dtypes, wide_sum
+from metadist.distributed.reducers import leaf_dtypes, weighted_sum
 from metadist.distributed.residents import Resident
 from metadist.distributed.visits import Answer, Call, Gradients
 from metadist.models import Conv4
@@ -42,13 +42,11 @@ class NoTasks:
         """Not called: the strategies call `weighted_sum`."""
         raise NotImplementedError
 
-    def weighted_sum(
-        self, calls: list[Call], coefficients: list[float], inputs: list[Tensor]
-    ) -> Answer:
+    def weighted_sum(self, calls: list[Call], weights: list[float], inputs: list[Tensor]) -> Answer:
         """See `WeightedSum`."""
         result = TaskResult(torch.zeros(()), {})
         gradients = [torch.zeros_like(tensor, dtype=torch.float64) for tensor in inputs]
-        return Answer(wide_sum([result], [1]), Gradients(0, gradients), dtypes(result))
+        return Answer(weighted_sum([result], [1]), Gradients(0, gradients), leaf_dtypes(result))
 
 
 def main() -> None:

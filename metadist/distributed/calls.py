@@ -182,9 +182,9 @@ class _Call:
         self.places: dict[int, list[int]] = {}
         for place, shard in enumerate(self.shards):
             self.places.setdefault(self._number(shard[0]), []).append(place)
-        self.coefficients = (
-            reducer.coefficients([shard.size for shard in self.shards]) if self.linear else None
-        )
+        sizes = [shard.size for shard in self.shards]
+        self.weights = reducer.weights(sizes) if self.linear else None
+        self.divisor = reducer.divisor(sizes) if self.linear else None
         self.given: list[list[torch.Tensor]] = []
         self.futures = [
             self._send(func, worker, places, timeout) for worker, places in self.places.items()
@@ -208,7 +208,7 @@ class _Call:
         visit = Visit(
             func,
             calls,
-            None if self.coefficients is None else [self.coefficients[place] for place in places],
+            None if self.weights is None else [self.weights[place] for place in places],
             differentiate,
             in_context=self.note_results is not None,
             keep_device=self.keep_device,
@@ -234,7 +234,7 @@ class _Call:
         if self.note_results is not None:
             self.note_results(visits)
         if self.linear and visits:
-            return attach_sum([answers[0] for answers in visits], self.given)
+            return attach_sum([answers[0] for answers in visits], self.given, self.divisor)
         values: list[Any] = [None] * len(self.shards)
         for places, answers, given in zip(self.places.values(), visits, self.given, strict=True):
             for place, answer in zip(places, answers, strict=True):

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from metadist.distributed.lost import peers_in_backend
-from metadist.distributed.reducers import dtypes, wide_sum
+from metadist.distributed.reducers import leaf_dtypes, weighted_sum
 
 
 class _Apply(nn.Module):
@@ -47,6 +47,7 @@ class DataParallel:
         function: Callable[..., Any],
         calls: Sequence[tuple[tuple, dict]],
         weights: Sequence[float],
+        divisor: float | None,
     ) -> tuple[Any, list[torch.dtype | None]]:
         """Run this rank's shards; leaves the gradient of the whole weighted sum in `.grad`.
 
@@ -55,10 +56,11 @@ class DataParallel:
         Args:
             function: the mapper; its result has a scalar `loss`.
             calls: (args, kwargs) of each shard; the first argument is the module.
-            weights: the shards' weights in the sum over all ranks.
+            weights: how often each shard counts in the sum over all ranks.
+            divisor: what that sum is divided by; None for a sum.
 
         Returns:
-            This rank's part of the weighted sum of results, in float64 and without a graph, and
+            This rank's part of the weighted sum of results, not divided, in float64 and without a graph, and
             the types that its leaves shall have in the end.
         """
         self.module.zero_grad(set_to_none=True)
@@ -71,6 +73,6 @@ class DataParallel:
                 with peers_in_backend(), warnings.catch_warnings():
                     # It copies gradients of another layout (channels last): right, and cheap.
                     warnings.filterwarnings("ignore", "Grad strides do not match bucket view")
-                    (result.loss * (weight * dist.get_world_size())).backward()
+                    (result.loss * (weight / (divisor or 1) * dist.get_world_size())).backward()
             results.append(result._replace(loss=result.loss.detach()))
-        return wide_sum(results, weights), dtypes(results[0])
+        return weighted_sum(results, weights), leaf_dtypes(results[0])

@@ -7,7 +7,7 @@ import optree
 import torch
 from torch import Tensor
 
-from metadist.distributed.reducers import narrow, wide_sum
+from metadist.distributed.reducers import finish_sum, weighted_sum
 from metadist.distributed.visits import Answer, Gradients
 
 
@@ -45,17 +45,21 @@ def attach(answer: Answer, inputs: Sequence[Tensor]) -> Any:
     return optree.tree_unflatten(structure, leaves)
 
 
-def attach_sum(partial: Sequence[Answer], inputs: Sequence[Sequence[Tensor]]) -> Any:
-    """The sum of the workers' partial sums, differentiable by the inputs of all of them.
+def attach_sum(
+    partial: Sequence[Answer], inputs: Sequence[Sequence[Tensor]], divisor: float | None
+) -> Any:
+    """The sum of the workers' partial sums, divided once, differentiable by the inputs of all.
 
     Args:
         partial: each worker's sum.
         inputs: the caller's tensors of each worker's visit; empty where nothing is
             differentiated. A tensor that several workers got counts once, with all their parts.
+        divisor: what the sum is divided by; None for a sum.
     """
     assert partial[0].dtypes is not None
     ones = [1] * len(partial)
-    value = narrow(wide_sum([answer.value for answer in partial], ones), partial[0].dtypes)
+    total_value = weighted_sum([answer.value for answer in partial], ones)
+    value = finish_sum(total_value, divisor, partial[0].dtypes)
     leaf: int | None = None
     tensors: dict[int, Tensor] = {}
     total: dict[int, Tensor] = {}
@@ -70,5 +74,5 @@ def attach_sum(partial: Sequence[Answer], inputs: Sequence[Sequence[Tensor]]) ->
                 total[id(tensor)] = gradient if so_far is None else so_far + gradient
     if leaf is None:
         return value
-    gradients = Gradients(leaf, [total[key] for key in tensors])
+    gradients = Gradients(leaf, [total[key] / (divisor or 1) for key in tensors])
     return attach(Answer(value, gradients), list(tensors.values()))

@@ -1,4 +1,17 @@
-"""Reducers: one result from the results of all shards."""
+"""Reducers: one result from the results of all shards.
+
+A reduction gives the same bits however the items are split among shards, chunks and workers:
+
+- Each item counts with a whole number (1, or the size of its shard), and only the finished sum is
+  divided, once. Weights such as 1/5 would be rounded, and their sums would fall on different sides
+  of exact ties for different splits.
+- Partial sums are float64, and only the quotient is rounded to the type of the results. The sum of
+  n float32 values is exact in float64, so in any order the same, where no nonzero value is smaller
+  than the largest by a factor of 2^29 / n or more. Where one is, orders differ by 2^-53 of the sum,
+  which changes the rounded float32 with a probability of about 2^-29.
+
+For results in float64 the sum itself is rounded, and its last bits depend on the split.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,18 +25,29 @@ from metadist.distributed.shards import ShardResults
 
 @dataclass(frozen=True)
 class LinearReducer:
-    """A reducer that is a weighted sum, so that workers can add up their own part first.
+    """A reducer that is a weighted sum with a divisor: workers can add up their own part first.
 
     It works leaf by leaf on tensors and numbers in tuples, lists, dicts and named tuples.
     """
 
-    def coefficients(self, sizes: Sequence[float]) -> list[float]:
-        """The weight of each shard's result, from what each shard held.
+    def weights(self, sizes: Sequence[float]) -> list[float]:
+        """How often each shard's result counts in the sum.
 
-        Weights are all `int`, and leave whole numbers whole, or all `float`, and make floats of
+        Weights are all `int`, and leave integers as they are, or all `float`, and make floats of
         them, so that every worker's part of a sum has the same types.
+
+        Args:
+            sizes: the number of items of each shard.
         """
         raise NotImplementedError
+
+    def divisor(self, sizes: Sequence[float]) -> float | None:
+        """What the finished sum is divided by; None for a sum.
+
+        Args:
+            sizes: the number of items of each shard.
+        """
+        return None
 
     def __call__(self, results: Sequence[Any]) -> Any:
         """Reduce results that all have the same structure.
@@ -32,18 +56,21 @@ class LinearReducer:
             ValueError: there are no results, or their structures differ.
         """
         sizes = results.sizes if isinstance(results, ShardResults) else [1.0] * len(results)
-        total = wide_sum(results, self.coefficients(sizes))
-        return narrow(total, dtypes(results[0]))
+        total = weighted_sum(results, self.weights(sizes))
+        return finish_sum(total, self.divisor(sizes), leaf_dtypes(results[0]))
 
 
 @dataclass(frozen=True)
 class MeanReducer(LinearReducer):
-    """The mean over items: each shard's result weighs what the shard held."""
+    """The mean over items: each shard's result, a mean itself, counts as often as its items."""
 
-    def coefficients(self, sizes: Sequence[float]) -> list[float]:
-        """The shards' shares of all items."""
-        total = sum(sizes)
-        return [size / total for size in sizes]
+    def weights(self, sizes: Sequence[float]) -> list[float]:
+        """The shards' sizes."""
+        return [float(size) for size in sizes]
+
+    def divisor(self, sizes: Sequence[float]) -> float | None:
+        """The number of items."""
+        return float(sum(sizes))
 
 
 @dataclass(frozen=True)
@@ -57,31 +84,23 @@ class SumReducer(LinearReducer):
 
     of_items: bool = False
 
-    def coefficients(self, sizes: Sequence[float]) -> list[float]:
+    def weights(self, sizes: Sequence[float]) -> list[float]:
         """One for every shard, or the shards' sizes."""
         return [float(size) for size in sizes] if self.of_items else [1] * len(sizes)
 
 
 mean_reducer = MeanReducer()
-"""Averages the shards' results, weighted by what each shard held: 15 items on 2 workers average
-like 15 items. A shard from a partitioner that does not say what it holds counts as one item."""
+"""Averages the shards' results, weighted by the shards' sizes: 15 items on 2 workers average like
+15 items on one. A shard from a partitioner that gives no size counts as one item."""
 
 sum_reducer = SumReducer()
-"""Adds the shards' results up."""
+"""Adds the shards' results."""
 
 
-# --- sums that do not depend on how they are split ---------------------------------------------
-#
-# Partial sums travel and are added in float64, and only the whole is rounded to the results' own
-# type. Sums of a few float32 numbers are then the same, to the last bit but for rare ties,
-# however the shards were spread over the workers. Without it, Adam's first steps blow a
-# difference in the last bit up a thousandfold within a few iterations.
+def weighted_sum(results: Sequence[Any], weights: Sequence[float]) -> Any:
+    """The sum of `weight * result`, leaf by leaf, floating-point tensors in float64.
 
-
-def wide_sum(results: Sequence[Any], coefficients: Sequence[float]) -> Any:
-    """The sum of `coefficient * result`, leaf by leaf, floating-point tensors in float64.
-
-    Differentiable. None stays None. Weights that are floats make floats of whole numbers.
+    Differentiable. None stays None. Weights that are floats make floats of integers.
 
     Raises:
         ValueError: there are no results, or their structures differ.
@@ -97,24 +116,36 @@ def wide_sum(results: Sequence[Any], coefficients: Sequence[float]) -> Any:
 
     def add_leaves(*leaves: Any) -> Any:
         total: Any = None
-        for leaf, coefficient in zip(leaves, coefficients, strict=True):
-            term = _weigh(wide(leaf), coefficient)
+        for leaf, weight in zip(leaves, weights, strict=True):
+            term = _weighted(to_float64(leaf), weight)
             total = term if total is None else total + term
         return total
 
     return optree.tree_map(add_leaves, results[0], *results[1:])
 
 
-def _weigh(leaf: Any, coefficient: float) -> Any:
-    if isinstance(coefficient, int):
-        return leaf if coefficient == 1 else leaf * coefficient
+def _weighted(leaf: Any, weight: float) -> Any:
+    if isinstance(weight, int):
+        return leaf if weight == 1 else leaf * weight
     if isinstance(leaf, torch.Tensor) and not leaf.dtype.is_complex:
-        leaf = leaf.double()  # whole numbers: times a float they would be float32
-    return leaf * coefficient
+        leaf = leaf.double()  # an integer tensor times a float would be float32
+    return leaf * weight
 
 
-def wide(leaf: Any) -> Any:
-    """A leaf in the type that partial sums have: float64 for real tensors, int64 for flags."""
+def finish_sum(total: Any, divisor: float | None, dtypes: Sequence[torch.dtype | None]) -> Any:
+    """Divide a sum, and round its real tensors to `dtypes`, the `leaf_dtypes` of one result."""
+    leaves, structure = optree.tree_flatten(total, none_is_leaf=True)
+    if divisor is not None:
+        leaves = [None if leaf is None else leaf / divisor for leaf in leaves]
+    rounded = [
+        leaf if dtype is None else leaf.to(dtype)
+        for leaf, dtype in zip(leaves, dtypes, strict=True)
+    ]
+    return optree.tree_unflatten(structure, rounded)
+
+
+def to_float64(leaf: Any) -> Any:
+    """A leaf in the type of partial sums: float64 for real tensors, int64 for booleans."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     if leaf.dtype is torch.bool:
@@ -122,18 +153,9 @@ def wide(leaf: Any) -> Any:
     return leaf.double() if leaf.is_floating_point() else leaf
 
 
-def dtypes(tree: Any) -> list[torch.dtype | None]:
+def leaf_dtypes(tree: Any) -> list[torch.dtype | None]:
     """The type of each leaf, None for what is no real tensor."""
     return [
         leaf.dtype if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else None
         for leaf in optree.tree_leaves(tree, none_is_leaf=True)
     ]
-
-
-def narrow(tree: Any, types: Sequence[torch.dtype | None]) -> Any:
-    """The structure with its real tensors rounded to `types`, the `dtypes` of one result."""
-    leaves, structure = optree.tree_flatten(tree, none_is_leaf=True)
-    rounded = [
-        leaf if dtype is None else leaf.to(dtype) for leaf, dtype in zip(leaves, types, strict=True)
-    ]
-    return optree.tree_unflatten(structure, rounded)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from metadist.distributed import autograd
-from metadist.distributed.reducers import dtypes, wide, wide_sum
+from metadist.distributed.reducers import leaf_dtypes, to_float64, weighted_sum
 from metadist.distributed.world import get_rank, host_name
 from metadist.errors import UserError
 
@@ -79,14 +79,12 @@ class Several(Protocol):
 class WeightedSum(Protocol):
     """A function that adds its own shards up, where that is faster than one by one."""
 
-    def weighted_sum(
-        self, calls: list[Call], coefficients: list[float], inputs: list[Tensor]
-    ) -> Answer:
-        """The sum of `coefficient * function(*args, **kwargs)` and its derivative, in float64.
+    def weighted_sum(self, calls: list[Call], weights: list[float], inputs: list[Tensor]) -> Answer:
+        """The sum of `weight * function(*args, **kwargs)` and its derivative, in float64.
 
         Args:
             calls: the shards.
-            coefficients: a weight for each.
+            weights: how often each counts.
             inputs: what to differentiate by.
         """
 
@@ -98,7 +96,7 @@ class Visit:
     Attributes:
         function: the mapper.
         calls: (args, kwargs) of each shard.
-        coefficients: a weight for each shard, to answer with one weighted sum; None to answer
+        weights: how often each shard counts, to answer with one weighted sum; None to answer
             with every result.
         differentiate: places, among `tensors_of(calls)`, of the inputs to differentiate by.
             None leaves derivatives to the distributed autograd context, if there is one.
@@ -110,7 +108,7 @@ class Visit:
 
     function: Callable[..., Any]
     calls: list[tuple[tuple, dict]]
-    coefficients: list[float] | None = None
+    weights: list[float] | None = None
     differentiate: list[int] | None = None
     in_context: bool = False
     keep_device: bool = False
@@ -128,16 +126,16 @@ class Visit:
         if self.differentiate is not None:
             everything = tensors_of(self.calls)
             inputs = [everything[place].requires_grad_() for place in self.differentiate]
-        function, coefficients = self.function, self.coefficients
+        function, weights = self.function, self.weights
         # To ask whether it is an instance of a protocol takes longer than a small function.
-        if inputs is not None and coefficients and hasattr(function, "weighted_sum"):
-            return [self._sent(function.weighted_sum(self.calls, coefficients, inputs))]
-        if inputs is None and coefficients is None and hasattr(function, "several"):
+        if inputs is not None and weights and hasattr(function, "weighted_sum"):
+            return [self._sent(function.weighted_sum(self.calls, weights, inputs))]
+        if inputs is None and weights is None and hasattr(function, "several"):
             return [Answer(self._home(result), None) for result in function.several(self.calls)]
         answers = (self._shard(args, kwargs, inputs) for args, kwargs in self.calls)
-        if self.coefficients is None:
+        if weights is None:
             return list(answers)
-        return [_add_up(answers, self.coefficients)]
+        return [_add_up(answers, weights)]
 
     def answer(self) -> list[Answer] | Failure:
         """The same as `run`, with what was raised as a `Failure`."""
@@ -193,13 +191,13 @@ class Visit:
         return Answer(self._home(result), Gradients(place, self._home(list(found))))
 
 
-def _add_up(answers: Iterator[Answer], coefficients: Sequence[float]) -> Answer:
+def _add_up(answers: Iterator[Answer], weights: Sequence[float]) -> Answer:
     """The weighted sum of answers, taken one at a time, so that only one shard's graph and one
     shard's gradient are alive beside the sum.
     """
     values: list[Any] = []
     total: Gradients | None = None
-    for (value, gradients, _), coefficient in zip(answers, coefficients, strict=True):
+    for (value, gradients, _), weight in zip(answers, weights, strict=True):
         values.append(value)
         if gradients is None:
             continue
@@ -210,10 +208,10 @@ def _add_up(answers: Iterator[Answer], coefficients: Sequence[float]) -> Answer:
             if gradient is None:
                 continue
             if so_far is None:
-                total.by_input[place] = wide(gradient) * coefficient
+                total.by_input[place] = to_float64(gradient) * weight
             else:
-                so_far.add_(wide(gradient), alpha=coefficient)
-    return Answer(wide_sum(values, coefficients), total, dtypes(values[0]))
+                so_far.add_(to_float64(gradient), alpha=weight)
+    return Answer(weighted_sum(values, weights), total, leaf_dtypes(values[0]))
 
 
 def tensors_of(tree: Any) -> list[Tensor]:

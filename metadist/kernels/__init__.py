@@ -28,7 +28,7 @@ _FLAGS = (
     *("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC"),
     *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"),
 )
-SOURCES = ("norm_relu_pool", "patches", "winograd", "few_channels", "first_block")
+SOURCES = ("matmul", "norm_relu_pool", "patches", "winograd", "few_channels", "first_block")
 _COMPILERS = ("c++", "g++", "clang++")
 _SECONDS = 120
 

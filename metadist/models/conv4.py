@@ -80,7 +80,7 @@ class Conv4(nn.Module):
             down = (lambda side: side // 16) if pooling == "max" else (lambda side: -(-side // 16))
             features *= down(input_shape[1]) * down(input_shape[2])
         self.dropout = nn.Dropout(dropout)
-        self.head = Linear(features, outputs)
+        self.head = Linear(features, outputs, native=native)
         for convolution in self.convolutions:
             nn.init.xavier_uniform_(convolution.weight)
             nn.init.zeros_(convolution.bias)

@@ -14,18 +14,28 @@ from torch import Tensor, nn
 
 from metadist.kernels import in_transform
 from metadist.models.convolution import can_convolve, convolve
+from metadist.models.matmul import matmul
 from metadist.models.patches import cut_patches
 
 
 class Linear(nn.Linear):
-    """`torch.nn.Linear` on (n, in), or on (tasks, n, in) side by side."""
+    """`torch.nn.Linear` on (n, in), or on (tasks, n, in) side by side.
+
+    Args:
+        args: as of `torch.nn.Linear`.
+        native: whether to use compiled C++ side by side where it can be.
+        kwargs: as of `torch.nn.Linear`.
+    """
+
+    def __init__(self, *args: Any, native: bool = True, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.native = native
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(…, n, in) -> (…, n, out)."""
         if self.weight.dim() == 2:
             return super().forward(inputs)
-        outputs = inputs @ self.weight.transpose(1, 2)
-        return outputs if self.bias is None else outputs + self.bias.unsqueeze(1)
+        return matmul(inputs, self.weight.mT, self.bias, self.native)
 
 
 class Conv2d(nn.Conv2d):
@@ -74,11 +84,7 @@ class Conv2d(nn.Conv2d):
             self.padding,
             self.native,
         )
-        matrix = self.weight.permute(0, 1, 3, 4, 2).flatten(2).transpose(1, 2)
+        matrix = self.weight.permute(0, 1, 3, 4, 2).flatten(2).mT
         rows = patches.reshape(tasks, -1, patches.shape[-1])
-        outputs = (
-            rows @ matrix
-            if self.bias is None
-            else torch.baddbmm(self.bias.unsqueeze(1), rows, matrix)
-        )
+        outputs = matmul(rows, matrix, self.bias, self.native)
         return outputs.view(tasks, n, *patches.shape[1:3], -1).permute(0, 1, 4, 2, 3)

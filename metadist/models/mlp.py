@@ -43,7 +43,10 @@ class MLP(nn.Module):
         self.native = native
         self.running_statistics = batch_norm and running_statistics
         widths = [math.prod(input_shape), *hidden]
-        self.layers = nn.ModuleList(map(Linear, widths, hidden))
+        self.layers = nn.ModuleList(
+            Linear(before, after, native=native)
+            for before, after in zip(widths, hidden, strict=False)
+        )
         self.norms = nn.ModuleList(
             nn.BatchNorm1d(width, track_running_stats=running_statistics)
             if batch_norm
@@ -51,7 +54,7 @@ class MLP(nn.Module):
             for width in hidden
         )
         self.dropout = nn.Dropout(dropout)
-        self.head = Linear(widths[-1], outputs)
+        self.head = Linear(widths[-1], outputs, native=native)
         if batch_norm:
             # MAML's initial weights; without batch norm they would let the signal die out.
             for layer in [*self.layers, self.head]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from metadist.algorithms import Learner
-from metadist.distributed.reducers import narrow
+from metadist.distributed.reducers import finish_sum
 from metadist.tasks import SPLITS, Episode, Examples
 from metadist.training.experiment import Experiment
 from metadist.training.mappers import MetaBatch, TaskMapper, TrainTasks
@@ -45,7 +45,7 @@ def task_gradient(
     calls = [((learner, task), {})]
     with torch.enable_grad():
         answer = as_in_training.weighted_sum(calls, [1.0], list(trained.values()))
-    loss = narrow(answer.value, answer.dtypes or []).loss
+    loss = finish_sum(answer.value, None, answer.dtypes or []).loss
     found = answer.gradients.by_input if answer.gradients else [None] * len(trained)
     return loss, dict(zip(trained, found, strict=True))
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from metadist.algorithms import Learner, TaskResult
 from metadist.distributed import get_local_rank, module_clone
 from metadist.distributed.phases import Recording, phase, recorded
-from metadist.distributed.reducers import dtypes
+from metadist.distributed.reducers import leaf_dtypes
 from metadist.distributed.residents import Resident
 from metadist.distributed.visits import Answer, Call, Gradients
 from metadist.errors import UserError
@@ -139,21 +139,19 @@ class TrainTasks(TaskMapper):
             },
         )
 
-    def weighted_sum(
-        self, calls: list[Call], coefficients: list[float], inputs: list[Tensor]
-    ) -> Answer:
+    def weighted_sum(self, calls: list[Call], weights: list[float], inputs: list[Tensor]) -> Answer:
         """See `WeightedSum`: a few tasks at a time, so that memory does not grow with the tasks."""
         with recorded(self.recording):
-            return self._weighted_sum(calls, coefficients, inputs)
+            return self._weighted_sum(calls, weights, inputs)
 
     def _weighted_sum(
-        self, calls: list[Call], coefficients: list[float], inputs: list[Tensor]
+        self, calls: list[Call], weights: list[float], inputs: list[Tensor]
     ) -> Answer:
         original = learner_and_batch(calls[0])[0].train()
         names = {id(parameter): name for name, parameter in original.named_parameters()}
         counts = [learner_and_batch(call)[1].count() for call in calls]
-        shares = [c / count for c, count in zip(coefficients, counts, strict=True)]
-        weights = iter([w for w, count in zip(shares, counts, strict=True) for _ in range(count)])
+        shares = [w / count for w, count in zip(weights, counts, strict=True)]
+        of_tasks = iter([w for w, count in zip(shares, counts, strict=True) for _ in range(count)])
         values: list[Any] = []
         gradients: list[Tensor | None] = [None] * len(inputs)
         types: list[torch.dtype | None] = []
@@ -165,8 +163,8 @@ class TrainTasks(TaskMapper):
                     found = torch.autograd.grad(result.loss.sum(), by, allow_unused=True)
             if not parameters:
                 result, found = in_front(result), in_front(found)
-            share = torch.tensor(list(islice(weights, len(result.loss))), dtype=torch.float64)
-            types = types or dtypes(result)
+            share = torch.tensor(list(islice(of_tasks, len(result.loss))), dtype=torch.float64)
+            types = types or leaf_dtypes(result)
             with phase("reduce"):
                 values.append(optree.tree_map(lambda leaf, w=share: _sum(leaf, w), result))
                 for place, gradient in enumerate(found):

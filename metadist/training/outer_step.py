@@ -90,20 +90,17 @@ def total_weight(experiment: Experiment) -> float:
     reducer = experiment.strategy.reducer
     if not isinstance(reducer, LinearReducer):
         return 1.0
-    return sum(reducer.coefficients([1.0] * experiment.trainer.meta_batch_size))
+    ones = [1.0] * experiment.trainer.meta_batch_size
+    return sum(reducer.weights(ones)) / (reducer.divisor(ones) or 1.0)
 
 
 def gradient_norm(module: nn.Module) -> float:
-    """The Euclidean norm of all gradients together; infinite or NaN only if an element is.
-
-    To eight digits: the last ones depend on how tensors lie in memory, which differs between
-    strategies.
-    """
+    """The Euclidean norm of all gradients together; infinite or NaN only if an element is."""
     gradients = [p.grad for p in module.parameters() if p.grad is not None]
     norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradients]
     if not norms:
         return 0.0
-    return float(f"{torch.linalg.vector_norm(torch.stack(norms)).item():.8g}")
+    return torch.linalg.vector_norm(torch.stack(norms)).item()
 
 
 def _clip(experiment: Experiment) -> None:

@@ -27,9 +27,10 @@ _FEWEST = 3
 
 
 def tasks_at_once(learner: Learner, episode: Episode, asked: TasksAtOnce) -> int:
-    """How many tasks like this one run side by side; 1 is one by one.
+    """How many tasks like this one run side by side, 0 for tasks that run one by one.
 
-    It depends on nothing but the learner and the task's shape: every rank decides alike.
+    It depends on the learner and the task's shape alone, never on the number of tasks: all ranks
+    take the same way through the model, and so round alike.
 
     Args:
         learner: on its device.
@@ -37,14 +38,14 @@ def tasks_at_once(learner: Learner, episode: Episode, asked: TasksAtOnce) -> int
         asked: a number, or "auto".
     """
     if not learner.side_by_side or any(True for _ in learner.buffers()):
-        return 1
+        return 0
     if asked != "auto":
         return asked
     numbers = sum(part.inputs.numel() for part in episode)
     on_cpu = episode.query.inputs.device.type == "cpu"
     room = getattr(learner.model, "numbers_side_by_side", _NUMBERS) if on_cpu else _NUMBERS_OFF_CPU
     fitting = min(64, room // max(1, numbers))
-    return fitting if fitting >= _FEWEST else 1
+    return fitting if fitting >= _FEWEST else 0
 
 
 def groups(
@@ -62,18 +63,18 @@ def groups(
         Whether to run the group with `together`, and the group; if not, it is a single task.
     """
     group: list[tuple[Tensor, Episode]] = []
-    shapes, most, size = None, 1, 1
+    shapes, most, size = None, 0, 1
     for number, (key, episode) in enumerate(tasks):
         found = [tensor.shape for tensor in optree.tree_leaves(episode)]
         if found != shapes or len(group) == size:
             if group:
-                yield most > 1, group
+                yield most > 0, group
             group, shapes, most = [], found, tasks_at_once(learner, episode, asked)
             left = max(1, count - number)
-            size = math.ceil(left / math.ceil(left / most))
+            size = math.ceil(left / math.ceil(left / max(1, most)))
         group.append((key, episode))
     if group:
-        yield most > 1, group
+        yield most > 0, group
 
 
 def together(learner: Learner, episodes: list[Episode]) -> tuple[TaskResult, dict[str, Tensor]]:
@@ -88,9 +89,7 @@ def together(learner: Learner, episodes: list[Episode]) -> tuple[TaskResult, dic
         own parameters, by name, to differentiate the sum of the losses by.
     """
     parameters = {
-        name: _channels_last(parameter.detach())
-        .expand(len(episodes), *parameter.shape)
-        .requires_grad_(parameter.requires_grad)
+        name: _repeated(parameter.detach(), len(episodes)).requires_grad_(parameter.requires_grad)
         for name, parameter in learner.named_parameters()
     }
     stacked = optree.tree_map(lambda *parts: torch.stack(parts), *episodes)
@@ -98,8 +97,13 @@ def together(learner: Learner, episodes: list[Episode]) -> tuple[TaskResult, dic
         return functional_call(learner, parameters, (stacked,)), parameters
 
 
-def _channels_last(parameter: Tensor) -> Tensor:
-    """As convolutions read their weights side by side, so that they copy none."""
+def _repeated(parameter: Tensor, tasks: int) -> Tensor:
+    """A copy of a parameter for each task, (tasks, *shape).
+
+    Copies and no views: an operation that needs contiguous memory would copy a view of several
+    tasks, but not that of one, and the order in which autograd adds gradients up would then depend
+    on the number of tasks. Weights of convolutions have channels last, as their products read them.
+    """
     if parameter.dim() != 4:
-        return parameter
-    return parameter.contiguous(memory_format=torch.channels_last)
+        return parameter.repeat(tasks, *(1,) * parameter.dim())
+    return parameter.permute(0, 2, 3, 1).repeat(tasks, 1, 1, 1, 1).permute(0, 1, 4, 2, 3)

@@ -1,6 +1,7 @@
 """Reducers against sums over all items, and sums that do not depend on how they are split."""
 
 import pickle
+from fractions import Fraction
 from typing import NamedTuple
 
 import pytest
@@ -10,7 +11,12 @@ from hypothesis import strategies as some
 from worlds import run_world
 
 import metadist as todist
-from metadist.distributed.reducers import SumReducer, dtypes, narrow, wide_sum
+from metadist.distributed.reducers import (
+    SumReducer,
+    finish_sum,
+    leaf_dtypes,
+    weighted_sum,
+)
 
 
 class Figures(NamedTuple):
@@ -113,25 +119,46 @@ def test_reducers_pickle_compare_and_print_themselves():
     assert repr(todist.mean_reducer) == "MeanReducer()"
 
 
+def reduce_in_groups(reducer, results: list, groups: list[list[int]]):
+    """The reduction as workers do it: each adds up its own results, then the sums are added."""
+    ones = [1.0] * len(results)
+    weights = reducer.weights(ones)
+    partial = [
+        weighted_sum([results[i] for i in mine], [weights[i] for i in mine]) for mine in groups
+    ]
+    total = weighted_sum(partial, [1] * len(partial))
+    return finish_sum(total, reducer.divisor(ones), leaf_dtypes(results[0]))
+
+
 @pytest.mark.parametrize("reducer", [todist.mean_reducer, todist.sum_reducer])
 @pytest.mark.parametrize("number", [2, 15, 32])
 def test_float32_results_add_up_to_the_same_bits_however_they_are_grouped(reducer, number):
     results = [{"x": item * 10 ** (i % 5)} for i, item in enumerate(items(number, torch.float32))]
-    coefficients = reducer.coefficients([1.0] * number)
     generator = torch.Generator().manual_seed(1)
     whole = reducer(results)["x"]
     assert whole.dtype is torch.float32
-    # An independent reference: the exact sum of the weighted items, rounded once.
-    exact = torch.stack([r["x"].double() * c for r, c in zip(results, coefficients, strict=True)])
-    assert torch.equal(whole, exact.sum(0).float())
+    # An independent reference: the exact sum of rational numbers, divided, rounded once.
+    exact = [sum(map(Fraction, column)) for column in zip(*(r["x"].tolist() for r in results))]
+    divisor = number if reducer is todist.mean_reducer else 1
+    assert whole.tolist() == [torch.tensor(float(each / divisor)).item() for each in exact]
     for _ in range(200):
-        groups = torch.randint(0, 4, (number,), generator=generator).tolist()
-        partial = []
-        for group in set(groups):
-            mine = [i for i in range(number) if groups[i] == group]
-            partial.append(wide_sum([results[i] for i in mine], [coefficients[i] for i in mine]))
-        total = narrow(wide_sum(partial, [1.0] * len(partial)), dtypes(results[0]))
-        assert torch.equal(total["x"], whole)
+        owners = torch.randint(0, 4, (number,), generator=generator).tolist()
+        groups = [[i for i in range(number) if owners[i] == owner] for owner in set(owners)]
+        assert torch.equal(reduce_in_groups(reducer, results, groups)["x"], whole)
+
+
+@pytest.mark.parametrize("number", [3, 4, 5, 6, 7, 10, 25, 32])
+def test_ties_are_rounded_alike_however_items_are_grouped(number):
+    """Gradients of equal magnitude often have means halfway between two float32 values."""
+    generator = torch.Generator().manual_seed(number)
+    values = torch.randn(number, 200_000, generator=generator) * 1e-3
+    values = (values * 2**20).round() / 2**20  # as of sums of few products: short mantissas
+    results = list(values)
+    whole = todist.mean_reducer(results)
+    for workers in (2, 3, 4):
+        groups = [list(range(number))[rank::workers] for rank in range(workers)]
+        groups = [mine for mine in groups if mine]
+        assert torch.equal(reduce_in_groups(todist.mean_reducer, results, groups), whole)
 
 
 REAL = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

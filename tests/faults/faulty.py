@@ -77,12 +77,12 @@ _count = {"tasks": 0, "reductions": 0}
 class FaultyReducer(MeanReducer):
     """`MeanReducer` that fails after some calls."""
 
-    def coefficients(self, sizes: list[float]) -> list[float]:
-        """See `MeanReducer.coefficients`."""
+    def weights(self, sizes: list[float]) -> list[float]:
+        """See `MeanReducer.weights`."""
         _count["reductions"] += 1
         if _count["reductions"] > _CALLS_BEFORE_FAULT:
             fail()
-        return super().coefficients(sizes)
+        return super().weights(sizes)
 
 
 class FaultyLogger(Tracker):

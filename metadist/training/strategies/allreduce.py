@@ -13,7 +13,7 @@ from metadist.distributed.collectives import (
 )
 from metadist.distributed.data_parallel import DataParallel
 from metadist.distributed.phases import is_recorded, phase
-from metadist.distributed.reducers import LinearReducer, narrow
+from metadist.distributed.reducers import LinearReducer, finish_sum
 from metadist.distributed.shards import Partitioner
 from metadist.distributed.visits import Answer
 from metadist.training.strategies.in_process import InProcess, set_gradient, trained
@@ -71,21 +71,27 @@ class AllReduceStrategy(InProcess):
     def backward(self, mapper: Mapper, learner: nn.Module, batch: Any) -> Any:
         """See `Strategy`. Every rank gets the same result and the same gradient."""
         if self.engine == "ddp":
-            calls, weights = self._my_calls(learner, batch)
+            calls, weights, divisor = self._my_calls(learner, batch)
             if self._ddp is None or self._ddp.module is not learner:
                 self._ddp = DataParallel(learner)
             with phase("backward"):
-                part, types = self._ddp.backward(mapper, calls, weights)
+                part, types = self._ddp.backward(mapper, calls, weights, divisor)
             with phase("reduce"):
-                return narrow(all_reduce(part), types)
-        answer, part = self._backward(mapper, learner, batch)
+                return finish_sum(all_reduce(part), divisor, types)
+        answer, part, divisor = self._backward(mapper, learner, batch)
         if is_recorded():  # waiting for the slowest rank, told apart from the exchange
             with phase("wait"):
                 all_reduce(0.0)
         with phase("reduce"):
-            return self._reduced(answer, part, learner)
+            return self._reduced(answer, part, divisor, learner)
 
-    def _reduced(self, answer: Answer, part: list[Tensor | None], learner: nn.Module) -> Any:
+    def _reduced(
+        self,
+        answer: Answer,
+        part: list[Tensor | None],
+        divisor: float | None,
+        learner: nn.Module,
+    ) -> Any:
         filled = [
             torch.zeros_like(parameter, dtype=torch.float64) if gradient is None else gradient
             for parameter, gradient in zip(trained(learner), part, strict=True)
@@ -93,9 +99,11 @@ class AllReduceStrategy(InProcess):
         found = [float(gradient is not None) for gradient in part]
         value, gradient, found = all_reduce((answer.value, filled, found))
         set_gradient(
-            learner, [g if ranks else None for g, ranks in zip(gradient, found, strict=True)]
+            learner,
+            [g if ranks else None for g, ranks in zip(gradient, found, strict=True)],
+            divisor,
         )
-        return narrow(value, answer.dtypes)
+        return finish_sum(value, divisor, answer.dtypes)
 
     def collect(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
         """See `Strategy`. Every rank gets all figures."""

@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from metadist.distributed import get_rank, get_worker_id
@@ -22,28 +23,34 @@ class InProcess:
 
     def _my_calls(
         self, learner: nn.Module, batch: Any
-    ) -> tuple[list[tuple[tuple, dict]], list[float]]:
-        """This rank's shards as calls of the mapper, and their weights in the reduced result."""
+    ) -> tuple[list[tuple[tuple, dict]], list[float], float | None]:
+        """This rank's shards as calls of the mapper, how often each counts in the sum of all ranks,
+        and what that sum is divided by.
+        """
         shards = as_shards(self.partitioner(learner, batch))
-        coefficients = self.reducer.coefficients([shard.size for shard in shards])
+        sizes = [shard.size for shard in shards]
+        weights, divisor = self.reducer.weights(sizes), self.reducer.divisor(sizes)
         mine = _mine([worker for worker, _, _ in shards])
         if mine:
-            return [(shards[i][1], shards[i][2]) for i in mine], [coefficients[i] for i in mine]
+            calls = [(shards[i][1], shards[i][2]) for i in mine]
+            return calls, [weights[i] for i in mine], divisor
         # A rank without work repeats the first shard with weight zero: its contribution then has
         # the right structure and types, and the others take as long anyway.
-        return [(shards[0][1], shards[0][2])], [0 * coefficients[0]]
+        return [(shards[0][1], shards[0][2])], [0 * weights[0]], divisor
 
     def _backward(
         self, mapper: Mapper, learner: nn.Module, batch: Any
-    ) -> tuple[Answer, list[Tensor | None]]:
-        """This rank's part of the reduced result and of the gradient, both in float64."""
-        calls, weights = self._my_calls(learner, batch)
+    ) -> tuple[Answer, list[Tensor | None], float | None]:
+        """This rank's part of the sum of results and of gradients, both in float64, and what the
+        sums of all ranks are divided by.
+        """
+        calls, weights, divisor = self._my_calls(learner, batch)
         parameters = trained(learner)
         places = {id(tensor): place for place, tensor in enumerate(tensors_of(calls))}
         differentiate = [places[id(parameter)] for parameter in parameters]
         (answer,) = Visit(mapper, calls, weights, differentiate, keep_device=True).run()
         assert answer.gradients is not None, "the mapper's loss does not depend on the learner"
-        return answer, answer.gradients.by_input
+        return answer, answer.gradients.by_input, divisor
 
     def _figures(
         self, mapper: Mapper, learner: nn.Module, batch: Any
@@ -71,7 +78,13 @@ def trained(learner: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in learner.parameters() if parameter.requires_grad]
 
 
-def set_gradient(learner: nn.Module, gradient: list[Tensor | None]) -> None:
-    """A parameter on which no task's loss depends gets None, as from `loss.backward()`."""
+def set_gradient(learner: nn.Module, gradient: list[Tensor | None], divisor: float | None) -> None:
+    """Divide the sums and put them into `.grad`, in the parameters' own type and layout.
+
+    A parameter on which no task's loss depends gets None, as from `loss.backward()`.
+    """
     for parameter, piece in zip(trained(learner), gradient, strict=True):
-        parameter.grad = None if piece is None else piece.to(parameter)
+        if piece is None:
+            parameter.grad = None
+        else:
+            parameter.grad = torch.empty_like(parameter).copy_(piece / (divisor or 1))

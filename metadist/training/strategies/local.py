@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from metadist.distributed import get_world_size
-from metadist.distributed.reducers import narrow
+from metadist.distributed.reducers import finish_sum
 from metadist.errors import UserError
 from metadist.training.strategies.in_process import InProcess, set_gradient
 from metadist.training.strategies.strategy import Mapper
@@ -38,9 +38,9 @@ class LocalStrategy(InProcess):
 
     def backward(self, mapper: Mapper, learner: nn.Module, batch: Any) -> Any:
         """See `Strategy`."""
-        answer, gradient = self._backward(mapper, learner, batch)
-        set_gradient(learner, gradient)
-        return narrow(answer.value, answer.dtypes)
+        answer, gradient, divisor = self._backward(mapper, learner, batch)
+        set_gradient(learner, gradient, divisor)
+        return finish_sum(answer.value, divisor, answer.dtypes)
 
     def collect(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
         """See `Strategy`."""
