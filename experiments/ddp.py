@@ -4,10 +4,9 @@ Trains a classifier of all training classes, the supervised few-shot baseline; `
 the options.
 """
 
-from metadist.config import build_experiment
-from metadist.launchers import experiment
+from metadist.cli import hydra_main
 
-main = experiment(__file__, build_experiment)
+main = hydra_main(__file__)
 
 if __name__ == "__main__":
     main()

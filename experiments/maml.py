@@ -3,10 +3,9 @@
 `conf/maml.yaml` has the options; `python experiments/maml.py --help` lists them.
 """
 
-from metadist.config import build_experiment
-from metadist.launchers import experiment
+from metadist.cli import hydra_main
 
-main = experiment(__file__, build_experiment)
+main = hydra_main(__file__)
 
 if __name__ == "__main__":
     main()

@@ -9,8 +9,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from metadist.cli import exit_status
 from metadist.config import load_experiment
-from metadist.launchers.answering import answer
 from metadist.training import parse_key, replay
 
 
@@ -28,7 +28,7 @@ def main() -> int:
         experiment = load_experiment(options.directory.resolve())
         print("\n".join(replay(experiment, key, options.checkpoint).lines()))
 
-    return answer(show)
+    return exit_status(show)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from metadist.launchers.answering import answer
-from metadist.training import report_on
+from metadist.cli import exit_status
+from metadist.reports import write_sweep_report
 
 
 def main() -> int:
@@ -19,7 +19,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("folder", type=Path, help="contains the run directories, at any depth")
     folder = parser.parse_args().folder.resolve()
-    return answer(lambda: print("\n".join(report_on(folder).lines())))
+    return exit_status(lambda: print("\n".join(write_sweep_report(folder).summary_lines())))
 
 
 if __name__ == "__main__":

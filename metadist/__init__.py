@@ -5,10 +5,27 @@
 beside it, and `experiments/` holds the commands.
 """
 
-from metadist.distributed import *  # noqa: F403
-from metadist.distributed import __all__ as _distributed_names
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from metadist import distributed
 from metadist.errors import UserError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from metadist.distributed import *  # noqa: F403
+
+    rpc: ModuleType  # torch.distributed.rpc
 
 __version__ = "0.1.0"
 
-__all__ = [*_distributed_names, "UserError", "__version__"]
+__all__ = [*distributed.__all__, "UserError", "__version__", "rpc"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "rpc":
+        return importlib.import_module("torch.distributed.rpc")
+    if name in distributed.__all__:
+        return getattr(distributed, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""An experiment's command, run in every rank of a quick world, with what each rank printed."""
+"""Runs an experiment's command on every rank of a small job, and captures its output."""
 
 import os
 import runpy
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class Outcome(NamedTuple):
-    """What a rank's command came to: its exit status and what it wrote."""
+    """Exit status and output of a rank's command."""
 
     status: int
     out: str
@@ -27,12 +27,12 @@ def run_command(
     directory: Path | None = None,
     **options: Any,
 ) -> list[Outcome]:
-    """Run `experiments/SCRIPT OVERRIDES` from a directory, in `size` ranks; each one's outcome."""
+    """Run `experiments/SCRIPT OVERRIDES` from a directory, on `size` ranks; the outcome of each."""
     return run_world(command, size, script, overrides, directory, **options)
 
 
 def command(script: str, overrides: tuple[str, ...], directory: Path | None = None) -> Outcome:
-    """Run it in this process, which is a rank of a world; nothing else can be done in it then."""
+    """Run it in this process, which is a rank; the process must end afterwards."""
     path = ROOT / "experiments" / script
     sys.argv = [str(path), *overrides]
     os.chdir(directory or tempfile.gettempdir())

@@ -8,8 +8,7 @@ import hydra
 from omegaconf import DictConfig, open_dict
 
 from metadist.config import build_experiment
-from metadist.launchers.resolvers import register_resolvers
-from metadist.training import Experiment, run
+from metadist.training import Experiment, Trainer
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 
@@ -34,7 +33,6 @@ SMALL = [
 
 def compose(*overrides: str, name: str = "maml") -> DictConfig:
     """The composed configuration of an experiment, with `overrides` alone."""
-    register_resolvers()
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         configuration = hydra.compose(name, list(overrides))
     with open_dict(configuration):
@@ -49,8 +47,8 @@ def build(directory: Path | str, *overrides: str, name: str = "maml") -> Experim
 
 
 def train(directory: str, *overrides: str, name: str = "maml") -> dict[str, Any]:
-    """Build and run one; what a test's ranks do."""
-    return run(build(directory, *overrides, name=name))
+    """Build and run a shrunken experiment on this rank; its results."""
+    return Trainer(build(directory, *overrides, name=name)).run()
 
 
 def records(directory: Path) -> list[dict[str, Any]]:
@@ -60,7 +58,7 @@ def records(directory: Path) -> list[dict[str, Any]]:
 
 
 def without_times(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Records less what a clock says."""
+    """Records without the fields that measure time."""
     return [
         {key: value for key, value in line.items() if key not in ("seconds", "tasks_per_second")}
         for line in lines

@@ -18,7 +18,7 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
         "torch.distributed.rpc",
-        "metadist.launchers",
+        "metadist.cli",
         "hydra.main",
         "matplotlib.figure",
         "matplotlib.backends.backend_agg",

@@ -32,7 +32,7 @@ def main() -> None:
         total = torch.zeros(1)
         keys = task_keys(0, "train", iteration, range(options.tasks))
         for key in keys[rank::size]:
-            support, query = tasks.draw(key)
+            support, query = tasks.sample(key)
             adapted = list(model.parameters())
             for _ in range(options.inner_steps):
                 predictions = functional_call(

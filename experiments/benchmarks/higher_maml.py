@@ -27,7 +27,7 @@ def main() -> None:
         optimizer.zero_grad()
         total = 0.0
         for key in task_keys(0, "train", iteration, range(options.tasks)):
-            support, query = tasks.draw(key)
+            support, query = tasks.sample(key)
             with higher.innerloop_ctx(model, inner, copy_initial_weights=False) as (fast, steps):
                 for _ in range(options.inner_steps):
                     steps.step(F.cross_entropy(fast(support.inputs), support.targets))

@@ -20,8 +20,8 @@ import numpy as np
 from PIL import Image
 
 from metadist.tasks import FewShotTasks, MiniImageNet, task_keys
+from metadist.tasks.mini_imagenet import PUBLISHED
 from metadist.tasks.mini_imagenet_files import EXAMPLES, SIDE
-from metadist.tasks.mini_imagenet_split import PUBLISHED
 
 _FOLDERS = {"train": "train", "validation": "val", "test": "test"}
 _CHECKPOINTS = (10, 100, 500)
@@ -71,7 +71,7 @@ def sample_tasks(root: str, worker: int) -> list[str]:
     lines = [f"worker {worker}: opened in {seconds:.2f} s"]
     started = time.perf_counter()
     for number, key in enumerate(task_keys(worker, "train", 1, range(max(_CHECKPOINTS))), start=1):
-        tasks.draw(key)
+        tasks.sample(key)
         if number in _CHECKPOINTS:
             m = memory()
             usage = f"{m['anonymous']:.0f} MB anonymous, {m['mapped']:.0f} MB mapped"

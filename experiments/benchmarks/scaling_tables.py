@@ -10,7 +10,7 @@ from benchmarks.cost_model import Costs, Step
 from benchmarks.programs import machine
 from rich.table import Table
 
-from metadist.plots.sheet import BLUE, GREEN, GREY, INK, ORANGE, lighten, save, sheet
+from metadist.plots.style import BLUE, GREEN, GREY, INK, ORANGE, new_figure, save_figure, style_axes
 
 DISTRIBUTED = ("rpc", "allreduce")
 _COLOURS = {"local": GREEN, "rpc": BLUE, "allreduce": ORANGE}
@@ -159,7 +159,7 @@ def plot_scaling(
         f"Training step with {extrapolation.tasks_per_worker} tasks per worker: cost model fitted "
         "to measured steps"
     )
-    figure = sheet(4.2 * len(sizes), 4.4, title)
+    figure = new_figure(4.2 * len(sizes), 4.4, title)
     most = max(extrapolation.workers)
     grid = [2**power for power in range(math.ceil(math.log2(most)) + 1)]
     for axes, parameters in zip(
@@ -193,14 +193,14 @@ def plot_scaling(
         axes.set_xticks(grid[::2], [f"{workers:,}" for workers in grid[::2]], fontsize=8)
         axes.set_xlabel("workers", color=INK)
         axes.set_title(f"{parameters:,} parameters", fontsize=10, color=INK)
-        lighten(axes, grid=None)
+        style_axes(axes, grid=None)
     first = figure.axes[0]
     first.set_ylabel("milliseconds per step", color=INK)
     first.legend(fontsize=8, frameon=False, loc="center left")
     figure.supxlabel(
         f"dots: measured, one core per worker  ·  {_machine()}", fontsize=8, color=GREY
     )
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def _machine() -> str:

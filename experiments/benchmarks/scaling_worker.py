@@ -17,8 +17,9 @@ from torch import Tensor
 from metadist.algorithms import MAML, Learner, TaskResult
 from metadist.distributed import dim_partitioner, get_rank, get_world_size, mean_reducer
 from metadist.distributed.reducers import leaf_dtypes, weighted_sum
-from metadist.distributed.residents import Resident
-from metadist.distributed.visits import Answer, Call, Gradients
+from metadist.distributed.worker_calls import Call, Gradients, WorkerResponse
+from metadist.distributed.worker_local import WorkerLocal
+from metadist.kernels import tune_malloc
 from metadist.models import Conv4
 from metadist.tasks import FewShotTasks, Glyphs, task_keys
 from metadist.training import (
@@ -27,9 +28,8 @@ from metadist.training import (
     MetaBatch,
     RpcStrategy,
     Strategy,
-    TrainTasks,
+    TrainMapper,
 )
-from metadist.training.memory import keep_freed_memory
 
 STRATEGIES = {"local": LocalStrategy, "rpc": RpcStrategy, "allreduce": AllReduceStrategy}
 
@@ -42,11 +42,15 @@ class NoTasks:
         """Not called: the strategies call `weighted_sum`."""
         raise NotImplementedError
 
-    def weighted_sum(self, calls: list[Call], weights: list[float], inputs: list[Tensor]) -> Answer:
-        """See `WeightedSum`."""
+    def weighted_sum(
+        self, calls: list[Call], weights: list[float], inputs: list[Tensor]
+    ) -> WorkerResponse:
+        """See `SummingMapper`."""
         result = TaskResult(torch.zeros(()), {})
         gradients = [torch.zeros_like(tensor, dtype=torch.float64) for tensor in inputs]
-        return Answer(weighted_sum([result], [1]), Gradients(0, gradients), leaf_dtypes(result))
+        return WorkerResponse(
+            weighted_sum([result], [1]), Gradients(0, gradients), leaf_dtypes(result)
+        )
 
 
 def main() -> None:
@@ -61,20 +65,22 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="per size")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    keep_freed_memory()  # as every run does
+    tune_malloc()  # as every run does
     strategy: Strategy = STRATEGIES[options.strategy](
         dim_partitioner(0, exclusive=True, keepdim=False), mean_reducer
     )
     tasks = FewShotTasks(Glyphs(), 5, 1, options.queries)
-    train = TrainTasks(Resident("tasks", tasks))
+    train = TrainMapper(WorkerLocal("tasks", tasks))
     strategy.open()
-    if strategy.runs_loop():
+    if strategy.is_driver:
         for filters in options.filters:
             learner = MAML(Conv4(tasks.input_shape, tasks.outputs, filters)).train()
             optimizer = torch.optim.Adam(learner.parameters(), 1e-3)
             for count in (0, *options.tasks):
                 batch = MetaBatch(task_keys(0, "train", 0, range(count or get_world_size())))
-                call = partial(strategy.backward, train if count else NoTasks(), learner, batch)
+                call = partial(
+                    strategy.forward_backward, train if count else NoTasks(), learner, batch
+                )
                 seconds = median_of(call, optimizer if count else None, options.seconds, strategy)
                 if get_rank() == 0:
                     report(options.strategy, count, learner, seconds)
@@ -91,7 +97,7 @@ def median_of(
     times: list[float] = []
     started = before = time.perf_counter()
     # Ranks agree to stop after the same step; as in training, this is part of a step.
-    while strategy.agree(len(times) < 4 or before - started < budget):
+    while strategy.any_rank(len(times) < 4 or before - started < budget):
         forward_backward()
         if optimizer is not None:
             optimizer.step()

@@ -6,7 +6,7 @@ from pathlib import Path
 from benchmarks.programs import REFERENCE, machine
 from rich.table import Table
 
-from metadist.plots.sheet import BLUE, GREY, INK, lighten, save, sheet
+from metadist.plots.style import BLUE, GREY, INK, new_figure, save_figure, style_axes
 
 Speeds = dict[str, dict[str, list[float | None]]]
 """Tasks per second by setting, program and round; None for a failed run."""
@@ -71,7 +71,7 @@ def markdown(speeds: Speeds, timeout: float) -> str:
 def plot_speedups(speeds: Speeds, path: Path) -> None:
     """Bar chart of the relative speeds, one panel per setting."""
     programs = programs_of(speeds)
-    figure = sheet(
+    figure = new_figure(
         max(9.5, 3.0 + 2.6 * len(speeds)),
         1.7 + 0.42 * len(programs),
         "MAML training speed relative to a hand-written PyTorch loop",
@@ -92,9 +92,9 @@ def plot_speedups(speeds: Speeds, path: Path) -> None:
         axes.set_yticks(range(len(programs)), programs, fontsize=9)
         axes.invert_yaxis() if axes is grid[0] else None
         axes.set_title(_describe(setting), fontsize=9, color=INK)
-        lighten(axes, grid=None)
+        style_axes(axes, grid=None)
     figure.supxlabel(_title(speeds), fontsize=8, color=GREY)
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def _describe(setting: str) -> str:

@@ -52,7 +52,7 @@ def train() -> None:
     def step(iteration: int) -> float:
         keys = task_keys(0, "train", iteration, range(OPTIONS.tasks))
         (inputs, targets), (queries, query_targets) = stack_episodes(
-            [tasks.draw(key) for key in keys]
+            [tasks.sample(key) for key in keys]
         )
         with todist.autograd.context() as context_id:
             clone = torchopt.module_clone(model, by="clone")

@@ -9,8 +9,8 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+import metadist.config  # noqa: F401  (registers the resolvers of conf/)
 from metadist.errors import UserError
-from metadist.launchers.resolvers import register_resolvers
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -93,7 +93,6 @@ def select_cells(cells: Mapping[str, Cell], names: Sequence[str]) -> list[Cell]:
 
 def compose(overrides: Sequence[str]) -> DictConfig:
     """The configuration of `experiments/maml.py`; interpolations are not resolved."""
-    register_resolvers()
     with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         configuration = hydra.compose("maml", list(overrides))
     with open_dict(configuration):

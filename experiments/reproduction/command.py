@@ -18,8 +18,8 @@ from reproduction.rows import aggregate, find_runs
 from reproduction.runs import PresetRun, Runner
 from reproduction.table import csv_text, markdown
 
+from metadist.cli import exit_status
 from metadist.errors import UserError
-from metadist.launchers.answering import answer
 
 TABLE_FILE = "table.md"
 DATA_FILE = "table.csv"
@@ -33,7 +33,7 @@ _OPTION_OF_KEY = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, run, and write the table; returns the exit status."""
     options = _parser().parse_intermixed_args(arguments)
-    return answer(lambda: _run(options))
+    return exit_status(lambda: _run(options))
 
 
 def _parser() -> argparse.ArgumentParser:

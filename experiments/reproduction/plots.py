@@ -3,17 +3,15 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from reproduction.rows import Run
-from yaml import YAMLError
 
 from metadist.config import load_experiment
-from metadist.loggers import read_metrics
-from metadist.plots import ComparedCurves, compared_curves
-from metadist.training import draw_adaptation
+from metadist.errors import UserError
+from metadist.loggers import METRICS_FILE, read_metrics
+from metadist.plots import ComparisonData, plot_comparison
+from metadist.reports import LEARNING_CURVES_FILE, read_config
+from metadist.training import plot_adaptation
 
-CURVES = "learning_curves.png"
 ADAPTATION = "sinusoid_{}_points.png"
 
 
@@ -21,16 +19,16 @@ def plot_curves(runs: Sequence[Run], directory: Path) -> Path | None:
     """Plot the learning curves of all runs, a panel per task; None if there are none."""
     panels: dict[tuple[str, str], dict[str, list]] = {}
     for run in runs:
-        records = run.directory / "metrics.jsonl"
-        if records.exists():
+        file = run.directory / METRICS_FILE
+        if file.exists():
             name = " ".join((run.cell.preset, *run.options))
-            lines = panels.setdefault((panel_title(run), run.cell.metric), {})
-            lines.setdefault(f"{name}, {run.iterations:,}", []).append(read_metrics(records))
+            panel = panels.setdefault((panel_title(run), run.cell.metric), {})
+            panel.setdefault(f"{name}, {run.iterations:,}", []).append(read_metrics(file))
     if not panels:
         return None
-    return compared_curves(
-        [ComparedCurves(title, metric, lines) for (title, metric), lines in panels.items()],
-        directory / CURVES,
+    return plot_comparison(
+        [ComparisonData(title, metric, runs) for (title, metric), runs in panels.items()],
+        directory / LEARNING_CURVES_FILE,
         "Learning curves (validation)",
     )
 
@@ -56,8 +54,8 @@ def plot_sinusoids(runs: Sequence[Run], directory: Path) -> list[Path]:
 
 
 def plot_pair(runs: dict[str, Path], path: Path) -> Path:
-    """Plot the adaptation of runs, by label; see `draw_adaptation`."""
-    return draw_adaptation(path, {name: load_experiment(run) for name, run in runs.items()})
+    """Plot the adaptation of runs, by label; see `plot_adaptation`."""
+    return plot_adaptation(path, {name: load_experiment(run) for name, run in runs.items()})
 
 
 def panel_title(run: Run) -> str:
@@ -65,9 +63,9 @@ def panel_title(run: Run) -> str:
     protocol = (run.results or {}).get("protocol")
     if protocol is None:
         try:
-            saved = OmegaConf.load(run.directory / ".hydra" / "config.yaml")
-            protocol = {key: saved.task[key] for key in ("ways", "shots")}
-        except (OSError, TypeError, YAMLError, OmegaConfBaseException):
+            task = read_config(run.directory)["task"]
+            protocol = {key: task[key] for key in ("ways", "shots")}
+        except (UserError, KeyError, TypeError):
             return run.cell.dataset
     ways = "" if run.cell.metric == "mse" else f" {protocol['ways']}-way"
     return f"{run.cell.dataset}{ways} {protocol['shots']}-shot"

@@ -9,8 +9,7 @@ from typing import Any
 from reproduction.cells import Cell
 from reproduction.runs import failure_of, fingerprint, progress_of, read_run
 
-from metadist.launchers.records import FAILURE, read_results
-from metadist.training import protocol_differences
+from metadist.reports import FAILURE_FILE, protocol_differences, read_results
 
 _ROUNDING = 1e-9
 """Tolerance for decimal representations."""
@@ -132,7 +131,7 @@ def find_runs(directories: Iterable[Path], cells: Mapping[str, Cell]) -> list[Ru
     folders = {
         path.parent.resolve()
         for directory in directories
-        for name in (".hydra", FAILURE)
+        for name in (".hydra", FAILURE_FILE)
         for path in directory.rglob(name)
     }
     found = []

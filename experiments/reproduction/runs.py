@@ -1,7 +1,7 @@
 """The runs behind the cells: started with torchrun, resumed, or skipped if finished."""
 
-import json
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -9,18 +9,25 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from reproduction.cells import ROOT, compose
-from yaml import YAMLError
+from reproduction.cells import compose
 
-from metadist.config import build_experiment
 from metadist.errors import UserError
-from metadist.launchers import TorchrunLauncher
-from metadist.launchers.launcher import PlannedRun, quoted
-from metadist.launchers.records import FAILURE, RESULTS, last_words, note_failure
-from metadist.loggers import read_metrics
-from metadist.training.identity import identity, is_around
+from metadist.launchers import RunSpec
+from metadist.launchers.torchrun import TorchrunLauncher
+from metadist.loggers import METRICS_FILE, read_metrics
+from metadist.reports import (
+    FAILURE_FILE,
+    RESULTS_FILE,
+    config_fingerprint,
+    is_runtime_key,
+    pop_worker_error,
+    read_config,
+    read_failure,
+    read_overrides,
+    write_failure,
+)
 
 _PRESET_KEYS = ("experiment", "seed", "trainer.iterations", "trainer.checkpoint_every")
 _EXECUTION_KEYS = ("strategy", "partition", "device", "threads")
@@ -65,7 +72,7 @@ class PresetRun:
             f"trainer.iterations={self.iterations}",
             "resume=auto",
             *([] if workers > 1 else ["strategy=local"]),
-            *([] if root is None else [f"dataset.root={quoted(root)}"]),
+            *([] if root is None else [f"dataset.root={_quote(root)}"]),
             *self.options,
         )
 
@@ -83,10 +90,11 @@ class PresetRun:
                 f"{' '.join(saved.options) or '(none)'}, not {' '.join(options) or '(none)'}: "
                 "choose another --directory."
             )
-        if not (self.directory / RESULTS).exists() or failure_of(self.directory) is not None:
+        if not (self.directory / RESULTS_FILE).exists() or failure_of(self.directory) is not None:
             return False
         old = fingerprint(self.directory)
-        new = _without_seed(compose(self.overrides())) if old else {}
+        composed: Any = OmegaConf.to_container(compose(self.overrides()))
+        new = _without_seed(composed) if old else {}
         # A key that only one of them has is an option that was added or removed since.
         for key in sorted(old.keys() & new.keys()):
             if old[key] != new[key]:
@@ -142,39 +150,37 @@ class Runner:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
-    def _spec(self, run: PresetRun) -> PlannedRun:
+    def _spec(self, run: PresetRun) -> RunSpec:
         overrides = run.overrides(self.workers, self.roots.get(run.dataset))
-        return PlannedRun(
-            script=ROOT / "experiments" / "maml.py",
+        return RunSpec(
             name="maml",
             directory=run.directory.resolve(),
             configuration=compose(overrides),
             overrides=overrides,
-            hydra_words=(),
-            build=build_experiment,
+            module_paths=tuple(sys.path),
             in_sweep=True,
-            quiet=True,
+            concurrent=True,
         )
 
-    def _run_one(self, run: PresetRun, spec: PlannedRun) -> None:
+    def _run_one(self, run: PresetRun, spec: RunSpec) -> None:
         if self.stopped:
             return
         try:
             run.directory.mkdir(parents=True, exist_ok=True)
-            (run.directory / FAILURE).unlink(missing_ok=True)
+            (run.directory / FAILURE_FILE).unlink(missing_ok=True)
             self.log(f"{run.title}: started in {run.directory}")
             status = self._launcher.run(spec)
         except OSError as error:
             self.unusable.append(run)
             self.log(f"{run.title}: FAILED: {run.directory} cannot be used ({error.strerror})")
             return
-        message = last_words(run.directory) or f"ended with status {status}"
+        message = pop_worker_error(run.directory) or f"ended with status {status}"
         if status == 0:
             self.log(f"{run.title}: finished")
         elif self.stopped or status in (130, 143):
             self.log(f"{run.title}: stopped; the same command resumes it")
         else:
-            note_failure(run.directory, run.overrides(self.workers), message, status)
+            write_failure(run.directory, run.overrides(self.workers), message, status)
             self.log(f"{run.title}: FAILED with status {status}: {message}")
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
@@ -202,24 +208,20 @@ class SavedRun(NamedTuple):
 def read_run(directory: Path) -> SavedRun | None:
     """The run of a directory, also of one that failed before training; None if there is none."""
     try:
-        file = directory / ".hydra" / "overrides.yaml"
-        if file.exists():
-            overrides = [str(override) for override in OmegaConf.load(file)]
-        else:
-            failure = json.loads((directory / FAILURE).read_text(encoding="utf-8"))
-            overrides = [str(override) for override in failure["overrides"]]
+        overrides = read_overrides(directory) or (read_failure(directory) or {})["overrides"]
         values = {_key(override): override.partition("=")[2] for override in overrides}
-        config = file.with_name("config.yaml")
-        if config.exists():
-            saved = OmegaConf.load(config)
-            values |= {"seed": saved.seed, "trainer.iterations": saved.trainer.iterations}
+        if config := read_config(directory):
+            values |= {
+                "seed": config["seed"],
+                "trainer.iterations": config["trainer"]["iterations"],
+            }
         return SavedRun(
             values["experiment"],
             int(values["seed"]),
             int(values["trainer.iterations"]),
             relevant_options(overrides),
         )
-    except (OSError, ValueError, TypeError, KeyError, OmegaConfBaseException, YAMLError):
+    except (UserError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
@@ -234,7 +236,7 @@ def relevant_options(overrides: Sequence[str]) -> tuple[str, ...]:
         ignored += _VALIDATION_KEYS
 
     def is_relevant(key: str) -> bool:
-        return not (is_around(key) or key in ignored or key.split(".")[0] in _EXECUTION_KEYS)
+        return not (is_runtime_key(key) or key in ignored or key.split(".")[0] in _EXECUTION_KEYS)
 
     return tuple(sorted(override for override in overrides if is_relevant(_key(override))))
 
@@ -246,17 +248,16 @@ def _key(override: str) -> str:
 def failure_of(directory: Path) -> str | None:
     """The error that ended a run; None if it has not failed."""
     try:
-        return str(json.loads((directory / FAILURE).read_text(encoding="utf-8"))["error"])
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError, KeyError):
-        return f"{FAILURE} cannot be read"
+        failure = read_failure(directory)
+        return None if failure is None else str(failure["error"])
+    except (UserError, KeyError):
+        return f"{FAILURE_FILE} cannot be read"
 
 
 def progress_of(directory: Path) -> str:
     """The last iteration that an unfinished run has recorded."""
     try:
-        records = read_metrics(directory / "metrics.jsonl")
+        records = read_metrics(directory / METRICS_FILE)
     except UserError:
         return "no iteration recorded"
     iterations = [record["iteration"] for record in records if "iteration" in record]
@@ -266,14 +267,16 @@ def progress_of(directory: Path) -> str:
 def fingerprint(directory: Path) -> dict[str, str]:
     """The saved configuration keys that determine a run's numbers, without the seed; {} if none."""
     try:
-        saved: Any = OmegaConf.to_container(OmegaConf.load(directory / ".hydra" / "config.yaml"))
-    except (OSError, ValueError, OmegaConfBaseException, YAMLError):
+        return _without_seed(read_config(directory))
+    except UserError:
         return {}
-    return _without_seed(saved) if isinstance(saved, dict) else {}
 
 
-def _without_seed(configuration: Any) -> dict[str, str]:
-    plain = configuration
-    if OmegaConf.is_config(configuration):
-        plain = OmegaConf.to_container(configuration)
-    return {key: value for key, value in identity(plain).items() if key != "seed"}
+def _without_seed(configuration: Mapping[str, Any]) -> dict[str, str]:
+    found = config_fingerprint(configuration)
+    return {key: value for key, value in found.items() if key != "seed"}
+
+
+def _quote(path: str) -> str:
+    """A path as the value of a Hydra override."""
+    return QuotedString(path, Quote.single).with_quotes()

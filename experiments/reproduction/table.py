@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from reproduction.rows import Row, task_differences
 
-from metadist.training import differences_in_words
+from metadist.reports import format_differences
 
 _NAMED = (
     ("ways", "{}-way"),
@@ -48,7 +48,7 @@ def markdown(rows: Sequence[Row], command: str) -> str:
     if tasks:
         lines += ["## Different protocols", "", "Cells of the same task that differ:", ""]
         for name, differences in tasks.items():
-            lines += [f"- {name}: {'; '.join(differences_in_words(differences))}"]
+            lines += [f"- {name}: {'; '.join(format_differences(differences))}"]
         lines += [""]
     for title, kind in (("Failures", "failures"), ("Unfinished", "unfinished")):
         messages = {
@@ -184,7 +184,7 @@ def _protocol(row: Row) -> list[str]:
         lines += [f"  - {row.cell.remark[0].upper()}{row.cell.remark[1:]}."]
     for key, (published, measured) in row.differences.items():
         lines += [f"  - Different protocol: {key} is {published} in the paper, {measured} here."]
-    for sentence in differences_in_words(row.seed_differences):
+    for sentence in format_differences(row.seed_differences):
         lines += [f"  - The seeds differ: {sentence}."]
     return [*lines, ""]
 

@@ -79,7 +79,7 @@ class ANIL(MAML):
         support = episode.support._replace(inputs=self.features(episode.support.inputs))
         queries = self.predict_queries(self.features, episode)
         targets = episode.query.targets
-        return self.judge_path(
+        return self.evaluate_trajectory(
             self.initial(), support, targets, lambda head: self.predict(head, queries)
         )
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from metadist.algorithms.inner_loop import (
     InnerLoopLearner,
     Parameters,
+    detach_parameters,
     flat,
-    leaves,
     unflat,
     with_gradient,
 )
@@ -65,12 +65,12 @@ class IMAML(InnerLoopLearner):
     def train_task(self, episode: Any) -> TaskResult:
         """See the class."""
         start = self.initial()
-        adapted = leaves(self.adapt(start, episode.support, self.inner_steps))
+        adapted = detach_parameters(self.adapt(start, episode.support, self.inner_steps))
         with torch.enable_grad():
             predictions = self.predict(adapted, episode.query.inputs)
             value = self.loss(predictions, episode.query.targets)
             outer = flat(torch.autograd.grad(value, list(adapted.values())))
-            inner = flat(self.slopes(adapted, episode.support, create_graph=True).values())
+            inner = flat(self.gradients(adapted, episode.support, create_graph=True).values())
 
         def times_system(vector: Tensor) -> Tensor:
             hessian = torch.autograd.grad(
@@ -88,15 +88,16 @@ class IMAML(InnerLoopLearner):
         return TaskResult(loss, self.metrics(predictions, episode.query.targets))
 
     @torch.no_grad()
-    def path(
+    def trajectory(
         self, parameters: Parameters, support: Any, steps: int, create_graph: bool = False
     ) -> Iterator[Parameters]:
         """See `InnerLoopLearner`; nothing is ever differentiated through these steps."""
         start = parameters
         for _ in range(steps):
-            slopes = self.slopes(parameters, support)
+            gradients = self.gradients(parameters, support)
             parameters = {
-                name: each - self.inner_lr * (slopes[name] + self.strength * (each - start[name]))
+                name: each
+                - self.inner_lr * (gradients[name] + self.strength * (each - start[name]))
                 for name, each in parameters.items()
             }
             yield parameters

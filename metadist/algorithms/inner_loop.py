@@ -1,4 +1,4 @@
-"""What the algorithms that take gradient steps in a task have in common."""
+"""Base of the algorithms that take gradient steps in a task."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -8,6 +8,7 @@ import torch
 from annotated_types import Ge
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.profiler import record_function
 
 from metadist.algorithms.learner import Learner, TaskResult
 
@@ -18,7 +19,7 @@ Parameters = dict[str, Tensor]
 class InnerLoopLearner(Learner):
     """A learner that adapts the model's parameters to the support set by gradient steps.
 
-    A subclass writes `train_task` (a task's result in training) and `path` (the steps, which
+    A subclass writes `train_task` (a task's result in training) and `trajectory` (the steps, which
     evaluation takes as well).
 
     Args:
@@ -45,10 +46,10 @@ class InnerLoopLearner(Learner):
         """The result of a task whose loss has the meta-gradient as its derivative."""
         raise NotImplementedError
 
-    def path(
+    def trajectory(
         self, parameters: Parameters, support: Any, steps: int, create_graph: bool = False
     ) -> Iterator[Parameters]:
-        """Where `steps` steps from `parameters` lead: the parameters after each of them.
+        """The parameters after each of `steps` steps that start at `parameters`.
 
         Args:
             parameters: where to start.
@@ -61,9 +62,9 @@ class InnerLoopLearner(Learner):
     def adapt(
         self, parameters: Parameters, support: Any, steps: int, create_graph: bool = False
     ) -> Parameters:
-        """The end of the `path`; its arguments are the same."""
-        path = self.path(parameters, support, steps, create_graph)
-        return functools.reduce(lambda _, each: each, path, parameters)
+        """The end of the `trajectory`; its arguments are the same."""
+        trajectory = self.trajectory(parameters, support, steps, create_graph)
+        return functools.reduce(lambda _, each: each, trajectory, parameters)
 
     def protocol(self) -> dict[str, Any]:
         """Inner steps, in training and in evaluation."""
@@ -80,19 +81,21 @@ class InnerLoopLearner(Learner):
         def answers(parameters: Parameters) -> Tensor:
             return self.predict_queries(lambda inputs: self.predict(parameters, inputs), episode)
 
-        return self.judge_path(self.initial(), episode.support, episode.query.targets, answers)
+        return self.evaluate_trajectory(
+            self.initial(), episode.support, episode.query.targets, answers
+        )
 
-    def judge_path(
+    def evaluate_trajectory(
         self,
         start: Parameters,
         support: Any,
         targets: Tensor,
         answers: Callable[[Parameters], Tensor],
     ) -> TaskResult:
-        """Evaluate a task before and after adaptation, and after each step if `each_step`.
+        """Evaluate a task before and after adaptation, and after each step if `evaluate_each_step`.
 
         Args:
-            start: where the path begins.
+            start: where the trajectory starts.
             support: the examples to adapt to.
             targets: of the queries.
             answers: parameters -> the queries' predictions.
@@ -100,11 +103,11 @@ class InnerLoopLearner(Learner):
         predictions = answers(start)
         metrics = self.metrics(predictions, targets, "_before")
         last = self.eval_inner_steps
-        path = self.path(start, support, last)
-        for step, parameters in enumerate(path, start=1):
-            if step == last or self.each_step:
+        trajectory = self.trajectory(start, support, last)
+        for step, parameters in enumerate(trajectory, start=1):
+            if step == last or self.evaluate_each_step:
                 predictions = answers(parameters)
-            if self.each_step:
+            if self.evaluate_each_step:
                 metrics |= self.metrics(predictions, targets, f"_after_{step}")
         metrics = self.metrics(predictions, targets) | metrics
         return TaskResult(self.loss(predictions, targets), metrics, predictions)
@@ -117,7 +120,7 @@ class InnerLoopLearner(Learner):
         """The model's predictions with other parameters: (n, *input shape) -> (n, outputs)."""
         return functional_call(self.model, parameters, (inputs,))
 
-    def slopes(
+    def gradients(
         self, parameters: Parameters, examples: Any, create_graph: bool = False
     ) -> Parameters:
         """The derivative of the examples' loss by the parameters.
@@ -129,17 +132,18 @@ class InnerLoopLearner(Learner):
         """
         with torch.enable_grad():
             if not create_graph:
-                parameters = leaves(parameters)
+                parameters = detach_parameters(parameters)
             loss = self.loss(self.predict(parameters, examples.inputs), examples.targets)
-            # Side by side, a task's loss depends on its own parameters alone.
-            found = torch.autograd.grad(
-                loss.sum(), list(parameters.values()), create_graph=create_graph
-            )
+            # Of batched tasks, each loss depends on its own parameters alone.
+            with record_function("metadist::inner_gradient"):
+                found = torch.autograd.grad(
+                    loss.sum(), list(parameters.values()), create_graph=create_graph
+                )
         return dict(zip(parameters, found, strict=True))
 
 
-def leaves(parameters: Parameters) -> Parameters:
-    """The same values without a past, to differentiate by."""
+def detach_parameters(parameters: Parameters) -> Parameters:
+    """Detached leaf copies that require grad."""
     return {name: each.detach().requires_grad_() for name, each in parameters.items()}
 
 

@@ -17,7 +17,7 @@ class TaskResult(NamedTuple):
         loss: scalar; its derivative by the learner's parameters is the meta-gradient. Detached
             in evaluation.
         metrics: scalars to report, detached: "accuracy" (0 to 1) for classes, "mse" for real
-            targets; those before any inner step as `…_before`, and with `Learner.each_step` those
+            targets; those before any inner step as `…_before`, and with `Learner.evaluate_each_step` those
             after k of the inner steps as `…_after_k`.
         predictions: in evaluation, the logits or values for each query, shape (n, outputs).
         buffers: how much the learner's buffers (running statistics) changed, by name. The one
@@ -46,17 +46,17 @@ class Learner(nn.Module):
             support set alone.
 
     Attributes:
-        each_step: in evaluation, a learner that takes inner steps also judges the queries after
+        evaluate_each_step: in evaluation, a learner that takes inner steps also judges the queries after
             each of them. Whoever runs the evaluation sets it; off by default, for it takes time.
         outputs_are_classes: each of the model's outputs stands for a class of the task, so that one
             that is no class in training is not trained. A subclass for which they are features
             says that it is not so.
-        takes_several: a subclass whose `forward` can run several tasks at once says so.
+        batches_tasks: a subclass whose `forward` can run several tasks at once says so.
     """
 
-    each_step = False
+    evaluate_each_step = False
     outputs_are_classes = True
-    takes_several = False
+    batches_tasks = False
 
     def __init__(
         self, model: nn.Module, regression: bool = False, transductive: bool = True
@@ -67,13 +67,13 @@ class Learner(nn.Module):
         self.transductive = transductive
 
     @property
-    def side_by_side(self) -> bool:
+    def supports_batched_tasks(self) -> bool:
         """Whether `forward` also runs several tasks at once, as it is set now, with this model.
 
         Every tensor of the episode, of the result and of the learner's parameters then has a
         first dimension that counts tasks, and `loss` has one number a task.
         """
-        can = self.takes_several and getattr(self.model, "side_by_side", False)
+        can = self.batches_tasks and getattr(self.model, "supports_batched_tasks", False)
         return can and (self.training or self.transductive)
 
     def loss(self, predictions: Tensor, targets: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ class MAML(InnerLoopLearner):
         transductive: see `Learner`.
     """
 
-    takes_several = True
+    batches_tasks = True
 
     def __init__(
         self,
@@ -57,17 +57,17 @@ class MAML(InnerLoopLearner):
         loss = self.loss(predictions, episode.query.targets)
         return TaskResult(loss, self.metrics(predictions, episode.query.targets))
 
-    def path(
+    def trajectory(
         self, parameters: Parameters, support: Any, steps: int, create_graph: bool = False
     ) -> Iterator[Parameters]:
         """See `InnerLoopLearner`."""
         for _ in range(steps):
-            parameters = self.step(parameters, self.slopes(parameters, support, create_graph))
+            parameters = self.step(parameters, self.gradients(parameters, support, create_graph))
             yield parameters
 
-    def step(self, parameters: Parameters, slopes: Parameters) -> Parameters:
+    def step(self, parameters: Parameters, gradients: Parameters) -> Parameters:
         """φ - α ∇φ L(support; φ), given φ and its gradient."""
-        return {name: each - self.inner_lr * slopes[name] for name, each in parameters.items()}
+        return {name: each - self.inner_lr * gradients[name] for name, each in parameters.items()}
 
     def method(self) -> dict[str, Any]:
         """The inner rate."""

@@ -102,7 +102,7 @@ class MAMLPlusPlus(InnerLoopLearner):
         early = (1 - annealed) / steps
         return [early] * (steps - 1) + [1 - early * (steps - 1)]
 
-    def path(
+    def trajectory(
         self, parameters: Parameters, support: Any, steps: int, create_graph: bool = False
     ) -> Iterator[Parameters]:
         """See `InnerLoopLearner`; the norms of the step just taken are in use."""
@@ -114,10 +114,10 @@ class MAMLPlusPlus(InnerLoopLearner):
         self, parameters: Parameters, support: Any, step: int, create_graph: bool
     ) -> Parameters:
         self._use_norms_of(step)
-        slopes = self.slopes(parameters, support, create_graph)
+        gradients = self.gradients(parameters, support, create_graph)
         rates = self.rates[:, min(step, self.inner_steps - 1)]
         return {
-            name: parameter - rate * slopes[name]
+            name: parameter - rate * gradients[name]
             for (name, parameter), rate in zip(parameters.items(), rates, strict=True)
         }
 

@@ -49,10 +49,10 @@ class MetaSGD(MAML):
             torch.full_like(parameter, inner_lr) for parameter in model.parameters()
         )
 
-    def step(self, parameters: Parameters, slopes: Parameters) -> Parameters:
+    def step(self, parameters: Parameters, gradients: Parameters) -> Parameters:
         """φ - α ∘ ∇φ L(support; φ), given φ and its gradient."""
         return {
-            name: each - rate * slopes[name]
+            name: each - rate * gradients[name]
             for (name, each), rate in zip(parameters.items(), self.rates, strict=True)
         }
 

@@ -34,7 +34,7 @@ class Prototypical(Learner):
     """
 
     outputs_are_classes = False
-    takes_several = True
+    batches_tasks = True
 
     def __init__(
         self, model: nn.Module, regression: bool = False, transductive: bool = True

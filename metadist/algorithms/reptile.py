@@ -79,19 +79,19 @@ class Reptile(InnerLoopLearner):
         return TaskResult(loss, self.metrics(predictions, episode.query.targets))
 
     @torch.no_grad()
-    def path(
+    def trajectory(
         self, parameters: Parameters, support: Any, steps: int, create_graph: bool = False
     ) -> Iterator[Parameters]:
         """See `InnerLoopLearner`; nothing is ever differentiated through these steps."""
         vector = flat(parameters.values())
         squares, count = self._memory()
         for batch in self._minibatches(support, steps):
-            slope = flat(self.slopes(unflat(vector, parameters), batch).values())
+            gradient = flat(self.gradients(unflat(vector, parameters), batch).values())
             if squares is not None:
                 count += 1
-                squares = _DECAY * squares + (1 - _DECAY) * slope**2
-                slope = slope / ((squares / (1 - _DECAY**count)).sqrt() + _EPSILON)
-            vector = vector - self.inner_lr * slope
+                squares = _DECAY * squares + (1 - _DECAY) * gradient**2
+                gradient = gradient / ((squares / (1 - _DECAY**count)).sqrt() + _EPSILON)
+            vector = vector - self.inner_lr * gradient
             yield unflat(vector, parameters)
         if squares is not None and self.training:
             self.squares.copy_(squares)

@@ -1,9 +1,18 @@
 """From the composed configuration to the objects of an experiment."""
 
-from metadist.config.experiment import build_experiment
-from metadist.config.leftovers import drop_leftovers
-from metadist.config.nodes import build
+from metadist.config.build import build_experiment
+from metadist.config.instantiate import drop_stale_keys, instantiate
+from metadist.config.resolvers import fraction, run_stamp
 from metadist.config.saved import load_experiment
-from metadist.config.shares import share
+from metadist.config.schema import Settings, validate
 
-__all__ = ["build", "build_experiment", "drop_leftovers", "load_experiment", "share"]
+__all__ = [
+    "Settings",
+    "build_experiment",
+    "drop_stale_keys",
+    "fraction",
+    "instantiate",
+    "load_experiment",
+    "run_stamp",
+    "validate",
+]

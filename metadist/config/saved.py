@@ -1,17 +1,17 @@
-"""The experiment of a run that lies in a directory."""
+"""Loads the experiment of an existing run directory."""
 
 from pathlib import Path
 
+import yaml
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
-from metadist.config.experiment import assemble_experiment
-from metadist.config.leftovers import drop_leftovers
+from metadist.config.build import assemble_experiment
+from metadist.config.instantiate import drop_stale_keys
 from metadist.errors import UserError
 from metadist.training import Experiment
 
-_IN_THIS_PROCESS = {
+_SINGLE_PROCESS = {
     "logger": None,
     "resume": None,
     "strategy": {"_target_": "metadist.training.LocalStrategy"},
@@ -19,35 +19,36 @@ _IN_THIS_PROCESS = {
 
 
 def load_experiment(directory: Path) -> Experiment:
-    """The experiment that a run's `.hydra/config.yaml` describes, fresh, in this process alone.
+    """The experiment that a run's `.hydra/config.yaml` describes, at iteration 0, in one process.
 
-    The strategy becomes `local` and nothing is logged; the run's checkpoints are left alone.
+    The strategy is `local`, nothing is logged, and no checkpoint is read or written.
 
     Args:
-        directory: the run's.
+        directory: the run's directory.
 
     Raises:
-        UserError: no run lies there, or its configuration cannot be used.
+        UserError: it is not a run directory, or its configuration cannot be used.
     """
     path = directory / ".hydra" / "config.yaml"
-    words = path.with_name("overrides.yaml")
+    overrides_path = path.with_name("overrides.yaml")
     try:
         configuration = OmegaConf.load(path)
-        overrides = OmegaConf.to_container(OmegaConf.load(words)) if words.exists() else []
+        saved = overrides_path.read_text("utf-8") if overrides_path.exists() else "[]"
+        overrides = yaml.safe_load(saved)
     except OSError as error:
         raise UserError(
-            f"{directory} is no run's directory ({path} cannot be read: {error.strerror}): give "
-            "the folder that holds .hydra and metrics.jsonl."
+            f"{directory} is not a run directory ({path} cannot be read: {error.strerror}): give "
+            "the directory that holds .hydra and metrics.jsonl."
         ) from None
-    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"{path} is damaged ({reason}): bring back a good copy.") from None
+        raise UserError(f"{path} is damaged ({reason}): restore it from a copy.") from None
     if not isinstance(configuration, DictConfig) or "trainer" not in configuration:
-        raise UserError(f"{path} is damaged (it has no trainer): bring back a good copy.")
-    drop_leftovers(configuration, [str(word) for word in overrides])
+        raise UserError(f"{path} is damaged (it has no trainer): restore it from a copy.")
+    drop_stale_keys(configuration, [str(override) for override in overrides])
     with open_dict(configuration):
-        configuration.update(_IN_THIS_PROCESS)
+        configuration.update(_SINGLE_PROCESS)
         for key in ("partition", "default_partition"):
             if isinstance(configuration.get(key), DictConfig):
-                configuration[key].pop("workers", None)  # of another world
+                configuration[key].pop("workers", None)  # ranks of another job
     return assemble_experiment(configuration, directory, "replay")

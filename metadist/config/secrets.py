@@ -1,4 +1,4 @@
-"""Secrets of the environment, kept out of everything that a run writes."""
+"""Redacts secrets of the environment from everything that a run writes."""
 
 import os
 import re
@@ -7,16 +7,16 @@ from typing import Any
 
 _NAMES = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
 _SHORTEST = 8
-BLOT = "***"
-"""What stands in a secret's place."""
+REDACTED = "***"
+"""Replaces a secret."""
 
 
-def without_secrets(value: Any) -> Any:
-    """The same plain containers, with secrets blotted out wherever a text holds them.
+def redact_secrets(value: Any) -> Any:
+    """A copy of plain containers in which every secret inside a string is redacted.
 
     A secret is the value, of at least eight characters, of an environment variable whose name
-    speaks of a key, token, secret, password or credential: WANDB_API_KEY, say. A configuration
-    may take one in by `${oc.env:WANDB_API_KEY}`.
+    names a key, token, secret, password or credential: WANDB_API_KEY, say. A configuration
+    may contain one through `${oc.env:WANDB_API_KEY}`.
     """
     found = [text for name, text in os.environ.items() if _NAMES.search(name)]
     secrets = sorted((text for text in found if len(text) >= _SHORTEST), key=len, reverse=True)
@@ -24,7 +24,7 @@ def without_secrets(value: Any) -> Any:
     def clean(inner: Any) -> Any:
         if isinstance(inner, str):
             for secret in secrets:
-                inner = inner.replace(secret, BLOT)
+                inner = inner.replace(secret, REDACTED)
             return inner
         if isinstance(inner, Mapping):
             return {clean(key): clean(each) for key, each in inner.items()}

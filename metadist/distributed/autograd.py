@@ -1,4 +1,4 @@
-"""Distributed autograd: derivatives through remote calls, in the words of `torch.autograd`.
+"""Distributed autograd with the interface of `torch.autograd`: gradients through remote calls.
 
 The calling rank opens a context around forward and backward. A context is not thread-safe.
 """
@@ -20,83 +20,94 @@ __all__ = ["backward", "context", "get_gradients", "grad", "grads"]
 T = TypeVar("T")
 
 
-class _Journey(NamedTuple):
-    """A call inside a context, as the caller's graph knows it.
+class _CallRecord(NamedTuple):
+    """A call inside a context.
 
     Attributes:
         sent: the graph nodes of the arguments.
-        received: the results with a derivative.
+        received: the results that require grad.
     """
 
     sent: list[Any]
     received: list[Tensor]
 
 
-class _Opened(threading.local):
-    """The contexts that this thread has opened, or serves a visit in, each with the calls that it
-    has made in them.
-    """
+class _CallRecords(threading.local):
+    """The calls that this thread has made in each context it opened or runs a request in."""
 
     def __init__(self) -> None:
-        self.journeys: dict[int, list[_Journey]] = {}
+        self.by_context: dict[int, list[_CallRecord]] = {}
 
 
-_opened = _Opened()
+_records = _CallRecords()
 
 
 @contextmanager
 def context() -> Iterator[int]:
-    """Context manager around a forward and its backward pass; it yields the context's number.
+    """Context manager around a forward and its backward pass; it yields the context's id.
 
-    Every remote result with a derivative that is called for inside must take part in what is
-    differentiated: make other calls, an evaluation's for instance, outside of the context. (In a
-    function that runs on a worker inside the context, results that it calls for and does not use
-    count as used, with a derivative of zero.)
+    Every remote result that requires grad must be part of what is differentiated: make other
+    calls, such as an evaluation's, outside the context. (In a function that runs on a worker
+    inside the context, unused results of its own calls get a gradient of zero.)
     """
-    with dist_autograd.context() as context_id, _noting(context_id):
+    with dist_autograd.context() as context_id, _recording(context_id):
         yield context_id
 
 
-@contextmanager
-def serving() -> Iterator[Callable[[T], T]]:
-    """Around a visit that a caller's context includes, on the worker.
+def current_context() -> int | None:
+    """The id of the context that this thread is in."""
+    # The exception out of C++ for no context, the usual case, would be slow.
+    if dist_autograd._get_debug_info()["num_autograd_contexts"] == 0:
+        return None
+    try:
+        return int(dist_autograd._current_context()._context_id())
+    except RuntimeError:
+        return None
 
-    It yields a function that the visit's result must pass through: it makes what the visit called
-    for and did not use a part of the result, for torch waits for the derivatives of all of it.
+
+@contextmanager
+def recording_nested_calls() -> Iterator[Callable[[T], T]]:
+    """Around a request inside a caller's context, on the worker.
+
+    It yields a function that the request's result must pass through: it makes the unused results
+    of nested calls part of it, because torch waits for the gradients of all of them.
     """
     context_id = dist_autograd._current_context()._context_id()
-    with _noting(context_id):
+    with _recording(context_id):
         yield lambda result: _with_unused(context_id, result)
 
 
 @contextmanager
-def _noting(context_id: int) -> Iterator[None]:
-    outer = _opened.journeys.get(context_id)
-    _opened.journeys[context_id] = []
+def _recording(context_id: int) -> Iterator[None]:
+    outer = _records.by_context.get(context_id)
+    _records.by_context[context_id] = []
     try:
         yield
     finally:
         if outer is None:
-            del _opened.journeys[context_id]
+            del _records.by_context[context_id]
         else:
-            _opened.journeys[context_id] = outer
+            _records.by_context[context_id] = outer
 
 
-def note_call(context_id: int, sent: Sequence[Tensor]) -> Callable[[Any], None]:
-    """For a call inside a context, made by this thread: a function to be told its results.
+def record_call(context_id: int, sent: Sequence[Tensor]) -> Callable[[Any], None]:
+    """Record a call that this thread makes inside a context.
 
     Args:
-        context_id: the context's number.
+        context_id: the context's id.
         sent: the call's arguments.
+
+    Returns:
+        A function to call with the results.
     """
-    journeys = _opened.journeys.get(context_id, [])
+    records = _records.by_context.get(context_id, [])
     nodes = [tensor.grad_fn for tensor in sent if tensor.grad_fn is not None]
 
-    def note(results: Any) -> None:
+    def record_results(results: Any) -> None:
         received = [leaf for leaf in optree.tree_leaves(results) if _has_graph(leaf)]
-        journeys.append(_Journey(nodes, received))
+        records.append(_CallRecord(nodes, received))
 
-    return note
+    return record_results
 
 
 def _has_graph(leaf: Any) -> bool:
@@ -107,33 +118,33 @@ def _unused(context_id: int, roots: Iterable[Tensor]) -> list[Tensor]:
     """The results of this thread's calls that do not lead to the roots, directly or as arguments
     of further calls.
     """
-    journeys = _opened.journeys.get(context_id, [])
-    results = [(leaf, leaf.grad_fn) for journey in journeys for leaf in journey.received]
-    before = {leaf.grad_fn: journey.sent for journey in journeys for leaf in journey.received}
+    records = _records.by_context.get(context_id, [])
+    results = [(leaf, leaf.grad_fn) for record in records for leaf in record.received]
+    arguments = {leaf.grad_fn: record.sent for record in records for leaf in record.received}
     reached = set()
-    waiting = [root.grad_fn for root in roots]
-    while waiting:
-        node = waiting.pop()
+    pending = [root.grad_fn for root in roots]
+    while pending:
+        node = pending.pop()
         if node is not None and node not in reached:
             reached.add(node)
-            waiting += [following for following, _ in node.next_functions]
-            waiting += before.get(node, [])
+            pending += [following for following, _ in node.next_functions]
+            pending += arguments.get(node, [])
     return [leaf for leaf, node in results if node not in reached]
 
 
 def _require_all_received(context_id: int, roots: list[Tensor]) -> None:
-    """Torch waits for ever for the gradients of remote results that play no part."""
+    """Torch would wait forever for the gradients of unused remote results."""
     missing = len(_unused(context_id, roots))
     if missing:
         raise UserError(
-            f"{missing} remote results with a derivative take no part in what is differentiated, "
-            "and distributed autograd would wait for them for ever: use one context for each "
-            "backward pass and make other remote calls outside of it."
+            f"{missing} remote results that require grad are not part of what is differentiated, "
+            "and distributed autograd would wait for their gradients forever: use one context for "
+            "each backward pass and make other remote calls outside of it."
         )
 
 
 class _WithUnused(torch.autograd.Function):
-    """A tensor that passes derivatives of zero on to others."""
+    """The identity of `value`, with gradients of zero for `unused`."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, *unused: Tensor) -> Tensor:
@@ -146,27 +157,28 @@ class _WithUnused(torch.autograd.Function):
         return outer, *map(torch.zeros_like, ctx.saved_tensors)
 
 
-def _with_unused(context_id: int, result: T) -> T:
+def _with_unused(context_id: int, result: Any) -> Any:
     leaves, structure = optree.tree_flatten(result, none_is_leaf=True)
-    places = [place for place, leaf in enumerate(leaves) if _has_graph(leaf)]
-    unused = _unused(context_id, [leaves[place] for place in places])
+    with_graph = [index for index, leaf in enumerate(leaves) if _has_graph(leaf)]
+    unused = _unused(context_id, [leaves[index] for index in with_graph])
     if not unused:
         return result
-    if not places:
+    if not with_graph:
         raise UserError(
-            f"a function called {len(unused)} remote results with a derivative inside a context "
-            "and returns no tensor that has one, so that distributed autograd would wait for them "
-            "for ever: make the calls under torch.no_grad() or return what depends on them."
+            f"a function inside a context received {len(unused)} remote results that require grad "
+            "and returns no tensor that does, so that distributed autograd would wait for their "
+            "gradients forever: make the calls under torch.no_grad() or return what depends on "
+            "them."
         )
-    leaves[places[0]] = _WithUnused.apply(leaves[places[0]], *unused)
+    leaves[with_graph[0]] = _WithUnused.apply(leaves[with_graph[0]], *unused)
     return optree.tree_unflatten(structure, leaves)
 
 
 def get_gradients(context_id: int) -> dict[Tensor, Tensor]:
-    """The gradients that backward passes left in the context, for this worker's leaf tensors.
+    """The gradients of this worker's leaf tensors that are accumulated in the context.
 
     Args:
-        context_id: the number that `context()` yielded.
+        context_id: the id that `context()` yielded.
     """
     return dist_autograd.get_gradients(context_id)
 
@@ -179,14 +191,14 @@ def backward(
 ) -> None:
     """The backward pass through all workers; adds to `.grad` of this worker's leaf tensors.
 
-    Other workers' leaves keep their gradients in the context. Raises what `grad` raises, but for
-    unused inputs.
+    Other workers' leaves keep their gradients in the context. Raises the errors of `grad`, except
+    for unused inputs.
 
     Args:
-        context_id: the number that `context()` yielded.
+        context_id: the id that `context()` yielded.
         tensors: the scalars to differentiate.
         retain_graph: keep the graph for another backward pass in this context.
-        inputs: the leaf tensors whose `.grad` is added to. Default: all that play a part.
+        inputs: the leaf tensors whose `.grad` is added to. Default: all that the tensors depend on.
     """
     roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
     chosen = None if inputs is None else _leaves(inputs)
@@ -203,10 +215,10 @@ def grad(
     retain_graph: bool = False,
     allow_unused: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of scalars by this worker's leaf tensors; `.grad` stays as it is.
+    """The gradients of scalars with respect to this worker's leaf tensors; `.grad` is unchanged.
 
     Args:
-        context_id: the number that `context()` yielded.
+        context_id: the id that `context()` yielded.
         outputs: the scalars to differentiate.
         inputs: leaf tensors of this worker, or an iterable of them (`model.parameters()`).
         retain_graph: keep the graph for another backward pass in this context.
@@ -218,7 +230,7 @@ def grad(
     Raises:
         RuntimeError: an input that the outputs do not depend on, without `allow_unused`; one that
             requires no gradient.
-        UserError: a remote result of the context that plays no part in the outputs.
+        UserError: a remote result of the context that the outputs do not depend on.
     """
     roots = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     leaves = _leaves(inputs)
@@ -243,17 +255,17 @@ def _leaves(inputs: Tensor | Sequence[Tensor]) -> list[Tensor]:
     for leaf in leaves:
         if not leaf.requires_grad:
             raise RuntimeError(
-                f"the input of shape {tuple(leaf.shape)} requires no gradient: take inputs that "
-                "the outputs were computed from, with requires_grad=True."
+                f"the input of shape {tuple(leaf.shape)} requires no gradient: pass inputs "
+                "that the outputs were computed from, with requires_grad=True."
             )
     return leaves
 
 
 def _backward(context_id: int, roots: list[Tensor], retain_graph: bool) -> dict[Tensor, Tensor]:
-    """One backward pass; what it alone gave those of this worker's leaves that it reached."""
+    """One backward pass; its gradients of this worker's leaves that it reached."""
     _require_all_received(context_id, roots)
-    # The context adds up over its backward passes. Its sums are set to zero for this pass and
-    # given back afterwards: a difference of sums would lose small gradients beside large ones.
+    # The context accumulates over backward passes. Its sums are set to zero for this pass and
+    # restored afterwards: a difference of sums would lose small gradients beside large ones.
     with torch.no_grad():
         sums = get_gradients(context_id)
         before = {leaf: value.clone() for leaf, value in sums.items()}
@@ -263,7 +275,7 @@ def _backward(context_id: int, roots: list[Tensor], retain_graph: bool) -> dict[
         dist_autograd.backward(context_id, roots, retain_graph)
         gradients = {}
         for leaf, value in get_gradients(context_id).items():
-            # A zero that the pass wrote is a derivative; one that it left alone is none.
+            # A zero that the pass wrote is a gradient; one that it left alone is not.
             if value is not sums.get(leaf) or value._version != versions[leaf]:
                 gradients[leaf] = value.clone()
             if leaf in before:

@@ -1,5 +1,6 @@
 """MapReduce over the workers: partition the arguments, call, reduce the results."""
 
+import functools
 import pickle
 import queue
 from collections.abc import Callable
@@ -7,55 +8,56 @@ from typing import Any, Literal
 
 import optree
 import torch
-from torch.distributed import autograd as dist_autograd
-from torch.distributed import rpc
 from torch.futures import Future
+from torch.profiler import record_function
 
-from metadist.distributed import autograd
-from metadist.distributed.lost import PeerLost
+from metadist.distributed.errors import WorkerLostError, first_line
 from metadist.distributed.modules import module_clone
-from metadist.distributed.one_visit import attach, attach_sum
-from metadist.distributed.partitioners import batch_partitioner
-from metadist.distributed.phases import phase
-from metadist.distributed.receiving import receive
-from metadist.distributed.reducers import LinearReducer
-from metadist.distributed.shards import (
+from metadist.distributed.partitioners import (
     Partitioner,
     Reducer,
     Shard,
     ShardResults,
     WorkerID,
     as_shards,
+    batch_partitioner,
 )
-from metadist.distributed.visits import Answer, Failure, Visit, tensors_of
-from metadist.distributed.workers import (
-    HEARTBEAT_SECONDS,
+from metadist.distributed.reducers import LinearReducer
+from metadist.distributed.transport import (
+    PING_INTERVAL,
+    current_transport,
+    describe_worker,
     get_worker_id,
-    has_device_maps,
-    place_of,
-    require_answers,
-    rpc_is_initialized,
-    worker_names,
+    require_alive,
+)
+from metadist.distributed.worker_calls import (
+    RemoteFailure,
+    WorkerRequest,
+    WorkerResponse,
+    attach,
+    attach_sum,
+    tensors_of,
 )
 from metadist.distributed.world import get_rank
 from metadist.errors import UserError
 
-GradientMode = Literal["context", "visit"]
+GradientMode = Literal["dist_autograd", "worker"]
 
 
 class RemoteError(RuntimeError):
-    """A function raised on another worker.
+    """A function raised on another worker, or its result could not be transferred.
 
     Attributes:
         worker: the worker's name.
-        remote_traceback: the traceback there, as text.
+        remote_traceback: the traceback there, as text; "" where there is none.
     """
 
-    def __init__(self, worker: str, failure: Failure) -> None:
-        super().__init__(
-            f"{worker}{failure.where} raised {failure.kind}: {failure.message}\n"
-            f"--- traceback on {worker} ---\n{failure.traceback.rstrip()}"
-        )
+    def __init__(self, worker: str, failure: RemoteFailure) -> None:
+        raised = ": ".join(filter(None, (failure.kind, failure.message)))
+        text = f"{worker}{failure.where} raised {raised}"
+        if failure.traceback:
+            text += f"\n--- traceback on {worker} ---\n{failure.traceback.rstrip()}"
+        super().__init__(text)
         self.worker = worker
         self.remote_traceback = failure.traceback
         self._failure = failure
@@ -72,37 +74,37 @@ def remote_async_call(
     partitioner: Partitioner | WorkerID | None = None,
     reducer: Reducer | None = None,
     timeout: float | None = None,
-    gradient: GradientMode = "context",
+    gradient: GradientMode = "dist_autograd",
 ) -> Future:
-    """Run `func` on the workers and return at once. Any rank of an RPC world may call it.
+    """Run `func` on the workers and return a future at once. Any rank may call it.
 
     Args:
         func: the mapper. Pickled by reference: a function at a module's top level.
         args: positional arguments before partitioning.
         kwargs: keyword arguments before partitioning.
-        partitioner: who gets what: a worker's number or name (all arguments go there), or a
-            function `(*args, **kwargs) -> [(worker, args, kwargs), …]`. Default:
-            `batch_partitioner`. A worker's shards travel together and run in order.
+        partitioner: a worker's rank or name, which gets all arguments, or a function
+            `(*args, **kwargs) -> [(worker, args, kwargs), …]`. Default: `batch_partitioner`. A
+            worker gets its shards in one request and runs them in order.
         reducer: a function from the list of results, in the partitioner's order, to the result.
-            Default: none, the list itself (for a worker's number or name: the one result).
-        timeout: seconds until the call fails with TimeoutError. Default: the world's
-            (300, see `backend_options`); 0 waits for as long as the workers answer heartbeats.
-        gradient: where derivatives are taken. "context" records a graph across the workers for
-            `autograd.backward` inside `autograd.context()`; outside of one the result has no
-            derivative. "visit" makes each worker compute values and derivatives in the same
-            visit, one shard's graph at a time; the result then works with plain
-            `loss.backward()`. It holds for one scalar loss in each result and first derivatives.
+            Default: none, the list itself (for a worker's rank or name: the one result).
+        timeout: seconds until the call fails with TimeoutError. Default: the transport's (300 s
+            for RPC); 0 waits while the workers answer pings.
+        gradient: where gradients are computed. "dist_autograd" records a graph across the
+            workers for `autograd.backward` inside `autograd.context()`; outside of one the result
+            does not require grad. "worker" makes each worker return values and gradients in one
+            RPC, with one shard's graph at a time; the result then supports `loss.backward()`. It
+            requires one scalar loss in each result and computes first-order gradients only.
 
     Returns:
-        A future; its `wait()` returns the result or raises `RemoteError` (func raised),
-        `PeerLost` (a worker died), `TimeoutError`, or what the reducer raises.
+        A future; its `wait()` returns the result or raises `RemoteError` (func raised, or its
+        result cannot be pickled), `WorkerLostError`, `TimeoutError`, or what the reducer raises.
 
     Raises:
-        UserError: at once, before anything is sent: the partitioner names a worker that is not
-            there, or an unknown `gradient`.
-        TypeError: at once: `func` or its arguments cannot be sent, or the partitioner gives
-            something else than triples.
-        RuntimeError: at once: there is no RPC world.
+        UserError: at once, before anything is sent: the partitioner names a worker that does not
+            exist, or an unknown `gradient`.
+        TypeError: at once: `func` or its arguments cannot be pickled, or the partitioner returns
+            something other than triples.
+        RuntimeError: at once: RPC is not initialized.
     """
     call = _Call(func, args or (), kwargs or {}, partitioner, reducer, timeout, gradient)
     result: Future = Future()
@@ -130,19 +132,19 @@ def remote_sync_call(
     partitioner: Partitioner | WorkerID | None = None,
     reducer: Reducer | None = None,
     timeout: float | None = None,
-    gradient: GradientMode = "context",
+    gradient: GradientMode = "dist_autograd",
 ) -> Any:
     """Run `func` on the workers and return the result: `remote_async_call(…).wait()`.
 
     Arguments and errors are those of `remote_async_call`.
     """
-    with phase("send"):
+    with record_function("metadist::send"):
         call = _Call(func, args or (), kwargs or {}, partitioner, reducer, timeout, gradient)
     return call.result()
 
 
 class _Call:
-    """A call under way: one visit a worker, and how their answers become the result."""
+    """One call: a request to each worker that has shards, and the reduction of the responses."""
 
     def __init__(
         self,
@@ -154,142 +156,146 @@ class _Call:
         timeout: float | None,
         gradient: GradientMode,
     ) -> None:
-        if not rpc_is_initialized():
-            raise RuntimeError(
-                "there is no RPC world: call this from a function under @auto_init_rpc()."
-            )
-        if gradient not in ("context", "visit"):
-            raise UserError(f'gradient must be "context" or "visit", got {gradient!r}.')
-        self.single = partitioner if isinstance(partitioner, int | str) else None
+        self.transport = current_transport()
+        if gradient not in ("dist_autograd", "worker"):
+            raise UserError(f'gradient must be "dist_autograd" or "worker", got {gradient!r}.')
         self.reducer = reducer
-        self.linear = isinstance(reducer, LinearReducer) and self.single is None
-        self.names = worker_names()
-        self.keep_device = has_device_maps()
-        if not self.keep_device:
-            args, kwargs = _on_cpu((args, kwargs))
-        if self.single is not None:
-            self.shards = [Shard(self.single, args, kwargs)]
+        if not self.transport.carries_devices:
+            args, kwargs = _to_cpu((args, kwargs))
+        self.single = isinstance(partitioner, int | str)
+        if isinstance(partitioner, int | str):
+            self.shards = [Shard(partitioner, args, kwargs)]
         else:
             self.shards = as_shards((partitioner or batch_partitioner)(*args, **kwargs))
-        self.by_visit = gradient == "visit" and torch.is_grad_enabled()
-        context_id = None if self.by_visit else _current_context()
-        self.note_results = (
-            None
-            if context_id is None
-            else autograd.note_call(context_id, tensors_of((args, kwargs)))
-        )
-        # Unknown workers are found here, before anything is sent.
-        self.places: dict[int, list[int]] = {}
-        for place, shard in enumerate(self.shards):
-            self.places.setdefault(self._number(shard[0]), []).append(place)
-        sizes = [shard.size for shard in self.shards]
-        self.weights = reducer.weights(sizes) if self.linear else None
-        self.divisor = reducer.divisor(sizes) if self.linear else None
-        self.given: list[list[torch.Tensor]] = []
+        self.by_worker = gradient == "worker" and torch.is_grad_enabled()
+        self.record_results: Callable[[Any], None] | None = None
+        if not self.by_worker and self.transport.records_autograd:
+            from metadist.distributed import autograd  # it needs torch.distributed.autograd
+
+            context_id = autograd.current_context()
+            if context_id is not None:
+                self.record_results = autograd.record_call(context_id, tensors_of((args, kwargs)))
+        # Unknown workers raise here, before anything is sent.
+        self.indices: dict[int, list[int]] = {}
+        for index, shard in enumerate(self.shards):
+            self.indices.setdefault(self._rank(shard[0]), []).append(index)
+        self.workers = [self.transport.names[rank] for rank in self.indices]
+        self.weights: list[float] | None = None  # else the workers sum their shards
+        self.divisor: float | None = None
+        if isinstance(reducer, LinearReducer) and not self.single:
+            sizes = [shard.size for shard in self.shards]
+            self.weights, self.divisor = reducer.weights(sizes), reducer.divisor(sizes)
+        self.inputs: list[list[torch.Tensor]] = []
         self.futures = [
-            self._send(func, worker, places, timeout) for worker, places in self.places.items()
+            self._send(func, worker, indices, timeout)
+            for worker, indices in zip(self.workers, self.indices.values(), strict=True)
         ]
 
-    def _number(self, worker: WorkerID) -> int:
-        known = type(worker) is int and 0 <= worker < len(self.names)
-        return worker if known else get_worker_id(worker)
+    def _rank(self, worker: WorkerID) -> int:
+        if type(worker) is int and 0 <= worker < len(self.transport.names):
+            return worker
+        return get_worker_id(worker)
 
     def _send(
-        self, func: Callable[..., Any], worker: int, places: list[int], timeout: float | None
+        self, func: Callable[..., Any], worker: str, indices: list[int], timeout: float | None
     ) -> Future:
-        calls = [(self.shards[place][1], self.shards[place][2]) for place in places]
+        calls = [(self.shards[index][1], self.shards[index][2]) for index in indices]
         differentiate = None
-        given: list[torch.Tensor] = []
-        if self.by_visit:
-            everything = tensors_of(calls)
-            differentiate = [i for i, tensor in enumerate(everything) if tensor.requires_grad]
-            given = [everything[i] for i in differentiate]
-        self.given.append(given)
-        visit = Visit(
+        inputs: list[torch.Tensor] = []
+        if self.by_worker:
+            tensors = tensors_of(calls)
+            differentiate = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
+            inputs = [tensors[i] for i in differentiate]
+        self.inputs.append(inputs)
+        request = WorkerRequest(
             func,
             calls,
-            None if self.weights is None else [self.weights[place] for place in places],
+            None if self.weights is None else [self.weights[index] for index in indices],
             differentiate,
-            in_context=self.note_results is not None,
-            keep_device=self.keep_device,
-            alone=self.single is not None and not self.by_visit,
+            in_context=self.record_results is not None,
+            keep_device=self.transport.carries_devices,
+            single_worker=self.single and not self.by_worker,
         )
-        extra = {} if timeout is None else {"timeout": timeout}
         try:
-            return rpc.rpc_async(self.names[worker], receive, args=(visit,), **extra)
+            return self.transport.send(worker, request, timeout)
         except (pickle.PicklingError, AttributeError) as error:
             raise TypeError(
-                f"{getattr(func, '__qualname__', func)!r} or its arguments cannot be sent to "
-                f"another worker ({error}): use a function from a module's top level."
+                f"{getattr(func, '__qualname__', func)!r} or its arguments cannot be pickled "
+                f"({error}): use a function from a module's top level."
             ) from None
 
     def result(self) -> Any:
-        """Wait for all visits; the reduced result, or the error that came first."""
-        with phase("wait"):
-            visits = self._visits()
-        with phase("reduce"):
-            return self._reduced(visits)
+        """Wait for all responses; the reduced result, or the error that came first."""
+        with record_function("metadist::wait"):
+            responses = self._responses()
+        with record_function("metadist::reduce"):
+            return self._reduce(responses)
 
-    def _reduced(self, visits: list[list[Answer]]) -> Any:
-        if self.note_results is not None:
-            self.note_results(visits)
-        if self.linear and visits:
-            return attach_sum([answers[0] for answers in visits], self.given, self.divisor)
+    def _reduce(self, by_worker: list[list[WorkerResponse]]) -> Any:
+        if self.record_results is not None:
+            self.record_results(by_worker)
+        if self.weights is not None and by_worker:
+            first = [responses[0] for responses in by_worker]
+            return attach_sum(first, self.inputs, self.divisor)
         values: list[Any] = [None] * len(self.shards)
-        for places, answers, given in zip(self.places.values(), visits, self.given, strict=True):
-            for place, answer in zip(places, answers, strict=True):
-                values[place] = attach(answer, given)
-        if self.single is not None and self.reducer is None:
+        for indices, responses, inputs in zip(
+            self.indices.values(), by_worker, self.inputs, strict=True
+        ):
+            for index, response in zip(indices, responses, strict=True):
+                values[index] = attach(response, inputs)
+        if self.single and self.reducer is None:
             return values[0]
         results = ShardResults(values, [shard.size for shard in self.shards])
         return results if self.reducer is None else self.reducer(results)
 
-    def _visits(self) -> list[list[Answer]]:
-        """The answers of all visits, in the order of `places`. The first failure ends the wait;
-        visits that are still under way then end on their workers, unheard.
+    def _responses(self) -> list[list[WorkerResponse]]:
+        """The responses in the order of `workers`. The first failure ends the wait; responses
+        that come later are dropped.
         """
         finished: queue.SimpleQueue[int] = queue.SimpleQueue()
-        names = [self.names[worker] for worker in self.places]
-        for place, future in enumerate(self.futures):
-            future.add_done_callback(lambda _, place=place: finished.put(place))
-        answers: dict[int, list[Answer]] = {}
-        while len(answers) < len(names):
+        for index, future in enumerate(self.futures):
+            future.add_done_callback(functools.partial(_put, finished, index))
+        responses: dict[int, list[WorkerResponse]] = {}
+        while len(responses) < len(self.workers):
             try:
-                place = finished.get(timeout=HEARTBEAT_SECONDS)
+                index = finished.get(timeout=PING_INTERVAL)
             except queue.Empty:
-                pending = {name for i, name in enumerate(names) if i not in answers}
-                require_answers(sorted(pending - {self.names[get_rank()]}))
+                pending = {name for i, name in enumerate(self.workers) if i not in responses}
+                require_alive(sorted(pending - {self.transport.names[get_rank()]}))
                 continue
-            answers[place] = self._answer(names[place], self.futures[place])
-        return [answers[place] for place in range(len(names))]
+            responses[index] = self._response(self.workers[index], self.futures[index])
+        return [responses[index] for index in range(len(self.workers))]
 
-    def _answer(self, name: str, future: Future) -> list[Answer]:
+    def _response(self, worker: str, future: Future) -> list[WorkerResponse]:
         try:
-            answer = future.wait()
-        except RuntimeError as error:
-            text = str(error)
-            if "RPCErr:1" in text or "timed out" in text.lower():
-                raise TimeoutError(f"{place_of(name)} did not answer in time: {text}") from None
-            reason = text.splitlines()[0]
-            raise PeerLost(f"{place_of(name)} was lost during a call: {reason}") from None
-        if isinstance(answer, Failure):
-            if answer.of_user:
-                raise UserError(answer.message)
-            raise RemoteError(name, answer)
-        return answer
+            response = future.wait()
+        except Exception as error:
+            if self.transport.is_timeout(error):
+                raise TimeoutError(
+                    f"{describe_worker(worker)} did not respond in time: {error}"
+                ) from None
+            try:
+                require_alive([worker])
+            except WorkerLostError as lost:
+                raise WorkerLostError(
+                    f"{describe_worker(worker)} was lost during a call: {first_line(error)}",
+                    lost.rank,
+                ) from None
+            # The worker is alive, so this is about what the call transfers.
+            message = f"its arguments or its result cannot be transferred: {first_line(error)}"
+            response = RemoteFailure(type(error).__name__, message, "", of_user=False)
+        if isinstance(response, RemoteFailure):
+            if response.of_user:
+                raise UserError(response.message)
+            raise RemoteError(worker, response)
+        return response
 
 
-def _current_context() -> int | None:
-    # That there is none, the usual case, is not left to an exception out of C++, which is slow.
-    if dist_autograd._get_debug_info()["num_autograd_contexts"] == 0:
-        return None
-    try:
-        return dist_autograd._current_context()._context_id()
-    except RuntimeError:
-        return None
+def _put(finished: queue.SimpleQueue[int], index: int, _: Future) -> None:
+    finished.put(index)
 
 
-def _on_cpu(tree: Any) -> Any:
+def _to_cpu(tree: Any) -> Any:
     def move(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             return leaf if leaf.is_cpu else leaf.cpu()

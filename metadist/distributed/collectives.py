@@ -1,7 +1,6 @@
-"""Collectives on tensors and nested structures of them, over Gloo or NCCL, beside RPC or alone."""
+"""Collectives on nested structures of tensors and numbers, over Gloo or NCCL."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
@@ -10,9 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from metadist.distributed.lost import SomePeerLost
-from metadist.distributed.meeting import MEETING_TIMEOUT, meet
-from metadist.distributed.rpc import bound_to_loopback
+from metadist.distributed.errors import connection_errors_as_worker_lost
+from metadist.distributed.rendezvous import RENDEZVOUS_TIMEOUT, bound_to_loopback, rendezvous
 from metadist.distributed.world import get_world_info
 from metadist.errors import UserError
 
@@ -22,21 +20,11 @@ COLLECTIVE_TIMEOUT = 300.0
 """Seconds that a collective waits for the slowest rank."""
 
 
-@contextlib.contextmanager
-def _peers() -> Iterator[None]:
-    """Around a collective: what Gloo and NCCL say of a rank that is gone, as `PeerLost`."""
-    try:
-        yield
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise SomePeerLost(f"a rank left or stopped during a collective ({reason}).") from None
-
-
 def init_process_group(
     backend: Literal["gloo", "nccl"] | None = None,
     *,
     timeout: float = COLLECTIVE_TIMEOUT,
-    meeting_timeout: float = MEETING_TIMEOUT,
+    rendezvous_timeout: float = RENDEZVOUS_TIMEOUT,
 ) -> None:
     """Open the world's process group. Every rank calls it.
 
@@ -44,7 +32,7 @@ def init_process_group(
         backend: Default: NCCL for GPUs with Gloo for the CPU where every rank has a GPU of its
             own, else Gloo.
         timeout: seconds that a collective waits for the slowest rank.
-        meeting_timeout: seconds that ranks may arrive apart.
+        rendezvous_timeout: seconds that ranks may arrive apart.
     """
     info = get_world_info()
     if backend is None:
@@ -55,7 +43,7 @@ def init_process_group(
     with bound_to_loopback():
         dist.init_process_group(
             backends,
-            store=meet("process_group", meeting_timeout),
+            store=rendezvous("process_group", rendezvous_timeout),
             rank=info.rank,
             world_size=info.world_size,
             timeout=timedelta(seconds=timeout),
@@ -69,14 +57,14 @@ def destroy_process_group() -> None:
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """Sum of every rank's vector. Each rank's loss may depend on it, so the derivative is the sum
-    of every rank's derivative.
+    """Sum of every rank's vector. Each rank's loss may depend on it, so the gradient is the sum
+    of every rank's gradient.
     """
 
     @staticmethod
     def forward(ctx: Any, vector: Tensor) -> Tensor:
         total = vector.detach().clone()
-        with _peers():
+        with connection_errors_as_worker_lost():
             dist.all_reduce(total)
         return total
 
@@ -84,27 +72,28 @@ class _SumOverRanks(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, outer: Tensor) -> Tensor:
         total = outer.contiguous().clone()
-        with _peers():
+        with connection_errors_as_worker_lost():
             dist.all_reduce(total)
         return total
 
 
 def all_reduce(tree: T, op: Literal["sum", "mean", "max", "min"] = "sum") -> T:
-    """Combine a structure over all ranks, leaf by leaf. All ranks call it.
+    """Reduce a structure over all ranks, leaf by leaf. All ranks call it.
 
-    Tensors of one type travel as one message. "sum" and "mean" are differentiable: the derivative
-    of the sum of all ranks' losses. They count flags, and a mean of whole numbers is a float.
+    Tensors of one dtype are reduced in one collective. "sum" and "mean" are differentiable: the
+    gradient is that of the sum of all ranks' losses. They count booleans, and a mean of integers
+    is a float.
 
     Args:
         tree: a tensor, a number, or tuples, lists, dicts and named tuples of them, of the same
             structure and shapes on every rank. It is not changed.
-        op: how leaves combine. "mean" weighs every rank alike.
+        op: the reduction. "mean" gives every rank the same weight.
 
     Returns:
-        The same structure with the combined leaves, equal on every rank.
+        The same structure with the reduced leaves, equal on every rank.
     """
     if op not in ("sum", "mean", "max", "min"):
-        raise UserError(f'all_reduce knows "sum", "mean", "max" and "min", not {op!r}.')
+        raise UserError(f'op must be "sum", "mean", "max" or "min", got {op!r}.')
     size = dist.get_world_size()
 
     def combine(vector: Tensor) -> Tensor:
@@ -114,11 +103,11 @@ def all_reduce(tree: T, op: Literal["sum", "mean", "max", "min"] = "sum") -> T:
                 return total
             return (total if total.is_floating_point() else total.double()) / size
         extreme = vector.detach().clone()
-        with _peers():
+        with connection_errors_as_worker_lost():
             dist.all_reduce(extreme, dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.MIN)
         return extreme
 
-    return _in_one_message(tree, combine, same_types=op in ("max", "min"))
+    return _per_dtype(tree, combine, keep_types=op in ("max", "min"))
 
 
 def broadcast(tree: T, source: int = 0) -> T:
@@ -126,76 +115,82 @@ def broadcast(tree: T, source: int = 0) -> T:
 
     def from_source(vector: Tensor) -> Tensor:
         copy = vector.detach().clone()
-        with _peers():
+        with connection_errors_as_worker_lost():
             dist.broadcast(copy, source)
         return copy
 
-    return _in_one_message(tree, from_source, same_types=True)
+    return _per_dtype(tree, from_source, keep_types=True)
 
 
 def all_gather(tree: T) -> list[T]:
     """Every rank's structure on every rank, in the order of the ranks. All ranks call it.
 
-    Structures must be alike; tensors' first dimensions may differ from rank to rank. The result
+    Structures must be equal; tensors' first dimensions may differ from rank to rank. The result
     is detached.
     """
     size = dist.get_world_size()
-    leaves, structure = optree.tree_flatten(tree)
+    leaves, structure = _flatten(tree)
     gathered: list[list[Any]] = [[] for _ in range(size)]
     for leaf in leaves:
         tensor = _as_tensor(leaf).detach()
         rows = tensor if tensor.dim() else tensor.reshape(1)
         lengths = torch.zeros(size, dtype=torch.int64, device=rows.device)
         lengths[dist.get_rank()] = len(rows)
-        with _peers():
+        with connection_errors_as_worker_lost():
             dist.all_reduce(lengths)
         padded = rows.new_zeros(int(lengths.max()), *rows.shape[1:])
         padded[: len(rows)] = rows
         parts = [torch.empty_like(padded) for _ in range(size)]
         if padded.numel():
-            with _peers():
+            with connection_errors_as_worker_lost():
                 dist.all_gather(parts, padded)
         for rank, part in enumerate(parts):
             part = part[: int(lengths[rank])]
             gathered[rank].append(_like(leaf, part if tensor.dim() else part[0]))
-    return [optree.tree_unflatten(structure, rank_leaves) for rank_leaves in gathered]
+    trees: Any = [optree.tree_unflatten(structure, rank_leaves) for rank_leaves in gathered]
+    return trees
 
 
 def barrier() -> None:
-    """Wait until every rank has come here. All ranks call it."""
+    """Wait until every rank has called it."""
     if "gloo" in dist.get_backend_config():
-        dist.all_reduce(torch.zeros(1))  # on the CPU: it needs no GPU to be chosen yet
+        dist.all_reduce(torch.zeros(1))  # on the CPU: no GPU need be set yet
     else:
         dist.barrier()
 
 
+def _flatten(tree: Any) -> tuple[list[Any], Any]:
+    return optree.tree_flatten(tree)
+
+
 def _as_tensor(leaf: Any) -> Tensor:
-    """The tensor in which a leaf travels without loss. Flags travel as whole numbers."""
+    """A tensor that holds a leaf without loss. Booleans become integers."""
     if not isinstance(leaf, Tensor):
         leaf = torch.tensor(leaf, dtype=torch.float64 if isinstance(leaf, float) else torch.int64)
     return leaf.long() if leaf.dtype is torch.bool else leaf
 
 
 def _like(leaf: Any, tensor: Tensor) -> Any:
-    """What came back, in the type of the leaf that went."""
+    """A result in the type of the leaf it was computed from."""
     return tensor.to(leaf.dtype) if isinstance(leaf, Tensor) else type(leaf)(tensor.item())
 
 
-def _in_one_message(tree: T, collective: Callable[[Tensor], Tensor], same_types: bool) -> T:
-    """Apply a collective of vectors to all leaves, those of one dtype and device together."""
-    leaves, structure = optree.tree_flatten(tree)
+def _per_dtype(tree: T, collective: Callable[[Tensor], Tensor], keep_types: bool) -> T:
+    """Apply a collective of vectors to all leaves, one vector per dtype and device."""
+    leaves, structure = _flatten(tree)
     groups: dict[tuple, list[int]] = {}
     tensors = [_as_tensor(leaf) for leaf in leaves]
-    for place, tensor in enumerate(tensors):
-        groups.setdefault((tensor.dtype, tensor.device), []).append(place)
+    for index, tensor in enumerate(tensors):
+        groups.setdefault((tensor.dtype, tensor.device), []).append(index)
     results: list[Any] = [None] * len(leaves)
-    for places in groups.values():
-        vector = torch.cat([tensors[place].reshape(-1) for place in places])
-        pieces = collective(vector).split([tensors[place].numel() for place in places])
-        for place, piece in zip(places, pieces, strict=True):
-            whole = piece.reshape(tensors[place].shape)
-            if same_types:
-                results[place] = _like(leaves[place], whole)
+    for indices in groups.values():
+        vector = torch.cat([tensors[index].reshape(-1) for index in indices])
+        pieces = collective(vector).split([tensors[index].numel() for index in indices])
+        for index, piece in zip(indices, pieces, strict=True):
+            whole = piece.reshape(tensors[index].shape)
+            if keep_types:
+                results[index] = _like(leaves[index], whole)
             else:
-                results[place] = whole if isinstance(leaves[place], Tensor) else whole.item()
-    return optree.tree_unflatten(structure, results)
+                results[index] = whole if isinstance(leaves[index], Tensor) else whole.item()
+    reduced: Any = optree.tree_unflatten(structure, results)
+    return reduced

@@ -10,12 +10,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from metadist.distributed.lost import peers_in_backend
+from metadist.distributed.errors import connection_errors_as_worker_lost
 from metadist.distributed.reducers import leaf_dtypes, weighted_sum
 
 
 class _Apply(nn.Module):
-    """Gives DistributedDataParallel a forward: the mapper, applied to the module and a shard."""
+    """A module whose forward applies a mapper to the wrapped module and a shard."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -31,14 +31,13 @@ class DataParallel:
     Every rank of a process group makes one, for equal modules.
 
     Args:
-        module: its parameters get the gradient. Buffers are left alone: the mapper deals with
-            them.
+        module: its parameters get the gradient. Buffers are not synchronized.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         with warnings.catch_warnings():
-            # Its successor is not in older versions and sends buffers once all the same.
+            # Its replacement is missing in older versions and still sends buffers once.
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
             self._parallel = DistributedDataParallel(_Apply(module), broadcast_buffers=False)
 
@@ -49,7 +48,7 @@ class DataParallel:
         weights: Sequence[float],
         divisor: float | None,
     ) -> tuple[Any, list[torch.dtype | None]]:
-        """Run this rank's shards; leaves the gradient of the whole weighted sum in `.grad`.
+        """Run this rank's shards; `.grad` gets the gradient of the weighted sum over all ranks.
 
         All ranks call it, each with at least one call. One shard's graph is alive at a time.
 
@@ -60,18 +59,18 @@ class DataParallel:
             divisor: what that sum is divided by; None for a sum.
 
         Returns:
-            This rank's part of the weighted sum of results, not divided, in float64 and without a graph, and
-            the types that its leaves shall have in the end.
+            This rank's part of the weighted sum of results, not divided, in float64 and without a
+            graph, and the final types of its leaves.
         """
         self.module.zero_grad(set_to_none=True)
         results = []
-        for place, ((args, kwargs), weight) in enumerate(zip(calls, weights, strict=True)):
-            last = place == len(calls) - 1
+        for index, ((args, kwargs), weight) in enumerate(zip(calls, weights, strict=True)):
+            last = index == len(calls) - 1
             with contextlib.nullcontext() if last else self._parallel.no_sync():
                 result = self._parallel(function, args[1:], kwargs)
                 # The ranks' gradients are averaged, not added.
-                with peers_in_backend(), warnings.catch_warnings():
-                    # It copies gradients of another layout (channels last): right, and cheap.
+                with connection_errors_as_worker_lost(), warnings.catch_warnings():
+                    # It copies gradients of another layout (channels last): correct and cheap.
                     warnings.filterwarnings("ignore", "Grad strides do not match bucket view")
                     (result.loss * (weight / (divisor or 1) * dist.get_world_size())).backward()
             results.append(result._replace(loss=result.loss.detach()))

@@ -1,9 +1,10 @@
-"""A job of this world: which live ranks carry it out, and which of them says what ended it.
+"""A job: its live ranks, and which of them failed first.
 
-A process may run several jobs one after the other, and torchrun may start processes anew, with
-restart counts that differ from agent to agent; so each job begins with a meeting.
+A process may run several jobs in a row, and torchrun may restart processes, so each job begins
+with a rendezvous.
 """
 
+import contextlib
 import secrets
 import threading
 from collections.abc import Callable
@@ -11,158 +12,169 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from metadist.distributed.meeting import another_connection, exchange, meet, world_store
-from metadist.distributed.pulse import Pulse
-from metadist.distributed.residents import forget
-from metadist.distributed.world import attempt, get_rank, get_world_info, host_name
+from metadist.distributed.heartbeat import FIRST_FAILURE, REPORTED, Heartbeat
+from metadist.distributed.rendezvous import (
+    all_gather_object,
+    connect_store,
+    rendezvous,
+    world_store,
+)
+from metadist.distributed.worker_local import delete_worker_local
+from metadist.distributed.world import get_rank, get_world_info, host_name, restart_count
 
 T = TypeVar("T")
 
-_ANSWER_SECONDS = 2.0
+_REQUEST_SECONDS = 2.0
 
 
 class Job:
     """The live ranks of one job.
 
     Attributes:
-        store: a key space that they alone share.
-        hosts: the machine of each.
+        store: a store under a prefix that they alone share.
+        hosts: the machine of each rank.
         restarted: whether torchrun has restarted any of them before.
-        key: its name, no other job's.
-        owns_cause: whether this rank has claimed what ends the job.
+        key: the job's unique name.
+        owns_first_failure: whether this rank failed first.
     """
 
     def __init__(
-        self, store: dist.Store, hosts: list[str], restarted: bool = False, key: str = ""
+        self,
+        store: dist.Store,
+        hosts: list[str],
+        restarted: bool = False,
+        key: str = "",
+        heartbeat: Heartbeat | None = None,
     ) -> None:
         self.store = store
         self.hosts = hosts
         self.restarted = restarted
         self.key = key
-        self._named = 0
-        self.owns_cause = False
-        self._pulse: Pulse | None = None
-        self._stop_wanted = 0
-
-    def watch(self, pulse: Pulse) -> None:
-        """Let a pulse keep an eye on the others until `end`."""
-        self._pulse = pulse
-        pulse.start()
+        self.owns_first_failure = False
+        self._names = 0
+        self._heartbeat = heartbeat
+        self._stop_signal = 0
+        self._reachable = True
 
     def end(self) -> None:
-        """This rank's part is over. Any rank, any time; it waits for nobody."""
-        pulse, self._pulse = self._pulse, None
-        if pulse is not None:
-            pulse.end()
+        """This rank has finished. Any rank, any time; it waits for no other rank."""
+        heartbeat, self._heartbeat = self._heartbeat, None
+        if heartbeat is not None:
+            heartbeat.end()
 
-    def new_name(self, what: str) -> str:
-        """A name for a `Resident` of this job, the same on all ranks that ask as often."""
-        self._named += 1
-        return f"{self.key}/{what}/{self._named}"
+    def new_name(self, prefix: str) -> str:
+        """A name for a `WorkerLocal` of this job, equal on ranks that call it equally often."""
+        self._names += 1
+        return f"{self.key}/{prefix}/{self._names}"
 
-    def claim_cause(self) -> bool:
-        """Claim that what this rank raised is what ends the job; any rank, after an error.
+    def claim_first_failure(self) -> bool:
+        """Claim that this rank failed first; any rank, after an error.
 
         Returns:
-            Whether no other rank has claimed it before: then this one is to say what it was. A
-            rank that cannot reach the others any more is to speak as well.
+            Whether this rank is to report its error: no other rank claimed before, or the store
+            does not answer.
         """
-        me = str(get_world_info().rank)
-        owner = _soon(lambda: self.store.compare_set("cause", "", me).decode(), me)
-        self.owns_cause = owner == me
-        return self.owns_cause
+        rank = str(get_world_info().rank)
+        first = self._request(
+            lambda: self.store.compare_set(FIRST_FAILURE, "", rank).decode(), rank
+        )
+        self.owns_first_failure = first == rank
+        return self.owns_first_failure
 
-    def cause_is_claimed(self) -> bool:
-        """Whether any rank has claimed the cause."""
-        return _soon(lambda: self.store.check(["cause"]), False)
+    def has_first_failure(self) -> bool:
+        """Whether any rank has claimed the first failure."""
+        return self._request(lambda: self.store.check([FIRST_FAILURE]), False)
 
-    def note_said(self) -> None:
-        """The rank that owns the cause has told the user."""
-        _soon(lambda: self.store.set("said", "yes"), None)
+    def mark_reported(self) -> None:
+        """The first failure is printed."""
+        self._request(lambda: self.store.set(REPORTED, "yes"), None)
 
-    def cause_is_said(self) -> bool:
-        """Whether the user knows."""
-        return _soon(lambda: self.store.check(["said"]), False)
+    def is_reported(self) -> bool:
+        """Whether the first failure is printed."""
+        return self._request(lambda: self.store.check([REPORTED]), False)
 
     def is_reachable(self) -> bool:
-        """Whether the store that the ranks share answers."""
-        return _soon(lambda: self.store.check(["cause"]) or True, False)
+        """Whether the job's store answers."""
+        self.is_reported()
+        return self._reachable
+
+    def _request(self, request: Callable[[], T], default: T) -> T:
+        """The store's answer, or `default` once it has failed to answer within seconds."""
+        answers: list[T] = []
+
+        def ask() -> None:
+            with contextlib.suppress(RuntimeError):
+                answers.append(request())
+
+        if self._reachable:
+            thread = threading.Thread(target=ask, daemon=True)
+            thread.start()
+            thread.join(_REQUEST_SECONDS)
+            self._reachable = bool(answers)
+        return answers[0] if answers else default
 
     def silent_ranks(self) -> list[str]:
-        """Who has given no sign of life for three seconds, of those that this rank looks at."""
-        ranks = self._pulse.silent(3.0) if self._pulse is not None else []
+        """The watched ranks without a heartbeat for three seconds, with their machines."""
+        ranks = [] if self._heartbeat is None else self._heartbeat.silent_ranks(3.0)
         return [f"rank {rank} on {self.hosts[rank]}" for rank in ranks]
 
-    def note_begun(self, run: str) -> None:
-        """Remember, over restarts, that work on a run has begun. Rank zero."""
-        world_store().set(f"metadist/begun/{run}", "yes")
+    def mark_started(self, run: str) -> None:
+        """Record, for processes after a restart, that a run has started. Rank zero."""
+        world_store().set(f"metadist/started/{run}", "yes")
 
-    def has_begun(self, run: str) -> bool:
-        """Whether work on a run began in these processes or in others before a restart."""
-        return world_store().check([f"metadist/begun/{run}"])
+    def has_started(self, run: str) -> bool:
+        """Whether a run started in these processes or before a restart."""
+        return world_store().check([f"metadist/started/{run}"])
 
-    def ask_to_stop(self, number: int) -> None:
-        """Pass a signal that this rank got on to rank zero. Safe in a signal's handler."""
-        self._stop_wanted = number
-        if self._pulse is not None:
-            self._pulse.stop_wanted = number
+    def request_stop(self, number: int) -> None:
+        """Pass a signal that this rank received on to rank zero. Safe in a signal handler."""
+        self._stop_signal = number
+        if self._heartbeat is not None:
+            self._heartbeat.stop_signal = number
 
     @property
-    def asked_to_stop(self) -> int:
-        """On rank zero, the number of a signal that any rank passed on; 0 for none."""
-        own = self._stop_wanted if get_rank() == 0 else 0
-        return own or (self._pulse.stop_asked if self._pulse is not None else 0)
-
-
-def _soon(ask: Callable[[], T], otherwise: T) -> T:
-    """What the store answers, or `otherwise` if it does not answer soon."""
-    answers: list[T] = []
-
-    def wait() -> None:
-        try:
-            answers.append(ask())
-        except RuntimeError:
-            answers.append(otherwise)
-
-    waiting = threading.Thread(target=wait, daemon=True)
-    waiting.start()
-    waiting.join(_ANSWER_SECONDS)
-    return answers[0] if answers else otherwise
+    def stop_signal(self) -> int:
+        """On rank zero, the number of a signal that any rank received; 0 for none."""
+        own = self._stop_signal if get_rank() == 0 else 0
+        return own or (self._heartbeat.received_stop_signal if self._heartbeat is not None else 0)
 
 
 _current = Job(dist.HashStore(), [host_name()])
 
 
 def current_job() -> Job:
-    """The job that this process works on; one of its own as long as none has begun."""
+    """This process's job; before the first, a job of this process alone."""
     return _current
 
 
-def begin_job(timeout: float, on_lost: Callable[[str], None]) -> Job:
-    """Meet the other ranks for a job. Every rank calls it; an earlier job is over then.
+def begin_job(
+    timeout: float, on_lost: Callable[[str], None], rendezvous_timeout: float | None = None
+) -> Job:
+    """Start a job with the other ranks. Every rank calls it; it ends an earlier job.
 
     Args:
-        timeout: seconds that ranks may arrive apart, and within which a rank that is lost later
-            is found.
-        on_lost: see `Pulse`.
+        timeout: seconds within which a rank that is lost later is detected.
+        on_lost: see `Heartbeat`.
+        rendezvous_timeout: seconds that ranks may arrive apart. Default: `timeout`.
 
     Raises:
-        NeverCame: some ranks did not come.
+        RendezvousTimeoutError: some ranks did not arrive.
     """
     global _current
     _current.end()
     if _current.key:
-        forget(f"{_current.key}/")
-    word = {"host": host_name(), "attempt": attempt(), "key": secrets.token_hex(8)}
-    words = exchange(meet("job", timeout), "word", word, timeout)
-    prefix = f"metadist/job/{words[0]['key']}"
-    _current = Job(
-        dist.PrefixStore(prefix, world_store()),
-        [each["host"] for each in words],
-        any(each["attempt"] > 0 for each in words),
-        words[0]["key"],
-    )
-    if len(words) > 1:
-        store = dist.PrefixStore(prefix, another_connection(timeout))
-        _current.watch(Pulse(store, _current.hosts, timeout, on_lost))
+        delete_worker_local(f"{_current.key}/")
+    wait = timeout if rendezvous_timeout is None else rendezvous_timeout
+    own = {"host": host_name(), "restarts": restart_count(), "key": secrets.token_hex(8)}
+    ranks = all_gather_object(rendezvous("job", wait), "job", own, wait)
+    hosts, key = [rank["host"] for rank in ranks], ranks[0]["key"]
+    prefix = f"metadist/job/{key}"
+    heartbeat = None
+    if len(ranks) > 1:
+        store = dist.PrefixStore(prefix, connect_store(wait))
+        heartbeat = Heartbeat(store, hosts, timeout, on_lost)
+        heartbeat.start()
+    restarted = any(rank["restarts"] > 0 for rank in ranks)
+    store = dist.PrefixStore(prefix, world_store())
+    _current = Job(store, hosts, restarted, key, heartbeat)
     return _current

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ def module_clone(
     detach_buffers: bool = False,
     device: torch.device | str | None = None,
 ) -> nn.Module:
-    """A copy of a module's structure, hooks included. The original is left untouched.
+    """A copy of a module's structure, hooks included. The original is unchanged.
 
     RPC detaches an `nn.Parameter` from the graph, but carries plain tensors with theirs: send
     `module_clone(model, by="clone")` to get gradients back in the model's parameters.
@@ -31,9 +31,9 @@ def module_clone(
             clone, a plain tensor with a `grad_fn` that leads to the original's parameter.
             "deepcopy" makes new, independent parameters without a graph between the two.
         detach_buffers: give the clone buffers of its own, so that running statistics of the
-            original stay as they are. A clone or a deep copy always has its own.
-        device: where the clone's tensors shall be; the move is differentiable except by
-            "deepcopy". Default: where the original's are.
+            original do not change. Clones and deep copies always have their own.
+        device: the clone's device; the move is differentiable except by
+            "deepcopy". Default: the original's.
 
     Raises:
         UserError: an unknown `by`.
@@ -79,14 +79,15 @@ def _clone(
             tensors[id(tensor)] = make(tensor)
         return tensors[id(tensor)]
 
-    clone._parameters = {n: once(parameter, t) for n, t in module._parameters.items()}
+    parameters: dict[str, Any] = {n: once(parameter, t) for n, t in module._parameters.items()}
+    clone._parameters = parameters
     clone._buffers = {n: once(buffer, t) for n, t in module._buffers.items()}
     clone._modules = {
         name: None if child is None else _clone(child, parameter, buffer, modules, tensors)
         for name, child in module._modules.items()
     }
     if isinstance(clone, nn.RNNBase):
-        # A list of the weights beside the parameters, which setting a parameter writes to.
+        # RNNs keep a second list of their weights.
         clone.__dict__["_flat_weights"] = [
             getattr(clone, n, None) for n in clone._flat_weights_names
         ]

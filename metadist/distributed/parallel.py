@@ -1,4 +1,4 @@
-"""Decorators that turn a function of one shard into a function of the whole."""
+"""Decorators that make a function of one shard run over all shards."""
 
 import functools
 import importlib
@@ -9,11 +9,14 @@ from typing import Any
 from torch.futures import Future
 
 from metadist.distributed.calls import GradientMode, remote_async_call, remote_sync_call
-from metadist.distributed.shards import Partitioner, Reducer, WorkerID
+from metadist.distributed.partitioners import Partitioner, Reducer, WorkerID
 
 
 class _Parallelized:
-    """A function that runs on the workers. It pickles by its name, and its original with it."""
+    """A function that runs on the workers, and its original. It is pickled by its name."""
+
+    __qualname__: str
+    __wrapped__: Callable[..., Any]
 
     def __init__(
         self, function: Callable[..., Any], call: Callable[..., Any], options: dict
@@ -38,7 +41,7 @@ class _Parallelized:
         except (ImportError, AttributeError):
             found = None
         if found is not self:
-            raise pickle.PicklingError(f"no worker can find {self!r} by its name")
+            raise pickle.PicklingError(f"workers cannot import {self!r} by its name")
         return _find, (self.__module__, self.__qualname__)
 
     def __repr__(self) -> str:
@@ -46,7 +49,7 @@ class _Parallelized:
 
 
 class _Original:
-    """The function inside a parallelized one, findable on another worker by the outer's name."""
+    """The function inside a parallelized one, which unpickles by the outer's name."""
 
     def __init__(self, parallelized: _Parallelized) -> None:
         self.parallelized = parallelized
@@ -58,7 +61,7 @@ class _Original:
 
 def _find(module: str, qualname: str) -> Any:
     found = functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
-    # Other decorators may be around it: `@rank_zero_only` above `@parallelize(…)`.
+    # Other decorators may wrap it: `@rank_zero_only` above `@parallelize(…)`.
     while not isinstance(found, _Parallelized):
         found = found.__wrapped__
     return found
@@ -68,11 +71,11 @@ def parallelize_sync(
     partitioner: Partitioner | WorkerID | None = None,
     reducer: Reducer | None = None,
     timeout: float | None = None,
-    gradient: GradientMode = "context",
+    gradient: GradientMode = "dist_autograd",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: calling the function partitions, runs it on the workers, and reduces.
 
-    Args: as of `remote_sync_call`. The undecorated function is `function.__wrapped__`.
+    Arguments are those of `remote_sync_call`. The undecorated function is `function.__wrapped__`.
     """
     options = {
         "partitioner": partitioner,
@@ -87,7 +90,7 @@ def parallelize_async(
     partitioner: Partitioner | WorkerID | None = None,
     reducer: Reducer | None = None,
     timeout: float | None = None,
-    gradient: GradientMode = "context",
+    gradient: GradientMode = "dist_autograd",
 ) -> Callable[[Callable[..., Any]], Callable[..., Future]]:
     """The same as `parallelize_sync`, but a call returns a future."""
     options = {

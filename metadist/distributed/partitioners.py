@@ -1,15 +1,77 @@
-"""Partitioners: who gets which part of a call's arguments."""
+"""Shards of a call's arguments, the partitioners that make them, and their results."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import optree
 import torch
 
-from metadist.distributed.shards import Shard, WorkerID
 from metadist.distributed.world import get_world_size
 from metadist.errors import UserError
+
+WorkerID = int | str
+"""A worker's rank or its name."""
+
+
+class Shard(tuple):
+    """A triple `(worker, args, kwargs)` with a size.
+
+    Attributes:
+        size: the number of items in the shard, its weight in a mean.
+    """
+
+    size: float
+
+    def __new__(
+        cls, worker: WorkerID, args: tuple = (), kwargs: dict | None = None, size: float = 1
+    ) -> "Shard":
+        """Args: the worker's rank or name, the call's arguments, the number of items."""
+        shard = super().__new__(cls, (worker, args, kwargs or {}))
+        shard.size = size
+        return shard
+
+    def __reduce__(self) -> tuple:
+        return Shard, (*self, self.size)
+
+
+Partitioner = Callable[..., Sequence[tuple[WorkerID, tuple, dict]]]
+"""(*args, **kwargs) -> [(worker, args, kwargs), …]; a plain triple has size 1."""
+
+
+def as_shards(triples: Iterable[tuple[WorkerID, tuple, dict]]) -> list[Shard]:
+    """The triples of any partitioner as `Shard`s. A plain triple has size 1.
+
+    Raises:
+        TypeError: something other than triples.
+    """
+    shards = []
+    for triple in triples:
+        if not isinstance(triple, tuple) or len(triple) != 3:
+            raise TypeError(
+                "a partitioner must return a list of (worker, args, kwargs); "
+                f"it returned {type(triple).__name__} {triple!r:.80}."
+            )
+        shards.append(triple if isinstance(triple, Shard) else Shard(*triple))
+    return shards
+
+
+class ShardResults(list):
+    """The results of a call in the shards' order, with the shards' sizes.
+
+    It is a list; a reducer that weights its results reads `sizes`.
+
+    Attributes:
+        sizes: the number of items of each shard.
+    """
+
+    def __init__(self, results: Iterable[Any], sizes: Iterable[float] | None = None) -> None:
+        super().__init__(results)
+        self.sizes = [1.0] * len(self) if sizes is None else [float(size) for size in sizes]
+
+
+Reducer = Callable[[list], Any]
+"""(results in the shards' order) -> result."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +89,8 @@ class DimPartitioner:
         Raises:
             UserError: no tensor to split, tensors of unequal length, or no such dimension.
         """
-        leaves, structure = optree.tree_flatten((args, kwargs), none_is_leaf=True)
+        everything: Any = (args, kwargs)
+        leaves, structure = optree.tree_flatten(everything, none_is_leaf=True)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         length = self._common_length(tensors)
         workers = range(get_world_size()) if self.workers is None else self.workers
@@ -40,15 +103,16 @@ class DimPartitioner:
                 pieces = [(start, stop)] if start < stop else []
             for first, last in pieces:
                 parts = [self._slice(leaf, first, last) for leaf in leaves]
-                part_args, part_kwargs = optree.tree_unflatten(structure, parts)
+                call: Any = optree.tree_unflatten(structure, parts)
+                part_args, part_kwargs = call
                 shards.append(Shard(worker, part_args, part_kwargs, size=last - first))
         return shards
 
     def _common_length(self, tensors: list[torch.Tensor]) -> int:
         if not tensors:
             raise UserError(
-                f"{self!r} found no tensor among the call's arguments to split; give the call a "
-                "tensor, or name one worker as its partitioner."
+                f"{self!r} found no tensor to split among the call's arguments; pass a "
+                "tensor, or name one worker as the partitioner."
             )
         for tensor in tensors:
             if not -tensor.dim() <= self.dim < tensor.dim():
@@ -79,11 +143,11 @@ def balanced_bounds(length: int, parts: int) -> list[tuple[int, int]]:
         length: the number of items, not negative.
         parts: the number of ranges, at least one; the first ranges are the larger ones.
     """
-    share, larger = divmod(length, parts)
+    quotient, larger = divmod(length, parts)
     bounds = []
     start = 0
     for part in range(parts):
-        stop = start + share + (part < larger)
+        stop = start + quotient + (part < larger)
         bounds.append((start, stop))
         start = stop
     return bounds
@@ -99,17 +163,17 @@ def dim_partitioner(
     """A partitioner that splits every tensor among a call's arguments along dimension `dim`.
 
     Tensors inside tuples, lists, dicts and named tuples are split too; everything else (a model,
-    a number) goes to every shard as it is. Workers get contiguous runs of items, in order, whose
+    a number) is passed to every shard. Workers get contiguous ranges of items, in order, whose
     lengths differ by at most one.
 
     Args:
         dim: the dimension to split; all tensors must have the same length there.
-        exclusive: False gives each worker one shard with all its items; True makes every item a
-            shard of its own, run one after the other on the item's worker.
+        exclusive: False gives each worker one shard with all its items; True makes one shard per
+            item; a worker runs its shards in order.
         keepdim: True keeps `dim` in each shard (of length one when exclusive); False removes it,
             which needs `exclusive=True`: `(T, B, *)` becomes T times `(B, *)`.
-        workers: the numbers or names of those who share the work. Default: all workers of the
-            world as it is when the call is made.
+        workers: ranks or names of the workers to use. Default: all workers of the world at the
+            time of the call.
 
     Raises:
         UserError: `keepdim=False` without `exclusive=True`, or an empty list of workers.
@@ -121,12 +185,14 @@ def dim_partitioner(
         )
     chosen = None if workers is None else tuple(workers)
     if chosen == ():
-        raise UserError("dim_partitioner(workers=[]) names nobody: name a worker or leave it out.")
+        raise UserError(
+            "dim_partitioner(workers=[]) is empty: name at least one worker, or omit it."
+        )
     return DimPartitioner(dim, exclusive, keepdim, chosen)
 
 
 batch_partitioner = dim_partitioner(0, exclusive=False, keepdim=True)
-"""Splits the first dimension into one shard a worker: data parallelism."""
+"""Splits the first dimension into one shard per worker: data parallelism."""
 
 exclusive_batch_partitioner = dim_partitioner(0, exclusive=True, keepdim=True)
 """Splits the first dimension into shards of one item each, the dimension kept."""

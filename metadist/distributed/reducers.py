@@ -20,7 +20,7 @@ from typing import Any
 import optree
 import torch
 
-from metadist.distributed.shards import ShardResults
+from metadist.distributed.partitioners import ShardResults
 
 
 @dataclass(frozen=True)

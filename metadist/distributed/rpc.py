@@ -1,157 +1,257 @@
-"""The RPC world: opening a world and ending it.
+"""Worker calls over torch.distributed.rpc (TensorPipe).
 
-TensorPipe RPC pickles what it carries and asks for no password: whoever reaches its port can run
+TensorPipe RPC pickles what it carries and authenticates nobody: whoever reaches its port can run
 code. On one node every socket opened here is therefore bound to the loopback interface; on several
 nodes to the interface that `TP_SOCKET_IFNAME` and `GLOO_SOCKET_IFNAME` name.
 """
 
 import contextlib
 import functools
-import os
-import socket
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 import torch.distributed as dist
 from torch.distributed import rpc
+from torch.distributed.rpc import constants
+from torch.futures import Future
 
-from metadist.distributed import workers
-from metadist.distributed.backend_options import backend_options
-from metadist.distributed.barriers import Arrivals, wait_for
-from metadist.distributed.lost import PeerLost
-from metadist.distributed.meeting import MEETING_TIMEOUT, meet
-from metadist.distributed.workers import rpc_is_initialized, set_patience, worker_names
+from metadist.distributed.errors import WorkerLostError, first_line
+from metadist.distributed.rendezvous import (
+    RENDEZVOUS_TIMEOUT,
+    all_gather_object,
+    bound_to_loopback,
+    rendezvous,
+)
+from metadist.distributed.transport import (
+    PING_TIMEOUT,
+    open_transport,
+    rpc_is_initialized,
+    shutdown_rpc,
+)
+from metadist.distributed.worker_calls import WorkerRequest
 from metadist.distributed.world import (
     WorkerNameFormat,
     default_worker_name_format,
     get_world_info,
-    is_single_node,
+    set_worker_name_format,
 )
 from metadist.errors import UserError
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+CALL_TIMEOUT = 300.0
+"""Seconds that a remote call may take, unless the call or the backend options say otherwise."""
+
+NUM_WORKER_THREADS = 256
+"""The agent's threads. A request inside an autograd context occupies one until its own calls are
+answered, so at most this many can run on a worker at once. An idle thread costs next to nothing."""
+
 SHUTDOWN_SECONDS = 20.0
-"""How long the last handshake of a world may take once every rank has reached it."""
+"""Seconds that torch's shutdown handshake may take once every rank has reached it."""
 
 LEAVE_SECONDS = 3.0
-"""How long leaving after an error may take: a call that is stuck in user code is not waited for."""
+"""Seconds that leaving after an error may take: a call stuck in user code is not waited for."""
 
 
-@contextlib.contextmanager
-def bound_to_loopback() -> Iterator[None]:
-    """While open, sockets of RPC and Gloo bind to loopback, if the world is on one node.
+def backend_options(
+    options: rpc.TensorPipeRpcBackendOptions | None = None,
+) -> rpc.TensorPipeRpcBackendOptions:
+    """A copy of the user's backend options with metadist's defaults.
 
-    Interfaces that the user named in the environment stay.
+    Args:
+        options: the user's options. Device maps, devices, and a number of threads and a timeout
+            other than torch's defaults (16 and 60 s) are kept; rendezvous and transports are
+            metadist's.
     """
-    added = []
-    if is_single_node():
-        interfaces = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
-        for variable in ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-            if interfaces and variable not in os.environ:
-                os.environ[variable] = interfaces[0]
-                added.append(variable)
-    try:
-        yield
-    finally:
-        for variable in added:
-            del os.environ[variable]
+    given = options or rpc.TensorPipeRpcBackendOptions()
+    threads, timeout = given.num_worker_threads, given.rpc_timeout
+    device_maps: Any = given.device_maps
+    devices: Any = given.devices
+    return rpc.TensorPipeRpcBackendOptions(
+        num_worker_threads=(
+            NUM_WORKER_THREADS if threads == constants.DEFAULT_NUM_WORKER_THREADS else threads
+        ),
+        rpc_timeout=CALL_TIMEOUT if timeout == constants.DEFAULT_RPC_TIMEOUT_SEC else timeout,
+        init_method="metadist://",
+        device_maps=device_maps,
+        devices=devices,
+        # The shared-memory transport has a thread per process that spins.
+        _transports=["uv"],
+    )
 
 
-def _meeting_rendezvous(url: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
+class RpcTransport:
+    """A `Transport` over torch.distributed.rpc.
+
+    Args:
+        options: TensorPipe's options; see `backend_options`. With `device_maps` tensors travel
+            from GPU to GPU; without, they are sent and returned on the CPU.
+        worker_name_format: makes a worker's name from its ranks.
+        rendezvous_timeout: seconds that ranks may arrive apart.
+        ping_timeout: seconds after which a worker that does not answer a ping is lost.
+    """
+
+    records_autograd = True
+
+    def __init__(
+        self,
+        options: rpc.TensorPipeRpcBackendOptions | None = None,
+        worker_name_format: WorkerNameFormat = default_worker_name_format,
+        rendezvous_timeout: float = RENDEZVOUS_TIMEOUT,
+        ping_timeout: float = PING_TIMEOUT,
+    ) -> None:
+        self.options = backend_options(options)
+        self.worker_name_format = worker_name_format
+        self.rendezvous_timeout = rendezvous_timeout
+        self.ping_timeout = ping_timeout
+        self.carries_devices = bool(self.options.device_maps)
+        self.names: list[str] = []
+        self.store: dist.Store = dist.HashStore()
+
+    def open(self) -> None:
+        """See `Transport.open`."""
+        global _agent_store, _inline_slots
+        if rpc._is_current_rpc_agent_set():
+            raise RuntimeError("RPC is already initialized in this process: shut it down first.")
+        info, timeout = get_world_info(), self.rendezvous_timeout
+        self.store = rendezvous("rpc", timeout)
+        name = self.worker_name_format(*info)
+        self.names = all_gather_object(self.store, "name", name, timeout)
+        _agent_store = dist.PrefixStore("agent", self.store)
+        _inline_slots = threading.Semaphore(self.options.num_worker_threads // 4)
+        # torch's counters in the process differ between ranks after a restart; under a fresh
+        # prefix they are not needed.
+        rpc._init_counter = 0
+        rpc.api._all_gather_sequence_id.clear()
+        with bound_to_loopback(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="You are using a Backend")  # torch's own use
+            try:
+                rpc.init_rpc(
+                    name,
+                    rank=info.rank,
+                    world_size=info.world_size,
+                    rpc_backend_options=self.options,
+                )
+            except ValueError as error:  # raised on all ranks
+                reason = "; ".join(str(error).splitlines())
+                raise UserError(
+                    f"the device_maps or devices of rpc_backend_options do not fit: {reason}."
+                ) from None
+
+    def close(self, graceful: bool) -> None:
+        """See `Transport.close`."""
+        try:
+            if graceful:
+                rpc.shutdown(graceful=True, timeout=SHUTDOWN_SECONDS)
+        except RuntimeError as error:
+            raise WorkerLostError(
+                f"RPC did not shut down on all ranks: {first_line(error)}"
+            ) from None
+        finally:
+            if rpc._is_current_rpc_agent_set():
+                # The agent waits here for calls that run in this process.
+                leaving = threading.Thread(target=_leave, name="metadist-leave", daemon=True)
+                leaving.start()
+                leaving.join(LEAVE_SECONDS)
+
+    def send(self, worker: str, request: WorkerRequest, timeout: float | None) -> Future:
+        """See `Transport.send`."""
+        seconds = self.options.rpc_timeout if timeout is None else timeout
+        return rpc.rpc_async(worker, _respond, args=(request,), timeout=seconds)
+
+    def ping(self, worker: str) -> Future:
+        """See `Transport.ping`."""
+        return rpc.rpc_async(worker, _answer_ping, timeout=self.ping_timeout)
+
+    def is_timeout(self, error: Exception) -> bool:
+        """See `Transport.is_timeout`."""
+        return "RPCErr:1" in str(error) or "timed out" in str(error).lower()
+
+
+_agent_store: dist.Store = dist.HashStore()
+
+
+def _rendezvous_handler(url: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
     info = get_world_info()
-    yield meet("rpc", _meeting_seconds), info.rank, info.world_size
+    yield _agent_store, info.rank, info.world_size
 
 
-_meeting_seconds = MEETING_TIMEOUT
-with contextlib.suppress(RuntimeError):  # registered already when the module is loaded anew
-    dist.register_rendezvous_handler("metadist", _meeting_rendezvous)
+with contextlib.suppress(RuntimeError):  # registered before, when this module is reloaded
+    dist.register_rendezvous_handler("metadist", _rendezvous_handler)
+
+
+def _leave() -> None:
+    with contextlib.suppress(RuntimeError):
+        rpc.shutdown(graceful=False)
+
+
+def _answer_ping() -> None:
+    """A ping's remote function."""
+
+
+# A request may wait for requests that it causes, to any depth, so no request may wait for a free
+# thread. Their number is bounded by the callers: a call is one request per worker, however many
+# shards it has. Consecutive requests run on the same thread and reuse its memory, unlike on the
+# agent's threads, which take turns.
+_executor = ThreadPoolExecutor(max_workers=1 << 16, thread_name_prefix="metadist-request")
+
+_inline_slots = threading.Semaphore(0)
+"""Requests for a single worker that may run on the agent's own threads, which saves a change of
+threads; most of the agent's threads stay free for the network."""
+
+
+@rpc.functions.async_execution
+def _respond(request: WorkerRequest) -> Future:
+    """A call's remote function: the response in a future.
+
+    A distributed autograd context belongs to the agent's thread that received the request.
+    """
+    future: Future = Future()
+    if request.in_context:
+        future.set_result(request.respond())
+    elif request.single_worker and _inline_slots.acquire(blocking=False):
+        try:
+            future.set_result(request.respond())
+        finally:
+            _inline_slots.release()
+    else:
+        _executor.submit(lambda: future.set_result(request.respond()))
+    return future
 
 
 def init_rpc(
     worker_name_format: WorkerNameFormat = default_worker_name_format,
     *,
     rpc_backend_options: rpc.TensorPipeRpcBackendOptions | None = None,
-    meeting_timeout: float = MEETING_TIMEOUT,
-    answer_timeout: float | None = None,
+    rendezvous_timeout: float = RENDEZVOUS_TIMEOUT,
+    ping_timeout: float = PING_TIMEOUT,
 ) -> None:
-    """Open the RPC world. Every rank calls it; it returns when all ranks have come.
+    """Initialize RPC. Every rank calls it; it returns when all ranks have come.
 
     It can be called again after `shutdown_rpc`, also when some ranks failed in between.
 
     Args:
-        worker_name_format: makes a worker's name from its place in the world.
-        rpc_backend_options: TensorPipe's options, which are copied; see `backend_options` for
-            what holds where they say nothing. With `device_maps` tensors cross from GPU to GPU;
-            without, they cross, and come back, on the CPU.
-        meeting_timeout: seconds that ranks may arrive apart.
-        answer_timeout: seconds that a worker may leave a heartbeat unanswered before it counts
-            as lost. Default: `ANSWER_SECONDS`. How long a call takes is another matter.
+        worker_name_format: (world_rank, world_size, local_rank, local_world_size) -> name.
+        rpc_backend_options: TensorPipe's options, which are copied; see `RpcTransport`.
+        rendezvous_timeout: seconds that ranks may arrive apart.
+        ping_timeout: seconds after which a worker that does not answer a ping is lost. It does
+            not bound how long a call takes.
 
     Raises:
-        NeverCame: not every rank came; a `PeerLost` and a `TimeoutError`.
+        RendezvousTimeoutError: not every rank came.
         RuntimeError: RPC is already initialized in this process.
-        UserError: device maps that name a worker or a device that is not there.
+        UserError: device maps that name a worker or a device that does not exist.
     """
-    global _meeting_seconds
     if rpc_is_initialized():
         raise RuntimeError("RPC is already initialized in this process: shut it down first.")
-    info = get_world_info()
-    _meeting_seconds = meeting_timeout
-    # Counters that torch keeps in the process and that ranks with different pasts disagree on;
-    # the meeting's fresh key space makes them needless.
-    rpc._init_counter = 0
-    rpc.api._all_gather_sequence_id.clear()
-    Arrivals.reset()
-    set_patience(workers.ANSWER_SECONDS if answer_timeout is None else answer_timeout)
-    with bound_to_loopback(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="You are using a Backend")  # torch's own use
-        try:
-            rpc.init_rpc(
-                worker_name_format(*info),
-                rank=info.rank,
-                world_size=info.world_size,
-                rpc_backend_options=backend_options(rpc_backend_options),
-            )
-        except ValueError as error:  # found by all ranks together
-            reason = "; ".join(str(error).splitlines())
-            raise UserError(
-                f"the device_maps or devices of rpc_backend_options do not fit: {reason}."
-            ) from None
-
-
-def shutdown_rpc(graceful: bool = True) -> None:
-    """Leave the RPC world; without one, do nothing.
-
-    Args:
-        graceful: wait until every rank has called it, for as long as they live: a rank that dies
-            or stops answering raises. With False, leave at once, as after an error.
-
-    Raises:
-        PeerLost: graceful, and a rank died or stopped answering.
-    """
-    if not rpc_is_initialized():
-        return
-    try:
-        if graceful:
-            wait_for("shutdown", worker_names(), timeout=None)
-            rpc.shutdown(graceful=True, timeout=SHUTDOWN_SECONDS)
-    except RuntimeError as error:
-        raise PeerLost(f"the world could not be ended together: {error}") from None
-    finally:
-        if rpc_is_initialized():
-            leaving = threading.Thread(target=_leave, name="metadist-leave", daemon=True)
-            leaving.start()
-            leaving.join(LEAVE_SECONDS)
-
-
-def _leave() -> None:
-    """Leave at once; the agent would wait here until calls that run in this process return."""
-    with contextlib.suppress(RuntimeError):
-        rpc.shutdown(graceful=False)
+    set_worker_name_format(worker_name_format)
+    open_transport(
+        RpcTransport(rpc_backend_options, worker_name_format, rendezvous_timeout, ping_timeout)
+    )
 
 
 def auto_init_rpc(
@@ -160,13 +260,13 @@ def auto_init_rpc(
     *,
     rpc_backend_options: rpc.TensorPipeRpcBackendOptions | None = None,
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorator for a program's main function: an RPC world around each call of it.
+    """Decorator for a program's main function: RPC is initialized around each call of it.
 
     All ranks run the function; those that finish early serve the others' calls until all have
-    finished. When the function raises, this rank leaves the world at once and the error goes on.
+    finished. When the function raises, this rank leaves at once and the exception propagates.
 
     Args:
-        worker_init_fn: called on every rank when the world is open, before the function.
+        worker_init_fn: called on every rank after initialization, before the function.
         worker_name_format: (world_rank, world_size, local_rank, local_world_size) -> name.
         rpc_backend_options: options of the TensorPipe backend, `device_maps` among them.
     """
@@ -174,11 +274,11 @@ def auto_init_rpc(
         raise TypeError("auto_init_rpc takes a worker_init_fn: write @auto_init_rpc() without one.")
 
     def decorate(function: Callable[P, T] | None = None) -> Callable[P, T]:
-        if function is None:  # the main function itself was taken for worker_init_fn
+        if function is None:  # the main function itself was passed as worker_init_fn
             raise TypeError("auto_init_rpc takes options first: write @auto_init_rpc().")
 
         @functools.wraps(function)
-        def in_world(*args: P.args, **kwargs: P.kwargs) -> T:
+        def with_rpc(*args: P.args, **kwargs: P.kwargs) -> T:
             init_rpc(worker_name_format, rpc_backend_options=rpc_backend_options)
             try:
                 if worker_init_fn is not None:
@@ -190,6 +290,6 @@ def auto_init_rpc(
             shutdown_rpc()
             return result
 
-        return in_world
+        return with_rpc
 
     return decorate

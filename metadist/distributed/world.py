@@ -1,21 +1,47 @@
-"""Which process this is among how many: the world, read from the environment when asked."""
+"""This process's ranks and the world's size, and decorators that choose ranks.
 
+The environment variables are read at each call.
+"""
+
+import functools
 import os
 import socket
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from metadist.errors import UserError
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+WorkerNameFormat = Callable[[int, int, int, int], str]
+"""(world_rank, world_size, local_rank, local_world_size) -> a worker's name."""
+
+
+def default_worker_name_format(
+    world_rank: int, world_size: int, local_rank: int, local_world_size: int
+) -> str:
+    """`worker0`, `worker1`, …"""
+    return f"worker{world_rank}"
+
+
+_worker_name_format: WorkerNameFormat = default_worker_name_format
+
+
+def set_worker_name_format(format: WorkerNameFormat) -> None:
+    """Set how `WorldInfo.worker_name` names this process. `init_rpc` calls it."""
+    global _worker_name_format
+    _worker_name_format = format
+
 
 class WorldInfo(NamedTuple):
-    """A process's place in its world, as torchrun numbers it.
+    """A process's ranks and the sizes of its world, as torchrun sets them.
 
     Attributes:
-        world_rank: this process's number among all, from 0.
-        world_size: how many processes there are on all nodes.
-        local_rank: this process's number on its node; it picks the GPU.
-        local_world_size: how many processes there are on this node.
+        world_rank: this process's rank among all processes, from 0.
+        world_size: the number of processes on all nodes.
+        local_rank: this process's rank on its node; it selects the GPU.
+        local_world_size: the number of processes on this node.
     """
 
     world_rank: int
@@ -28,25 +54,19 @@ class WorldInfo(NamedTuple):
         """The same as `world_rank`."""
         return self.world_rank
 
-
-WorkerNameFormat = Callable[[int, int, int, int], str]
-"""(world_rank, world_size, local_rank, local_world_size) -> an RPC worker's name."""
-
-
-def default_worker_name_format(
-    world_rank: int, world_size: int, local_rank: int, local_world_size: int
-) -> str:
-    """`worker0`, `worker1`, …"""
-    return f"worker{world_rank}"
+    @property
+    def worker_name(self) -> str:
+        """The name of this process in calls between workers, such as `worker0`."""
+        return _worker_name_format(*self)
 
 
 def get_world_info() -> WorldInfo:
-    """This process's place in the world, from torchrun's environment variables.
+    """This process's ranks, from torchrun's environment variables. Any rank.
 
-    Without them (a plain `python script.py`) the process is a world of its own. Any rank.
+    Without the variables (a plain `python script.py`) the world is this process alone.
 
     Raises:
-        UserError: the variables are there but make no sense together.
+        UserError: the variables are set to values that do not fit together.
     """
     if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
         return WorldInfo(0, 1, 0, 1)
@@ -57,19 +77,19 @@ def get_world_info() -> WorldInfo:
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     except (KeyError, ValueError) as error:
         raise UserError(
-            "RANK and WORLD_SIZE must both be set to whole numbers for a process of a world "
+            "RANK and WORLD_SIZE must both be set to integers "
             f"({error}); start the script with torchrun, which sets them, or unset both."
         ) from None
     if not (0 <= rank < size and 0 <= local_rank < local_size):
         raise UserError(
             f"RANK={rank} of WORLD_SIZE={size} (LOCAL_RANK={local_rank} of "
-            f"LOCAL_WORLD_SIZE={local_size}) is no place in a world: ranks go from 0 to size - 1."
+            f"LOCAL_WORLD_SIZE={local_size}) is out of range: expected ranks from 0 to size - 1."
         )
     return WorldInfo(rank, size, local_rank, local_size)
 
 
 def get_world_rank() -> int:
-    """This process's number among all processes of the world, from 0."""
+    """This process's rank among all processes of the world, from 0."""
     return get_world_info().world_rank
 
 
@@ -77,25 +97,24 @@ get_rank = get_world_rank
 
 
 def get_world_size() -> int:
-    """How many processes the world has, on all nodes together."""
+    """The number of processes on all nodes."""
     return get_world_info().world_size
 
 
 def get_local_rank() -> int:
-    """This process's number on its node, from 0: the number of its GPU."""
+    """This process's rank on its node, from 0: the index of its GPU."""
     return get_world_info().local_rank
 
 
 def get_local_world_size() -> int:
-    """How many processes of the world run on this node."""
+    """The number of processes on this node."""
     return get_world_info().local_world_size
 
 
 def is_single_node() -> bool:
     """Whether every process of the world is known to run on this node.
 
-    Launchers that set RANK and WORLD_SIZE alone say nothing of nodes; then only a loopback
-    MASTER_ADDR tells.
+    Without LOCAL_WORLD_SIZE, only a loopback MASTER_ADDR proves it.
     """
     info = get_world_info()
     if info.world_size == 1:
@@ -105,13 +124,13 @@ def is_single_node() -> bool:
     return os.environ.get("MASTER_ADDR") in ("localhost", "127.0.0.1", "::1")
 
 
-def attempt() -> int:
-    """How often torchrun's agent on this node has restarted its processes (0 at first)."""
+def restart_count() -> int:
+    """How often torchrun's agent on this node has restarted its workers."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def host_name() -> str:
-    """The name of the machine that this process runs on."""
+    """The name of this process's machine."""
     return socket.gethostname()
 
 
@@ -121,5 +140,38 @@ def launched_by_torchrun() -> bool:
 
 
 def usable_cpus() -> int:
-    """How many CPUs this process may use."""
+    """The number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _on_ranks_where(
+    chosen: Callable[[int], bool],
+) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
+    def decorate(function: Callable[P, T]) -> Callable[P, T | None]:
+        @functools.wraps(function)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> T | None:
+            return function(*args, **kwargs) if chosen(get_world_rank()) else None
+
+        return guarded
+
+    return decorate
+
+
+def on_rank(*ranks: int) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
+    """Decorator: the function runs on `ranks` and returns None on all others."""
+    return _on_ranks_where(lambda rank: rank in ranks)
+
+
+def not_on_rank(*ranks: int) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
+    """Decorator: the function runs on all ranks except `ranks`, where it returns None."""
+    return _on_ranks_where(lambda rank: rank not in ranks)
+
+
+def rank_zero_only(function: Callable[P, T]) -> Callable[P, T | None]:
+    """Decorator: the function runs on rank zero and returns None elsewhere."""
+    return on_rank(0)(function)
+
+
+def rank_non_zero_only(function: Callable[P, T]) -> Callable[P, T | None]:
+    """Decorator: the function runs on all ranks except zero, where it returns None."""
+    return not_on_rank(0)(function)

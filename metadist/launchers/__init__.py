@@ -1,8 +1,6 @@
-"""Where processes come from, and the way in for the experiments."""
+"""Runs a job, and starts the processes that run it."""
 
-from metadist.launchers.entry import experiment
-from metadist.launchers.launcher import Launcher, NoLauncher, PlannedRun
-from metadist.launchers.sweeps import NoteSweep
-from metadist.launchers.torchrun import TorchrunLauncher
+from metadist.launchers.job import RunSpec, run_job
+from metadist.launchers.launcher import Launcher, NoLauncher
 
-__all__ = ["Launcher", "NoLauncher", "NoteSweep", "PlannedRun", "TorchrunLauncher", "experiment"]
+__all__ = ["Launcher", "NoLauncher", "RunSpec", "run_job"]

@@ -1,11 +1,14 @@
-"""`launcher=torchrun`: a world of torchrun's for each run, started by a process that is in none."""
+"""`launcher=torchrun`: starts torchrun for each job."""
 
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
@@ -14,27 +17,28 @@ from omegaconf import DictConfig
 
 from metadist.distributed.world import usable_cpus
 from metadist.errors import UserError
-from metadist.launchers.launcher import Launcher, PlannedRun
-from metadist.launchers.places import Places
-from metadist.launchers.records import LAST_WORDS
-from metadist.launchers.speaking import FAILURE_STATUS
+from metadist.launchers.error_reporting import FAILURE_STATUS
+from metadist.launchers.job import CONSOLE_FILE, RunSpec
+from metadist.launchers.launcher import Launcher
+from metadist.launchers.pool import Slots
+from metadist.reports import WORKER_ERROR_FILE
 
-_places = Places()
+_slots = Slots()
 
 
 class TorchrunLauncher(Launcher):
-    """Starts torchrun.
+    """Starts torchrun, whose options it has.
 
     Args:
-        nproc_per_node: worker processes of a run on each node.
-        nnodes: nodes of a run. With more than one the same command starts on each node, with the
-            same `hydra.run.dir` on a file system that they share, and an `rdzv_endpoint`.
-        node_rank: this node's number; None to let the nodes settle it when they meet.
-        rdzv_endpoint: HOST:PORT where the nodes meet, HOST being one of them.
-        rdzv_id: a name that the nodes of one run have in common.
-        max_restarts: how often a run whose worker died starts again, from its newest checkpoint.
-        jobs: runs of a sweep at a time. "auto" for as many as the cores, or the GPUs where there
-            are some, have room for.
+        nproc_per_node: workers on each node.
+        nnodes: number of nodes. With more than one, the same command is started on each node, with
+            the same `hydra.run.dir` on a file system that they share, and an `rdzv_endpoint`.
+        node_rank: rank of this node; None to have the rendezvous assign it.
+        rdzv_endpoint: HOST:PORT of the rendezvous, HOST being one of the nodes.
+        rdzv_id: identifies the run among the nodes.
+        max_restarts: how often a run whose worker died is restarted, from its newest checkpoint.
+        jobs: jobs of a sweep that run at the same time; "auto" for as many as there are cores, or
+            GPUs where there are some, for.
         oversubscribe: allow more workers than there are cores or GPUs.
     """
 
@@ -66,53 +70,65 @@ class TorchrunLauncher(Launcher):
         if self.nnodes > 1 and not self.rdzv_endpoint:
             raise UserError(
                 f"launcher.nnodes={self.nnodes} needs launcher.rdzv_endpoint=HOST:PORT, the same "
-                "on all nodes, where they meet."
+                "on all nodes, for the rendezvous."
             )
         if self.node_rank is not None and self.node_rank >= self.nnodes:
             raise UserError(
                 f"launcher.node_rank={self.node_rank} does not fit: with launcher.nnodes="
-                f"{self.nnodes} it is a number from 0 to {self.nnodes - 1}."
+                f"{self.nnodes} it must be from 0 to {self.nnodes - 1}."
             )
-        has, what = room(configuration)
+        available, unit = available_workers(configuration)
         workers = self.nproc_per_node
-        if workers > has and not self.oversubscribe:
+        if workers > available and not self.oversubscribe:
             raise UserError(
-                f"launcher.nproc_per_node={workers} is more than this machine's {has} {what}: ask "
-                "for fewer workers, or add launcher.oversubscribe=true."
+                f"launcher.nproc_per_node={workers} is more than this machine's {available} "
+                f"{unit}: ask for fewer workers, or add launcher.oversubscribe=true."
             )
-        if self.jobs != "auto" and workers * self.jobs > has and not self.oversubscribe:
+        if self.jobs != "auto" and workers * self.jobs > available and not self.oversubscribe:
             raise UserError(
                 f"launcher.jobs={self.jobs} times launcher.nproc_per_node={workers} is more than "
-                f"this machine's {has} {what}: ask for fewer, or add launcher.oversubscribe=true."
+                f"this machine's {available} {unit}: ask for fewer, or add "
+                "launcher.oversubscribe=true."
             )
         if self.nnodes > 1 and self.jobs not in (1, "auto"):
-            raise UserError("launcher.jobs must be 1 with several nodes, which meet job by job.")
+            raise UserError(
+                "launcher.jobs must be 1 with several nodes: they run the same job at a time."
+            )
 
-    def jobs_at_once(self, configuration: DictConfig) -> int:
-        """See `Launcher.jobs_at_once`."""
+    def max_concurrent_jobs(self, configuration: DictConfig) -> int:
+        """See `Launcher.max_concurrent_jobs`."""
         if self.jobs != "auto":
             return self.jobs
         if self.nnodes > 1:
             return 1
-        return max(1, room(configuration)[0] // self.nproc_per_node)
+        return max(1, available_workers(configuration)[0] // self.nproc_per_node)
 
-    def run(self, planned: PlannedRun) -> int:
+    def run(self, spec: RunSpec) -> int:
         """See `Launcher.run`."""
         with ExitStack() as stack:
-            place = stack.enter_context(_places.one())
+            slot = stack.enter_context(_slots.acquire())
             output = None
-            if planned.quiet:
-                output = stack.enter_context((planned.directory / "console.log").open("ab"))
-            environment = self._environment(planned, place)
-            with self._lock:  # `stop` comes before the agent is there, or finds it
+            if spec.concurrent:
+                output = stack.enter_context((spec.directory / CONSOLE_FILE).open("ab"))
+            # Readable by this user alone, with a name of its own on each node.
+            file = stack.enter_context(
+                tempfile.NamedTemporaryFile(
+                    "w", encoding="utf-8", dir=spec.directory, prefix=".job-", suffix=".yaml"
+                )
+            )
+            # The launching process has looked for finished results already.
+            file.write(replace(spec, in_sweep=False).to_yaml())
+            file.flush()
+            command, environment = self.command(spec, Path(file.name)), self.environment(spec, slot)
+            with self._lock:  # `stop` comes before the agent has started, or finds it
                 if self._stopped:
                     return 128 + signal.SIGTERM
                 agent = subprocess.Popen(
-                    self.command(planned),
+                    command,
                     env=environment,
-                    stdin=subprocess.PIPE,  # its end ends the world, however this process dies
+                    stdin=subprocess.PIPE,  # its end stops the agent, however this process dies
                     stdout=output,
-                    start_new_session=True,  # Ctrl-C comes through `stop` alone
+                    start_new_session=True,  # Ctrl-C reaches it through `stop` alone
                 )
                 self._agents.add(agent)
             try:
@@ -125,48 +141,57 @@ class TorchrunLauncher(Launcher):
                 agent.stdin.close()
 
     def stop(self, number: int) -> None:
-        """See `Launcher.stop`. A run that has not begun by then does not begin."""
+        """See `Launcher.stop`. A job that has not started by then does not start."""
         with self._lock:
             self._stopped = True
             for agent in self._agents:
                 agent.send_signal(signal.SIGTERM)  # Python would die of SIGINT while it starts
 
-    def command(self, planned: PlannedRun) -> list[str]:
-        """The command line that starts a run's world."""
+    def command(self, spec: RunSpec, spec_file: Path) -> list[str]:
+        """The command line that starts the job's workers.
+
+        Args:
+            spec: the job.
+            spec_file: holds the specification that the workers read.
+        """
         if self.rdzv_endpoint:
-            meeting = [
+            rendezvous = [
                 f"--nnodes={self.nnodes}",
                 "--rdzv-backend=c10d",
                 f"--rdzv-endpoint={self.rdzv_endpoint}",
-                f"--rdzv-id={self.rdzv_id or 'metadist'}-{planned.directory.name}",
+                f"--rdzv-id={self.rdzv_id or 'metadist'}-{spec.directory.name}",
                 *([] if self.node_rank is None else [f"--node-rank={self.node_rank}"]),
             ]
         else:
-            meeting = ["--standalone"]
+            rendezvous = ["--standalone"]
         return [
             *(sys.executable, "-m", "metadist.distributed.torchrun"),
-            *meeting,
+            *rendezvous,
             f"--nproc-per-node={self.nproc_per_node}",
             f"--max-restarts={self.max_restarts}",
-            str(planned.script),
-            *planned.words(),
+            *("-m", "metadist.launchers.worker", str(spec_file)),
         ]
 
-    def _environment(self, planned: PlannedRun, place: int) -> dict[str, str]:
-        """This process's, with the threads of a worker, and the GPUs that are this run's own."""
+    def environment(self, spec: RunSpec, slot: int) -> dict[str, str]:
+        """The workers' environment: this process's, with the job's threads and GPUs.
+
+        Args:
+            spec: the job.
+            slot: its index among the jobs that run at the same time; each has its own GPUs.
+        """
         environment = dict(os.environ)
-        environment.setdefault("OMP_NUM_THREADS", str(planned.configuration.get("threads", 1)))
-        if planned.in_sweep:
-            environment["METADIST_LAST_WORDS"] = str(planned.directory / LAST_WORDS)
-        gpus = visible_gpus(planned.configuration)
-        mine = gpus[place * self.nproc_per_node :][: self.nproc_per_node]
-        if len(mine) == self.nproc_per_node:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
+        environment.setdefault("OMP_NUM_THREADS", str(spec.configuration.get("threads", 1)))
+        if spec.in_sweep:
+            environment["METADIST_ERROR_FILE"] = str(spec.directory / WORKER_ERROR_FILE)
+        gpus = visible_gpus(spec.configuration)
+        own = gpus[slot * self.nproc_per_node :][: self.nproc_per_node]
+        if len(own) == self.nproc_per_node:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(own)
         return environment
 
 
-def room(configuration: DictConfig) -> tuple[int, str]:
-    """How many workers this machine has room for, and of what: one a GPU, or one a core."""
+def available_workers(configuration: DictConfig) -> tuple[int, str]:
+    """How many workers this machine can run, one per GPU or per core, and the unit's name."""
     gpus = visible_gpus(configuration)
     if gpus:
         return len(gpus), "GPUs" if len(gpus) > 1 else "GPU"
@@ -175,11 +200,11 @@ def room(configuration: DictConfig) -> tuple[int, str]:
 
 
 def visible_gpus(configuration: DictConfig) -> list[str]:
-    """The GPUs that runs of a configuration are spread over, as CUDA_VISIBLE_DEVICES names them.
+    """The GPUs that jobs are distributed over, as CUDA_VISIBLE_DEVICES names them.
 
-    None where `device` is the CPU, or one certain GPU.
+    Empty if `device` is the CPU or one particular GPU.
     """
     if str(configuration.get("device")) not in ("auto", "cuda") or not torch.cuda.is_available():
         return []
-    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    return named or [str(number) for number in range(torch.cuda.device_count())]
+    listed = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return listed or [str(index) for index in range(torch.cuda.device_count())]

@@ -1,26 +1,24 @@
-"""What a run tells the world: its record, the console, TensorBoard, wandb and pictures.
+"""Loggers of a run: console, `metrics.jsonl`, TensorBoard and Weights & Biases.
 
-The layer knows nothing of ranks: whoever creates trackers does so on rank zero alone. Heavy
-libraries are imported when a tracker starts or a picture is drawn, never before.
+Rank zero alone creates them. Heavy libraries are imported when a logger starts.
 """
 
-from metadist.loggers.console import Console
-from metadist.loggers.jsonl import JsonLines, json_value, read_metrics
-from metadist.loggers.student import mean_and_interval
-from metadist.loggers.tensorboard import TensorBoard
-from metadist.loggers.tracker import Record, Run, Tracker, Trackers
-from metadist.loggers.weights_and_biases import WeightsAndBiases
+from metadist.loggers.console import ConsoleLogger
+from metadist.loggers.jsonl import METRICS_FILE, JsonlLogger, json_value, read_metrics
+from metadist.loggers.logger import Logger, LoggerCollection, Metrics, Run
+from metadist.loggers.tensorboard import TensorBoardLogger
+from metadist.loggers.wandb import WandbLogger
 
 __all__ = [
-    "Console",
-    "JsonLines",
-    "Record",
+    "METRICS_FILE",
+    "ConsoleLogger",
+    "JsonlLogger",
+    "Logger",
+    "LoggerCollection",
+    "Metrics",
     "Run",
-    "TensorBoard",
-    "Tracker",
-    "Trackers",
-    "WeightsAndBiases",
+    "TensorBoardLogger",
+    "WandbLogger",
     "json_value",
-    "mean_and_interval",
     "read_metrics",
 ]

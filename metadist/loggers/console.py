@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar on a terminal, plain lines anywhere else."""
+"""The console logger: a progress bar on a terminal, plain lines anywhere else."""
 
 import contextlib
 import os
@@ -6,174 +6,201 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from metadist.loggers.tracker import Record, Run, Tracker
-from metadist.loggers.wording import is_validation, summary, validation_figures
-from metadist.loggers.writing import writing
+from metadist.files import wrap_write_errors
+from metadist.loggers.formatting import (
+    format_duration,
+    format_training,
+    format_validation,
+    is_validation,
+    summarize_results,
+)
+from metadist.loggers.logger import Logger, Metrics, Run
 
 if TYPE_CHECKING:
-    import rich.console
-    import rich.live
+    from rich.console import Console
+    from rich.progress import Progress, Task
 
-    from metadist.loggers.progress import Progress
-
-_STANDARD_OUTPUT = "to the standard output"
-_PLAIN_LINES = 20  # one every five percent
-
-_CONTENTS = (  # what a run's directory may hold, and what it is
-    ("results.json", "these figures and the protocol"),
-    ("metrics.jsonl", "a line for each iteration"),
-    ("checkpoints", "to resume from, with resume=auto"),
-    ("tensorboard", "tensorboard --logdir"),
-    ("wandb", "wandb sync"),
-    ("profile", "where a step's time goes; traces for ui.perfetto.dev"),
-)
+_PLAIN_LINES = 20  # one for every five percent
+_BAR_WIDTH = 40
+_NARROW_BAR_WIDTH = 10
+_SPEED_SECONDS = 600.0  # over which the remaining time is estimated
 
 
-class Console(Tracker):
+class ConsoleLogger(Logger):
     """Shows the run on the standard output.
 
-    On a terminal: a headline, a bar that stays at the bottom with a line above it for every
-    validation, and at the end what was learned and where everything lies. Anywhere else (a pipe,
-    a file, `TERM=dumb`) the same in plain text, without a control character: a line about every
-    five percent of the iterations and one for every validation.
+    On a terminal: the title, a progress bar with a line above it for every validation, and at the
+    end the results and the contents of the run directory. Otherwise (a pipe, a file, `TERM=dumb`)
+    the same in plain text without control characters: one line for every five percent of the
+    iterations and one for every validation.
 
     Args:
-        refresh_seconds: the bar is drawn no more often than this.
+        refresh_seconds: minimum time between two refreshes of the progress bar.
     """
 
     def __init__(self, refresh_seconds: float = 0.2) -> None:
         self._refresh_seconds = refresh_seconds
+        self._refreshed = 0.0
         self._run: Run | None = None
+        self._terminal: Console | None = None  # None: plain lines
         self._progress: Progress | None = None
-        self._terminal: rich.console.Console | None = None
-        self._live: rich.live.Live | None = None
-        self._drawn = 0.0
-        self._said = -1
+        self._last_line = -1
 
     def start(self, run: Run) -> None:
-        """Prints the headline and draws the bar."""
-        from metadist.loggers.progress import Progress
-
+        """Prints the title and starts the progress bar."""
         self._run = run
-        self._progress = Progress(run.iterations, run.start_iteration)
-        self._said = self._step(run.start_iteration) if run.resumed else -1
+        self._last_line = self._line_number(run.start_iteration) if run.resumed else -1
         if _is_terminal():
-            from rich.console import Console as Terminal
+            from rich.console import Console
 
-            self._terminal = Terminal(force_jupyter=False, highlight=False)
-        self._say((run.headline, "bold"))
-        self._say((f"writes to {run.directory}", "dim"))
+            self._terminal = Console(force_jupyter=False, highlight=False)
+        self._print((run.title, "bold"))
+        self._print((f"writes to {run.directory}", "dim"))
         if run.resumed:
-            self._say((f"resumed at iteration {run.start_iteration}", "yellow"))
-        if self._terminal is not None:
-            self._start_bar()
+            self._print((f"resumed at iteration {run.start_iteration}", "yellow"))
+        self._progress = _make_progress(run, self._terminal)
+        with _wrap_write_errors():
+            self._progress.start()
 
-    def record(self, record: Record) -> None:
-        """Moves the bar, or prints a line."""
-        assert self._progress is not None, "record() before start()"
-        if is_validation(record):
-            self._say(
-                (f"iteration {record['iteration']}: ", "bold"),
-                (validation_figures(record), "green"),
-            )
+    def log_metrics(self, metrics: Metrics) -> None:
+        """Updates the progress bar, or prints a line."""
+        assert self._progress is not None, "log_metrics() before start()"
+        iteration = int(metrics["iteration"])
+        if is_validation(metrics):
+            self._print((f"iteration {iteration}: ", "bold"), (format_validation(metrics), "green"))
             return
-        self._progress.update(record)
-        if self._live is not None:
+        task = self._progress.tasks[0]
+        parts = format_training(metrics)
+        if self._terminal is not None:
+            free = self._terminal.width - _NARROW_BAR_WIDTH - 2 * len(str(task.total)) - 11
+            while len(text := "  ".join(parts)) > free and len(parts) > 1:
+                parts.pop()  # the least important ones are last
+            self._progress.update(task.id, completed=iteration, metrics=text)
             now = time.monotonic()
-            if now - self._drawn >= self._refresh_seconds:
-                self._drawn = now
-                with writing(_STANDARD_OUTPUT):
-                    self._live.refresh()
-        elif self._terminal is None and self._step(self._progress.iteration) != self._said:
-            self._said = self._step(self._progress.iteration)
-            self._say((self._progress.words(), ""))
+            if now - self._refreshed >= self._refresh_seconds:
+                self._refreshed = now
+                with _wrap_write_errors():
+                    self._progress.refresh()
+            return
+        self._progress.update(task.id, completed=iteration)
+        if (number := self._line_number(iteration)) != self._last_line:
+            self._last_line = number
+            self._print((_plain_line(task, parts), ""))
 
-    def note(self, sentence: str) -> bool:
-        """Prints the sentence."""
-        self._say((f"warning: {sentence}", "bold yellow"))
+    def log_message(self, text: str) -> bool:
+        """Prints the message as a warning."""
+        self._print((f"warning: {text}", "bold yellow"))
         return True
 
-    def finish(self, results: Mapping[str, object], pictures: Sequence[Path]) -> None:
-        """Prints what was learned and where everything lies."""
-        self._stop_bar()
-        learned = summary(results)
-        contents = self._contents()
-        contents += [(self._relative(picture), "picture") for picture in pictures]
-        self._say(("", ""))
-        self._say_rows(learned, first_style="bold green")
-        self._say(("", ""))
-        self._say((str(self._run.directory), "bold"))
-        self._say_rows(contents)
-
-    def close(self) -> None:
-        """Lets go of the terminal: the bar stays as it was drawn last."""
-        with contextlib.suppress(Exception):
-            self._stop_bar()
-
-    def _step(self, iteration: int) -> int:
-        return iteration * _PLAIN_LINES // max(self._run.iterations, 1)
-
-    def _start_bar(self) -> None:
-        from rich.live import Live
-
-        # No refreshing thread: a data loader that forks while it holds the console's lock would
-        # leave its children waiting for ever.
-        self._live = Live(self._progress, console=self._terminal, auto_refresh=False)
-        with writing(_STANDARD_OUTPUT):
-            self._live.start(refresh=True)
-
-    def _stop_bar(self) -> None:
-        live, self._live = self._live, None
-        if live is not None:
-            with writing(_STANDARD_OUTPUT):
-                live.stop()
-
-    def _contents(self) -> list[tuple[str, str]]:
+    def finish(self, results: Mapping[str, Any], plots: Sequence[Path]) -> None:
+        """Prints the results and the contents of the run directory."""
+        assert self._run is not None, "finish() before start()"
+        self._stop_progress()
         directory = self._run.directory
-        return [
-            (f"{name}/" if (directory / name).is_dir() else name, what)
-            for name, what in _CONTENTS
+        contents = [
+            (f"{name}/" if (directory / name).is_dir() else name, description)
+            for name, description in self._run.contents.items()
             if (directory / name).exists()
         ]
+        contents += [(os.path.relpath(plot, directory), "plot") for plot in plots]
+        self._print(("", ""))
+        self._print_rows(summarize_results(results), first_style="bold green")
+        self._print(("", ""))
+        self._print((str(directory), "bold"))
+        self._print_rows(contents)
 
-    def _relative(self, path: Path) -> str:
-        with contextlib.suppress(ValueError):
-            path = path.relative_to(self._run.directory)
-        return str(path)
+    def close(self) -> None:
+        """Restores the terminal; the progress bar stays as it was last refreshed."""
+        with contextlib.suppress(Exception):
+            self._stop_progress()
 
-    def _say(self, *parts: tuple[str, str]) -> None:
-        """Prints one line of (text, style); no part is read as markup."""
-        parts = tuple((_printable(text), style) for text, style in parts)
-        with writing(_STANDARD_OUTPUT):
+    def _line_number(self, iteration: int) -> int:
+        assert self._run is not None
+        return iteration * _PLAIN_LINES // max(self._run.iterations, 1)
+
+    def _stop_progress(self) -> None:
+        progress, self._progress = self._progress, None
+        if progress is not None and self._terminal is not None:
+            with _wrap_write_errors():
+                progress.stop()
+
+    def _print(self, *parts: tuple[str, str]) -> None:
+        """Prints one line of (text, style); markup in a text is not interpreted."""
+        parts = tuple((_replace_control_characters(text), style) for text, style in parts)
+        with _wrap_write_errors():
             if self._terminal is None:
-                _print_plainly("".join(text for text, _ in parts))
+                _print_plain("".join(text for text, _ in parts))
             else:
                 from rich.text import Text
 
-                # Soft wrap leaves a long path in one piece, so that it can be copied.
+                # Soft wrap keeps a long path in one piece, so that it can be copied.
                 self._terminal.print(Text.assemble(*parts), soft_wrap=True)
 
-    def _say_rows(self, rows: Sequence[tuple[str, str]], first_style: str = "") -> None:
+    def _print_rows(self, rows: Sequence[tuple[str, str]], first_style: str = "") -> None:
         """Prints rows of a label and a text."""
         width = max((len(label) for label, _ in rows), default=0)
-        for place, (label, text) in enumerate(rows):
-            self._say((f"  {label:<{width}}  ", "dim"), (text, "" if place else first_style))
+        for index, (label, text) in enumerate(rows):
+            self._print((f"  {label:<{width}}  ", "dim"), (text, "" if index else first_style))
+
+
+def _make_progress(run: Run, terminal: "Console | None") -> "Progress":
+    """The progress bar; without a terminal one that only measures time."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+    from rich.table import Column
+
+    # No refresh thread: a data loader that forks while the thread holds the console's lock would
+    # leave its child processes waiting forever.
+    fixed = Column(no_wrap=True)  # on a narrow terminal the bar shrinks first
+    progress = Progress(
+        BarColumn(_BAR_WIDTH),
+        MofNCompleteColumn(table_column=fixed),
+        TextColumn("{task.fields[metrics]}", style="cyan", markup=False),
+        TimeRemainingColumn(elapsed_when_finished=True, table_column=fixed),
+        console=terminal,
+        auto_refresh=False,
+        speed_estimate_period=_SPEED_SECONDS,
+        disable=terminal is None,
+    )
+    progress.add_task("", total=run.iterations, completed=run.start_iteration, metrics="")
+    return progress
+
+
+def _plain_line(task: "Task", parts: list[str]) -> str:
+    """Progress, metrics and time in one line."""
+    total = int(task.total or 0)
+    if task.finished:
+        parts = [*parts, f"in {format_duration(task.elapsed or 0.0)}"]
+    elif task.time_remaining is not None:
+        parts = [*parts, f"{format_duration(task.time_remaining)} left"]
+    text = ", ".join(" ".join(part.split()) for part in parts)
+    iteration = int(task.completed)
+    return f"iteration {iteration} of {total} ({100 * iteration // max(total, 1)}%): {text}"
+
+
+def _wrap_write_errors() -> contextlib.AbstractContextManager[None]:
+    return wrap_write_errors("to the standard output")
 
 
 def _is_terminal() -> bool:
-    """Whether a bar can be drawn on the standard output."""
+    """Whether the standard output can show a progress bar."""
     stream = sys.stdout
     encoding = (getattr(stream, "encoding", None) or "").lower().replace("-", "")
     return stream.isatty() and os.environ.get("TERM") != "dumb" and encoding.startswith("utf")
 
 
-def _printable(text: str) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+def _replace_control_characters(text: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
-def _print_plainly(text: str) -> None:
+def _print_plain(text: str) -> None:
     """Prints and flushes, on a stream of any encoding."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:

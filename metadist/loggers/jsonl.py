@@ -1,4 +1,4 @@
-"""The run's record of itself: `metrics.jsonl`, a JSON object a line."""
+"""`metrics.jsonl`: the metrics of a run, one JSON object per line."""
 
 import contextlib
 import io
@@ -8,55 +8,57 @@ import os
 from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from metadist.errors import UserError
-from metadist.loggers.tracker import Record, Run, Tracker
-from metadist.loggers.writing import replace_file, writing
+from metadist.files import atomic_write, wrap_write_errors
+from metadist.loggers.logger import Logger, Metrics, Run
 
 METRICS_FILE = "metrics.jsonl"
 
-_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-class JsonLines(Tracker):
-    """Writes every record to `metrics.jsonl` in the run's directory, at full precision.
+class JsonlLogger(Logger):
+    """Writes metrics to `metrics.jsonl` in the run directory, at full precision.
 
-    A line is handed to the system before `record` returns, so a process that dies loses none.
-    Figures that JSON cannot hold are written as the strings `"NaN"`, `"Infinity"` and
-    `"-Infinity"`, which `float()` understands; `read_metrics` turns them back.
+    A line is written to the operating system before `log_metrics` returns, so no line is lost if
+    the process dies. Non-finite numbers are written as the strings `"NaN"`, `"Infinity"` and
+    `"-Infinity"`, which `float()` accepts; `read_metrics` converts them back.
 
-    A resumed run first drops what lies beyond its checkpoint, for it records those iterations
-    again, and a last line that a crash cut short. A new run in a directory that was used before
-    moves the old file aside, to `metrics.jsonl.1`, `.2` and so on.
+    A resumed run first removes lines after its checkpoint, because it writes those iterations
+    again, and a truncated last line. A new run in a directory with an earlier `metrics.jsonl`
+    renames that file to `metrics.jsonl.1`, `.2` and so on.
     """
 
     def __init__(self) -> None:
-        self._path: Path | None = None
+        self._path = Path(METRICS_FILE)
         self._file: io.FileIO | None = None
 
     def start(self, run: Run) -> None:
-        """Opens the file, after mending or moving one that is there."""
+        """Opens the file, after truncating or renaming an existing one."""
         self._path = path = run.directory / METRICS_FILE
-        with writing(path):
+        with wrap_write_errors(path):
             if path.exists():
                 if run.resumed:
-                    _drop_after(path, run.start_iteration)
+                    _truncate_after(path, run.start_iteration)
                 else:
-                    _set_aside(path)
-            # Unbuffered: nothing waits in this process, and closing has nothing left to fail on.
+                    _rename_to_next_number(path)
+            # Unbuffered: every line is written at once, and close() cannot fail.
             self._file = io.FileIO(path, "a")
 
-    def record(self, record: Record) -> None:
+    def log_metrics(self, metrics: Metrics) -> None:
         """Writes one line."""
-        assert self._file is not None, "record() before start()"
-        line = memoryview(json.dumps(json_value(record), allow_nan=False).encode() + b"\n")
-        with writing(self._path):
+        assert self._file is not None, "log_metrics() before start()"
+        line = memoryview(json.dumps(json_value(metrics), allow_nan=False).encode() + b"\n")
+        with wrap_write_errors(self._path):
             while line:
                 line = line[self._file.write(line) :]
 
     def flush(self) -> None:
-        """Brings the lines to the disk, so that a power cut takes none either."""
-        with writing(self._path):
+        """Syncs the file to disk, so that no line is lost in a power failure."""
+        assert self._file is not None, "flush() before start()"
+        with wrap_write_errors(self._path):
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -67,78 +69,72 @@ class JsonLines(Tracker):
                 file.close()
 
 
-def read_metrics(path: Path) -> list[dict]:
-    """The records of a `metrics.jsonl`, oldest first.
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Read a `metrics.jsonl`, oldest line first.
 
-    A last line that a crash cut short is left out. The strings that stand for figures which are
-    not finite become floats again.
+    A truncated last line is left out. Strings that stand for non-finite numbers become floats.
 
     Raises:
-        UserError: if the file cannot be read, or a line before the last is no record.
+        UserError: the file cannot be read, or a line before the last is not a JSON object.
     """
     try:
         return [
             {
-                name: _NOT_FINITE.get(value, value) if isinstance(value, str) else value
-                for name, value in record.items()
+                name: _NON_FINITE.get(value, value) if isinstance(value, str) else value
+                for name, value in metrics.items()
             }
-            for _, record in _lines(path)
+            for _, metrics in _lines(path)
         ]
     except OSError as error:
         raise UserError(
-            f"cannot read {path} ({error.strerror or error}): expected a run's {METRICS_FILE}"
+            f"cannot read {path} ({error.strerror or error}): expected the {METRICS_FILE} of a run"
         ) from error
 
 
 def json_value(value: object) -> object:
-    """What JSON holds in the place of a value, containers gone through.
+    """Convert a value to one that JSON can represent.
 
     Args:
-        value: figures, texts, None, mappings and sequences of them; scalars of numpy or torch
-            become plain, and floats that are not finite `"NaN"`, `"Infinity"` or `"-Infinity"`,
-            which `float()` understands.
+        value: numbers, strings, None, and mappings and sequences of them. Scalars of NumPy and
+            PyTorch become Python numbers, and non-finite floats `"NaN"`, `"Infinity"` or
+            `"-Infinity"`, which `float()` accepts.
     """
     if isinstance(value, Mapping):
-        return {name: json_value(inner) for name, inner in value.items()}
+        return {name: json_value(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [json_value(inner) for inner in value]
-    if hasattr(value, "item"):  # a scalar of numpy or torch
+        return [json_value(item) for item in value]
+    if hasattr(value, "item"):  # a scalar of NumPy or PyTorch
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
 
 
-def _lines(path: Path) -> Iterator[tuple[bytes, dict]]:
-    """Each whole line with its record."""
+def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Each complete line, raw and decoded."""
     lines = path.read_bytes().split(b"\n")
     if not lines[-1]:  # what follows the last newline
         lines.pop()
     for number, line in enumerate(lines, start=1):
         try:
-            record = json.loads(line)
+            metrics = json.loads(line)
         except ValueError:
-            record = None
-        if isinstance(record, dict):
-            yield line, record
+            metrics = None
+        if isinstance(metrics, dict):
+            yield line, metrics
         elif number < len(lines):
             raise UserError(
-                f"line {number} of {path} is no JSON object, so the run's record cannot be read: "
-                "mend the line or move the file away"
+                f"line {number} of {path} is not a JSON object: fix the line or move the file away"
             )
 
 
-def _drop_after(path: Path, iteration: int) -> None:
-    kept = [line for line, record in _lines(path) if record.get("iteration", 0) <= iteration]
+def _truncate_after(path: Path, iteration: int) -> None:
+    kept = [line for line, metrics in _lines(path) if metrics.get("iteration", 0) <= iteration]
     content = b"".join(line + b"\n" for line in kept)
     if content != path.read_bytes():
-        replace_file(path, content)
+        atomic_write(path, content)
 
 
-def _set_aside(path: Path) -> None:
-    free = next(
-        aside
-        for number in count(1)
-        if not (aside := path.with_name(f"{path.name}.{number}")).exists()
-    )
-    path.rename(free)
+def _rename_to_next_number(path: Path) -> None:
+    numbered = (path.with_name(f"{path.name}.{number}") for number in count(1))
+    path.rename(next(name for name in numbered if not name.exists()))

@@ -1,4 +1,4 @@
-"""The run as TensorBoard shows it."""
+"""The TensorBoard logger."""
 
 import contextlib
 import json
@@ -6,36 +6,36 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from metadist.files import wrap_write_errors
 from metadist.loggers.jsonl import json_value
-from metadist.loggers.tracker import Record, Run, Tracker
-from metadist.loggers.writing import writing
+from metadist.loggers.logger import Logger, Metrics, Run
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
-class TensorBoard(Tracker):
-    """Writes event files: a scalar for every figure, and the pictures at the end.
+class TensorBoardLogger(Logger):
+    """Writes event files: a scalar for every metric, and the plots at the end.
 
-    Events reach the disk every few seconds and before each checkpoint, so a process that dies may
-    lose the last of them; a run that goes on writes those again, and hides what was written
-    beyond its checkpoint. `metrics.jsonl` loses none.
+    Events are flushed every few seconds and before each checkpoint, so the last ones may be lost
+    if the process dies. A resumed run purges the events after its checkpoint and writes them
+    again.
 
     Args:
-        directory: where the event files go, from the run's directory.
+        directory: directory of the event files, relative to the run directory.
     """
 
     def __init__(self, directory: str = "tensorboard") -> None:
         self._directory = directory
-        self._path: Path | None = None
+        self._path = Path(directory)
         self._writer: SummaryWriter | None = None
         self._iterations = 0
 
     def start(self, run: Run) -> None:
-        """Opens an event file, and writes the headline and the configuration as texts."""
-        # TensorBoard imports TensorFlow if it is there, which is talkative.
+        """Opens an event file, and writes the title and the configuration as text."""
+        # TensorBoard imports TensorFlow if it is installed, which logs to stderr.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -44,44 +44,44 @@ class TensorBoard(Tracker):
         self._iterations = run.iterations
         self._path = run.directory / self._directory
         configuration = json.dumps(run.configuration, indent=2, default=str)
-        with writing(self._path):
+        with wrap_write_errors(self._path):
             self._writer = SummaryWriter(
                 log_dir=str(self._path),
-                # From 0 too: a run that died before its first checkpoint left events here.
+                # Also from 0: a run that died before its first checkpoint may have left events.
                 purge_step=run.start_iteration + run.resumed,
                 flush_secs=5,
             )
-            self._writer.add_text("run", run.headline, run.start_iteration)
+            self._writer.add_text("run", run.title, run.start_iteration)
             self._writer.add_text(
                 "configuration", f"```json\n{configuration}\n```", run.start_iteration
             )
 
-    def record(self, record: Record) -> None:
-        """Adds a scalar for every figure, by its name."""
-        assert self._writer is not None, "record() before start()"
-        step = int(record["iteration"])
-        with writing(self._path):
-            for name, value in record.items():
+    def log_metrics(self, metrics: Metrics) -> None:
+        """Adds a scalar for every metric, by its name."""
+        assert self._writer is not None, "log_metrics() before start()"
+        step = int(metrics["iteration"])
+        with wrap_write_errors(self._path):
+            for name, value in metrics.items():
                 if name != "iteration" and not isinstance(value, (str, bool)):
                     self._writer.add_scalar(name, float(value), step)
 
     def flush(self) -> None:
-        """Brings the events to the disk."""
+        """Flushes the events to disk."""
         assert self._writer is not None, "flush() before start()"
-        with writing(self._path):
+        with wrap_write_errors(self._path):
             self._writer.flush()
 
-    def finish(self, results: Mapping[str, object], pictures: Sequence[Path]) -> None:
-        """Adds the pictures, and the results as a text."""
+    def finish(self, results: Mapping[str, Any], plots: Sequence[Path]) -> None:
+        """Adds the plots as images, and the results as text."""
         assert self._writer is not None, "finish() before start()"
         from matplotlib.image import imread
 
         text = json.dumps(json_value(results), indent=2, default=str)
-        with writing(self._path):
+        with wrap_write_errors(self._path):
             self._writer.add_text("results", f"```json\n{text}\n```", self._iterations)
-            for picture in pictures:
-                pixels = imread(picture)[..., :3]  # without the alpha channel
-                self._writer.add_image(picture.stem, pixels, self._iterations, dataformats="HWC")
+            for plot in plots:
+                pixels = imread(plot)[..., :3]  # without the alpha channel
+                self._writer.add_image(plot.stem, pixels, self._iterations, dataformats="HWC")
             self._writer.flush()
 
     def close(self) -> None:

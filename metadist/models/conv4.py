@@ -88,12 +88,12 @@ class Conv4(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     @property
-    def side_by_side(self) -> bool:
+    def supports_batched_tasks(self) -> bool:
         """Whether several tasks can run at once, each with parameters of its own."""
         return not (self.running_statistics or self.dropout.p)
 
     @property
-    def numbers_side_by_side(self) -> int:
+    def max_batched_elements(self) -> int:
         """How many numbers the images of tasks that run at once on a CPU may have together.
 
         With more the time goes to memory; in the max-pooling form, whose maps are larger, earlier

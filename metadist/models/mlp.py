@@ -62,7 +62,7 @@ class MLP(nn.Module):
                 nn.init.zeros_(layer.bias)
 
     @property
-    def side_by_side(self) -> bool:
+    def supports_batched_tasks(self) -> bool:
         """Whether several tasks can run at once, each with parameters of its own."""
         return not (self.running_statistics or self.dropout.p)
 

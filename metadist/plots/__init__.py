@@ -1,25 +1,24 @@
-"""Pictures of what a run learned, drawn without a display.
+"""Plots of training and test, drawn without a display.
 
-Each function takes plain numbers, writes one PNG file and returns its path.
+Each function takes plain numbers and arrays, writes one PNG file and returns its path.
 """
 
-from metadist.plots.adaptation import AdaptationPicture, adaptation_panels
-from metadist.plots.comparison import ComparedCurves, compared_curves
-from metadist.plots.curves import learning_curves
-from metadist.plots.episodes import EpisodePicture, test_episodes
-from metadist.plots.regression import RegressionPicture, regression_tasks
-from metadist.plots.sweep import SweepPoint, sweep_picture
+from metadist.plots.adaptation import AdaptationData, plot_adaptation
+from metadist.plots.classification import ClassificationData, plot_test_tasks
+from metadist.plots.learning_curves import ComparisonData, plot_comparison, plot_learning_curves
+from metadist.plots.regression import RegressionData, plot_regression_tasks
+from metadist.plots.sweep import SweepData, plot_sweep
 
 __all__ = [
-    "AdaptationPicture",
-    "ComparedCurves",
-    "EpisodePicture",
-    "RegressionPicture",
-    "SweepPoint",
-    "adaptation_panels",
-    "compared_curves",
-    "learning_curves",
-    "regression_tasks",
-    "sweep_picture",
-    "test_episodes",
+    "AdaptationData",
+    "ClassificationData",
+    "ComparisonData",
+    "RegressionData",
+    "SweepData",
+    "plot_adaptation",
+    "plot_comparison",
+    "plot_learning_curves",
+    "plot_regression_tasks",
+    "plot_sweep",
+    "plot_test_tasks",
 ]

@@ -1,4 +1,4 @@
-"""How learners adapt to a curve, step by step and beside each other: the figure of MAML's paper."""
+"""Adaptation to a curve by number of inner steps, one column per learner."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from metadist.plots.sheet import (
+from metadist.plots.style import (
     BLUE,
     GREEN,
     INK,
     ORANGE,
     PURPLE,
     RED,
-    lighten,
-    save,
-    sheet,
+    new_figure,
+    save_figure,
+    style_axes,
 )
 
 if TYPE_CHECKING:
@@ -24,31 +24,29 @@ if TYPE_CHECKING:
 _LINES = ((GREEN, ":"), (BLUE, "--"), (ORANGE, "-"), (RED, "-."))
 
 
-class AdaptationPicture(NamedTuple):
-    """A learner on one curve.
+class AdaptationData(NamedTuple):
+    """The predictions of a learner for one curve.
 
     Attributes:
-        inputs: where the curve is drawn, shape (m,), rising.
-        truth: the curve there, shape (m,).
-        support_inputs: the points that were used, shape (n,).
-        support_targets: their values, shape (n,).
-        predicted: by the number of steps taken (0 is before) the answers at `inputs`.
+        inputs: ascending, shape (m,).
+        targets: the curve at `inputs`, shape (m,).
+        support_inputs: shape (n,).
+        support_targets: shape (n,).
+        predictions: at `inputs`, shape (m,), by number of inner steps; 0 is before adaptation.
     """
 
     inputs: np.ndarray
-    truth: np.ndarray
+    targets: np.ndarray
     support_inputs: np.ndarray
     support_targets: np.ndarray
-    predicted: Mapping[int, np.ndarray]
+    predictions: Mapping[int, np.ndarray]
 
 
-def adaptation_panels(
-    rows: Sequence[Mapping[str, AdaptationPicture]], path: Path, title: str
-) -> Path:
-    """Draws a row for each curve, with a panel for each learner.
+def plot_adaptation(rows: Sequence[Mapping[str, AdaptationData]], path: Path, title: str) -> Path:
+    """Plots one row per curve with one column per learner, as in figure 2 of MAML's paper.
 
     Args:
-        rows: for each curve the learners' pictures by name, the same names in every row.
+        rows: for each curve the data of each learner by name, with the same names in every row.
         path: the PNG file to write.
         title: one line.
 
@@ -56,36 +54,43 @@ def adaptation_panels(
         `path`.
 
     Raises:
-        UserError: if it cannot be written.
+        UserError: it cannot be written.
+
+    Source: Finn et al. (2017), arXiv 1703.03400.
     """
     columns = len(rows[0])
-    figure = sheet(5.2 * columns, 3.5 * len(rows) + 1.1, title)
+    figure = new_figure(5.2 * columns, 3.5 * len(rows) + 1.1, title)
     grid = figure.subplots(len(rows), columns, squeeze=False, sharex=True, sharey="row")
-    for line, row in zip(grid, rows, strict=True):
-        _limits(line[0], row.values())
-        for axes, (name, picture) in zip(line, row.items(), strict=True):
-            _panel(axes, name, picture)
-        line[0].set_ylabel("output")
+    for axes_row, row in zip(grid, rows, strict=True):
+        _set_limits(axes_row[0], row.values())
+        for axes, (name, data) in zip(axes_row, row.items(), strict=True):
+            _plot_learner(axes, name, data)
+        axes_row[0].set_ylabel("output")
     for axes in grid[-1]:
         axes.set_xlabel("input")
     handles, labels = grid[0][0].get_legend_handles_labels()
-    place = "outside lower center"
-    figure.legend(handles, labels, loc=place, ncols=len(labels), fontsize=9, frameon=False)
-    return save(figure, path)
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=len(labels),
+        fontsize=9,
+        frameon=False,
+    )
+    return save_figure(figure, path)
 
 
-def _panel(axes: "Axes", name: str, picture: AdaptationPicture) -> None:
-    axes.plot(picture.inputs, picture.truth, color=INK, linewidth=2.6, alpha=0.35, label="truth")
+def _plot_learner(axes: "Axes", name: str, data: AdaptationData) -> None:
+    axes.plot(data.inputs, data.targets, color=INK, linewidth=2.6, alpha=0.35, label="truth")
     errors = []
-    for (steps, values), (colour, style) in zip(
-        picture.predicted.items(), _LINES * len(picture.predicted), strict=False
-    ):
+    for index, (steps, values) in enumerate(data.predictions.items()):
+        color, style = _LINES[index % len(_LINES)]
         label = f"after {steps} step{'s' if steps > 1 else ''}" if steps else "before"
-        axes.plot(picture.inputs, values, style, color=colour, linewidth=1.7, label=label)
-        errors.append(f"{np.mean((values - picture.truth) ** 2):.2g}")
+        axes.plot(data.inputs, values, style, color=color, linewidth=1.7, label=label)
+        errors.append(f"{np.mean((values - data.targets) ** 2):.2g}")
     axes.scatter(
-        picture.support_inputs,
-        picture.support_targets,
+        data.support_inputs,
+        data.support_targets,
         color=PURPLE,
         marker="^",
         s=44,
@@ -93,15 +98,16 @@ def _panel(axes: "Axes", name: str, picture: AdaptationPicture) -> None:
         label="points used",
     )
     axes.set_title(f"{name}: MSE {' → '.join(errors)}", fontsize=10, parse_math=False)
-    lighten(axes)
+    style_axes(axes)
 
 
-def _limits(axes: "Axes", pictures: Iterable[AdaptationPicture]) -> None:
-    """Room for the answers; one that runs away is cut off rather than flattening the truth."""
-    truth, answers = 0.0, 0.0
-    for picture in pictures:
-        found = np.concatenate(list(picture.predicted.values()))
-        truth = max(truth, float(np.abs(picture.truth).max()))
-        answers = max(answers, float(np.abs(found[np.isfinite(found)]).max(initial=0.0)))
-    height = 1.1 * max(truth, min(answers, 2 * truth + 2))
+def _set_limits(axes: "Axes", row: Iterable[AdaptationData]) -> None:
+    """Fits the predictions; diverging ones are cut off so that the curve stays visible."""
+    target_height, prediction_height = 0.0, 0.0
+    for data in row:
+        predictions = np.concatenate(list(data.predictions.values()))
+        finite = predictions[np.isfinite(predictions)]
+        target_height = max(target_height, float(np.abs(data.targets).max()))
+        prediction_height = max(prediction_height, float(np.abs(finite).max(initial=0.0)))
+    height = 1.1 * max(target_height, min(prediction_height, 2 * target_height + 2))
     axes.set_ylim(-height, height)

@@ -1,4 +1,4 @@
-"""What the learner makes of regression tasks, before and after it adapted."""
+"""Predictions for regression tasks before and after adaptation."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from metadist.plots.sheet import BLUE, GREY, INK, ORANGE, lighten, panels, save, sheet
+from metadist.plots.style import (
+    BLUE,
+    GREY,
+    INK,
+    ORANGE,
+    make_axes,
+    new_figure,
+    save_figure,
+    style_axes,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,33 +23,33 @@ if TYPE_CHECKING:
 _COLUMNS = 3
 
 
-class RegressionPicture(NamedTuple):
-    """One regression task of one input and one output, n support and m query points.
+class RegressionData(NamedTuple):
+    """One regression task with scalar inputs and outputs, n support and m query points.
 
     Every array has shape (n,) or (n, 1), or (m,) or (m, 1).
 
     Attributes:
-        support_inputs: what the learner adapted on.
-        support_targets: their true values.
-        query_inputs: where it was asked, in any order.
-        query_targets: the true values there.
-        predicted_before: its answers before it adapted.
-        predicted_after: its answers after.
+        support_inputs: inputs of the support set.
+        support_targets: targets of the support set.
+        query_inputs: inputs of the query set, in any order.
+        query_targets: targets of the query set.
+        predictions_before: predictions for the query set before adaptation.
+        predictions_after: predictions for the query set after adaptation.
     """
 
     support_inputs: np.ndarray
     support_targets: np.ndarray
     query_inputs: np.ndarray
     query_targets: np.ndarray
-    predicted_before: np.ndarray
-    predicted_after: np.ndarray
+    predictions_before: np.ndarray
+    predictions_after: np.ndarray
 
 
-def regression_tasks(tasks: Sequence[RegressionPicture], path: Path, title: str) -> Path:
-    """Draws a panel for each task.
+def plot_regression_tasks(tasks: Sequence[RegressionData], path: Path, title: str) -> Path:
+    """Plots one panel per task.
 
     Args:
-        tasks: at least one, a handful.
+        tasks: one to about nine.
         path: the PNG file to write.
         title: one line.
 
@@ -48,17 +57,17 @@ def regression_tasks(tasks: Sequence[RegressionPicture], path: Path, title: str)
         `path`.
 
     Raises:
-        UserError: if it cannot be written.
+        UserError: it cannot be written.
     """
     columns = 2 if len(tasks) == 4 else min(len(tasks), _COLUMNS)
     rows = -(-len(tasks) // columns)
-    figure = sheet(max(4.2 * columns, 6.4), 3.1 * rows + 1.0, title)
-    grid = panels(figure, rows, columns, len(tasks))
-    for place, (axes, task) in enumerate(zip(grid, tasks, strict=True)):
-        _panel(axes, place + 1, task)
-        if place % columns == 0:
+    figure = new_figure(max(4.2 * columns, 6.4), 3.1 * rows + 1.0, title)
+    grid = make_axes(figure, rows, columns, len(tasks))
+    for index, (axes, task) in enumerate(zip(grid, tasks, strict=True)):
+        _plot_task(axes, index + 1, task)
+        if index % columns == 0:
             axes.set_ylabel("output")
-        if place + columns >= len(tasks):
+        if index + columns >= len(tasks):
             axes.set_xlabel("input")
     figure.legend(
         *grid[0].get_legend_handles_labels(),
@@ -67,16 +76,15 @@ def regression_tasks(tasks: Sequence[RegressionPicture], path: Path, title: str)
         fontsize=9,
         frameon=False,
     )
-    return save(figure, path)
+    return save_figure(figure, path)
 
 
-def _panel(axes: "Axes", number: int, task: RegressionPicture) -> None:
-    flat = RegressionPicture(*(np.asarray(array, dtype=np.float64).ravel() for array in task))
+def _plot_task(axes: "Axes", number: int, task: RegressionData) -> None:
+    flat = RegressionData(*(np.asarray(array, dtype=np.float64).ravel() for array in task))
     order = np.argsort(flat.query_inputs, kind="stable")
     inputs, targets = flat.query_inputs[order], flat.query_targets[order]
-    before, after = flat.predicted_before[order], flat.predicted_after[order]
-    # A single query point would draw no line.
-    marker = "o" if len(inputs) < 3 else None
+    before, after = flat.predictions_before[order], flat.predictions_after[order]
+    marker = "o" if len(inputs) < 3 else None  # a single point draws no line
     axes.plot(inputs, targets, color=INK, linewidth=1.3, marker=marker, label="truth")
     axes.plot(
         inputs,
@@ -107,4 +115,4 @@ def _panel(axes: "Axes", number: int, task: RegressionPicture) -> None:
     )
     mse_before, mse_after = np.mean((before - targets) ** 2), np.mean((after - targets) ** 2)
     axes.set_title(f"task {number}: MSE {mse_before:.3g} → {mse_after:.3g}", fontsize=10)
-    lighten(axes)
+    style_axes(axes)

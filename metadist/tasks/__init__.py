@@ -1,7 +1,7 @@
-"""Few-shot tasks: where they come from and what they are.
+"""Few-shot tasks and the datasets that they are sampled from.
 
-A task distribution is a dataset under a protocol of ways, shots and queries. Which task it draws
-follows from a key alone, so every worker draws the same task from the same key.
+A task distribution is a dataset with a number of ways, shots and queries. The sampled task depends
+on a key alone, so every worker samples the same task from the same key.
 """
 
 from metadist.tasks.cifar_fs import CifarFS
@@ -22,7 +22,7 @@ from metadist.tasks.images import ImageClasses
 from metadist.tasks.mini_imagenet import MiniImageNet
 from metadist.tasks.omniglot import Omniglot
 from metadist.tasks.sinusoid import Sinusoid
-from metadist.tasks.supervised import SupervisedTasks
+from metadist.tasks.supervised_tasks import SupervisedTasks
 from metadist.tasks.transforms import Augment, Normalize
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Arrays that are costly to make, made once and kept in a file that every process maps."""
+"""Arrays that are costly to decode, decoded once into files that every process maps."""
 
 import contextlib
 import json
@@ -15,32 +15,33 @@ from filelock import FileLock, Timeout
 from metadist.errors import UserError
 
 LOCK_SECONDS = 300.0
-"""How long a process waits for another that prepares the same file and gets nowhere."""
+"""Timeout of waiting for another process that prepares the same file without progress."""
 
-_CHUNK = 1 << 22
+_CHUNK_BYTES = 1 << 22
+_USER = os.getuid() if hasattr(os, "getuid") else 0
 
 _log = logging.getLogger(__name__)
 
 
-class NamedArray(NamedTuple):
-    """An array and the name of each of its rows.
+class CachedArray(NamedTuple):
+    """An array with a name for each of its rows.
 
     Attributes:
         array: uint8, read-only and mapped from a file.
-        names: a name a row.
+        names: one name per row.
     """
 
     array: np.ndarray
     names: list[str]
 
 
-class Making(NamedTuple):
-    """An array that is still to be made, row by row, so that it never lies in memory whole.
+class ArraySpec(NamedTuple):
+    """An array to be written row by row, so that it is never in memory as a whole.
 
     Attributes:
-        row_shape: the shape of each row.
-        names: a name a row.
-        rows: the rows in order, uint8; each is written to the file before the next is asked for.
+        row_shape: shape of each row.
+        names: one name per row.
+        rows: the rows in order, uint8; each is written before the next is asked for.
     """
 
     row_shape: tuple[int, ...]
@@ -49,21 +50,21 @@ class Making(NamedTuple):
 
 
 def cache_directory(root: Path) -> Path:
-    """Where arrays made from files in `root` are kept.
+    """The directory for arrays decoded from files in `root`.
 
     Returns:
-        `$METADIST_CACHE` if set; else `root` if it can be written to; else `metadist` in
+        `$METADIST_CACHE` if set; else `root` if it is writable; else `metadist` in
         `$XDG_CACHE_HOME` or `~/.cache`.
 
     Raises:
-        UserError: `root` cannot be written to and there is no home directory.
+        UserError: `root` is not writable and there is no home directory.
     """
-    if chosen := os.environ.get("METADIST_CACHE"):
-        return Path(chosen).expanduser()
-    if writable(root):
+    if cache := os.environ.get("METADIST_CACHE"):
+        return Path(cache).expanduser()
+    if _is_writable(root):
         return root
-    if users := os.environ.get("XDG_CACHE_HOME"):
-        return Path(users) / "metadist"
+    if user_cache := os.environ.get("XDG_CACHE_HOME"):
+        return Path(user_cache) / "metadist"
     try:
         return Path.home() / ".cache" / "metadist"
     except RuntimeError as error:
@@ -73,120 +74,163 @@ def cache_directory(root: Path) -> Path:
         ) from error
 
 
-def writable(directory: Path) -> bool:
-    """Whether files may be made in an existing directory, by its permissions."""
-    # The superuser may write anywhere; a directory that nobody may write to is still respected.
-    return os.access(directory, os.W_OK | os.X_OK) and bool(directory.stat().st_mode & 0o222)
+def load_or_create(root: Path, name: str, create: Callable[[], ArraySpec]) -> CachedArray:
+    """The cached array `name` of a dataset; created if it is missing or damaged.
+
+    One process creates the array while others wait; if it dies, it leaves neither a lock nor a
+    partial array behind. A file's checksum is verified once: a process that has verified it leaves
+    a marker with the file's size, times and inode, and as long as these are unchanged the user's
+    other processes only map the file.
+
+    Args:
+        root: the dataset's directory, searched after `cache_directory(root)`.
+        name: the `.npy` file's name; a `.json` file of the same stem has the rows' names and the
+            checksum.
+        create: returns how to create the array; called at most once.
+
+    Raises:
+        UserError: the cache directory cannot be written to, or another process holds the lock for
+            `LOCK_SECONDS` without progress.
+    """
+    target = cache_directory(root) / name
+    candidates = list(dict.fromkeys((target, root / name)))
+    for path in candidates:
+        if (found := _load_verified(path, target)) is not None:
+            return found
+    with contextlib.ExitStack() as stack:
+        try:
+            advice = "set METADIST_CACHE to a directory that can be written to"
+            stack.enter_context(file_lock(target, advice))
+        except UserError:  # a finished array needs no directory that can be written to
+            if found := next(filter(None, (_load(path, target) for path in candidates)), None):
+                return found
+            raise
+        for path in candidates:
+            if (found := _load(path, target)) is not None:
+                return found
+        _log.info("preparing %s", target)
+        _save(target, create())
+        if (found := _load(target, target)) is None:
+            raise UserError(
+                f"{target} was written and cannot be read back; check that disk, or set "
+                "METADIST_CACHE to a directory on another"
+            )
+        return found
 
 
-def load(path: Path) -> NamedArray | None:
-    """The array at `path`, or None when there is none or it is damaged."""
-    try:
-        about = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-        sound = (
-            array.dtype == np.uint8
-            and array.flags.c_contiguous
-            and len(about["names"]) == len(array)
-            and about["crc32"] == _crc32(path, array.offset, _crc32_of(about["names"], array.shape))
-        )
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError, EOFError, AttributeError):
-        sound = False
-    if not sound:
-        _log.warning("%s is damaged and will not be used", path)
-        return None
-    return NamedArray(array, about["names"])
-
-
-def load_any(root: Path, stem: str) -> NamedArray | None:
-    """An array `STEM_*.npy` in `root`, for those who copied nothing but the finished array."""
+def load_any(root: Path, stem: str) -> CachedArray | None:
+    """An array `STEM_*.npy` in `root`, for users who copied the finished array alone."""
     for path in sorted(root.glob(f"{stem}_*.npy")):
-        if (found := load(path)) is not None:
+        if (found := _load(path, cache_directory(root) / path.name)) is not None:
             return found
     return None
 
 
-def load_or_make(
-    path: Path, make: Callable[[], Making], also_at: Sequence[Path] = ()
-) -> NamedArray:
-    """The array at `path`; made, if it is missing or damaged, by one process for all.
+def _load_verified(path: Path, target: Path) -> CachedArray | None:
+    """The array at `path` if its checksum has been verified and it is unchanged since."""
+    marker = _marker_path(target)
+    try:
+        verified = marker.stat().st_uid == _USER and marker.read_bytes() == _identity(path)
+    except OSError:
+        return None
+    return _open(path, verify=False) if verified else None
 
-    Of several processes that come together one makes the array while the others wait for it;
-    a process that dies meanwhile leaves neither a lock nor a partial array behind. No more than
-    a row of the array is held in memory.
 
-    Args:
-        path: the `.npy` file; a `.json` file beside it holds the names and a check sum.
-        make: says how the array is made.
-        also_at: other places where somebody may have put the file.
-
-    Raises:
-        UserError: the directory cannot be written to, or another process holds it for longer
-            than `LOCK_SECONDS` without getting on.
-    """
-    for place in (path, *also_at):
-        if (found := load(place)) is not None:
-            return found
-    with locked(path, "set METADIST_CACHE to a directory that can be written to"):
-        if (found := load(path)) is not None:
-            return found
-        _log.info("preparing %s", path)
-        _save(path, make())
-    if (found := load(path)) is None:
-        raise UserError(
-            f"{path} was written and cannot be read back; check that disk, or set METADIST_CACHE "
-            "to a directory on another"
-        )
+def _load(path: Path, target: Path) -> CachedArray | None:
+    """The array at `path`, verified unless it has been before; None if missing or damaged."""
+    if (found := _load_verified(path, target)) is not None:
+        return found
+    try:
+        identity = _identity(path)
+    except OSError:
+        return None
+    if (found := _open(path, verify=True)) is None:
+        _log.warning("%s is damaged and will not be used", path)
+        return None
+    with contextlib.suppress(OSError):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _replacing(_marker_path(target)) as file:
+            file.write(identity)
     return found
 
 
-@contextlib.contextmanager
-def locked(path: Path, remedy: str) -> Iterator[None]:
-    """Hold the lock of a file that is to be made, its directory made if need be.
+def _marker_path(target: Path) -> Path:
+    """Records the identity of a verified file; beside the cached file, one per user."""
+    return target.with_name(f".{target.name}.{_USER}.verified")
 
-    The lock is the operating system's and ends with the process that holds it. Others wait as
-    long as the holder's `.NAME.part` file grows.
+
+def _identity(path: Path) -> bytes:
+    """Changes whenever an array's two files are replaced or written to."""
+    files = (path, path.with_suffix(".json"))
+    stats = [file.stat() for file in files]
+    return json.dumps([[s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns] for s in stats]).encode()
+
+
+def _open(path: Path, verify: bool) -> CachedArray | None:
+    try:
+        metadata = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        names = metadata["names"]
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        valid = (
+            array.dtype == np.uint8
+            and array.flags.c_contiguous
+            and len(names) == len(array)
+            and (
+                not verify
+                or metadata["crc32"]
+                == _crc32(path, array.offset, _header_crc32(names, array.shape))
+            )
+        )
+    except (OSError, ValueError, KeyError, TypeError, EOFError, AttributeError):
+        return None
+    return CachedArray(array, names) if valid else None
+
+
+@contextlib.contextmanager
+def file_lock(path: Path, advice: str) -> Iterator[None]:
+    """Hold the lock of a file that is to be created; creates its directory.
+
+    The operating system releases the lock when the process ends. Other processes wait as long as
+    the partial file grows.
 
     Args:
         path: the file; its lock is `.NAME.lock` in the same directory.
-        remedy: what the user can do when the directory cannot be written to.
+        advice: what the user can do if the directory cannot be written to.
 
     Raises:
-        UserError: the lock cannot be made, or is not free when nothing has grown for
+        UserError: the lock file cannot be created, or the partial file has not grown for
             `LOCK_SECONDS`.
     """
     lock = FileLock(path.with_name(f".{path.name}.lock"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _acquire(lock, part_of(path))
+        _acquire(lock, partial_path(path))
     except Timeout as error:
         raise UserError(
             f"another process has been preparing {path} for {LOCK_SECONDS:.0f} seconds without "
-            "getting on; wait for it to end, or stop it, and start again"
+            "progress; wait for it to end, or stop it, and start again"
         ) from error
     except OSError as error:
-        raise UserError(f"cannot write to {path.parent} ({error.strerror}); {remedy}") from error
+        raise UserError(f"cannot write to {path.parent} ({error.strerror}); {advice}") from error
     try:
         yield
     finally:
         lock.release()
 
 
-def part_of(path: Path) -> Path:
-    """The name under which a file is written until it is complete."""
+def partial_path(path: Path) -> Path:
+    """The name of a file until it is complete."""
     return path.with_name(f".{path.name}.part")
 
 
-def _acquire(lock: FileLock, part: Path) -> None:
+def _acquire(lock: FileLock, partial: Path) -> None:
     while True:
-        before = _size(part)
+        before = _size(partial)
         try:
             lock.acquire(timeout=LOCK_SECONDS)
             return
         except Timeout:
-            if _size(part) == before:
+            if _size(partial) == before:
                 raise
 
 
@@ -197,42 +241,45 @@ def _size(path: Path) -> int:
         return -1
 
 
-def _crc32_of(names: list[str], shape: Sequence[int]) -> int:
-    """Of what says how the array is to be read; that of the array itself goes on from it."""
+def _is_writable(directory: Path) -> bool:
+    # Root may write anywhere; a directory without any write permission is respected nevertheless.
+    return os.access(directory, os.W_OK | os.X_OK) and bool(directory.stat().st_mode & 0o222)
+
+
+def _header_crc32(names: list[str], shape: Sequence[int]) -> int:
+    """Checksum of names and shape, which the checksum of the array continues."""
     return zlib.crc32(json.dumps([names, list(shape)]).encode())
 
 
 def _crc32(path: Path, offset: int, crc: int) -> int:
-    """Of a file from `offset` on, read rather than mapped: mapped pages would count as memory.
+    """Checksum of a file from byte `offset` on, continuing `crc`.
 
-    Args:
-        path: the file.
-        offset: in bytes.
-        crc: the check sum to go on from.
+    Read rather than mapped: mapped pages would count as the process's memory.
     """
     with path.open("rb") as file:
         file.seek(offset)
-        while data := file.read(_CHUNK):
+        while data := file.read(_CHUNK_BYTES):
             crc = zlib.crc32(data, crc)
     return crc
 
 
-def _save(path: Path, making: Making) -> None:
-    shape = (len(making.names), *making.row_shape)
-    crc, rows = _crc32_of(making.names, shape), 0
+def _save(path: Path, spec: ArraySpec) -> None:
+    shape = (len(spec.names), *spec.row_shape)
+    crc, rows = _header_crc32(spec.names, shape), 0
     try:
         with _replacing(path) as file:
             header = {"descr": "|u1", "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, header)
-            for row in making.rows:
-                assert row.dtype == np.uint8 and row.shape == making.row_shape
+            for row in spec.rows:
+                assert row.dtype == np.uint8
+                assert row.shape == spec.row_shape
                 data = np.ascontiguousarray(row).data
                 file.write(data)
                 crc = zlib.crc32(data, crc)
                 rows += 1
-            assert rows == len(making.names), "a name a row"
+            assert rows == len(spec.names), "one name per row"
         with _replacing(path.with_suffix(".json")) as file:
-            file.write(json.dumps({"names": making.names, "crc32": crc}).encode())
+            file.write(json.dumps({"names": spec.names, "crc32": crc}).encode())
     except OSError as error:
         raise UserError(
             f"cannot write {path} ({error.strerror}); make room there, or set METADIST_CACHE to "
@@ -242,13 +289,13 @@ def _save(path: Path, making: Making) -> None:
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A binary file to write, which takes its name only when it is complete and on the disk."""
-    part = part_of(path)
+    """A binary file to write; it gets its name when it is complete and synced to the disk."""
+    partial = partial_path(path)
     try:
-        with part.open("wb") as file:
+        with partial.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        part.replace(path)
+        partial.replace(path)
     finally:
-        part.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)

@@ -1,15 +1,37 @@
 """CIFAR-FS: the 100 classes of CIFAR-100 for few-shot tasks, 600 images each, 32 by 32 pixels."""
 
+import gzip
+import io
+import tarfile
+import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from metadist.errors import UserError
-from metadist.tasks import array_cache, cifar_files
-from metadist.tasks.array_cache import NamedArray
+from metadist.tasks import array_cache, data_files, restricted_pickle
+from metadist.tasks.array_cache import ArraySpec, CachedArray
+from metadist.tasks.data_files import error_line, error_with_type, root_errors
 from metadist.tasks.episode import SPLITS
 from metadist.tasks.images import ImageClasses
+from metadist.tasks.restricted_pickle import to_integers, to_text
 from metadist.tasks.transforms import Augment, Normalize
+
+EXAMPLES = 600
+"""Images per class, from CIFAR-100's own training and test set together."""
+
+SIDE = 32
+"""Height and width in pixels."""
+
+_FOLDER = "cifar-100-python"
+_ARCHIVE = f"{_FOLDER}.tar.gz"
+
+_PARTS = ("train", "test", "meta")
+MAX_DECOMPRESSED_BYTES = 1 << 30
+_FORMAT = 1
+"""Part of the fingerprint; raise it when the same files are decoded to another array."""
 
 _CLASSES = {
     "train": (
@@ -29,16 +51,15 @@ _CLASSES = {
         "sweet_pepper table telephone wardrobe whale woman worm"
     ),
 }
-CLASSES = {part: names.split() for part, names in _CLASSES.items()}
+CLASSES = {split: names.split() for split, names in _CLASSES.items()}
 """The published split, by CIFAR-100's names of its classes."""
 
 
 class CifarFS(ImageClasses):
     """CIFAR-FS (Bertinetto et al. 2019, arXiv 1805.08136): CIFAR-100 in 64, 16 and 20 classes.
 
-    A class has all its 600 images, whether CIFAR-100 has them for training or for test. They are
-    read once, by one process while others wait, into a file of 184 MB that every process of a
-    node maps.
+    A class has all its 600 images, from CIFAR-100's training set and test set. One process reads
+    them once, into a file of 184 MB that every process maps.
 
     Attributes:
         input_shape: (3, 32, 32).
@@ -53,25 +74,25 @@ class CifarFS(ImageClasses):
         normalize: Normalize | None = None,
         augment: Augment | None = None,
         download: bool = True,
-    ):
+    ) -> None:
         """Find CIFAR-100 in `root`, or download it there (169 MB).
 
         Args:
             root: directory with `cifar-100-python.tar.gz` or the folder of its contents. It need
-                not be writable: the images then go to `$METADIST_CACHE`,
+                not be writable: the images are then cached in `$METADIST_CACHE`,
                 `$XDG_CACHE_HOME/metadist` or `~/.cache/metadist`.
-            rotations: whether drawn training classes are turned by multiples of 90°.
+            rotations: whether sampled training classes are rotated by multiples of 90°.
             test_rotations: the same for validation and test.
-            normalize: what is done to the pixels of every image; None for nothing.
-            augment: what is done to training images before; None for nothing.
+            normalize: normalization of every image; None for none.
+            augment: augmentation of training images, before normalization; None for none.
             download: whether to download what is not in `root`.
 
         Raises:
-            UserError: the files are missing, incomplete or damaged, hold more than images, or the
+            UserError: the files are missing, incomplete or damaged, have more than images, or the
                 download fails. The message names the file.
         """
-        images, names = _load(Path(root).expanduser(), download)
-        splits = {part: np.array([names.index(n) for n in CLASSES[part]]) for part in SPLITS}
+        images, names = load_images(Path(root).expanduser(), download)
+        splits = {split: np.array([names.index(n) for n in CLASSES[split]]) for split in SPLITS}
         super().__init__(
             "cifar_fs",
             images,
@@ -87,28 +108,146 @@ class CifarFS(ImageClasses):
         return {
             **super().protocol(),
             "class_split": "bertinetto",
-            "classes": {part: len(members) for part, members in self.splits.items()},
+            "classes": {split: len(members) for split, members in self.splits.items()},
             "image_size": self.images.shape[-1],
         }
 
 
-def _load(root: Path, download: bool) -> NamedArray:
-    """The images: from a file made before, else from CIFAR-100's files, else from the network."""
+def load_images(root: Path, download: bool) -> CachedArray:
+    """The images: cached, or from CIFAR-100's files or a download; see `CifarFS`."""
     stem = "cifar_fs"
-    source = cifar_files.find(root)
+    source = _find(root)
     if source is None:
         if (found := array_cache.load_any(root, stem)) is not None:
             return found
+        advice = (
+            f"put {_ARCHIVE} from https://www.cs.toronto.edu/~kriz/cifar.html into {root}, or set "
+            "dataset.root to the directory that has it"
+        )
         if not download:
             raise UserError(
-                f"{root} has neither {cifar_files.ARCHIVE} nor the folder of its contents; "
-                f"{cifar_files.where_to_get(root)}, or set dataset.download=true"
+                f"{root} has neither {_ARCHIVE} nor the folder of its contents; {advice}, or set "
+                "dataset.download=true"
             )
-        cifar_files.download(root)
-        source = root / cifar_files.ARCHIVE
-    name = f"{stem}_{cifar_files.digest(source)}.npy"
-    return array_cache.load_or_make(
-        array_cache.cache_directory(root) / name,
-        lambda: cifar_files.read(source, [name for part in SPLITS for name in CLASSES[part]]),
-        also_at=[root / name],
-    )
+        source = root / _ARCHIVE
+        data_files.download(source, _published_archive, "CIFAR-100", advice)
+    files = [source] if source.is_file() else [source / part for part in _PARTS]
+    name = f"{stem}_{data_files.fingerprint(((file.name, file) for file in files), _FORMAT)}.npy"
+    classes = [name for split in SPLITS for name in CLASSES[split]]
+    return array_cache.load_or_create(root, name, lambda: read(source, classes))
+
+
+def _find(root: Path) -> Path | None:
+    """The folder or else the archive of CIFAR-100 in `root`, if present.
+
+    Raises:
+        UserError: `root` is not a directory or cannot be read.
+    """
+    with root_errors(root, "CIFAR-100"):
+        if all((root / _FOLDER / part).is_file() for part in _PARTS):
+            return root / _FOLDER
+        return root / _ARCHIVE if (root / _ARCHIVE).is_file() else None
+
+
+def _published_archive() -> tuple[str, str]:
+    """URL and MD5 digest."""
+    from torchvision.datasets import CIFAR100
+
+    return CIFAR100.url, CIFAR100.tgz_md5
+
+
+def read(source: Path, names: Sequence[str]) -> ArraySpec:
+    """Read every image of some classes.
+
+    Args:
+        source: the folder or the archive.
+        names: CIFAR-100's names of the classes, such as `maple_tree`.
+
+    Returns:
+        uint8 of shape (len(names), 600, 3, 32, 32), a row per class, training images first.
+
+    Raises:
+        UserError: the files are damaged or incomplete, or have anything but plain data.
+    """
+    try:
+        contents = _read_folder(source) if source.is_dir() else _read_archive(source)
+        known = [to_text(name) for name in contents["meta"]["fine_label_names"]]
+        parts = [_images_and_labels(contents[part]) for part in ("train", "test")]
+        indices = [known.index(name) for name in names]
+        members = [[np.flatnonzero(labels == i) for _, labels in parts] for i in indices]
+    except UserError:
+        raise
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{source} is no copy of CIFAR-100 ({error_with_type(error)}); replace it with a "
+            "complete copy"
+        ) from error
+    for name, of_part in zip(names, members, strict=True):
+        if (count := sum(map(len, of_part))) != EXAMPLES:
+            raise UserError(
+                f"the class {name} of {source} has {count} images where CIFAR-100 has {EXAMPLES}; "
+                "replace it with a complete copy"
+            )
+
+    def rows() -> Iterator[np.ndarray]:
+        for of_part in members:
+            pixels = [data[m] for (data, _), m in zip(parts, of_part, strict=True)]
+            yield np.concatenate(pixels).reshape(EXAMPLES, 3, SIDE, SIDE)
+
+    return ArraySpec((EXAMPLES, 3, SIDE, SIDE), list(names), rows())
+
+
+def _images_and_labels(contents: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Images (n, 3072) with red, green and blue in turn, and labels (n,)."""
+    images = contents["data"]
+    if not isinstance(images, np.ndarray):
+        raise TypeError(f"its images are a {type(images).__name__}")
+    if images.dtype != np.uint8 or images.shape[1:] != (3 * SIDE * SIDE,):
+        raise ValueError(f"its images are {images.dtype} of shape {images.shape}")
+    labels = to_integers(contents["fine_labels"], len(images))
+    if len(labels) != len(images):
+        raise ValueError(f"{len(labels)} labels for {len(images)} images")
+    return images, labels
+
+
+def _read_folder(folder: Path) -> dict[str, dict[str, Any]]:
+    return {part: restricted_pickle.load_file(folder / part) for part in _PARTS}
+
+
+def _read_archive(archive: Path) -> dict[str, dict[str, Any]]:
+    """The parts' contents. Nothing is extracted to a disk, and other members are ignored."""
+    contents = {}
+    try:
+        with (
+            gzip.open(archive) as file,
+            tarfile.open(fileobj=_BoundedReader(file), mode="r|") as members,
+        ):
+            for member in members:
+                folder, _, part = member.name.removeprefix("./").rpartition("/")
+                extracted = members.extractfile(member) if member.isfile() else None
+                if extracted and folder == _FOLDER and part in _PARTS:
+                    name = f"{member.name} in {archive}"
+                    contents[part] = restricted_pickle.load(extracted.read(), name)
+    except UserError:
+        raise
+    except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError) as error:
+        raise UserError(
+            f"{archive} is not a readable archive ({error_line(error)}); delete it and put the "
+            "complete file there"
+        ) from error
+    return contents
+
+
+class _BoundedReader(io.RawIOBase):
+    """Raises where a small archive would decompress to fill the memory."""
+
+    def __init__(self, file: gzip.GzipFile) -> None:
+        self._file = file
+        self._left = MAX_DECOMPRESSED_BYTES
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(min(size, self._left + 1))
+        self._left -= len(data)
+        if self._left < 0:
+            raise ValueError(f"it decompresses to more than {MAX_DECOMPRESSED_BYTES >> 30} GiB")
+        return data

@@ -1,16 +1,25 @@
-"""Files of datasets: looked for, told apart, and what is said when that fails."""
+"""The files of datasets: look for, fingerprint, download and decode them."""
 
 import contextlib
 import hashlib
-from collections.abc import Iterable, Iterator
+import io
+import socket
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
+from PIL import Image
+
 from metadist.errors import UserError
+from metadist.tasks.array_cache import file_lock, partial_path
+
+_SOCKET_TIMEOUT_SECONDS = 30.0
 
 
 @contextlib.contextmanager
-def looking_into(root: Path, dataset: str) -> Iterator[None]:
-    """Say in a sentence why a dataset's files cannot be looked for in `root`.
+def root_errors(root: Path, dataset: str) -> Iterator[None]:
+    """Report errors of looking for a dataset's files in `root` as user errors.
 
     Raises:
         UserError: `root` is a file or cannot be read.
@@ -28,36 +37,115 @@ def looking_into(root: Path, dataset: str) -> Iterator[None]:
         ) from error
 
 
-def digest(files: Iterable[tuple[str, Path]], *also: object) -> str:
-    """16 hexadecimal digits that change with the files' names, sizes and times, and with `also`.
+def fingerprint(files: Iterable[tuple[str, Path]], *options: object) -> str:
+    """16 hexadecimal digits that change with the files' names, sizes and times, and `options`.
 
     Args:
-        files: each with the name that it is known by, which does not depend on where it lies.
-        also: anything else that the result follows from, such as an image size.
+        files: each with a name that does not depend on the directory that it is in.
+        options: whatever else the decoded images depend on, such as their size.
 
     Raises:
         UserError: a file cannot be read.
     """
-    about = hashlib.blake2b(repr(also).encode(), digest_size=8)
+    digest = hashlib.blake2b(repr(options).encode(), digest_size=8)
     for name, file in files:
         try:
             status = file.stat()
         except OSError as error:
             raise UserError(unreadable(file, error)) from error
-        about.update(repr((name, status.st_size, status.st_mtime_ns)).encode())
-    return about.hexdigest()
+        digest.update(repr((name, status.st_size, status.st_mtime_ns)).encode())
+    return digest.hexdigest()
+
+
+def download(
+    target: Path, source: Callable[[], tuple[str, str]], dataset: str, advice: str
+) -> None:
+    """Download a file unless it exists; other processes that ask for it wait.
+
+    The file gets its name when it is complete and its digest is verified.
+
+    Args:
+        target: the file to create.
+        source: returns the file's URL and MD5 digest; only called when they are needed, because
+            they are torchvision's and importing it takes a second.
+        dataset: the dataset's name, for error messages.
+        advice: what a user can do who cannot download it.
+
+    Raises:
+        UserError: the download fails, or the directory cannot be written to.
+    """
+    with file_lock(target, advice):
+        if target.exists():
+            return
+        part = partial_path(target)
+        try:
+            with _quiet_with_timeout():
+                from torchvision.datasets.utils import download_url
+
+                url, md5 = source()
+                download_url(url, str(target.parent), part.name, md5)
+            part.replace(target)
+        except Exception as error:  # whatever a network, its proxies and torchvision raise
+            part.unlink(missing_ok=True)
+            raise UserError(
+                f"{target.name} of {dataset} is not in {target.parent} and could not be "
+                f"downloaded ({error_line(error)}); {advice}"
+            ) from error
+
+
+@contextlib.contextmanager
+def _quiet_with_timeout() -> Iterator[None]:
+    """No progress bar, since the rank may not be zero, and a timeout for every socket."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(_SOCKET_TIMEOUT_SECONDS)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def decode_image(
+    data: bytes, mode: str, size: int, formats: tuple[str, ...], max_pixels: int
+) -> np.ndarray:
+    """Decode an image and resize it to a square with the Lanczos filter, as in MAML's code.
+
+    Args:
+        data: the file's contents.
+        mode: "L" for greyscale or "RGB".
+        size: height and width of the result, in pixels.
+        formats: Pillow's names of the accepted formats.
+        max_pixels: the most pixels that the file may have, so that a small one cannot fill the
+            memory.
+
+    Returns:
+        uint8 of shape (size, size) or (size, size, 3).
+
+    Raises:
+        ValueError: the image cannot be decoded; the message is one line.
+    """
+    if not data:
+        raise ValueError("the file is empty")
+    try:
+        with Image.open(io.BytesIO(data), formats=formats) as image:
+            if image.width * image.height > max_pixels:
+                raise ValueError(f"it has {image.width} x {image.height} pixels")
+            return np.asarray(image.convert(mode).resize((size, size), Image.Resampling.LANCZOS))
+    # Pillow raises these on damaged files, SyntaxError included.
+    except (OSError, ValueError, SyntaxError, zlib.error, Image.DecompressionBombError) as error:
+        raise ValueError(error_line(error)) from error
 
 
 def unreadable(path: Path | str, error: OSError) -> str:
-    """The sentence for a file that the operating system does not let us read."""
+    """The message for a file that the operating system refuses to read."""
     return f"{path} cannot be read ({error.strerror}); allow it, or put another copy there"
 
 
-def one_line(error: BaseException) -> str:
-    """An error's message in one line of bounded length."""
+def error_line(error: BaseException) -> str:
+    """An error's message as one line of bounded length."""
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-def kind_and_line(error: BaseException) -> str:
-    """The same after the error's kind, for those whose message is but a word."""
-    return f"{type(error).__name__}: {one_line(error)}"
+def error_with_type(error: BaseException) -> str:
+    """The same after the error's type, for messages that are a single word."""
+    return f"{type(error).__name__}: {error_line(error)}"

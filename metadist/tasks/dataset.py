@@ -1,4 +1,4 @@
-"""What a dataset offers to the tasks drawn from it."""
+"""The interfaces of datasets that tasks are sampled from."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -11,10 +11,10 @@ from metadist.tasks.episode import SPLITS, Episode
 
 @runtime_checkable
 class TaskDataset(Protocol):
-    """A source of episodes: it knows its classes and draws from them, ways and shots given.
+    """A dataset that samples episodes of given ways, shots and queries.
 
-    Which task is drawn follows from the generator alone, so every process that holds the same
-    dataset draws the same episode from an equal generator.
+    The sampled task depends on the generator alone: equal generators give equal episodes in every
+    process.
     """
 
     input_shape: tuple[int, ...]
@@ -29,14 +29,14 @@ class TaskDataset(Protocol):
     def episode(
         self, generator: np.random.Generator, split: str, ways: int, shots: int, queries: int
     ) -> Episode:
-        """One task of a split.
+        """Sample a task of a split.
 
         Args:
             generator: the only source of randomness; it is advanced.
             split: one of `metadist.tasks.episode.SPLITS`.
             ways: classes in the task.
-            shots: support examples a class.
-            queries: query examples a class, none of which is in the support set.
+            shots: support examples per class.
+            queries: query examples per class, none of which is in the support set.
         """
 
     def check(
@@ -45,16 +45,16 @@ class TaskDataset(Protocol):
         shots: int,
         queries: int,
         splits: Sequence[str] = SPLITS,
-        keys: str = "task.",
+        key_prefix: str = "task.",
     ) -> None:
-        """Raise `UserError` when some splits have too few classes or examples for such tasks.
+        """Raise `UserError` if a split has too few classes or examples for such tasks.
 
         Args:
             ways: classes in a task.
-            shots: support examples a class.
-            queries: query examples a class.
-            splits: which splits shall have such tasks.
-            keys: what the counts' names begin with in the configuration, for the message.
+            shots: support examples per class.
+            queries: query examples per class.
+            splits: the splits to check.
+            key_prefix: prefix of the counts' keys in the configuration, for the message.
         """
 
     def protocol(self) -> dict[str, object]:
@@ -63,16 +63,16 @@ class TaskDataset(Protocol):
 
 @runtime_checkable
 class ImageDataset(TaskDataset, Protocol):
-    """A dataset of images, which supervised training can read class by class as well."""
+    """A dataset of images, which supervised training can also read class by class."""
 
     def split_classes(self, split: str) -> np.ndarray:
         """A split's images: uint8 of shape (classes, examples, *image shape); not to be changed."""
 
     def inputs(self, pixels: np.ndarray, split: str, generator: np.random.Generator) -> Tensor:
-        """Some of them as a model takes them: float32 (n, *input_shape), augmented in training.
+        """Model inputs of images: float32 (n, *input_shape), augmented in training.
 
         Args:
             pixels: uint8 of shape (…, *image shape).
-            split: the split that they are of.
+            split: the split of the images.
             generator: the only source of randomness; it is advanced.
         """

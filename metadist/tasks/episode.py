@@ -1,4 +1,4 @@
-"""The data of one task: its key, its episode and the protocol of what draws it."""
+"""The data of one task: its key, its episode, and the interface of task distributions."""
 
 from typing import NamedTuple, Protocol
 
@@ -23,7 +23,7 @@ class Examples(NamedTuple):
 
 
 class Episode(NamedTuple):
-    """One few-shot task: what the learner adapts on, and what it is judged on.
+    """One few-shot task: what the learner adapts on, and what it is evaluated on.
 
     Attributes:
         support: `ways * shots` examples.
@@ -37,18 +37,17 @@ class Episode(NamedTuple):
 def task_keys(seed: int, split: str, iteration: int, indices: range) -> Tensor:
     """The keys of the tasks `indices` of one iteration.
 
-    A task's random numbers follow from its key alone, so every worker, whatever its rank and
-    however many there are, draws the same task from the same key.
+    A task's random numbers depend on its key alone: equal keys give the same task on every worker.
 
     Args:
         seed: the run's seed, not negative.
         split: one of `SPLITS`.
         iteration: the training iteration; for evaluation lists, 0.
-        indices: the tasks' places within the iteration.
+        indices: the tasks' indices within the iteration.
 
     Returns:
-        int64 of shape (len(indices), 4), a row `(seed, split, iteration, index)` a task. Being a
-        tensor, it is split by the partitioners as any batch is.
+        int64 of shape (len(indices), 4), a row `(seed, split, iteration, index)` per task; a
+        tensor, so that partitioners split it like any batch.
     """
     split_number = SPLITS.index(split)
     return torch.tensor(
@@ -66,7 +65,7 @@ def key_generator(key: Tensor) -> np.random.Generator:
 
 
 def key_split(key: Tensor) -> str:
-    """The split that a key of shape (4,) draws from."""
+    """The split of the task of a key of shape (4,)."""
     return SPLITS[int(key[1])]
 
 
@@ -84,7 +83,7 @@ def stack_episodes(episodes: list[Episode]) -> Episode:
 
 
 class TaskDistribution(Protocol):
-    """What tasks come from: a dataset under a protocol (ways, shots, queries)."""
+    """A distribution of tasks: a dataset with a number of ways, shots and queries."""
 
     input_shape: tuple[int, ...]
     """Shape of one input, without a batch dimension."""
@@ -93,10 +92,10 @@ class TaskDistribution(Protocol):
     """Width of the model's last layer: ways for classification, target width for regression."""
 
     regression: bool
-    """Whether targets are real numbers (judged by MSE) rather than classes (accuracy)."""
+    """Whether targets are real numbers (evaluated by MSE) rather than classes (accuracy)."""
 
-    def draw(self, key: Tensor) -> Episode:
-        """The episode of one key of shape (4,). Equal keys give equal episodes, bit for bit."""
+    def sample(self, key: Tensor) -> Episode:
+        """Sample the task of a key of shape (4,). Equal keys give equal episodes, bit for bit."""
 
     def protocol(self) -> dict[str, object]:
         """What must be equal for two results to be comparable: ways, shots, rotations, …"""

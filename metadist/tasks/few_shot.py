@@ -1,4 +1,4 @@
-"""Few-shot tasks from a dataset under a protocol of ways, shots and queries."""
+"""Few-shot tasks from a dataset with a number of ways, shots and queries."""
 
 from typing import Annotated
 
@@ -17,13 +17,13 @@ class FewShotTasks:
     networks train with more ways, Reptile with more shots.
 
     Attributes:
-        dataset: what the episodes are drawn from.
+        dataset: the dataset that episodes are sampled from.
         ways: classes in a task of validation and test.
-        shots: support examples a class there (support points of a regression task).
-        queries: query examples a class there (query points of a regression task).
+        shots: support examples per class there (support points of a regression task).
+        queries: query examples per class there (query points of a regression task).
         train_ways: classes in a task of training.
-        train_shots: support examples a class in training.
-        train_queries: query examples a class in training.
+        train_shots: support examples per class in training.
+        train_queries: query examples per class in training.
         input_shape: shape of one input, without a batch dimension.
         outputs: width of the model's last layer, enough for the tasks with the most ways.
         regression: whether targets are real numbers.
@@ -38,17 +38,17 @@ class FewShotTasks:
         train_ways: Annotated[int, Ge(1)] | None = None,
         train_shots: Annotated[int, Ge(1)] | None = None,
         train_queries: Annotated[int, Ge(1)] | None = None,
-    ):
-        """Bind a dataset to the size of its tasks.
+    ) -> None:
+        """Set the size of a dataset's tasks.
 
         Args:
-            dataset: what to draw from.
+            dataset: the dataset to sample from.
             ways: classes in a task, at least 1; a regression dataset ignores it.
-            shots: support examples a class, at least 1.
-            queries: query examples a class, at least 1.
+            shots: support examples per class, at least 1.
+            queries: query examples per class, at least 1.
             train_ways: classes in a task of training. Default: `ways`.
-            train_shots: support examples a class in training. Default: `shots`.
-            train_queries: query examples a class in training. Default: `queries`.
+            train_shots: support examples per class in training. Default: `shots`.
+            train_queries: query examples per class in training. Default: `queries`.
 
         Raises:
             UserError: a count is below 1, or the dataset has too few classes or examples.
@@ -72,8 +72,8 @@ class FewShotTasks:
         self.outputs = dataset.outputs(max(self.ways, self.train_ways))
         self.regression = dataset.regression
 
-    def draw(self, key: Tensor) -> Episode:
-        """The episode of one key; equal keys give equal episodes, bit for bit, on any rank.
+    def sample(self, key: Tensor) -> Episode:
+        """Sample the task of a key; equal keys give equal episodes, bit for bit.
 
         Args:
             key: int64 of shape (4,), a row of `metadist.tasks.episode.task_keys`.
@@ -86,7 +86,7 @@ class FewShotTasks:
 
         Returns:
             `ways` (1 for regression), `shots` and `queries` of the test, the same of training as
-            `train_…` where they differ, and what the dataset adds: its name, and for images the
+            `train_…` where they differ, and the dataset's protocol: its name, and for images the
             split's seed and the rotations.
         """
         names = ("ways", "shots", "queries")

@@ -1,4 +1,4 @@
-"""Few-shot episodes from classes of images that are held, or mapped, in memory."""
+"""Few-shot episodes from classes of images that are in memory or mapped."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,18 +10,18 @@ from metadist.errors import UserError
 from metadist.tasks.episode import SPLITS, Episode, Examples
 from metadist.tasks.transforms import Augment, Normalize
 
-TURNS = 4
+ROTATIONS = 4
 """Rotations by 0, 90, 180 and 270 degrees."""
 
 
 class ImageClasses:
-    """Images by class, divided into splits; the common part of every image dataset.
+    """Images by class, divided into splits; the base class of every image dataset.
 
-    With rotations a class is a base class turned by 0, 90, 180 or 270 degrees: two turns of one
-    base class are two classes (Santoro et al. 2016, arXiv 1605.06065). As in the code of MAML
-    (Finn et al. 2017, arXiv 1703.03400) a task's classes come from different base classes, each
-    with a turn of its own; two turns of a symmetric character would be one and the same.
-    Nothing is rotated before it is drawn.
+    With rotations a class is a base class rotated by 0, 90, 180 or 270 degrees: each rotation is a
+    class of its own (Santoro et al. 2016, arXiv 1605.06065). As in the code of MAML (Finn et al.
+    2017, arXiv 1703.03400) the classes of a task come from different base classes, each with a
+    random rotation, since rotations of a symmetric character may be equal. Only sampled images are
+    rotated.
 
     Attributes:
         input_shape: (1, height, width) for images in one colour, else (channels, height, width).
@@ -40,27 +40,26 @@ class ImageClasses:
         groups: Sequence[str] | None = None,
         normalize: Normalize | None = None,
         augment: Augment | None = None,
-    ):
-        """Hold `images`, without copying them.
+    ) -> None:
+        """Take images, without copying them.
 
         Args:
-            name: what `protocol` calls the dataset.
+            name: the dataset's name in `protocol`.
             images: uint8 of shape (classes, examples, height, width) or (classes, examples,
-                channels, height, width), 0 = paper and 255 = full ink. May be a memory map and
-                is never written to.
+                channels, height, width). May be a memory map and is never written to.
             splits: for each of `metadist.tasks.episode.SPLITS` the indices of its base classes
                 in `images`, int64 of shape (classes of the split,).
-            rotations: whether turned training classes are classes of their own.
+            rotations: whether rotated training classes are classes of their own.
             test_rotations: the same for validation and test.
-            groups: for each base class what it belongs to, such as its alphabet; all classes of
-                a task then come from one group, each group that is large enough as likely as
-                another. None for tasks across groups.
-            normalize: what is done to the pixels of every image; None for nothing.
-            augment: what is done to training images before; None for nothing.
+            groups: the group of each base class, such as its alphabet; all classes of a task
+                then come from one group, sampled uniformly among those that are large enough. None
+                for tasks across groups.
+            normalize: normalization of every image; None for none.
+            augment: augmentation of training images, before normalization; None for none.
 
         Raises:
             UserError: `normalize` does not fit the channels.
-            ValueError: `images` is of another type or shape, or is to be rotated but not square.
+            ValueError: `images` has another type or shape, or is to be rotated but not square.
         """
         if images.dtype != np.uint8 or images.ndim not in (4, 5):
             raise ValueError(
@@ -92,7 +91,7 @@ class ImageClasses:
 
         Returns:
             uint8 of shape (base classes, examples, *image shape), without rotations, not to be
-            written to: where the split's classes lie side by side a view, else a copy.
+            written to: a view where the split's classes are contiguous, else a copy.
         """
         members = self.splits[split]
         first = members[0] if len(members) else 0
@@ -101,18 +100,18 @@ class ImageClasses:
         return self.images[members]
 
     def inputs(self, pixels: np.ndarray, split: str, generator: np.random.Generator) -> Tensor:
-        """Drawn images as a model takes them: augmented in training, normalised.
+        """Model inputs of images: augmented in training, and normalized.
 
         Args:
             pixels: uint8 of shape (…, *image shape).
-            split: where they come from.
-            generator: advanced where there is something to augment.
+            split: the split of the images.
+            generator: advanced by augmentation.
 
         Returns:
-            float32 of shape (n, *input_shape), in [0, 1] where nothing is normalised.
+            float32 of shape (n, *input_shape), in [0, 1] without normalization.
         """
         whole = torch.from_numpy(np.ascontiguousarray(pixels)).reshape(-1, *self.input_shape)
-        # PyTorch converts and divides in one go, faster than NumPy, and equal in every bit.
+        # PyTorch converts and divides in one pass, faster than NumPy and with equal bits.
         inputs = whole / 255
         if split == "train" and not self.augment.identity:
             inputs = torch.from_numpy(self.augment(inputs.numpy(), generator))
@@ -126,56 +125,58 @@ class ImageClasses:
         shots: int,
         queries: int,
         splits: Sequence[str] = SPLITS,
-        keys: str = "task.",
+        key_prefix: str = "task.",
     ) -> None:
-        """Raise `UserError` when a split has too few classes, or the classes too few examples."""
+        """Raise `UserError` if a split has too few classes, or a class too few examples."""
         for split in splits:
             members = self.splits[split]
             if ways > len(members):
                 raise UserError(
-                    f"{keys}ways is {ways}, but the {split} split of {self.name} has only "
-                    f"{len(members)} classes; lower {keys}ways or take a dataset with more classes"
+                    f"{key_prefix}ways is {ways}, but the {split} split of {self.name} has only "
+                    f"{len(members)} classes; lower {key_prefix}ways or use a dataset with more "
+                    "classes"
                 )
             if self.groups and ways > (largest := max(map(len, self.groups[split]))):
                 raise UserError(
-                    f"{keys}ways is {ways}, but the largest alphabet in the {split} split of "
-                    f"{self.name} has only {largest} characters; lower {keys}ways or set "
+                    f"{key_prefix}ways is {ways}, but the largest alphabet in the {split} split of "
+                    f"{self.name} has only {largest} characters; lower {key_prefix}ways or set "
                     "dataset.within_alphabet=false"
                 )
         examples = self.images.shape[1]
         if shots + queries > examples:
             raise UserError(
-                f"{keys}shots + {keys}queries is {shots} + {queries} = {shots + queries}, but a "
-                f"class of {self.name} has only {examples} examples; lower one of them"
+                f"{key_prefix}shots + {key_prefix}queries is {shots} + {queries} = "
+                f"{shots + queries}, but a class of {self.name} has only {examples} examples; "
+                "lower one of them"
             )
 
     def episode(
         self, generator: np.random.Generator, split: str, ways: int, shots: int, queries: int
     ) -> Episode:
-        """One task: random classes, labelled 0 to ways - 1 in drawn order, and random examples.
+        """Sample a task: random classes, labelled 0 to ways - 1 in order, and random examples.
 
         Args:
             generator: the only source of randomness; it is advanced.
             split: one of `metadist.tasks.episode.SPLITS`.
-            ways: classes in the task, from as many base classes.
-            shots: support examples a class.
-            queries: query examples a class, none of which is in the support set.
+            ways: classes in the task, of different base classes.
+            shots: support examples per class.
+            queries: query examples per class, none of which is in the support set.
 
         Returns:
-            inputs float32, as `inputs` makes them, of shape (ways * shots, *input_shape) and
+            inputs float32, as returned by `inputs`, of shape (ways * shots, *input_shape) and
             (ways * queries, *input_shape), all examples of class 0 first; targets int64 of shape
             (ways * shots,) and (ways * queries,).
         """
-        members = self._choice(generator, split, ways)
+        members = self._candidates(generator, split, ways)
         classes = members[generator.choice(len(members), ways, replace=False)]
         order = np.arange(self.images.shape[1])[None].repeat(ways, axis=0)
         examples = generator.permuted(order, axis=1)[:, : shots + queries]
         pixels = self.images[classes[:, None], examples]  # (ways, shots + queries, …)
         if self.rotations if split == "train" else self.test_rotations:
-            turns = generator.integers(TURNS, size=ways)
-            for turn in range(1, TURNS):
-                turned = turns == turn
-                pixels[turned] = np.rot90(pixels[turned], turn, axes=(-2, -1))
+            rotations = generator.integers(ROTATIONS, size=ways)
+            for rotation in range(1, ROTATIONS):
+                rotated = rotations == rotation
+                pixels[rotated] = np.rot90(pixels[rotated], rotation, axes=(-2, -1))
         support, query = pixels[:, :shots], pixels[:, shots:]
         return Episode(
             Examples(self.inputs(support, split, generator), _targets(ways, shots)),
@@ -183,8 +184,11 @@ class ImageClasses:
         )
 
     def protocol(self) -> dict[str, object]:
-        """Name of the dataset, whether rotations made new classes, and transforms if any."""
-        transforms = {"normalize": self.normalize, "augment": self.augment}
+        """Name of the dataset, whether rotations are classes, and transforms if any."""
+        transforms: dict[str, Normalize | Augment] = {
+            "normalize": self.normalize,
+            "augment": self.augment,
+        }
         return {
             "dataset": self.name,
             "rotations": self.rotations,
@@ -192,8 +196,8 @@ class ImageClasses:
             **{name: t.protocol() for name, t in transforms.items() if not t.identity},
         }
 
-    def _choice(self, generator: np.random.Generator, split: str, ways: int) -> np.ndarray:
-        """The base classes that a task of a split may draw from."""
+    def _candidates(self, generator: np.random.Generator, split: str, ways: int) -> np.ndarray:
+        """The base classes that a task of a split is sampled from."""
         if self.groups is None:
             return self.splits[split]
         large = [group for group in self.groups[split] if len(group) >= ways]
@@ -211,5 +215,5 @@ class ImageClasses:
 
 
 def _targets(ways: int, count: int) -> Tensor:
-    # Of so few numbers NumPy makes them in a fraction of the time.
+    # NumPy creates so few numbers in a fraction of the time that PyTorch takes.
     return torch.from_numpy(np.repeat(np.arange(ways), count))

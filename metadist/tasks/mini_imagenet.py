@@ -6,10 +6,34 @@ import numpy as np
 
 from metadist.errors import UserError
 from metadist.tasks import array_cache, mini_imagenet_files
-from metadist.tasks.array_cache import NamedArray
+from metadist.tasks.array_cache import CachedArray
+from metadist.tasks.episode import SPLITS
 from metadist.tasks.images import ImageClasses
-from metadist.tasks.mini_imagenet_split import PUBLISHED
 from metadist.tasks.transforms import Augment, Normalize
+
+_PUBLISHED = {
+    "train": (
+        "n01532829 n01558993 n01704323 n01749939 n01770081 n01843383 n01910747 n02074367 "
+        "n02089867 n02091831 n02101006 n02105505 n02108089 n02108551 n02108915 n02111277 "
+        "n02113712 n02120079 n02165456 n02457408 n02606052 n02687172 n02747177 n02795169 "
+        "n02823428 n02966193 n03017168 n03047690 n03062245 n03207743 n03220513 n03337140 "
+        "n03347037 n03400231 n03476684 n03527444 n03676483 n03838899 n03854065 n03888605 "
+        "n03908618 n03924679 n03998194 n04067472 n04243546 n04251144 n04258138 n04275548 "
+        "n04296562 n04389033 n04435653 n04443257 n04509417 n04515003 n04596742 n04604644 "
+        "n04612504 n06794110 n07584110 n07697537 n07747607 n09246464 n13054560 n13133613"
+    ),
+    "validation": (
+        "n01855672 n02091244 n02114548 n02138441 n02174001 n02950826 n02971356 n02981792 "
+        "n03075370 n03417042 n03535780 n03584254 n03770439 n03773504 n03980874 n09256479"
+    ),
+    "test": (
+        "n01930112 n01981276 n02099601 n02110063 n02110341 n02116738 n02129165 n02219486 "
+        "n02443484 n02871525 n03127925 n03146219 n03272010 n03544143 n03775546 n04146614 "
+        "n04149813 n04418357 n04522168 n07613480"
+    ),
+}
+PUBLISHED = {split: names.split() for split, names in _PUBLISHED.items()}
+"""Ravi and Larochelle's split (2017, openreview rJY0-Kcll), by WordNet identifiers, sorted."""
 
 
 class MiniImageNet(ImageClasses):
@@ -19,8 +43,7 @@ class MiniImageNet(ImageClasses):
     are resized to 84 x 84 by Lanczos' filter, as in MAML's code. There is no download: ImageNet's
     terms do not allow one.
 
-    The images are decoded once, by one process while others wait, into a file of 1.27 GB that
-    every process of a node maps; what is in memory is what the system keeps of that file.
+    One process decodes the images once, into a file of 1.27 GB that every process maps.
 
     Attributes:
         input_shape: (3, 84, 84).
@@ -35,29 +58,29 @@ class MiniImageNet(ImageClasses):
         test_rotations: bool = False,
         normalize: Normalize | None = None,
         augment: Augment | None = None,
-    ):
+    ) -> None:
         """Find the images in `root`.
 
         Args:
-            root: directory in one of these layouts, the first that is there: folders `train`,
-                `val` and `test` with a folder of images for each class; `images/` with
+            root: directory with one of these layouts, in this order of precedence: folders
+                `train`, `val` and `test` with a folder of images for each class; `images/` with
                 `train.csv`, `val.csv` and `test.csv` (`filename,label`), the images in it or in a
-                folder of it for each class; `mini-imagenet-cache-train.pkl`, `-val.pkl` and
+                subfolder for each class; `mini-imagenet-cache-train.pkl`, `-val.pkl` and
                 `-test.pkl`; `miniImageNet_category_split_train_phase_train.pickle`, `_val.pickle`
-                and `_test.pickle`. It need not be writable: the decoded images then go to
+                and `_test.pickle`. It need not be writable: the images are then cached in
                 `$METADIST_CACHE`, `$XDG_CACHE_HOME/metadist` or `~/.cache/metadist`.
-            rotations: whether drawn training classes are turned by multiples of 90°.
+            rotations: whether sampled training classes are rotated by multiples of 90°.
             test_rotations: the same for validation and test.
-            normalize: what is done to the pixels of every image; None for nothing.
-            augment: what is done to training images before; None for nothing.
+            normalize: normalization of every image; None for none.
+            augment: augmentation of training images, before normalization; None for none.
 
         Raises:
-            UserError: the files are missing, incomplete or damaged, or hold more than images. The
+            UserError: the files are missing, incomplete or damaged, or have more than images. The
                 message names the file.
         """
-        images, names = _load(Path(root).expanduser())
-        parts = np.array([name.partition("/")[0] for name in names])
-        splits = {part: np.flatnonzero(parts == part) for part in mini_imagenet_files.CLASSES}
+        images, names = load_images(Path(root).expanduser())
+        split_of_class = np.array([name.partition("/")[0] for name in names])
+        splits = {split: np.flatnonzero(split_of_class == split) for split in SPLITS}
         super().__init__(
             "mini_imagenet",
             images,
@@ -68,36 +91,32 @@ class MiniImageNet(ImageClasses):
             augment=augment,
         )
         self.classes = {
-            part: [names[index].partition("/")[2] for index in members]
-            for part, members in splits.items()
+            split: [names[index].partition("/")[2] for index in members]
+            for split, members in splits.items()
         }
 
     def protocol(self) -> dict[str, object]:
         """Name of the dataset, its split, rotations, image size, and transforms if any.
 
-        The split is "unknown" where the classes are not known by their WordNet identifiers, or
-        are others than Ravi and Larochelle's.
+        The split is "unknown" unless the classes' names are the WordNet identifiers of Ravi and
+        Larochelle's split.
         """
         return {
             **super().protocol(),
-            # Copies go round with classes of one's own choice, or under other names.
+            # Some copies have other classes, or other names for them.
             "class_split": "ravi_larochelle" if self.classes == PUBLISHED else "unknown",
-            "classes": {part: len(members) for part, members in self.splits.items()},
+            "classes": {split: len(members) for split, members in self.splits.items()},
             "image_size": self.images.shape[-1],
         }
 
 
-def _load(root: Path) -> NamedArray:
-    """The decoded images: from a file made before, else from one of the layouts."""
+def load_images(root: Path) -> CachedArray:
+    """The decoded images: cached, or from one of the layouts; see `MiniImageNet`."""
     stem = "mini_imagenet"
     layout = mini_imagenet_files.find(root)
     if layout is None:
         if (found := array_cache.load_any(root, stem)) is not None:
             return found
-        raise UserError(mini_imagenet_files.accepted(root))
-    name = f"{stem}_{mini_imagenet_files.digest(layout)}.npy"
-    return array_cache.load_or_make(
-        array_cache.cache_directory(root) / name,
-        lambda: mini_imagenet_files.decode(layout),
-        also_at=[root / name],
-    )
+        raise UserError(mini_imagenet_files.no_layout(root))
+    name = f"{stem}_{mini_imagenet_files.fingerprint(layout)}.npy"
+    return array_cache.load_or_create(root, name, lambda: mini_imagenet_files.decode(layout))

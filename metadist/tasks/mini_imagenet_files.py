@@ -1,32 +1,34 @@
-"""The layouts in which people have MiniImageNet, and how its images are read from each."""
+"""The file layouts of MiniImageNet: find and decode each of them."""
 
 import csv
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from metadist.errors import UserError
-from metadist.tasks import data_files, image_files, mini_imagenet_pickles
-from metadist.tasks.array_cache import Making
-from metadist.tasks.data_files import looking_into, unreadable
+from metadist.tasks import data_files, restricted_pickle
+from metadist.tasks.array_cache import ArraySpec
+from metadist.tasks.data_files import decode_image, error_with_type, root_errors, unreadable
+from metadist.tasks.restricted_pickle import to_integers, to_text
 
 CLASSES = {"train": 64, "validation": 16, "test": 20}
-"""Classes of each part in Ravi and Larochelle's split."""
+"""Number of classes of each split in Ravi and Larochelle."""
 
 EXAMPLES = 600
-"""Images a class."""
+"""Images per class."""
 
 SIDE = 84
 """Height and width in pixels."""
 
-_PARTS = {"train": "train", "validation": "val", "test": "test"}
+_SHORT_NAMES = {"train": "train", "validation": "val", "test": "test"}
 _PICKLES = (
-    {part: f"mini-imagenet-cache-{short}.pkl" for part, short in _PARTS.items()},
+    {split: f"mini-imagenet-cache-{short}.pkl" for split, short in _SHORT_NAMES.items()},
     {
         "train": "miniImageNet_category_split_train_phase_train.pickle",
         "validation": "miniImageNet_category_split_val.pickle",
@@ -35,19 +37,19 @@ _PICKLES = (
 )
 _PLAIN_NAME = re.compile(r"(?!\.\.?$)[^/\\\0]+")
 _SUFFIXES = (".jpg", ".jpeg", ".png")
-_IMAGE_BYTES = 1 << 26
-_IMAGE_PIXELS = 1 << 26
+MAX_IMAGE_BYTES = 1 << 26
+MAX_IMAGE_PIXELS = 1 << 26
 _FORMAT = 1
-"""Part of the digest; to be raised when the same files shall give another array."""
+"""Part of the fingerprint; raise it when the same files are decoded to another array."""
 
 
 class Layout(NamedTuple):
     """The files of one copy of MiniImageNet.
 
     Attributes:
-        root: the directory that they lie in.
+        root: their directory.
         kind: "folders", "csv" or "pickles".
-        files: for "pickles" the file of each part; for "csv" the list of each part.
+        files: for "csv" and "pickles" the file of each split.
     """
 
     root: Path
@@ -56,29 +58,29 @@ class Layout(NamedTuple):
 
 
 def find(root: Path) -> Layout | None:
-    """The first layout that is there in full: folders, lists, pickles; None when there is none.
+    """The first complete layout among folders, lists and pickles; None without one.
 
     Raises:
         UserError: `root` is not a directory or cannot be read.
     """
-    with looking_into(root, "MiniImageNet"):
-        if all((root / short).is_dir() for short in _PARTS.values()):
+    with root_errors(root, "MiniImageNet"):
+        if all((root / short).is_dir() for short in _SHORT_NAMES.values()):
             return Layout(root, "folders", {})
-        lists = {part: root / f"{short}.csv" for part, short in _PARTS.items()}
+        lists = {split: root / f"{short}.csv" for split, short in _SHORT_NAMES.items()}
         if (root / "images").is_dir() and all(path.is_file() for path in lists.values()):
             return Layout(root, "csv", lists)
         for names in _PICKLES:
-            files = {part: root / name for part, name in names.items()}
+            files = {split: root / name for split, name in names.items()}
             if all(path.is_file() for path in files.values()):
                 return Layout(root, "pickles", files)
     return None
 
 
-def accepted(root: Path) -> str:
-    """The sentence for a directory that has none of the layouts."""
-    there = sorted(path.name for path in root.iterdir())[:5] if root.is_dir() else []
+def no_layout(root: Path) -> str:
+    """The error message for a directory without any of the layouts."""
+    names = sorted(path.name for path in root.iterdir())[:5] if root.is_dir() else []
     return (
-        f"{root} has none of the layouts of MiniImageNet (it has {', '.join(there) or 'nothing'}): "
+        f"{root} has none of the layouts of MiniImageNet (it has {', '.join(names) or 'nothing'}): "
         "put there the folders train, val and test with a folder of images for each class, or "
         "images/ with train.csv, val.csv and test.csv, or "
         f"{', '.join(_PICKLES[0].values())}, or {', '.join(_PICKLES[1].values())}; ImageNet's "
@@ -86,70 +88,72 @@ def accepted(root: Path) -> str:
     )
 
 
-def digest(layout: Layout) -> str:
+def fingerprint(layout: Layout) -> str:
     """16 hexadecimal digits that change with the files' names, sizes and times."""
     files = list(layout.files.values())
     if layout.kind == "folders":
-        for short in _PARTS.values():
+        for short in _SHORT_NAMES.values():
             files += [f for each in _folders(layout.root / short) for f in _images(each)]
     elif layout.kind == "csv":
         files += [f for members in _listed(layout).values() for f in members]
-    return data_files.digest((("/".join(file.parts[-2:]), file) for file in files), _FORMAT)
+    return data_files.fingerprint((("/".join(file.parts[-2:]), file) for file in files), _FORMAT)
 
 
-def decode(layout: Layout) -> Making:
-    """Every image of MiniImageNet, once.
+def decode(layout: Layout) -> ArraySpec:
+    """Decode every image of MiniImageNet.
 
     Returns:
-        uint8 of shape (100, 600, 3, 84, 84), a class a row, training classes first and each part
-        in the order of its names, such as `train/n01532829`.
+        uint8 of shape (100, 600, 3, 84, 84), a row per class, training classes first and each split
+        sorted by names such as `train/n01532829`.
 
     Raises:
-        UserError: a file is missing, cannot be read or decoded, or holds what it should not.
+        UserError: a file is missing, cannot be read or decoded, or has the wrong contents.
     """
+    classes: Mapping[str, _PickledClass | list[Path]]
+    rows: Iterator[np.ndarray]
     if layout.kind == "pickles":
-        classes = mini_imagenet_pickles.classes(layout.files, SIDE)
-        rows = (each.pixels() for each in classes.values())
+        classes = pickled = _in_pickles(layout)
+        rows = (each.pixels() for each in pickled.values())
     else:
-        classes = _listed(layout) if layout.kind == "csv" else _in_folders(layout)
-        rows = _decoded(list(classes.values()))
+        classes = files = _listed(layout) if layout.kind == "csv" else _in_folders(layout)
+        rows = _decoded(list(files.values()))
     _check({name: len(members) for name, members in classes.items()}, layout)
-    return Making((EXAMPLES, 3, SIDE, SIDE), list(classes), rows)
+    return ArraySpec((EXAMPLES, 3, SIDE, SIDE), list(classes), rows)
 
 
 def _check(found: dict[str, int], layout: Layout) -> None:
-    """Refuse other than Ravi and Larochelle's numbers of classes and images, and common classes."""
-    home: dict[str, str] = {}
-    for part, label in (name.split("/", 1) for name in found):
-        if label in home:
+    """Check the numbers of classes and images, and that splits share no class."""
+    split_of: dict[str, str] = {}
+    for split, label in (name.split("/", 1) for name in found):
+        if label in split_of:
             raise UserError(
-                f"the class {label} of {layout.root} is in {home[label]} and in {part}, where a "
-                "class belongs to one part; take the files of Ravi and Larochelle's split"
+                f"the class {label} of {layout.root} is in {split_of[label]} and in {split}, where "
+                "a class belongs to one split; use the files of Ravi and Larochelle's split"
             )
-        home[label] = part
-    for part, expected in CLASSES.items():
-        where = layout.files.get(part, layout.root / _PARTS[part])
-        classes = [name for name in found if name.startswith(f"{part}/")]
+        split_of[label] = split
+    for split, expected in CLASSES.items():
+        source = layout.files.get(split, layout.root / _SHORT_NAMES[split])
+        classes = [name for name in found if name.startswith(f"{split}/")]
         if len(classes) != expected:
             raise UserError(
-                f"{where} has {len(classes)} classes where Ravi and Larochelle's split has "
-                f"{expected}; replace it by a complete copy"
+                f"{source} has {len(classes)} classes where Ravi and Larochelle's split has "
+                f"{expected}; replace it with a complete copy"
             )
         for name in classes:
             if found[name] != EXAMPLES:
                 raise UserError(
-                    f"the class {name.partition('/')[2]} in {where} has {found[name]} images "
-                    f"where MiniImageNet has {EXAMPLES}; replace it by a complete copy"
+                    f"the class {name.partition('/')[2]} in {source} has {found[name]} images "
+                    f"where MiniImageNet has {EXAMPLES}; replace it with a complete copy"
                 )
 
 
-# --- files of images ---------------------------------------------------------------------------
+# --- image files -------------------------------------------------------------------------------
 
 
 def _in_folders(layout: Layout) -> dict[str, list[Path]]:
     return {
-        f"{part}/{folder.name}": _images(folder)
-        for part, short in _PARTS.items()
+        f"{split}/{folder.name}": _images(folder)
+        for split, short in _SHORT_NAMES.items()
         for folder in _folders(layout.root / short)
     }
 
@@ -177,46 +181,46 @@ def _names(folder: Path) -> set[str]:
 
 
 def _listed(layout: Layout) -> dict[str, list[Path]]:
-    """The images that the lists name, by class; in `images/`, or a folder of it a class."""
+    """The images of the lists by class, in `images/` or a subfolder of it for each class."""
     images = layout.root / "images"
-    there = _names(images)
+    present = _names(images)
     members: dict[str, list[Path]] = {}
     missing: dict[Path, list[str]] = {}
-    for part, file in layout.files.items():
+    for split, file in layout.files.items():
         lines = list(_lines(file))
         labels = {label for _, label in lines}
-        folders = {label: _names(images / label) for label in labels & there}
+        folders = {label: _names(images / label) for label in labels & present}
         found: dict[str, set[str]] = {}
         for name, label in lines:
-            if name in there:
+            if name in present:
                 found.setdefault(label, set()).add(name)
             elif name in folders.get(label, ()):
                 found.setdefault(label, set()).add(f"{label}/{name}")
             else:
                 missing.setdefault(file, []).append(name)
         for label in sorted(found):
-            members[f"{part}/{label}"] = [images / name for name in sorted(found[label])]
+            members[f"{split}/{label}"] = [images / name for name in sorted(found[label])]
     if missing:
-        told = [
+        details = [
             f"{len(names)} that {file} names ({', '.join(names[:3])}{', …' * (len(names) > 3)})"
             for file, names in missing.items()
         ]
         raise UserError(
-            f"{images} lacks images: {' and '.join(told)}; put them there, or take the lists that "
-            "belong to them"
+            f"{images} lacks images: {' and '.join(details)}; put them there, or use the lists "
+            "that belong to the images"
         )
     return members
 
 
 def _lines(file: Path) -> Iterator[tuple[str, str]]:
-    """Names and labels of a list, whose first line is `filename,label`."""
+    """File names and labels of a list whose first line is `filename,label`."""
     try:
         with file.open(newline="", encoding="utf-8-sig") as lines:
             rows = csv.reader(lines)
             if next(rows, None) != ["filename", "label"]:
                 raise ValueError("its first line is not filename,label")
             for row in rows:
-                # A list may come from anywhere: it names files of its own folder and no others.
+                # The list is untrusted: a name must not lead out of the folder.
                 if len(row) != 2 or not all(_PLAIN_NAME.fullmatch(part) for part in row):
                     raise ValueError(f"line {rows.line_num} is {','.join(row)[:100]!r}")
                 yield row[0], row[1]
@@ -230,7 +234,7 @@ def _lines(file: Path) -> Iterator[tuple[str, str]]:
 
 
 def _decoded(classes: list[list[Path]]) -> Iterator[np.ndarray]:
-    # Pillow lets go of the interpreter while it decodes, and the other workers only wait.
+    # Pillow releases the GIL while it decodes, and other processes wait for this one.
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for files in classes:
             row = np.empty((EXAMPLES, 3, SIDE, SIDE), dtype=np.uint8)
@@ -242,13 +246,91 @@ def _decoded(classes: list[list[Path]]) -> Iterator[np.ndarray]:
 def _image(file: Path) -> np.ndarray:
     try:
         with file.open("rb") as opened:
-            data = opened.read(_IMAGE_BYTES + 1)
-        if len(data) > _IMAGE_BYTES:
-            raise ValueError(f"it is larger than {_IMAGE_BYTES >> 20} MiB")
-        return image_files.decode_image(data, "RGB", SIDE, ("JPEG", "PNG"), _IMAGE_PIXELS)
+            data = opened.read(MAX_IMAGE_BYTES + 1)
+        if len(data) > MAX_IMAGE_BYTES:
+            raise ValueError(f"it is larger than {MAX_IMAGE_BYTES >> 20} MiB")
+        return decode_image(data, "RGB", SIDE, ("JPEG", "PNG"), MAX_IMAGE_PIXELS)
     except OSError as error:
         raise UserError(unreadable(file, error)) from error
     except ValueError as error:
         raise UserError(
-            f"{file} cannot be decoded as a JPEG or PNG image ({error}); put a sound copy there"
+            f"{file} cannot be decoded as a JPEG or PNG image ({error}); replace it"
         ) from error
+
+
+# --- pickles -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _PickledClass:
+    """The images of one class among all images of a file, uint8 (n, 84, 84, 3)."""
+
+    images: np.ndarray
+    indices: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def pixels(self) -> np.ndarray:
+        return self.images[self.indices].transpose(0, 3, 1, 2)
+
+
+def _in_pickles(layout: Layout) -> dict[str, _PickledClass]:
+    """The classes of the pickles, images still in the mapped files.
+
+    A pickle has `image_data`, uint8 of shape (n, 84, 84, 3), and `class_dict`, the indices of each
+    class's images (Ren et al. 2018, arXiv 1803.00676); or `data` of that shape, the images'
+    `labels`, and `catname2label` (Gidaris and Komodakis 2018, arXiv 1804.09458).
+    """
+    return {
+        f"{split}/{name}": _PickledClass(images, indices)
+        for split, file in layout.files.items()
+        for images, classes in [_read_pickle(file)]
+        for name, indices in sorted(classes.items())
+    }
+
+
+def _read_pickle(file: Path) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    contents = restricted_pickle.load_file(file)
+    try:
+        images = contents["image_data" if "image_data" in contents else "data"]
+        if not isinstance(images, np.ndarray):
+            raise TypeError(f"its images are a {type(images).__name__}")
+        if images.dtype != np.uint8 or images.shape[1:] != (SIDE, SIDE, 3):
+            raise ValueError(f"its images are {images.dtype} of shape {images.shape}")
+        if "image_data" in contents:
+            classes = _class_indices(contents["class_dict"], len(images))
+        else:
+            labels = to_integers(contents["labels"], len(images))
+            names = {
+                int(to_integers([label], 1)[0]): to_text(name)
+                for name, label in contents["catname2label"].items()
+            }
+            classes = {
+                names.get(label, f"{file.stem} {label}"): np.flatnonzero(labels == label)
+                for label in np.unique(labels).tolist()
+            }
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{file} is no cache of MiniImageNet ({error_with_type(error)}): it needs "
+            f"image_data, uint8 of shape (n, {SIDE}, {SIDE}, 3), with class_dict, or data of that "
+            "shape with labels and catname2label"
+        ) from error
+    return images, classes
+
+
+def _class_indices(class_dict: dict[Any, Any], images: int) -> dict[str, np.ndarray]:
+    """The indices of each class, none beyond the number of images and none twice."""
+    if len(class_dict) > images:
+        raise ValueError(f"it has {len(class_dict)} classes for {images} images")
+    used = np.zeros(images, dtype=bool)
+    classes: dict[str, np.ndarray] = {}
+    for name, values in class_dict.items():
+        indices = to_integers(values, images)
+        if len(indices) and not 0 <= indices.min() <= indices.max() < images:
+            raise ValueError(f"a class names an image beyond its {images}")
+        if used[indices].any() or len(np.unique(indices)) != len(indices):
+            raise ValueError("an image is named twice")
+        used[indices] = True
+        classes[to_text(name)] = indices
+    return classes

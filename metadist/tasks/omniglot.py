@@ -1,27 +1,45 @@
 """Omniglot: 1623 handwritten characters from 50 alphabets, each drawn by 20 people."""
 
+from collections.abc import Sequence, Set
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, get_args
 
+import numpy as np
 from annotated_types import Ge, Interval
 
 from metadist.errors import UserError
 from metadist.tasks import array_cache, omniglot_files
-from metadist.tasks.array_cache import NamedArray
+from metadist.tasks.array_cache import CachedArray
 from metadist.tasks.images import ImageClasses
-from metadist.tasks.omniglot_splits import OmniglotSplit, alphabet, divide
 from metadist.tasks.transforms import Augment, Normalize
+
+OmniglotSplit = Literal["random", "vinyals", "alphabets", "small1", "small2"]
+
+NON_TEST_CHARACTERS = 1200
+"""Characters for training and validation in the splits "random" and "vinyals"."""
+
+VALIDATION_CHARACTERS = 100
+"""Those for validation in the split "random"."""
+
+VINYALS_VALIDATION = ("Armenian", "Bengali", "Early_Aramaic", "Hebrew", "Mkhedruli_(Georgian)")
+"""Alphabets for validation in the split "vinyals"."""
+
+MINIMAL_SETS = {
+    "small1": ("Balinese", "Early_Aramaic", "Greek", "Korean", "Latin"),
+    "small2": ("Greek", "Japanese_(katakana)", "Latin", "Sanskrit", "Tagalog"),
+}
+"""Alphabets of the official `images_background_small1.zip` and `images_background_small2.zip`, with
+the same images as in `images_background.zip`."""
 
 
 class Omniglot(ImageClasses):
-    """Omniglot (Lake et al. 2015, doi 10.1126/science.aab3050) under the protocol of one's choice.
+    """Omniglot (Lake et al. 2015, doi 10.1126/science.aab3050) with a choice of splits.
 
-    By default MAML's, as in its code (Finn et al. 2017, arXiv 1703.03400): 1100, 100 and 423
-    random characters; 28 x 28 pixels, Lanczos; a drawn class is turned by a random multiple of
-    90°, in validation and test too. The split follows from `seed` and the characters' names alone.
+    The default is that of MAML's code (Finn et al. 2017, arXiv 1703.03400): 1100, 100 and 423
+    random characters; 28 x 28 pixels, Lanczos; each sampled class is rotated by a random multiple
+    of 90°, in validation and test too. The split depends on `seed` and the characters' names alone.
 
-    The images are decoded once, in some seconds, by one process while others wait, into a file
-    that is mapped into memory; later starts take a fraction of a second.
+    One process decodes the images once, in some seconds, into a file that every process maps.
 
     Attributes:
         input_shape: (1, size, size).
@@ -43,7 +61,7 @@ class Omniglot(ImageClasses):
         download: bool = True,
         normalize: Normalize | None = None,
         augment: Augment | None = None,
-    ):
+    ) -> None:
         """Find the images in `root`, or download them there, and divide them into splits.
 
         Args:
@@ -52,18 +70,18 @@ class Omniglot(ImageClasses):
                 decoded images then go to `$METADIST_CACHE`, `$XDG_CACHE_HOME/metadist` or
                 `~/.cache/metadist`.
             split: which characters are for training, validation and test; see
-                `metadist.tasks.omniglot_splits.divide`.
-            within_alphabet: whether all classes of a task come from one alphabet (Lake et al.'s
-                tasks) rather than from any.
-            rotations: whether drawn training classes are turned by multiples of 90°.
+                `split_characters`.
+            within_alphabet: whether all classes of a task come from one alphabet, as in Lake et
+                al.'s tasks.
+            rotations: whether sampled training classes are rotated by multiples of 90°.
             test_rotations: the same for validation and test.
-            validation_alphabets: alphabets for validation, where `split` goes by alphabets and
-                does not fix them.
-            seed: of what is random in the split; not negative.
+            validation_alphabets: number of alphabets for validation, for the splits "alphabets",
+                "small1" and "small2".
+            seed: seed of the split; not negative.
             size: height and width of the images in pixels, 8 to 105 (as scanned).
             download: whether to download what is not in `root`.
-            normalize: what is done to the pixels of every image; None for nothing.
-            augment: what is done to training images before; None for nothing.
+            normalize: normalization of every image; None for none.
+            augment: augmentation of training images, before normalization; None for none.
 
         Raises:
             UserError: the files are missing, incomplete or damaged, the download fails, or an
@@ -73,8 +91,8 @@ class Omniglot(ImageClasses):
             raise UserError(f"dataset.seed must be at least 0, got {seed}")
         if not 8 <= size <= 105:
             raise UserError(f"dataset.size must be from 8 to 105 pixels, got {size}")
-        images, names = _load(Path(root).expanduser(), size, download)
-        splits = divide(names, split, seed, validation_alphabets)
+        images, names = load_images(Path(root).expanduser(), size, download)
+        splits = split_characters(names, split, seed, validation_alphabets)
         alphabets = [alphabet(name) for name in names]
         groups = alphabets if within_alphabet else None
         super().__init__(
@@ -83,7 +101,7 @@ class Omniglot(ImageClasses):
         self.split = split
         self.seed = seed
         self.characters = {
-            part: [names[index] for index in members] for part, members in splits.items()
+            name: [names[index] for index in members] for name, members in splits.items()
         }
 
     def protocol(self) -> dict[str, object]:
@@ -93,13 +111,13 @@ class Omniglot(ImageClasses):
             "class_split": self.split,
             **({} if self.split == "vinyals" else {"split_seed": self.seed}),
             "within_alphabet": self.groups is not None,
-            "classes": {part: len(members) for part, members in self.splits.items()},
+            "classes": {name: len(members) for name, members in self.splits.items()},
             "image_size": self.images.shape[-1],
         }
 
 
-def _load(root: Path, size: int, download: bool) -> NamedArray:
-    """The decoded images: from a file made before, else from folders, zip files or the network."""
+def load_images(root: Path, size: int, download: bool) -> CachedArray:
+    """The decoded images: cached, or from folders, zip files or a download; see `Omniglot`."""
     stem = f"omniglot_{size}px"
     sources = omniglot_files.find(root)
     missing = [name for name in omniglot_files.CHARACTERS if name not in sources]
@@ -110,13 +128,88 @@ def _load(root: Path, size: int, download: bool) -> NamedArray:
             files = " and ".join(missing)
             raise UserError(
                 f"{root} has no {files} of Omniglot, neither as a folder nor as a zip file; "
-                f"{omniglot_files.where_to_get(root, missing)}, or set dataset.download=true"
+                f"{omniglot_files.download_advice(root, missing)}, or set dataset.download=true"
             )
         omniglot_files.download(root, missing)
         sources = omniglot_files.find(root)
-    name = f"{stem}_{omniglot_files.digest(sources, size)}.npy"
-    return array_cache.load_or_make(
-        array_cache.cache_directory(root) / name,
-        lambda: omniglot_files.decode(sources, size),
-        also_at=[root / name],
-    )
+    name = f"{stem}_{omniglot_files.fingerprint(sources, size)}.npy"
+    return array_cache.load_or_create(root, name, lambda: omniglot_files.decode(sources, size))
+
+
+def alphabet(name: str) -> str:
+    """The alphabet of a character: `images_background/Latin` of `images_background/Latin/…`."""
+    return name.rpartition("/")[0]
+
+
+def split_characters(
+    names: Sequence[str], split: str, seed: int, validation_alphabets: int
+) -> dict[str, np.ndarray]:
+    """Divide characters into training, validation and test, as indices into `names`.
+
+    - "random": 1100, 100 and 423 random characters, as in MAML's code (arXiv 1703.03400).
+    - "vinyals": 1028, 172 and 423 characters, mostly by whole alphabets: the lists of Vinyals et
+      al. (2016, arXiv 1606.04080), as published with prototypical networks (arXiv 1703.05175).
+      The first 1200 characters in the order of their names are for training, those of five
+      alphabets among them for validation, the rest for test.
+    - "alphabets": Lake et al.'s own (2015, doi 10.1126/science.aab3050). The 20 alphabets of the
+      evaluation set are for test, random alphabets of the background set for validation, and its
+      other alphabets for training.
+    - "small1", "small2": the same test; training on one of the two minimal background sets of
+      five alphabets, validation on random ones of the other background alphabets. Model selection
+      by validation therefore uses more than the minimal set.
+
+    Args:
+        names: those of all characters, such as `images_background/Latin/character01`, sorted.
+        split: one of `OmniglotSplit`.
+        seed: seed of the random choices, not negative.
+        validation_alphabets: number of alphabets for validation in the last three.
+
+    Returns:
+        int64 indices for "train", "validation" and "test".
+
+    Raises:
+        UserError: no such split, or too many alphabets for validation.
+    """
+    if split not in get_args(OmniglotSplit):
+        choices = ", ".join(get_args(OmniglotSplit))
+        raise UserError(f"dataset.split={split} is none of Omniglot's splits: choose {choices}")
+    if split == "random":
+        order = np.random.default_rng(seed).permutation(len(names))
+        bounds = (NON_TEST_CHARACTERS - VALIDATION_CHARACTERS, NON_TEST_CHARACTERS)
+        return dict(zip(("train", "validation", "test"), np.split(order, bounds), strict=True))
+    if split == "vinyals":
+        first = {name for name in names if alphabet(name) in _background_names(VINYALS_VALIDATION)}
+        return _to_indices(names, set(names[NON_TEST_CHARACTERS:]), first)
+    background = sorted({alphabet(n) for n in names if n.startswith("images_background/")})
+    training = _background_names(MINIMAL_SETS[split]) if split in MINIMAL_SETS else set(background)
+    # Validation alphabets are taken from the training set, unless that set is fixed.
+    free = [a for a in background if split == "alphabets" or a not in training]
+    if not 1 <= validation_alphabets < len(free):
+        raise UserError(
+            f"dataset.validation_alphabets={validation_alphabets} does not fit: from 1 to "
+            f"{len(free) - 1} alphabets can be held out with dataset.split={split}"
+        )
+    validation = {
+        free[i] for i in np.random.default_rng(seed).permutation(len(free))[:validation_alphabets]
+    }
+    test = {name for name in names if not name.startswith("images_background/")}
+    unused = {n for n in names if alphabet(n) not in training | validation} - test
+    return _to_indices(names, test, {n for n in names if alphabet(n) in validation}, unused)
+
+
+def _background_names(alphabets: Sequence[str]) -> set[str]:
+    return {f"images_background/{name}" for name in alphabets}
+
+
+def _to_indices(
+    names: Sequence[str],
+    test: set[str],
+    validation: set[str],
+    unused: Set[str] = frozenset(),
+) -> dict[str, np.ndarray]:
+    splits: dict[str, list[int]] = {"train": [], "validation": [], "test": []}
+    for index, name in enumerate(names):
+        if name not in unused:
+            split = "test" if name in test else "validation" if name in validation else "train"
+            splits[split].append(index)
+    return {split: np.array(members, dtype=np.int64) for split, members in splits.items()}

@@ -37,19 +37,19 @@ class Sinusoid:
         shots: int,
         queries: int,
         splits: Sequence[str] = SPLITS,
-        keys: str = "task.",
+        key_prefix: str = "task.",
     ) -> None:
-        """Accept any counts: a wave has as many points as are asked for."""
+        """Accept any counts: a wave has any number of points."""
 
     def episode(
         self, generator: np.random.Generator, split: str, ways: int, shots: int, queries: int
     ) -> Episode:
-        """One wave, seen at random points.
+        """Sample a wave and points on it.
 
         Args:
             generator: the only source of randomness; it is advanced.
-            split: without effect.
-            ways: without effect.
+            split: ignored.
+            ways: ignored.
             shots: support points.
             queries: query points.
 
@@ -65,10 +65,10 @@ class Sinusoid:
         )
 
     def curve(self, generator: np.random.Generator, positions: np.ndarray) -> np.ndarray:
-        """The whole wave of which `episode`, given an equal generator, shows some points.
+        """The wave that `episode` samples points of, given an equal generator.
 
         Args:
-            generator: in the state in which `episode` would get it; it is advanced.
+            generator: in the state before `episode`; it is advanced.
             positions: of any shape.
 
         Returns:
@@ -83,5 +83,5 @@ class Sinusoid:
 
 
 def _wave(generator: np.random.Generator) -> tuple[float, float]:
-    """Amplitude and phase of a task, which are drawn before its points."""
+    """Sample the amplitude and phase of a task, before its points."""
     return generator.uniform(*AMPLITUDES), generator.uniform(*PHASES)

@@ -1,30 +1,28 @@
-"""Training: the loop, its strategies, evaluation, checkpoints."""
+"""Training: the trainer, its strategies, evaluation, checkpoints."""
 
-from metadist.training.adaptation import draw_adaptation
-from metadist.training.experiment import Experiment, Trainer
-from metadist.training.interrupts import Interrupted
-from metadist.training.loop import run
-from metadist.training.mappers import (
-    EvaluateTasks,
-    MetaBatch,
-    TaskMapper,
-    TrainTasks,
-    resolve_device,
-)
-from metadist.training.protocol import differences_in_words, protocol_differences
+from metadist.training.experiment import Experiment, TrainerConfig, TrainState
 from metadist.training.replay import Replay, parse_key, replay
 from metadist.training.resume import restore
+from metadist.training.run_plots import plot_adaptation
+from metadist.training.signals import Interrupted
 from metadist.training.strategies import (
     AllReduceStrategy,
     LocalStrategy,
     RpcStrategy,
     Strategy,
 )
-from metadist.training.sweep_report import SweepReport, report_on
+from metadist.training.task_mapper import (
+    EvaluateMapper,
+    MetaBatch,
+    TaskMapper,
+    TrainMapper,
+    resolve_device,
+)
+from metadist.training.trainer import Trainer
 
 __all__ = [
     "AllReduceStrategy",
-    "EvaluateTasks",
+    "EvaluateMapper",
     "Experiment",
     "Interrupted",
     "LocalStrategy",
@@ -32,17 +30,14 @@ __all__ = [
     "Replay",
     "RpcStrategy",
     "Strategy",
-    "SweepReport",
     "TaskMapper",
-    "TrainTasks",
+    "TrainMapper",
+    "TrainState",
     "Trainer",
-    "differences_in_words",
-    "draw_adaptation",
+    "TrainerConfig",
     "parse_key",
-    "protocol_differences",
+    "plot_adaptation",
     "replay",
-    "report_on",
     "resolve_device",
     "restore",
-    "run",
 ]

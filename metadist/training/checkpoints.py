@@ -1,6 +1,7 @@
-"""Checkpoints: written whole or not at all, checked when read, never unpickled."""
+"""Checkpoint files: written atomically, verified by a digest, loaded without unpickling."""
 
 import contextlib
+import errno
 import hashlib
 import os
 import pickle
@@ -15,7 +16,7 @@ import torch
 from metadist.errors import UserError
 
 FORMAT = 2
-"""Version of the layout of a checkpoint's contents; 1 knew no learning-rate schedule."""
+"""Version of the layout of a checkpoint's contents; 1 had no learning-rate schedule."""
 
 _FOOTER = b"metadist-sha256:"
 _FOOTER_BYTES = len(_FOOTER) + 64
@@ -23,17 +24,17 @@ _NAME = re.compile(r"(iteration|best)-(\d+)\.pt")
 _CHUNK = 1 << 20
 
 
-class DamagedCheckpoint(UserError):
-    """A file that was a checkpoint once, or claims to be one, and cannot be trusted."""
+class CorruptCheckpointError(UserError):
+    """A checkpoint file that is truncated, altered or of another kind."""
 
 
 class Checkpoints:
     """The checkpoints of one run. Rank zero writes; every rank that trains reads.
 
-    `iteration-00000200.pt` is what a run goes on from; the newest `keep` of them are kept.
+    A run resumes from `iteration-00000200.pt`; the newest `keep` of them are kept.
     `best-00000150.pt` is the best by validation, kept until no kept checkpoint needs it: whichever
-    of them a run goes on from, the best of its course until then is still there. A file is what
-    `torch.save` writes, followed by a digest of it; `torch.load` reads it as it is.
+    of them a run resumes from, the best before it is still there. A file is what `torch.save`
+    writes, followed by its digest; `torch.load` can read it.
 
     Args:
         directory: the run's `checkpoints/`.
@@ -64,34 +65,31 @@ class Checkpoints:
         return found[-1][1] if found else None
 
     def save(self, iteration: int, contents: dict[str, Any]) -> Path:
-        """Write the checkpoint of an iteration, then drop what is not to be kept."""
+        """Write the checkpoint of an iteration, then delete those that are not kept."""
         path = self.directory / f"iteration-{iteration:08d}.pt"
         write_checkpoint(path, contents)
         for _, old in self.iterations()[: -self.keep]:
             old.unlink(missing_ok=True)
-        self._drop_bests()
+        self._delete_bests()
         return path
 
     def save_best(self, iteration: int, contents: dict[str, Any]) -> Path:
-        """Write the best checkpoint so far, then drop what is not to be kept."""
+        """Write the best checkpoint so far, then delete those that are not kept."""
         path = self.directory / f"best-{iteration:08d}.pt"
         write_checkpoint(path, contents)
-        self._drop_bests()
+        self._delete_bests()
         return path
 
     def candidates(self) -> list[Path]:
-        """What a run can go on from, in the order to try: the newest first, the bests last."""
+        """The checkpoints to resume from, in the order to try: the newest first, the bests last."""
         both = (self.iterations(), self.bests())
         return [path for found in both for _, path in reversed(found)]
 
-    def set_aside_later(self, iteration: int) -> None:
-        """Move the checkpoints beyond an iteration, of a course that is left, out of the way.
-
-        What a process that was killed left half written is removed.
-        """
+    def rename_later(self, iteration: int) -> None:
+        """Rename the checkpoints of later iterations, and delete incompletely written files."""
         for number, path in self.iterations() + self.bests():
             if number > iteration:
-                set_aside(path)
+                mark_corrupt(path, "superseded")
         if self.directory.is_dir():
             for part in self.directory.glob(".*.part"):
                 part.unlink(missing_ok=True)
@@ -102,7 +100,7 @@ class Checkpoints:
         found = [(_NAME.fullmatch(path.name), path) for path in self.directory.iterdir()]
         return sorted((int(name[2]), path) for name, path in found if name and name[1] == kind)
 
-    def _drop_bests(self) -> None:
+    def _delete_bests(self) -> None:
         bests = self.bests()
         kept = {number for number, _ in bests[-1:]}
         for iteration, _ in self.iterations():
@@ -112,20 +110,19 @@ class Checkpoints:
                 path.unlink(missing_ok=True)
 
 
-def set_aside(path: Path) -> Path:
-    """Rename a checkpoint so that no run takes it for one; its new name, which was free."""
-    aside = path.with_name(f"{path.name}.aside")
+def mark_corrupt(path: Path, suffix: str = "corrupt") -> Path:
+    """Rename a checkpoint so that no run resumes from it; its new path."""
+    renamed = path.with_name(f"{path.name}.{suffix}")
     number = 1
-    while aside.exists():
-        aside, number = path.with_name(f"{path.name}.aside.{number}"), number + 1
-    return path.rename(aside)
+    while renamed.exists():
+        renamed, number = path.with_name(f"{path.name}.{suffix}.{number}"), number + 1
+    return path.rename(renamed)
 
 
-class _Digesting:
-    """A file to write to that takes the digest of what passes through.
+class _DigestWriter:
+    """A binary file that computes the digest of what is written.
 
-    An error of the file is kept for the end: raised from within `torch.save` it would come out
-    as something else.
+    An OSError is raised by `finish`: `torch.save` would replace it by another one.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -147,7 +144,7 @@ class _Digesting:
         """Nothing: the file is flushed at the end."""
 
     def finish(self) -> None:
-        """Add the digest and bring all of it to the disk.
+        """Append the digest and synchronize the file with the disk.
 
         Raises:
             OSError: anything could not be written.
@@ -160,15 +157,15 @@ class _Digesting:
 
 
 def has_checkpoints(directory: Path) -> bool:
-    """Whether a run left something in its `checkpoints/` to go on from."""
+    """Whether a run's `checkpoints/` holds something to resume from."""
     return bool(Checkpoints(directory).candidates())
 
 
 def write_checkpoint(path: Path, contents: dict[str, Any]) -> None:
-    """Write tensors and plain containers so that the file is either whole or not there.
+    """Write tensors and plain containers atomically.
 
-    The format's number and metadist's version are added. The file is streamed: beside the
-    tensors themselves no copy of it is held in memory.
+    The format's number and metadist's version are added. The file is streamed, without a copy
+    in memory.
 
     Raises:
         UserError: the disk is full or the directory cannot be written.
@@ -177,31 +174,39 @@ def write_checkpoint(path: Path, contents: dict[str, Any]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
-            digesting = _Digesting(file)
+            writer = _DigestWriter(file)
             about = {"format": FORMAT, "version": version("metadist")}
-            torch.save({**about, **contents}, digesting)
-            digesting.finish()
+            torch.save({**about, **contents}, writer)
+            writer.finish()
         temporary.replace(path)
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        _sync_directory(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise UserError(
             f"the checkpoint {path} could not be written ({error.strerror}); earlier checkpoints "
-            "are whole: free some space or choose another hydra.run.dir, then use resume=auto."
+            "are intact: free some space or choose another hydra.run.dir, then use resume=auto."
         ) from None
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make a rename durable. Some file systems (FUSE) cannot, and the file is intact anyway."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """The contents of a checkpoint, on the CPU.
 
     Raises:
-        DamagedCheckpoint: a truncated or altered one, or something else under its name.
-        UserError: no file, or a whole checkpoint of another format.
+        CorruptCheckpointError: a truncated or altered file, or one of another kind.
+        UserError: no file, or an intact checkpoint of another format.
     """
     try:
         with path.open("rb") as file:
@@ -213,8 +218,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             "checkpoint file, or auto for the newest one of the run's directory."
         ) from None
     if not isinstance(contents, dict) or "format" not in contents:
-        raise DamagedCheckpoint(
-            f"the checkpoint {path} does not hold what metadist writes: resume from a checkpoint "
+        raise CorruptCheckpointError(
+            f"the checkpoint {path} was not written by metadist: resume from a checkpoint "
             "that metadist wrote."
         )
     if contents["format"] != FORMAT:
@@ -234,25 +239,27 @@ def _check_digest(path: Path, file: BinaryIO) -> None:
         sha256.update(data)
         left -= len(data)
     if file.read() != _FOOTER + sha256.hexdigest().encode():
-        raise DamagedCheckpoint(
-            f"the checkpoint {path} is damaged or no checkpoint of metadist (its digest does not "
+        raise CorruptCheckpointError(
+            f"the checkpoint {path} is corrupt or no checkpoint of metadist (its digest does not "
             "match its contents): resume from another one of the same folder."
         )
 
 
 def _load(path: Path, file: BinaryIO) -> Any:
-    """Tensors and plain values; nothing else is let in, nor what grows when it is opened."""
+    """Tensors and plain values; anything else, and compressed data, is refused."""
     try:
         with zipfile.ZipFile(file) as archive:
-            grows = any(member.compress_size != member.file_size for member in archive.infolist())
-        if grows:
-            raise pickle.UnpicklingError("a part of it is larger inside than outside")
+            compressed = any(
+                member.compress_size != member.file_size for member in archive.infolist()
+            )
+        if compressed:
+            raise pickle.UnpicklingError("its uncompressed size exceeds its size")
         file.seek(0)
         return torch.load(file, map_location="cpu", weights_only=True)
     except (
         pickle.UnpicklingError,
         zipfile.BadZipFile,
-        # What torch.load raises for contents that make no sense.
+        # What torch.load raises for malformed contents.
         RuntimeError,
         EOFError,
         ValueError,
@@ -263,7 +270,7 @@ def _load(path: Path, file: BinaryIO) -> Any:
         AssertionError,
     ) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DamagedCheckpoint(
+        raise CorruptCheckpointError(
             f"the checkpoint {path} holds something else than tensors and plain values and is not "
-            f"opened ({reason[:200]}): resume from a checkpoint that metadist wrote."
+            f"loaded ({reason[:200]}): resume from a checkpoint that metadist wrote."
         ) from None

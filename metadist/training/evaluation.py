@@ -1,4 +1,4 @@
-"""Judging a learner on a fixed list of tasks."""
+"""Evaluation of a learner on a fixed list of tasks."""
 
 import math
 from collections.abc import Callable
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from metadist.algorithms import Learner
-from metadist.training.mappers import EvaluateTasks, MetaBatch
 from metadist.training.strategies import Strategy
+from metadist.training.task_mapper import EvaluateMapper, MetaBatch
 
 _CHUNK = 64
 
@@ -29,7 +29,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(values: Tensor) -> Estimate:
-    """The mean of one figure over tasks, shape (tasks,)."""
+    """Mean and interval of values over tasks, shape (tasks,)."""
     count = values.numel()
     values = values.double()
     spread = values.std().item() if count > 1 else math.nan
@@ -38,34 +38,33 @@ def estimate(values: Tensor) -> Estimate:
 
 def evaluate(
     strategy: Strategy,
-    mapper: EvaluateTasks,
+    mapper: EvaluateMapper,
     learner: Learner,
     keys: Tensor,
     make_batch: Callable[[Tensor], MetaBatch],
-    between: Callable[[], None] = lambda: None,
-    warn: Callable[[int, float], None] = lambda place, loss: None,
+    between_chunks: Callable[[], None] = lambda: None,
+    warn: Callable[[int, float], None] = lambda index, loss: None,
 ) -> dict[str, Estimate]:
-    """The figures of the tasks `keys`, of shape (tasks, 4), each with its interval.
+    """Mean and interval of loss and metrics over the tasks `keys`, of shape (tasks, 4).
 
-    Called by the ranks that run the loop. Every learner that is given the same keys is judged
-    on the same tasks.
+    The drivers call it. Every learner is evaluated on the same tasks for the same keys.
 
     Args:
-        strategy: carries it out.
-        mapper: draws the tasks and runs the learner on them.
-        learner: what is judged.
-        keys: the fixed list.
-        make_batch: what travels for some keys.
-        between: called every so many tasks; what it raises ends the evaluation.
-        warn: called if any task's loss is NaN or infinite, with the first one's place in `keys`
+        strategy: computes the tasks.
+        mapper: samples the tasks and runs the learner on them.
+        learner: what is evaluated.
+        keys: the tasks.
+        make_batch: what is sent to workers for some keys.
+        between_chunks: called after each chunk of tasks; what it raises ends the evaluation.
+        warn: called if any task's loss is NaN or infinite, with the first one's index in `keys`
             and its loss.
     """
     parts = []
     for chunk in keys.split(_CHUNK):
-        parts.append(strategy.collect(mapper, learner, make_batch(chunk)))
-        between()
-    figures = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    wrong = (~figures["loss"].isfinite()).nonzero()
+        parts.append(strategy.map_tasks(mapper, learner, make_batch(chunk)))
+        between_chunks()
+    values = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    wrong = (~values["loss"].isfinite()).nonzero()
     if len(wrong):
-        warn(int(wrong[0]), figures["loss"][wrong[0]].item())
-    return {name: estimate(values) for name, values in figures.items()}
+        warn(int(wrong[0]), values["loss"][wrong[0]].item())
+    return {name: estimate(each) for name, each in values.items()}

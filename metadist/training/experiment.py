@@ -1,4 +1,4 @@
-"""What a run is made of, and how long it takes."""
+"""The parts of a run: configuration of the trainer, training state, built objects."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,18 +9,18 @@ from annotated_types import Ge, Gt, Le
 
 from metadist.algorithms import Learner
 from metadist.errors import UserError
-from metadist.loggers import Tracker
+from metadist.loggers import Logger
 from metadist.tasks import TaskDistribution
-from metadist.training.mappers import EvaluateTasks, TrainTasks
 from metadist.training.strategies import Strategy
+from metadist.training.task_mapper import EvaluateMapper, TrainMapper
 
-_MANY = 1_000_000
-"""Tasks at once, as keys in memory; more is a slip of the finger."""
+_MAX_TASKS = 1_000_000
+"""Upper bound of numbers of tasks, whose keys are held in memory."""
 
 
 @dataclass(frozen=True)
-class Trainer:
-    """How long to train, and what to do when.
+class TrainerConfig:
+    """Lengths and intervals of training, and what it does when.
 
     Args:
         iterations: outer steps in all, those before a resume counted in.
@@ -29,31 +29,31 @@ class Trainer:
         validation_tasks: tasks of a validation, the same ones each time.
         eval_tasks: tasks of the test after training.
         eval_seed: keys the tasks of validation and test. It is not the run's seed, so that runs
-            of other algorithms and other seeds are judged on the same tasks.
+            of other algorithms and other seeds are evaluated on the same tasks.
         test_checkpoint: what is tested: "last", the state at the end of training, or "best", the
             one that did best in validation.
         checkpoint_every: outer steps between checkpoints; 0 for one at the end only.
         keep_checkpoints: how many of the newest checkpoints to keep, beside the best.
         on_non_finite: what to do when the loss or the gradient of an outer step is NaN or
-            infinite, beside saying which task it comes from: "stop" saves the state before the
+            infinite, beside reporting which task it comes from: "stop" saves the state before the
             step and ends the run; "skip" leaves parameters, optimizer and running statistics as
             they are and goes on with the next iteration; "continue" takes the step all the same.
         clip_value: the largest size of any element of the gradient; those beyond are cut to it.
         clip_norm: the largest Euclidean norm of the gradient of all parameters together; a
             longer one is shortened to it, after `clip_value`.
-        send_tasks: rank zero draws the tasks and sends their tensors, because only it holds the
-            dataset; by default keys travel and every worker draws its own tasks.
-        tasks_at_once: how many tasks a worker runs side by side, where algorithm and model can:
-            small tasks are then faster. "auto" goes by the tasks' size; 1 is one by one.
-        profile: measure where the time of the first outer steps goes: a table, shown at the end
-            of the run, and a trace of every rank, both in `profile/` of the run's directory.
+        send_tasks: rank zero samples the tasks and sends their tensors, because only it holds the
+            dataset; by default keys are sent and every worker samples its own tasks.
+        task_chunk_size: how many tasks a worker computes in one batch, where algorithm and model
+            support it: small tasks are then faster. "auto" goes by the tasks' size.
+        profile: run torch.profiler over a few outer steps: a table, printed after training, and a
+            trace of every rank, both in `profile/` of the run's directory.
     """
 
     iterations: Annotated[int, Ge(1)] = 1000
-    meta_batch_size: Annotated[int, Ge(1), Le(_MANY)] = 32
+    meta_batch_size: Annotated[int, Ge(1), Le(_MAX_TASKS)] = 32
     eval_every: Annotated[int, Ge(0)] = 200
-    validation_tasks: Annotated[int, Ge(1), Le(_MANY)] = 100
-    eval_tasks: Annotated[int, Ge(1), Le(_MANY)] = 600
+    validation_tasks: Annotated[int, Ge(1), Le(_MAX_TASKS)] = 100
+    eval_tasks: Annotated[int, Ge(1), Le(_MAX_TASKS)] = 600
     eval_seed: Annotated[int, Ge(0)] = 0
     test_checkpoint: Literal["last", "best"] = "last"
     checkpoint_every: Annotated[int, Ge(0)] = 200
@@ -62,14 +62,14 @@ class Trainer:
     clip_value: Annotated[float, Gt(0)] | None = None
     clip_norm: Annotated[float, Gt(0)] | None = None
     send_tasks: bool = False
-    tasks_at_once: Annotated[int, Ge(1)] | Literal["auto"] = "auto"
+    task_chunk_size: Annotated[int, Ge(1)] | Literal["auto"] = "auto"
     profile: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what contradicts itself.
+        """Check options against each other.
 
         Raises:
-            UserError: the best checkpoint is asked for, and nothing would tell which that is.
+            UserError: the best checkpoint is to be tested, without validations.
         """
         if self.test_checkpoint == "best" and not self.eval_every:
             raise UserError(
@@ -79,18 +79,18 @@ class Trainer:
 
 
 @dataclass
-class Progress:
+class TrainState:
     """What changes as a run goes on, beside parameters and optimizer.
 
     Attributes:
         iteration: finished outer steps.
-        best: the best validation so far, {} before the first: "iteration" and the figure's mean.
-        validation: the newest validation's figure, {} before the first.
+        best: the best validation so far, {} before the first: "iteration" and the metric's mean.
+        validation: the newest validation's metric, {} before the first.
         validated: finished outer steps at the newest validation.
         train_loss: of the last outer step.
         train_seconds: spent in outer steps, over all parts of a resumed run.
-        wall_seconds: of training, validation and test on rank zero, over all parts; of a part that
-            broke off, up to the checkpoint that the next went on from.
+        wall_seconds: of training, validation and test on rank zero, over all parts; of an
+            interrupted part, up to the checkpoint that the next one resumed from.
     """
 
     iteration: int = 0
@@ -108,41 +108,41 @@ class Experiment:
 
     Attributes:
         name: of the experiment, as in its configuration's file.
-        headline: one line for people.
+        title: one line that describes the run.
         directory: the run's directory.
         configuration: the resolved configuration, plain containers.
         seed: keys the tasks and the initial parameters.
-        trainer: how long and how often.
+        trainer: the trainer's configuration.
         tasks: this rank's tasks.
         learner: model and algorithm.
         optimizer: of the learner's parameters.
         scheduler: of the optimizer's learning rate; a step of it follows each outer step.
-        strategy: how a meta-batch is carried out.
+        strategy: how a meta-batch is computed.
         train_mapper: what a worker does in training.
         evaluate_mapper: what a worker does in evaluation.
-        tracker: where records go; a mute one except on rank zero.
+        logger: logs metrics; one that does nothing except on rank zero.
         resume: None, "auto", or a checkpoint's path.
-        progress: how far the run has come; `resume.restore` sets it.
+        state: how far the run has come; `resume.restore` sets it.
     """
 
     name: str
-    headline: str
+    title: str
     directory: Path
     configuration: dict[str, Any]
     seed: int
-    trainer: Trainer
+    trainer: TrainerConfig
     tasks: TaskDistribution
     learner: Learner
     optimizer: torch.optim.Optimizer
     scheduler: torch.optim.lr_scheduler.LRScheduler
     strategy: Strategy
-    train_mapper: TrainTasks
-    evaluate_mapper: EvaluateTasks
-    tracker: Tracker
+    train_mapper: TrainMapper
+    evaluate_mapper: EvaluateMapper
+    logger: Logger
     resume: str | None = None
-    progress: Progress = field(default_factory=Progress)
+    state: TrainState = field(default_factory=TrainState)
 
     @property
     def metric(self) -> str:
-        """What learners are judged by: "mse" for regression, "accuracy" for classes."""
+        """The metric of validation and test: "mse" for regression, "accuracy" for classes."""
         return "mse" if self.tasks.regression else "accuracy"

@@ -1,6 +1,7 @@
-"""One task once more, from its key: what it looks like and what it does to the learner."""
+"""Replay of one task from its key: its loss, its gradients, its plot."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,28 +9,30 @@ import torch
 from torch import Tensor
 
 from metadist.errors import UserError
+from metadist.loggers import LoggerCollection
+from metadist.reports import CHECKPOINT_DIRECTORY, REPLAY_DIRECTORY
 from metadist.tasks import SPLITS
 from metadist.training.checkpoints import Checkpoints, read_checkpoint
-from metadist.training.diagnosis import key_text, task_gradient
 from metadist.training.experiment import Experiment
-from metadist.training.mappers import MetaBatch
-from metadist.training.outer_step import advance, differentiate
-from metadist.training.pictures import draw_task
+from metadist.training.non_finite import format_key, task_gradient
 from metadist.training.resume import restore_from
+from metadist.training.run_plots import plot_task
+from metadist.training.task_mapper import MetaBatch
+from metadist.training.trainer import Trainer
 
 
 class Replay(NamedTuple):
-    """What a task came to.
+    """The result of a replay.
 
     Attributes:
-        key: the task's key as people write it.
+        key: the task's key as text.
         start: where the learner's state came from.
         trained: how many outer steps were taken from there.
         loss: of the task.
         gradients: the norm of its derivative by each parameter; None where the loss does not
             depend on it, or in evaluation.
-        figures: what evaluation says of the task after adaptation; empty in training.
-        picture: where the task was drawn, None if it cannot be.
+        metrics: of the task after adaptation, in evaluation; empty in training.
+        plot: plot of the task; None if it cannot be plotted.
     """
 
     key: str
@@ -37,20 +40,20 @@ class Replay(NamedTuple):
     trained: int
     loss: float
     gradients: dict[str, float | None]
-    figures: dict[str, float]
-    picture: Path | None
+    metrics: dict[str, float]
+    plot: Path | None
 
     def lines(self) -> list[str]:
-        """All of it for people, a line each."""
+        """The result as text lines."""
         steps = f", and {self.trained} outer steps from there" if self.trained else ""
         found = [f"task {self.key}, from {self.start}{steps}", f"loss {self.loss!r}"]
-        found += [f"{name} {value!r}" for name, value in self.figures.items()]
+        found += [f"{name} {value!r}" for name, value in self.metrics.items()]
         width = max((len(name) for name in self.gradients), default=0)
         for name, norm in self.gradients.items():
             value = "none" if norm is None else f"{norm:.6g}"
             mark = "" if norm is None or math.isfinite(norm) else "  <- not finite"
             found.append(f"gradient norm  {name:<{width}}  {value}{mark}")
-        return [*found, f"drawn in {self.picture}"] if self.picture else found
+        return [*found, f"plotted in {self.plot}"] if self.plot else found
 
 
 def parse_key(text: str) -> Tensor:
@@ -72,14 +75,14 @@ def parse_key(text: str) -> Tensor:
 
 
 def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) -> Replay:
-    """Do one task as the run did it: the same loss, to the last bit.
+    """Compute one task as the run did: the same loss, bit for bit.
 
     The learner's state before the key's iteration comes from the newest checkpoint until then,
-    or from the seed; the outer steps that lie between are taken again. For another split than
-    "train" it is the newest checkpoint's, and the learner is judged as in evaluation.
+    or from the seed; the outer steps between are taken again. For another split than
+    "train" it is the newest checkpoint's, and the task is evaluated.
 
     Args:
-        experiment: as the run's, fresh, with a strategy that works in this process.
+        experiment: as the run's, newly built, with strategy=local.
         key: shape (4,).
         checkpoint: take the state from this file instead, as it is.
 
@@ -98,33 +101,29 @@ def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) 
     if training and iteration < 1:
         raise UserError(f"training begins with iteration 1, the key has {iteration}.")
     done = iteration - 1 if training else x.trainer.iterations
-    start, x.progress.iteration = "the seed", 0
-    path = checkpoint or _newest_until(Checkpoints(x.directory / "checkpoints"), done)
+    start, x.state.iteration = "the seed", 0
+    path = checkpoint or _newest_until(Checkpoints(x.directory / CHECKPOINT_DIRECTORY), done)
     if path is not None:
         restore_from(x, path, read_checkpoint(path))
         start = str(path)
-    steps = range(x.progress.iteration + 1, done + 1) if training and checkpoint is None else ()
+    steps = range(x.state.iteration + 1, done + 1) if training and checkpoint is None else ()
+    if x.trainer.on_non_finite == "stop":  # steps of the run were finite, or skipped after it
+        x.trainer = replace(x.trainer, on_non_finite="skip")
+    x.logger = LoggerCollection([])
+    trainer = Trainer(x)
     for step in steps:
-        advance_as_the_run_did(x, step)
+        trainer.train_step(step)
     name = "-".join(map(str, key.tolist()))
     if training:
         loss, found = task_gradient(x.train_mapper, x.learner, MetaBatch(key))
         gradients = {n: None if g is None else g.double().norm().item() for n, g in found.items()}
-        figures = {}
+        metrics = {}
     else:
-        judged = x.evaluate_mapper(x.learner, MetaBatch(key))
-        loss, gradients = judged.pop("loss"), {}
-        figures = {name: value.item() for name, value in judged.items()}
-    picture = draw_task(x.directory / "replays" / f"task-{name}.png", x.tasks, x.learner, key)
-    return Replay(key_text(key), start, len(steps), loss.item(), gradients, figures, picture)
-
-
-def advance_as_the_run_did(experiment: Experiment, iteration: int) -> None:
-    """An outer step, with what `trainer.on_non_finite` says of numbers that go wrong."""
-    outcome = differentiate(experiment, iteration)
-    skip = not outcome.finite and experiment.trainer.on_non_finite != "continue"
-    advance(experiment, iteration, outcome, skip)
-    experiment.progress.iteration = iteration
+        evaluated = x.evaluate_mapper(x.learner, MetaBatch(key))
+        loss, gradients = evaluated.pop("loss"), {}
+        metrics = {name: value.item() for name, value in evaluated.items()}
+    plot = plot_task(x.directory / REPLAY_DIRECTORY / f"task-{name}.png", x.tasks, x.learner, key)
+    return Replay(format_key(key), start, len(steps), loss.item(), gradients, metrics, plot)
 
 
 def _newest_until(saved: Checkpoints, iteration: int) -> Path | None:

@@ -1,14 +1,10 @@
-"""What a run comes to: the figures of `results.json`."""
+"""The results of a run, as in `results.json`."""
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from metadist.algorithms import statistics_name
 from metadist.distributed import get_world_size
-from metadist.errors import UserError
-from metadist.loggers import json_value
 from metadist.training.evaluation import Estimate
 from metadist.training.experiment import Experiment
 
@@ -18,35 +14,35 @@ BEST = "best by validation"
 
 def results_of(
     experiment: Experiment,
-    figures: Mapping[str, Estimate],
+    estimates: Mapping[str, Estimate],
     tested: int,
 ) -> dict[str, Any]:
     """The results of a run that has been tested.
 
     Args:
         experiment: the finished run.
-        figures: of the test.
+        estimates: of the test.
         tested: finished outer steps of the state that was tested.
     """
-    x, progress = experiment, experiment.progress
+    x, state = experiment, experiment.state
     metric = x.metric
-    result = figures[metric]
-    before = figures.get(f"{metric}_before")
-    tasks = progress.iteration * x.trainer.meta_batch_size
+    result = estimates[metric]
+    before = estimates.get(f"{metric}_before")
+    tasks = state.iteration * x.trainer.meta_batch_size
     return {
         f"test_{metric}": result.mean,
         "ci95": result.ci95,
         "test_tasks": result.tasks,
         **({} if before is None else {f"test_{metric}_before": before.mean}),
-        **steps_of(figures, metric),
-        "test_loss": figures["loss"].mean,
-        "train_loss": progress.train_loss,
+        **steps_of(estimates, metric),
+        "test_loss": estimates["loss"].mean,
+        "train_loss": state.train_loss,
         **validation_of(experiment),
-        "best_validation": progress.best,
-        "iterations": progress.iteration,
+        "best_validation": state.best,
+        "iterations": state.iteration,
         "tested_iteration": tested,
-        "tasks_per_second": tasks / progress.train_seconds,
-        "wall_seconds": progress.wall_seconds,
+        "tasks_per_second": tasks / state.train_seconds,
+        "wall_seconds": state.wall_seconds,
         "world_size": get_world_size(),
         "strategy": x.strategy.name,
         "seed": x.seed,
@@ -65,42 +61,23 @@ def results_of(
 
 
 def validation_of(experiment: Experiment) -> dict[str, float]:
-    """The validation figure of the state that the test judges; {} without validation."""
-    progress, name = experiment.progress, f"validation_{experiment.metric}"
+    """The validation metric of the tested state; {} without validation."""
+    state, name = experiment.state, f"validation_{experiment.metric}"
     if experiment.trainer.test_checkpoint == "best":
-        return {name: progress.best[experiment.metric]}
-    return progress.validation
+        return {name: state.best[experiment.metric]}
+    return state.validation
 
 
-def steps_of(figures: Mapping[str, Estimate], metric: str) -> dict[str, list[dict[str, float]]]:
+def steps_of(estimates: Mapping[str, Estimate], metric: str) -> dict[str, list[dict[str, float]]]:
     """The test after each number of inner steps, under `test_{metric}_by_steps`.
 
-    One adaptation of `eval_inner_steps` steps, judged on its way: a list of `steps` (0 is before
+    One adaptation of `eval_inner_steps` steps, evaluated after each: a list of `steps` (0 is before
     adaptation), `mean` and `ci95`. Nothing for an algorithm without inner steps.
     """
-    found = {0: figures[f"{metric}_before"]} if f"{metric}_before" in figures else {}
-    while (name := f"{metric}_after_{len(found)}") in figures:
-        found[len(found)] = figures[name]
+    found = {0: estimates[f"{metric}_before"]} if f"{metric}_before" in estimates else {}
+    while (name := f"{metric}_after_{len(found)}") in estimates:
+        found[len(found)] = estimates[name]
     if len(found) < 2:
         return {}
     rows = [{"steps": k, "mean": each.mean, "ci95": each.ci95} for k, each in found.items()]
     return {f"test_{metric}_by_steps": rows}
-
-
-def write_results(path: Path, results: Mapping[str, Any]) -> None:
-    """Write `results.json`, whole or not at all; figures that are not finite as in the metrics.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    temporary = path.with_suffix(".part")
-    text = json.dumps(json_value(results), indent=2, allow_nan=False)
-    try:
-        temporary.write_text(text + "\n", encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(
-            f"{path} could not be written ({error.strerror}): free some space, then use "
-            "resume=auto."
-        ) from None

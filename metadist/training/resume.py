@@ -1,4 +1,4 @@
-"""Where a run starts from: nothing, or a checkpoint that fits."""
+"""What a checkpoint of a run contains, and how a run is restored from one."""
 
 import logging
 import tempfile
@@ -7,40 +7,43 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from metadist.distributed import get_rank
 from metadist.errors import UserError
+from metadist.reports import CHECKPOINT_DIRECTORY, config_fingerprint
 from metadist.training.checkpoints import (
     Checkpoints,
-    DamagedCheckpoint,
+    CorruptCheckpointError,
+    mark_corrupt,
     read_checkpoint,
-    set_aside,
 )
-from metadist.training.experiment import Experiment, Progress
-from metadist.training.identity import identity
+from metadist.training.experiment import Experiment, TrainState
 
 _log = logging.getLogger(__name__)
 
 
 def checkpoints_of(experiment: Experiment) -> Checkpoints:
     """The checkpoints in the run's directory."""
-    return Checkpoints(experiment.directory / "checkpoints", experiment.trainer.keep_checkpoints)
+    return Checkpoints(
+        experiment.directory / CHECKPOINT_DIRECTORY, experiment.trainer.keep_checkpoints
+    )
 
 
-def contents_of(experiment: Experiment) -> dict[str, Any]:
-    """Everything that a run's future follows from, beside its configuration.
+def checkpoint_contents(experiment: Experiment) -> dict[str, Any]:
+    """Everything that the rest of a run depends on, beside its configuration.
 
-    No random generator's state is among it, for none outlives a step: tasks and what is random
-    in them (dropout) are keyed by (seed, split, iteration, index), and the generators of the
-    process are set from (seed, iteration) before the optimizer's step. Where the record stands
-    follows from the iteration.
+    States of random generators are not needed: tasks and what is random in them (dropout) are
+    keyed by (seed, split, iteration, index), and the generators of the process are set from
+    (seed, iteration) before the optimizer's step.
     """
     x = experiment
     learner = x.learner.state_dict()
     return {
-        **asdict(x.progress),
-        "identity": identity(x.configuration),
+        **asdict(x.state),
+        "fingerprint": config_fingerprint(x.configuration),
         "learner": learner,
-        # Buffers that a module keeps out of its state all the same change as it learns.
+        # Non-persistent buffers change in training too.
         "buffers": {
             name: buffer for name, buffer in x.learner.named_buffers() if name not in learner
         },
@@ -50,10 +53,11 @@ def contents_of(experiment: Experiment) -> dict[str, Any]:
 
 
 def restore(experiment: Experiment) -> None:
-    """Bring an experiment to where the run goes on, before any work starts.
+    """Restore an experiment from the checkpoint that its `resume` names, if any.
 
-    Every rank calls it; those that only serve have nothing to restore. Rank zero also makes the
-    run's directory, sets damaged checkpoints aside, and those of a course that is left.
+    Every rank calls it, before any work starts; only drivers have something to restore. Rank zero
+    also creates the run's directory, and renames corrupt checkpoints and those of later
+    iterations.
 
     Raises:
         UserError: a checkpoint that is not there, is damaged or does not fit; a directory that
@@ -61,7 +65,7 @@ def restore(experiment: Experiment) -> None:
     """
     if get_rank() == 0:
         _make_writable(experiment.directory)
-    if not experiment.strategy.runs_loop():
+    if not experiment.strategy.is_driver:
         return
     saved = checkpoints_of(experiment)
     if experiment.resume is None:
@@ -72,14 +76,14 @@ def restore(experiment: Experiment) -> None:
             )
         return
     if experiment.resume == "auto":
-        found = _newest_good(saved)
+        found = _newest_intact(saved)
     else:
         path = Path(experiment.resume)
         found = path, read_checkpoint(path)
     if found is not None:
         restore_from(experiment, *found)
     if get_rank() == 0:
-        saved.set_aside_later(experiment.progress.iteration)
+        saved.rename_later(experiment.state.iteration)
 
 
 def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]) -> None:
@@ -88,65 +92,65 @@ def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]
     Raises:
         UserError: it is of another run, of other shapes, or beyond the run's end.
     """
-    saved = contents.get("identity")
+    saved = contents.get("fingerprint")
     if not isinstance(saved, Mapping):
-        raise UserError(f"the checkpoint {path} does not say which run it is of: take another one.")
-    _require_same(path, saved, identity(experiment.configuration))
-    _load(path, experiment, contents)
-    if experiment.progress.iteration > experiment.trainer.iterations:
         raise UserError(
-            f"the checkpoint {path} has {experiment.progress.iteration} iterations done, more than "
+            f"the checkpoint {path} does not say which run it is of: choose another one."
+        )
+    _require_same(path, saved, config_fingerprint(experiment.configuration))
+    _load(path, experiment, contents)
+    if experiment.state.iteration > experiment.trainer.iterations:
+        raise UserError(
+            f"the checkpoint {path} has {experiment.state.iteration} iterations done, more than "
             f"trainer.iterations={experiment.trainer.iterations}: ask for more iterations."
         )
 
 
-def use_best(experiment: Experiment) -> int:
-    """Put the best state by validation into the learner; at which iteration it was saved.
-
-    The ranks that run the loop call it after training.
+def load_best(experiment: Experiment) -> int:
+    """Load the learner of the best checkpoint by validation; the iteration of that checkpoint.
 
     Raises:
         UserError: there is none, for every validation came to NaN, or it is damaged.
     """
     saved = checkpoints_of(experiment)
-    found = [path for number, path in saved.bests() if number <= experiment.progress.iteration]
+    found = [path for number, path in saved.bests() if number <= experiment.state.iteration]
     if not found:
         raise UserError(
-            f"{saved.directory} holds no best checkpoint, for no validation came to a finite "
-            "figure: resume with trainer.test_checkpoint=last to test the last state."
+            f"{saved.directory} holds no best checkpoint, because no validation had a finite "
+            "result: resume with trainer.test_checkpoint=last to test the last state."
         )
     contents = read_checkpoint(found[-1])
     _load_learner(experiment, contents)
     return int(contents["iteration"])
 
 
-def _newest_good(saved: Checkpoints) -> tuple[Path, dict[str, Any]] | None:
-    """The newest checkpoint that is whole; rank zero sets those before it aside.
+def _newest_intact(saved: Checkpoints) -> tuple[Path, dict[str, Any]] | None:
+    """The newest intact checkpoint; rank zero renames corrupt newer ones.
 
     Raises:
-        UserError: there are some, and all are damaged.
+        UserError: all checkpoints are corrupt.
     """
-    damaged = []
+    corrupt = []
     for path in saved.candidates():
         try:
             return path, read_checkpoint(path)
-        except DamagedCheckpoint:
-            damaged.append(path)
+        except CorruptCheckpointError:
+            corrupt.append(path)
             if get_rank() == 0:
-                aside = set_aside(path)
+                renamed = mark_corrupt(path)
                 _log.warning(
-                    "%s is damaged: set aside as %s, going on from the one before it",
+                    "%s is corrupt: renamed to %s, resuming from the one before it",
                     path,
-                    aside.name,
+                    renamed.name,
                 )
         except UserError:
             if path.exists():
                 raise
-            # Rank zero has set it aside in the meantime.
-    if damaged:
+            # Rank zero has renamed it in the meantime.
+    if corrupt:
         raise UserError(
-            f"every checkpoint in {saved.directory} is damaged and was set aside: start anew "
-            "without resume=auto, in another hydra.run.dir, or bring back a good copy."
+            f"every checkpoint in {saved.directory} is corrupt and was renamed: start again "
+            "without resume=auto, in another hydra.run.dir, or restore an intact copy."
         )
     return None
 
@@ -186,13 +190,13 @@ def _load(path: Path, experiment: Experiment, contents: Mapping[str, Any]) -> No
         experiment.scheduler.load_state_dict(contents["scheduler"])
         # Checkpoints of earlier versions say no more of how long the run had taken.
         saved = {"wall_seconds": contents["train_seconds"], **contents}
-        progress = Progress(**{key: saved[key] for key in Progress.__dataclass_fields__})
-        if not isinstance(progress.iteration, int) or progress.iteration < 0:
-            raise ValueError(f"iteration {progress.iteration!r}")
-        for seconds in (progress.train_seconds, progress.wall_seconds):
+        state = TrainState(**{key: saved[key] for key in TrainState.__dataclass_fields__})
+        if not isinstance(state.iteration, int) or state.iteration < 0:
+            raise ValueError(f"iteration {state.iteration!r}")
+        for seconds in (state.train_seconds, state.wall_seconds):
             if not isinstance(seconds, float) or not 0 <= seconds < float("inf"):
                 raise ValueError(f"{seconds!r} seconds")
-        experiment.progress = progress
+        experiment.state = state
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         lines = [line.strip() for line in str(error).splitlines()]
         raise UserError(
@@ -200,3 +204,11 @@ def _load(path: Path, experiment: Experiment, contents: Mapping[str, Any]) -> No
             f"for ({lines[1] if len(lines) > 1 else lines[0]}): give the options that it was "
             "trained with."
         ) from None
+
+
+def state_tensors(experiment: Experiment) -> list[Tensor]:
+    """The tensors that drivers must have equal: of the learner and of the optimizer's state."""
+    tensors = [*experiment.learner.parameters(), *experiment.learner.buffers()]
+    for state in experiment.optimizer.state.values():
+        tensors += [each for each in state.values() if isinstance(each, Tensor)]
+    return tensors

@@ -58,9 +58,9 @@ def test_equal_rates_are_maml_and_rates_work_element_by_element():
     for rate in learner.rates:
         rate.data.uniform_(-0.1, 0.5)
     (adapted,) = [learner.adapt(learner.initial(), task.support, 1)]
-    slopes = learner.slopes(learner.initial(), task.support)
+    inner = learner.gradients(learner.initial(), task.support)
     for (name, start), rate in zip(model.named_parameters(), learner.rates, strict=True):
-        torch.testing.assert_close(adapted[name], start - rate * slopes[name])
+        torch.testing.assert_close(adapted[name], start - rate * inner[name])
 
 
 def test_gradients_of_unequal_rates_are_those_of_the_update_written_out():
@@ -80,8 +80,8 @@ def test_gradients_of_unequal_rates_are_those_of_the_update_written_out():
         values = dict(zip(names, parameters, strict=True))
         return cross_entropy(functional_call(model, values, (part.inputs,)), part.targets)
 
-    slopes = torch.autograd.grad(loss(theta, task.support), theta, create_graph=True)
-    phi = [t - a * s for t, a, s in zip(theta, alpha, slopes, strict=True)]
+    gradients = torch.autograd.grad(loss(theta, task.support), theta, create_graph=True)
+    phi = [t - a * s for t, a, s in zip(theta, alpha, gradients, strict=True)]
     wanted = torch.autograd.grad(loss(phi, task.query), theta + alpha)
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)

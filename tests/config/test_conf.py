@@ -9,9 +9,8 @@ import hydra
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from metadist.config.nodes import bind, find_target
+from metadist.config.instantiate import bind_arguments, locate_target
 from metadist.errors import UserError
-from metadist.launchers.resolvers import register_resolvers
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 FILES = sorted(CONF.rglob("*.yaml"))
@@ -32,11 +31,6 @@ GIVEN = dict.fromkeys(
     ),
     inspect.Parameter.empty,
 )
-
-
-@pytest.fixture(autouse=True)
-def _resolvers():
-    register_resolvers()
 
 
 def command(path: Path) -> list[str]:
@@ -75,7 +69,7 @@ def test_the_head_is_a_command_that_composes_and_uses_the_file(path):
     configuration = compose([word.replace("=DIR", "=somewhere") for word in words])
     # What the file is composed into fits its targets too, with every value resolved.
     for where, node in nodes(OmegaConf.to_container(configuration, resolve=True)):
-        bind(node, where, GIVEN)
+        bind_arguments(node, where, GIVEN)
     group = path.parent.relative_to(CONF)
     if str(group) != ".":
         used = [word for word in words if re.match(rf"\+?{group}=\[?.*\b{path.stem}\b", word)]
@@ -93,7 +87,7 @@ def test_targets_take_their_keys(path):
         open_values = {key for key, value in node.items() if "${" in str(value)}
         values = {key: value for key, value in node.items() if key not in open_values}
         given = GIVEN | dict.fromkeys(open_values, inspect.Parameter.empty)
-        target, _ = bind(values, where or path.stem, given)
+        target, _ = bind_arguments(values, where or path.stem, given)
         assert callable(target)
 
 
@@ -103,8 +97,8 @@ def test_a_misspelt_key_is_refused(path):
     for where, node in nodes(tree):
         if any(
             p.kind is p.VAR_KEYWORD
-            for p in inspect.signature(find_target(node["_target_"], where)).parameters.values()
+            for p in inspect.signature(locate_target(node["_target_"], where)).parameters.values()
         ):
             continue
-        with pytest.raises(UserError, match="no option"):
-            bind({**node, "misspelt": 1}, where or path.stem, GIVEN)
+        with pytest.raises(UserError, match="not an option"):
+            bind_arguments({**node, "misspelt": 1}, where or path.stem, GIVEN)

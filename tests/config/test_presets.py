@@ -1,4 +1,4 @@
-"""The presets of conf/experiment: complete, with the papers' figures, and each can do its tasks."""
+"""The presets of conf/experiment: complete, with published results, and each builds."""
 
 import re
 import sys
@@ -10,8 +10,8 @@ from tiny import CONF, compose
 
 from metadist.config import build_experiment
 from metadist.tasks import mini_imagenet, omniglot
-from metadist.tasks.array_cache import NamedArray
-from metadist.tasks.mini_imagenet_split import PUBLISHED
+from metadist.tasks.array_cache import CachedArray
+from metadist.tasks.mini_imagenet import PUBLISHED
 
 sys.path.insert(0, str(CONF.parent / "experiments"))
 from reproduction.cells import Cell, choose, load_cells
@@ -20,7 +20,7 @@ REAL = CONF.parents[1] / "shared" / "data" / "omniglot"
 CELLS = load_cells()
 PRESETS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 
-# What is quick for a rehearsal and changes neither tasks nor steps.
+# Shorten the sanity check; they change neither tasks nor steps.
 QUICK = {"omniglot": "model.filters=4", "mini_imagenet": "model.filters=2"}
 
 
@@ -29,7 +29,7 @@ def test_every_preset_has_a_cell_and_every_cell_a_preset():
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_the_head_names_the_papers_figure_and_its_source(name):
+def test_the_head_names_the_published_result_and_its_source(name):
     lines = (CONF / "experiment" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
     head = " ".join(line for line in lines if line.startswith("#"))
     cell: Cell = CELLS[name]
@@ -40,14 +40,14 @@ def test_the_head_names_the_papers_figure_and_its_source(name):
     assert cell.source.partition(",")[0] in head
 
 
-def noise(names: list[str], examples: int, *shape: int) -> NamedArray:
+def noise(names: list[str], examples: int, *shape: int) -> CachedArray:
     """Every class has the same images of noise."""
     images = np.random.default_rng(0).integers(256, size=(1, examples, *shape), dtype=np.uint8)
-    return NamedArray(np.broadcast_to(images, (len(names), *images.shape[1:])), names)
+    return CachedArray(np.broadcast_to(images, (len(names), *images.shape[1:])), names)
 
 
 def omniglot_names() -> list[str]:
-    """The real characters' names; the images are not needed for a rehearsal."""
+    """The real characters' names; the sanity check needs no images."""
     names = set()
     for part in ("images_background", "images_evaluation"):
         with zipfile.ZipFile(REAL / f"{part}.zip") as archive:
@@ -66,17 +66,17 @@ def held():
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_each_preset_can_do_its_tasks(name, tmp_path, held, monkeypatch):
+def test_each_preset_processes_its_tasks(name, tmp_path, held, monkeypatch):
     dataset = CELLS[name].dataset
     words = [f"+experiment={name}", "strategy=local", "logger=jsonl"]
     if dataset != "sinusoid":
         if dataset not in held:
             pytest.skip(f"no Omniglot images in {REAL}")
         module = {"omniglot": omniglot, "mini_imagenet": mini_imagenet}[dataset]
-        monkeypatch.setattr(module, "_load", lambda *_: held[dataset])
+        monkeypatch.setattr(module, "load_images", lambda *_: held[dataset])
     if "no_conv" not in name and dataset in QUICK:
         words += [QUICK[dataset]]
-    x = build_experiment(compose(*words), tmp_path, "maml")  # rehearses a task of each kind
+    x = build_experiment(compose(*words), tmp_path, "maml")  # with a sanity check
     protocol = {**x.tasks.protocol(), **x.learner.protocol()}
     assert protocol["dataset"] == dataset and x.trainer.eval_tasks >= 600
     differs = {k for k, v in CELLS[name].protocol.items() if k in protocol and protocol[k] != v}

@@ -5,7 +5,7 @@ from tiny import SMALL, compose
 from worlds import run_world
 
 from metadist.config import build_experiment
-from metadist.config.secrets import without_secrets
+from metadist.config.secrets import redact_secrets
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
@@ -14,7 +14,7 @@ def test_texts_that_hold_a_secret_are_blotted_out(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("MY_TOKEN", KEY[:10])
     monkeypatch.setenv("SHORT_KEY", "abc")
-    found = without_secrets({"a": [f"x {KEY} y", 3, None], KEY: {"b": ("abc", KEY[:10])}})
+    found = redact_secrets({"a": [f"x {KEY} y", 3, None], KEY: {"b": ("abc", KEY[:10])}})
     assert found == {"a": ["x *** y", 3, None], "***": {"b": ["abc", "***"]}}
 
 

@@ -240,7 +240,7 @@ def asynchronously() -> None:
         gradients = todist.autograd.grad(context, future.wait(), model.parameters())
     assert_all_close(gradients, expected)
     future = todist.remote_async_call(
-        local_loss, args=(model, batch), reducer=todist.mean_reducer, gradient="visit"
+        local_loss, args=(model, batch), reducer=todist.mean_reducer, gradient="worker"
     )
     future.wait().backward()
     assert_all_close([parameter.grad for parameter in model.parameters()], expected)
@@ -307,7 +307,10 @@ def leave_a_result_out() -> list[str] | None:
 def test_a_result_that_plays_no_part_is_refused_where_torch_would_wait_for_ever():
     messages = run_world(leave_a_result_out, 2)[0]
     assert len(messages) == 4
-    assert all("take no part" in message and "\n" not in message for message in messages)
+    assert all(
+        "not part of what is differentiated" in message and "\n" not in message
+        for message in messages
+    )
 
 
 def look_and_use(x: torch.Tensor) -> torch.Tensor:

@@ -59,7 +59,7 @@ def gradients_in_context(items: int, partition: str) -> tuple | None:
 
 
 @todist.auto_init_rpc()
-def gradients_in_one_visit(items: int, partition: str) -> tuple | None:
+def gradients_by_worker(items: int, partition: str) -> tuple | None:
     if todist.get_rank() != 0:
         return None
     function, partitioner = PARTITIONERS[partition]
@@ -69,13 +69,13 @@ def gradients_in_one_visit(items: int, partition: str) -> tuple | None:
         args=(model, make_batch(items)),
         partitioner=partitioner,
         reducer=todist.mean_reducer,
-        gradient="visit",
+        gradient="worker",
     )
     (3 * result["loss"]).backward()
     return result["loss"].item(), [p.grad / 3 for p in model.parameters()]
 
 
-@pytest.mark.parametrize("mode", [gradients_in_context, gradients_in_one_visit])
+@pytest.mark.parametrize("mode", [gradients_in_context, gradients_by_worker])
 @pytest.mark.parametrize("partition", PARTITIONERS)
 @pytest.mark.parametrize(("items", "size"), [(15, 1), (15, 2), (15, 3), (2, 3)])
 def test_loss_and_gradient_equal_one_process(mode, partition, items, size):
@@ -248,3 +248,46 @@ def send_a_lambda() -> str | None:
 
 def test_a_function_that_cannot_be_sent_is_refused_with_a_sentence():
     assert "top level" in run_world(send_a_lambda, 2)[0]
+
+
+def exit_in_a_call(status: object) -> None:
+    raise SystemExit(status)
+
+
+class Unpicklable:
+    def __reduce__(self) -> tuple:
+        raise ValueError("this does not pickle")
+
+
+class Unloadable:
+    def __reduce__(self) -> tuple:
+        return int, ("x",)
+
+
+@todist.auto_init_rpc()
+def call_what_fails(gradient: str) -> list[str] | None:
+    if todist.get_rank() != 0:
+        return None
+    start, messages = time.monotonic(), []
+    for function, args in ((exit_in_a_call, (3,)), (Unpicklable, ()), (Unloadable, ())):
+        with pytest.raises(todist.RemoteError) as caught:
+            todist.remote_sync_call(function, args=args, partitioner=1, gradient=gradient)
+        messages.append(str(caught.value))
+    with pytest.raises(todist.RemoteError, match="SystemExit"):
+        todist.remote_sync_call(
+            exit_in_a_call,
+            args=(None,),
+            reducer=todist.sum_reducer,
+            partitioner=lambda status: [(1, (status,), {})],
+        )
+    assert todist.remote_sync_call(max, args=(1, 2), partitioner=1) == 2
+    assert time.monotonic() - start < 10
+    return messages
+
+
+@pytest.mark.parametrize("gradient", ["dist_autograd", "worker"])
+def test_an_exit_and_a_result_that_cannot_be_transferred_are_errors_of_the_call(gradient):
+    exited, unpicklable, unloadable = run_world(call_what_fails, 2, gradient)[0]
+    assert "worker1 (rank 1" in exited and "raised SystemExit: 3" in exited
+    assert "cannot be transferred" in unpicklable and "this does not pickle" in unpicklable
+    assert "cannot be transferred" in unloadable and "invalid literal" in unloadable

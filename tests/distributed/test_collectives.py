@@ -207,3 +207,13 @@ def keep_in_step() -> tuple[float, float]:
 def test_barrier_lets_nobody_go_before_all_have_come(size):
     times = run_world(in_a_group, size, keep_in_step)
     assert min(left for _, left in times) >= max(came for came, _ in times)
+
+
+def reduce_a_type_that_gloo_lacks() -> int:
+    with pytest.raises(RuntimeError, match="scalar type"):
+        collectives.broadcast(torch.ones(2, dtype=torch.uint16))
+    return collectives.all_reduce(1)
+
+
+def test_a_programming_error_is_not_a_lost_worker():
+    assert run_world(in_a_group, 2, reduce_a_type_that_gloo_lacks) == [2, 2]

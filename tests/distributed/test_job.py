@@ -1,5 +1,8 @@
 """Jobs: who takes part, and whether it is a later attempt."""
 
+import time
+
+import pytest
 from worlds import open_store, run_world
 
 import metadist as todist
@@ -11,9 +14,9 @@ def begin(run: str, counts: list[int], work: bool) -> tuple[bool, bool, int]:
 
     os.environ["TORCHELASTIC_RESTART_COUNT"] = str(counts[todist.get_rank()])
     job = begin_job(10.0, print)
-    before = job.has_begun(run)
+    before = job.has_started(run)
     if todist.get_rank() == 0 and work:
-        job.note_begun(run)
+        job.mark_started(run)
     job.end()
     return job.restarted, before, len(job.hosts)
 
@@ -30,3 +33,28 @@ def test_work_that_began_is_remembered_beyond_the_processes():
     # One agent fewer, and no count has risen: a node has left.
     assert run_world(begin, 2, "run", [0, 0], True, store=store) == [(False, True, 2)] * 2
     assert run_world(begin, 2, "other", [0, 0], False, store=store) == [(False, False, 2)] * 2
+
+
+def arrive_late(seconds: float) -> tuple[str, float]:
+    """Rank one comes late; a job's own timeout is shorter than what ranks may arrive apart."""
+    if todist.get_rank() == 1:
+        time.sleep(seconds)
+        return "", 0.0
+    start = time.monotonic()
+    with pytest.raises(TimeoutError) as caught:
+        begin_job(30.0, print, rendezvous_timeout=0.5)
+    return str(caught.value), time.monotonic() - start
+
+
+def test_two_timeouts():
+    message, seconds = run_world(arrive_late, 2, 2.0)[0]
+    assert "ranks [1]" in message and seconds < 2
+    assert run_world(begin_apart, 2, 2.0) == [2, 2]
+
+
+def begin_apart(seconds: float) -> int:
+    if todist.get_rank() == 1:
+        time.sleep(seconds)
+    job = begin_job(1.0, print, rendezvous_timeout=20.0)
+    job.end()
+    return len(job.hosts)

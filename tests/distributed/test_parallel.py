@@ -37,7 +37,7 @@ def guarded(batch: torch.Tensor) -> torch.Tensor:
     return batch.sum()
 
 
-@todist.parallelize(reducer=todist.mean_reducer, gradient="visit")
+@todist.parallelize(reducer=todist.mean_reducer, gradient="worker")
 def loss(weight: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
     return (batch * weight.sum()).square().mean()
 

@@ -138,7 +138,10 @@ def test_float32_results_add_up_to_the_same_bits_however_they_are_grouped(reduce
     whole = reducer(results)["x"]
     assert whole.dtype is torch.float32
     # An independent reference: the exact sum of rational numbers, divided, rounded once.
-    exact = [sum(map(Fraction, column)) for column in zip(*(r["x"].tolist() for r in results))]
+    exact = [
+        sum(map(Fraction, column))
+        for column in zip(*(r["x"].tolist() for r in results), strict=True)
+    ]
     divisor = number if reducer is todist.mean_reducer else 1
     assert whole.tolist() == [torch.tensor(float(each / divisor)).item() for each in exact]
     for _ in range(200):

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import rpc
 from torch.distributed.rpc.internal import _internal_rpc_pickler
 from worlds import RankFailed, run_world
 
 import metadist as todist
-from metadist.distributed.visits import Failure
+from metadist.distributed.rpc import backend_options
+from metadist.distributed.worker_calls import RemoteFailure
 
 
 @todist.auto_init_rpc()
@@ -59,7 +61,7 @@ def meet_without_two(late: bool) -> tuple[str, float] | None:
             todist.barrier(timeout=5.0)
         return None
     start = time.monotonic()
-    with pytest.raises(todist.PeerLost) as caught:
+    with pytest.raises(todist.WorkerLostError) as caught:
         todist.barrier(timeout=1.0)
     outcome = str(caught.value), time.monotonic() - start
     todist.barrier([0, 1])
@@ -72,7 +74,7 @@ def meet_without_two(late: bool) -> tuple[str, float] | None:
 def test_a_barrier_that_a_worker_misses_names_it_in_time(late):
     zero, one, _ = run_world(meet_without_two, 3, late)
     for message, seconds in (zero, one):
-        assert "worker2 (rank 2) did not come" in message and "\n" not in message
+        assert "worker2 (rank 2) did not arrive" in message and "\n" not in message
         assert 0.9 < seconds < 4
 
 
@@ -86,12 +88,12 @@ def call_one_who_dies() -> tuple | None:
         time.sleep(30)
         return None
     start = time.monotonic()
-    with pytest.raises(todist.PeerLost, match="worker1"):
+    with pytest.raises(todist.WorkerLostError, match="worker1"):
         todist.remote_sync_call(die, args=(3,), partitioner=1)
     during = time.monotonic() - start
-    with pytest.raises(todist.PeerLost, match="worker1"):
+    with pytest.raises(todist.WorkerLostError, match="worker1"):
         todist.remote_sync_call(die, args=(3,), partitioner=1)
-    with pytest.raises(todist.PeerLost, match="worker1"):
+    with pytest.raises(todist.WorkerLostError, match="worker1"):
         todist.remote_async_call(die, args=(3,), partitioner=1).wait()
     after = time.monotonic() - start
     todist.shutdown_rpc(graceful=False)
@@ -107,7 +109,7 @@ def test_a_worker_that_dies_during_a_call_is_named_within_seconds():
 
 def end_together_but(doomed: int, how: str) -> tuple[str, float]:
     """All ranks wait in shutdown, but one dies or freezes instead of coming."""
-    todist.init_rpc(answer_timeout=2.0)
+    todist.init_rpc(ping_timeout=2.0)
     todist.barrier()
     process = todist.remote_sync_call(os.getpid, partitioner=doomed)
     todist.barrier()
@@ -117,7 +119,7 @@ def end_together_but(doomed: int, how: str) -> tuple[str, float]:
             os._exit(3)
         os.kill(os.getpid(), signal.SIGSTOP)
     start = time.monotonic()
-    with pytest.raises(todist.PeerLost) as caught:
+    with pytest.raises(todist.WorkerLostError) as caught:
         todist.shutdown_rpc()
     assert not todist.rpc_is_initialized()
     if how == "freezes":
@@ -151,7 +153,7 @@ def test_an_error_on_one_rank_ends_all_within_seconds():
     zero, one, two = run_world(fail_on_one, 3, may_fail=True)
     assert time.monotonic() - start < 15
     assert isinstance(one, RankFailed) and "LookupError: rank one's own mistake" in str(one)
-    assert "PeerLost" in str(zero) and "PeerLost" in str(two)
+    assert "WorkerLostError" in str(zero) and "WorkerLostError" in str(two)
 
 
 def trainer_name(world_rank: int, world_size: int, local_rank: int, local_world_size: int) -> str:
@@ -212,7 +214,7 @@ def never_reached_by_one() -> int:
 
 def test_an_error_in_worker_init_fn_ends_the_world():
     zero, one = run_world(never_reached_by_one, 2, may_fail=True)
-    assert "PeerLost" in str(zero) and "LookupError: no GPU for rank one" in str(one)
+    assert "WorkerLostError" in str(zero) and "LookupError: no GPU for rank one" in str(one)
 
 
 def test_misuse_of_the_decorator_is_told_in_a_sentence():
@@ -320,11 +322,79 @@ def test_what_tasks_share_crosses_once_to_each_worker(size):
 
 
 def test_errors_pickle():
-    for error in (todist.PeerLost("worker1 is gone"), todist.UserError("no such thing")):
+    for error in (todist.WorkerLostError("worker1 is gone"), todist.UserError("no such thing")):
         again = pickle.loads(pickle.dumps(error))
         assert type(again) is type(error) and str(again) == str(error)
-    failure = Failure("KeyError", "no key", "Traceback: …", of_user=False)
+    failure = RemoteFailure("KeyError", "no key", "Traceback: …", of_user=False)
     remote = pickle.loads(pickle.dumps(todist.RemoteError("worker1", failure)))
     assert type(remote) is todist.RemoteError and remote.worker == "worker1"
     assert remote.remote_traceback == "Traceback: …" and "no key" in str(remote)
-    assert isinstance(todist.PeerLost("x"), ConnectionError)
+    assert isinstance(todist.WorkerLostError("x"), ConnectionError)
+
+
+# --- backend options; no GPU is needed to see what is passed on -----------------------------------
+
+MAPS = {"worker1": {0: 1}, "worker2": {"cuda:0": "cuda:2"}}
+DEVICES = {
+    "worker1": {torch.device("cuda:0"): torch.device("cuda:1")},
+    "worker2": {torch.device("cuda:0"): torch.device("cuda:2")},
+}
+
+
+def test_without_options_there_are_many_threads_and_minutes():
+    options = backend_options()
+    assert options.num_worker_threads == 256 and options.rpc_timeout == 300.0
+    assert options.device_maps == {} and options.devices == []
+
+
+def test_device_maps_are_passed_on_and_the_rest_stays():
+    given = rpc.TensorPipeRpcBackendOptions(device_maps=MAPS, devices=[0])
+    options = backend_options(given)
+    assert options.device_maps == DEVICES and options.devices == [torch.device("cuda:0")]
+    assert options.num_worker_threads == 256 and options.rpc_timeout == 300.0
+    # The user's own are as they were.
+    assert options is not given and given.init_method == "env://"
+    assert given.num_worker_threads == 16 and given.rpc_timeout == 60.0
+
+
+def test_a_choice_of_threads_and_timeout_holds():
+    given = rpc.TensorPipeRpcBackendOptions(num_worker_threads=40, rpc_timeout=7.5)
+    options = backend_options(given)
+    assert options.num_worker_threads == 40 and options.rpc_timeout == 7.5
+
+
+OPTIONS = {"num_worker_threads": 40, "rpc_timeout": 7.5}
+
+
+def open_two_worlds() -> list[tuple]:
+    given = rpc.TensorPipeRpcBackendOptions(**OPTIONS)
+
+    @todist.auto_init_rpc(rpc_backend_options=given)
+    def look() -> tuple:
+        options = rpc.api._get_current_rpc_agent()._get_backend_options()
+        other = (todist.get_rank() + 1) % todist.get_world_size()
+        three = todist.remote_sync_call(max, args=(1, 3), partitioner=other)
+        return options.num_worker_threads, options.rpc_timeout, three
+
+    return [look(), look()]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_one_set_of_options_serves_two_worlds(size):
+    assert run_world(open_two_worlds, size) == [[(40, 7.5, 3)] * 2] * size
+
+
+def open_with_maps() -> str:
+    given = rpc.TensorPipeRpcBackendOptions(device_maps={"worker0": {0: 0}})
+    with pytest.raises(todist.UserError) as caught:
+        todist.init_rpc(rpc_backend_options=given)
+    assert not todist.rpc_is_initialized()
+    todist.init_rpc()  # without them it opens
+    todist.shutdown_rpc()
+    return str(caught.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here the GPU of the device map exists")
+def test_maps_of_devices_that_are_not_there_are_refused_in_a_sentence():
+    message = run_world(open_with_maps, 1)[0]
+    assert "device_maps" in message and "\n" not in message

@@ -6,7 +6,7 @@ import sys
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from metadist.distributed.torchrun import killed_unheard, status_of
+from metadist.distributed.torchrun import status_of, unreported_kill
 
 
 def failed(*codes: int) -> ChildFailedError:
@@ -21,9 +21,9 @@ def failed(*codes: int) -> ChildFailedError:
 @pytest.mark.parametrize(
     ("codes", "status", "said"),
     [
-        ((-9, 143), 1, "rank 1 was ended by SIGKILL"),  # the agent stopped the other one
-        ((-9, -15), 1, "rank 1 was ended by SIGKILL"),
-        ((-6,), 1, "rank 0 was ended by SIGABRT"),
+        ((-9, 143), 1, "rank 1 was killed by SIGKILL"),  # the agent stopped the other one
+        ((-9, -15), 1, "rank 1 was killed by SIGKILL"),
+        ((-6,), 1, "rank 0 was killed by SIGABRT"),
         ((-9, 1), 1, ""),  # who found it lost has said so
         ((143, 143), 143, ""),
         ((130, 130), 130, ""),
@@ -35,7 +35,7 @@ def failed(*codes: int) -> ChildFailedError:
     ],
 )
 def test_the_first_to_end_says_what_it_was(codes, status, said):
-    assert (status_of(failed(*codes)), killed_unheard(failed(*codes))) == (status, said)
+    assert (status_of(failed(*codes)), unreported_kill(failed(*codes))) == (status, said)
 
 
 SCRIPT = """
@@ -57,6 +57,6 @@ def test_a_worker_killed_before_training_is_named_and_is_no_stop(tmp_path):
         text=True,
     )
     assert agent.wait(60) == 1
-    assert agent.stderr.read() == "error: rank 1 was ended by SIGKILL\n"
+    assert agent.stderr.read() == "error: rank 1 was killed by SIGKILL\n"
     agent.stdin.close()
     agent.stderr.close()

@@ -1,10 +1,12 @@
-"""The world is what the environment says at the moment of asking."""
+"""Ranks are read from the environment at each call."""
+
+import pickle
 
 import pytest
 from worlds import run_world
 
 import metadist as todist
-from metadist.distributed.world import attempt, is_single_node
+from metadist.distributed.world import is_single_node, restart_count
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
 
@@ -24,7 +26,7 @@ def environment(monkeypatch):
 def test_a_process_without_torchrun_is_a_world_of_its_own():
     assert todist.get_world_info() == (0, 1, 0, 1)
     assert todist.get_worker_id() == 0 and todist.get_worker_id("worker0") == 0
-    assert is_single_node() and attempt() == 0
+    assert is_single_node() and restart_count() == 0
 
 
 def test_the_environment_is_read_at_each_question(environment):
@@ -42,7 +44,7 @@ def test_the_environment_is_read_at_each_question(environment):
         assert todist.get_rank() == todist.get_world_rank() == todist.get_worker_id() == rank
         assert todist.get_world_size() == size
         assert todist.get_local_rank() == rank % 2 and todist.get_local_world_size() == 2
-        assert is_single_node() == (size == 2) and attempt() == rank
+        assert is_single_node() == (size == 2) and restart_count() == rank
 
 
 def test_without_local_numbers_the_world_is_one_node(environment):
@@ -95,3 +97,82 @@ def ask_everything() -> tuple:
 def test_every_rank_of_a_real_world_knows_its_place(size):
     places = [(r, size, r, size) for r in range(size)]
     assert run_world(ask_everything, size) == [(place, place) for place in places]
+
+
+# --- decorators that choose ranks ---------------------------------------------------------------
+
+
+@todist.rank_zero_only
+def on_zero(a: int, *, b: int = 0) -> tuple:
+    """Zero's."""
+    return todist.get_rank(), a, b
+
+
+@todist.rank_non_zero_only
+def not_on_zero() -> int:
+    return todist.get_rank()
+
+
+@todist.on_rank(0, 2)
+def on_zero_and_two() -> int:
+    return todist.get_rank()
+
+
+@todist.not_on_rank(0, 2)
+def not_on_zero_and_two() -> int:
+    return todist.get_rank()
+
+
+@todist.on_rank()
+def nowhere() -> int:
+    return todist.get_rank()
+
+
+@todist.not_on_rank()
+def everywhere() -> int:
+    return todist.get_rank()
+
+
+def ask_all() -> list:
+    return [
+        on_zero(1, b=2),
+        not_on_zero(),
+        on_zero_and_two(),
+        not_on_zero_and_two(),
+        nowhere(),
+        everywhere(),
+    ]
+
+
+EXPECTED = [
+    [(0, 1, 2), None, 0, None, None, 0],
+    [None, 1, None, 1, None, 1],
+    [None, 2, 2, None, None, 2],
+]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_ranks_of_a_real_world(size):
+    assert run_world(ask_all, size) == EXPECTED[:size]
+
+
+def test_the_rank_is_read_at_each_call(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    for rank in (2, 0, 1):
+        monkeypatch.setenv("RANK", str(rank))
+        assert ask_all() == EXPECTED[rank]
+
+
+def test_what_the_function_raises_comes_through(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    failing = todist.rank_zero_only(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        failing()
+    monkeypatch.setenv("RANK", "1")
+    assert failing() is None
+
+
+def test_the_function_keeps_its_name_and_pickles():
+    assert on_zero.__name__ == "on_zero" and on_zero.__doc__ == "Zero's."
+    assert pickle.loads(pickle.dumps(on_zero)) is on_zero

@@ -87,7 +87,7 @@ def our_maml(tasks: int) -> tuple[float, list[Tensor]]:
         args=(model, *make_tasks(tasks)),
         partitioner=ours.dim_partitioner(0, exclusive=True, keepdim=False),
         reducer=ours.mean_reducer,
-        gradient="visit",
+        gradient="worker",
     )
     loss.backward()
     return loss.item(), [parameter.grad for parameter in model.parameters()]

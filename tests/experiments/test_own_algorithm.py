@@ -46,7 +46,7 @@ def test_an_algorithm_is_selected_by_a_configuration_file(directory):
 
 def test_errors_are_one_sentence(directory):
     for overrides, message in (
-        ([TARGET, "+algorithm.first_rat=1"], "algorithm.first_rat is no option of MyAlgorithm"),
+        ([TARGET, "+algorithm.first_rat=1"], "algorithm.first_rat is not an option of MyAlgorithm"),
         (["algorithm._target_=my_modul.MyAlgorithm"], "my_modul.MyAlgorithm cannot be imported"),
     ):
         (outcome,) = run(directory, *overrides, "strategy=local")

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf, open_dict
 from reproduction_folders import create_failed_run, create_run
 
 from metadist.errors import UserError
-from metadist.launchers import TorchrunLauncher
+from metadist.launchers.torchrun import TorchrunLauncher
 
 sys.path.insert(0, str(ROOT / "experiments"))
 from reproduction import command, plots
@@ -129,7 +129,7 @@ PARENT = """
 import pathlib, signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
 sys.path.insert(0, "experiments")
-from metadist.launchers import TorchrunLauncher
+from metadist.launchers.torchrun import TorchrunLauncher
 from reproduction.runs import PresetRun, Runner
 folder = pathlib.Path(sys.argv[1])
 child = "import sys; open('ready', 'w'); sys.stdin.read(); open('ended', 'w')"

@@ -14,7 +14,7 @@ from metadist.algorithms import MAML
 from metadist.algorithms.learner import TaskResult
 from metadist.distributed import get_rank
 from metadist.distributed.reducers import MeanReducer
-from metadist.loggers import Tracker
+from metadist.loggers import Logger, Metrics
 from metadist.tasks import Episode
 
 _CALLS_BEFORE_FAULT = 40
@@ -85,10 +85,10 @@ class FaultyReducer(MeanReducer):
         return super().weights(sizes)
 
 
-class FaultyLogger(Tracker):
+class FaultyLogger(Logger):
     """A logger that fails at the tenth iteration."""
 
-    def record(self, record: dict) -> None:
+    def log_metrics(self, metrics: Metrics) -> None:
         """Fail at iteration 10."""
-        if record["iteration"] == 10:
+        if metrics["iteration"] == 10:
             fail()

@@ -88,7 +88,7 @@ def _import_everything() -> None:
     import torch._dynamo
     import torch.distributed.rpc
 
-    import metadist.launchers  # noqa: F401
+    import metadist.cli  # noqa: F401
 
     torch.set_num_threads(1)
     hydra.core.plugins.Plugins.instance()

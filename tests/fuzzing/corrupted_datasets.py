@@ -106,9 +106,11 @@ class _IntactFiles:
         names = [f"{_SET}/Alphabet/character{i}" for i in range(1623)]
         row = np.zeros((_EXAMPLES, 28, 28), np.uint8)
         row[:, 10:18, 10:18] = np.arange(_EXAMPLES)[:, None, None]
-        path = self._scratch / "intact-cache" / "omniglot_28px_0.npy"
-        array_cache.load_or_make(
-            path, lambda: array_cache.Making(row.shape, names, (row for _ in names))
+        folder = self._scratch / "intact-cache"
+        folder.mkdir()
+        path = array_cache.cache_directory(folder) / "omniglot_28px_0.npy"
+        array_cache.load_or_create(
+            folder, path.name, lambda: array_cache.ArraySpec(row.shape, names, (row for _ in names))
         )
         return {suffix: path.with_suffix(f".{suffix}").read_bytes() for suffix in ("npy", "json")}
 

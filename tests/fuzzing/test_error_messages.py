@@ -101,9 +101,9 @@ def test_corrupted_checkpoints(tmp_path):
     )
     newest.write_bytes(intact[:1000])
     elsewhere = f"hydra.run.dir={tmp_path}/elsewhere"
-    assert f"{newest.name} is damaged" in error_message(elsewhere, f"resume={newest}")
+    assert f"{newest.name} is corrupt" in error_message(elsewhere, f"resume={newest}")
     resumed = run_command("maml.py", *SMALL, run, "resume=auto")[0]
     assert resumed.status == 0 and resumed.err == "", resumed
-    warnings = [line for line in resumed.out.splitlines() if "set aside" in line]
+    warnings = [line for line in resumed.out.splitlines() if "renamed to" in line]
     assert len(warnings) == 1 and newest.name in warnings[0], resumed.out
-    assert newest.with_name(f"{newest.name}.aside").read_bytes() == intact[:1000]
+    assert newest.with_name(f"{newest.name}.corrupt").read_bytes() == intact[:1000]

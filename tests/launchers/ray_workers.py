@@ -10,27 +10,21 @@ from pathlib import Path
 from omegaconf import open_dict
 from tiny import SMALL, compose
 
-from metadist.config import build_experiment
-from metadist.launchers.launcher import PlannedRun
-
-ROOT = Path(__file__).resolve().parents[2]
+from metadist.launchers import RunSpec
 
 
-def planned(directory: Path, *overrides: str) -> PlannedRun:
+def planned(directory: Path, *overrides: str) -> RunSpec:
     """A shrunken experiment, as the starting process plans it."""
     directory.mkdir(parents=True, exist_ok=True)
     words = (*SMALL, *overrides)
     configuration = compose(*words)
     with open_dict(configuration):
         configuration.pop("launcher", None)
-    return PlannedRun(
-        script=ROOT / "experiments" / "maml.py",
+    return RunSpec(
         name="maml",
         directory=directory,
         configuration=configuration,
         overrides=words,
-        hydra_words=(),
-        build=build_experiment,
     )
 
 

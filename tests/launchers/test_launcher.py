@@ -1,20 +1,18 @@
-"""Who starts processes: what is refused before any work, and what a worker is told."""
+"""Launchers: checks of their options, and what the workers are started with."""
 
-import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from metadist.config import build_experiment
 from metadist.errors import UserError
-from metadist.launchers import Launcher, PlannedRun, TorchrunLauncher
+from metadist.launchers import Launcher, RunSpec
 from metadist.launchers import torchrun as module
-from metadist.launchers.launcher import launcher_of
-from metadist.launchers.places import Places
+from metadist.launchers.launcher import create_launcher
+from metadist.launchers.torchrun import TorchrunLauncher
 
 CPU = OmegaConf.create({"device": "cpu", "threads": 1})
 
@@ -29,7 +27,7 @@ class Recorder(Launcher):
         if self.workers > 3:
             raise UserError("too many")
 
-    def run(self, planned):
+    def run(self, spec):
         return 0
 
     def stop(self, number):
@@ -41,16 +39,9 @@ def configured(**options):
     return OmegaConf.create({"launcher": {"_target_": target, **options}})
 
 
-def planned(directory: str = "/runs/a b's", **options) -> PlannedRun:
-    return PlannedRun(
-        script=Path("/somewhere/experiments/maml.py"),
-        name="maml",
-        directory=Path(directory),
-        configuration=OmegaConf.create({"device": "cpu", "threads": 3, **options}),
-        overrides=("seed=1", "logger=[jsonl,console]"),
-        hydra_words=("hydra.verbose=true",),
-        build=build_experiment,
-    )
+def spec_of(directory: str = "/runs/a b's", **options) -> RunSpec:
+    configuration = OmegaConf.create({"device": "cpu", "threads": 3, **options})
+    return RunSpec("maml", Path(directory), configuration, ("seed=1",))
 
 
 @pytest.fixture(autouse=True)
@@ -60,22 +51,22 @@ def _no_world(monkeypatch):
 
 def test_none_leaves_the_work_to_this_process():
     none = OmegaConf.create({"launcher": {"_target_": "metadist.launchers.NoLauncher"}})
-    assert launcher_of(none) is None and launcher_of(OmegaConf.create({})) is None
+    assert create_launcher(none) is None and create_launcher(OmegaConf.create({})) is None
 
 
 def test_a_launcher_is_built_and_checked():
-    assert launcher_of(configured(workers=2)).workers == 2
+    assert create_launcher(configured(workers=2)).workers == 2
     with pytest.raises(UserError, match="too many"):
-        launcher_of(configured(workers=4))
-    with pytest.raises(UserError, match="no launcher"):
-        launcher_of(OmegaConf.create({"launcher": {"_target_": "fractions.Fraction"}}))
+        create_launcher(configured(workers=4))
+    with pytest.raises(UserError, match="not a Launcher"):
+        create_launcher(OmegaConf.create({"launcher": {"_target_": "fractions.Fraction"}}))
 
 
-def test_a_world_inside_a_world_is_refused_and_says_which_to_drop(monkeypatch):
+def test_a_launcher_inside_torchrun_is_refused_with_the_remedy(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match=r"drop launcher=.* or start .* with python"):
-        launcher_of(configured())
+        create_launcher(configured())
 
 
 def test_more_workers_than_cores_or_gpus_are_refused(monkeypatch):
@@ -90,9 +81,9 @@ def test_more_workers_than_cores_or_gpus_are_refused(monkeypatch):
     ):
         with pytest.raises(UserError, match=words):
             TorchrunLauncher(**options).check(CPU)
-    assert TorchrunLauncher(nproc_per_node=2).jobs_at_once(CPU) == 2
-    assert TorchrunLauncher(nproc_per_node=3).jobs_at_once(CPU) == 1
-    assert TorchrunLauncher(jobs=7).jobs_at_once(CPU) == 7
+    assert TorchrunLauncher(nproc_per_node=2).max_concurrent_jobs(CPU) == 2
+    assert TorchrunLauncher(nproc_per_node=3).max_concurrent_jobs(CPU) == 1
+    assert TorchrunLauncher(jobs=7).max_concurrent_jobs(CPU) == 7
 
     monkeypatch.setattr(module.torch.cuda, "is_available", lambda: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
@@ -101,35 +92,46 @@ def test_more_workers_than_cores_or_gpus_are_refused(monkeypatch):
         TorchrunLauncher(nproc_per_node=4).check(auto)
 
 
-def test_jobs_at_a_time_have_gpus_of_their_own(monkeypatch):
+def test_concurrent_jobs_have_gpus_of_their_own(monkeypatch):
     monkeypatch.setattr(module.torch.cuda, "is_available", lambda: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7,9")
     launcher = TorchrunLauncher(nproc_per_node=2)
-    run = planned(device="auto")
-    seen = [launcher._environment(run, place)["CUDA_VISIBLE_DEVICES"] for place in range(2)]
+    spec = spec_of(device="auto")
+    seen = [launcher.environment(spec, slot)["CUDA_VISIBLE_DEVICES"] for slot in range(2)]
     assert seen == ["3,5", "7,9"]
-    assert launcher._environment(planned(), 0)["CUDA_VISIBLE_DEVICES"] == "3,5,7,9"
+    assert launcher.environment(spec_of(), 0)["CUDA_VISIBLE_DEVICES"] == "3,5,7,9"
 
 
-def test_places_are_the_lowest_that_are_free():
-    places = Places()
-    with places.one() as first, places.one() as second:
-        assert (first, second) == (0, 1)
-    with places.one() as again:
-        assert again == 0
-
-
-def test_a_worker_gets_the_same_words_and_the_directory():
-    run = pickle.loads(pickle.dumps(planned(resume="auto")))
-    words = run.words()
-    assert words[:3] == ["hydra.verbose=true", "seed=1", "logger=[jsonl,console]"]
-    assert {"launcher=none", "hydra.mode=RUN", "resume=auto"} <= set(words)
-    (directory,) = [word for word in words if word.startswith("hydra.run.dir=")]
-    assert OverridesParser.create().parse_override(directory).value() == "/runs/a b's"
-    command = TorchrunLauncher(nproc_per_node=2, max_restarts=1).command(run)
+def test_torchrun_gets_its_options_and_the_specification():
+    command = TorchrunLauncher(nproc_per_node=2, max_restarts=1).command(
+        spec_of(), Path("a b.yaml")
+    )
     assert {"--standalone", "--nproc-per-node=2", "--max-restarts=1"} <= set(command)
-    nodes = TorchrunLauncher(nnodes=2, node_rank=1, rdzv_endpoint="a:1").command(run)
-    assert {"--nnodes=2", "--node-rank=1", "--rdzv-endpoint=a:1"} <= set(nodes)
+    assert command[-3:] == ["-m", "metadist.launchers.worker", "a b.yaml"]
+    nodes = TorchrunLauncher(nnodes=2, node_rank=1, rdzv_endpoint="a:1")
+    command = nodes.command(spec_of(), Path("spec.yaml"))
+    assert {"--nnodes=2", "--node-rank=1", "--rdzv-endpoint=a:1"} <= set(command)
+
+
+def test_the_specification_is_the_users_alone_and_is_removed(tmp_path, monkeypatch):
+    seen = []
+
+    class Agent:
+        """Ends at once, after a look at the file of the specification."""
+
+        def __init__(self, command, **_):
+            path = Path(command[-1])
+            spec = RunSpec.from_yaml(path.read_text(encoding="utf-8"))
+            seen.append((path.parent, path.stat().st_mode & 0o777, spec.in_sweep, spec.overrides))
+            self.stdin = (tmp_path / "stdin").open("w")
+
+        def wait(self):
+            return 0
+
+    monkeypatch.setattr(module.subprocess, "Popen", Agent)
+    assert TorchrunLauncher().run(replace(spec_of(str(tmp_path)), in_sweep=True)) == 0
+    assert seen == [(tmp_path, 0o600, False, ("seed=1",))]
+    assert [path.name for path in tmp_path.iterdir()] == ["stdin"]
 
 
 def test_torchruns_status_tells_and_its_report_is_left_out(tmp_path):
@@ -155,5 +157,5 @@ def test_a_run_that_is_stopped_before_its_agent_is_there_does_not_begin(
         launcher.stop(2)
     else:
         late = lambda *_: launcher.stop(2) or {}  # noqa: E731
-        monkeypatch.setattr(launcher, "_environment", late)
-    assert launcher.run(planned(str(tmp_path))) == 143
+        monkeypatch.setattr(launcher, "environment", late)
+    assert launcher.run(spec_of(str(tmp_path))) == 143

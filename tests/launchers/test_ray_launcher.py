@@ -17,18 +17,19 @@ import pytest
 
 pytest.importorskip("ray")
 
-from ray_workers import ROOT, kill_a_worker_once, planned, worker_processes
+from commands import ROOT
+from ray_workers import kill_a_worker_once, planned, worker_processes
 from test_layers import imported
 from tiny import SMALL, records, train, without_times
 from worlds import run_world
 
 from metadist.distributed.world import usable_cpus
 from metadist.errors import UserError
-from metadist.launchers.carry_out import Failed
+from metadist.launchers.job import JobFailure
 from metadist.launchers.ray.launcher import RayLauncher
 from metadist.launchers.ray.run import RayRun
 from metadist.launchers.ray.worker import Errand, _leave_last_words
-from metadist.launchers.records import last_words
+from metadist.reports import pop_worker_error
 from metadist.training import Interrupted
 
 pytestmark = pytest.mark.slow  # `make test-slow` installs Ray
@@ -183,12 +184,12 @@ def test_ray_listens_on_loopback_alone(ray):
 
 def test_what_a_worker_said_is_left_for_the_record_of_a_sweeps_job(tmp_path):
     run = replace(planned(tmp_path), in_sweep=True)
-    failed = Failed(UserError("there are only 12 classes."), in_job=False)
-    stopped = Failed(Interrupted(signal.SIGINT, "stopped at iteration 3"), in_job=False)
+    failed = JobFailure(UserError("there are only 12 classes."), in_job=False)
+    stopped = JobFailure(Interrupted(signal.SIGINT, "stopped at iteration 3"), in_job=False)
     for each, end in ((replace(run, in_sweep=False), failed), (run, stopped), (run, failed)):
-        assert last_words(tmp_path) == ""
+        assert pop_worker_error(tmp_path) == ""
         _leave_last_words(Errand(pickle.dumps(each), None, "", ()), end)
-    assert last_words(tmp_path) == "there are only 12 classes."
+    assert pop_worker_error(tmp_path) == "there are only 12 classes."
 
 
 def test_only_lost_workers_are_called_lost(capsys):

@@ -2,7 +2,7 @@ import mini_imagenet_tree
 import pytest
 from omniglot_tree import SMALL
 
-from metadist.tasks import mini_imagenet_files, omniglot_files, omniglot_splits
+from metadist.tasks import mini_imagenet_files, omniglot, omniglot_files
 
 
 @pytest.fixture(autouse=True)
@@ -16,8 +16,8 @@ def no_cache_of_the_user(monkeypatch, tmp_path):
 def small_omniglot(monkeypatch):
     """Omniglot is taken to have 7 characters: 3 for training, 2 for validation, 2 for test."""
     monkeypatch.setattr(omniglot_files, "CHARACTERS", SMALL)
-    monkeypatch.setattr(omniglot_splits, "TRAINING", 5)
-    monkeypatch.setattr(omniglot_splits, "HELD_OUT", 2)
+    monkeypatch.setattr(omniglot, "NON_TEST_CHARACTERS", 5)
+    monkeypatch.setattr(omniglot, "VALIDATION_CHARACTERS", 2)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A small MiniImageNet, made up, in each of the layouts in which people have the real one."""
+"""A small synthetic MiniImageNet in each of the published layouts."""
 
 import pickle
 from pathlib import Path

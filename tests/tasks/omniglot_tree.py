@@ -1,4 +1,4 @@
-"""A small Omniglot, made up, what tests ask of it, and the place of the real one."""
+"""A small synthetic Omniglot, checks of it, and the path of the real one."""
 
 import io
 import zipfile
@@ -76,5 +76,6 @@ def by_name(dataset) -> dict[str, np.ndarray]:
 def one_line(error, *words) -> None:
     """The error is one line that has these words."""
     message = str(error.value)
-    assert "\n" not in message and len(message) < 900, message
+    assert "\n" not in message, message
+    assert len(message) < 900, message
     assert all(str(word) in message for word in words), message

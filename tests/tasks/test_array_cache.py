@@ -1,3 +1,7 @@
+import os
+import shutil
+import subprocess
+import sys
 import threading
 import time
 import tracemalloc
@@ -8,7 +12,7 @@ from filelock import FileLock
 
 from metadist.errors import UserError
 from metadist.tasks import array_cache
-from metadist.tasks.array_cache import Making, load, load_or_make, locked, part_of
+from metadist.tasks.array_cache import ArraySpec, file_lock, load_any, load_or_create, partial_path
 
 
 def rows(count, size):
@@ -20,28 +24,29 @@ def test_no_more_than_a_row_is_held(tmp_path):
     names = [f"row {index}" for index in range(300)]
     tracemalloc.start()
     try:
-        made = load_or_make(
-            tmp_path / "a.npy", lambda: Making((1 << 18,), names, rows(300, 1 << 18))
+        made = load_or_create(
+            tmp_path, "a_0.npy", lambda: ArraySpec((1 << 18,), names, rows(300, 1 << 18))
         )
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert made.array.shape == (300, 1 << 18) and made.names == names
+    assert made.array.shape == (300, 1 << 18)
+    assert made.names == names
     assert np.array_equal(made.array[:, 7], np.arange(300) % 251)
     # 75 MiB in all: a row of a quarter, and the blocks of 4 MiB in which the file is checked.
     assert peak < 12 << 20
-    assert np.array_equal(np.load(tmp_path / "a.npy"), made.array)
+    assert np.array_equal(np.load(tmp_path / "a_0.npy"), made.array)
 
 
-def test_a_making_that_fails_leaves_nothing(tmp_path):
+def test_a_failed_creation_leaves_nothing(tmp_path):
     def broken():
         yield np.zeros(4, dtype=np.uint8)
         raise UserError("the third image cannot be decoded")
 
     with pytest.raises(UserError, match="third image"):
-        load_or_make(tmp_path / "a.npy", lambda: Making((4,), ["a", "b"], broken()))
+        load_or_create(tmp_path, "a_0.npy", lambda: ArraySpec((4,), ["a", "b"], broken()))
     assert {path.suffix for path in tmp_path.iterdir()} <= {".lock"}
-    assert load(tmp_path / "a.npy") is None
+    assert load_any(tmp_path, "a") is None
 
 
 def test_others_wait_as_long_as_the_file_grows(tmp_path, monkeypatch):
@@ -52,7 +57,7 @@ def test_others_wait_as_long_as_the_file_grows(tmp_path, monkeypatch):
 
     def grow():
         for count in range(15):
-            part_of(path).write_bytes(bytes(count))
+            partial_path(path).write_bytes(bytes(count))
             time.sleep(0.1)
         lock.release()
 
@@ -60,9 +65,139 @@ def test_others_wait_as_long_as_the_file_grows(tmp_path, monkeypatch):
     maker.start()
     started = time.monotonic()
     try:
-        with locked(path, "nothing"):
+        with file_lock(path, "nothing"):
             assert time.monotonic() - started > 1
     finally:
         maker.join()
-    with lock, pytest.raises(UserError, match="without getting on"), locked(path, "nothing"):
+    with lock, pytest.raises(UserError, match="without progress"), file_lock(path, "nothing"):
         pass
+
+
+LOAD = """
+import os, sys, zlib
+from pathlib import Path
+from metadist.tasks.array_cache import load_any, load_or_create
+
+def refuse():
+    raise AssertionError("created again")
+
+read, crc32 = 0, zlib.crc32
+def counting(data, *start):
+    global read
+    read += len(data)
+    return crc32(data, *start)
+
+zlib.crc32 = counting
+root = Path(sys.argv[1])
+found = load_any(root, "a") if sys.argv[2] == "any" else load_or_create(root, "a_0.npy", refuse)
+print(read, found.array[3, 0], found.names[3])
+"""
+
+
+def load_in_another_process(root, how="create"):
+    """Bytes of which the process computed the checksum, and an element and a name."""
+    output = subprocess.run(
+        [sys.executable, "-c", LOAD, str(root), how],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True, text=True, timeout=120, check=True,
+    ).stdout.split()  # fmt: skip
+    return int(output[0]), output[1:]
+
+
+@pytest.fixture
+def cached(tmp_path):
+    """The file of an array of 5 MB."""
+    root = tmp_path / "data"
+    root.mkdir()
+    names = [f"row{index}" for index in range(5)]
+    load_or_create(root, "a_0.npy", lambda: ArraySpec((10**6,), names, rows(5, 10**6)))
+    return root / "a_0.npy"
+
+
+@pytest.mark.parametrize("how", ["create", "any"])
+def test_another_process_does_not_verify_again(cached, how):
+    assert load_in_another_process(cached.parent, how) == (0, ["3", "row3"])
+
+
+def rewrite(cached):
+    cached.write_bytes(cached.read_bytes())
+
+
+def keep_the_modification_time(cached):
+    status = cached.stat()
+    rewrite(cached)
+    os.utime(cached, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def replace(cached):
+    copy = cached.with_name("copy")
+    shutil.copy2(cached, copy)
+    copy.replace(cached)
+
+
+def replace_the_names(cached):
+    replace(cached.with_suffix(".json"))
+
+
+def marker_of_another_user(cached):
+    [marker] = cached.parent.glob(".*.verified")
+    os.chown(marker, 65534, 65534)
+
+
+def no_marker(cached):
+    [marker] = cached.parent.glob(".*.verified")
+    marker.unlink()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        rewrite,
+        keep_the_modification_time,
+        replace,
+        replace_the_names,
+        no_marker,
+        pytest.param(
+            marker_of_another_user,
+            marks=pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away"),
+        ),
+    ],
+)
+def test_a_changed_file_is_verified_again(cached, change):
+    change(cached)
+    verified, found = load_in_another_process(cached.parent)
+    assert verified > 5 * 10**6
+    assert found == ["3", "row3"]
+    assert load_in_another_process(cached.parent) == (0, ["3", "row3"])
+
+
+def test_a_changed_byte_is_noticed(cached):
+    data = bytearray(cached.read_bytes())
+    data[-1] ^= 1
+    status = cached.stat()
+    cached.write_bytes(data)
+    os.utime(cached, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert load_any(cached.parent, "a") is None
+
+
+def test_markers_of_a_directory_that_is_read_only_are_in_the_users_cache(cached, tmp_path):
+    root = cached.parent
+    for hidden in root.glob(".*"):
+        hidden.unlink()
+    root.chmod(0o500)
+    try:
+        verified, _ = load_in_another_process(root)
+        assert verified > 5 * 10**6
+        assert load_in_another_process(root) == (0, ["3", "row3"])
+        assert load_in_another_process(root, "any") == (0, ["3", "row3"])
+        assert [file.name for file in root.iterdir() if file.name.startswith(".")] == []
+    finally:
+        root.chmod(0o700)
+
+
+def test_a_finished_array_needs_no_cache_directory(cached, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("METADIST_CACHE", str(tmp_path / "file" / "cache"))
+    [verified, found] = load_in_another_process(cached.parent)
+    assert verified > 5 * 10**6
+    assert found == ["3", "row3"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from metadist.errors import UserError
-from metadist.tasks import SPLITS, CifarFS, FewShotTasks, ImageDataset, cifar_files, task_keys
+from metadist.tasks import SPLITS, CifarFS, FewShotTasks, ImageDataset, cifar_fs, task_keys
 from metadist.tasks.cifar_fs import CLASSES
 
 NAMES = sorted(name for names in CLASSES.values() for name in names)
@@ -20,7 +20,7 @@ COUNTS = {"train": 3, "test": 1}
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """CIFAR-100 is taken to have 4 images a class."""
-    monkeypatch.setattr(cifar_files, "EXAMPLES", 4)
+    monkeypatch.setattr(cifar_fs, "EXAMPLES", 4)
 
 
 def part(name):
@@ -78,9 +78,11 @@ def refused(root, *words):
     with pytest.raises(UserError) as error:
         CifarFS(str(root), download=False)
     message = str(error.value)
-    assert "\n" not in message and len(message) < 900
+    assert "\n" not in message
+    assert len(message) < 900
     assert all(str(word) in message for word in words), message
-    assert not list(root.glob("*.npy")) and not list(root.glob(".*.part"))
+    assert not list(root.glob("*.npy"))
+    assert not list(root.glob(".*.part"))
 
 
 def test_the_published_split():
@@ -95,7 +97,8 @@ def test_the_published_split():
 @pytest.mark.parametrize("write", [write_archive, write_folder])
 def test_archive_and_folder_give_the_images(tmp_path, write, protocol):
     dataset = CifarFS(str(write(tmp_path / "data", contents(protocol))), download=False)
-    assert isinstance(dataset, ImageDataset) and dataset.input_shape == (3, 32, 32)
+    assert isinstance(dataset, ImageDataset)
+    assert dataset.input_shape == (3, 32, 32)
     for split in SPLITS:
         images = dataset.split_classes(split)
         assert images.shape == (len(CLASSES[split]), 4, 3, 32, 32)
@@ -104,14 +107,14 @@ def test_archive_and_folder_give_the_images(tmp_path, write, protocol):
             assert (of_class[:, :, 1] == np.arange(3)[:, None]).all()
             assert of_class[:, 0, 31, 0].tolist() == [7, 7, 7, 9]
     key = task_keys(0, "test", 0, range(1))[0]
-    assert FewShotTasks(dataset, 5, 1, 3).draw(key).query.inputs.shape == (15, 3, 32, 32)
+    assert FewShotTasks(dataset, 5, 1, 3).sample(key).query.inputs.shape == (15, 3, 32, 32)
     assert dataset.protocol()["class_split"] == "bertinetto"
 
 
 def test_decoded_once(tmp_path, monkeypatch):
     root = write_archive(tmp_path / "data", contents())
     first = CifarFS(str(root), download=False)
-    monkeypatch.setattr(cifar_files, "read", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr(cifar_fs, "read", lambda *_: pytest.fail("read again"))
     assert np.array_equal(CifarFS(str(root)).images, first.images)
     (root / "cifar-100-python.tar.gz").unlink()
     assert np.array_equal(CifarFS(str(root), download=False).images, first.images)
@@ -176,9 +179,11 @@ def test_members_that_do_not_belong_are_left_alone(tmp_path):
 
 
 def test_an_archive_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(cifar_files, "_UNPACKED_BYTES", 1 << 20)
+    monkeypatch.setattr(cifar_fs, "MAX_DECOMPRESSED_BYTES", 1 << 20)
     members = {"cifar-100-python/zeros": bytes(2 << 20), **contents()}
-    refused(write_archive(tmp_path / "data", members), "not a readable archive", "unpacks to more")
+    refused(
+        write_archive(tmp_path / "data", members), "not a readable archive", "decompresses to more"
+    )
 
 
 def link(members):
@@ -196,6 +201,24 @@ def no_labels(members):
     return ["KeyError: 'fine_labels'"]
 
 
+def nested_labels(members):
+    labels = [1, 2]
+    for _ in range(60):
+        labels = [labels, labels]  # 2 ** 60 numbers in a few bytes
+    members["cifar-100-python/test"] = pickle.dumps({**part("test"), "fine_labels": labels})
+    return ["a flat list of integers"]
+
+
+def fewer_labels(members):
+    members["cifar-100-python/test"] = pickle.dumps({**part("test"), "fine_labels": [1, 2]})
+    return ["2 labels for 100 images"]
+
+
+def nested_names(members):
+    members["cifar-100-python/meta"] = pickle.dumps({"fine_label_names": [["apple"]]})
+    return ["expected text, got list"]
+
+
 def other_names(members):
     members["cifar-100-python/meta"] = pickle.dumps({"fine_label_names": ["cat", "dog"]})
     return ["'apple' is not in list"]
@@ -209,10 +232,23 @@ def other_shape(members):
 
 def no_dictionary(members):
     members["cifar-100-python/test"] = pickle.dumps([1, 2])
-    return ["no copy of CIFAR-100"]
+    return ["a list instead of a dictionary"]
 
 
-@pytest.mark.parametrize("harm", [link, fewer, no_labels, other_names, other_shape, no_dictionary])
+@pytest.mark.parametrize(
+    "harm",
+    [
+        link,
+        fewer,
+        no_labels,
+        nested_labels,
+        fewer_labels,
+        nested_names,
+        other_names,
+        other_shape,
+        no_dictionary,
+    ],
+)
 def test_archives_of_something_else(tmp_path, harm):
     members = contents()
     words = harm(members)

@@ -7,16 +7,16 @@ import torch
 from metadist.errors import UserError
 from metadist.tasks import FewShotTasks, ImageClasses, Sinusoid, task_keys
 
-PLACES = {"train": np.arange(12), "validation": np.arange(12, 16), "test": np.arange(16, 20)}
+SPLIT_CLASSES = {"train": np.arange(12), "validation": np.arange(12, 16), "test": np.arange(16, 20)}
 
 
 def noise() -> ImageClasses:
     images = np.random.default_rng(0).integers(0, 256, (20, 10, 4, 4), dtype=np.uint8)
-    return ImageClasses("noise", images, PLACES)
+    return ImageClasses("noise", images, SPLIT_CLASSES)
 
 
 def counts(tasks: FewShotTasks, split: str) -> tuple[int, ...]:
-    support, query = tasks.draw(task_keys(0, split, 1, range(1))[0])
+    support, query = tasks.sample(task_keys(0, split, 1, range(1))[0])
     ways = int(support.targets.max()) + 1
     return ways, len(support.targets) // ways, len(query.targets) // ways
 
@@ -35,7 +35,7 @@ def test_only_what_differs_is_named_and_the_test_tasks_stay_the_same():
     tasks, plain = FewShotTasks(noise(), 3, 1, 4, train_shots=6), FewShotTasks(noise(), 3, 1, 4)
     assert tasks.protocol() == {**plain.protocol(), "train_shots": 6}
     for key in task_keys(0, "test", 0, range(3)):
-        for ours, theirs in zip(tasks.draw(key), plain.draw(key), strict=True):
+        for ours, theirs in zip(tasks.sample(key), plain.sample(key), strict=True):
             assert torch.equal(ours.inputs, theirs.inputs)
     waves = FewShotTasks(Sinusoid(), 5, 5, 5, train_ways=9, train_shots=10)
     assert waves.protocol() == {

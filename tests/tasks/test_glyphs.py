@@ -12,7 +12,7 @@ from torch import nn
 
 from metadist.errors import UserError
 from metadist.tasks import FewShotTasks, Glyphs, ImageDataset, task_keys
-from metadist.tasks.glyphs import draw_glyphs
+from metadist.tasks.glyphs import render_glyphs
 
 COUNTS = {"train_classes": 30, "validation_classes": 5, "test_classes": 10}
 
@@ -27,7 +27,7 @@ def fingerprint():
     tasks = FewShotTasks(Glyphs(seed=3, **COUNTS), 5, 1, 15)
     found = hashlib.sha256(tasks.dataset.images.tobytes())
     for key in task_keys(0, "train", 7, range(5)):
-        found.update(tasks.draw(key).query.inputs.numpy().tobytes())
+        found.update(tasks.sample(key).query.inputs.numpy().tobytes())
     return found.hexdigest()
 
 
@@ -48,7 +48,7 @@ def test_equal_in_a_fresh_process_with_another_number_of_threads():
     assert there.stdout.strip() == here
 
 
-def test_a_class_follows_from_its_key_alone():
+def test_a_class_depends_on_its_key_alone():
     many = Glyphs(seed=1, **COUNTS)
     few = Glyphs(seed=1, train_classes=2, validation_classes=5, test_classes=10, examples=7)
     assert np.array_equal(few.split_classes("train"), many.split_classes("train")[:2, :7])
@@ -57,16 +57,18 @@ def test_a_class_follows_from_its_key_alone():
     assert not (many.images == other.images).all(axis=(-1, -2)).any()
 
 
-def test_no_image_comes_twice(glyphs):
+def test_images_are_unique(glyphs):
     assert isinstance(glyphs, ImageDataset)
     assert [len(glyphs.split_classes(s)) for s in ("train", "validation", "test")] == [300, 20, 150]
     flat = glyphs.images.reshape(-1, 28 * 28)
     assert len(np.unique(flat, axis=0)) == len(flat) == 470 * 20
 
 
-def test_every_image_has_ink_and_paper(glyphs):
+def test_every_image_has_strokes_and_background(glyphs):
     ink = (glyphs.images / 255).mean(axis=(-1, -2))
-    assert ink.min() > 0.01 and ink.max() < 0.4 and 0.08 < ink.mean() < 0.14
+    assert ink.min() > 0.01
+    assert ink.max() < 0.4
+    assert 0.08 < ink.mean() < 0.14
     assert (glyphs.images.max(axis=(-1, -2)) > 200).all()
     # Little is cut off at the border.
     border = np.concatenate(
@@ -78,7 +80,7 @@ def test_every_image_has_ink_and_paper(glyphs):
 @pytest.mark.parametrize("size", [14, 56])
 def test_other_sizes_show_the_same_characters(size):
     keys = [(0, 0, index) for index in range(20)]
-    usual, other = draw_glyphs(keys, 2, 28), draw_glyphs(keys, 2, size)
+    usual, other = render_glyphs(keys, 2, 28), render_glyphs(keys, 2, size)
     assert other.shape == (20, 2, size, size)
     common = [
         F.adaptive_avg_pool2d(torch.from_numpy(images).flatten(0, 1).float(), 7).flatten(1)
@@ -92,7 +94,7 @@ def nearest_neighbour(dataset, embed, tasks=80):
     accuracies = []
     few_shot = FewShotTasks(dataset, 5, 1, 15)
     for key in task_keys(0, "test", 0, range(tasks)):
-        support, query = few_shot.draw(key)
+        support, query = few_shot.sample(key)
         with torch.no_grad():
             features = embed(torch.cat([support.inputs, query.inputs]))
         nearest = torch.cdist(features[5:], features[:5]).argmin(dim=1)
@@ -114,7 +116,7 @@ def test_it_is_a_real_few_shot_problem(glyphs, single_thread):
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
     few_shot = FewShotTasks(glyphs, 20, 1, 3)
     for key in task_keys(0, "train", 0, range(90)):
-        support, query = few_shot.draw(key)
+        support, query = few_shot.sample(key)
         features = network(torch.cat([support.inputs, query.inputs]))
         loss = F.cross_entropy(-torch.cdist(features[20:], features[:20]).square(), query.targets)
         optimizer.zero_grad()

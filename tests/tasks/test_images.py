@@ -13,7 +13,7 @@ from metadist.tasks import (
     task_keys,
 )
 
-PLACES = {"train": np.arange(8), "validation": np.arange(8, 14), "test": np.arange(14, 20)}
+SPLIT_CLASSES = {"train": np.arange(8), "validation": np.arange(8, 14), "test": np.arange(14, 20)}
 
 
 def labelled_pixels():
@@ -30,10 +30,10 @@ def class_and_example(inputs):
 
 
 def test_layout_labels_and_disjointness():
-    tasks = FewShotTasks(ImageClasses("labels", labelled_pixels(), PLACES), 5, 2, 3)
+    tasks = FewShotTasks(ImageClasses("labels", labelled_pixels(), SPLIT_CLASSES), 5, 2, 3)
     for split in SPLITS:
         for key in task_keys(0, split, 3, range(50)):
-            episode = tasks.draw(key)
+            episode = tasks.sample(key)
             assert episode.support.inputs.shape == (10, 1, 4, 4)
             assert episode.query.inputs.shape == (15, 1, 4, 4)
             assert episode.support.inputs.dtype == episode.query.inputs.dtype == torch.float32
@@ -43,7 +43,8 @@ def test_layout_labels_and_disjointness():
             support, support_examples = class_and_example(episode.support.inputs)
             query, query_examples = class_and_example(episode.query.inputs)
             drawn = support[::2]
-            assert len(set(drawn)) == 5 and set(drawn) <= set(PLACES[split].tolist())
+            assert len(set(drawn)) == 5
+            assert set(drawn) <= set(SPLIT_CLASSES[split].tolist())
             assert support == [c for c in drawn for _ in range(2)]
             assert query == [c for c in drawn for _ in range(3)]
             used = [*zip(support, support_examples, strict=True)]
@@ -51,11 +52,11 @@ def test_layout_labels_and_disjointness():
             assert len(set(used)) == len(used) == 25
 
 
-def test_classes_labels_and_examples_are_drawn_evenly():
-    tasks = FewShotTasks(ImageClasses("labels", labelled_pixels(), PLACES), 2, 1, 1)
+def test_classes_labels_and_examples_are_sampled_uniformly():
+    tasks = FewShotTasks(ImageClasses("labels", labelled_pixels(), SPLIT_CLASSES), 2, 1, 1)
     first = np.zeros((8, 10))
     for key in task_keys(1, "train", 0, range(4000)):
-        classes, examples = class_and_example(tasks.draw(key).support.inputs)
+        classes, examples = class_and_example(tasks.sample(key).support.inputs)
         first[classes[0], examples[0]] += 1
     # 4000 tasks: class 0 of a task is each of 8 classes 500 times, each example 400 times.
     assert abs(first.sum(axis=1) - 500).max() < 5 * 500**0.5
@@ -65,7 +66,7 @@ def test_classes_labels_and_examples_are_drawn_evenly():
 @pytest.mark.parametrize("channels", [(), (3,)])
 def test_rotations_are_numpys(channels):
     images = np.random.default_rng(0).integers(0, 256, (20, 4, *channels, 6, 6), dtype=np.uint8)
-    dataset = ImageClasses("noise", images, PLACES, rotations=True, test_rotations=False)
+    dataset = ImageClasses("noise", images, SPLIT_CLASSES, rotations=True, test_rotations=False)
     shape = channels or (1,)
     assert dataset.input_shape == (*shape, 6, 6)
     known = {
@@ -77,12 +78,13 @@ def test_rotations_are_numpys(channels):
     for split, turned in (("train", True), ("test", False)):
         seen = set()
         for key in task_keys(5, split, 0, range(60)):
-            episode = FewShotTasks(dataset, 3, 2, 2).draw(key)
+            episode = FewShotTasks(dataset, 3, 2, 2).sample(key)
             whole = torch.stack(
                 [episode.support.inputs.view(3, 2, *shape, 6, 6),
                  episode.query.inputs.view(3, 2, *shape, 6, 6)], dim=1,
             ).flatten(1, 2)  # fmt: skip
-            assert whole.max() <= 1 and whole.min() >= 0
+            assert whole.max() <= 1
+            assert whole.min() >= 0
             found = [
                 [known[(example * 255).round().to(torch.uint8).numpy().tobytes()] for example in c]
                 for c in whole
@@ -96,26 +98,26 @@ def test_rotations_are_numpys(channels):
         assert seen == ({0, 1, 2, 3} if turned else {0})
 
 
-def test_drawing_leaves_the_images_alone():
+def test_sampling_leaves_the_images_unchanged():
     images = labelled_pixels()
     images.setflags(write=False)
     before = images.copy()
-    tasks = FewShotTasks(ImageClasses("labels", images, PLACES, True, True), 5, 2, 3)
+    tasks = FewShotTasks(ImageClasses("labels", images, SPLIT_CLASSES, True, True), 5, 2, 3)
     for key in task_keys(0, "train", 0, range(20)):
-        tasks.draw(key)
+        tasks.sample(key)
     assert np.array_equal(images, before)
 
 
 def test_equal_keys_give_equal_episodes_and_others_differ():
     images = np.random.default_rng(0).integers(0, 256, (20, 10, 5, 5), dtype=np.uint8)
-    one = FewShotTasks(ImageClasses("noise", images, PLACES, True, True), 4, 1, 4)
-    two = FewShotTasks(ImageClasses("noise", images.copy(), PLACES, True, True), 4, 1, 4)
+    one = FewShotTasks(ImageClasses("noise", images, SPLIT_CLASSES, True, True), 4, 1, 4)
+    two = FewShotTasks(ImageClasses("noise", images.copy(), SPLIT_CLASSES, True, True), 4, 1, 4)
     keys = torch.cat(
         [task_keys(s, split, i, range(3)) for s in (0, 1) for split in SPLITS for i in (0, 1)]
     )
     drawn = []
     for key in keys:
-        a, b = one.draw(key), two.draw(key)
+        a, b = one.sample(key), two.sample(key)
         for ours, theirs in zip((*a.support, *a.query), (*b.support, *b.query), strict=True):
             assert torch.equal(ours, theirs)
         drawn.append(a.query.inputs.numpy().tobytes())
@@ -124,10 +126,11 @@ def test_equal_keys_give_equal_episodes_and_others_differ():
 
 def test_split_classes_and_the_interface():
     images = labelled_pixels()
-    dataset = ImageClasses("labels", images, PLACES, rotations=True)
+    dataset = ImageClasses("labels", images, SPLIT_CLASSES, rotations=True)
     assert isinstance(dataset, ImageDataset)
     assert np.array_equal(dataset.split_classes("validation"), images[8:14])
-    assert dataset.outputs(7) == 7 and not dataset.regression
+    assert dataset.outputs(7) == 7
+    assert not dataset.regression
     assert FewShotTasks(dataset, 2, 1, 3).protocol() == {
         "ways": 2, "shots": 1, "queries": 3, "dataset": "labels",
         "rotations": True, "test_rotations": False,
@@ -145,7 +148,7 @@ def test_split_classes_and_the_interface():
     ],
 )
 def test_impossible_tasks_are_refused(counts, words):
-    dataset = ImageClasses("labels", labelled_pixels(), PLACES)
+    dataset = ImageClasses("labels", labelled_pixels(), SPLIT_CLASSES)
     with pytest.raises(UserError) as error:
         FewShotTasks(dataset, *counts)
     assert all(word in str(error.value) for word in words), error.value
@@ -153,27 +156,29 @@ def test_impossible_tasks_are_refused(counts, words):
 
 
 def test_largest_possible_task_uses_everything():
-    episode = FewShotTasks(ImageClasses("labels", labelled_pixels(), PLACES), 6, 4, 6).draw(
-        task_keys(0, "test", 0, range(1))[0]
-    )
+    episode = FewShotTasks(
+        ImageClasses("labels", labelled_pixels(), SPLIT_CLASSES), 6, 4, 6
+    ).sample(task_keys(0, "test", 0, range(1))[0])
     assert len(episode.support.targets) + len(episode.query.targets) == 60
 
 
-def test_wrong_arrays_are_a_fault_of_the_program():
+def test_wrong_arrays_are_value_errors():
     with pytest.raises(ValueError, match="uint8"):
-        ImageClasses("floats", np.zeros((20, 2, 4, 4)), PLACES)
+        ImageClasses("floats", np.zeros((20, 2, 4, 4)), SPLIT_CLASSES)
     with pytest.raises(ValueError, match="square"):
-        ImageClasses("oblong", np.zeros((20, 2, 4, 5), dtype=np.uint8), PLACES, rotations=True)
+        ImageClasses(
+            "oblong", np.zeros((20, 2, 4, 5), dtype=np.uint8), SPLIT_CLASSES, rotations=True
+        )
 
 
 def test_tasks_within_groups():
     # Of the 8 training classes 0, 2, 4, 6 are of group a, 1 and 3 of b, 5 and 7 of c.
     groups = list("ababacac" + "ddddde" + "ffffff")
-    dataset = ImageClasses("labels", labelled_pixels(), PLACES, groups=groups)
+    dataset = ImageClasses("labels", labelled_pixels(), SPLIT_CLASSES, groups=groups)
     drawn = {"a": 0, "b": 0, "c": 0}
     tasks = FewShotTasks(dataset, 2, 1, 1)
     for key in task_keys(0, "train", 0, range(600)):
-        classes, _ = class_and_example(tasks.draw(key).support.inputs)
+        classes, _ = class_and_example(tasks.sample(key).support.inputs)
         [group] = {groups[index] for index in classes}
         drawn[group] += 1
     # Each group is as likely as another, however many classes it has.
@@ -186,20 +191,23 @@ def test_tasks_within_groups():
         dataset.check(5, 1, 1)
 
 
-def test_augmentation_follows_from_the_key_and_only_in_training():
+def test_augmentation_depends_on_the_key_and_is_for_training_only():
     images = np.random.default_rng(0).integers(0, 256, (20, 4, 3, 8, 8), dtype=np.uint8)
-    plain = FewShotTasks(ImageClasses("noise", images, PLACES), 3, 1, 2)
+    plain = FewShotTasks(ImageClasses("noise", images, SPLIT_CLASSES), 3, 1, 2)
     augment = Augment(crop_padding=2, flip=0.5, brightness=0.4, contrast=0.4, saturation=0.4)
     normalize = Normalize(mean=[0.5], std=[0.25])
     changed, again = (
         FewShotTasks(
-            ImageClasses("noise", images, PLACES, normalize=normalize, augment=augment), 3, 1, 2
+            ImageClasses("noise", images, SPLIT_CLASSES, normalize=normalize, augment=augment),
+            3,
+            1,
+            2,
         )
         for _ in range(2)
     )
     for split in SPLITS:
         for key in task_keys(0, split, 2, range(3)):
-            one, two, before = (tasks.draw(key) for tasks in (changed, again, plain))
+            one, two, before = (tasks.sample(key) for tasks in (changed, again, plain))
             for part in ("support", "query"):
                 inputs = getattr(one, part).inputs
                 assert torch.equal(inputs, getattr(two, part).inputs)
@@ -208,9 +216,9 @@ def test_augmentation_follows_from_the_key_and_only_in_training():
             assert torch.equal(one.query.targets, before.query.targets)
 
 
-def test_classes_that_lie_side_by_side_are_not_copied():
+def test_contiguous_classes_are_not_copied():
     images = labelled_pixels()
-    places = {**PLACES, "test": np.array([14, 16, 15, 17, 18, 19])}
+    places = {**SPLIT_CLASSES, "test": np.array([14, 16, 15, 17, 18, 19])}
     dataset = ImageClasses("labels", images, places)
     assert np.shares_memory(dataset.split_classes("train"), images)
     assert np.array_equal(dataset.split_classes("test"), images[[14, 16, 15, 17, 18, 19]])

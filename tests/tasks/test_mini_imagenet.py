@@ -1,16 +1,19 @@
 import codecs
 import os
 import pickle
+import time
 
 import numpy as np
 import pytest
 import torch
 from mini_imagenet_tree import (
     EXAMPLES,
+    PHASES,
     SHORT,
     cache,
     everything,
     labels,
+    phases,
     pixels,
     write_caches,
     write_folders,
@@ -32,7 +35,7 @@ from metadist.tasks import (
     mini_imagenet_files,
     task_keys,
 )
-from metadist.tasks.mini_imagenet_split import PUBLISHED
+from metadist.tasks.mini_imagenet import PUBLISHED
 
 pytestmark = pytest.mark.usefixtures("small_mini_imagenet")
 LAYOUTS = [
@@ -58,9 +61,11 @@ def refused(root, *words):
     with pytest.raises(UserError) as error:
         MiniImageNet(str(root))
     message = str(error.value)
-    assert "\n" not in message and len(message) < 900
+    assert "\n" not in message
+    assert len(message) < 900
     assert all(str(word) in message for word in words), message
-    assert not list(root.rglob("*.npy")) and not list(root.rglob(".*.part"))
+    assert not list(root.rglob("*.npy"))
+    assert not list(root.rglob(".*.part"))
 
 
 @pytest.mark.parametrize("write", LAYOUTS)
@@ -69,7 +74,8 @@ def test_every_layout_gives_the_images(tmp_path, write):
     found, expected = by_name(dataset), everything()
     assert list(found) == list(expected)
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
-    assert isinstance(dataset, ImageDataset) and dataset.input_shape == (3, 84, 84)
+    assert isinstance(dataset, ImageDataset)
+    assert dataset.input_shape == (3, 84, 84)
     assert dataset.protocol() == {
         "dataset": "mini_imagenet",
         "rotations": False,
@@ -95,7 +101,7 @@ def test_layouts_give_the_same_tasks(tmp_path):
     for index, write in enumerate(LAYOUTS):
         root = str(write(tmp_path / str(index)))
         tasks = FewShotTasks(MiniImageNet(root), 2, 1, 2)
-        drawn.append(torch.stack([tasks.draw(key).query.inputs for key in keys]))
+        drawn.append(torch.stack([tasks.sample(key).query.inputs for key in keys]))
     assert all(torch.equal(each, drawn[0]) for each in drawn)
 
 
@@ -128,7 +134,8 @@ def test_decoded_once_and_again_when_a_file_changes(tmp_path, monkeypatch):
     root = write_folders(tmp_path / "data")
     MiniImageNet(str(root))
     again = MiniImageNet(str(root))
-    assert made == ["folders"] and not again.images.flags.writeable
+    assert made == ["folders"]
+    assert not again.images.flags.writeable
     file = root / "test" / "n00000031" / "n0000003100000002.png"
     write_image(file, pixels("n00000099", 0))
     changed = by_name(MiniImageNet(str(root)))["test/n00000031"]
@@ -139,7 +146,8 @@ def test_decoded_once_and_again_when_a_file_changes(tmp_path, monkeypatch):
         (root / short).rename(tmp_path / short)
     for cached in sorted(root.glob("*.npy"))[1:]:
         cached.unlink()
-    assert len(by_name(MiniImageNet(str(root)))) == 7 and len(made) == 2
+    assert len(by_name(MiniImageNet(str(root)))) == 7
+    assert len(made) == 2
 
 
 def test_normalised_always_and_augmented_in_training_alone(tmp_path):
@@ -151,11 +159,11 @@ def test_normalised_always_and_augmented_in_training_alone(tmp_path):
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (normalize.mean, normalize.std))
     for split in ("validation", "test"):
         key = task_keys(0, split, 0, range(1))[0]
-        expected = (plain.draw(key).query.inputs - mean) / std
-        assert torch.allclose(changed.draw(key).query.inputs, expected, atol=1e-6)
+        expected = (plain.sample(key).query.inputs - mean) / std
+        assert torch.allclose(changed.sample(key).query.inputs, expected, atol=1e-6)
     key = task_keys(0, "train", 0, range(1))[0]
-    assert not torch.allclose(changed.draw(key).query.inputs, expected)
-    assert torch.equal(changed.draw(key).query.inputs, changed.draw(key).query.inputs)
+    assert not torch.allclose(changed.sample(key).query.inputs, expected)
+    assert torch.equal(changed.sample(key).query.inputs, changed.sample(key).query.inputs)
     assert changed.protocol()["augment"] == {"crop_padding": 8, "flip": 0.5}
     with pytest.raises(UserError, match=r"normalize.mean has 2 numbers: give 1, or 3"):
         MiniImageNet(root, normalize=Normalize(mean=[0.5, 0.5]))
@@ -236,7 +244,7 @@ def test_an_image_that_cannot_be_decoded_is_named(tmp_path, data):
 
 
 def test_an_image_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(mini_imagenet_files, "_IMAGE_PIXELS", 84 * 84)
+    monkeypatch.setattr(mini_imagenet_files, "MAX_IMAGE_PIXELS", 84 * 84)
     root = write_folders(tmp_path / "data")
     bad = root / "train" / "n00000012" / "n0000001200000002.png"
     write_image(bad, np.zeros((200, 300, 3), dtype=np.uint8))
@@ -244,7 +252,7 @@ def test_an_image_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
 
 
 class Harmful:
-    def __init__(self, path):
+    def __init__(self, path) -> None:
         self.path = path
 
     def __reduce__(self):
@@ -259,7 +267,7 @@ def test_a_pickle_with_code_in_it_is_refused_and_nothing_is_run(tmp_path, protoc
         pickle.dumps({**cache("validation"), "x": Harmful(tmp_path / "ran")}, protocol)
     )
     word = "names posix.mkdir" if protocol > 1 else "instruction"
-    refused(root, file, word, "nothing of it was run", "trust")
+    refused(root, file, word, "nothing in it was executed", "trust")
     assert not (tmp_path / "ran").exists()
 
 
@@ -272,7 +280,7 @@ def without(key):
     [
         (without("class_dict"), ["KeyError: 'class_dict'", "needs image_data"]),
         (without("image_data"), ["KeyError: 'data'"]),
-        ([1, 2], ["needs image_data"]),
+        ([1, 2], ["a list instead of a dictionary"]),
         ({**cache("test"), "image_data": [1, 2]}, ["needs image_data"]),
         ({**cache("test"), "image_data": np.zeros((8, 84, 84))}, ["float64"]),
         ({**cache("test"), "image_data": np.zeros((8, 80, 84, 3), np.uint8)}, ["(8, 80, 84, 3)"]),
@@ -287,6 +295,37 @@ def test_pickles_of_something_else(tmp_path, contents, words):
     file = root / "mini-imagenet-cache-test.pkl"
     file.write_bytes(pickle.dumps(contents, 4))
     refused(root, file, *words)
+
+
+def nested(levels):
+    """2 ** levels numbers in a pickle of a few bytes: each level has the one below twice."""
+    value = [1, 2]
+    for _ in range(levels):
+        value = [value, value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        {**phases("test"), "labels": nested(60)},
+        {**phases("test"), "labels": [nested(60)] * 8},
+        {**phases("test"), "catname2label": {"n00000030": nested(60)}},
+        {**cache("test"), "class_dict": {"a": nested(60), "b": [nested(60)]}},
+        {**cache("test"), "class_dict": {str(i): [0] * 100_000 for i in range(8)}},
+        {**cache("test"), "class_dict": {str(i): [] for i in range(100_000)}},
+        {**cache("test"), "class_dict": nested(60)},
+    ],
+    ids=range(7),
+)
+def test_crafted_lists_are_refused_at_once(tmp_path, contents):
+    phased = "labels" in contents
+    root = (write_phases if phased else write_caches)(tmp_path / "data")
+    file = root / (PHASES["test"] if phased else "mini-imagenet-cache-test.pkl")
+    file.write_bytes(pickle.dumps(contents, 4))
+    started = time.monotonic()
+    refused(root, file, "no cache of MiniImageNet")
+    assert time.monotonic() - started < 20
 
 
 def test_half_a_pickle(tmp_path):

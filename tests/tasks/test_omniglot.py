@@ -24,7 +24,7 @@ from metadist.tasks import SPLITS, FewShotTasks, Omniglot, array_cache, task_key
 pytestmark = pytest.mark.usefixtures("small_omniglot")
 
 
-def test_split_follows_from_seed_and_names(tmp_path):
+def test_split_depends_on_seed_and_names(tmp_path):
     zips = Omniglot(str(write_zips(tmp_path / "zips")), seed=5)
     folders = Omniglot(str(write_folders(tmp_path / "folders").parent / "folders"), seed=5)
     assert zips.characters == folders.characters
@@ -50,7 +50,8 @@ def test_decoded_once_and_again_when_a_source_changes(tmp_path, decodings):
     root = write_zips(tmp_path / "data")
     before = by_name(Omniglot(str(root)))
     again = Omniglot(str(root))
-    assert decodings == [28] and isinstance(array_base(again.images), np.memmap)
+    assert decodings == [28]
+    assert isinstance(array_base(again.images), np.memmap)
     assert not again.images.flags.writeable
     Omniglot(str(root), size=14)
     assert decodings == [28, 14]
@@ -78,12 +79,14 @@ def test_cache_lies_in_root_or_where_it_is_told_or_in_the_users(tmp_path, monkey
         file.rename(tmp_path / file.name)
     monkeypatch.setenv("METADIST_CACHE", str(tmp_path / "chosen"))
     Omniglot(str(root))
-    assert (tmp_path / "chosen" / cache.name).exists() and not cache.exists()
+    assert (tmp_path / "chosen" / cache.name).exists()
+    assert not cache.exists()
     monkeypatch.delenv("METADIST_CACHE")
     root.chmod(stat.S_IRUSR | stat.S_IXUSR)
     try:
         Omniglot(str(root))
-        assert (tmp_path / "xdg" / "metadist" / cache.name).exists() and not cache.exists()
+        assert (tmp_path / "xdg" / "metadist" / cache.name).exists()
+        assert not cache.exists()
         assert len(decodings) == 3
     finally:
         root.chmod(stat.S_IRWXU)
@@ -128,10 +131,10 @@ def test_a_damaged_cache_is_made_anew(tmp_path, decodings, harm):
 CHILD = """
 import sys, time, zlib
 from pathlib import Path
-from metadist.tasks import Omniglot, omniglot_files, omniglot_splits
+from metadist.tasks import Omniglot, omniglot, omniglot_files
 root, log = map(Path, sys.argv[1:3])
 omniglot_files.CHARACTERS = {"images_background": 4, "images_evaluation": 3}
-omniglot_splits.TRAINING, omniglot_splits.HELD_OUT = 5, 2
+omniglot.NON_TEST_CHARACTERS, omniglot.VALIDATION_CHARACTERS = 5, 2
 decode = omniglot_files.decode
 def slowly(*args):
     with log.open("a") as file:
@@ -168,7 +171,8 @@ def test_of_two_processes_one_decodes_and_the_other_waits(tmp_path):
             child.kill()
     assert [child.returncode for child in children] == [0, 0]
     assert log.read_text() == "decoded\n"
-    assert sums[0] == sums[1] and sums[0].strip().isdigit()
+    assert sums[0] == sums[1]
+    assert sums[0].strip().isdigit()
 
 
 def test_waiting_for_another_process_ends(tmp_path, monkeypatch):
@@ -222,7 +226,7 @@ def test_rotations_reach_the_episodes(tmp_path):
             drawn = dataset.split_classes(split).reshape(-1, 28, 28)
             upright = {image.tobytes() for image in drawn}
             inputs = torch.cat(
-                [tasks.draw(key).query.inputs for key in task_keys(0, split, 0, range(20))]
+                [tasks.sample(key).query.inputs for key in task_keys(0, split, 0, range(20))]
             )
             pixels = (inputs[:, 0] * 255).round().to(torch.uint8).numpy()
             assert all(image.tobytes() in upright for image in pixels) == (not turned)

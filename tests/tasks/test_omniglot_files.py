@@ -67,12 +67,14 @@ def test_download_fetches_what_is_missing_under_a_name_of_its_own(tmp_path, monk
 
     def fetch(url, folder, filename, md5):
         calls.append(url)
-        assert len(md5) == 32 and filename != "images_evaluation.zip"
+        assert len(md5) == 32
+        assert filename != "images_evaluation.zip"
         shutil.copy(stock / url.rpartition("/")[2], Path(folder, filename))
 
     monkeypatch.setattr(utils, "download_url", fetch)
     assert len(by_name(Omniglot(str(root)))) == 7
-    assert len(calls) == 1 and calls[0].startswith("https://")
+    assert len(calls) == 1
+    assert calls[0].startswith("https://")
     assert {path.name for path in root.glob("*.zip")} == {f"{name}.zip" for name in SMALL}
 
 
@@ -164,7 +166,8 @@ def test_bad_files_are_named(tmp_path, harm):
     with pytest.raises(UserError) as error:
         Omniglot(str(root))
     one_line(error, root, *words)
-    assert not list(root.glob("*.npy")) and not list(root.glob(".*.part"))
+    assert not list(root.glob("*.npy"))
+    assert not list(root.glob(".*.part"))
 
 
 def test_a_bad_image_in_a_folder_is_named(tmp_path):

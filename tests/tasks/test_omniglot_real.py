@@ -59,7 +59,7 @@ def test_nearest_neighbour_in_pixels_is_as_poor_as_the_literature_says(omniglot)
     tasks = FewShotTasks(omniglot, 5, 1, 15)
     accuracies = []
     for key in task_keys(0, "test", 0, range(200)):
-        support, query = tasks.draw(key)
+        support, query = tasks.sample(key)
         nearest = torch.cdist(query.inputs.flatten(1), support.inputs.flatten(1)).argmin(dim=1)
         accuracies.append((support.targets[nearest] == query.targets).float().mean().item())
     assert 0.36 < np.mean(accuracies) < 0.52
@@ -84,11 +84,14 @@ def test_the_other_splits(omniglot, cached, split, classes):
     alphabets = [{n.rpartition("/")[0] for n in dataset.characters[part]} for part in SPLITS]
     if split == "vinyals":
         assert found == classes
-        assert len(alphabets[2]) == 13 and "images_evaluation/Gurmukhi" in alphabets[2]
+        assert len(alphabets[2]) == 13
+        assert "images_evaluation/Gurmukhi" in alphabets[2]
         return
-    assert found[2] == 659 and [len(a) for a in alphabets[1:]] == [5, 20]
+    assert found[2] == 659
+    assert [len(a) for a in alphabets[1:]] == [5, 20]
     if split == "alphabets":
-        assert found[0] + found[1] == 964 and len(alphabets[0]) == 25
+        assert found[0] + found[1] == 964
+        assert len(alphabets[0]) == 25
     else:
         assert found[0] == {"small1": 136, "small2": 156}[split]
 
@@ -123,7 +126,7 @@ def test_within_alphabets(omniglot, cached):
     for split, alphabets in (("train", 5), ("test", 20)):
         seen = set()
         for key in task_keys(0, split, 0, range(150)):
-            pixels = (tasks.draw(key).support.inputs[:, 0] * 255).round().to(torch.uint8).numpy()
+            pixels = (tasks.sample(key).support.inputs[:, 0] * 255).round().to(torch.uint8).numpy()
             [alphabet] = {named[image.tobytes()] for image in pixels}
             seen.add(alphabet)
         assert len(seen) == alphabets

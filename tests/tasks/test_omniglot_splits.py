@@ -2,7 +2,12 @@ import numpy as np
 import pytest
 
 from metadist.errors import UserError
-from metadist.tasks.omniglot_splits import MINIMAL, VINYALS_VALIDATION, alphabet, divide
+from metadist.tasks.omniglot import (
+    MINIMAL_SETS,
+    VINYALS_VALIDATION,
+    alphabet,
+    split_characters,
+)
 
 SPLITS = ("train", "validation", "test")
 
@@ -10,7 +15,7 @@ SPLITS = ("train", "validation", "test")
 @pytest.fixture(scope="module")
 def names():
     """Fifty alphabets of 33 characters, those with a part in a split under their own names."""
-    special = sorted({*MINIMAL["small1"], *MINIMAL["small2"], *VINYALS_VALIDATION})
+    special = sorted({*MINIMAL_SETS["small1"], *MINIMAL_SETS["small2"], *VINYALS_VALIDATION})
     background = special + [f"Other{index}" for index in range(30 - len(special))]
     alphabets = [f"images_background/{name}" for name in background]
     alphabets += [f"images_evaluation/New{index}" for index in range(20)]
@@ -23,17 +28,18 @@ def alphabets(names, indices):
 
 @pytest.mark.parametrize("split", ["random", "vinyals", "alphabets", "small1", "small2"])
 def test_parts_are_disjoint_and_follow_from_the_seed(names, split):
-    parts = divide(names, split, 0, 5)
-    assert tuple(parts) == SPLITS and all(p.dtype == np.int64 for p in parts.values())
+    parts = split_characters(names, split, 0, 5)
+    assert tuple(parts) == SPLITS
+    assert all(p.dtype == np.int64 for p in parts.values())
     together = np.concatenate(list(parts.values()))
     assert len(np.unique(together)) == len(together)
-    again, other = divide(names, split, 0, 5), divide(names, split, 1, 5)
+    again, other = split_characters(names, split, 0, 5), split_characters(names, split, 1, 5)
     assert all(np.array_equal(parts[s], again[s]) for s in SPLITS)
     assert all(np.array_equal(parts[s], other[s]) for s in SPLITS) == (split == "vinyals")
 
 
 def test_alphabets(names):
-    parts = divide(names, "alphabets", 0, 7)
+    parts = split_characters(names, "alphabets", 0, 7)
     trained, held, tested = (alphabets(names, parts[split]) for split in SPLITS)
     assert (len(trained), len(held), len(tested)) == (23, 7, 20)
     assert not trained & held
@@ -44,15 +50,17 @@ def test_alphabets(names):
 
 @pytest.mark.parametrize("split", ["small1", "small2"])
 def test_minimal_sets(names, split):
-    parts = divide(names, split, 0, 5)
+    parts = split_characters(names, split, 0, 5)
     trained, held, tested = (alphabets(names, parts[part]) for part in SPLITS)
-    assert trained == {f"images_background/{name}" for name in MINIMAL[split]}
-    assert len(held) == 5 and not held & trained and len(tested) == 20
+    assert trained == {f"images_background/{name}" for name in MINIMAL_SETS[split]}
+    assert len(held) == 5
+    assert not held & trained
+    assert len(tested) == 20
     assert [len(parts[part]) for part in SPLITS] == [5 * 33, 5 * 33, 20 * 33]
 
 
 def test_vinyals_goes_by_the_order_of_names(names):
-    parts = divide(names, "vinyals", 0, 5)
+    parts = split_characters(names, "vinyals", 0, 5)
     validation = {f"images_background/{name}" for name in VINYALS_VALIDATION}
     assert alphabets(names, parts["validation"]) == validation
     assert [len(parts[split]) for split in SPLITS] == [1200 - 5 * 33, 5 * 33, 50 * 33 - 1200]
@@ -70,4 +78,4 @@ def test_vinyals_goes_by_the_order_of_names(names):
 )
 def test_what_does_not_fit(names, split, held, words):
     with pytest.raises(UserError, match=words):
-        divide(names, split, 0, held)
+        split_characters(names, split, 0, held)

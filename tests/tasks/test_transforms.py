@@ -15,7 +15,7 @@ def images():
 class Fixed:
     """A generator whose uniform numbers are given."""
 
-    def __init__(self, factors):
+    def __init__(self, factors) -> None:
         self.factors = np.array(factors)
 
     def uniform(self, low, high, size):
@@ -44,7 +44,8 @@ def test_flip(images):
         [np.array_equal(c, i[..., ::-1]) for c, i in zip(changed, images, strict=True)]
     )
     same = np.array([np.array_equal(c, i) for c, i in zip(changed, images, strict=True)])
-    assert (mirrored ^ same).all() and 0 < mirrored.sum() < 20
+    assert (mirrored ^ same).all()
+    assert 0 < mirrored.sum() < 20
     always = Augment(flip=1.0)(images.copy(), np.random.default_rng(1))
     assert np.array_equal(always, images[..., ::-1])
 
@@ -65,10 +66,12 @@ def test_crops_are_windows_of_the_padded_image(images):
     assert len(places) == 25
 
 
-def test_everything_stays_an_image_and_follows_from_the_generator(images):
+def test_results_are_images_and_depend_on_the_generator_alone(images):
     augment = Augment(crop_padding=3, flip=0.5, brightness=1.0, contrast=1.0, saturation=1.0)
     one = augment(images.copy(), np.random.default_rng(3))
-    assert one.dtype == np.float32 and one.min() >= 0 and one.max() <= 1
+    assert one.dtype == np.float32
+    assert one.min() >= 0
+    assert one.max() <= 1
     assert np.array_equal(one, augment(images.copy(), np.random.default_rng(3)))
     assert not np.array_equal(one, augment(images.copy(), np.random.default_rng(4)))
 
@@ -86,10 +89,12 @@ def test_normalize(images):
     expected = functional.normalize(torch.from_numpy(images.copy()), mean, std)
     found = Normalize(mean, std)(torch.from_numpy(images.copy()))
     assert torch.allclose(found, expected, atol=1e-6)
-    assert Normalize().identity and Augment().identity
-    assert not Normalize(mean=[0.5]).identity and not Augment(flip=0.1).identity
+    assert Normalize().identity
+    assert Augment().identity
+    assert not Normalize(mean=[0.5]).identity
+    assert not Augment(flip=0.1).identity
 
 
-def test_a_spread_of_zero_is_refused():
+def test_a_std_of_zero_is_refused():
     with pytest.raises(UserError, match=r"dataset.normalize.std=\[0.0\] must be above 0"):
         Normalize(std=[0.0])

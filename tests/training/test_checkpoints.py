@@ -14,7 +14,7 @@ from metadist.errors import UserError
 from metadist.training import checkpoints
 from metadist.training.checkpoints import (
     Checkpoints,
-    DamagedCheckpoint,
+    CorruptCheckpointError,
     read_checkpoint,
     write_checkpoint,
 )
@@ -42,7 +42,7 @@ def test_a_truncated_file_is_refused(tmp_path, keep):
     path = tmp_path / "a.pt"
     write_checkpoint(path, CONTENTS)
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(UserError, match=r"a\.pt is damaged") as caught:
+    with pytest.raises(UserError, match=r"a\.pt is corrupt") as caught:
         read_checkpoint(path)
     assert "\n" not in str(caught.value)
 
@@ -54,7 +54,7 @@ def test_a_changed_byte_is_noticed(tmp_path, place):
     data = bytearray(path.read_bytes())
     data[place] ^= 1
     path.write_bytes(data)
-    with pytest.raises(UserError, match="damaged"):
+    with pytest.raises(UserError, match="corrupt"):
         read_checkpoint(path)
 
 
@@ -66,7 +66,7 @@ class Trap:
 def test_code_in_a_checkpoint_is_not_run(tmp_path):
     path = tmp_path / "a.pt"
     write_checkpoint(path, {"trap": Trap()})
-    with pytest.raises(UserError, match="not opened"):
+    with pytest.raises(UserError, match="not loaded"):
         read_checkpoint(path)
 
 
@@ -126,20 +126,20 @@ def test_the_newest_are_kept_and_for_each_the_best_until_then(tmp_path):
     ]
 
 
-def test_what_lies_beyond_is_set_aside_and_never_lost(tmp_path):
+def test_later_checkpoints_are_renamed_and_never_lost(tmp_path):
     saved = Checkpoints(tmp_path, keep=2)
     for _ in range(2):
         for iteration in (5, 10):
             saved.save(iteration, {"iteration": iteration})
         saved.save_best(10, {"iteration": 10})
         (tmp_path / ".iteration-00000015.pt.part").write_bytes(b"half")
-        saved.set_aside_later(5)
+        saved.rename_later(5)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "best-00000010.pt.aside",
-        "best-00000010.pt.aside.1",
+        "best-00000010.pt.superseded",
+        "best-00000010.pt.superseded.1",
         "iteration-00000005.pt",
-        "iteration-00000010.pt.aside",
-        "iteration-00000010.pt.aside.1",
+        "iteration-00000010.pt.superseded",
+        "iteration-00000010.pt.superseded.1",
     ]
 
 
@@ -153,7 +153,7 @@ def test_what_grows_when_it_is_opened_is_refused(tmp_path):
             new.writestr(member.filename, old.read(member))
     sealed = bomb.getvalue() + b"metadist-sha256:"
     path.write_bytes(sealed + hashlib.sha256(bomb.getvalue()).hexdigest().encode())
-    with pytest.raises(DamagedCheckpoint, match="larger inside than outside"):
+    with pytest.raises(CorruptCheckpointError, match="uncompressed size exceeds"):
         read_checkpoint(path)
 
 

@@ -10,8 +10,8 @@ from worlds import run_world
 
 from metadist.tasks import task_keys
 from metadist.training.evaluation import Estimate, estimate, evaluate
-from metadist.training.outer_step import meta_batch
 from metadist.training.results import steps_of
+from metadist.training.trainer import make_batch
 
 
 def test_mean_and_interval_against_numpy():
@@ -51,7 +51,7 @@ def test_a_test_says_what_each_inner_step_brings(tmp_path):
     )
     keys = task_keys(0, "test", 0, range(7))
     figures = evaluate(
-        x.strategy, x.evaluate_mapper, x.learner, keys, lambda some: meta_batch(x, some)
+        x.strategy, x.evaluate_mapper, x.learner, keys, lambda some: make_batch(x, some)
     )
     assert set(figures) == {"loss", "accuracy", "accuracy_before"}
     assert figures["accuracy"].mean == pytest.approx(rows[2]["mean"], abs=1e-12)

@@ -9,7 +9,7 @@ from worlds import run_world
 
 from metadist.config import build_experiment
 from metadist.tasks import task_keys
-from metadist.training.mappers import MetaBatch
+from metadist.training.task_mapper import MetaBatch
 
 LARGE_TASKS = (
     "logger=jsonl",
@@ -30,16 +30,16 @@ def peak(
     """This rank's greatest resident memory, in MB, after some meta-batches of so many tasks."""
     size = f"trainer.meta_batch_size={tasks}"
     x = build_experiment(compose(*LARGE_TASKS, *strategy, size), Path(directory), "maml")
-    gc.collect()
+    gc.map_tasks()
     x.strategy.open()
-    for iteration in range(1, batches + 1) if x.strategy.runs_loop() else ():
+    for iteration in range(1, batches + 1) if x.strategy.is_driver else ():
         keys = task_keys(0, "train", iteration, range(tasks))
         if by_hand:
             x.optimizer.zero_grad()
             for key in keys:
-                (x.learner.train()(x.tasks.draw(key)).loss / tasks).backward()
+                (x.learner.train()(x.tasks.sample(key)).loss / tasks).backward()
         else:
-            x.strategy.backward(x.train_mapper, x.learner, MetaBatch(keys))
+            x.strategy.forward_backward(x.train_mapper, x.learner, MetaBatch(keys))
         x.optimizer.step()
     x.strategy.close()
     status = Path("/proc/self/status").read_text(encoding="ascii")
@@ -61,7 +61,7 @@ def test_peak_memory_does_not_grow_with_the_tasks_of_a_meta_batch(tmp_path, stra
 
 @pytest.mark.slow
 def test_one_by_one_it_is_that_of_a_loop_by_hand(tmp_path):
-    one, two = (("trainer.tasks_at_once=1", f"strategy={name}") for name in ("local", "rpc"))
+    one, two = (("trainer.task_chunk_size=1", f"strategy={name}") for name in ("local", "rpc"))
     (alone,) = run_world(peak, 1, str(tmp_path), one, 16, 2, True, timeout=200)
     (local,) = run_world(peak, 1, str(tmp_path), one, 16, 2, timeout=200)
     rpc = run_world(peak, 2, str(tmp_path), two, 32, 2, timeout=200)
@@ -74,7 +74,7 @@ def test_one_by_one_it_is_that_of_a_loop_by_hand(tmp_path):
 @pytest.mark.slow
 def test_in_a_context_every_task_keeps_its_graph(tmp_path):
     """What the one-visit mode avoids; and that these figures can tell."""
-    option = ("strategy=rpc", "strategy.gradient=context")
+    option = ("strategy=rpc", "strategy.gradient=dist_autograd")
     few, many = (
         run_world(peak, 2, str(tmp_path), option, tasks, 1, timeout=200) for tasks in (4, 16)
     )

@@ -9,32 +9,10 @@ from worlds import run_world
 
 from metadist.distributed import get_rank
 from metadist.errors import UserError
-from metadist.training import differences_in_words, protocol_differences
+from metadist.reports import protocol_differences
+from metadist.training import Trainer
 from metadist.training.checkpoints import read_checkpoint
-from metadist.training.loop import run
-from metadist.training.resume import use_best
-
-ALIKE = {"ways": 5, "shots": 1, "eval_inner_steps": 3}
-
-
-def test_equal_protocols_do_not_differ():
-    assert protocol_differences({"a": ALIKE, "b": dict(ALIKE)}) == {}
-    assert protocol_differences({"a": ALIKE}) == protocol_differences({}) == {}
-
-
-def test_each_difference_is_named_with_who_has_what():
-    runs = {"a": ALIKE, "b": {**ALIKE, "shots": 5}, "c": {**ALIKE, "rotations": True}}
-    found = protocol_differences(runs)
-    assert found == {
-        "shots": {"a": 1, "b": 5, "c": 1},
-        "rotations": {"a": "—", "b": "—", "c": True},
-    }
-    assert differences_in_words(found) == [
-        "shots differs: 1 (a, c), 5 (b)",
-        "rotations differs: — (a, b), True (c)",
-    ]
-    assert list(protocol_differences(runs, but_for=["shots"])) == ["rotations"]
-
+from metadist.training.resume import load_best
 
 CHANGES = {
     "trainer.eval_tasks=5": "test_tasks",
@@ -78,16 +56,16 @@ def best_and_last(directory: str, strategy: str) -> None:
     """A run whose validation is best at iteration 2, tested at the end and then at its best."""
     words = (f"{directory}/run", f"strategy={strategy}")
     x = build(*words)
-    record = x.tracker.record
+    log_metrics = x.logger.log_metrics
 
     def nothing_is_better(line) -> None:
-        record(line)
+        log_metrics(line)
         if "validation_loss" in line and line["iteration"] == 4:
-            x.progress.best["accuracy"] = 2.0
+            x.state.best["accuracy"] = 2.0
 
-    x.tracker.record = nothing_is_better
-    last = run(x)
-    best = run(build(*words, "resume=auto", "trainer.test_checkpoint=best"))
+    x.logger.log_metrics = nothing_is_better
+    last = Trainer(x).run()
+    best = Trainer(build(*words, "resume=auto", "trainer.test_checkpoint=best")).run()
     if get_rank() == 0:
         for name, results in (("last", last), ("best", best)):
             Path(f"{directory}/{name}.json").write_text(json.dumps(results), encoding="utf-8")
@@ -101,4 +79,4 @@ def test_the_best_of_no_validation_is_refused_before_any_work(tmp_path):
 
 def test_no_best_is_said(tmp_path):
     with pytest.raises(UserError, match=r"no best checkpoint.*test_checkpoint=last"):
-        use_best(build(tmp_path, "strategy=local", "trainer.test_checkpoint=best"))
+        load_best(build(tmp_path, "strategy=local", "trainer.test_checkpoint=best"))

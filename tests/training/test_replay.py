@@ -10,8 +10,8 @@ from worlds import run_world
 
 from metadist.config import load_experiment
 from metadist.errors import UserError
-from metadist.loggers import JsonLines
-from metadist.training.loop import run
+from metadist.loggers import JsonlLogger
+from metadist.training import Trainer
 from metadist.training.replay import parse_key, replay
 from metadist.training.resume import restore
 
@@ -30,9 +30,9 @@ def train_and_replay(directory, overrides, keys):
     (directory / ".hydra").mkdir(parents=True)
     OmegaConf.save(configuration, directory / ".hydra" / "config.yaml")
     x = load_experiment(directory)
-    x.tracker = JsonLines()
+    x.logger = JsonlLogger()
     restore(x)
-    run(x)
+    Trainer(x).run()
     return [replay(load_experiment(directory), parse_key(key)) for key in keys]
 
 
@@ -47,7 +47,7 @@ def test_losses_are_those_of_the_record(tmp_path):
     norms = [line["gradient_norm"] for line in records(tmp_path)]
     for each, norm in zip(found, norms, strict=True):
         assert math.hypot(*each.gradients.values()) == pytest.approx(norm, rel=1e-5)
-        assert each.picture.read_bytes()[:4] == b"\x89PNG"
+        assert each.plot.read_bytes()[:4] == b"\x89PNG"
     assert [each.trained for each in found] == [0, 1, 2, 0]
     assert found[3].start.endswith("iteration-00000003.pt")
 
@@ -67,4 +67,4 @@ def test_the_command_shows_a_task_that_went_wrong(tmp_path):
         refused = run_command("replay.py", f"{tmp_path}/run", "--key", *words)[0]
         assert refused.status == 2 and refused.err.count("\n") == 1, refused
     nowhere = run_command("replay.py", str(tmp_path), "--key", "0,train,1,0")[0]
-    assert nowhere.status == 2 and "no run's directory" in nowhere.err
+    assert nowhere.status == 2 and "not a run directory" in nowhere.err

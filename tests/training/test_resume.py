@@ -13,8 +13,8 @@ from torch import nn
 from worlds import run_world
 
 from metadist.models import MLP
+from metadist.training import Trainer
 from metadist.training.checkpoints import Checkpoints, read_checkpoint, write_checkpoint
-from metadist.training.loop import run
 
 
 class NoisySGD(torch.optim.SGD):
@@ -62,15 +62,15 @@ HARD = (
 def killed(directory: str, after: int, *overrides: str) -> None:
     """Train, and be killed as iteration `after` is recorded, its checkpoint not yet written."""
     x = build(directory, *overrides)
-    record = x.tracker.record
+    log_metrics = x.logger.log_metrics
 
     def record_and_die(line) -> None:
-        record(line)
+        log_metrics(line)
         if line["iteration"] == after:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    x.tracker.record = record_and_die
-    run(x)
+    x.logger.log_metrics = record_and_die
+    Trainer(x).run()
 
 
 def weights(directory: Path) -> dict[str, torch.Tensor]:
@@ -123,7 +123,7 @@ def resumed_with_warnings(directory: str, *overrides: str) -> list[str]:
     return said
 
 
-def test_a_damaged_newest_checkpoint_is_set_aside_for_the_one_before(tmp_path):
+def test_a_corrupt_newest_checkpoint_is_renamed_and_the_one_before_is_used(tmp_path):
     strategy, size = "allreduce", 2
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     for directory in (whole, parts):
@@ -134,15 +134,15 @@ def test_a_damaged_newest_checkpoint_is_set_aside_for_the_one_before(tmp_path):
     options = (f"strategy={strategy}", "resume=auto")
     said = run_world(resumed_with_warnings, size, str(parts), *options)
     assert len(said[0]) == 1 and "\n" not in said[0][0]
-    assert "iteration-00000004.pt is damaged: set aside" in said[0][0]
+    assert "iteration-00000004.pt is corrupt: renamed" in said[0][0]
     assert all(not others for others in said[1:])
-    assert (folder / "iteration-00000004.pt.aside").exists()
+    assert (folder / "iteration-00000004.pt.corrupt").exists()
     assert without_times(records(parts)) == without_times(records(whole))
     for name, tensor in weights(whole).items():
         assert torch.equal(tensor, weights(parts)[name])
 
 
-def test_the_best_serves_when_all_others_are_damaged_and_then_nothing_does(tmp_path):
+def test_the_best_is_used_when_all_others_are_corrupt_and_then_none(tmp_path):
     run_world(train, 1, str(tmp_path), "strategy=local")
     folder = tmp_path / "checkpoints"
     for path in folder.glob("iteration-*.pt"):
@@ -154,7 +154,7 @@ def test_the_best_serves_when_all_others_are_damaged_and_then_nothing_does(tmp_p
         path.write_bytes(b"")
     (outcome,) = run_world(train, 1, str(tmp_path), "strategy=local", "resume=auto", may_fail=True)
     assert "UserError: every checkpoint in" in str(outcome)
-    assert not list(folder.glob("*.pt")) and len(list(folder.glob("*.aside*"))) > 3
+    assert not list(folder.glob("*.pt")) and len(list(folder.glob("*.corrupt*"))) > 3
 
 
 def without_room(directory: str, *overrides: str) -> str:
@@ -162,16 +162,16 @@ def without_room(directory: str, *overrides: str) -> str:
     import resource
 
     x = build(directory, *overrides)
-    record = x.tracker.record
+    log_metrics = x.logger.log_metrics
 
     def record_and_fill(line) -> None:
-        record(line)
+        log_metrics(line)
         if line["iteration"] == 3:
             resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, 5_000))
 
-    x.tracker.record = record_and_fill
+    x.logger.log_metrics = record_and_fill
     try:
-        run(x)
+        Trainer(x).run()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "finished"

@@ -10,8 +10,8 @@ from worlds import run_world
 from metadist.distributed import dim_partitioner, mean_reducer, sum_reducer
 from metadist.distributed.reducers import SumReducer
 from metadist.tasks import task_keys
-from metadist.training.mappers import MetaBatch
 from metadist.training.strategies import AllReduceStrategy, LocalStrategy, RpcStrategy
+from metadist.training.task_mapper import MetaBatch
 
 TASKS = 15
 
@@ -22,13 +22,13 @@ def one_step(directory: str, name: str, strategy: str, dtype: str, *overrides: s
     x = build(directory, *options, name=name)
     x.learner.to(getattr(torch, dtype))
     if dtype == "float64":
-        draw = x.tasks.draw
-        x.tasks.draw = lambda key: _double(draw(key))
+        sample = x.tasks.sample
+        x.tasks.sample = lambda key: _double(sample(key))
     x.strategy.open()
     outcome = None
-    if x.strategy.runs_loop():
+    if x.strategy.is_driver:
         keys = task_keys(0, "train", 1, range(TASKS))
-        result = x.strategy.backward(x.train_mapper, x.learner, MetaBatch(keys))
+        result = x.strategy.forward_backward(x.train_mapper, x.learner, MetaBatch(keys))
         outcome = (
             result.loss,
             result.buffers,
@@ -48,7 +48,7 @@ def reference(tmp_path, name: str, dtype: str, *overrides: str) -> tuple:
     x.learner.to(getattr(torch, dtype)).train()
     total = 0.0
     for key in task_keys(0, "train", 1, range(TASKS)):
-        episode = x.tasks.draw(key)
+        episode = x.tasks.sample(key)
         total = total + x.learner(_double(episode) if dtype == "float64" else episode).loss / TASKS
     total.backward()
     return total.detach(), [parameter.grad for parameter in x.learner.parameters()]
@@ -57,7 +57,7 @@ def reference(tmp_path, name: str, dtype: str, *overrides: str) -> tuple:
 MAML = [
     ("local", [], 1),
     *[("rpc", [], size) for size in (1, 2, 3, 4)],
-    *[("rpc", ["strategy.gradient=context"], size) for size in (2, 3, 4)],
+    *[("rpc", ["strategy.gradient=dist_autograd"], size) for size in (2, 3, 4)],
     *[("rpc", ["+partition=batch"], size) for size in (2, 4)],
     *[("allreduce", [], size) for size in (1, 2, 3, 4)],
     ("allreduce", ["+partition=batch"], 2),
@@ -65,7 +65,7 @@ MAML = [
 SUPERVISED = [
     ("local", [], 1),
     ("rpc", [], 2),
-    ("rpc", ["strategy.gradient=context"], 3),
+    ("rpc", ["strategy.gradient=dist_autograd"], 3),
     *[("allreduce", [], size) for size in (1, 2, 3, 4)],
     *[("allreduce", ["+partition=dim0"], size) for size in (2, 4)],
     ("allreduce", ["strategy.engine=sum"], 2),
@@ -139,13 +139,13 @@ def test_the_sum_reducer_scales_the_gradient(tmp_path, first_order):
         torch.testing.assert_close(found, expected * TASKS, rtol=1e-9, atol=1e-12)
 
 
-def test_names_and_homes():
+def test_names_and_parameter_devices():
     assert [s.name for s in (LocalStrategy, RpcStrategy, AllReduceStrategy)] == [
         "local",
         "rpc",
         "allreduce",
     ]
-    assert RpcStrategy.home == "cpu" and AllReduceStrategy.home == "device"
+    assert RpcStrategy.parameter_device == "cpu" and AllReduceStrategy.parameter_device == "device"
 
 
 def plain_triples(learner, batch: MetaBatch) -> list[tuple]:
@@ -166,7 +166,7 @@ def collect_plain_triples(strategy: str) -> dict | None:
     x = kinds[strategy](plain_triples, mean_reducer)
     x.open()
     keys = MetaBatch(task_keys(0, "test", 0, range(6)))
-    figures = x.collect(key_figures, torch.nn.Linear(1, 1), keys) if x.runs_loop() else None
+    figures = x.map_tasks(key_figures, torch.nn.Linear(1, 1), keys) if x.is_driver else None
     x.close()
     return figures
 
@@ -196,9 +196,9 @@ def reduce_whole_numbers(strategy: str, reducer) -> tuple | None:
     x = kinds[strategy](dim_partitioner(0, exclusive=True), reducer)
     x.open()
     keys, result = MetaBatch(task_keys(0, "train", 0, range(2))), None
-    if x.runs_loop():
+    if x.is_driver:
         torch.manual_seed(0)
-        result = x.backward(count, torch.nn.Linear(2, 1, bias=False).double(), keys)
+        result = x.forward_backward(count, torch.nn.Linear(2, 1, bias=False).double(), keys)
     x.close()
     return result
 

@@ -10,7 +10,7 @@ from worlds import run_world
 
 from metadist.tasks import task_keys
 from metadist.training.checkpoints import read_checkpoint
-from metadist.training.mappers import MetaBatch
+from metadist.training.task_mapper import MetaBatch
 
 ALGORITHMS = {
     "maml": [],
@@ -34,7 +34,7 @@ TASKS = 5
 def outcomes(directory: str, strategy: str) -> dict[tuple[str, int | str], tuple]:
     """Of each algorithm: loss, buffers' changes and gradient of one meta-batch in float64.
 
-    By its name and `tasks_at_once`.
+    By its name and `task_chunk_size`.
     """
     experiments = {
         name: build(directory, f"strategy={strategy}", f"algorithm={name}", *overrides)
@@ -45,24 +45,24 @@ def outcomes(directory: str, strategy: str) -> dict[tuple[str, int | str], tuple
     found = {}
     for name, x in experiments.items():
         x.learner.double()
-        x.tasks.draw = _in_double(x.tasks.draw)
+        x.tasks.sample = _in_double(x.tasks.sample)
         batch = MetaBatch(task_keys(0, "train", 1, range(TASKS)))
         for at_once in ("auto", 1) if strategy == "local" else ("auto",):
-            if one.runs_loop():
-                mapper = replace(x.train_mapper, tasks_at_once=at_once)
-                result = x.strategy.backward(mapper, x.learner, batch)
+            if one.is_driver:
+                mapper = replace(x.train_mapper, chunk_size=at_once)
+                result = x.strategy.forward_backward(mapper, x.learner, batch)
                 gradient = {n: p.grad for n, p in x.learner.named_parameters()}
                 found[name, at_once] = (result.loss, result.buffers, gradient)
     one.close()
     return found
 
 
-def _in_double(draw):
-    def drawn(key):
-        episode = draw(key)
+def _in_double(sample):
+    def sampled(key):
+        episode = sample(key)
         return type(episode)(*(p._replace(inputs=p.inputs.double()) for p in episode))
 
-    return drawn
+    return sampled
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ from omegaconf import DictConfig
 
 from metadist.distributed.world import usable_cpus
 from metadist.errors import UserError
-from metadist.launchers.launcher import Launcher, PlannedRun
+from metadist.launchers.job import CONSOLE_FILE, RunSpec
+from metadist.launchers.launcher import Launcher
 from metadist.launchers.ray.cluster import (
     load_ray,
     open_ray,
@@ -76,19 +77,19 @@ class RayLauncher(Launcher):
             self.num_workers, self.use_gpu is True, f"launcher.num_workers={self.num_workers}"
         )
 
-    def jobs_at_once(self, configuration: DictConfig) -> int:
+    def max_concurrent_jobs(self, configuration: DictConfig) -> int:
         """See `Launcher`: as many as the cluster's CPUs, or GPUs, have room for."""
         if self.jobs != "auto":
             return self.jobs
         return trials_at_once(self.num_workers, self._gives_gpus(configuration))
 
-    def run(self, planned: PlannedRun) -> int:
+    def run(self, planned: RunSpec) -> int:
         """See `Launcher`."""
         open_ray(self.address)
         with ExitStack() as stack:
             output = None
-            if planned.quiet:
-                path = planned.directory / "console.log"
+            if planned.concurrent:
+                path = planned.directory / CONSOLE_FILE
                 output = stack.enter_context(path.open("a", encoding="utf-8"))
             run = RayRun(
                 planned,

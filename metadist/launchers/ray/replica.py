@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from metadist.distributed import PeerLost, get_rank, get_world_size
+from metadist.distributed import WorkerLostError, get_rank, get_world_size
 from metadist.distributed.collectives import (
     all_reduce,
     broadcast,
     destroy_process_group,
     init_process_group,
 )
-from metadist.distributed.lost import peers_in_backend
+from metadist.distributed.errors import connection_errors_as_worker_lost
 from metadist.distributed.partitioners import balanced_bounds
 from metadist.errors import UserError
 from metadist.launchers.ray.board import Board
@@ -96,7 +96,7 @@ def serve(config: dict[str, Any]) -> None:
                 if get_rank() == 0:
                     board.post(f"answer/{number}", answer)
                 number += 1
-    except PeerLost:
+    except WorkerLostError:
         if not board.read(FAILED, seconds=_END_SECONDS):
             raise
     except Exception as error:
@@ -123,7 +123,7 @@ class _Replica:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         self.module: nn.Module = model_creator(self.config).to(self.device)
-        with peers_in_backend():
+        with connection_errors_as_worker_lost():
             self.model = DistributedDataParallel(self.module)
         self.training, self.validation = _two_sets(data_creator(self.config))
         self.loss, self.optimizer = _loss_and_optimizer(
@@ -147,7 +147,7 @@ class _Replica:
         for batch, (*inputs, targets) in zip(batches, self._shards(batches), strict=True):
             held = len(_share(batch))
             self.optimizer.zero_grad()
-            with peers_in_backend():
+            with connection_errors_as_worker_lost():
                 loss = self.loss(self.model(*inputs), targets)
                 # The ranks' gradients are averaged: each counts by the items that it holds.
                 (loss * (held * get_world_size() / len(batch))).backward()

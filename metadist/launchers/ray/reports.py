@@ -19,7 +19,7 @@ import ray.train
 from ray.train import Checkpoint, CheckpointUploadMode
 
 from metadist.distributed import get_rank
-from metadist.distributed.world import attempt
+from metadist.distributed.world import restart_count
 from metadist.launchers.ray.board import Board
 from metadist.training.checkpoints import Checkpoints
 
@@ -40,7 +40,7 @@ class Reports:
         self._directory = directory
         self._checkpoints = Checkpoints(directory / "checkpoints")
         self._board = board
-        self._topic = f"reports/{attempt()}"
+        self._topic = f"reports/{restart_count()}"
         self._over = threading.Event()
         self._threads = [threading.Thread(target=self._report, name="reports", daemon=True)]
         if get_rank() == 0:

@@ -8,12 +8,12 @@ from typing import Any, TextIO
 
 from omegaconf import OmegaConf
 
-from metadist.launchers.launcher import PlannedRun
+from metadist.launchers.error_reporting import wants_traceback
+from metadist.launchers.job import RunSpec
 from metadist.launchers.ray.board import Board, print_said
 from metadist.launchers.ray.cluster import load_ray
 from metadist.launchers.ray.fit import Fit, torch_trainer
 from metadist.launchers.ray.worker import BEGUN, ENDED, REPORTED, SIGNAL, Errand, work
-from metadist.launchers.speaking import wants_traceback
 
 _STOP_SECONDS = 60.0
 _PATIENCE_SECONDS = 90.0
@@ -33,7 +33,7 @@ class RayRun:
 
     def __init__(
         self,
-        planned: PlannedRun,
+        planned: RunSpec,
         *,
         num_workers: int,
         use_gpu: bool,

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import hydra
+from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, open_dict
 
-from metadist.config import build_experiment
 from metadist.errors import UserError
-from metadist.launchers.launcher import PlannedRun, quoted
+from metadist.launchers.job import RunSpec
 from metadist.launchers.ray.cluster import (
     load_ray,
     open_ray,
@@ -22,8 +22,6 @@ from metadist.launchers.ray.cluster import (
     trials_at_once,
 )
 from metadist.launchers.ray.run import RayRun
-from metadist.launchers.resolvers import register_resolvers
-from metadist.launchers.set_up import Build
 
 _TURN_SECONDS = 0.5
 _PLAIN = re.compile(r"(?!(?:null|true|false|inf|nan)\Z)[a-z_][a-z0-9_./-]*", re.IGNORECASE)
@@ -44,7 +42,6 @@ def tune_experiment(
     search: Any = None,
     max_failures: int = 0,
     address: str | None = None,
-    build: Build = build_experiment,
 ) -> Any:
     """Search over an experiment's options with Ray Tune.
 
@@ -71,7 +68,6 @@ def tune_experiment(
         search: one of Tune's search algorithms. Default: grid and random search.
         max_failures: how often each trial may lose workers.
         address: of a running cluster. Default: as `open_ray` has it.
-        build: (configuration, run directory, name) -> the experiment.
 
     Returns:
         Tune's `ResultGrid`: `get_best_result().config` has the best options, and
@@ -95,7 +91,6 @@ def tune_experiment(
         script=script,
         overrides=overrides,
         directory=directory / "runs",
-        build=build,
         workers={"num_workers": num_workers, "use_gpu": use_gpu, "max_failures": max_failures},
     )
     tuner = tune.Tuner(
@@ -131,7 +126,7 @@ def in_grammar(value: Any) -> str:
         return str(int(value) if isinstance(value, Integral) else float(value))
     if isinstance(value, str | Path):
         text = str(value)
-        return text if _PLAIN.fullmatch(text) else quoted(text)
+        return text if _PLAIN.fullmatch(text) else QuotedString(text, Quote.single).with_quotes()
     if isinstance(value, Mapping):
         return f"{{{','.join(f'{_key(each)}:{in_grammar(value[each])}' for each in value)}}}"
     if isinstance(value, list | tuple):
@@ -169,7 +164,6 @@ def _trial_class() -> type:
             script: Path,
             overrides: tuple[str, ...],
             directory: Path,
-            build: Build,
             workers: dict[str, Any],
         ) -> None:
             words = (*overrides, *(f"{key}={in_grammar(value)}" for key, value in config.items()))
@@ -182,14 +176,11 @@ def _trial_class() -> type:
             self.newest: dict[str, Any] = {}
             self.reports: list[dict[str, Any]] = []
             self.output = (self.directory / "console.log").open("a", encoding="utf-8")
-            planned = PlannedRun(
-                script=script,
+            planned = RunSpec(
                 name=script.stem,
                 directory=self.directory,
                 configuration=configuration,
                 overrides=words,
-                hydra_words=(),
-                build=build,
             )
             self.run = RayRun(planned, output=self.output, **workers)
 
@@ -240,7 +231,6 @@ def _compose(script: Path, words: Sequence[str]) -> DictConfig:
     Raises:
         UserError: options that Hydra does not take.
     """
-    register_resolvers()
     try:
         with hydra.initialize_config_dir(str(script.parent.parent / "conf"), version_base="1.3"):
             configuration = hydra.compose(script.stem, list(words))

@@ -10,15 +10,13 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from metadist.distributed import PeerLost, get_rank
+from metadist.distributed import WorkerLostError, get_rank
 from metadist.distributed.job import current_job
-from metadist.distributed.world import attempt
-from metadist.launchers.carry_out import Failed, carry_out
-from metadist.launchers.launcher import PlannedRun
+from metadist.distributed.world import restart_count
+from metadist.launchers.error_reporting import error_summary, report_error
+from metadist.launchers.job import JobFailure, RunSpec, run_job
 from metadist.launchers.ray.board import Board, Voice
-from metadist.launchers.records import LAST_WORDS
-from metadist.launchers.resolvers import register_resolvers
-from metadist.launchers.speaking import say, sentence_of
+from metadist.reports import WORKER_ERROR_FILE
 from metadist.training import Experiment, Interrupted
 
 BEGUN, ENDED, REPORTED, SIGNAL = "begun", "ended", "reported", "signal"
@@ -70,44 +68,44 @@ def work(config: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):
         os.chdir(errand.directory)
     sys.path += [path for path in errand.modules if path not in sys.path]
-    register_resolvers()
     with Voice(board):
         _set_up_logging()
         threading.Thread(target=_heed_signals, args=[board], daemon=True).start()
-        if attempt() and get_rank() == 0:
-            print(f"a worker was lost: attempt {attempt() + 1} of the run", file=sys.stderr)
+        if restart_count() and get_rank() == 0:
+            print(
+                f"a worker was lost: attempt {restart_count() + 1} of the run",
+                file=sys.stderr,
+            )
         try:
             status = _carry_out(errand)
-        except Failed as failed:
-            status = say(failed.error, errand.tracebacks, failed.in_job)
-            if isinstance(failed.error, PeerLost) and not _failed_elsewhere(board):
+        except JobFailure as failed:
+            status = report_error(failed.error, errand.tracebacks, failed.in_job)
+            if isinstance(failed.error, WorkerLostError) and not _failed_elsewhere(board):
                 raise WorkerLost(str(failed.error)) from None
             _leave_last_words(errand, failed)
         except Exception as error:
-            status = say(error, errand.tracebacks, in_job=True)
+            status = report_error(error, errand.tracebacks, in_job=True)
     board.post(ENDED, (get_rank(), status))
 
 
 def _carry_out(errand: Errand) -> int:
     from metadist.launchers.ray.reports import Reports, bring_checkpoint
 
-    planned: PlannedRun = pickle.loads(errand.planned)
+    planned: RunSpec = pickle.loads(errand.planned)
     planned = replace(planned, in_sweep=False)  # that it is to be run is settled
-    if attempt() or planned.configuration.get("resume") == "auto":
+    if restart_count() or planned.configuration.get("resume") == "auto":
         bring_checkpoint(planned.directory)
     reports = Reports(planned.directory, errand.board)
 
-    def build(*given: Any) -> Experiment:
-        experiment = planned.build(*given)
+    def start_reports(experiment: Experiment) -> None:
         reports.start()  # not before: a run that resumes sets aside what came later
-        return experiment
 
-    carry_out(replace(planned, build=build))
+    run_job(planned, on_built=start_reports)
     reports.finish()
     return 0
 
 
-def _leave_last_words(errand: Errand, failed: Failed) -> None:
+def _leave_last_words(errand: Errand, failed: JobFailure) -> None:
     """For the record of a sweep's job: what was said, by the rank that said it.
 
     A run that was asked to stop has not failed: nobody would fetch its words, and they would be
@@ -115,12 +113,12 @@ def _leave_last_words(errand: Errand, failed: Failed) -> None:
     """
     if isinstance(failed.error, Interrupted):
         return
-    planned: PlannedRun = pickle.loads(errand.planned)
-    spoke = current_job().owns_cause if failed.in_job else get_rank() == 0
+    planned: RunSpec = pickle.loads(errand.planned)
+    spoke = current_job().owns_first_failure if failed.in_job else get_rank() == 0
     if planned.in_sweep and spoke:
-        sentence, _ = sentence_of(failed.error, failed.in_job)
+        sentence, _ = error_summary(failed.error, failed.in_job)
         with contextlib.suppress(OSError):
-            (planned.directory / LAST_WORDS).write_text(sentence, encoding="utf-8")
+            (planned.directory / WORKER_ERROR_FILE).write_text(sentence, encoding="utf-8")
 
 
 def _failed(board: Board) -> bool:
@@ -130,7 +128,7 @@ def _failed(board: Board) -> bool:
 
 def _failed_elsewhere(board: Board) -> bool:
     """The same of another rank, which may be about to say so: it has named the cause."""
-    deadline = time.monotonic() + (0.0 if current_job().owns_cause else _END_SECONDS)
+    deadline = time.monotonic() + (0.0 if current_job().owns_first_failure else _END_SECONDS)
     while not (failed := _failed(board)) and time.monotonic() < deadline:
         time.sleep(0.1)
     return failed
@@ -141,7 +139,7 @@ def _heed_signals(board: Board) -> None:
     while True:
         for number in board.read(SIGNAL, seconds=_SIGNAL_SECONDS):
             while True:  # a job may begin later
-                current_job().ask_to_stop(number)
+                current_job().request_stop(number)
                 time.sleep(0.5)
 
 

@@ -1,0 +1,138 @@
+"""The commands' main functions: Hydra around a run, and the exit status."""
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from metadist.cli.sweeps import (
+    fail_job,
+    finish_sweep,
+    launch_job,
+    objective_value,
+    run_sweep_job,
+    sweep_jobs,
+)
+from metadist.config import validate
+from metadist.distributed import get_rank
+from metadist.errors import UserError
+from metadist.launchers.error_reporting import USER_ERROR_STATUS, exit_process
+from metadist.launchers.job import JobFailure, RunSpec, report_errors, run_job
+from metadist.launchers.launcher import create_launcher
+from metadist.reports import CHECKPOINT_DIRECTORY
+from metadist.training.checkpoints import has_checkpoints
+
+
+def hydra_main(script: str) -> Callable[[], None]:
+    """The main function of an experiment's script.
+
+    It composes `conf/NAME.yaml` with the command line, for a script `experiments/NAME.py`, and
+    runs the job on every rank. All ranks share one run directory, which rank zero alone writes
+    to. A user error is one sentence on rank zero and exit status 2. The process ends with it.
+
+    Args:
+        script: the script's `__file__`; `conf/` is beside its folder.
+    """
+    path = Path(script).resolve()
+    compose_and_run = hydra.main(
+        version_base="1.3", config_path=str(path.parent.parent / "conf"), config_name=path.stem
+    )(run_task)
+
+    @functools.wraps(compose_and_run)
+    def main() -> None:
+        with report_errors() as status, sweep_jobs():
+            compose_and_run()
+        exit_process(finish_sweep(status.value), is_main_program(path))
+
+    return main
+
+
+def run_task(configuration: DictConfig) -> float | None:
+    """Hydra's task function: run a job in this process, or launch processes that run it.
+
+    Args:
+        configuration: as composed.
+
+    Returns:
+        The validation metric, for a sweeper to optimize. None without validation, for a failed
+        job of a sweep that continues, and for a launched job that is not waited for.
+
+    Raises:
+        JobFailure: the job failed.
+    """
+    spec = spec_from_hydra(configuration)
+    try:
+        try:
+            validate(configuration)
+            launcher = create_launcher(configuration)
+        except Exception as error:
+            fail_job(spec, JobFailure(error, in_job=False))
+            return None
+        if launcher is not None:
+            max_concurrent = launcher.max_concurrent_jobs(configuration)
+            return launch_job(launcher, max_concurrent, spec)
+        if spec.in_sweep:
+            return run_sweep_job(spec)
+        return objective_value(run_job(spec))
+    except JobFailure:
+        if get_rank() == 0 and not spec.in_sweep:
+            with contextlib.suppress(OSError):
+                spec.directory.rmdir()  # that Hydra made; it is empty if the run was refused
+        raise
+
+
+def spec_from_hydra(configuration: DictConfig) -> RunSpec:
+    """The job that Hydra calls the task function for. Any process, inside that function.
+
+    A sweep's job that has checkpoints in its directory resumes from them.
+    """
+    hydra_node = HydraConfig.get()
+    directory = Path(hydra_node.runtime.output_dir).resolve()
+    in_sweep = hydra_node.mode == RunMode.MULTIRUN
+    configuration = configuration.copy()
+    with open_dict(configuration):
+        configuration.pop("launcher", None)
+        resume = configuration.get("resume")
+        if in_sweep and resume is None and has_checkpoints(directory / CHECKPOINT_DIRECTORY):
+            configuration.resume = "auto"
+    overrides: Any = OmegaConf.to_container(hydra_node.overrides.task, resolve=False)
+    return RunSpec(
+        name=str(hydra_node.job.config_name),
+        directory=directory,
+        configuration=configuration,
+        overrides=tuple(map(str, overrides)),
+        hydra=cast(DictConfig, HydraConfig.instance().cfg),
+        module_paths=tuple(sys.path),
+        in_sweep=in_sweep,
+        number=int(hydra_node.job.num) if in_sweep else 0,
+    )
+
+
+def is_main_program(path: Path) -> bool:
+    """Whether this process was started to run a script, rather than another that calls it."""
+    started = getattr(sys.modules["__main__"], "__file__", None)
+    return started is not None and Path(started).resolve() == path
+
+
+def exit_status(work: Callable[[], int | None]) -> int:
+    """Run a command that starts no job, and report user errors in one sentence.
+
+    Args:
+        work: returns the exit status, None for success.
+
+    Returns:
+        The exit status: 2 after a user error.
+    """
+    try:
+        return work() or 0
+    except (UserError, HydraException) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USER_ERROR_STATUS

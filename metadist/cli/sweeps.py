@@ -1,0 +1,331 @@
+"""The jobs of a sweep (`-m`): how each ended, on all ranks alike, and the report at the end."""
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from metadist.config import validate
+from metadist.distributed import get_rank, get_world_size
+from metadist.distributed.job import current_job
+from metadist.distributed.rendezvous import all_gather_object, world_store
+from metadist.distributed.world import restart_count
+from metadist.errors import UserError
+from metadist.launchers.error_reporting import (
+    USER_ERROR_STATUS,
+    RemoteRankFailed,
+    WorkerGroupFailed,
+    error_summary,
+    print_error,
+    report_error_and_continue,
+)
+from metadist.launchers.job import (
+    JobFailure,
+    RunSpec,
+    SweepJobFailed,
+    finished_results,
+    run_job,
+)
+from metadist.launchers.launcher import Launcher
+from metadist.launchers.pool import Ending, JobPool
+from metadist.reports import (
+    WORKER_ERROR_FILE,
+    pop_worker_error,
+    read_results,
+    write_failure,
+    write_sweep_report,
+)
+from metadist.training import Interrupted
+
+_REPORT_SECONDS = 30.0
+"""How long the other ranks of a failed sweep wait for rank zero to write its report."""
+
+
+@dataclass
+class Sweep:
+    """The sweep whose sweeper runs in this process.
+
+    Attributes:
+        directory: of the sweep; its jobs are in DIR/0, DIR/1, …
+        direction: "minimize" or "maximize" if the sweeper optimizes, else "".
+        starts_all: whether sweeper and launcher start all jobs without looking at their results,
+            as Hydra's basic ones do.
+        failed: numbers of the jobs that failed in this process.
+        pool: the launched jobs.
+    """
+
+    directory: Path
+    direction: str
+    starts_all: bool
+    failed: set[int] = field(default_factory=set)
+    pool: JobPool = field(default_factory=JobPool)
+
+
+_sweep: Sweep | None = None
+"""None without `-m`, and in a process that joblib or submitit started for a job."""
+
+
+class SweepCallback(Callback):
+    """Hydra callback that records the start of a sweep."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """See Hydra's `Callback`."""
+        global _sweep
+        sweeper, launcher = config.hydra.sweeper, config.hydra.launcher
+        names = [str(node.get("_target_")).rpartition(".")[2] for node in (sweeper, launcher)]
+        _sweep = Sweep(
+            directory=Path(str(config.hydra.sweep.dir)).resolve(),
+            direction=str(sweeper.get("direction", "")).rpartition(".")[2].lower(),
+            starts_all=names == ["BasicSweeper", "BasicLauncher"],
+        )
+
+
+def objective_value(results: Mapping[str, Any]) -> float | None:
+    """The value that a sweeper optimizes: the validation metric of the tested state.
+
+    It is the accuracy (0 to 1, `hydra.sweeper.direction=maximize`) or, for regression, the mean
+    squared error (`minimize`); never a test metric. None on ranks without the training loop and
+    without validation (`trainer.eval_every=0`).
+
+    Raises:
+        UserError: the sweeper optimizes in the wrong direction.
+    """
+    value, metric, right = results.get("validation_accuracy"), "accuracy", "maximize"
+    if value is None:
+        value, metric, right = results.get("validation_mse"), "mse", "minimize"
+    direction = _sweep.direction if _sweep is not None else ""
+    if value is None:
+        return None
+    if direction in ("minimize", "maximize") and direction != right:
+        raise UserError(
+            f"hydra.sweeper.direction={direction} would look for the worst validation {metric}: "
+            f"write hydra.sweeper.direction={right}."
+        )
+    return float(value)
+
+
+def launch_job(launcher: Launcher, max_concurrent: int, spec: RunSpec) -> float | None:
+    """Have a launcher run a job. The launching process.
+
+    Hydra's basic sweeper and launcher do not look at what a job returns, so several of their jobs
+    run at the same time, and `sweep_jobs` waits for the last. With any other sweeper each job is
+    waited for.
+
+    Args:
+        launcher: starts the job's processes.
+        max_concurrent: how many jobs may run at the same time.
+        spec: the job.
+
+    Returns:
+        The value that a sweeper optimizes, None if the job is not waited for.
+
+    Raises:
+        JobFailure: the job, or an earlier one, failed.
+    """
+    try:
+        known = finished_results(spec) if spec.in_sweep else None
+        if known is not None:
+            return objective_value(known)
+    except Exception as error:
+        fail_job(spec, JobFailure(error, in_job=False))
+        return None
+    starts_all = _sweep is not None and _sweep.starts_all
+    pool = _sweep.pool if _sweep is not None else JobPool()
+    alone = max_concurrent == 1 or not spec.in_sweep or (_sweep is not None and not starts_all)
+    spec = replace(spec, concurrent=not alone)
+    (spec.directory / WORKER_ERROR_FILE).unlink(missing_ok=True)  # of an earlier attempt
+    job = pool.submit(
+        partial(launcher.run, spec), launcher.stop, max_concurrent, partial(_finish_launched, spec)
+    )
+    return None if starts_all else job.result()
+
+
+def _finish_launched(spec: RunSpec, ending: Ending) -> float | None:
+    """The objective value of a launched job that has ended.
+
+    Raises:
+        JobFailure: it failed, or could not be started.
+    """
+    if ending != 0:
+        error = ending if isinstance(ending, Exception) else WorkerGroupFailed(ending)
+        fail_job(spec, JobFailure(error, in_job=False))
+        return None
+    try:
+        results = read_results(spec.directory)
+        if results is None:
+            raise UserError(
+                f"the run ended without an error but left no results in {spec.directory}: put "
+                "hydra.run.dir or hydra.sweep.dir on a file system that all nodes share."
+            )
+        value = objective_value(results)
+    except UserError as error:
+        fail_job(spec, JobFailure(error, in_job=False))
+        return None
+    if spec.in_sweep:
+        print(f"job {spec.number} finished: {_summary(results)}", flush=True)
+    return value
+
+
+def _summary(results: Mapping[str, Any]) -> str:
+    names = ("validation_accuracy", "validation_mse", "test_accuracy", "test_mse")
+    shown = [name for name in names if isinstance(results.get(name), int | float)]
+    return ", ".join(f"{name.replace('_', ' ')} {results[name]:.4g}" for name in shown)
+
+
+def run_sweep_job(spec: RunSpec) -> float | None:
+    """Run a job of a sweep in this process. Every rank calls it.
+
+    All ranks learn how the job ended, and return the value that a sweeper optimizes.
+
+    Raises:
+        JobFailure: it failed, here or on another rank, and the sweep stops.
+    """
+    try:
+        results = run_job(spec)
+        try:
+            value = objective_value(results)
+        except UserError as error:
+            raise JobFailure(error, in_job=True) from None
+    except JobFailure as failure:
+        if not failure.in_job:
+            fail_job(spec, failure)
+            return None
+        ending = {"failed": True, "stops": _stops_sweep(spec, failure.error)}
+        if ending["stops"]:
+            with contextlib.suppress(RuntimeError):  # the other ranks are not waited for
+                current_job().store.set(f"ending/{get_rank()}", json.dumps(ending))
+            fail_job(spec, failure)
+            return None
+        fail_job(spec, failure)
+        _exchange_endings(ending)
+        current_job().end()
+        return None
+    endings = _exchange_endings({"failed": False, "value": value})
+    failed = [ending for ending in endings if ending["failed"]]
+    if any(ending["stops"] for ending in failed):
+        raise JobFailure(RemoteRankFailed(), in_job=True)
+    current_job().end()
+    if failed:
+        _count_failed(spec)
+        return None
+    return endings[0]["value"]
+
+
+def _exchange_endings(ending: dict[str, Any]) -> list[dict[str, Any]]:
+    """How the job ended on every rank. The heartbeat finds ranks that died."""
+    if get_world_size() == 1:
+        return [ending]
+    try:
+        return all_gather_object(current_job().store, "ending", ending, timeout=None)
+    except Exception as error:
+        raise JobFailure(error, in_job=True) from error
+
+
+def fail_job(spec: RunSpec, failure: JobFailure) -> None:
+    """Record that a job failed. It returns if the other jobs of a sweep are to run.
+
+    Raises:
+        JobFailure: no other job is to run.
+        SweepJobFailed: the same, in a process that a Hydra launcher has started for this job.
+    """
+    error = failure.error
+    if not spec.in_sweep or _is_interrupted(error):
+        raise failure
+    message, status = error_summary(error, failure.in_job)
+    message = pop_worker_error(spec.directory) or message
+    reported = isinstance(error, RemoteRankFailed) and not str(error)  # by the rank that failed
+    if get_rank() == 0 and not reported:
+        write_failure(spec.directory, spec.overrides, message, status)
+    if _stops_sweep(spec, error):
+        if _sweep is None:
+            raise SweepJobFailed(spec.number, message, status) from None
+        raise failure
+    report_error_and_continue(
+        error, failure.in_job, f"job {spec.number} of the sweep failed; going on"
+    )
+    _count_failed(spec)
+
+
+def _count_failed(spec: RunSpec) -> None:
+    if _sweep is not None:
+        _sweep.failed.add(spec.number)
+
+
+def _is_interrupted(error: Exception) -> bool:
+    by_signal = isinstance(error, WorkerGroupFailed) and error.exit_status in (130, 143)
+    return by_signal or isinstance(error, Interrupted)
+
+
+def _stops_sweep(spec: RunSpec, error: Exception) -> bool:
+    try:
+        return _is_interrupted(error) or validate(spec.configuration).sweep.on_failure == "stop"
+    except Exception:
+        return True
+
+
+@contextmanager
+def sweep_jobs() -> Iterator[None]:
+    """At the end of the context, wait for the launched jobs; after an error, stop them."""
+    try:
+        yield
+        if _sweep is not None:
+            _sweep.pool.join()
+    finally:
+        if _sweep is not None:
+            _sweep.pool.stop()
+
+
+def finish_sweep(status: int) -> int:
+    """After a sweep, write its tables and print which jobs failed. Every rank calls it.
+
+    Args:
+        status: the exit status so far.
+
+    Returns:
+        The exit status: 1 if it was 0 and a job failed. Without a sweep it is unchanged.
+    """
+    if _sweep is None:
+        return status
+    store, key = world_store(), f"metadist/sweep reported/{restart_count()}"
+    if get_rank() == 0:
+        status = _report(_sweep, status)
+        with contextlib.suppress(RuntimeError):
+            store.set(key, "yes")
+        return status
+    status = status or int(bool(_sweep.failed))
+    deadline = time.monotonic() + _REPORT_SECONDS
+    with contextlib.suppress(RuntimeError):
+        # torchrun stops all ranks when the first has failed, so rank zero must exit first.
+        while status and not store.check([key]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    return status
+
+
+def _report(sweep: Sweep, status: int) -> int:
+    folder = sweep.directory
+    try:
+        report = write_sweep_report(folder)
+    except UserError as error:
+        if not status:
+            print_error(f"error: {error}")
+        return status or USER_ERROR_STATUS
+    print("\n".join(report.summary_lines()), flush=True)
+    if status in (130, 143):
+        print_error(
+            f"the sweep was stopped: to go on, give the same command hydra.sweep.dir={folder}"
+        )
+    if report.failed and not status:
+        many = f"{len(report.failed)} job{'s' if len(report.failed) > 1 else ''}"
+        print_error(
+            f"error: {many} of the sweep failed ({', '.join(report.failed)}): sweep.md says why; "
+            f"the same command with hydra.sweep.dir={folder} runs them again."
+        )
+    return status or int(bool(report.failed or sweep.failed))

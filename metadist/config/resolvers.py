@@ -1,0 +1,50 @@
+"""OmegaConf resolvers that `conf/` uses; importing this module registers them."""
+
+import datetime
+import time
+
+from omegaconf import OmegaConf
+
+from metadist.distributed import get_rank
+from metadist.distributed.errors import RendezvousTimeoutError
+from metadist.distributed.rendezvous import world_store
+
+_TIMEOUT = 30.0
+
+
+def fraction(part: float, whole: int) -> int:
+    """`${fraction:0.1,${trainer.iterations}}`: a fraction of a number of iterations, at least 1.
+
+    Args:
+        part: from 0 to 1.
+        whole: iterations.
+    """
+    return max(1, round(part * whole))
+
+
+def run_stamp(timeout_seconds: object = _TIMEOUT) -> str:
+    """`${run_stamp:}`: the date and time at which rank zero started.
+
+    The same on every rank and after restarts, to the microsecond, so that two runs that start at
+    once have different directories.
+
+    Raises:
+        RendezvousTimeoutError: rank zero did not set it within `timeout_seconds`.
+    """
+    timeout = float(timeout_seconds) if isinstance(timeout_seconds, int | float) else _TIMEOUT
+    now = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
+    store, key = world_store(timeout), "metadist/run_stamp"
+    if get_rank() == 0:
+        return store.compare_set(key, "", now).decode()
+    deadline = time.monotonic() + timeout
+    while not store.check([key]):
+        if time.monotonic() > deadline:
+            raise RendezvousTimeoutError(
+                f"rank zero did not set the run's directory within {timeout:g} s."
+            )
+        time.sleep(0.01)
+    return store.get(key).decode()
+
+
+OmegaConf.register_new_resolver("fraction", fraction, replace=True)
+OmegaConf.register_new_resolver("run_stamp", run_stamp, use_cache=True, replace=True)

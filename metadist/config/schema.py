@@ -1,0 +1,110 @@
+"""The schema of the configuration's top level: which keys exist and which values they take.
+
+The groups (model, algorithm, trainer, …) are checked against the signatures of their targets, in
+`metadist.config.instantiate`.
+"""
+
+import difflib
+from typing import Annotated, Any, Literal
+
+from omegaconf import DictConfig, OmegaConf
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from metadist.errors import UserError
+
+_NOT_IN_DEFAULTS = ("experiment", "partition")
+"""Groups that are not in the defaults list, so that Hydra requires the plus: +partition=dim0."""
+
+
+class SweepSettings(BaseModel):
+    """Options of a sweep (`-m`).
+
+    Attributes:
+        on_failure: "stop" ends the sweep when a job fails, "continue" runs the other jobs.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    on_failure: Literal["stop", "continue"]
+
+
+class Settings(BaseModel):
+    """The top level of `conf/maml.yaml` and `conf/ddp.yaml`; groups are left as they are.
+
+    Attributes:
+        seed: keys the initial parameters and the training tasks.
+        threads: CPU threads of each worker.
+        timeout_seconds: within which a lost worker ends the job.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        resume: None, "auto", or the path of a checkpoint.
+        sweep: options of a sweep.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    seed: Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+    threads: Annotated[int, Field(strict=True, ge=1, le=4096)]
+    timeout_seconds: Annotated[float, Field(strict=True, gt=0, lt=1e6)]
+    device: Any
+    resume: Any = None
+    sweep: SweepSettings
+
+    dataset: Any
+    task: Any
+    model: Any
+    algorithm: Any
+    optimizer: Any
+    scheduler: Any
+    reducer: Any
+    strategy: Any
+    trainer: Any
+    default_partition: Any
+    partition: Any = None
+    logger: Any = None
+    launcher: Any = None
+
+    allreduce_engine: Any = None  # of conf/ddp.yaml; conf/strategy/allreduce.yaml refers to it
+    running_statistics: Any = None  # of conf/ddp.yaml; conf/algorithm/supervised.yaml refers to it
+
+
+def validate(configuration: DictConfig) -> Settings:
+    """Check the top level of a composed configuration. Any process.
+
+    Raises:
+        UserError: an unknown key (with the nearest known one), a key that is missing, or a value
+            that does not fit.
+    """
+    known = Settings.model_fields
+    for key in map(str, configuration):
+        if key not in known:
+            near = nearest_key(key)
+            plus = "+" if near in _NOT_IN_DEFAULTS else ""
+            hint = f"did you mean {plus}{near}=…?" if near else "check its spelling."
+            raise UserError(f"{key} is not a key or group of the configuration: {hint}")
+    values = {str(key): configuration[key] for key in configuration}
+    if isinstance(values.get("sweep"), DictConfig):
+        values["sweep"] = OmegaConf.to_container(values["sweep"], resolve=True)
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        raise UserError(_sentence(error)) from None
+
+
+def nearest_key(key: str) -> str | None:
+    """The top-level key or group whose name is close to a misspelt one."""
+    near = difflib.get_close_matches(key, [*Settings.model_fields, *_NOT_IN_DEFAULTS], n=1)
+    return near[0] if near else None
+
+
+def _sentence(error: ValidationError) -> str:
+    """The first mistake, in one sentence."""
+    first = error.errors(include_url=False)[0]
+    path = ".".join(map(str, first["loc"]))
+    if first["type"] == "missing":
+        return f"{path} is missing: give it a value, as in +{path}=VALUE."
+    if first["type"] == "extra_forbidden":
+        return f"{path} is not an option of sweep: its options are on_failure."
+    reason = f"{first['msg'][0].lower()}{first['msg'][1:]}."
+    if path == "sweep":
+        reason = "write sweep.on_failure=stop or sweep.on_failure=continue."
+    return f"{path}={first['input']} does not fit: {reason}"

@@ -1,0 +1,73 @@
+"""Errors of a world of processes."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch.distributed as dist
+
+
+class WorkerLostError(ConnectionError):
+    """Another process of the world died, froze or cannot be reached.
+
+    Attributes:
+        rank: the lost process's rank; None where it is not known.
+    """
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+    def __reduce__(self) -> tuple:
+        return type(self), (str(self), self.rank)
+
+
+class RendezvousTimeoutError(WorkerLostError, TimeoutError):
+    """A process of the world did not reach a rendezvous in time."""
+
+
+class RendezvousClosedError(RendezvousTimeoutError):
+    """Rank zero gave a rendezvous up because other ranks are missing, and reports which."""
+
+
+_LOST_CONNECTION = ("broken pipe", "connection closed", "connection refused", "connection reset")
+_LOST_BY_BACKEND = (
+    "abort",
+    "connect",
+    "internal error",
+    "pair closure",
+    "remote error",
+    "remote process",
+    "socket",
+    "system error",
+    "timed out",
+    "timeout",
+)
+"""Parts of errors of Gloo and NCCL; those of calls that cannot work have none of them."""
+
+
+@contextlib.contextmanager
+def connection_errors_as_worker_lost() -> Iterator[None]:
+    """Raise Gloo's and NCCL's connection errors as `WorkerLostError`, any other error as it is.
+
+    A collective's error does not tell which rank is gone: `rank` is None.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error).lower()
+        lost = isinstance(error, dist.DistNetworkError) or any(
+            phrase in text for phrase in _LOST_CONNECTION
+        )
+        if "gloo" in text or "nccl" in text:
+            lost = lost or any(phrase in text for phrase in _LOST_BY_BACKEND)
+        if not lost:
+            raise
+        raise WorkerLostError(
+            f"a rank left or stopped during a collective ({first_line(error)})."
+        ) from None
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its class."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,159 @@
+"""Heartbeats in the world's store, which detect a lost rank whatever the others wait in."""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import torch.distributed as dist
+
+from metadist.distributed.errors import first_line
+from metadist.distributed.world import get_world_info, launched_by_torchrun
+
+FIRST_FAILURE, REPORTED, STOP = "first_failure", "reported", "stop"
+"""Keys of a job's store: the rank that failed first, that it was reported, a signal's number."""
+
+_FINISHED = "finished"
+
+_GRACE_SECONDS = 5.0
+"""Seconds that a rank may take to exit by itself after another rank's failure."""
+
+
+class Heartbeat:
+    """This rank's heartbeats, and the detection of other ranks whose heartbeats stop.
+
+    Every rank increments a counter in the store. Rank zero reads all counters, the others rank
+    zero's. Two daemon threads do it, so that a rank may compute or wait for minutes.
+
+    Args:
+        store: a store that the live ranks share, over a connection of its own.
+        hosts: the machine of each rank, for messages.
+        timeout: seconds within which a rank that died, froze or cannot be reached is detected.
+        on_lost: called in a thread with a sentence that names the lost rank, or with "" when
+            another rank failed and this one has not exited. It must end the process.
+    """
+
+    def __init__(
+        self, store: dist.Store, hosts: list[str], timeout: float, on_lost: Callable[[str], None]
+    ) -> None:
+        self._store = store
+        self._hosts = hosts
+        self._timeout = timeout
+        self._on_lost = on_lost
+        self._rank = get_world_info().rank
+        self._interval = min(1.0, timeout / 20)
+        self._max_silence = 0.9 * timeout
+        self._parent = os.getppid()
+        self._ended = threading.Event()
+        self._write_lock = threading.Lock()
+        self._lost_lock = threading.Lock()
+        self._failed_at = 0.0  # when this rank read of a first failure
+        watched = range(1, len(hosts)) if self._rank == 0 else range(1)
+        self._counters = dict.fromkeys(watched, "")
+        self._reset_deadlines()
+        self.stop_signal = 0
+        """The number of a signal that this rank received, for rank zero."""
+        self.received_stop_signal = 0
+        """On rank zero: the number of a signal that another rank received."""
+        store.set(self._key(self._rank), "0")
+
+    def start(self) -> None:
+        """Start the threads."""
+        for loop in (self._beat, self._watch_beat):
+            threading.Thread(target=loop, name="metadist-heartbeat", daemon=True).start()
+
+    def end(self) -> None:
+        """Stop; the others no longer expect heartbeats of this rank."""
+        self._ended.set()
+        ending = threading.Thread(target=self._write_finished, daemon=True)
+        ending.start()
+        ending.join(_GRACE_SECONDS)
+
+    def _write_finished(self) -> None:
+        with self._write_lock:  # after a beat that is under way
+            self._store.set(self._key(self._rank), _FINISHED)
+
+    def silent_ranks(self, seconds: float) -> list[int]:
+        """The watched ranks without a heartbeat for this long."""
+        now = time.monotonic()
+        return [rank for rank in self._counters if now - self._last_beat[rank] > seconds]
+
+    @staticmethod
+    def _key(rank: int) -> str:
+        return f"heartbeat/{rank}"
+
+    def _reset_deadlines(self) -> None:
+        self._store_reached = time.monotonic()
+        self._last_beat = dict.fromkeys(range(len(self._hosts)), self._store_reached)
+
+    def _beat(self) -> None:
+        count = 0
+        try:
+            while not self._ended.wait(self._interval):
+                count += 1
+                with self._write_lock:
+                    if self._ended.is_set():
+                        return
+                    self._store.set(self._key(self._rank), str(count))
+                self._pass_signals()
+                self._check_counters()
+                self._store_reached = time.monotonic()
+                self._check_first_failure()
+        except RuntimeError as error:
+            self._lose(
+                f"the world's store, which torchrun's agent hosts, is gone ({first_line(error)})."
+            )
+
+    def _pass_signals(self) -> None:
+        if self.stop_signal:
+            self._store.set(STOP, str(self.stop_signal))
+        if self._rank == 0 and not self.received_stop_signal and self._store.check([STOP]):
+            self.received_stop_signal = int(self._store.get(STOP))
+
+    def _check_counters(self) -> None:
+        keys = [self._key(rank) for rank in self._counters]
+        if not keys or not self._store.check(keys):
+            return  # a rank has not started its heartbeat yet
+        now = time.monotonic()
+        counters = [counter.decode() for counter in self._store.multi_get(keys)]
+        for rank, counter in zip(self._counters, counters, strict=True):
+            if counter != self._counters[rank] or counter == _FINISHED:
+                self._counters[rank], self._last_beat[rank] = counter, now
+            elif now - self._last_beat[rank] > self._max_silence:
+                self._lose(
+                    f"rank {rank} on {self._hosts[rank]} was lost: no heartbeat for "
+                    f"{now - self._last_beat[rank]:.0f} s (it died, froze or cannot be reached)."
+                )
+
+    def _check_first_failure(self) -> None:
+        """End this process if it has not exited some seconds after the first failure."""
+        if not self._store.check([FIRST_FAILURE]):
+            return
+        now = time.monotonic()
+        self._failed_at = self._failed_at or now
+        own = self._store.get(FIRST_FAILURE).decode() == str(self._rank)
+        unreported = own and not self._store.check([REPORTED])
+        if now - self._failed_at > (self._timeout if unreported else _GRACE_SECONDS):
+            self._lose("")
+
+    def _watch_beat(self) -> None:
+        """Detect that `_beat` hangs in a dead connection, or that torchrun's agent died."""
+        tick = time.monotonic()
+        while not self._ended.wait(self._interval):
+            now = time.monotonic()
+            if now - tick > self._interval + self._max_silence / 4:
+                self._reset_deadlines()  # this process was suspended
+            elif now - self._store_reached > self._max_silence:
+                self._lose(
+                    f"the world's store cannot be reached from {self._hosts[self._rank]} since "
+                    f"{now - self._store_reached:.0f} s: rank zero's machine or the network failed."
+                )
+            if launched_by_torchrun() and os.getppid() != self._parent:
+                self._lose("torchrun's agent, which started this process, died.")
+            tick = now
+
+    def _lose(self, message: str) -> None:
+        with self._lost_lock:
+            if not self._ended.is_set():
+                self._ended.set()
+                self._on_lost("" if self._failed_at else message)

@@ -1,0 +1,48 @@
+"""Exit of a process that has used torch.distributed."""
+
+import atexit
+import multiprocessing
+import os
+import sys
+from typing import NoReturn
+
+_FLUSH_FAILED = 120
+"""Python's exit status when standard output could not be written."""
+
+
+def exit_without_finalizing(status: int) -> NoReturn:
+    """`sys.exit`, without finalizing the interpreter.
+
+    A thread that returns from C++ while Python is finalized (from the world's store, from RPC's
+    shutdown) aborts the process: "terminate called without an active exception", and a finished
+    run counts as failed (https://github.com/pytorch/pytorch/issues/38228). Non-daemon threads are
+    joined and exit handlers run as usual. It is a program's last statement, on its main thread:
+    catching the SystemExit does not change the exit status.
+
+    Args:
+        status: the exit status.
+
+    Raises:
+        SystemExit: always.
+    """
+    if multiprocessing.parent_process() is None:  # multiprocessing's processes already end so
+        atexit.register(_end, status)
+    sys.exit(status)
+
+
+def flush_streams() -> bool:
+    """Flush the standard streams; whether it succeeded."""
+    written = True
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except OSError:
+            written = False
+    return written
+
+
+def _end(status: int) -> NoReturn:
+    atexit.unregister(_end)
+    atexit._run_exitfuncs()
+    os._exit(status if flush_streams() else status or _FLUSH_FAILED)

@@ -1,0 +1,237 @@
+"""What carries worker calls: the interface, the open transport, its workers and their barrier.
+
+torch.distributed.rpc is one implementation (`metadist.distributed.rpc`).
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from typing import Protocol
+
+import torch.distributed as dist
+from torch.futures import Future
+
+from metadist.distributed.errors import WorkerLostError, first_line
+from metadist.distributed.job import current_job
+from metadist.distributed.rendezvous import wait_for_keys
+from metadist.distributed.worker_calls import WorkerRequest
+from metadist.distributed.world import default_worker_name_format, get_world_info
+from metadist.errors import UserError
+
+PING_INTERVAL = 1.0
+"""Seconds between two pings of a worker that this one waits for."""
+
+PING_TIMEOUT = 30.0
+"""Seconds after which a worker that does not answer a ping is lost, by default."""
+
+
+class Transport(Protocol):
+    """Carries requests to workers and their responses back.
+
+    Attributes:
+        names: the workers' names in the order of their ranks, set by `open`.
+        store: a store under a prefix that exactly these workers share, set by `open`.
+        ping_timeout: seconds after which a worker that does not answer a ping is lost.
+        carries_devices: whether GPU tensors arrive on a GPU; else they are sent from the CPU.
+        records_autograd: whether distributed autograd contexts record what it carries.
+    """
+
+    names: list[str]
+    store: dist.Store
+    ping_timeout: float
+    carries_devices: bool
+    records_autograd: bool
+
+    def open(self) -> None:
+        """Connect to the other workers. Every rank calls it."""
+
+    def close(self, graceful: bool) -> None:
+        """Disconnect. With `graceful`, every rank calls it; else leave at once."""
+
+    def send(self, worker: str, request: WorkerRequest, timeout: float | None) -> Future:
+        """Send a request. Any rank, any thread.
+
+        Args:
+            worker: its name.
+            request: what the worker is to `respond` to.
+            timeout: seconds until the future fails; None for the transport's default, 0 for none.
+
+        Returns:
+            A future of `WorkerRequest.respond()`'s result.
+        """
+
+    def ping(self, worker: str) -> Future:
+        """A future that completes when the worker answers and fails after `ping_timeout`."""
+
+    def is_timeout(self, error: Exception) -> bool:
+        """Whether a future of `send` failed with this error because its time was over."""
+
+
+_transport: Transport | None = None
+_barriers: Counter[str] = Counter()
+
+
+def open_transport(transport: Transport) -> None:
+    """Open a transport for this process's calls. Every rank calls it."""
+    global _transport
+    _transport = transport  # other workers' requests may arrive before `open` returns
+    _barriers.clear()
+    try:
+        transport.open()
+    except BaseException:
+        _transport = None
+        raise
+
+
+def shutdown_rpc(graceful: bool = True) -> None:
+    """Close the transport; without one, do nothing.
+
+    Args:
+        graceful: wait until every rank has called it. With False, leave at once, as after an
+            error.
+
+    Raises:
+        WorkerLostError: graceful, and a rank died or stopped answering.
+    """
+    global _transport
+    if _transport is None:
+        return
+    transport = _transport
+    try:
+        if graceful:
+            wait_for_workers("shutdown", transport.names, timeout=None)
+    except BaseException:
+        graceful = False
+        raise
+    finally:
+        try:
+            transport.close(graceful)
+        finally:
+            _transport = None
+
+
+def current_transport() -> Transport:
+    """The open transport.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    if _transport is None:
+        raise RuntimeError(
+            "RPC is not initialized: call this from a function under @auto_init_rpc()."
+        )
+    return _transport
+
+
+def rpc_is_initialized() -> bool:
+    """Whether this process can call other workers at the moment."""
+    return _transport is not None
+
+
+def get_worker_id(id: str | int | None = None) -> int:
+    """A worker's rank.
+
+    Args:
+        id: a worker's name or rank; None for this process.
+
+    Raises:
+        UserError: there is no such worker.
+    """
+    if id is None:
+        return get_world_info().rank
+    size = get_world_info().world_size
+    if isinstance(id, int):
+        if not 0 <= id < size:
+            raise UserError(
+                f"there is no worker {id} in a world of {size}: expected 0 to {size - 1}."
+            )
+        return id
+    if _transport is not None:
+        names = _transport.names
+    else:
+        names = [default_worker_name_format(rank, size, 0, 1) for rank in range(size)]
+    if id not in names:
+        raise UserError(f"there is no worker named {id!r}: the world has {', '.join(names)}.")
+    return names.index(id)
+
+
+def describe_worker(name: str) -> str:
+    """A worker's name, rank and, in a job, its machine, for messages."""
+    names, hosts = current_transport().names, current_job().hosts
+    if name not in names:
+        return name
+    rank = names.index(name)
+    host = f" on {hosts[rank]}" if rank < len(hosts) else ""
+    return f"{name} (rank {rank}{host})"
+
+
+def require_alive(workers: Iterable[str]) -> None:
+    """Ping workers, in parallel.
+
+    Raises:
+        WorkerLostError: one does not answer; the message names it.
+    """
+    transport = current_transport()
+    pings = [(worker, transport.ping(worker)) for worker in workers]
+    for worker, ping in pings:
+        try:
+            ping.wait()
+        except RuntimeError as error:
+            raise WorkerLostError(
+                f"{describe_worker(worker)} does not answer ({first_line(error)}).",
+                transport.names.index(worker),
+            ) from None
+
+
+def barrier(worker_names: Iterable[str | int] | None = None, timeout: float | None = 60.0) -> None:
+    """Wait until all workers, or those named, have called it too.
+
+    Args:
+        worker_names: names or ranks of the workers to wait for each other; None for all. Any
+            other worker returns at once.
+        timeout: seconds to wait for the others; None to wait while they answer pings.
+
+    Raises:
+        WorkerLostError: a worker died, does not answer, or did not arrive in time; the message
+            names it.
+    """
+    names = current_transport().names
+    chosen = range(len(names)) if worker_names is None else map(get_worker_id, worker_names)
+    wait_for_workers("barrier", [names[rank] for rank in sorted(set(chosen))], timeout)
+
+
+def wait_for_workers(topic: str, workers: list[str], timeout: float | None) -> None:
+    """A barrier of `workers` in the transport's store.
+
+    Barriers of one topic are matched in the order in which each worker calls them: one that
+    failed on some workers does not shift those of other topics.
+    """
+    transport = current_transport()
+    own = transport.names[get_world_info().rank]
+    if own not in workers:
+        return
+    group = "/".join([topic, *workers])
+    _barriers[group] += 1
+    store = dist.PrefixStore(f"{group}#{_barriers[group]}", transport.store)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    try:
+        store.set(own, "")
+        while missing := wait_for_keys(store, workers, _next_wait(deadline)):
+            if deadline is not None and time.monotonic() >= deadline:
+                absent = ", ".join(map(describe_worker, missing))
+                raise WorkerLostError(
+                    f"{topic} of {', '.join(workers)}: {absent} did not arrive within "
+                    f"{timeout:g} s.",
+                    transport.names.index(missing[0]),
+                )
+            require_alive(missing)
+    except RuntimeError as error:
+        raise WorkerLostError(
+            f"the world's store cannot be reached ({first_line(error)})."
+        ) from None
+
+
+def _next_wait(deadline: float | None) -> float:
+    if deadline is None:
+        return PING_INTERVAL
+    return max(0.0, min(PING_INTERVAL, deadline - time.monotonic()))

@@ -1,0 +1,299 @@
+"""The request and the response of one worker call, and gradients that come with a response.
+
+A worker gets all its shards of a call in one request. What they share (a model, say) is pickled
+once, and a request occupies one thread however many shards it has. With a linear reducer the
+worker sums its results before it responds.
+"""
+
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import optree
+import torch
+from torch import Tensor, nn
+
+from metadist.distributed.reducers import finish_sum, leaf_dtypes, to_float64, weighted_sum
+from metadist.distributed.world import get_rank, host_name
+from metadist.errors import UserError
+
+
+class Gradients(NamedTuple):
+    """The gradients of the one differentiable scalar in a result.
+
+    Attributes:
+        leaf: the scalar's index among the result's leaves.
+        by_input: a tensor for each input, None where the scalar does not depend on it.
+    """
+
+    leaf: int
+    by_input: list[Tensor | None]
+
+
+class WorkerResponse(NamedTuple):
+    """The response for one shard, or for the weighted sum of a request's shards.
+
+    Attributes:
+        value: the function's result; a sum has its real tensors in float64.
+        gradients: its gradients, in float64 for a sum; None if not requested or none exist.
+        dtypes: for a sum, the final types of its leaves.
+    """
+
+    value: Any
+    gradients: Gradients | None
+    dtypes: list[torch.dtype | None] | None = None
+
+
+class RemoteFailure(NamedTuple):
+    """What a function raised on its worker, as text: exceptions may not unpickle elsewhere.
+
+    Attributes:
+        kind: the exception's class.
+        message: its text.
+        traceback: as Python prints it; "" where there is none.
+        of_user: whether it was a `UserError`.
+        where: the worker's rank and machine, " (rank 1 on host)".
+    """
+
+    kind: str
+    message: str
+    traceback: str
+    of_user: bool
+    where: str = ""
+
+
+Call = tuple[tuple, dict]
+"""(args, kwargs) of one shard."""
+
+
+class BatchedMapper(Protocol):
+    """A function that maps several shards at once, where that is faster than one by one."""
+
+    def map_batched(self, calls: list[Call]) -> list[Any]:
+        """What the function returns for each of the calls."""
+
+
+class SummingMapper(Protocol):
+    """A function that sums its own shards, where that is faster than one by one."""
+
+    def weighted_sum(
+        self, calls: list[Call], weights: list[float], inputs: list[Tensor]
+    ) -> WorkerResponse:
+        """The sum of `weight * function(*args, **kwargs)` and its gradients, in float64.
+
+        Args:
+            calls: the shards.
+            weights: how often each counts.
+            inputs: what to differentiate with respect to.
+        """
+
+
+@dataclass(frozen=True)
+class WorkerRequest:
+    """One worker's shards of a call.
+
+    Attributes:
+        function: the mapper. It may be a `BatchedMapper` or a `SummingMapper`.
+        calls: (args, kwargs) of each shard, run in order.
+        weights: how often each shard counts, to respond with one weighted sum; None to respond
+            with every result.
+        differentiate: indices, among `tensors_of(calls)`, of the inputs to differentiate with
+            respect to. None leaves gradients to the distributed autograd context, if any.
+        in_context: results keep their graph, which a context records across the workers.
+        keep_device: leave results on their device instead of moving them to the CPU.
+        single_worker: the caller named this worker; the call has no other request.
+    """
+
+    function: Callable[..., Any]
+    calls: list[Call]
+    weights: list[float] | None = None
+    differentiate: list[int] | None = None
+    in_context: bool = False
+    keep_device: bool = False
+    single_worker: bool = False
+
+    def run(self) -> list[WorkerResponse]:
+        """A response for each shard, or a single one for their weighted sum."""
+        if not self.in_context:
+            return self._responses()
+        from metadist.distributed import autograd  # it needs torch.distributed.autograd
+
+        with autograd.recording_nested_calls() as attach_unused:
+            return attach_unused(self._responses())
+
+    def respond(self) -> list[WorkerResponse] | RemoteFailure:
+        """The same as `run`; an exception becomes a `RemoteFailure`, SystemExit too."""
+        try:
+            return self.run()
+        except BaseException as error:
+            return RemoteFailure(
+                type(error).__name__,
+                str(error),
+                traceback.format_exc(),
+                isinstance(error, UserError),
+                f" (rank {get_rank()} on {host_name()})",
+            )
+
+    def _responses(self) -> list[WorkerResponse]:
+        inputs: list[Tensor] | None = None
+        if self.differentiate is not None:
+            tensors = tensors_of(self.calls)
+            inputs = [tensors[index].requires_grad_() for index in self.differentiate]
+        function, weights = self.function, self.weights
+        # isinstance with a protocol would take longer than a small function.
+        if inputs is not None and weights and hasattr(function, "weighted_sum"):
+            response = function.weighted_sum(self.calls, weights, inputs)
+            value, gradients = self._outgoing((response.value, response.gradients))
+            return [response._replace(value=value, gradients=gradients)]
+        if inputs is None and weights is None and hasattr(function, "map_batched"):
+            results = function.map_batched(self.calls)
+            return [WorkerResponse(self._outgoing(result), None) for result in results]
+        responses = (self._run_shard(args, kwargs, inputs) for args, kwargs in self.calls)
+        return list(responses) if weights is None else [_add_up(responses, weights)]
+
+    def _outgoing(self, result: Any) -> Any:
+        def detached(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            leaf = leaf if self.in_context else leaf.detach()
+            return leaf if self.keep_device or leaf.is_cpu else leaf.cpu()
+
+        if isinstance(result, Tensor):
+            return detached(result)
+        return optree.tree_map(detached, result, none_is_leaf=True)
+
+    def _run_shard(self, args: tuple, kwargs: dict, inputs: list[Tensor] | None) -> WorkerResponse:
+        if inputs is None:
+            return WorkerResponse(self._outgoing(self.function(*args, **kwargs)), None)
+        with torch.enable_grad():
+            result = self.function(*args, **kwargs)
+        leaves = optree.tree_leaves(result, none_is_leaf=True)
+        differentiable = [
+            index
+            for index, leaf in enumerate(leaves)
+            if isinstance(leaf, Tensor) and leaf.requires_grad
+        ]
+        if not differentiable:
+            return WorkerResponse(self._outgoing(result), None)
+        index = differentiable[0]
+        if len(differentiable) > 1 or leaves[index].numel() != 1:
+            raise ValueError(
+                'gradient="worker" differentiates one scalar per result (the loss); this result '
+                f"has {len(differentiable)} differentiable tensors, the first of shape "
+                f"{tuple(leaves[index].shape)}: detach the others, or use "
+                'gradient="dist_autograd".'
+            )
+        found = torch.autograd.grad(leaves[index], inputs, allow_unused=True)
+        gradients = Gradients(index, self._outgoing(list(found)))
+        return WorkerResponse(self._outgoing(result), gradients)
+
+
+def _add_up(responses: Iterator[WorkerResponse], weights: Sequence[float]) -> WorkerResponse:
+    """The weighted sum of responses, which are consumed one at a time: one shard's graph and
+    gradients are alive beside the sum.
+    """
+    values: list[Any] = []
+    total: Gradients | None = None
+    for (value, gradients, _), weight in zip(responses, weights, strict=True):
+        values.append(value)
+        if gradients is None:
+            continue
+        if total is None:
+            total = Gradients(gradients.leaf, [None] * len(gradients.by_input))
+        for index, gradient in enumerate(gradients.by_input):
+            so_far = total.by_input[index]
+            if gradient is None:
+                continue
+            if so_far is None:
+                total.by_input[index] = to_float64(gradient) * weight
+            else:
+                so_far.add_(to_float64(gradient), alpha=weight)
+    return WorkerResponse(weighted_sum(values, weights), total, leaf_dtypes(values[0]))
+
+
+def tensors_of(tree: Any) -> list[Tensor]:
+    """Every distinct tensor in a structure, in an order that pickling preserves.
+
+    Of modules the parameters are included, not the buffers.
+    """
+    found: dict[int, Tensor] = {}
+    modules: set[int] = set()
+    for leaf in optree.tree_leaves(tree, none_is_leaf=True):
+        if isinstance(leaf, Tensor):
+            found.setdefault(id(leaf), leaf)
+        elif isinstance(leaf, nn.Module) and id(leaf) not in modules:
+            modules.add(id(leaf))  # often the same module in every call
+            for parameter in leaf.parameters():
+                found.setdefault(id(parameter), parameter)
+    return list(found.values())
+
+
+class _KnownGradients(torch.autograd.Function):
+    """A scalar whose gradients are known: backward scales them."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradients: list[Tensor | None], *inputs: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return value.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
+        scaled = [None if g is None else g * outer.to(g) for g in ctx.gradients]
+        return None, None, *scaled
+
+
+def attach(response: WorkerResponse, inputs: Sequence[Tensor]) -> Any:
+    """A response's value, its scalar a differentiable function of the caller's `inputs`.
+
+    Args:
+        response: the response for one shard.
+        inputs: the caller's tensors, in the order of the response's gradients.
+    """
+    if response.gradients is None:
+        return response.value
+    leaf, by_input = response.gradients
+    leaves, structure = optree.tree_flatten(response.value, none_is_leaf=True)
+    gradients = [
+        None if gradient is None else gradient.to(tensor)
+        for gradient, tensor in zip(by_input, inputs, strict=True)
+    ]
+    leaves[leaf] = _KnownGradients.apply(leaves[leaf], gradients, *inputs)
+    return optree.tree_unflatten(structure, leaves)
+
+
+def attach_sum(
+    partial: Sequence[WorkerResponse],
+    inputs: Sequence[Sequence[Tensor]],
+    divisor: float | None,
+) -> Any:
+    """The sum of the workers' partial sums, divided once, differentiable with respect to all their
+    inputs.
+
+    Args:
+        partial: each worker's sum.
+        inputs: the caller's tensors in each worker's request; empty where nothing is
+            differentiated. The gradients of a tensor that several workers received are summed.
+        divisor: what the sum is divided by; None for a sum.
+    """
+    assert partial[0].dtypes is not None
+    ones = [1] * len(partial)
+    total_value = weighted_sum([response.value for response in partial], ones)
+    value = finish_sum(total_value, divisor, partial[0].dtypes)
+    leaf: int | None = None
+    tensors: dict[int, Tensor] = {}
+    total: dict[int, Tensor] = {}
+    for response, given in zip(partial, inputs, strict=True):
+        if response.gradients is None:
+            continue
+        leaf = response.gradients.leaf
+        for gradient, tensor in zip(response.gradients.by_input, given, strict=True):
+            if gradient is not None:
+                tensors[id(tensor)] = tensor
+                so_far = total.get(id(tensor))
+                total[id(tensor)] = gradient if so_far is None else so_far + gradient
+    if leaf is None:
+        return value
+    gradients = Gradients(leaf, [total[key] / (divisor or 1) for key in tensors])
+    return attach(WorkerResponse(value, gradients), list(tensors.values()))

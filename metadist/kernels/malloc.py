@@ -1,0 +1,26 @@
+"""Settings of glibc's allocator."""
+
+import ctypes
+import sys
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of mallopt
+
+
+def tune_malloc() -> None:
+    """Let the process reuse the memory of freed tensors. Every rank calls it.
+
+    By default glibc returns every large block to the system, and each new tensor is mapped and
+    zeroed again: a sixth of the time of a conv4 with max-pooling. The process then stays as large
+    as it once was. With another C library nothing changes.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return
+    # Older versions refuse a threshold beyond 32 MB; without any the others would do harm.
+    if not (mallopt(_MMAP_THRESHOLD, 2**30) or mallopt(_MMAP_THRESHOLD, 2**25)):
+        return
+    mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+    mallopt(_TOP_PAD, 2**26)

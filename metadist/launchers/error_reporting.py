@@ -1,0 +1,299 @@
+"""Reports the first failure of a job once: printed by the rank that failed first, or by rank zero
+if all ranks have the error, and written to torchrun's error file.
+
+As torchelastic's `@record`, but over all nodes: a rank that fails claims the first failure in the
+job's store; the others wait until it is reported and exit without a message.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from metadist.config.hydra_errors import describe_error, raised_by_hydra
+from metadist.distributed import RemoteError, WorkerLostError, get_rank, get_world_size
+from metadist.distributed.errors import RendezvousClosedError
+from metadist.distributed.job import current_job
+from metadist.distributed.process_exit import exit_without_finalizing, flush_streams
+from metadist.distributed.rendezvous import rendezvous
+from metadist.distributed.world import host_name, launched_by_torchrun
+from metadist.errors import UserError
+from metadist.training import Interrupted
+
+USER_ERROR_STATUS = 2
+"""Exit status after a user-fixable error."""
+
+FAILURE_STATUS = 1
+"""Exit status after any other error."""
+
+_TRACEBACK = "METADIST_TRACEBACK"
+
+_EXIT_SECONDS = 3.0
+"""Seconds that a failed process may take to exit in order."""
+
+_REPORT_SECONDS = 5.0
+"""Seconds that a rank waits for another one's report."""
+
+_report_lock = threading.Lock()  # held from this process's first report on
+
+
+class RemoteRankFailed(Exception):
+    """Another rank failed, and reports it; the text, if any, is for a sweep's record."""
+
+
+class WorkerGroupFailed(Exception):
+    """The workers that this process started failed, and have reported it.
+
+    Attributes:
+        exit_status: what `Launcher.run` returned, or 128 plus the number of a signal that this
+            process received.
+    """
+
+    def __init__(self, exit_status: int) -> None:
+        super().__init__(exit_status)
+        self.exit_status = exit_status
+
+    def __str__(self) -> str:
+        return f"its processes ended with status {self.exit_status}"
+
+
+def wants_traceback() -> bool:
+    """Whether HYDRA_FULL_ERROR=1 requests tracebacks of every error. The first call decides, here
+    and in processes started later, and makes Hydra raise errors instead of printing them.
+    """
+    os.environ.setdefault(_TRACEBACK, os.environ.get("HYDRA_FULL_ERROR", "0"))
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    return os.environ[_TRACEBACK] == "1"
+
+
+def report_error(error: Exception, tracebacks: bool, in_job: bool) -> int:
+    """Print an error if this rank is the one to report it. Any rank, in its main thread.
+
+    Args:
+        error: what was raised.
+        tracebacks: print the traceback of user errors too.
+        in_job: whether the ranks had met for the job. An OSError before that comes from Hydra,
+            which could not create the run's directory.
+
+    Returns:
+        The exit status.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):  # torchrun stops all ranks after a failure
+            signal.signal(number, signal.SIG_IGN)
+    if isinstance(error, OmegaConfBaseException) and isinstance(error.__cause__, WorkerLostError):
+        error = error.__cause__  # raised by a resolver
+    if isinstance(error, WorkerGroupFailed):
+        return error.exit_status
+    if isinstance(error, RemoteRankFailed | RendezvousClosedError):
+        _wait_until_reported()
+        return FAILURE_STATUS
+    if isinstance(error, Interrupted):
+        _report_shared(str(error), in_job)
+        return error.exit_status
+    if _is_user_error(error, in_job):
+        if tracebacks:
+            traceback.print_exception(error)
+        _report_shared(f"error: {describe_error(error)}", in_job)
+        return USER_ERROR_STATUS
+    if isinstance(error, WorkerLostError):
+        _report_lost(error)
+    elif isinstance(error, RemoteError) and not tracebacks:
+        _report(f"error: {error}")
+    else:
+        lines = "".join(traceback.format_exception(error)).rstrip()
+        _report(_prefixed(f" failed:\n{lines}"))
+    return FAILURE_STATUS
+
+
+def report_error_and_continue(error: Exception, in_job: bool, message: str) -> None:
+    """Report an error, and prepare for another job. Any rank, in its main thread.
+
+    Args:
+        error: what was raised.
+        in_job: as of `report_error`.
+        message: what rank zero prints after it.
+    """
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    handlers = [signal.getsignal(number) for number in numbers]
+    report_error(error, wants_traceback(), in_job)
+    for number, handler in zip(numbers, handlers, strict=True):
+        signal.signal(number, handler)
+    if _report_lock.locked():
+        _report_lock.release()
+    if get_rank() == 0:
+        print(message, file=sys.stderr, flush=True)
+
+
+def print_error(text: str) -> None:
+    """Print the final message of a job or sweep to standard error and torchrun's error file."""
+    sys.stdout.flush()
+    print(text, file=sys.stderr, flush=True)
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        message = text.removeprefix("error: ")
+        extra = {"py_callstack": message, "timestamp": str(int(time.time()))}
+        record = {"message": {"message": message, "extraInfo": extra}}
+        with contextlib.suppress(OSError):
+            Path(path).write_text(json.dumps(record), encoding="utf-8")
+
+
+def error_summary(error: Exception, in_job: bool) -> tuple[str, int]:
+    """An error in one line, for tables, and its exit status."""
+    if isinstance(error, WorkerGroupFailed):
+        return str(error), error.exit_status
+    if isinstance(error, RemoteRankFailed):
+        return str(error), FAILURE_STATUS
+    if _is_user_error(error, in_job):
+        return describe_error(error), USER_ERROR_STATUS
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500], FAILURE_STATUS
+
+
+def end_process(message: str) -> None:
+    """End this process, whatever it does, because another one is lost. `Heartbeat` calls it.
+
+    Args:
+        message: which rank was lost; "" when another rank reports the failure.
+    """
+    if not current_job().is_reachable():
+        _kill_stuck_agent()
+    if message:
+        with contextlib.suppress(Exception):
+            _report_first(_prefixed(f": {message}"))
+    os._exit(FAILURE_STATUS)
+
+
+def exit_process(status: int, is_program: bool) -> NoReturn:
+    """End the process; after an error within seconds, without waiting for stuck threads.
+
+    Args:
+        status: the exit status.
+        is_program: nothing follows in this process (`exit_without_finalizing`).
+    """
+    if status:
+        flush_streams()
+        timer = threading.Timer(_EXIT_SECONDS, os._exit, [status])
+        timer.daemon = True
+        timer.start()
+        if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # for when no Python thread runs any more
+            signal.setitimer(signal.ITIMER_REAL, 2 * _EXIT_SECONDS)
+    if is_program:
+        exit_without_finalizing(status)
+    sys.exit(status)
+
+
+def _is_user_error(error: Exception, in_job: bool) -> bool:
+    return isinstance(error, UserError | HydraException | OmegaConfBaseException) or (
+        not in_job and (isinstance(error, OSError) or raised_by_hydra(error))
+    )
+
+
+def _prefixed(text: str) -> str:
+    return f"error: rank {get_rank()} on {host_name()}{text}"
+
+
+def _report_shared(text: str, in_job: bool) -> None:
+    """Report an error that usually every rank has: rank zero first."""
+    if in_job:
+        first = get_rank() == 0 or current_job().owns_first_failure
+        _report(text, 0.0 if first else 1.5)
+        return
+    if get_rank() == 0:
+        print_error(text)
+    if get_world_size() > 1:
+        try:
+            rendezvous("error report", _REPORT_SECONDS)  # rank zero has printed when it comes
+        except (WorkerLostError, UserError):
+            if get_rank() != 0:
+                print_error(f"{text} (rank {get_rank()})")
+
+
+def _report_lost(error: WorkerLostError) -> None:
+    """Report which rank was lost, unless that rank reports why it left."""
+    job, silent = current_job(), ""
+    if error.rank is not None:
+        seconds = 2.5
+    else:  # rank zero watches the heartbeats of all ranks, the others those of rank zero
+        seconds = _REPORT_SECONDS if get_rank() == 0 else _REPORT_SECONDS + 2.0
+    deadline = time.monotonic() + (seconds if len(job.hosts) > 1 else 0.0)
+    while time.monotonic() < deadline and not silent and not job.has_first_failure():
+        time.sleep(0.1)
+        silent = "" if error.rank is not None else ", ".join(job.silent_ranks())
+    _report(_prefixed(f": {silent} was lost; {error}" if silent else f": {error}"))
+
+
+def _report(text: str, delay: float = 0.0) -> None:
+    """Report an error unless another rank has failed first.
+
+    Args:
+        text: the message.
+        delay: seconds in which another rank may claim the first failure before this one.
+    """
+    job, deadline = current_job(), time.monotonic() + delay
+    while time.monotonic() < deadline and not job.has_first_failure():
+        time.sleep(0.05)
+    _report_first(text)
+
+
+def _report_first(text: str) -> None:
+    """Claim the first failure and print it, or wait until another rank or thread has."""
+    if not _report_lock.acquire(blocking=False):
+        time.sleep(_EXIT_SECONDS)
+        return
+    job = current_job()
+    if not job.claim_first_failure():
+        _wait_until_reported()
+        return
+    print_error(text)
+    job.mark_reported()
+    if len(set(job.hosts)) > 1:  # other machines' ranks read it while this one's store exists
+        time.sleep(_EXIT_SECONDS)
+
+
+def _wait_until_reported() -> None:
+    """Wait for the rank that failed first, which is to exit first too."""
+    job, deadline = current_job(), time.monotonic() + _REPORT_SECONDS
+    while time.monotonic() < deadline and not job.is_reported():
+        time.sleep(0.05)
+    time.sleep(0.5)
+
+
+_KILL_AGENT = """
+for _ in $(seq 12); do
+    sleep 0.5
+    [ "$(cut -d ' ' -f 22 /proc/{pid}/stat 2> /dev/null)" = "{started}" ] || exit 0
+done
+kill -KILL {pid}
+"""
+
+
+def _kill_stuck_agent() -> None:
+    """Kill torchrun's agent, this process's parent, if it has not ended in six seconds.
+
+    An agent that has lost the network to the rendezvous ignores signals in its connection until
+    the kernel gives up, a quarter of an hour later. Without an agent or /proc nothing happens.
+    """
+    pid = os.getppid()
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return
+    if launched_by_torchrun() and (b"torch.distributed.run" in command or b"torchrun" in command):
+        subprocess.Popen(
+            ["sh", "-c", _KILL_AGENT.format(pid=pid, started=started)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )

@@ -1,0 +1,363 @@
+"""Runs one job: rendezvous, build on all ranks, restore, train, test."""
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from metadist.config import build_experiment, drop_stale_keys, validate
+from metadist.distributed import get_rank, get_world_size
+from metadist.distributed.job import Job, begin_job
+from metadist.distributed.rendezvous import all_gather_object
+from metadist.errors import UserError
+from metadist.kernels import disable_native, native_available
+from metadist.launchers.error_reporting import (
+    RemoteRankFailed,
+    end_process,
+    report_error,
+    wants_traceback,
+)
+from metadist.reports import (
+    CHECKPOINT_DIRECTORY,
+    FAILURE_FILE,
+    RESULTS_FILE,
+    flatten_config,
+    read_results,
+)
+from metadist.training import Experiment, Interrupted, Trainer
+from metadist.training.checkpoints import has_checkpoints
+
+_log = logging.getLogger(__name__)
+
+CONSOLE_FILE = "console.log"
+"""Standard output of a launched job beside which other jobs run."""
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """Everything that a process needs to run a job: data only, no objects of the experiment.
+
+    Attributes:
+        name: the experiment's name, that of its configuration file.
+        directory: the run's directory, absolute.
+        configuration: as composed, interpolations unresolved, without Hydra's node and without
+            `launcher`.
+        overrides: the command-line overrides that it was composed with, as typed; in a sweep
+            those of this job.
+        hydra: Hydra's own node, below the key `hydra`; None without Hydra.
+        module_paths: where the composing process looks for modules (`sys.path`).
+        in_sweep: whether it is a job of a sweep. If it has finished before, it is not run again.
+        number: of the job in its sweep, from 0.
+        concurrent: whether other jobs run at the same time; workers then print to `CONSOLE_FILE`.
+    """
+
+    name: str
+    directory: Path
+    configuration: DictConfig
+    overrides: tuple[str, ...] = ()
+    hydra: DictConfig | None = None
+    module_paths: tuple[str, ...] = ()
+    in_sweep: bool = False
+    number: int = 0
+    concurrent: bool = False
+
+    def to_yaml(self) -> str:
+        """The specification as text, for another process; see `from_yaml`."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        plain = {
+            "directory": str(self.directory),
+            "configuration": _plain(self.configuration),
+            "overrides": list(self.overrides),
+            "hydra": None if self.hydra is None else _plain(self.hydra),
+            "module_paths": list(self.module_paths),
+        }
+        return yaml.safe_dump(fields | plain, allow_unicode=True, sort_keys=False)
+
+    @classmethod
+    def from_yaml(cls, text: str) -> "RunSpec":
+        """The specification that `to_yaml` wrote. It executes nothing that the text contains."""
+        fields = yaml.safe_load(text)
+        configuration = OmegaConf.create(fields["configuration"])
+        OmegaConf.set_struct(configuration, True)
+        converted = {
+            "directory": Path(fields["directory"]),
+            "configuration": configuration,
+            "overrides": tuple(fields["overrides"]),
+            "hydra": None if fields["hydra"] is None else OmegaConf.create(fields["hydra"]),
+            "module_paths": tuple(fields["module_paths"]),
+        }
+        return cls(**fields | converted)
+
+
+def _plain(configuration: DictConfig) -> Any:
+    return OmegaConf.to_container(configuration, resolve=False, enum_to_str=True)
+
+
+class JobFailure(BaseException):
+    """The error that ended a job.
+
+    Not an `Exception`, so that Hydra neither prints it on every rank nor starts the next job of a
+    sweep.
+
+    Attributes:
+        error: what was raised.
+        in_job: whether the rendezvous had succeeded.
+    """
+
+    def __init__(self, error: Exception, in_job: bool) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.in_job = in_job
+
+
+class SweepJobFailed(Exception):
+    """A job of a sweep failed in the process of a Hydra launcher (joblib, submitit).
+
+    It can be pickled. `exit_status` is the job's.
+    """
+
+    def __init__(self, number: int, message: str, exit_status: int) -> None:
+        super().__init__(number, message, exit_status)
+        self.number, self.message, self.exit_status = number, message, exit_status
+
+    def __str__(self) -> str:
+        return f"job {self.number}: {self.message}"
+
+
+@dataclass
+class ExitStatus:
+    """The exit status of a process, set by `report_errors`."""
+
+    value: int = 0
+
+
+@contextmanager
+def report_errors() -> Iterator[ExitStatus]:
+    """Report what the block raises, on the rank whose part it is, and set the exit status.
+
+    For all the work of a process, in its main thread. Until training installs its own handlers,
+    SIGINT and SIGTERM raise `Interrupted`. Ranks other than zero do not log.
+    """
+    tracebacks = wants_traceback()
+    if get_rank() != 0:
+        logging.disable(logging.INFO)
+    status = ExitStatus()
+    try:
+        with _signals_interrupt():
+            yield status
+    except JobFailure as failure:
+        status.value = report_error(failure.error, tracebacks, failure.in_job)
+    except SweepJobFailed as failed:
+        report_error(UserError(str(failed)), tracebacks, in_job=False)
+        status.value = failed.exit_status
+    except Exception as error:
+        status.value = report_error(error, tracebacks, in_job=False)
+
+
+@contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        raise Interrupted(number, "stopped outside of training: nothing new to save")
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def run_job(spec: RunSpec, on_built: Callable[[Experiment], None] | None = None) -> dict[str, Any]:
+    """Join the other ranks, build the experiment, restore its checkpoint, train and test it.
+
+    Every rank calls it. It needs the environment variables of torchrun (RANK, WORLD_SIZE,
+    LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), or none of them in a single process,
+    and nothing of Hydra. A process may run several jobs one after the other.
+
+    Args:
+        spec: the job.
+        on_built: called on every rank with the experiment before training starts.
+
+    Returns:
+        The results, as in `results.json`, on the ranks that run the training loop; {} on others.
+        Those of a sweep's job that has finished before are read, on all ranks.
+
+    Raises:
+        JobFailure: for any error; `report_errors` reports it.
+    """
+    in_job = False
+    try:
+        job = begin_job(validate(spec.configuration).timeout_seconds, end_process)
+        in_job = True
+        results = _finished_results_on_all_ranks(job, spec) if spec.in_sweep else None
+        if results is None:
+            experiment = _build_on_all_ranks(job, spec)
+            if on_built is not None:
+                on_built(experiment)
+            if get_rank() == 0:
+                save_configuration(spec)
+            results = Trainer(experiment).run()
+    except Exception as error:
+        raise JobFailure(error, in_job) from error
+    if not spec.in_sweep:  # in a sweep the ranks exchange first how the job ended
+        job.end()
+    return results
+
+
+def _finished_results_on_all_ranks(job: Job, spec: RunSpec) -> dict[str, Any] | None:
+    """`finished_results` of rank zero, on all ranks.
+
+    Raises:
+        UserError: on all ranks: their jobs differ, or the results cannot be read.
+    """
+    found, error_message = None, ""
+    try:
+        found = finished_results(spec) if get_rank() == 0 else None
+    except UserError as error:
+        error_message = str(error)
+    message = {"overrides": spec.overrides, "results": found, "error": error_message}
+    messages = all_gather_object(job.store, "finished", message, timeout=None)
+    if messages[0]["error"]:
+        raise UserError(messages[0]["error"])
+    if any(each["overrides"] != messages[0]["overrides"] for each in messages):
+        raise UserError(
+            f"the {get_world_size()} ranks sampled different jobs, because each has a sweeper of "
+            "its own: give the sweeper's sampler a seed (hydra.sweeper.sampler.seed=0), or start "
+            "the sweep with python and launcher=torchrun instead of torchrun."
+        )
+    results: dict[str, Any] | None = messages[0]["results"]
+    return results
+
+
+def _build_on_all_ranks(job: Job, spec: RunSpec) -> Experiment:
+    """Build the experiment on every rank; if one rank fails, none of them continues.
+
+    A run that torchrun has restarted resumes from its newest checkpoint. Slow ranks are waited
+    for as long as their heartbeats arrive.
+
+    Raises:
+        UserError: on every rank, the error of one or all of them.
+        RemoteRankFailed: another rank failed and reports its error.
+    """
+    if _is_restarted(job, spec):
+        with open_dict(spec.configuration):
+            spec.configuration.resume = "auto"
+    error: Exception | None = None
+    experiment: Experiment | None = None
+    try:
+        drop_stale_keys(spec.configuration, spec.overrides)
+        experiment = build_experiment(spec.configuration, spec.directory, spec.name)
+    except Exception as any_error:
+        error = any_error
+    is_driver = experiment is not None and experiment.strategy.is_driver
+    message = {
+        "user_error": str(error) if isinstance(error, UserError) else "",
+        "error": "" if error is None else f"{type(error).__name__}: {error}",
+        "iteration": experiment.state.iteration if experiment and is_driver else None,
+        "native": native_available(experiment.learner) if experiment else None,
+    }
+    messages = all_gather_object(job.store, "built", message, timeout=None)
+    for rank, each in enumerate(messages):
+        if each["user_error"]:
+            on_rank = "" if messages[0]["user_error"] else f"on rank {rank}: "
+            raise UserError(f"{on_rank}{each['user_error']}")
+    if error is not None:
+        raise error
+    for rank, each in enumerate(messages):
+        if each["error"]:
+            raise RemoteRankFailed(f"rank {rank} failed while building: {each['error']}")
+    iterations = {each["iteration"] for each in messages} - {None}
+    if len(iterations) > 1:
+        raise UserError(
+            f"the ranks found checkpoints of different iterations, {sorted(iterations)}: put "
+            "hydra.run.dir on a file system that all nodes share."
+        )
+    assert experiment is not None
+    lacking = [rank for rank, each in enumerate(messages) if each["native"] is False]
+    if lacking:
+        disable_native(experiment.learner)  # native kernels round differently, so all or no rank
+        if get_rank() == 0 and len(lacking) < len(messages):
+            _log.warning(
+                "the machine of rank %s has no working C++ compiler: no rank uses model.native",
+                ", ".join(map(str, lacking)),
+            )
+    if get_rank() == 0:
+        job.mark_started(str(spec.directory))
+    return experiment
+
+
+def _is_restarted(job: Job, spec: RunSpec) -> bool:
+    """Whether rank zero finds that this is a later attempt at the run, with a state to resume.
+
+    Restart counts of torchrun's agents differ, and do not count nodes that leave or join.
+    """
+    again = job.restarted or job.has_started(str(spec.directory))
+    saved = has_checkpoints(spec.directory / CHECKPOINT_DIRECTORY)
+    # The checkpoint that the user names is used until the run has one of its own.
+    resumes = again and (saved or spec.configuration.get("resume") is None)
+    return all_gather_object(job.store, "restarted", resumes, timeout=None)[0]
+
+
+def save_configuration(spec: RunSpec) -> None:
+    """Write `.hydra/`: the configuration as it was built from, the overrides, Hydra's node.
+
+    Rank zero calls it once the experiment is built, so that a refused run leaves no files, and
+    keys that `drop_stale_keys` deleted are not saved. Results of an earlier run in the directory,
+    such as a shorter one that is now continued, are removed.
+    """
+    (spec.directory / RESULTS_FILE).unlink(missing_ok=True)
+    folder = spec.directory / ".hydra"
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {
+        "config.yaml": OmegaConf.to_yaml(spec.configuration),
+        "overrides.yaml": yaml.safe_dump(list(spec.overrides), allow_unicode=True),
+    }
+    if spec.hydra is not None:
+        texts["hydra.yaml"] = OmegaConf.to_yaml(spec.hydra)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    (spec.directory / FAILURE_FILE).unlink(missing_ok=True)
+
+
+def finished_results(spec: RunSpec) -> dict[str, Any] | None:
+    """The results in the run's directory if they are of the same run, else None.
+
+    The paths of data, the loggers and the launcher may differ. With any other difference, such as
+    `trainer.iterations`, it is another run, which is started or resumed. The failure record of a
+    refused later attempt is removed.
+
+    Raises:
+        UserError: the results exist but cannot be read.
+    """
+    results = read_results(spec.directory)
+    if results is None:
+        return None
+    try:
+        saved = OmegaConf.load(spec.directory / ".hydra" / "config.yaml")
+        asked = spec.configuration.copy()
+        drop_stale_keys(asked, spec.overrides)
+        same = isinstance(saved, DictConfig) and _values(saved) == _values(asked)
+    except (OSError, yaml.YAMLError, OmegaConfBaseException, UserError):
+        return None
+    if not same:
+        return None
+    (spec.directory / FAILURE_FILE).unlink(missing_ok=True)
+    return results
+
+
+def _values(configuration: DictConfig) -> dict[str, str]:
+    resolved: Any = OmegaConf.to_container(configuration, resolve=True)
+    return flatten_config(resolved)

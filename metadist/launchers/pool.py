@@ -1,0 +1,140 @@
+"""Jobs that run at the same time, each in processes that a launcher has started."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+from metadist.launchers.error_reporting import WorkerGroupFailed
+from metadist.launchers.job import JobFailure
+from metadist.training import Interrupted
+
+T = TypeVar("T")
+
+Ending = int | Exception
+"""A job's exit status, or the exception that its launcher raised."""
+
+
+class JobFuture(Generic[T]):
+    """The result of a submitted job. Main thread."""
+
+    def __init__(self, pool: "JobPool", future: Future[int], finish: Callable[[Ending], T]) -> None:
+        self._pool = pool
+        self._future = future
+        self._finish = finish
+        self._finished: list[T] = []
+
+    def done(self) -> bool:
+        """Whether the job's processes have ended."""
+        return self._future.done()
+
+    def result(self) -> T:
+        """Wait for the job and return what `finish` made of its exit status, called once.
+
+        Raises:
+            JobFailure: a signal arrived, and all jobs have ended; or what `finish` raises.
+        """
+        if not self._finished:
+            while not self._future.done():
+                self._pool.wait([self._future])
+            try:
+                ending: Ending = self._future.result()
+            except Exception as error:
+                ending = error
+            self._finished.append(self._finish(ending))
+        return self._finished[0]
+
+
+class JobPool:
+    """Runs jobs in threads, each of which waits for a launcher.
+
+    Its methods are called in the main thread. A signal to this process is passed on to all jobs,
+    which save a checkpoint and end.
+    """
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(max_workers=1024, thread_name_prefix="job")
+        self._stops: dict[Future[int], Callable[[int], None]] = {}
+        self._jobs: list[JobFuture[Any]] = []
+
+    def submit(
+        self,
+        run: Callable[[], int],
+        stop: Callable[[int], None],
+        max_concurrent: int,
+        finish: Callable[[Ending], T],
+    ) -> JobFuture[T]:
+        """Start a job as soon as fewer than `max_concurrent` run.
+
+        Args:
+            run: `Launcher.run` of the job; called in a thread.
+            stop: `Launcher.stop`.
+            max_concurrent: how many jobs may run at the same time.
+            finish: turns the exit status, or the launcher's exception, into the job's result.
+
+        Raises:
+            JobFailure: what `finish` raised for an earlier job, or a signal arrived.
+        """
+        while len(running := self._running()) >= max_concurrent:
+            self.wait(running)
+            for job in self._jobs:
+                if job.done():
+                    job.result()
+        future = self._threads.submit(run)
+        self._stops[future] = stop
+        job = JobFuture(self, future, finish)
+        self._jobs.append(job)
+        return job
+
+    def join(self) -> None:
+        """Wait for every job; see `JobFuture.result`."""
+        for job in self._jobs:
+            job.result()
+
+    def wait(self, futures: list[Future[int]]) -> None:
+        """Wait until the first of some jobs has ended.
+
+        Raises:
+            JobFailure: a signal arrived, and all jobs have ended.
+        """
+        try:
+            wait(futures, return_when=FIRST_COMPLETED)
+        except Interrupted as interrupted:
+            self.stop(interrupted.exit_status - 128)
+            raise JobFailure(WorkerGroupFailed(interrupted.exit_status), in_job=False) from None
+        except BaseException:  # submitit exits so when SLURM preempts the job
+            self.stop()
+            raise
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Pass a signal to all jobs and wait for their end."""
+        for future in self._running():
+            if not future.cancel():
+                self._stops[future](number)
+        wait(self._stops)
+        self._threads.shutdown()
+
+    def _running(self) -> list[Future[int]]:
+        return [future for future in self._stops if not future.done()]
+
+
+class Slots:
+    """Numbers jobs that run at the same time, so that each has GPUs of its own. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._taken: set[int] = set()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def acquire(self) -> Iterator[int]:
+        """The lowest free index from 0, taken until the end of the context."""
+        with self._lock:
+            index = next(n for n in range(len(self._taken) + 1) if n not in self._taken)
+            self._taken.add(index)
+        try:
+            yield index
+        finally:
+            with self._lock:
+                self._taken.remove(index)

@@ -1,0 +1,108 @@
+"""Metrics as text for the console."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+_MAX_STEPS_SHOWN = 10
+
+
+def is_validation(metrics: Mapping[str, Any]) -> bool:
+    """Whether the metrics are those of a validation rather than of a training iteration."""
+    return any(name.startswith("validation_") for name in metrics)
+
+
+def format_number(value: float) -> str:
+    """Four decimals, or scientific notation from 10,000."""
+    return f"{value:.4f}" if abs(value) < 10_000 else f"{value:.3e}"
+
+
+def format_percent(fraction: float, decimals: int = 2) -> str:
+    """A fraction of 1 as a percentage."""
+    return f"{100 * fraction:.{decimals}f}%"
+
+
+def format_duration(seconds: float) -> str:
+    """Hours, minutes and seconds, preceded by days if there are any."""
+    minutes, second = divmod(int(seconds + 0.5), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    return f"{f'{days}d ' if days else ''}{hour}:{minute:02}:{second:02}"
+
+
+def format_throughput(tasks_per_second: float) -> str:
+    """Tasks per second."""
+    digits = 0 if tasks_per_second >= 100 else 1 if tasks_per_second >= 1 else 3
+    return f"{tasks_per_second:.{digits}f} tasks/s"
+
+
+def format_training(metrics: Mapping[str, Any]) -> list[str]:
+    """Loss, accuracy or MSE, and throughput of a training iteration, as far as they are given.
+
+    Accuracies have a fixed width so that a progress bar does not move.
+    """
+    parts = []
+    if "train_loss" in metrics:
+        parts.append(f"loss {format_number(metrics['train_loss'])}")
+    if "train_accuracy" in metrics:
+        parts.append(f"accuracy {format_percent(metrics['train_accuracy'], 1):>6}")
+    elif "train_mse" in metrics:
+        parts.append(f"MSE {format_number(metrics['train_mse'])}")
+    if "tasks_per_second" in metrics:
+        parts.append(format_throughput(metrics["tasks_per_second"]))
+    return parts
+
+
+def format_validation(metrics: Mapping[str, Any]) -> str:
+    """The metrics of a validation in one line."""
+    parts = []
+    ci95 = metrics.get("validation_ci95")
+    if "validation_accuracy" in metrics:
+        value = _with_interval(metrics["validation_accuracy"], ci95, format_percent)
+        parts.append(f"accuracy {value}")
+    if "validation_mse" in metrics:
+        parts.append(f"MSE {_with_interval(metrics['validation_mse'], ci95, format_number)}")
+    if "validation_loss" in metrics:
+        parts.append(f"loss {format_number(metrics['validation_loss'])}")
+    return "validation " + ", ".join(parts)
+
+
+def summarize_results(results: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The results of a run as rows of label and text; missing results are left out."""
+    rows = []
+    for metric, label, text in (
+        ("accuracy", "accuracy", format_percent),
+        ("mse", "MSE", format_number),
+    ):
+        if f"test_{metric}" not in results:
+            continue
+        value = _with_interval(results[f"test_{metric}"], results.get("ci95"), text)
+        tasks = f" over {results['test_tasks']} tasks" if "test_tasks" in results else ""
+        rows.append((f"test {label}", value + tasks))
+        if f"test_{metric}_before" in results:
+            rows.append(("before adaptation", text(results[f"test_{metric}_before"])))
+        if by_steps := results.get(f"test_{metric}_by_steps"):
+            rows.append(("after each step", _format_steps(by_steps, text)))
+    if "train_loss" in results:
+        after = f" after {results['iterations']} iterations" if "iterations" in results else ""
+        rows.append(("training loss", format_number(results["train_loss"]) + after))
+    if "wall_seconds" in results:
+        rows.append(("time", format_duration(results["wall_seconds"])))
+    if "tasks_per_second" in results:
+        world = ""
+        if "strategy" in results and "world_size" in results:
+            size = results["world_size"]
+            world = f", {results['strategy']} on {size} worker{'' if size == 1 else 's'}"
+        rows.append(("speed", format_throughput(results["tasks_per_second"]) + world))
+    return rows
+
+
+def _with_interval(value: float, ci95: float | None, text: Callable[[float], str]) -> str:
+    return text(value) if ci95 is None else f"{text(value)} ± {text(ci95)}"
+
+
+def _format_steps(rows: Sequence[Mapping[str, float]], text: Callable[[float], str]) -> str:
+    """The test metric after each inner step; of many steps the first ones and the last."""
+    values = [text(row["mean"]) for row in rows if row["steps"]]
+    if len(values) > _MAX_STEPS_SHOWN:
+        values = [*values[: _MAX_STEPS_SHOWN - 1], "…", values[-1]]
+    return ", ".join(values)

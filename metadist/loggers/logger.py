@@ -1,0 +1,139 @@
+"""The interface of a logger, and several loggers as one."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Metrics = Mapping[str, Any]
+"""Metrics of a training iteration or a validation by name, always with `iteration`."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a logger is given when a run starts.
+
+    Attributes:
+        directory: the run directory, which exists.
+        name: short name of the experiment, such as `maml`.
+        configuration: the resolved configuration in plain containers.
+        iterations: total number of training iterations.
+        start_iteration: finished iterations that the run resumes from; 0 for a new run. The first
+            metrics then have `iteration` `start_iteration + 1`.
+        title: one line, such as `MAML on glyphs, 5-way 1-shot, rpc on 2 workers`.
+        contents: files and directories that the run directory may hold, with a description each.
+    """
+
+    directory: Path
+    name: str
+    configuration: dict[str, Any]
+    iterations: int
+    start_iteration: int
+    title: str
+    contents: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the run resumes from a checkpoint."""
+        return self.start_iteration > 0
+
+
+class Logger:
+    """Interface of a logger. Every method does nothing; a subclass overrides what it needs.
+
+    `start` is called first, then `log_metrics`, `log_message` and `flush` any number of times,
+    then `finish` if the run succeeded, and `close` in every case. Rank zero alone calls them.
+    """
+
+    def start(self, run: Run) -> None:
+        """Opens the output.
+
+        Args:
+            run: the run that starts or resumes.
+
+        Raises:
+            UserError: the output cannot be written, or a service cannot be reached.
+        """
+
+    def log_metrics(self, metrics: Metrics) -> None:
+        """Logs the metrics of one training iteration or one validation.
+
+        Args:
+            metrics: numbers by name, with the number of finished iterations as `iteration`. Names
+                of training metrics begin with `train_`, those of validation with `validation_`.
+
+        Raises:
+            UserError: the output cannot be written.
+        """
+
+    def log_message(self, text: str) -> bool:
+        """Shows a warning to the user.
+
+        Args:
+            text: one line.
+
+        Returns:
+            Whether it was shown.
+        """
+        return False
+
+    def flush(self) -> None:
+        """Writes all metrics so far to disk. Called before a checkpoint is written.
+
+        Raises:
+            UserError: the output cannot be written.
+        """
+
+    def finish(self, results: Mapping[str, Any], plots: Sequence[Path]) -> None:
+        """Logs the results of a run that succeeded.
+
+        Args:
+            results: the content of `results.json`.
+            plots: PNG files in the run directory.
+
+        Raises:
+            UserError: the output cannot be written.
+        """
+
+    def close(self) -> None:
+        """Closes the output, after an error too. Never raises; may be called more than once."""
+
+
+class LoggerCollection(Logger):
+    """Several loggers as one, called in order."""
+
+    def __init__(self, loggers: Sequence[Logger]) -> None:
+        self._loggers = tuple(loggers)
+
+    def start(self, run: Run) -> None:
+        """Starts each; if one raises, `close` closes them all."""
+        for logger in self._loggers:
+            logger.start(run)
+
+    def log_metrics(self, metrics: Metrics) -> None:
+        """Passes the metrics to each."""
+        for logger in self._loggers:
+            logger.log_metrics(metrics)
+
+    def log_message(self, text: str) -> bool:
+        """Passes the message to each; whether any of them showed it."""
+        # A list, because a generator would stop at the first logger that shows the message.
+        shown = [logger.log_message(text) for logger in self._loggers]
+        return any(shown)
+
+    def flush(self) -> None:
+        """Flushes each."""
+        for logger in self._loggers:
+            logger.flush()
+
+    def finish(self, results: Mapping[str, Any], plots: Sequence[Path]) -> None:
+        """Passes the results to each."""
+        for logger in self._loggers:
+            logger.finish(results, plots)
+
+    def close(self) -> None:
+        """Closes each, even if another one raises."""
+        for logger in self._loggers:
+            with contextlib.suppress(Exception):
+                logger.close()

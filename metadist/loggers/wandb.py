@@ -1,0 +1,159 @@
+"""The Weights & Biases logger."""
+
+import contextlib
+import netrc
+import os
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+from metadist.errors import UserError
+from metadist.files import atomic_write, wrap_write_errors
+from metadist.loggers.logger import Logger, Metrics, Run
+
+if TYPE_CHECKING:
+    import wandb
+
+RUN_ID_FILE = "wandb_run_id"
+
+_INIT_SECONDS = 30.0
+_FINISH_SECONDS = 60.0  # what has not been sent by then stays on disk, for `wandb sync`
+
+
+class WandbLogger(Logger):
+    """Logs the run to Weights & Biases, or to files that can be uploaded later.
+
+    All files are under `wandb/` in the run directory. In mode `offline` nothing is sent:
+    `wandb sync RUN_DIRECTORY/wandb/offline-run-*` uploads the run later. A resumed run keeps its
+    run id, stored in `wandb_run_id`.
+
+    Args:
+        project: name of the project.
+        entity: user or team; None for the default of the account.
+        mode: `offline`, `online` (requires `wandb login` or WANDB_API_KEY) or `disabled`.
+        tags: tags of the run.
+    """
+
+    def __init__(
+        self,
+        project: str = "metadist",
+        entity: str | None = None,
+        mode: Literal["offline", "online", "disabled"] = "offline",
+        tags: tuple[str, ...] = (),
+    ) -> None:
+        self._project = project
+        self._entity = entity
+        self._mode = mode
+        self._tags = tags
+        self._iterations = 0
+        self._wandb_run: wandb.Run | None = None
+        self._exit_code = 1
+
+    def start(self, run: Run) -> None:
+        """Initializes the run, or resumes the one of the same directory."""
+        if self._mode != "online":
+            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        import wandb
+
+        self._iterations = run.iterations
+        run_id = _run_id(run)
+        session = wandb.setup(settings=wandb.Settings(silent=True))
+        if self._mode == "online" and not _has_credentials(session.settings.base_url):
+            raise UserError(
+                "no login for Weights & Biases was found: run `wandb login`, set WANDB_API_KEY, "
+                "or log to files with mode=offline"
+            )
+        try:
+            self._wandb_run = wandb.init(
+                project=self._project,
+                entity=self._entity,
+                mode=self._mode,
+                tags=self._tags or None,
+                dir=run.directory,
+                id=run_id,
+                resume="allow",
+                name=run.name,
+                notes=run.title,
+                config=_redact_api_key(run.configuration),
+                settings=wandb.Settings(
+                    silent=True,
+                    console="off",
+                    disable_job_creation=True,
+                    init_timeout=_INIT_SECONDS,
+                    finish_timeout=_FINISH_SECONDS,
+                ),
+            )
+        except (wandb.Error, OSError) as error:
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise UserError(
+                f"Weights & Biases could not initialize the run ({reason}): check the login and "
+                "the network, or log to files with mode=offline"
+            ) from error
+
+    def log_metrics(self, metrics: Metrics) -> None:
+        """Logs the metrics at their iteration."""
+        assert self._wandb_run is not None, "log_metrics() before start()"
+        values = {name: value for name, value in metrics.items() if name != "iteration"}
+        with wrap_write_errors("the files of Weights & Biases"):
+            self._wandb_run.log(values, step=int(metrics["iteration"]))
+
+    def finish(self, results: Mapping[str, Any], plots: Sequence[Path]) -> None:
+        """Logs the plots as images, and the results as the summary of the run."""
+        assert self._wandb_run is not None, "finish() before start()"
+        import wandb
+
+        with wrap_write_errors("the files of Weights & Biases"):
+            if plots:
+                images = {plot.stem: wandb.Image(str(plot)) for plot in plots}
+                self._wandb_run.log(images, step=self._iterations)
+            self._wandb_run.summary.update(_redact_api_key(dict(results)))
+        self._exit_code = 0
+
+    def close(self) -> None:
+        """Ends the run, as failed unless `finish` was called; waits at most a minute."""
+        wandb_run, self._wandb_run = self._wandb_run, None
+        if wandb_run is not None:
+            with contextlib.suppress(Exception):
+                wandb_run.finish(exit_code=self._exit_code)
+
+
+def _run_id(run: Run) -> str:
+    """The id of the resumed run, or a new one that is stored for a later resume."""
+    path = run.directory / RUN_ID_FILE
+    with wrap_write_errors(path):
+        if run.resumed and path.exists():
+            saved = path.read_bytes().strip()
+            if re.fullmatch(rb"[0-9a-f]{8}", saved):  # otherwise a new run
+                return saved.decode()
+        run_id = secrets.token_hex(4)
+        atomic_write(path, f"{run_id}\n".encode())
+        return run_id
+
+
+def _has_credentials(base_url: str) -> bool:
+    """Whether wandb can log in without prompting on the terminal."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    candidates = [os.environ.get("NETRC"), "~/.netrc", "~/_netrc"]
+    for path in (Path(name).expanduser() for name in candidates if name):
+        with contextlib.suppress(OSError, netrc.NetrcParseError):
+            if netrc.netrc(str(path)).authenticators(urlsplit(base_url).hostname or ""):
+                return True
+    return False
+
+
+def _redact_api_key(value: Any) -> Any:
+    """A copy of the containers with the API key of the account replaced in all strings."""
+    key = os.environ.get("WANDB_API_KEY")
+    if not key:
+        return value
+    if isinstance(value, str):
+        return value.replace(key, "***")
+    if isinstance(value, Mapping):
+        return {_redact_api_key(name): _redact_api_key(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_redact_api_key(item) for item in value]
+    return value

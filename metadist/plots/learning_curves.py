@@ -1,0 +1,220 @@
+"""Learning curves of one run, and of several runs in comparison."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from metadist.plots.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    make_axes,
+    moving_average,
+    new_figure,
+    save_figure,
+    style_axes,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MetricsList = Sequence[Mapping[str, Any]]
+"""Metrics of training iterations and validations in any order, as in `metrics.jsonl`."""
+
+_LABELS = {"loss": "Loss", "accuracy": "Accuracy", "mse": "Mean squared error"}
+_COLORS = (BLUE, ORANGE, GREEN, RED, PURPLE, "#8c5a3c", "#d05c9f", GREY)
+_STYLES = ("-", "--", ":", "-.")
+_COLUMNS = 3
+_LEGEND_WIDTH = 60  # characters
+
+
+class ComparisonData(NamedTuple):
+    """Runs with the same metric, in one panel of a comparison.
+
+    Attributes:
+        title: one line.
+        metric: "accuracy" (0 to 1) or "mse", which is shown on a logarithmic scale.
+        runs: the metrics of runs by name; the runs of one name, such as those of several seeds,
+            have the same color.
+    """
+
+    title: str
+    metric: str
+    runs: Mapping[str, Sequence[MetricsList]]
+
+
+def plot_learning_curves(
+    metrics: MetricsList,
+    path: Path,
+    title: str,
+    test: tuple[float, float] | None = None,
+) -> Path:
+    """Plots the loss and, if there is any, the accuracy or MSE against the training iteration.
+
+    Args:
+        metrics: the metrics of the run.
+        path: the PNG file to write.
+        title: one line.
+        test: test accuracy (0 to 1) or test MSE, and half the width of its 95% interval.
+
+    Returns:
+        `path`.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    names = {name for each in metrics for name in each}
+    shown = ["loss"]
+    for metric in ("accuracy", "mse"):
+        if len(shown) == 1 and names & {f"train_{metric}", f"validation_{metric}"}:
+            shown.append(metric)
+    figure = new_figure(5.6 * len(shown), 3.9, title, columns=len(shown))
+    grid = figure.subplots(1, len(shown), sharex=True, squeeze=False)[0]
+    for axes, metric in zip(grid, shown, strict=True):
+        _plot_metric(axes, metrics, metric)
+        if test is not None and metric != "loss":
+            _plot_test(axes, metric, *test)
+        _style_metric_axes(axes, metric)
+    iterations = {int(each["iteration"]) for each in metrics}
+    if len(iterations) == 1:  # a single point does not set the limits
+        grid[0].set_xlim(min(iterations) - 1, max(iterations) + 1)
+    return save_figure(figure, path)
+
+
+def plot_comparison(panels: Sequence[ComparisonData], path: Path, title: str) -> Path:
+    """Plots the validation metric of several runs, three panels in a row.
+
+    A run without validation is shown by its smoothed training metric, and labeled so.
+
+    Args:
+        panels: at least one.
+        path: the PNG file to write.
+        title: one line.
+
+    Returns:
+        `path`.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    columns = min(len(panels), _COLUMNS)
+    rows = -(-len(panels) // columns)
+    names = max(len(panel.runs) for panel in panels)
+    figure = new_figure(max(5.4 * columns, 7.0), (4.1 + 0.22 * names) * rows + 0.6, title)
+    for axes, panel in zip(make_axes(figure, rows, columns, len(panels)), panels, strict=True):
+        _plot_runs(axes, panel)
+    return save_figure(figure, path)
+
+
+def _plot_metric(axes: "Axes", metrics: MetricsList, metric: str) -> None:
+    iterations, values = _series(metrics, f"train_{metric}")
+    if len(iterations):
+        few = len(iterations) < 20
+        axes.plot(
+            iterations,
+            values,
+            color=BLUE,
+            alpha=1 if few else 0.25,
+            linewidth=1,
+            marker="o" if few else None,
+            markersize=4,
+            label="training" if few else "training, each iteration",
+        )
+        if not few:
+            smooth = moving_average(values, window=max(5, len(values) // 25))
+            axes.plot(iterations, smooth, color=BLUE, linewidth=1.8, label="training, smoothed")
+    iterations, values = _series(metrics, f"validation_{metric}")
+    if len(iterations):
+        axes.plot(
+            iterations,
+            values,
+            color=ORANGE,
+            linewidth=1.5,
+            marker="o",
+            markersize=5 if len(iterations) < 40 else 2.5,
+            label="validation, unseen classes" if metric == "accuracy" else "validation",
+        )
+
+
+def _plot_test(axes: "Axes", metric: str, value: float, ci95: float) -> None:
+    if metric == "accuracy":
+        label = f"final test: {100 * value:.1f}% ± {100 * ci95:.1f}%"
+    else:
+        label = f"final test: {value:.3g} ± {ci95:.2g}"
+    axes.axhline(value, color=GREEN, linestyle="--", linewidth=1.5, label=label)
+    axes.axhspan(value - ci95, value + ci95, color=GREEN, alpha=0.15, linewidth=0)
+
+
+def _style_metric_axes(axes: "Axes", metric: str) -> None:
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+    axes.set_xlabel("training iteration")
+    axes.set_ylabel(_LABELS[metric])
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    if metric == "accuracy":
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, -0.02), min(high, 1.02))
+    style_axes(axes)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8.5, frameon=True, framealpha=0.85, edgecolor="none")
+
+
+def _plot_runs(axes: "Axes", panel: ComparisonData) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+
+    for index, (name, runs) in enumerate(panel.runs.items()):
+        for number, metrics in enumerate(runs):
+            iterations, values, note = _validation_or_training(metrics, panel.metric)
+            axes.plot(
+                iterations,
+                values,
+                _STYLES[index // len(_COLORS) % len(_STYLES)],
+                color=_COLORS[index % len(_COLORS)],
+                linewidth=1.5,
+                alpha=0.85,
+                marker="o" if len(iterations) < 12 else None,
+                markersize=4,
+                label=textwrap.fill(f"{name}{note}", _LEGEND_WIDTH) if not number else None,
+            )
+    axes.set_title(panel.title, fontsize=10.5, parse_math=False)
+    axes.set_xlabel("training iteration")
+    axes.set_ylabel(_LABELS[panel.metric])
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    if panel.metric == "accuracy":
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    else:
+        axes.set_yscale("log")
+        for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            set_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.tick_params(axis="y", which="minor", labelsize=7)
+    style_axes(axes, grid="both")
+    if axes.get_legend_handles_labels()[0]:
+        # Below the axes, where long names hide no curve.
+        axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.13))
+
+
+def _validation_or_training(
+    metrics: MetricsList, metric: str
+) -> tuple[np.ndarray, np.ndarray, str]:
+    """Iterations, values, and a note for the label."""
+    iterations, values = _series(metrics, f"validation_{metric}")
+    if len(iterations):
+        return iterations, values, ""
+    iterations, values = _series(metrics, f"train_{metric}")
+    if len(iterations):
+        return iterations, moving_average(values, window=max(1, len(values) // 50)), ", training"
+    return iterations, values, ", no metrics"
+
+
+def _series(metrics: MetricsList, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Iterations and values of the metric `name`, in order."""
+    points = sorted((int(each["iteration"]), float(each[name])) for each in metrics if name in each)
+    iterations = np.array([iteration for iteration, _ in points], dtype=np.int64)
+    return iterations, np.array([value for _, value in points], dtype=np.float64)

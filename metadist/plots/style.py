@@ -1,0 +1,94 @@
+"""Figures, colors, axes and smoothing that the plots share."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from metadist.files import wrap_write_errors
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DPI = 130
+
+BLUE = "#2f6db3"
+ORANGE = "#e07b29"
+GREEN = "#2c974b"
+RED = "#cf3636"
+PURPLE = "#7b4fb3"
+GREY = "#8a8f98"
+INK = "#24292f"
+
+
+def new_figure(width: float, height: float, title: str, columns: int | None = None) -> "Figure":
+    """An empty figure that belongs to no window.
+
+    Args:
+        width: in inches.
+        height: in inches.
+        title: one line above the axes, never read as TeX.
+        columns: number of axes side by side; margins are then fixed, with room for tick labels
+            and one line of text. None: constrained layout, which takes as long as drawing.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, fontsize=12, color=INK, parse_math=False)
+    if columns is None:
+        figure.set_layout_engine("constrained")
+    else:
+        sides, below, above = 0.9, 0.55, 0.4
+        figure.subplots_adjust(
+            left=sides / width,
+            right=1 - sides / 3 / width,
+            bottom=below / height,
+            top=1 - above / height,
+            wspace=1.2 * sides / (width / columns - 1.2 * sides),
+        )
+    return figure
+
+
+def make_axes(figure: "Figure", rows: int, columns: int, count: int) -> "list[Axes]":
+    """The first `count` axes of a grid, row by row; the others are hidden."""
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes in grid[count:]:
+        axes.set_visible(False)
+    return list(grid[:count])
+
+
+def style_axes(axes: "Axes", grid: Literal["major", "both"] | None = "major") -> None:
+    """Hides the upper and right spine, and adds light grid lines.
+
+    Args:
+        axes: the axes.
+        grid: which grid lines: "major", "both" for minor ones too, or None.
+    """
+    if grid is not None:
+        axes.grid(alpha=0.25, which=grid)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def save_figure(figure: "Figure", path: Path) -> Path:
+    """Writes the figure as PNG to `path`, whatever its suffix.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    with wrap_write_errors(path):
+        figure.savefig(path, format="png")
+    return path
+
+
+def moving_average(values: np.ndarray, window: int) -> np.ndarray:
+    """The mean of the finite values in a centered window, which is shorter at the ends."""
+    finite = np.isfinite(values)
+    kernel = np.ones(min(window, len(values)))
+    total = np.convolve(np.where(finite, values, 0.0), kernel, mode="same")
+    count = np.convolve(finite.astype(np.float64), kernel, mode="same")
+    mean = np.full_like(total, np.nan)
+    np.divide(total, count, out=mean, where=count > 0.5)
+    return mean

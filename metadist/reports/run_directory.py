@@ -1,0 +1,150 @@
+"""The files in a run directory: their names, and functions that read and write them."""
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from metadist.errors import UserError
+from metadist.loggers import METRICS_FILE, json_value
+
+RESULTS_FILE = "results.json"
+
+FAILURE_FILE = "failure.json"
+"""Written for a failed job of a sweep: its error, exit status and overrides."""
+
+WORKER_ERROR_FILE = "worker_error.txt"
+"""Written by the workers of a job that a launcher started; the launcher reads and deletes it."""
+
+CONFIG_FILE = ".hydra/config.yaml"
+OVERRIDES_FILE = ".hydra/overrides.yaml"
+
+CHECKPOINT_DIRECTORY = "checkpoints"
+PROFILE_DIRECTORY = "profile"
+REPLAY_DIRECTORY = "replays"
+
+LEARNING_CURVES_FILE = "learning_curves.png"
+TEST_TASKS_FILE = "test_tasks.png"
+
+CONTENTS: Mapping[str, str] = {
+    RESULTS_FILE: "these metrics and the protocol",
+    METRICS_FILE: "one line per iteration",
+    CHECKPOINT_DIRECTORY: "to resume from, with resume=auto",
+    "tensorboard": "tensorboard --logdir",
+    "wandb": "wandb sync",
+    PROFILE_DIRECTORY: "time per phase of a step; traces for ui.perfetto.dev",
+}
+"""Files and directories that a finished run may hold, with a description for the console."""
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Read a JSON object such as `results.json`; None if the file does not exist.
+
+    Raises:
+        UserError: the file cannot be read or holds no JSON object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path} cannot be read ({error}): restore a good copy, or remove it to run the job "
+            "again."
+        ) from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is not a JSON object: remove it to run the job again.")
+    return content
+
+
+def read_results(directory: Path) -> dict[str, Any] | None:
+    """Read `results.json` of a run directory; None if the run has not finished.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    return read_json(directory / RESULTS_FILE)
+
+
+def write_results(directory: Path, results: Mapping[str, Any]) -> None:
+    """Write `results.json` atomically; non-finite numbers are written as by `json_value`.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    path = directory / RESULTS_FILE
+    temporary = path.with_suffix(".part")
+    text = json.dumps(json_value(results), indent=2, allow_nan=False)
+    try:
+        temporary.write_text(text + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(
+            f"{path} could not be written ({error.strerror}): free some space, then use "
+            "resume=auto."
+        ) from None
+
+
+def read_failure(directory: Path) -> dict[str, Any] | None:
+    """Read `failure.json` of a run directory; None if the job has not failed.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    return read_json(directory / FAILURE_FILE)
+
+
+def write_failure(directory: Path, overrides: Sequence[str], error: str, exit_status: int) -> None:
+    """Write `failure.json` for a failed job. Called by rank zero or by the launcher.
+
+    A directory that cannot be written is ignored: the error itself is reported elsewhere.
+    """
+    failure = {"error": error, "exit_status": exit_status, "overrides": list(overrides)}
+    with contextlib.suppress(OSError):
+        directory.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(failure, indent=2) + "\n"
+        (directory / FAILURE_FILE).write_text(text, encoding="utf-8")
+
+
+def pop_worker_error(directory: Path) -> str:
+    """Read and delete `worker_error.txt`: the error of the workers in one line, "" if unknown."""
+    path = directory / WORKER_ERROR_FILE
+    try:
+        lines = path.read_text(encoding="utf-8").strip().splitlines()
+        path.unlink()
+    except OSError:
+        return ""
+    return lines[-1] if lines else ""
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """Read the composed configuration of a run, interpolations unresolved; {} without one.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    content = _read_yaml(directory / CONFIG_FILE)
+    return content if isinstance(content, dict) else {}
+
+
+def read_overrides(directory: Path) -> list[str]:
+    """Read the overrides of a run's command line; [] without any.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    return [str(override) for override in _read_yaml(directory / OVERRIDES_FILE) or ()]
+
+
+def _read_yaml(path: Path) -> Any:
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path} cannot be read ({reason}): remove or restore it.") from None

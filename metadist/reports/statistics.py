@@ -1,0 +1,26 @@
+"""Confidence intervals over runs."""
+
+import math
+from collections.abc import Sequence
+
+
+def mean_and_ci95(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean of a metric over runs and half the width of its 95% confidence interval.
+
+    The interval is Student's, t(0.975, n - 1) · s / √n with the sample standard deviation s: runs
+    that differ in their seed alone are taken to be independent and normally distributed.
+
+    Returns:
+        The mean and the half width. The half width is None for a single value and for values that
+        are not all finite.
+
+    Source: Student (1908), "The probable error of a mean", Biometrika 6(1).
+    """
+    mean = math.fsum(values) / len(values)
+    count = len(values)
+    if count < 2 or not math.isfinite(mean):
+        return mean, None
+    from scipy.special import stdtrit  # imported here because only sweeps need it
+
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
+    return mean, float(stdtrit(count - 1, 0.975)) * deviation / math.sqrt(count)

@@ -1,0 +1,263 @@
+"""The report on a sweep: `sweep.csv`, `sweep.md`, `sweep.png` and a summary for the console."""
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from metadist.files import wrap_write_errors
+from metadist.plots import SweepData, plot_sweep
+from metadist.reports.comparison import MISSING, format_differences, protocol_differences
+from metadist.reports.sweep_table import (
+    MetricEstimate,
+    Setting,
+    SweepTable,
+    build_sweep_table,
+    read_runs,
+)
+
+SWEEP_CSV_FILE = "sweep.csv"
+SWEEP_MARKDOWN_FILE = "sweep.md"
+SWEEP_PLOT_FILE = "sweep.png"
+
+
+@dataclass(frozen=True)
+class SweepReport:
+    """The report on a folder of runs.
+
+    Attributes:
+        table: the settings.
+        files: the files written.
+        warnings: differences between the protocols in keys that were not swept.
+        failed: names of failed runs.
+        unfinished: names of runs that have neither finished nor failed.
+    """
+
+    table: SweepTable
+    files: tuple[Path, ...]
+    warnings: tuple[str, ...]
+    failed: tuple[str, ...]
+    unfinished: tuple[str, ...]
+
+    def summary_lines(self) -> list[str]:
+        """The lines to print."""
+        finished = len(self.table.runs)
+        counts = f"{finished} run{'' if finished == 1 else 's'} finished"
+        if self.failed:
+            counts += f", {len(self.failed)} failed"
+        if self.unfinished:
+            counts += f", {len(self.unfinished)} unfinished"
+        lines = ["", counts, *self._best_lines()]
+        lines += [f"warning: not comparable, {warning}" for warning in self.warnings]
+        return [*lines, *(f"  {path}" for path in self.files)]
+
+    def _best_lines(self) -> list[str]:
+        table = self.table
+        if table.best is None:
+            return []
+        best = table.settings[table.best]
+        metric = "accuracy" if table.metric == "accuracy" else "MSE"
+        test = f"test {metric} {_format(best.test, table.metric)}"
+        if best.test is not None and best.test.ci95 is not None:
+            test += f" ({best.interval})"
+        if best.validation is not None:
+            test = f"validation {metric} {_format(best.validation, table.metric)}, {test}"
+        lines = [f"best: {_format_setting(table, best) or 'the only setting'}", f"  {test}"]
+        ties = [
+            _format_setting(table, setting)
+            for setting in table.settings
+            if setting is not best and _is_tie(setting, best, table.selected_by)
+        ]
+        if ties:
+            lines.append(f"  equal by {table.selected_by}: {'; '.join(ties)}")
+        if table.selected_by == "test":
+            lines.append(
+                "  selected by the test metric, because there is no validation: "
+                "optimistically biased"
+            )
+        return lines
+
+
+def write_sweep_report(folder: Path) -> SweepReport:
+    """Write `sweep.csv`, `sweep.md` and `sweep.png` into a folder of runs. One process calls it.
+
+    Raises:
+        UserError: there are no runs, one cannot be read, classification and regression are mixed,
+            or the folder cannot be written.
+    """
+    runs = read_runs(folder)
+    table = build_sweep_table(runs)
+    warnings = _protocol_warnings(table)
+    markdown = to_markdown(table)
+    if warnings:
+        markdown += "\n" + "".join(f"**Not comparable:** {warning}\n" for warning in warnings)
+    files = [folder / SWEEP_CSV_FILE, folder / SWEEP_MARKDOWN_FILE]
+    for path, text in zip(files, (to_csv(table), markdown), strict=True):
+        with wrap_write_errors(path):
+            path.write_text(text, encoding="utf-8")
+    points = [
+        SweepData(setting.values, setting.test.mean, setting.test.ci95, index == table.best)
+        for index, setting in enumerate(table.settings)
+        if setting.test is not None
+    ]
+    if points:
+        path = folder / SWEEP_PLOT_FILE
+        plot_sweep(points, table.keys, table.metric, path, _caption(table), table.selected_by)
+        files.append(path)
+    return SweepReport(
+        table,
+        tuple(files),
+        tuple(warnings),
+        tuple(run.name for run in runs if run.failed),
+        tuple(run.name for run in runs if run.unfinished),
+    )
+
+
+def to_csv(table: SweepTable) -> str:
+    """The table with plain numbers, and the protocol of each setting."""
+    names = _protocol_names(table)
+    metrics = (f"test_{table.metric}", f"validation_{table.metric}", "train_loss")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        [
+            *table.keys,
+            *("runs", "failed", "unfinished"),
+            *(column for metric in metrics for column in (metric, f"{metric}_ci95")),
+            *("test_interval", "best"),
+            *(f"protocol.{name}" for name in names),
+        ]
+    )
+    for index, setting in enumerate(table.settings):
+        protocols = [_protocol(run.results) for run in setting.runs]
+        numbers: list[object] = []
+        for estimate in (setting.test, setting.validation, setting.train_loss):
+            numbers += (None, None) if estimate is None else (estimate.mean, estimate.ci95)
+        writer.writerow(  # None is an empty cell
+            [
+                *setting.values,
+                *(len(setting.runs), len(setting.failed), len(setting.unfinished)),
+                *numbers,
+                f"95% {setting.interval}" if setting.interval else None,
+                "yes" if index == table.best else None,
+                *(" | ".join(dict.fromkeys(p.get(name, "") for p in protocols)) for name in names),
+            ]
+        )
+    return text.getvalue()
+
+
+def to_markdown(table: SweepTable) -> str:
+    """The table with rounded numbers, with the protocol and the failures below it."""
+    all_finished = not any(setting.failed or setting.unfinished for setting in table.settings)
+    metric = "accuracy" if table.metric == "accuracy" else "MSE"
+    header = [
+        *table.keys,
+        "seeds",
+        *([] if all_finished else ["failed or unfinished"]),
+        f"validation {metric}",
+        f"test {metric}",
+        "training loss",
+        "",
+    ]
+    lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
+    for index, setting in enumerate(table.settings):
+        cells = [
+            *setting.values,
+            str(len(setting.runs)),
+            *([] if all_finished else [str(len(setting.failed) + len(setting.unfinished))]),
+            _format(setting.validation, table.metric),
+            _format(setting.test, table.metric),
+            _format(setting.train_loss, "loss"),
+            "best" if index == table.best else "",
+        ]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    over = "over seeds (Student's t)"
+    if any(len(setting.runs) == 1 for setting in table.settings):
+        over += "; for the test metric of a single seed, over test tasks"
+    lines += [
+        "",
+        f"± is half the width of a 95% interval {over}. "
+        f"The best setting is selected by {table.selected_by}.",
+        "",
+        *_protocol_lines(table),
+    ]
+    failed = [run for setting in table.settings for run in setting.failed]
+    if failed:
+        lines += ["", "Failed:", "", *(f"- {run.name}: {run.failure}" for run in failed)]
+    return "\n".join(lines) + "\n"
+
+
+def _protocol_lines(table: SweepTable) -> list[str]:
+    protocols = [_protocol(run.results) for run in table.runs]
+    equal, different = [], []
+    for name in _protocol_names(table):
+        values = list(dict.fromkeys(protocol.get(name, MISSING) for protocol in protocols))
+        if len(values) == 1:
+            equal.append(f"{name} {values[0]}")
+        else:
+            different.append(f"{name} {' or '.join(values)}")
+    lines = [f"Protocol: {', '.join(equal)}."] if equal else []
+    return lines + ([f"Different: {'; '.join(different)}."] if different else [])
+
+
+def _protocol_names(table: SweepTable) -> list[str]:
+    return list(dict.fromkeys(name for run in table.runs for name in _protocol(run.results)))
+
+
+def _protocol(results: Mapping[str, Any] | None) -> dict[str, str]:
+    """Protocol and method of a run as strings."""
+    return {
+        str(key): value if isinstance(value, str) else json.dumps(value)
+        for part in ("protocol", "method")
+        for key, value in ((results or {}).get(part) or {}).items()
+    }
+
+
+def _protocol_warnings(table: SweepTable) -> list[str]:
+    """Differences between the protocols that do not follow from the swept keys."""
+    protocols = {run.name: (run.results or {}).get("protocol") or {} for run in table.runs}
+    varied = {key.rpartition(".")[2] for key in table.keys}
+    # A swept group (dataset=…, algorithm=…) also varies what follows from the choice.
+    groups = [index for index, key in enumerate(table.keys) if "." not in key]
+    for name in {name for protocol in protocols.values() for name in protocol} if groups else ():
+        seen: dict[tuple[str, ...], set[str]] = {}
+        for setting in table.settings:
+            choice = tuple(setting.values[index] for index in groups)
+            for run in setting.runs:
+                seen.setdefault(choice, set()).add(str(protocols[run.name].get(name)))
+        if all(len(values) == 1 for values in seen.values()):
+            varied.add(name)
+    return format_differences(protocol_differences(protocols, varied))
+
+
+def _caption(table: SweepTable) -> str:
+    seeds = sorted({len(setting.runs) for setting in table.settings if setting.runs})
+    if seeds == [1]:
+        return "one seed; 95% intervals over test tasks"
+    count = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    return f"mean of {count} seeds; 95% intervals over seeds"
+
+
+def _format_setting(table: SweepTable, setting: Setting) -> str:
+    """A setting as overrides of a command line."""
+    pairs = zip(table.keys, setting.values, strict=True)
+    return " ".join(f"{key}={value}" for key, value in pairs)
+
+
+def _is_tie(one: Setting, other: Setting, selected_by: str) -> bool:
+    left, right = (
+        setting.validation if selected_by == "validation" else setting.test
+        for setting in (one, other)
+    )
+    return left is not None and right is not None and abs(left.mean - right.mean) < 1e-9
+
+
+def _format(estimate: MetricEstimate | None, metric: str) -> str:
+    """Rounded mean and interval: a percentage for accuracy."""
+    if estimate is None:
+        return "—"
+    values = [estimate.mean] if estimate.ci95 is None else [estimate.mean, estimate.ci95]
+    return " ± ".join(f"{100 * v:.2f}%" if metric == "accuracy" else f"{v:.4g}" for v in values)

@@ -1,0 +1,263 @@
+"""The runs of a sweep as a table: one row per setting, mean and 95% interval over seeds."""
+
+import contextlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from metadist.errors import UserError
+from metadist.loggers import METRICS_FILE
+from metadist.reports.comparison import config_fingerprint, is_runtime_key
+from metadist.reports.run_directory import (
+    FAILURE_FILE,
+    RESULTS_FILE,
+    read_config,
+    read_failure,
+    read_overrides,
+    read_results,
+)
+from metadist.reports.statistics import mean_and_ci95
+
+_DEFAULT = "(default)"
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """One run of a sweep, as read from its directory.
+
+    Attributes:
+        name: path of its directory relative to the folder of the sweep.
+        overrides: value of each key that the command line set, without the plus before a key.
+        config: the composed configuration, with interpolations unresolved.
+        results: content of `results.json`; None if the run has not finished.
+        failure: error of a failed job; None if it has not failed.
+    """
+
+    name: str
+    overrides: Mapping[str, str]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    results: Mapping[str, Any] | None = None
+    failure: str | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether an error ended the run."""
+        return self.results is None and self.failure is not None
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the run is in progress, was stopped or was killed."""
+        return self.results is None and self.failure is None
+
+    def value(self, key: str) -> str:
+        """The value of a key, from the command line or else from the configuration."""
+        if key in self.overrides:
+            return self.overrides[key]
+        node: Any = self.config
+        for part in key.split("."):
+            node = node.get(part) if isinstance(node, Mapping) else None
+        return _DEFAULT if node is None or isinstance(node, Mapping) else _normalize(node)
+
+    def metric(self, name: str) -> float | None:
+        """A number of `results.json`; None if the run does not have it."""
+        value = (self.results or {}).get(name)
+        if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity"):
+            return float(value)
+        return float(value) if isinstance(value, int | float) else None
+
+
+@dataclass(frozen=True)
+class MetricEstimate:
+    """A mean and half the width of its 95% interval; None if one run alone does not have one."""
+
+    mean: float
+    ci95: float | None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs that differ in their seed alone.
+
+    Attributes:
+        values: values of the swept keys, in the order of the keys.
+        runs: finished runs, the last one of each seed.
+        failed: failed runs.
+        unfinished: all other runs.
+        test: test metric, accuracy (0 to 1) or MSE; None if no run has finished. The interval is
+            over seeds, or over test tasks if there is a single run.
+        validation: newest validation metric, over seeds; None without validation.
+        train_loss: loss of the last iteration, over seeds.
+    """
+
+    values: tuple[str, ...]
+    runs: tuple[SweepRun, ...]
+    failed: tuple[SweepRun, ...]
+    unfinished: tuple[SweepRun, ...]
+    test: MetricEstimate | None
+    validation: MetricEstimate | None
+    train_loss: MetricEstimate | None
+
+    @property
+    def interval(self) -> str:
+        """What the interval of the test metric is over."""
+        if not self.runs:
+            return ""
+        return "over seeds" if len(self.runs) > 1 else "over test tasks"
+
+
+@dataclass(frozen=True)
+class SweepTable:
+    """The settings of a sweep.
+
+    Attributes:
+        keys: the swept keys, without the seed.
+        metric: "accuracy" or "mse".
+        settings: in the order of their first runs.
+        best: index in `settings` of the best one; None if no run has finished.
+        selected_by: what `best` is selected by: "validation", or "test" without validation.
+    """
+
+    keys: tuple[str, ...]
+    metric: str
+    settings: tuple[Setting, ...]
+    best: int | None
+    selected_by: Literal["validation", "test"]
+
+    @property
+    def runs(self) -> list[SweepRun]:
+        """All finished runs."""
+        return [run for setting in self.settings for run in setting.runs]
+
+
+def read_runs(folder: Path) -> list[SweepRun]:
+    """Read every run in a folder and its subfolders, sorted by name.
+
+    Raises:
+        UserError: there is no run, or one cannot be read.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder: give the one that holds the run directories.")
+    files = (RESULTS_FILE, FAILURE_FILE, METRICS_FILE)
+    directories = {path.parent for name in files for path in folder.rglob(name)}
+    if not directories:
+        raise UserError(
+            f"{folder} holds no run (no {RESULTS_FILE} in it or below it): give the folder that "
+            "holds the run directories."
+        )
+    runs = [_read_run(folder, directory) for directory in directories]
+    return sorted(runs, key=lambda run: _natural_order(run.name))
+
+
+def build_sweep_table(runs: Sequence[SweepRun]) -> SweepTable:
+    """Group runs that differ in their seed alone into one row.
+
+    Raises:
+        UserError: classification and regression runs are mixed.
+    """
+    results = [run.results for run in runs if run.results is not None]
+    metrics = [name for name in ("accuracy", "mse") if any(f"test_{name}" in r for r in results)]
+    if len(metrics) > 1:
+        raise UserError(
+            "the folder holds both classification and regression runs: make one table for each."
+        )
+    metric = metrics[0] if metrics else "accuracy"
+    keys = tuple(_swept_keys(runs))
+    groups: dict[tuple[str, ...], list[SweepRun]] = {}
+    for run in runs:
+        groups.setdefault(tuple(run.value(key) for key in keys), []).append(run)
+    settings = tuple(_build_setting(values, group, metric) for values, group in groups.items())
+    selected_by: Literal["validation", "test"] = (
+        "validation" if any(setting.validation for setting in settings) else "test"
+    )
+    best = _best_setting(settings, metric, selected_by)
+    return SweepTable(keys, metric, settings, best, selected_by)
+
+
+def _read_run(folder: Path, directory: Path) -> SweepRun:
+    failure = read_failure(directory)
+    overrides = (failure or {}).get("overrides") or read_overrides(directory)
+    pairs = [str(override).lstrip("+").partition("=") for override in overrides]
+    return SweepRun(
+        name=str(directory.relative_to(folder)),
+        overrides={key: _normalize(value) for key, equals, value in pairs if equals},
+        config=read_config(directory),
+        # A failure after earlier results, of a shorter run, counts as failed.
+        results=None if failure else read_results(directory),
+        failure=None if failure is None else str(failure.get("error", "")),
+    )
+
+
+def _swept_keys(runs: Sequence[SweepRun]) -> list[str]:
+    """The keys in which the runs differ, without the seed; those of command lines come first."""
+    overridden = dict.fromkeys(key for run in runs for key in run.overrides if key != "seed")
+    keys = [key for key in overridden if not is_runtime_key(key)]
+    keys = [key for key in keys if len({run.value(key) for run in runs}) > 1]
+    groups = {key for key in keys if "." not in key}  # a chosen group sets other keys too
+    if "experiment" in groups:
+        return keys
+    # Keys that no command line set may differ too, such as those of an edited configuration file.
+    fingerprints = [config_fingerprint(run.config) for run in runs if run.config]
+    names = dict.fromkeys(name for each in fingerprints for name in each if name != "seed")
+    return keys + [
+        name
+        for name in names
+        if name not in keys
+        and name.partition(".")[0] not in groups
+        and len({each.get(name) for each in fingerprints}) > 1
+    ]
+
+
+def _build_setting(values: tuple[str, ...], runs: Sequence[SweepRun], metric: str) -> Setting:
+    # A sweeper may sample a setting twice: the same seed again is not a second seed.
+    finished = list({r.results.get("seed"): r for r in runs if r.results is not None}.values())
+    test = _estimate(finished, f"test_{metric}")
+    if test is not None and len(finished) == 1:
+        test = MetricEstimate(test.mean, finished[0].metric("ci95"))
+    return Setting(
+        values=values,
+        runs=tuple(finished),
+        failed=tuple(run for run in runs if run.failed),
+        unfinished=tuple(run for run in runs if run.unfinished),
+        test=test,
+        validation=_estimate(finished, f"validation_{metric}"),
+        train_loss=_estimate(finished, "train_loss"),
+    )
+
+
+def _estimate(runs: Sequence[SweepRun], name: str) -> MetricEstimate | None:
+    """Over all runs; None if one of them does not have the metric."""
+    values = [value for run in runs if (value := run.metric(name)) is not None]
+    return MetricEstimate(*mean_and_ci95(values)) if values and len(values) == len(runs) else None
+
+
+def _best_setting(
+    settings: Sequence[Setting], metric: str, selected_by: Literal["validation", "test"]
+) -> int | None:
+    sign = -1 if metric == "mse" else 1
+    scores = {}
+    for index, setting in enumerate(settings):
+        estimate = setting.validation if selected_by == "validation" else setting.test
+        if estimate is not None and estimate.mean == estimate.mean:  # not NaN
+            scores[index] = sign * estimate.mean
+    return max(scores, key=scores.__getitem__) if scores else None
+
+
+def _normalize(value: object) -> str:
+    """A value in one spelling: 0.10 and 1e-1 are the same value, and so are 1.0 and 1."""
+    text = str(value).strip()
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        return text[1:-1]
+    with contextlib.suppress(ValueError):
+        return str(int(text))
+    try:
+        number = float(text)
+    except ValueError:
+        return text.lower() if text in ("True", "False") else text
+    return str(int(number)) if number.is_integer() and abs(number) < 1e15 else repr(number)
+
+
+def _natural_order(name: str) -> list[tuple[int, str]]:
+    parts = re.split(r"(\d+)", name)
+    return [(int(part or 0), "") if part.isdigit() else (0, part) for part in parts]

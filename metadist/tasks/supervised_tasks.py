@@ -1,0 +1,95 @@
+"""Supervised training with few-shot evaluation: micro-batches, then episodes."""
+
+from typing import Annotated
+
+import torch
+from annotated_types import Ge
+from torch import Tensor
+
+from metadist.errors import UserError
+from metadist.tasks.dataset import ImageDataset
+from metadist.tasks.episode import Episode, Examples, key_generator, key_split
+
+
+class SupervisedTasks:
+    """Classification of the training classes, validated on held-out examples, tested few-shot.
+
+    A "task" of training is a micro-batch of labelled examples; partitioners split the micro-batches
+    of a batch among the workers. Batch norm uses the statistics of each micro-batch, so that the
+    numbers do not depend on the number of workers.
+
+    - split "train": `micro_batch_size` examples of the training classes as the query set; the
+      support set is empty.
+    - split "validation": the same, of the held-out examples.
+    - split "test": few-shot episodes of the test classes.
+
+    Args:
+        dataset: images in classes.
+        micro_batch_size: examples in a micro-batch, at least two.
+        held_out: examples of each training class for validation.
+        ways: classes in a test episode.
+        shots: support examples per class in a test episode.
+        queries: query examples per class in a test episode.
+
+    Raises:
+        UserError: the dataset has no images, or too few examples or classes.
+    """
+
+    def __init__(
+        self,
+        dataset: ImageDataset,
+        micro_batch_size: Annotated[int, Ge(2)] = 16,
+        held_out: Annotated[int, Ge(1)] = 4,
+        ways: Annotated[int, Ge(1)] = 5,
+        shots: Annotated[int, Ge(1)] = 1,
+        queries: Annotated[int, Ge(1)] = 5,
+    ) -> None:
+        if not isinstance(dataset, ImageDataset):
+            raise UserError(
+                "supervised training needs images in classes, which "
+                f"{type(dataset).__name__} does not have: choose dataset=glyphs, omniglot, "
+                "mini_imagenet or cifar_fs."
+            )
+        dataset.check(ways, shots, queries, ("test",))
+        self.dataset = dataset
+        self.micro_batch_size = micro_batch_size
+        self.held_out = held_out
+        self.ways = ways
+        self.shots = shots
+        self.queries = queries
+        self.images = dataset.split_classes("train")
+        classes, examples = self.images.shape[:2]
+        if held_out >= examples:
+            raise UserError(
+                f"task.held_out={held_out} leaves no example of a class's {examples} to train on: "
+                f"hold out {examples - 1} at most."
+            )
+        self.input_shape = dataset.input_shape
+        self.outputs = classes
+        self.regression = False
+
+    def sample(self, key: Tensor) -> Episode:
+        """Sample the micro-batch or the episode of a key of shape (4,)."""
+        split, generator = key_split(key), key_generator(key)
+        if split == "test":
+            return self.dataset.episode(generator, split, self.ways, self.shots, self.queries)
+        classes, examples = self.images.shape[:2]
+        training = examples - self.held_out
+        first, last = (0, training) if split == "train" else (training, examples)
+        labels = generator.integers(classes, size=self.micro_batch_size)
+        indices = generator.integers(first, last, size=self.micro_batch_size)
+        inputs = self.dataset.inputs(self.images[labels, indices], split, generator)
+        batch = Examples(inputs, torch.from_numpy(labels))
+        return Episode(support=Examples(batch.inputs[:0], batch.targets[:0]), query=batch)
+
+    def protocol(self) -> dict[str, object]:
+        """Of the test episodes and of the micro-batches, whose images are never rotated."""
+        return {
+            "ways": self.ways,
+            "shots": self.shots,
+            "queries": self.queries,
+            "micro_batch_size": self.micro_batch_size,
+            "held_out": self.held_out,
+            **self.dataset.protocol(),
+            "rotations": False,
+        }

@@ -1,0 +1,112 @@
+"""Batching over tasks: tasks of one shape in one computation, with a first dimension of tasks.
+
+A small task's time goes to launching operations. In a chunk, tasks share that cost, and each has
+its own copy of the parameters and its own gradient.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import optree
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from metadist.algorithms import Learner, TaskResult
+from metadist.tasks import Episode
+
+ChunkSize = int | Literal["auto"]
+
+# Input elements of a chunk, for models that do not give `max_batched_elements` themselves.
+_MAX_ELEMENTS_CPU = 2**16
+_MAX_ELEMENTS_GPU = 2**22
+_MIN_CHUNK = 3
+"""A CPU is faster one task at a time than with smaller chunks."""
+_MAX_CHUNK = 64
+
+
+def max_chunk_size(learner: Learner, episode: Episode, chunk_size: ChunkSize) -> int:
+    """How many tasks like this one may run in a chunk; 0 if they run one at a time.
+
+    It depends on the learner and the shape of one task alone, never on the number of tasks, so
+    that every rank computes a task by the same operations and with the same rounding.
+
+    Args:
+        learner: on its device.
+        episode: one task.
+        chunk_size: the configured size; "auto" goes by the number of elements of the inputs.
+    """
+    if not learner.supports_batched_tasks or any(True for _ in learner.buffers()):
+        return 0
+    if chunk_size != "auto":
+        return chunk_size
+    elements = sum(part.inputs.numel() for part in episode)
+    limit = _MAX_ELEMENTS_GPU
+    if episode.query.inputs.device.type == "cpu":
+        limit = getattr(learner.model, "max_batched_elements", _MAX_ELEMENTS_CPU)
+    size = min(_MAX_CHUNK, limit // max(1, elements))
+    return size if size >= _MIN_CHUNK else 0
+
+
+def split_into_chunks(
+    learner: Learner, tasks: Iterable[tuple[Tensor, Episode]], count: int, chunk_size: ChunkSize
+) -> Iterator[tuple[bool, list[tuple[Tensor, Episode]]]]:
+    """The tasks in order, in chunks of one shape whose sizes differ by at most one.
+
+    Args:
+        learner: on its device.
+        tasks: keys and episodes.
+        count: the number of tasks.
+        chunk_size: as of `max_chunk_size`.
+
+    Yields:
+        Whether to run the chunk with `forward_batched`, and the chunk; if not, it is one task.
+    """
+    chunk: list[tuple[Tensor, Episode]] = []
+    shapes, largest, size = None, 0, 1
+    for number, (key, episode) in enumerate(tasks):
+        found = [tensor.shape for tensor in optree.tree_leaves(episode)]
+        if found != shapes or len(chunk) == size:
+            if chunk:
+                yield largest > 0, chunk
+            chunk, shapes, largest = [], found, max_chunk_size(learner, episode, chunk_size)
+            left = max(1, count - number)
+            size = math.ceil(left / math.ceil(left / max(1, largest)))
+        chunk.append((key, episode))
+    if chunk:
+        yield largest > 0, chunk
+
+
+def forward_batched(
+    learner: Learner, episodes: list[Episode]
+) -> tuple[TaskResult, dict[str, Tensor]]:
+    """Run the learner on several tasks at once.
+
+    Args:
+        learner: with `supports_batched_tasks`.
+        episodes: of one shape.
+
+    Returns:
+        The result, every tensor with a first dimension of tasks; and each task's own parameters,
+        by name, to differentiate the sum of the losses by.
+    """
+    parameters = {
+        name: _repeat(parameter.detach(), len(episodes)).requires_grad_(parameter.requires_grad)
+        for name, parameter in learner.named_parameters()
+    }
+    stacked = optree.tree_map(lambda *parts: torch.stack(parts), *episodes)
+    return functional_call(learner, parameters, (stacked,)), parameters
+
+
+def _repeat(parameter: Tensor, tasks: int) -> Tensor:
+    """A copy of a parameter for each task, (tasks, *shape).
+
+    Copies, not views: an operation that needs contiguous memory would copy a view of several
+    tasks but not that of one, and the order in which autograd adds up gradients would depend on
+    the number of tasks. Convolution weights are in channels-last order, as their products read
+    them.
+    """
+    if parameter.dim() != 4:
+        return parameter.repeat(tasks, *(1,) * parameter.dim())
+    return parameter.permute(0, 2, 3, 1).repeat(tasks, 1, 1, 1, 1).permute(0, 1, 4, 2, 3)

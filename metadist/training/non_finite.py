@@ -1,0 +1,126 @@
+"""Non-finite losses and gradients: which tasks they come from."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from metadist.algorithms import Learner
+from metadist.distributed.reducers import finish_sum
+from metadist.tasks import SPLITS, Episode, Examples, stack_episodes
+from metadist.training.experiment import Experiment
+from metadist.training.task_mapper import MetaBatch, TaskMapper, TrainMapper
+
+
+class NonFiniteReport(NamedTuple):
+    """Where a non-finite loss or gradient comes from.
+
+    Attributes:
+        message: what was found, the beginning of a sentence.
+        key: the first non-finite task's key as text, "" where no single task is non-finite.
+    """
+
+    message: str
+    key: str
+
+
+def find_non_finite(
+    experiment: Experiment, keys: Tensor, iteration: int, loss: float, gradient_norm: float
+) -> NonFiniteReport:
+    """Which tasks made an iteration's loss or gradient NaN or infinite.
+
+    It computes the meta-batch once more, one task at a time. The drivers call it, before the
+    optimizer's step.
+
+    Args:
+        experiment: the run.
+        keys: of the meta-batch's tasks, shape (tasks, 4).
+        iteration: the number of the step.
+        loss: of the meta-batch.
+        gradient_norm: of the meta-batch.
+    """
+    x = experiment
+    wrong = [n for n, tensor in x.learner.named_parameters() if not torch.isfinite(tensor).all()]
+    if wrong:
+        return NonFiniteReport(
+            f"iteration {iteration}: {wrong[0]} is not finite before the step, so that no task "
+            f"can be computed (loss {loss})",
+            "",
+        )
+    mapper = GradientNormMapper(
+        x.train_mapper.tasks, x.train_mapper.device, x.train_mapper.chunk_size
+    )
+    episodes = None
+    if x.trainer.send_tasks:
+        sampled = [x.tasks.sample(key) for key in keys]
+        episodes = stack_episodes(sampled)
+    found = x.strategy.map_tasks(mapper, x.learner, MetaBatch(keys, episodes))
+    bad = ~(found["loss"].isfinite() & found["gradient_norm"].isfinite())
+    if not bad.any():
+        return NonFiniteReport(
+            f"iteration {iteration}: loss {loss}, gradient norm {gradient_norm}, "
+            "though every task by itself has finite ones",
+            "",
+        )
+    first = int(bad.nonzero()[0])
+    key = format_key(keys[first])
+    return NonFiniteReport(
+        f"iteration {iteration}: {int(bad.sum())} of {len(keys)} tasks are not finite, first "
+        f"the one with key {key} (loss {found['loss'][first].item()}, "
+        f"gradient norm {found['gradient_norm'][first].item()})",
+        key,
+    )
+
+
+class GradientNormMapper(TaskMapper):
+    """Mapper that computes loss and gradient norm of each task, as in training."""
+
+    def __call__(self, learner: Learner, batch: MetaBatch) -> dict[str, Tensor]:
+        """Returns "loss" and "gradient_norm", float64 of shape (tasks in the shard,), on the CPU.
+
+        The norm is that of the task's own gradient by all parameters that are trained.
+        """
+        losses, norms = [], []
+        for task in _split_tasks(batch):
+            loss, gradients = task_gradient(self, learner, task)
+            squares = [g.double().square().sum() for g in gradients.values() if g is not None]
+            losses.append(loss.double().cpu())
+            norms.append(torch.stack(squares).sum().sqrt().cpu() if squares else torch.zeros(()))
+        return {"loss": torch.stack(losses), "gradient_norm": torch.stack(norms).double()}
+
+
+def task_gradient(
+    mapper: TaskMapper, learner: Learner, task: MetaBatch
+) -> tuple[Tensor, dict[str, Tensor | None]]:
+    """The loss of one task, detached, and its derivative by each parameter that is trained.
+
+    Args:
+        mapper: samples the task.
+        learner: from which the task starts; its parameters and buffers stay as they are.
+        task: a single one.
+    """
+    trained = {name: p for name, p in learner.named_parameters() if p.requires_grad}
+    train_mapper = TrainMapper(mapper.tasks, mapper.device, mapper.chunk_size)
+    with torch.enable_grad():
+        response = train_mapper.weighted_sum([((learner, task), {})], [1.0], list(trained.values()))
+    loss = finish_sum(response.value, None, response.dtypes or []).loss
+    found = response.gradients.by_input if response.gradients else [None] * len(trained)
+    return loss, dict(zip(trained, found, strict=True))
+
+
+def format_key(key: Tensor) -> str:
+    """A task's key of shape (4,) as text: "0,train,5,3" for seed, split, iteration, index."""
+    seed, split, iteration, index = key.tolist()
+    return f"{seed},{SPLITS[split]},{iteration},{index}"
+
+
+def _split_tasks(batch: MetaBatch) -> list[MetaBatch]:
+    if batch.keys.dim() == 1:
+        return [batch]
+    episodes: list[Episode | None] = [None] * len(batch.keys)
+    if batch.episodes is not None:
+        episodes = [
+            Episode(*(Examples(part.inputs[i], part.targets[i]) for part in batch.episodes))
+            for i in range(len(batch.keys))
+        ]
+    return [MetaBatch(key, episode) for key, episode in zip(batch.keys, episodes, strict=True)]

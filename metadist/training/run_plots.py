@@ -1,0 +1,217 @@
+"""Plots of runs: learning curves, test tasks, and adaptation of sinusoid learners by step."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metadist import plots
+from metadist.algorithms import Learner
+from metadist.errors import UserError
+from metadist.loggers import METRICS_FILE, read_metrics
+from metadist.plots import AdaptationData, ClassificationData, RegressionData
+from metadist.reports import LEARNING_CURVES_FILE, TEST_TASKS_FILE
+from metadist.tasks import Episode, Examples, Sinusoid, TaskDistribution, key_generator, task_keys
+from metadist.training.checkpoints import read_checkpoint
+from metadist.training.experiment import Experiment
+from metadist.training.resume import checkpoints_of, load_best, restore_from
+
+_TEST_TASKS = 4
+
+_ADAPTATION_STEPS = (0, 1, 10)  # as in MAML's paper
+_ADAPTATION_INPUTS = 201
+
+
+def plot_run(
+    directory: Path,
+    title: str,
+    tasks: TaskDistribution,
+    learner: Learner,
+    seed: int,
+    results: Mapping[str, Any],
+) -> list[Path]:
+    """Plot the learning curves and the first test tasks of a run. Rank zero calls it.
+
+    Args:
+        directory: the run directory, with its `metrics.jsonl`.
+        title: title of the plots.
+        tasks: distribution of the test tasks.
+        learner: the trained learner.
+        seed: keys the test tasks.
+        results: the content of `results.json`.
+
+    Returns:
+        The files written: the learning curves, and the test tasks if they are images in grey or
+        color or scalar functions of a scalar.
+    """
+    metric = "mse" if tasks.regression else "accuracy"
+    curves = plots.plot_learning_curves(
+        read_metrics(directory / METRICS_FILE),
+        directory / LEARNING_CURVES_FILE,
+        title,
+        (results[f"test_{metric}"], results["ci95"]),
+    )
+    if not _can_plot(tasks):
+        return [curves]
+    learner.eval()
+    episodes = [tasks.sample(key) for key in task_keys(seed, "test", 0, range(_TEST_TASKS))]
+    return [curves, _plot_episodes(tasks, learner, episodes, directory / TEST_TASKS_FILE, title)]
+
+
+def plot_task(path: Path, tasks: TaskDistribution, learner: Learner, key: Tensor) -> Path | None:
+    """Plot one task and the predictions of the learner after adaptation.
+
+    Args:
+        path: the PNG file to write; its folder is created.
+        tasks: distribution of the task.
+        learner: set to evaluation mode.
+        key: key of the task, shape (4,).
+
+    Returns:
+        `path`, or None for tasks that cannot be plotted: without a support set, with inputs that
+        are not images in grey or color, or functions of several numbers.
+    """
+    episode = tasks.sample(key)
+    if not len(episode.support.targets) or not _can_plot(tasks):
+        return None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    title = f"task {','.join(map(str, key.tolist()))}"
+    learner.eval()
+    return _plot_episodes(tasks, learner, [episode], path, title)
+
+
+def plot_adaptation(
+    path: Path,
+    experiments: Mapping[str, Experiment],
+    tasks: int = 2,
+    steps: Sequence[int] = _ADAPTATION_STEPS,
+) -> Path:
+    """Plot adaptation to the first test tasks of sinusoid runs, one column per run.
+
+    Each learner has the state that the test of its run evaluated, the newest or the best
+    checkpoint (`trainer.test_checkpoint`). All adapt to the same points, each with its own inner
+    learning rate.
+
+    Args:
+        path: the PNG file to write; its folder is created.
+        experiments: newly built experiments of finished runs, by name.
+        tasks: number of curves.
+        steps: numbers of inner steps; 0 is before adaptation.
+
+    Returns:
+        `path`.
+
+    Raises:
+        UserError: a run of another dataset or without inner steps, runs with different
+            `task.shots`, or no checkpoint.
+
+    Source: Finn et al. (2017), arXiv 1703.03400, figure 2.
+    """
+    for name, x in experiments.items():
+        if not (_is_sinusoid(x.tasks) and hasattr(x.learner, "eval_inner_steps")):
+            raise UserError(
+                f"{x.directory} ({name}) is no run of an algorithm with inner steps on "
+                "dataset=sinusoid: adaptation can be plotted for such runs only."
+            )
+    shots = {name: x.tasks.protocol()["shots"] for name, x in experiments.items()}
+    if len(set(shots.values())) > 1:
+        raise UserError(
+            f"the runs adapt to different numbers of points ({shots}): take runs with the same "
+            "task.shots."
+        )
+    for x in experiments.values():
+        newest = checkpoints_of(x).newest()
+        if newest is None:
+            raise UserError(f"{x.directory} holds no checkpoint: give a run that has trained.")
+        restore_from(x, newest, read_checkpoint(newest))
+        if x.trainer.test_checkpoint == "best":
+            load_best(x)
+    eval_seed = next(iter(experiments.values())).trainer.eval_seed
+    keys = task_keys(eval_seed, "test", 0, range(tasks))
+    rows = [
+        {name: _adaptation_data(x, key, steps) for name, x in experiments.items()} for key in keys
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    points = next(iter(shots.values()))
+    title = f"Sinusoid: adapting to {points} points of a new curve"
+    return plots.plot_adaptation(rows, path, title)
+
+
+def _is_sinusoid(tasks: TaskDistribution) -> bool:
+    return isinstance(getattr(tasks, "dataset", None), Sinusoid)
+
+
+def _can_plot(tasks: TaskDistribution) -> bool:
+    """Whether tasks are images in grey or color, or scalar functions of a scalar."""
+    if tasks.regression:
+        return tasks.input_shape == (1,) and tasks.outputs == 1
+    return len(tasks.input_shape) == 3 and tasks.input_shape[0] in (1, 3)
+
+
+def _plot_episodes(
+    tasks: TaskDistribution, learner: Learner, episodes: list[Episode], path: Path, title: str
+) -> Path:
+    if tasks.regression:
+        regression = [_regression_data(learner, episode) for episode in episodes]
+        return plots.plot_regression_tasks(regression, path, title)
+    classification = [_classification_data(learner, episode) for episode in episodes]
+    return plots.plot_test_tasks(classification, path, title)
+
+
+def _classification_data(learner: Learner, episode: Episode) -> ClassificationData:
+    return ClassificationData(
+        episode.support.inputs.numpy(),
+        episode.support.targets.numpy(),
+        episode.query.inputs.numpy(),
+        episode.query.targets.numpy(),
+        _predict(learner, episode).argmax(1).numpy(),
+    )
+
+
+def _regression_data(learner: Learner, episode: Episode) -> RegressionData:
+    with torch.no_grad():
+        before = learner.model(_to_device(episode, learner).query.inputs).cpu()
+    return RegressionData(
+        episode.support.inputs.numpy(),
+        episode.support.targets.numpy(),
+        episode.query.inputs.numpy(),
+        episode.query.targets.numpy(),
+        before.numpy(),
+        _predict(learner, episode).numpy(),
+    )
+
+
+def _adaptation_data(x: Experiment, key: Tensor, steps: Sequence[int]) -> AdaptationData:
+    tasks: Any = x.tasks
+    inputs = np.linspace(-5, 5, _ADAPTATION_INPUTS)
+    targets = tasks.dataset.curve(key_generator(key), inputs)
+    support = tasks.sample(key).support
+    grid = (torch.tensor(v, dtype=torch.float32).unsqueeze(1) for v in (inputs, targets))
+    episode = Episode(support, Examples(*grid))
+    learner: Any = x.learner.eval()
+    eval_inner_steps, predictions = learner.eval_inner_steps, {}
+    for count in steps:
+        if count:
+            learner.eval_inner_steps = count
+            found = _predict(learner, episode)
+        else:
+            with torch.no_grad():
+                found = learner.model(_to_device(episode, learner).query.inputs).cpu()
+        predictions[count] = found.double().numpy().ravel()
+    learner.eval_inner_steps = eval_inner_steps
+    support_inputs, support_targets = (part.double().numpy().ravel() for part in support)
+    return AdaptationData(inputs, targets, support_inputs, support_targets, predictions)
+
+
+def _predict(learner: Learner, episode: Episode) -> Tensor:
+    predictions = learner(_to_device(episode, learner)).predictions
+    assert predictions is not None, "a learner returns predictions in evaluation mode"
+    return predictions.detach().cpu()
+
+
+def _to_device(episode: Episode, learner: Learner) -> Episode:
+    device = next(learner.parameters()).device
+    return Episode(*(type(part)(*(tensor.to(device) for tensor in part)) for part in episode))

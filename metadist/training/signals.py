@@ -1,0 +1,65 @@
+"""Stopping between two iterations on SIGINT or SIGTERM."""
+
+import signal
+import threading
+import time
+from types import FrameType, TracebackType
+
+from metadist.distributed.job import current_job
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(Exception):
+    """The run was stopped by a signal, after saving a checkpoint.
+
+    Attributes:
+        exit_status: 128 plus the signal's number, as shells have it: 130 or 143.
+    """
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(message)
+        self.exit_status = 128 + number
+
+
+class StopSignals:
+    """Context manager that records SIGINT and SIGTERM instead of ending the process.
+
+    torchrun forwards a signal to all its processes, and a terminal sends Ctrl-C to each as well,
+    so repetitions within a second count as one; a later one ends the process at once. A signal to
+    a single rank reaches rank zero through the job. Outside of the main thread the handlers stay
+    as they are.
+    """
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._since = 0.0
+        self._previous: dict[int, object] = {}
+
+    @property
+    def number(self) -> int:
+        """The first signal, of this rank or (on rank zero) of any rank; 0 for none."""
+        return self._number or current_job().stop_signal
+
+    def __enter__(self) -> "StopSignals":
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                self._previous[number] = signal.signal(number, self._record)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _record(self, number: int, frame: FrameType | None) -> None:
+        if not self._number:
+            self._number, self._since = number, time.monotonic()
+            current_job().request_stop(number)
+        elif time.monotonic() - self._since > 1.0:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)

@@ -1,0 +1,414 @@
+"""Strategies: where a meta-batch is computed, and how its gradient gets to the optimizer.
+
+A strategy splits a batch with the partitioner, runs a mapper `(learner, batch) -> result` on each
+shard, and combines the results with the reducer. All strategies give the same bits on CPUs; see
+`metadist.distributed.reducers`.
+"""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Literal
+
+import optree
+import torch
+from annotated_types import Gt
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+from metadist.distributed import (
+    get_rank,
+    get_worker_id,
+    get_world_size,
+    module_clone,
+    remote_sync_call,
+    shutdown_rpc,
+)
+from metadist.distributed.collectives import (
+    all_gather,
+    all_reduce,
+    broadcast,
+    destroy_process_group,
+    init_process_group,
+)
+from metadist.distributed.data_parallel import DataParallel
+from metadist.distributed.partitioners import Partitioner, WorkerID, as_shards
+from metadist.distributed.reducers import LinearReducer, finish_sum
+from metadist.distributed.worker_calls import WorkerRequest, WorkerResponse, tensors_of
+from metadist.errors import UserError
+
+Mapper = Callable[[nn.Module, Any], Any]
+
+_PING_SHARE = 0.8
+"""Of the timeout: how long a ping may stay unanswered, so that a lost worker is found in time."""
+
+
+class Strategy(ABC):
+    """Computes meta-batches. Every rank makes one.
+
+    Args:
+        partitioner: splits a batch among the workers.
+        reducer: combines the shards' results.
+
+    Attributes:
+        name: "local", "rpc" or "allreduce".
+        parameter_device: where the learner's parameters are: "cpu", or "device" for each rank's
+            own device.
+    """
+
+    name: str
+    parameter_device: Literal["cpu", "device"] = "device"
+
+    def __init__(self, partitioner: Partitioner, reducer: Callable[[list], Any]) -> None:
+        self.partitioner = partitioner
+        self.reducer = reducer
+
+    @abstractmethod
+    def open(self) -> None:
+        """Join the other ranks. Every rank calls it."""
+
+    @abstractmethod
+    def close(self, graceful: bool = True) -> None:
+        """Leave. With `graceful`, every rank calls it, and it returns when all have."""
+
+    @property
+    def is_driver(self) -> bool:
+        """Whether this rank runs the training loop; other ranks serve requests until `close`."""
+        return True
+
+    @abstractmethod
+    def forward_backward(self, mapper: Mapper, learner: nn.Module, batch: Any) -> Any:
+        """Compute the reduced result, and put the gradient of its `loss` into `.grad`.
+
+        The drivers call it. `.grad` is replaced, not added to; a parameter on which no task's
+        loss depends gets None.
+
+        Returns:
+            The reduced result, detached, the same on all drivers.
+        """
+
+    @abstractmethod
+    def map_tasks(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
+        """Compute without gradients: each of the mapper's values for all items of the batch, in
+        order. The drivers call it and get the same.
+        """
+
+    def any_rank(self, flag: bool) -> bool:
+        """Whether the flag is set on any driver. The drivers call it."""
+        return flag
+
+    def broadcast_module(self, module: nn.Module) -> None:
+        """Copy rank zero's parameters and buffers to the other drivers. The drivers call it."""
+
+    def check_replicas(self, tensors: Iterable[Tensor], iteration: int) -> None:
+        """Compare the drivers' copies of some tensors by a digest. The drivers call it.
+
+        Args:
+            tensors: what must be equal, in the same order on every driver.
+            iteration: finished outer steps, for the message.
+
+        Raises:
+            UserError: on all drivers: the copies differ.
+        """
+
+
+class _InProcessStrategy(Strategy):
+    """Runs this rank's shards in this process, one after the other."""
+
+    reducer: LinearReducer
+
+    def _my_shards(
+        self, learner: nn.Module, batch: Any
+    ) -> tuple[list[tuple[tuple, dict]], list[float], float | None]:
+        """This rank's calls of the mapper, how often each counts in the sum over all ranks, and
+        what that sum is divided by.
+
+        A rank without work repeats the first shard with weight zero: its part of the sum then has
+        the right structure and types, and the other ranks take as long anyway.
+        """
+        shards = as_shards(self.partitioner(learner, batch))
+        sizes = [shard.size for shard in shards]
+        weights, divisor = self.reducer.weights(sizes), self.reducer.divisor(sizes)
+        mine = _indices_of_rank([worker for worker, _, _ in shards])
+        calls = [(shards[i][1], shards[i][2]) for i in mine or [0]]
+        return calls, [weights[i] for i in mine] or [0 * weights[0]], divisor
+
+    def _partial_sums(
+        self, mapper: Mapper, learner: nn.Module, batch: Any
+    ) -> tuple[WorkerResponse, list[Tensor | None], float | None]:
+        """This rank's part of the sums of results and of gradients, in float64, and the divisor."""
+        calls, weights, divisor = self._my_shards(learner, batch)
+        index = {id(tensor): i for i, tensor in enumerate(tensors_of(calls))}
+        inputs = [index[id(parameter)] for parameter in trainable_parameters(learner)]
+        (response,) = WorkerRequest(mapper, calls, weights, inputs, keep_device=True).run()
+        assert response.gradients is not None, "the loss does not depend on the learner"
+        return response, response.gradients.by_input, divisor
+
+    def _map_my_shards(
+        self, mapper: Mapper, learner: nn.Module, batch: Any
+    ) -> tuple[dict[int, dict[str, Tensor]], int]:
+        """The values of this rank's shards by the shards' indices, and the number of shards.
+
+        A rank without work has those of the first shard, under the index -1.
+        """
+        shards = as_shards(self.partitioner(learner, batch))
+        mine = _indices_of_rank([worker for worker, _, _ in shards])
+        calls = [(shards[i][1], shards[i][2]) for i in mine or [0]]
+        responses = WorkerRequest(mapper, calls, keep_device=True).run()
+        values = [response.value for response in responses]
+        return dict(zip(mine or [-1], values, strict=True)), len(shards)
+
+
+class LocalStrategy(_InProcessStrategy):
+    """Everything in this process, one shard after the other.
+
+    Args: as of `Strategy`.
+    """
+
+    name = "local"
+
+    def open(self) -> None:
+        """Nothing to join.
+
+        Raises:
+            UserError: there are several processes.
+        """
+        if get_world_size() > 1:
+            raise UserError(
+                f"strategy=local runs in one process, but torchrun started {get_world_size()}: "
+                "choose strategy=rpc or strategy=allreduce, or start with python."
+            )
+
+    def close(self, graceful: bool = True) -> None:
+        """Nothing to leave."""
+
+    def forward_backward(self, mapper: Mapper, learner: nn.Module, batch: Any) -> Any:
+        """See `Strategy`."""
+        response, gradient, divisor = self._partial_sums(mapper, learner, batch)
+        _set_gradient(learner, gradient, divisor)
+        return finish_sum(response.value, divisor, response.dtypes)
+
+    def map_tasks(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
+        """See `Strategy`."""
+        values, _ = self._map_my_shards(mapper, learner, batch)
+        return {name: torch.cat([each[name] for each in values.values()]) for name in values[0]}
+
+
+class AllReduceStrategy(_InProcessStrategy):
+    """Every rank computes its own shards; an all-reduce sums results and gradients.
+
+    Args:
+        partitioner: splits a batch among the ranks.
+        reducer: a weighted sum, such as the mean.
+        engine: "sum" adds up in one all-reduce in float64, so that the bits do not depend on the
+            number of ranks; "ddp" uses torch's DistributedDataParallel, which exchanges the
+            gradient in buckets, in the parameters' own type, during the last shard's backward
+            pass.
+        timeout_seconds: seconds that ranks may arrive apart.
+        call_timeout: seconds that a collective waits for the slowest rank. Ranks that died or
+            froze are found long before, by the job's heartbeat.
+    """
+
+    name = "allreduce"
+
+    def __init__(
+        self,
+        partitioner: Partitioner,
+        reducer: LinearReducer,
+        engine: Literal["sum", "ddp"] = "sum",
+        timeout_seconds: Annotated[float, Gt(0)] = 30.0,
+        call_timeout: Annotated[float, Gt(0)] = 3600.0,
+    ) -> None:
+        super().__init__(partitioner, reducer)
+        self.engine = engine
+        self.timeout_seconds = timeout_seconds
+        self.call_timeout = call_timeout
+        self._ddp: DataParallel | None = None
+
+    def open(self) -> None:
+        """Open the process group."""
+        init_process_group(timeout=self.call_timeout, rendezvous_timeout=self.timeout_seconds)
+
+    def close(self, graceful: bool = True) -> None:
+        """Leave the process group, after the slowest rank when graceful."""
+        self._ddp = None
+        try:
+            if graceful:
+                all_reduce(0.0)
+        finally:
+            destroy_process_group()
+
+    def forward_backward(self, mapper: Mapper, learner: nn.Module, batch: Any) -> Any:
+        """See `Strategy`."""
+        if self.engine == "ddp":
+            calls, weights, divisor = self._my_shards(learner, batch)
+            if self._ddp is None or self._ddp.module is not learner:
+                self._ddp = DataParallel(learner)
+            part, dtypes = self._ddp.backward(mapper, calls, weights, divisor)
+            with record_function("metadist::reduce"):
+                return finish_sum(all_reduce(part), divisor, dtypes)
+        response, gradient, divisor = self._partial_sums(mapper, learner, batch)
+        with record_function("metadist::reduce"):
+            filled = [
+                torch.zeros_like(parameter, dtype=torch.float64) if part is None else part
+                for parameter, part in zip(trainable_parameters(learner), gradient, strict=True)
+            ]
+            ranks = [float(part is not None) for part in gradient]
+            value, filled, ranks = all_reduce((response.value, filled, ranks))
+            gradient = [g if number else None for g, number in zip(filled, ranks, strict=True)]
+            _set_gradient(learner, gradient, divisor)
+            return finish_sum(value, divisor, response.dtypes)
+
+    def map_tasks(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
+        """See `Strategy`."""
+        values, shards = self._map_my_shards(mapper, learner, batch)
+        # The values tell a shard's length; a partitioner's triples may not.
+        lengths = torch.zeros(shards, dtype=torch.int64)
+        for shard, found in values.items():
+            if shard >= 0:
+                lengths[shard] = len(next(iter(found.values())))
+        ends = all_reduce(lengths).cumsum(0).tolist()
+        first = next(iter(values.values()))
+        whole = {name: each.new_zeros(ends[-1], *each.shape[1:]) for name, each in first.items()}
+        for shard, found in values.items():
+            for name, each in found.items() if shard >= 0 else ():
+                whole[name][ends[shard] - len(each) : ends[shard]] = each
+        return all_reduce(whole)
+
+    def any_rank(self, flag: bool) -> bool:
+        """See `Strategy`."""
+        return all_reduce(float(flag)) > 0
+
+    def broadcast_module(self, module: nn.Module) -> None:
+        """See `Strategy`."""
+        tensors = [*module.parameters(), *module.buffers()]
+        if not tensors:
+            return
+        with torch.no_grad():
+            copies = broadcast([tensor.detach() for tensor in tensors])
+            for tensor, copy in zip(tensors, copies, strict=True):
+                tensor.copy_(copy)
+
+    def check_replicas(self, tensors: Iterable[Tensor], iteration: int) -> None:
+        """See `Strategy`."""
+        digest = hashlib.sha256()
+        for tensor in tensors:
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        mine = int.from_bytes(digest.digest()[:7], "big")
+        found = all_gather(torch.tensor([mine]))
+        different = [rank for rank, other in enumerate(found) if not torch.equal(other, found[0])]
+        if different:
+            raise UserError(
+                f"after iteration {iteration} the parameters or optimizer state of ranks "
+                f"{different} differ from rank 0's: all ranks need the same processor type, the "
+                "same versions and, to resume, the same checkpoint; resume from a checkpoint."
+            )
+
+
+class RpcStrategy(Strategy):
+    """Rank zero partitions and calls; every worker computes, rank zero among them.
+
+    Args:
+        partitioner: splits a batch among the workers.
+        reducer: combines the shards' results.
+        gradient: "worker": each worker returns its part of the loss and of the gradient in one
+            RPC and holds the graph of one shard at a time. "dist_autograd": the graph spans the
+            workers, and distributed autograd computes the gradient in a second pass.
+        timeout_seconds: seconds that ranks may arrive apart, and within which a worker that died,
+            froze or cannot be reached is found.
+        call_timeout: seconds that a call may take on workers that are alive.
+    """
+
+    name = "rpc"
+    parameter_device = "cpu"
+
+    def __init__(
+        self,
+        partitioner: Partitioner,
+        reducer: Callable[[list], Any],
+        gradient: Literal["worker", "dist_autograd"] = "worker",
+        timeout_seconds: Annotated[float, Gt(0)] = 30.0,
+        call_timeout: Annotated[float, Gt(0)] = 3600.0,
+    ) -> None:
+        super().__init__(partitioner, reducer)
+        self.gradient = gradient
+        self.timeout_seconds = timeout_seconds
+        self.call_timeout = call_timeout
+
+    def open(self) -> None:
+        """Initialize RPC."""
+        from metadist.distributed import init_rpc  # it imports torch.distributed.rpc
+
+        init_rpc(
+            rendezvous_timeout=self.timeout_seconds,
+            ping_timeout=_PING_SHARE * self.timeout_seconds,
+        )
+
+    def close(self, graceful: bool = True) -> None:
+        """Shut RPC down. Gracefully, this rank serves requests until every rank has called it."""
+        shutdown_rpc(graceful)
+
+    @property
+    def is_driver(self) -> bool:
+        """Rank zero only."""
+        return get_rank() == 0
+
+    def forward_backward(self, mapper: Mapper, learner: nn.Module, batch: Any) -> Any:
+        """See `Strategy`."""
+        learner.zero_grad(set_to_none=True)
+        if self.gradient == "worker":
+            result = self._call(mapper, learner, batch)
+            with record_function("metadist::reduce"):  # copies what came with the result
+                result.loss.backward()
+        else:
+            from metadist.distributed import autograd
+
+            with autograd.context() as context_id:
+                result = self._call(mapper, module_clone(learner, by="clone"), batch)
+                with record_function("metadist::backward"):
+                    autograd.backward(context_id, result.loss)
+        return optree.tree_map(
+            lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, result
+        )
+
+    def _call(self, mapper: Mapper, learner: nn.Module, batch: Any) -> Any:
+        return remote_sync_call(
+            mapper,
+            args=(learner, batch),
+            partitioner=self.partitioner,
+            reducer=self.reducer,
+            timeout=self.call_timeout,
+            gradient=self.gradient,
+        )
+
+    def map_tasks(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
+        """See `Strategy`."""
+        with torch.no_grad():
+            values = remote_sync_call(
+                mapper,
+                args=(learner, batch),
+                partitioner=self.partitioner,
+                timeout=self.call_timeout,
+            )
+        return {name: torch.cat([shard[name] for shard in values]) for name in values[0]}
+
+
+def trainable_parameters(learner: nn.Module) -> list[nn.Parameter]:
+    """The parameters that training changes."""
+    return [parameter for parameter in learner.parameters() if parameter.requires_grad]
+
+
+def _indices_of_rank(workers: list[WorkerID]) -> list[int]:
+    """The indices in a list of workers that are this rank's."""
+    rank = get_rank()
+    mine = {worker for worker in set(workers) if get_worker_id(worker) == rank}
+    return [i for i, worker in enumerate(workers) if worker in mine]
+
+
+def _set_gradient(learner: nn.Module, gradient: list[Tensor | None], divisor: float | None) -> None:
+    """Divide the sums and put them into `.grad`, in the parameters' own type and layout."""
+    for parameter, part in zip(trainable_parameters(learner), gradient, strict=True):
+        if part is None:
+            parameter.grad = None
+        else:
+            parameter.grad = torch.empty_like(parameter).copy_(part / (divisor or 1))

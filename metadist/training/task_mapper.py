@@ -1,0 +1,284 @@
+"""Mappers of meta-learning: what a worker does with its shard of a meta-batch."""
+
+import random
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import optree
+import torch
+from torch import Tensor
+from torch.profiler import record_function
+
+from metadist.algorithms import Learner, TaskResult
+from metadist.distributed import get_local_rank, module_clone
+from metadist.distributed.reducers import leaf_dtypes
+from metadist.distributed.worker_calls import Call, Gradients, WorkerResponse
+from metadist.distributed.worker_local import WorkerLocal
+from metadist.errors import UserError
+from metadist.tasks import Episode, Examples
+from metadist.training.batching import ChunkSize, forward_batched, split_into_chunks
+from metadist.training.profiling import profiled_request
+
+
+class MetaBatch(NamedTuple):
+    """Some tasks, as partitioners split them: the first dimension of every tensor counts tasks.
+
+    Attributes:
+        keys: int64, shape (tasks, 4), or (4,) for a single task whose dimension was removed.
+        episodes: the tasks themselves where only rank zero holds the dataset; else None, and
+            the workers sample them from the keys.
+    """
+
+    keys: Tensor
+    episodes: Episode | None = None
+
+    def count(self) -> int:
+        """The number of tasks."""
+        return 1 if self.keys.dim() == 1 else len(self.keys)
+
+
+@dataclass(frozen=True)
+class TaskMapper:
+    """Runs a learner on tasks. Only its fields are sent to other workers.
+
+    Attributes:
+        tasks: the worker's own `TaskDistribution`.
+        device: where the learner computes; "auto" is the GPU of the local rank, else the CPU.
+        chunk_size: how many tasks are batched, if the learner can; "auto" goes by their size.
+        evaluate_each_step: in evaluation, queries are also evaluated after each inner step.
+        profile_directory: where workers that do not run the training loop write a profile of the
+            first steps; None for none.
+    """
+
+    tasks: WorkerLocal
+    device: str = "auto"
+    chunk_size: ChunkSize = "auto"
+    evaluate_each_step: bool = False
+    profile_directory: str | None = None
+
+    def run_each(self, learner: Learner, batch: MetaBatch) -> list[TaskResult]:
+        """The results of the batch's tasks, in order, one at a time.
+
+        Each task starts from the learner's buffers as they came, and from a random state of its
+        own (of torch, for dropout, of numpy and of Python), so that its result depends on nothing
+        but its key.
+        """
+        device = resolve_device(self.device)
+        learner = self._prepare(learner, device)
+        return [
+            self._run_one(learner, key, episode) for key, episode in self._sample(batch, device)
+        ]
+
+    def _run(
+        self, calls: list[Call], learner: Learner
+    ) -> Iterator[tuple[TaskResult, dict[str, Tensor]]]:
+        """The results of several batches of one learner, in order: of a chunk of tasks, with each
+        task's own parameters, or of a single task, without.
+        """
+        device = resolve_device(self.device)
+        learner = self._prepare(learner, device)
+        batches = [learner_and_batch(call)[1] for call in calls]
+        tasks = (task for batch in batches for task in self._sample(batch, device))
+        count = sum(batch.count() for batch in batches)
+        for batched, chunk in split_into_chunks(learner, tasks, count, self.chunk_size):
+            if batched:
+                with record_function("metadist::forward"):
+                    result, parameters = forward_batched(learner, [each for _, each in chunk])
+                yield result, parameters
+            else:
+                yield self._run_one(learner, *chunk[0]), {}
+
+    def _prepare(self, learner: Learner, device: torch.device) -> Learner:
+        learner = _on_device(learner, device)
+        learner.evaluate_each_step = self.evaluate_each_step
+        return learner
+
+    def _run_one(self, learner: Learner, key: Tensor, episode: Episode) -> TaskResult:
+        device = episode.query.inputs.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            number = hash(tuple(key.tolist()))
+            _generator(device).manual_seed(number)
+            np.random.seed(number % 2**32)
+            random.seed(number)
+            with record_function("metadist::forward"):
+                return _run_with_buffers(learner, episode)
+
+    def _sample(self, batch: MetaBatch, device: torch.device) -> Iterator[tuple[Tensor, Episode]]:
+        single = batch.keys.dim() == 1
+        for index, key in enumerate(batch.keys.unsqueeze(0) if single else batch.keys):
+            if batch.episodes is None:
+                with record_function("metadist::data"):
+                    episode = self.tasks.value.sample(key)
+            elif single:
+                episode = batch.episodes
+            else:
+                parts = (Examples(p.inputs[index], p.targets[index]) for p in batch.episodes)
+                episode = Episode(*parts)
+            yield key, _to(episode, device)
+
+
+class TrainMapper(TaskMapper):
+    """Mapper of training: the mean loss and metrics of the tasks in a shard."""
+
+    def __call__(self, learner: Learner, batch: MetaBatch) -> TaskResult:
+        """Returns a `TaskResult` whose loss can be differentiated."""
+        results = self.run_each(learner.train(), batch)
+        if len(results) == 1:
+            return results[0]._replace(predictions=None)
+        return TaskResult(
+            torch.stack([result.loss for result in results]).mean(),
+            {
+                name: torch.stack([result.metrics[name] for result in results]).mean()
+                for name in results[0].metrics
+            },
+            buffers={
+                name: torch.stack([result.buffers[name] for result in results]).mean(0)
+                for name in results[0].buffers
+            },
+        )
+
+    def weighted_sum(
+        self, calls: list[Call], weights: list[float], inputs: list[Tensor]
+    ) -> WorkerResponse:
+        """See `SummingMapper`: one chunk of tasks at a time, which bounds the memory."""
+        with profiled_request(self.profile_directory):
+            return self._weighted_sum(calls, weights, inputs)
+
+    def _weighted_sum(
+        self, calls: list[Call], weights: list[float], inputs: list[Tensor]
+    ) -> WorkerResponse:
+        learner = learner_and_batch(calls[0])[0].train()
+        names = {id(parameter): name for name, parameter in learner.named_parameters()}
+        counts = [learner_and_batch(call)[1].count() for call in calls]
+        # A call's result is a mean over its tasks.
+        task_weights = iter(
+            [w / count for w, count in zip(weights, counts, strict=True) for _ in range(count)]
+        )
+        values: list[Any] = []
+        gradients: list[Tensor | None] = [None] * len(inputs)
+        dtypes: list[torch.dtype | None] = []
+        for result, parameters in self._run(calls, learner):
+            by = [parameters[names[id(tensor)]] if parameters else tensor for tensor in inputs]
+            found: Sequence[Tensor | None] = [None] * len(by)
+            if result.loss.requires_grad:
+                with record_function("metadist::backward"):
+                    found = torch.autograd.grad(result.loss.sum(), by, allow_unused=True)
+            if not parameters:
+                result, found = as_batch_of_one(result), as_batch_of_one(found)
+            weight = torch.tensor(list(islice(task_weights, len(result.loss))), dtype=torch.float64)
+            dtypes = dtypes or leaf_dtypes(result)
+            with record_function("metadist::reduce"):
+                values.append(optree.tree_map(lambda leaf, w=weight: _sum(leaf, w), result))
+                for i, gradient in enumerate(found):
+                    if gradient is not None:
+                        gradients[i] = _add(gradients[i], _sum(gradient, weight))
+        none = all(gradient is None for gradient in gradients)
+        total = optree.tree_map(lambda *parts: torch.stack(parts).sum(0), *values)
+        return WorkerResponse(total, None if none else Gradients(0, gradients), dtypes)
+
+
+class EvaluateMapper(TaskMapper):
+    """Mapper of evaluation: each task's loss and metrics."""
+
+    def __call__(self, learner: Learner, batch: MetaBatch) -> dict[str, Tensor]:
+        """Returns "loss" and the metrics, each of shape (tasks in the shard,), on the CPU."""
+        return self.map_batched([((learner, batch), {})])[0]
+
+    @torch.no_grad()
+    def map_batched(self, calls: list[Call]) -> list[dict[str, Tensor]]:
+        """See `BatchedMapper`."""
+        chunks: list[dict[str, Tensor]] = []
+        for result, parameters in self._run(calls, learner_and_batch(calls[0])[0].eval()):
+            values = {"loss": result.loss, **result.metrics}
+            chunks.append(values if parameters else as_batch_of_one(values))
+        counts = [learner_and_batch(call)[1].count() for call in calls]
+        joined = {n: torch.cat([c[n] for c in chunks]).cpu().split(counts) for n in chunks[0]}
+        return [{n: parts[i] for n, parts in joined.items()} for i in range(len(calls))]
+
+
+def learner_and_batch(call: Call) -> tuple[Learner, MetaBatch]:
+    """The arguments of a mapper's call, however they were passed."""
+
+    def bound(learner: Learner, batch: MetaBatch) -> tuple[Learner, MetaBatch]:
+        return learner, batch
+
+    return bound(*call[0], **call[1])
+
+
+def as_batch_of_one(tree: Any) -> Any:
+    """A single task's tensors with a first dimension of one, detached."""
+    return optree.tree_map(lambda leaf: leaf.detach().unsqueeze(0), tree)
+
+
+def _sum(leaf: Tensor, weights: Tensor) -> Tensor:
+    """The weighted sum over tasks, (tasks, …) -> (…), in float64."""
+    return torch.tensordot(weights.to(leaf.device), leaf.detach().double(), 1)
+
+
+def _add(total: Tensor | None, term: Tensor) -> Tensor:
+    return term if total is None else total.add_(term)
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    # torch.manual_seed would record a stack trace at each call for GPUs that are not in use.
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index or 0]
+    return torch.default_generator
+
+
+def _run_with_buffers(learner: Learner, episode: Episode) -> TaskResult:
+    """The learner's result for a task, with the changes that the task made to its buffers."""
+    before = dict(learner.named_buffers())
+    if not before:
+        return learner(episode)
+    clone = module_clone(learner, by="reference", detach_buffers=True)
+    result = clone(episode)
+    changes = {name: after.double() - before[name] for name, after in clone.named_buffers()}
+    return result._replace(buffers=changes if learner.training else {})
+
+
+def resolve_device(device: str) -> torch.device:
+    """The device of a configured name, in this process.
+
+    Args:
+        device: "auto" for the GPU of the local rank where there is one, else the CPU; or a name
+            that torch accepts.
+
+    Raises:
+        UserError: there is no such device here.
+    """
+    if device == "auto":
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        return torch.device("cuda", get_local_rank() % torch.cuda.device_count())
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"device={device} cannot be used here ({reason}): take auto or cpu."
+        ) from None
+    return chosen
+
+
+_moved: "weakref.WeakKeyDictionary[Learner, Learner]" = weakref.WeakKeyDictionary()
+
+
+def _on_device(learner: Learner, device: torch.device) -> Learner:
+    if all(parameter.device == device for parameter in learner.parameters()):
+        return learner
+    # A request brings one learner for all its shards: it moves once.
+    if learner not in _moved:
+        _moved[learner] = module_clone(learner, by="reference", device=device)
+    return _moved[learner].train(learner.training)
+
+
+def _to(episode: Episode, device: torch.device) -> Episode:
+    if device.type == "cpu":
+        return episode
+    return Episode(*(Examples(part.inputs.to(device), part.targets.to(device)) for part in episode))

@@ -1,0 +1,452 @@
+"""The training loop: train, validate, save checkpoints, test."""
+
+import contextlib
+import logging
+import math
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+from metadist.algorithms import TaskResult
+from metadist.distributed import WorkerLostError, get_rank
+from metadist.distributed.job import current_job
+from metadist.distributed.reducers import LinearReducer
+from metadist.errors import UserError
+from metadist.loggers import Run
+from metadist.reports import CONTENTS, write_results
+from metadist.tasks import stack_episodes, task_keys
+from metadist.training.evaluation import Estimate, evaluate
+from metadist.training.experiment import Experiment
+from metadist.training.non_finite import NonFiniteReport, find_non_finite, format_key
+from metadist.training.profiling import (
+    PROFILE_DIRECTORY,
+    prepare_profiler,
+    profile_table,
+    start_profiler,
+)
+from metadist.training.results import results_of
+from metadist.training.resume import checkpoint_contents, checkpoints_of, load_best, state_tensors
+from metadist.training.run_plots import plot_run
+from metadist.training.signals import Interrupted, StopSignals
+from metadist.training.task_mapper import MetaBatch
+
+_log = logging.getLogger(__name__)
+
+REPLICA_CHECK_EVERY = 100
+"""Outer steps between comparisons of the ranks' parameters (`Strategy.check_replicas`)."""
+
+
+class StepOutput(NamedTuple):
+    """Loss and gradient of a meta-batch. The gradient itself is in the parameters' `.grad`.
+
+    Attributes:
+        result: the reduced result, detached.
+        loss: the reduced loss.
+        gradient_norm: the Euclidean norm of the whole gradient, before clipping.
+    """
+
+    result: TaskResult
+    loss: float
+    gradient_norm: float
+
+    @property
+    def finite(self) -> bool:
+        """Whether neither loss nor gradient holds a NaN or an infinity."""
+        return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
+
+
+class Trainer:
+    """Trains, validates and tests the learner of an experiment. Every rank makes one.
+
+    Args:
+        experiment: built and restored; its `state` says how far the run has come.
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment = experiment
+        self.config = experiment.trainer
+        self.state = experiment.state
+        self.checkpoints = checkpoints_of(experiment)
+        self._is_main = get_rank() == 0
+        self._stop = StopSignals()
+        self._step_started = 0.0
+        self._started = time.perf_counter() - self.state.wall_seconds
+
+    def run(self) -> dict[str, Any]:
+        """Train, then test. Every rank calls it; those that are no drivers serve requests.
+
+        Returns:
+            The results, as in `results.json`, on the drivers; elsewhere {}.
+
+        Raises:
+            UserError: a checkpoint that does not fit, a directory that cannot be written, a loss
+                or gradient that is not finite (with `trainer.on_non_finite=stop`).
+            Interrupted: a signal asked the run to stop; it has saved a checkpoint.
+        """
+        strategy = self.experiment.strategy
+        results: dict[str, Any] = {}
+        if self.config.profile:
+            prepare_profiler()
+        try:
+            strategy.open()
+            with self._stop:
+                try:
+                    if strategy.is_driver:
+                        results = self._train_and_test()
+                except Interrupted:
+                    strategy.close()
+                    raise
+                strategy.close()
+        except Interrupted:
+            strategy.close(graceful=False)
+            raise
+        except BaseException as error:
+            # An error that all ranks raise is left to rank zero.
+            if not isinstance(error, WorkerLostError) and (
+                self._is_main or not isinstance(error, UserError)
+            ):
+                current_job().claim_first_failure()  # before the others miss this rank
+            strategy.close(graceful=False)
+            raise
+        return results
+
+    def _train_and_test(self) -> dict[str, Any]:
+        x = self.experiment
+        try:
+            if self._is_main:
+                x.logger.start(
+                    Run(
+                        directory=x.directory,
+                        name=x.name,
+                        configuration=x.configuration,
+                        iterations=self.config.iterations,
+                        start_iteration=self.state.iteration,
+                        title=x.title,
+                        contents=CONTENTS,
+                    )
+                )
+            self.train()
+            results = self.test()
+            if self._is_main:
+                write_results(x.directory, results)
+                plots = plot_run(
+                    x.directory, x.title, x.tasks, x.learner, self.config.eval_seed, results
+                )
+                x.logger.finish(results, plots)
+        finally:
+            x.logger.close()
+        return results
+
+    # --- training ------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Take the outer steps that are left, with validations and checkpoints between them."""
+        x, config, state = self.experiment, self.config, self.state
+        x.strategy.broadcast_module(x.learner)
+        x.strategy.check_replicas(state_tensors(x), state.iteration)
+        profiler = None
+        if config.profile:
+            left = config.iterations - state.iteration
+            profiler = start_profiler(x.directory / PROFILE_DIRECTORY, left)
+        if self._validation_is_due():  # the run may have been stopped before it
+            self.validate()
+        self._step_started = time.perf_counter()
+        while state.iteration < config.iterations:
+            with record_function("metadist::train_step"):
+                self.train_step(state.iteration + 1)
+            if profiler is not None:
+                profiler.step()
+            last = state.iteration == config.iterations
+            if last or state.iteration % REPLICA_CHECK_EVERY == 0:
+                x.strategy.check_replicas(state_tensors(x), state.iteration)
+            if self._validation_is_due():
+                with self._not_timed():
+                    self.validate()
+            stopping = x.strategy.any_rank(self._stop.number != 0) and not last
+            every = config.checkpoint_every
+            if last or stopping or (every and state.iteration % every == 0):
+                with self._not_timed():
+                    self.save_checkpoint()
+            if stopping:
+                self._raise_interrupted()
+        if profiler is not None:
+            profiler.stop()
+            if self._is_main:
+                print(f"\n{profile_table(profiler)}", flush=True)
+
+    def train_step(self, iteration: int) -> StepOutput:
+        """Take one outer step: gradient of a meta-batch, clipping, optimizer, learning rate.
+
+        The drivers call it and end with the same parameters.
+
+        Args:
+            iteration: the number of the step, from 1. It keys the tasks.
+
+        Raises:
+            UserError: loss or gradient is not finite, with `trainer.on_non_finite=stop`; the
+                parameters are as before the step, and a checkpoint is saved.
+        """
+        x, config = self.experiment, self.config
+        learning_rate = float(x.optimizer.param_groups[0]["lr"])
+        keys = training_keys(x, iteration)
+        output = forward_backward(x, keys)
+
+        report, policy = None, config.on_non_finite
+        if not output.finite:
+            report = find_non_finite(x, keys, iteration, output.loss, output.gradient_norm)
+        if report is not None and policy == "stop":
+            self._log_step(iteration, output, learning_rate, report)
+            self._raise_non_finite(iteration, report)
+
+        with record_function("metadist::optimizer_step"):
+            if report is not None and policy == "skip":
+                x.optimizer.zero_grad(set_to_none=True)  # then the step changes no parameter
+            else:
+                self._clip_gradient(output.gradient_norm)
+                self._update_buffers(output.result.buffers)
+            # What an optimizer draws depends on seed and iteration alone.
+            _seed_generators(x.seed, iteration)
+            x.optimizer.step()
+            x.scheduler.step()
+
+        self._log_step(iteration, output, learning_rate, report)
+        self.state.iteration = iteration
+        self.state.train_loss = output.loss
+        if report is not None:
+            self._warn_non_finite(report)
+        return output
+
+    def _clip_gradient(self, norm: float) -> None:
+        parameters = list(self.experiment.learner.parameters())
+        if self.config.clip_value is not None:
+            torch.nn.utils.clip_grad_value_(parameters, self.config.clip_value)
+            norm = gradient_norm(self.experiment.learner)
+        if self.config.clip_norm is not None:
+            total = torch.tensor(norm, dtype=torch.float64)
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.config.clip_norm, total)
+
+    def _update_buffers(self, changes: dict[str, Tensor]) -> None:
+        """Add the mean of the tasks' changes to the learner's buffers (running statistics)."""
+        for name, buffer in self.experiment.learner.named_buffers():
+            change = changes[name] / total_weight(self.experiment)
+            # A mean of equal integers may differ from them in the last bit.
+            buffer += (change if buffer.is_floating_point() else change.round()).to(buffer)
+
+    def _log_step(
+        self,
+        iteration: int,
+        output: StepOutput,
+        learning_rate: float,
+        report: NonFiniteReport | None,
+    ) -> None:
+        # Since the end of the last step: logging and the agreement to go on are part of a step.
+        now = time.perf_counter()
+        seconds, self._step_started = now - self._step_started, now
+        self.state.train_seconds += seconds
+        if not self._is_main:
+            return
+        weight = total_weight(self.experiment)
+        metrics = {
+            "iteration": iteration,
+            "train_loss": output.loss,
+            **{f"train_{n}": each.item() / weight for n, each in output.result.metrics.items()},
+            "gradient_norm": output.gradient_norm,
+            "learning_rate": learning_rate,
+            "tasks_per_second": self.config.meta_batch_size / seconds,
+            "seconds": self.state.train_seconds,
+        }
+        if report is not None:
+            metrics["non_finite"] = report.key or report.message
+        with record_function("metadist::log"):
+            self.experiment.logger.log_metrics(metrics)
+
+    def _raise_non_finite(self, iteration: int, report: NonFiniteReport) -> NoReturn:
+        if iteration > 1:  # the state before the first step follows from the seed
+            self.save_checkpoint()
+        hint = self._replay_hint(report) or "resume before it and "
+        raise UserError(
+            f"{report.message}: stopped before the step; {hint}lower optimizer.lr or "
+            "algorithm.inner_lr, set trainer.clip_norm, or resume with trainer.on_non_finite=skip."
+        )
+
+    def _warn_non_finite(self, report: NonFiniteReport) -> None:
+        skipped = self.config.on_non_finite == "skip"
+        done = "the step was skipped" if skipped else "the step was taken all the same"
+        hint = self._replay_hint(report) or "and "
+        self._warn(f"{report.message}: {done}; {hint}consider trainer.clip_norm")
+
+    def _replay_hint(self, report: NonFiniteReport) -> str:
+        if not report.key:
+            return ""
+        directory = self.experiment.directory
+        return f"look at it with experiments/replay.py {directory} --key {report.key}, "
+
+    def _warn(self, message: str) -> None:
+        if self._is_main and not self.experiment.logger.log_message(message):
+            _log.warning(message)
+
+    @contextlib.contextmanager
+    def _not_timed(self) -> Iterator[None]:
+        """The time of the block is not part of an outer step's."""
+        started = time.perf_counter()
+        yield
+        self._step_started += time.perf_counter() - started
+
+    # --- evaluation ----------------------------------------------------------------------------
+
+    def _validation_is_due(self) -> bool:
+        done, every = self.state.iteration, self.config.eval_every
+        if not every or not done or done == self.state.validated:
+            return False
+        return done % every == 0 or done == self.config.iterations
+
+    def validate(self) -> dict[str, Estimate]:
+        """Evaluate the validation tasks, and save the state if it is the best so far."""
+        x, state, metric = self.experiment, self.state, self.experiment.metric
+        estimates = self._evaluate(
+            "validation", self.config.validation_tasks, self._save_and_raise_if_stopped
+        )
+        value = estimates[metric].mean
+        if self._is_main:
+            x.logger.log_metrics(
+                {
+                    "iteration": state.iteration,
+                    "validation_loss": estimates["loss"].mean,
+                    f"validation_{metric}": value,
+                    "validation_ci95": estimates[metric].ci95,
+                }
+            )
+        state.validated = state.iteration
+        state.validation = {f"validation_{metric}": value}
+        sign = -1 if x.tasks.regression else 1
+        best = state.best.get(metric)
+        if math.isfinite(value) and (best is None or sign * value > sign * best):
+            state.best = {"iteration": state.iteration, metric: value}
+            if self._is_main:
+                x.logger.flush()
+                self.checkpoints.save_best(state.iteration, self._checkpoint_contents())
+        return estimates
+
+    def test(self) -> dict[str, Any]:
+        """Evaluate the test tasks; the results, as in `results.json`."""
+        x, tested = self.experiment, self.state.iteration
+        if self.config.test_checkpoint == "best":
+            if self._is_main:
+                tested = load_best(x)
+            x.strategy.broadcast_module(x.learner)
+            tested = int(self.state.best["iteration"])
+        estimates = self._evaluate("test", self.config.eval_tasks, self._raise_if_stopped)
+        self.state.wall_seconds = time.perf_counter() - self._started
+        return results_of(x, estimates, tested)
+
+    def _evaluate(
+        self, split: str, tasks: int, between_chunks: Callable[[], None]
+    ) -> dict[str, Estimate]:
+        x = self.experiment
+        mapper = replace(x.evaluate_mapper, evaluate_each_step=split == "test")
+        keys = task_keys(self.config.eval_seed, split, 0, range(tasks))
+
+        def warn(index: int, loss: float) -> None:
+            self._warn(
+                f"iteration {self.state.iteration}: the {split} task with key "
+                f"{format_key(keys[index])} has loss {loss}"
+            )
+
+        return evaluate(
+            x.strategy,
+            mapper,
+            x.learner,
+            keys,
+            lambda some: make_batch(x, some),
+            between_chunks,
+            warn,
+        )
+
+    # --- checkpoints and stopping --------------------------------------------------------------
+
+    def save_checkpoint(self) -> None:
+        """Save what a resumed run continues from. Rank zero writes."""
+        if self._is_main:
+            # The metrics first: a resumed run finds those of every iteration before it.
+            self.experiment.logger.flush()
+            self.checkpoints.save(self.state.iteration, self._checkpoint_contents())
+
+    def _checkpoint_contents(self) -> dict[str, Any]:
+        self.state.wall_seconds = time.perf_counter() - self._started
+        return checkpoint_contents(self.experiment)
+
+    def _raise_interrupted(self) -> NoReturn:
+        x = self.experiment
+        raise Interrupted(
+            self._stop.number or signal.SIGTERM,
+            f"stopped at iteration {self.state.iteration} of {self.config.iterations}, saved: "
+            f"to go on, give the same command hydra.run.dir={x.directory} resume=auto",
+        )
+
+    def _raise_if_stopped(self) -> None:
+        if self.experiment.strategy.any_rank(self._stop.number != 0):
+            self._raise_interrupted()
+
+    def _save_and_raise_if_stopped(self) -> None:
+        if self.experiment.strategy.any_rank(self._stop.number != 0):
+            self.save_checkpoint()
+            self._raise_interrupted()
+
+
+def training_keys(experiment: Experiment, iteration: int) -> Tensor:
+    """The keys of an iteration's meta-batch, shape (meta_batch_size, 4)."""
+    tasks = range(experiment.trainer.meta_batch_size)
+    return task_keys(experiment.seed, "train", iteration, tasks)
+
+
+def make_batch(experiment: Experiment, keys: Tensor) -> MetaBatch:
+    """What is sent to workers for some keys, of shape (tasks, 4): the keys, or the tasks."""
+    if not experiment.trainer.send_tasks:
+        return MetaBatch(keys)
+    return MetaBatch(keys, stack_episodes([experiment.tasks.sample(key) for key in keys]))
+
+
+def forward_backward(experiment: Experiment, keys: Tensor) -> StepOutput:
+    """Loss and gradient of a meta-batch; parameters and buffers stay as they are.
+
+    The drivers call it and get the same.
+    """
+    x = experiment
+    result = x.strategy.forward_backward(x.train_mapper, x.learner, make_batch(x, keys))
+    return StepOutput(result, result.loss.item(), gradient_norm(x.learner))
+
+
+def gradient_norm(module: nn.Module) -> float:
+    """The Euclidean norm of all gradients together; infinite or NaN only if an element is."""
+    gradients = [p.grad for p in module.parameters() if p.grad is not None]
+    norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradients]
+    return torch.linalg.vector_norm(torch.stack(norms)).item() if norms else 0.0
+
+
+def total_weight(experiment: Experiment) -> float:
+    """The sum of the weights of a meta-batch's tasks: 1 for a mean.
+
+    Only the loss may be a sum; logged metrics and running statistics are means.
+    """
+    reducer = experiment.strategy.reducer
+    if not isinstance(reducer, LinearReducer):
+        return 1.0
+    ones = [1.0] * experiment.trainer.meta_batch_size
+    return sum(reducer.weights(ones)) / (reducer.divisor(ones) or 1.0)
+
+
+def _seed_generators(seed: int, iteration: int) -> None:
+    number = hash((seed, iteration))
+    random.seed(number)
+    np.random.seed(number % 2**32)
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.manual_seed(number)

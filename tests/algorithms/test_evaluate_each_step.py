@@ -1,0 +1,64 @@
+"""Evaluation after each inner step: as if it had ended there."""
+
+import pytest
+import torch
+from problems import LINES, POWER, QUERY_POWER, SLOPE, Scale, images
+
+from metadist.algorithms import ANIL, IMAML, MAML, MAMLPlusPlus, MetaSGD, Prototypical, Reptile
+from metadist.models import Conv4
+
+STEPS = 3
+LEARNERS = {
+    "maml": (MAML, {}),
+    "anil": (ANIL, {}),
+    "meta_sgd": (MetaSGD, {}),
+    "maml_plus_plus": (MAMLPlusPlus, {"inner_steps": 2}),
+    "imaml": (IMAML, {}),
+    "reptile": (Reptile, {"inner_lr": 0.05, "eval_inner_batch": 4}),
+}
+
+
+def judged(name: str, steps: int, evaluate_each_step: bool, transductive: bool = True) -> dict:
+    """The metrics, in float64, of a task of noise after `steps` steps."""
+    kind, options = LEARNERS[name]
+    torch.manual_seed(0)
+    model = Conv4((1, 16, 16), 3, filters=3)
+    learner = kind(model, eval_inner_steps=steps, transductive=transductive, **options)
+    learner.double().eval()
+    learner.evaluate_each_step = evaluate_each_step
+    torch.manual_seed(1)
+    result = learner(images(queries=5))
+    return {**result.metrics, "loss": result.loss}
+
+
+@pytest.mark.parametrize("transductive", [True, False])
+@pytest.mark.parametrize("name", LEARNERS)
+def test_the_way_is_judged_as_if_it_had_ended_there(name, transductive):
+    found = judged(name, STEPS, True, transductive)
+    after = {f"accuracy_after_{step}" for step in range(1, STEPS + 1)}
+    assert after == {each for each in found if "_after_" in each}
+    for step in range(1, STEPS + 1):
+        alone = judged(name, step, False, transductive)
+        assert found[f"accuracy_after_{step}"] == alone["accuracy"]
+        assert found["accuracy_before"] == alone["accuracy_before"]
+    # The figures of the end are the same bits, looked at on the way or not.
+    assert {each: found[each] for each in alone} == alone and "accuracy_after_1" not in alone
+
+
+@pytest.mark.parametrize("kind", [MAML, MetaSGD])
+def test_a_line_after_each_step_by_hand(kind):
+    # A step multiplies w - s by 1 - 2 α mean(x²).
+    learner = kind(Scale(-1.0), True, inner_lr=0.1, eval_inner_steps=4).eval()
+    learner.evaluate_each_step = True
+    found = learner(LINES).metrics
+    for step in range(1, 5):
+        error = (1 - 0.2 * POWER) ** step * (-1.0 - SLOPE)
+        wanted = QUERY_POWER * error**2
+        assert found[f"mse_after_{step}"].item() == pytest.approx(wanted, rel=1e-12)
+    assert found["mse_after_4"] == found["mse"] and found["mse_before"].item() == QUERY_POWER * 16
+
+
+def test_an_algorithm_without_inner_steps_has_nothing_to_add():
+    learner = Prototypical(Conv4((1, 16, 16), 3, filters=3)).double().eval()
+    learner.evaluate_each_step = True
+    assert set(learner(images()).metrics) == {"accuracy"}

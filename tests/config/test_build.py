@@ -1,0 +1,94 @@
+"""Any overrides: an experiment, or one sentence; and schedules of the learning rate."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hydra.errors import HydraException
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+from omegaconf.errors import OmegaConfBaseException
+from tiny import build
+
+from metadist.config.hydra_errors import describe_error, raised_by_hydra
+from metadist.errors import UserError
+from metadist.training import Experiment
+
+KEYS = (
+    "trainer.iterations",
+    "trainer.meta_batch_size",
+    "trainer.eval_every",
+    "trainer.keep_checkpoints",
+    "trainer.clip_norm",
+    "trainer.on_non_finite",
+    "trainer.send_tasks",
+    "task.ways",
+    "task.shots",
+    "task.queries",
+    "algorithm.inner_lr",
+    "algorithm.inner_steps",
+    "algorithm.first_order",
+    "optimizer.lr",
+    "model.filters",
+    "model.pooling",
+    "model.dropout",
+    "seed",
+    "device",
+    "resume",
+    "scheduler",
+    "model",
+    "optimizer",
+    "strategy.gradient",
+)
+VALUES = some.one_of(
+    some.integers(-3, 12).map(str),
+    some.floats(width=32).map(str),
+    some.sampled_from(["null", "true", "false", "[]", "[1, 2]", "{}", "{a: 1}", "''", "???"]),
+    some.sampled_from(["stop", "skip", "stride", "max", "worker", "mlp", "cosine", "sgd", "cpu"]),
+    some.text("abcxyz019.-+_", min_size=1, max_size=6),
+)
+
+
+@settings(max_examples=20, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@given(some.lists(some.tuples(some.sampled_from(KEYS), VALUES), min_size=1, max_size=3))
+def test_random_overrides_build_or_are_refused_in_one_sentence(pairs):
+    words = [f"{key}={value}" for key, value in pairs]
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            found = build(Path(folder) / "run", "strategy=local", *words)
+        except Exception as error:
+            refused = isinstance(error, UserError | HydraException | OmegaConfBaseException)
+            if not refused and not raised_by_hydra(error):
+                raise
+            sentence = describe_error(error)
+            assert sentence and "\n" not in sentence and len(sentence) < 700, sentence
+        else:
+            assert isinstance(found, Experiment)
+
+
+def test_outputs_that_training_would_leave_out_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"train_ways=2 .* MAML .* not train 1 of its outputs"):
+        build(tmp_path, "strategy=local", "task.train_ways=2")
+    build(tmp_path, "strategy=local", "task.train_ways=5")
+    build(tmp_path, "strategy=local", "task.train_ways=2", "algorithm=prototypical")
+
+
+def rates(directory, *overrides: str) -> list[float]:
+    x = build(directory, "strategy=local", "optimizer=sgd", "optimizer.lr=0.1", *overrides)
+    found = []
+    for _ in range(5):
+        found.append(x.optimizer.param_groups[0]["lr"])
+        x.optimizer.step()
+        x.scheduler.step()
+    return found
+
+
+def test_schedules_of_the_learning_rate(tmp_path):
+    assert rates(tmp_path) == [0.1] * 5
+    halved = ("scheduler=step", "scheduler.step_size=2", "scheduler.gamma=0.5")
+    assert rates(tmp_path, *halved) == pytest.approx([0.1, 0.1, 0.05, 0.05, 0.025])
+    cosine = rates(tmp_path, "scheduler=cosine", "scheduler.eta_min=0.02")
+    expected = [0.1, 0.08828427, 0.06, 0.03171573, 0.02]  # 0.02 + 0.04 (1 + cos(pi t / 4))
+    assert cosine == pytest.approx(expected)
+    with pytest.raises(UserError, match="cannot take a step"):
+        rates(tmp_path, "scheduler=step", "scheduler.step_size=0")

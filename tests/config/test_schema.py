@@ -1,0 +1,69 @@
+"""The top level of the configuration: unknown keys and values that do not fit."""
+
+import pytest
+from omegaconf import OmegaConf, open_dict
+from tiny import compose
+
+from metadist.config import validate
+from metadist.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def composed():
+    return compose()
+
+
+def changed(configuration, **values):
+    copy = configuration.copy()
+    with open_dict(copy):
+        copy.update(values)
+    return copy
+
+
+@pytest.mark.parametrize("name", ["maml", "ddp"])
+def test_both_experiments_fit(name):
+    configuration = compose("seed=3", "timeout_seconds=7", name=name)
+    settings = validate(configuration)
+    assert (settings.seed, settings.threads, settings.timeout_seconds) == (3, 1, 7.0)
+    assert settings.sweep.on_failure == "stop" and settings.resume is None
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"seed": -1}, "seed=-1 does not fit: .* greater than or equal to 0"),
+        ({"seed": 2**63}, "seed=9223372036854775808 does not fit"),
+        ({"seed": True}, "seed=True does not fit: .* integer"),
+        ({"seed": "one"}, "seed=one does not fit: .* integer"),
+        ({"seed": 1.0}, r"seed=1\.0 does not fit"),
+        ({"threads": 0}, "threads=0 does not fit"),
+        ({"threads": 4097}, "threads=4097 does not fit"),
+        ({"timeout_seconds": 0}, "timeout_seconds=0 does not fit: .* greater than 0"),
+        ({"timeout_seconds": 1e6}, "timeout_seconds=1000000.0 does not fit"),
+        ({"timeout_seconds": float("nan")}, "timeout_seconds=nan does not fit"),
+        ({"timeout_seconds": True}, "timeout_seconds=True does not fit"),
+        ({"timeout_seconds": "30"}, "timeout_seconds=30 does not fit: .* number"),
+        ({"sweep": "continue"}, "sweep=continue does not fit: write sweep.on_failure="),
+        ({"sweep": 1}, "sweep=1 does not fit: write sweep.on_failure="),
+        ({"sweep": None}, "sweep=None does not fit: write sweep.on_failure="),
+        ({"sweep": {"on_failure": "maybe"}}, "sweep.on_failure=maybe .* 'stop' or 'continue'"),
+        ({"sweep": {}}, "sweep.on_failure is missing"),
+        (
+            {"sweep": {"on_failure": "stop", "retries": 2}},
+            "sweep.retries is not an option of sweep: its options are on_failure",
+        ),
+        ({"partitions": 1}, r"partitions is not a key or group .*: did you mean \+partition=…\?"),
+        ({"sede": 1}, r"sede is not a key .*: did you mean seed=…\?"),
+        ({"zzz": 1}, "zzz is not a key or group of the configuration: check its spelling"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(composed, values, message):
+    with pytest.raises(UserError, match=message) as caught:
+        validate(changed(composed, **values))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_group_that_is_missing_is_named(composed):
+    configuration = OmegaConf.create({key: composed[key] for key in composed if key != "model"})
+    with pytest.raises(UserError, match="model is missing"):
+        validate(configuration)

@@ -1,0 +1,160 @@
+"""A rendezvous has live processes only, whatever dead processes left in the store."""
+
+import os
+import threading
+import time
+
+import pytest
+import torch.distributed as dist
+from worlds import RankFailed, open_store, run_world
+
+import metadist as todist
+from metadist.distributed.rendezvous import (
+    all_gather_object,
+    host_rendezvous,
+    join_rendezvous,
+    rendezvous,
+)
+
+
+def generation(number: int, crash: bool) -> int:
+    """One attempt: open the world, call once around, and end well or die in the middle."""
+    todist.init_rpc()
+    rank, size = todist.get_rank(), todist.get_world_size()
+    answer = todist.remote_sync_call(pow, args=(number, 2), partitioner=(rank + 1) % size)
+    if crash:
+        todist.barrier()  # all have their answers, and the store is full of addresses
+        os._exit(1)
+    todist.shutdown_rpc()
+    return answer
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_ten_generations_of_processes_meet_on_one_store(size):
+    store = open_store()
+    for number in range(10):
+        crash = number % 2 == 0
+        outcomes = run_world(generation, size, number, crash, store=store, may_fail=True)
+        if crash:
+            # Who is last in the barrier may see that the first has died already, and say so.
+            assert all(isinstance(each, ProcessLookupError | RankFailed) for each in outcomes)
+            assert any(isinstance(each, ProcessLookupError) for each in outcomes)
+        else:
+            assert outcomes == [number**2] * size
+
+
+def meet_and_gather(topic: str) -> list[str]:
+    store = rendezvous(topic, timeout=20)
+    return all_gather_object(store, "pid", f"{todist.get_rank()}:{os.getpid()}", timeout=10)
+
+
+def attend_alone(only: int) -> str:
+    """A generation of which one rank alone is there."""
+    if todist.get_rank() != only:
+        return ""
+    with pytest.raises(TimeoutError) as caught:
+        rendezvous("words", timeout=0.5)
+    return str(caught.value)
+
+
+def test_stale_sessions_of_generations_that_never_met():
+    store = open_store()
+    for only, words in ((1, "rank zero"), (0, "[1, 2]"), (2, "rank zero"), (0, "[1, 2]")):
+        assert words in run_world(attend_alone, 3, only, store=store)[only]
+    words = run_world(meet_and_gather, 3, "words", store=store)
+    assert words[0] == words[1] == words[2]
+    assert [word.split(":")[0] for word in words[0]] == ["0", "1", "2"]
+    assert len({word.split(":")[1] for word in words[0]}) == 3
+    again = run_world(meet_and_gather, 3, "words", store=store)
+    assert again[0] == again[1] == again[2] and set(again[0]).isdisjoint(words[0])
+
+
+def test_a_confirmed_session_of_the_dead_is_not_joined():
+    store = dist.HashStore()
+    sessions: dict[str, str] = {}
+
+    def attend(name: str) -> None:
+        sessions[name] = join_rendezvous(store, 1, 10)
+
+    for name in ("first", "second", "third"):
+        # The attendant comes first and finds the earlier session, complete and confirmed.
+        attendant = threading.Thread(target=attend, args=(name,))
+        attendant.start()
+        time.sleep(0.05)
+        assert attendant.is_alive()
+        assert host_rendezvous(store, 2, 10) == (attendant.join() or sessions[name])
+    assert len(set(sessions.values())) == 3
+
+
+def wait_for_the_missing(way: str) -> tuple[str, float] | None:
+    if todist.get_rank() == 2:
+        return None
+    start = time.monotonic()
+    with pytest.raises(TimeoutError) as caught:
+        if way == "rendezvous":
+            rendezvous("missing", timeout=1.0)
+        else:
+            todist.init_rpc(rendezvous_timeout=1.0)
+    assert not todist.rpc_is_initialized()
+    return str(caught.value), time.monotonic() - start
+
+
+@pytest.mark.parametrize("way", ["rendezvous", "init_rpc"])
+def test_a_missing_rank_is_named_within_the_timeout(way):
+    zero, one, _ = run_world(wait_for_the_missing, 3, way)
+    assert "[2]" in zero[0] and "rank zero" in one[0]
+    assert 0.9 < zero[1] < 3 and one[1] < 3
+
+
+def gather_without_one() -> str | None:
+    store = rendezvous("words", timeout=10)
+    if todist.get_rank() == 1:
+        return None
+    with pytest.raises(TimeoutError) as caught:
+        all_gather_object(store, "word", "here", timeout=0.5)
+    return str(caught.value)
+
+
+def test_who_gives_no_word_is_named():
+    words = run_world(gather_without_one, 3)
+    assert "[1]" in words[0] and "[1]" in words[2]
+
+
+def repeat(times: int) -> list[int]:
+    return [generation(number, crash=False) for number in range(times)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_init_and_shutdown_again_and_again_in_one_process(size):
+    assert run_world(repeat, size, 5) == [[0, 1, 4, 9, 16]] * size
+
+
+@todist.auto_init_rpc()
+def fail_on(rank: int) -> None:
+    todist.barrier()
+    if todist.get_rank() == rank:
+        raise ArithmeticError("this rank fails")
+
+
+def fail_and_go_on() -> list:
+    outcomes: list = []
+    for failing in (1, 0):
+        try:
+            fail_on(failing)
+        except Exception as error:
+            outcomes.append(type(error).__name__)
+        assert not todist.rpc_is_initialized()
+        outcomes.append(generation(3 + failing, crash=False))
+    return outcomes
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_init_again_after_one_rank_failed_in_between(size):
+    outcomes = run_world(fail_and_go_on, size)
+    for rank, outcome in enumerate(outcomes):
+        assert outcome == [
+            "ArithmeticError" if rank == 1 else "WorkerLostError",
+            16,
+            "ArithmeticError" if rank == 0 else "WorkerLostError",
+            9,
+        ]

@@ -1,0 +1,119 @@
+"""Worker calls over another transport than RPC, and the workers' names."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+from worlds import run_world
+
+import metadist as todist
+from metadist.distributed.transport import open_transport
+from metadist.distributed.worker_calls import WorkerRequest
+
+
+class ThisProcess:
+    """A transport that runs every request at once in the calling process."""
+
+    carries_devices = True
+    records_autograd = False
+    ping_timeout = 1.0
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.store: dist.Store = dist.HashStore()
+        self.closed: list[bool] = []
+
+    def open(self) -> None:
+        self.names = ["only"]
+
+    def close(self, graceful: bool) -> None:
+        self.closed.append(graceful)
+
+    def send(self, worker: str, request: WorkerRequest, timeout: float | None) -> Future:
+        future: Future = Future()
+        future.set_result(request.respond())
+        return future
+
+    def ping(self, worker: str) -> Future:
+        future: Future = Future()
+        future.set_result(None)
+        return future
+
+    def is_timeout(self, error: Exception) -> bool:
+        return False
+
+
+@pytest.fixture
+def transport():
+    transport = ThisProcess()
+    open_transport(transport)
+    yield transport
+    todist.shutdown_rpc()
+
+
+def loss(weight: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+    return (weight.sum() * batch).square().mean()
+
+
+def fail(batch: torch.Tensor) -> None:
+    raise LookupError("no such item")
+
+
+def test_calls_need_nothing_but_the_transport(transport):
+    weight = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    batch = torch.arange(6.0, dtype=torch.float64)
+    partitioner = [todist.Shard("only", (weight, half), size=3) for half in batch.split(3)]
+    result = todist.remote_sync_call(
+        loss, partitioner=lambda: partitioner, reducer=todist.mean_reducer, gradient="worker"
+    )
+    expected = loss(weight, batch)
+    torch.testing.assert_close(result, expected)
+    (gradient,) = torch.autograd.grad(result, weight)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, weight)[0])
+    assert todist.remote_async_call(max, args=(1, 3), partitioner="only").wait() == 3
+    with pytest.raises(todist.RemoteError, match="LookupError: no such item"):
+        todist.remote_sync_call(fail, args=(batch,), partitioner=0)
+
+
+def test_names_and_barriers_are_those_of_the_transport(transport):
+    assert todist.rpc_is_initialized() and todist.get_worker_id("only") == 0
+    with pytest.raises(todist.UserError, match="no worker named 'worker0'"):
+        todist.get_worker_id("worker0")
+    todist.barrier(["only"], timeout=1.0)
+    todist.shutdown_rpc()
+    assert transport.closed == [True] and not todist.rpc_is_initialized()
+    todist.shutdown_rpc(graceful=False)  # nothing is open any more
+    assert transport.closed == [True]
+
+
+class Unopenable(ThisProcess):
+    def open(self) -> None:
+        raise todist.WorkerLostError("nobody is there")
+
+
+def test_a_transport_that_does_not_open_leaves_nothing_behind():
+    with pytest.raises(todist.WorkerLostError, match="nobody"):
+        open_transport(Unopenable())
+    assert not todist.rpc_is_initialized()
+
+
+def name_of(world_rank: int, world_size: int, local_rank: int, local_world_size: int) -> str:
+    return f"trainer-{world_rank}"
+
+
+@todist.auto_init_rpc(worker_name_format=name_of)
+def own_names() -> tuple[str, list[str]]:
+    """TorchOpt's programs read `worker_name` and make an RRef with `todist.rpc`."""
+    value = todist.rpc.RRef(todist.get_rank()).to_here()
+    assert value == todist.get_rank()
+    names = [todist.remote_sync_call(own_name, partitioner=rank) for rank in range(2)]
+    return todist.get_world_info().worker_name, names
+
+
+def own_name() -> str:
+    return todist.get_world_info().worker_name
+
+
+def test_a_process_has_its_workers_name():
+    names = ["trainer-0", "trainer-1"]
+    assert run_world(own_names, 2) == [("trainer-0", names), ("trainer-1", names)]

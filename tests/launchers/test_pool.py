@@ -1,0 +1,110 @@
+"""Concurrent jobs: at most as many as allowed, each finished once, all stopped on the way out."""
+
+import threading
+import time
+
+import pytest
+
+from metadist.launchers.error_reporting import WorkerGroupFailed
+from metadist.launchers.job import JobFailure
+from metadist.launchers.pool import JobPool, Slots
+from metadist.training import Interrupted
+
+
+class Sleeper:
+    """A job that takes `seconds`, or ends when it is stopped."""
+
+    running = most = 0
+    lock = threading.Lock()
+
+    def __init__(self, seconds: float, status: int = 0) -> None:
+        self.seconds, self.status, self.stopped = seconds, status, threading.Event()
+
+    def run(self) -> int:
+        with Sleeper.lock:
+            Sleeper.running += 1
+            Sleeper.most = max(Sleeper.most, Sleeper.running)
+        stopped = self.stopped.wait(self.seconds)
+        with Sleeper.lock:
+            Sleeper.running -= 1
+        return 143 if stopped else self.status
+
+    def stop(self, number: int) -> None:
+        self.stopped.set()
+
+
+def submit(pool: JobPool, job: Sleeper, max_concurrent: int, finish):
+    return pool.submit(job.run, job.stop, max_concurrent, finish)
+
+
+def test_at_most_as_many_as_allowed_and_each_result_is_its_own():
+    Sleeper.most = 0
+    pool, ended = JobPool(), []
+
+    def finish(number: int):
+        def note(status: int) -> float:
+            ended.append(number)
+            return number + status / 100
+
+        return note
+
+    jobs = [submit(pool, Sleeper(0.05, n), 2, finish(n)) for n in range(5)]
+    for _ in range(2):
+        assert [job.result() for job in jobs] == [0, 1.01, 2.02, 3.03, 4.04]
+    assert sorted(ended) == [0, 1, 2, 3, 4] and Sleeper.most == 2
+    pool.stop()
+
+
+def test_join_finishes_every_job():
+    pool, ended = JobPool(), []
+    for number in range(3):
+        submit(pool, Sleeper(0.02, number), 3, ended.append)
+    pool.join()
+    assert sorted(ended) == [0, 1, 2]
+    pool.stop()
+
+
+def test_the_failure_of_a_job_is_raised_before_another_starts():
+    def fail(status: int) -> None:
+        raise JobFailure(WorkerGroupFailed(status), in_job=False)
+
+    pool = JobPool()
+    submit(pool, Sleeper(0.02, 2), 1, fail)
+    with pytest.raises(JobFailure):
+        submit(pool, Sleeper(60), 1, fail)
+    pool.stop()
+
+
+def test_a_signal_stops_all_jobs(monkeypatch):
+    pool = JobPool()
+    jobs = [submit(pool, Sleeper(60), 2, lambda status: None) for _ in range(2)]
+
+    def interrupted(*_, **__):
+        monkeypatch.undo()
+        raise Interrupted(2, "")
+
+    monkeypatch.setattr("metadist.launchers.pool.wait", interrupted)
+    started = time.monotonic()
+    with pytest.raises(JobFailure) as failure:
+        jobs[0].result()
+    assert failure.value.error.exit_status == 130
+    assert time.monotonic() - started < 30 and all(job.done() for job in jobs)
+
+
+def test_what_a_launcher_raises_is_finished_like_an_exit_status():
+    class Broken(Sleeper):
+        def run(self):
+            raise OSError("no space left on the disk")
+
+    pool, ended = JobPool(), []
+    submit(pool, Broken(0), 1, ended.append).result()
+    assert isinstance(ended[0], OSError)
+    pool.stop()
+
+
+def test_slots_are_the_lowest_that_are_free():
+    slots = Slots()
+    with slots.acquire() as first, slots.acquire() as second:
+        assert (first, second) == (0, 1)
+    with slots.acquire() as again:
+        assert again == 0

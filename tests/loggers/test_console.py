@@ -1,0 +1,219 @@
+"""The console logger on a terminal and elsewhere."""
+
+import errno
+import io
+import os
+import re
+import sys
+
+import pytest
+
+from metadist.errors import UserError
+from metadist.loggers import ConsoleLogger, Run
+from metadist.loggers.formatting import summarize_results
+
+CONTENTS = {
+    "results.json": "the results",
+    "metrics.jsonl": "a line for each iteration",
+    "checkpoints": "to resume from",
+    "wandb": "wandb sync",
+}
+RESULTS = {
+    "test_accuracy": 0.9731,
+    "ci95": 0.0042,
+    "test_tasks": 600,
+    "test_accuracy_before": 0.2014,
+    "train_loss": 0.0812,
+    "iterations": 100,
+    "tasks_per_second": 123.4,
+    "wall_seconds": 754.2,
+    "world_size": 2,
+    "strategy": "rpc",
+}
+
+
+class FakeTerminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+
+def log_run(directory, start=0, iterations=100, finish=True, title="MAML on [glyphs]"):
+    logger = ConsoleLogger(refresh_seconds=0.0)
+    logger.start(Run(directory, "maml", {}, iterations, start, title, CONTENTS))
+    for iteration in range(start + 1, iterations + 1):
+        logger.log_metrics(
+            {
+                "iteration": iteration,
+                "train_loss": 1.0 / iteration,
+                "train_accuracy": 0.5,
+                "tasks_per_second": 123.4,
+                "seconds": 0.1,
+            }
+        )
+        if iteration % 50 == 0:
+            logger.log_metrics(
+                {
+                    "iteration": iteration,
+                    "validation_loss": 0.25,
+                    "validation_accuracy": 0.875,
+                    "validation_ci95": 0.01,
+                }
+            )
+    if finish:
+        plot = directory / "learning_curves.png"
+        for name in ("metrics.jsonl", "results.json"):
+            (directory / name).touch()
+        (directory / "checkpoints").mkdir(exist_ok=True)
+        logger.finish(RESULTS, [plot])
+    logger.close()
+    logger.close()
+
+
+def terminal(monkeypatch, columns):
+    stream = FakeTerminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm-256color")
+    return stream
+
+
+def without_escapes(text):
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+
+
+def test_lines_are_plain_without_a_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # set by CI systems
+    log_run(tmp_path)
+    text = capsys.readouterr().out
+    assert all(letter.isprintable() or letter == "\n" for letter in text)
+    lines = text.splitlines()
+    assert lines[0] == "MAML on [glyphs]"
+    progress = [line for line in lines if re.match(r"iteration \d+ of 100 ", line)]
+    assert 20 <= len(progress) <= 22
+    assert progress[0].startswith(
+        "iteration 1 of 100 (1%): loss 1.0000, accuracy 50.0%, 123 tasks/s"
+    )
+    assert progress[-1].startswith("iteration 100 of 100 (100%): loss 0.0100")
+    assert "iteration 50: validation accuracy 87.50% ± 1.00%, loss 0.2500" in lines
+
+
+def test_the_end_shows_results_and_contents_of_the_directory(tmp_path, capsys):
+    log_run(tmp_path)
+    text = capsys.readouterr().out
+    for expected in (
+        "test accuracy      97.31% ± 0.42% over 600 tasks",
+        "before adaptation  20.14%",
+        "training loss      0.0812 after 100 iterations",
+        "time               0:12:34",
+        "speed              123 tasks/s, rpc on 2 workers",
+        f"\n{tmp_path}\n",
+        "results.json",
+        "metrics.jsonl",
+        "checkpoints/",
+        "learning_curves.png",
+    ):
+        assert expected in text
+    assert "wandb" not in text  # not in the directory
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        (2, "0.50, 0.33"),
+        (12, "0.50, 0.33, 0.25, 0.20, 0.16, 0.14, 0.12, 0.11, 0.10, …, 0.07"),
+    ],
+)
+def test_the_end_shows_the_metric_after_each_step(steps, expected):
+    rows = [{"steps": k, "mean": 1 / (1 + k), "ci95": 0.1} for k in range(steps + 1)]
+    results = {"test_mse": rows[-1]["mean"], "test_mse_before": 1.0, "test_mse_by_steps": rows}
+    found = dict(summarize_results(results))["after each step"]
+    assert [each[:4] for each in found.split(", ")] == expected.split(", ")
+
+
+def test_regression_shows_mse(tmp_path, capsys):
+    logger = ConsoleLogger()
+    logger.start(Run(tmp_path, "maml", {}, 1, 0, "MAML on sinusoid"))
+    logger.log_metrics({"iteration": 1, "train_loss": 3.5})
+    logger.log_metrics({"iteration": 1, "validation_loss": 0.5, "validation_mse": 0.5})
+    logger.finish({"test_mse": 0.0432, "ci95": 0.0021, "test_tasks": 100}, [])
+    logger.close()
+    text = capsys.readouterr().out
+    assert "validation MSE 0.5000, loss 0.5000" in text
+    assert "test MSE  0.0432 ± 0.0021 over 100 tasks" in text
+    assert "accuracy" not in text
+
+
+def test_resumed_run_is_announced(tmp_path, capsys):
+    log_run(tmp_path, start=60, finish=False)
+    text = capsys.readouterr().out
+    assert "resumed at iteration 60" in text
+    assert "iteration 65 of 100 (65%)" in text
+
+
+def test_run_of_one_iteration_has_one_line(tmp_path, capsys):
+    log_run(tmp_path, iterations=1, finish=False)
+    assert capsys.readouterr().out.count("iteration 1 of 1 (100%)") == 1
+
+
+def test_control_characters_are_not_printed(tmp_path, capsys):
+    log_run(tmp_path, iterations=1, finish=False, title="bad \x1b[31m name")
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_output_with_ascii_encoding(tmp_path, monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    log_run(tmp_path)
+    assert b"97.31% +/- 0.42%" in stream.buffer.getvalue()
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_progress_bar_fits_the_terminal(tmp_path, monkeypatch, columns):
+    stream = terminal(monkeypatch, columns)
+    log_run(tmp_path)
+    written = stream.getvalue()
+    bars = [part for part in re.split(r"[\r\n]", without_escapes(written)) if "/100 " in part]
+    assert bars
+    assert max(len(bar) for bar in bars) <= columns
+    if columns >= 80:
+        assert "loss 0.0100  accuracy  50.0%  123 tasks/s 0:00:" in bars[-1]
+    else:
+        assert "━━━ 100/100 loss 0.0100 0:00:" in bars[-1]
+    text = without_escapes(written)
+    assert "MAML on [glyphs]" in text  # not interpreted as markup
+    assert "iteration 50: validation accuracy 87.50% ± 1.00%" in text
+    assert "97.31% ± 0.42% over 600 tasks" in text
+    assert written.count("\x1b[?25h") == written.count("\x1b[?25l") == 1  # cursor restored
+
+
+def test_dumb_terminal_gets_plain_lines(tmp_path, monkeypatch):
+    stream = terminal(monkeypatch, 80)
+    monkeypatch.setenv("TERM", "dumb")
+    log_run(tmp_path)
+    assert "\x1b" not in stream.getvalue()
+    assert "iteration 5 of 100 (5%)" in stream.getvalue()
+
+
+def test_close_after_an_error_restores_the_terminal(tmp_path, monkeypatch):
+    stream = terminal(monkeypatch, 80)
+    logger = ConsoleLogger()
+    logger.start(Run(tmp_path, "maml", {}, 10, 0, "title"))
+    assert sys.stdout is not stream  # rich redirects prints while the bar is live
+    logger.close()
+    logger.close()
+    assert sys.stdout is stream
+    assert stream.getvalue().count("\x1b[?25h") == 1
+
+
+def test_unwritable_output_is_a_user_error(tmp_path, monkeypatch):
+    class Full(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    logger = ConsoleLogger()
+    with pytest.raises(UserError, match=r"cannot write to the standard output \(No space"):
+        logger.start(Run(tmp_path, "maml", {}, 10, 0, "title"))
+    logger.close()

@@ -1,0 +1,108 @@
+"""The interface of loggers, and several loggers as one."""
+
+import os
+import subprocess
+import sys
+import typing
+
+import pytest
+from example_runs import example_run
+
+from metadist.loggers import (
+    ConsoleLogger,
+    JsonlLogger,
+    Logger,
+    LoggerCollection,
+    TensorBoardLogger,
+    WandbLogger,
+)
+
+
+def test_flushed_metrics_survive_the_death_of_the_process(tmp_path):
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        loggers = LoggerCollection([JsonlLogger(), TensorBoardLogger()])
+        loggers.start(example_run(tmp_path))
+        loggers.log_metrics({"iteration": 1, "train_loss": 0.5})
+        loggers.flush()
+        os.write(writer, b"x")
+        os._exit(0)  # as if killed: nothing is closed
+    assert os.read(reader, 1) == b"x"
+    os.waitpid(child, 0)
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    assert b"train_loss" in events.read_bytes()
+    assert b"train_loss" in (tmp_path / "metrics.jsonl").read_bytes()
+
+
+def test_messages_are_shown_if_there_is_a_console(tmp_path, capsys):
+    assert not LoggerCollection([JsonlLogger(), Logger()]).log_message("a task went wrong")
+    both = LoggerCollection([ConsoleLogger(), JsonlLogger()])
+    both.start(example_run(tmp_path))
+    assert both.log_message("a task went wrong")
+    both.close()
+    assert "warning: a task went wrong\n" in capsys.readouterr().out
+
+
+def test_a_message_reaches_every_logger():
+    messages = []
+
+    class Listener(Logger):
+        def log_message(self, text):
+            messages.append(text)
+            return True
+
+    assert LoggerCollection([Listener(), Listener()]).log_message("both") is True
+    assert messages == ["both", "both"]
+
+
+def test_loggers_are_called_in_order_and_all_closed():
+    calls = []
+
+    class Recorder(Logger):
+        def __init__(self, name, fails=False):
+            self.name, self.fails = name, fails
+
+        def start(self, run):
+            calls.append(f"start {self.name}")
+
+        def log_metrics(self, metrics):
+            calls.append(f"log_metrics {self.name}")
+
+        def flush(self):
+            calls.append(f"flush {self.name}")
+
+        def finish(self, results, plots):
+            calls.append(f"finish {self.name}")
+
+        def close(self):
+            calls.append(f"close {self.name}")
+            if self.fails:
+                raise RuntimeError("an error")
+
+    loggers = LoggerCollection([Recorder("a", fails=True), Recorder("b"), Logger()])
+    loggers.start(None)
+    loggers.log_metrics({"iteration": 1})
+    loggers.flush()
+    loggers.finish({}, [])
+    loggers.close()
+    methods = ("start", "log_metrics", "flush", "finish", "close")
+    assert calls == [f"{method} {name}" for method in methods for name in "ab"]
+
+
+@pytest.mark.parametrize("logger", [JsonlLogger, ConsoleLogger, TensorBoardLogger, WandbLogger])
+def test_close_is_safe_before_start_and_parameters_are_typed(logger):
+    logger().close()
+    typing.get_type_hints(logger.__init__)
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    code = (
+        "import sys, metadist.loggers; "
+        "heavy = {'matplotlib', 'tensorboard', 'wandb', 'rich.live'}; "
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=os.environ
+    )
+    assert out.stdout.strip() == "[]", out.stderr

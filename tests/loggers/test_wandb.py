@@ -1,0 +1,44 @@
+"""Weights & Biases: offline runs, resuming, credentials."""
+
+import pytest
+from example_runs import example_run, log_run
+
+from metadist.errors import UserError
+from metadist.loggers import WandbLogger
+
+KEY = "0123456789abcdef0123456789abcdef01234567"
+
+
+def test_offline_run_resumes_with_its_id_and_does_not_store_the_api_key(
+    tmp_path, monkeypatch, capfd
+):
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    configuration = {"task": {"ways": 5}, "secrets": [f"key {KEY}"]}
+    log_run(WandbLogger(), tmp_path, 0, 4, configuration)
+    run_id = (tmp_path / "wandb_run_id").read_text()
+    log_run(WandbLogger(tags=("a",)), tmp_path, 2, 6, configuration, True, {"path": [KEY]})
+    assert capfd.readouterr() == ("", "")
+
+    assert (tmp_path / "wandb_run_id").read_text() == run_id
+    runs = list((tmp_path / "wandb").glob("offline-run-*"))
+    assert len(runs) == 2
+    assert all(run_id.strip() in path.name for path in runs)
+    contents = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(b"train_loss" in content for content in contents)  # they are not compressed
+    assert not any(KEY.encode() in content for content in contents)
+
+
+def test_disabled_mode_writes_no_run(tmp_path):
+    log_run(WandbLogger(mode="disabled"), tmp_path, 0, 2, finish=True)
+    assert not list(tmp_path.rglob("*run-*"))
+
+
+def test_online_without_credentials_is_refused_without_a_prompt(tmp_path, monkeypatch):
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    logger = WandbLogger(mode="online")
+    with pytest.raises(UserError, match="no login for Weights & Biases"):
+        logger.start(example_run(tmp_path))
+    logger.close()

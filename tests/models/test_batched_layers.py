@@ -1,0 +1,143 @@
+"""Layers side by side against PyTorch's own, task by task, up to the second derivative."""
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from metadist.models import MLP, Conv4
+from metadist.models.layers import Conv2d, Linear
+from metadist.models.norm_relu import norm_relu
+
+
+class Norm(nn.Module):
+    """Batch norm, ReLU and pooling as models use them."""
+
+    def __init__(self, norm, pool=False, native=False):
+        super().__init__()
+        self.norm, self.pool, self.native = norm, pool, native
+
+    def forward(self, inputs):
+        return norm_relu(self.norm, inputs, self.pool, self.native)
+
+
+def norm(channels):
+    return nn.BatchNorm2d(channels, track_running_stats=False)
+
+
+CASES = {
+    "linear": (Linear(4, 3), nn.Linear(4, 3), (5, 4)),
+    "linear without bias": (Linear(4, 3, bias=False), nn.Linear(4, 3, bias=False), (5, 4)),
+    **{
+        f"{name}{', in PyTorch' * (not native)}": (
+            Conv2d(*sizes, native=native, **options),
+            nn.Conv2d(*sizes, **options),
+            shape,
+        )
+        for native in (True, False)
+        for name, sizes, options, shape in [
+            ("convolution", (2, 3, 3), {"padding": 1}, (4, 2, 5, 6)),
+            ("with stride", (2, 3, 3), {"stride": 2, "padding": 1}, (4, 2, 7, 6)),
+            (
+                "oblong",
+                (1, 2, (2, 3)),
+                {"stride": (1, 2), "padding": (0, 1), "bias": False},
+                (3, 1, 5, 6),
+            ),
+            ("mostly padding", (2, 3, 3), {"stride": 3, "padding": 2}, (2, 2, 1, 2)),
+        ]
+    },
+    "norm of vectors": (
+        Norm(nn.BatchNorm1d(3, track_running_stats=False)),
+        nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False), nn.ReLU()),
+        (6, 3),
+    ),
+    "norm of maps": (Norm(norm(3)), nn.Sequential(norm(3), nn.ReLU()), (4, 3, 3, 2)),
+    "norm and pooling": (
+        Norm(norm(3), pool=True),
+        nn.Sequential(norm(3), nn.ReLU(), nn.MaxPool2d(2)),
+        (4, 3, 5, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_layer_equals_pytorchs_for_every_task(name, single_thread):
+    """Value, derivative, and the derivative of a function of the derivative."""
+    ours, theirs, shape = CASES[name]
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*size):
+        return torch.randn(*size, generator=generator, dtype=torch.float64)
+
+    tasks = 3
+    inputs = random(tasks, *shape)
+    parameters = [random(tasks, *p.shape) for p in theirs.parameters()]
+    by = random(*parameters[0].shape[1:])
+
+    def results(layer, inputs, parameters):
+        leaves = [leaf.clone().requires_grad_() for leaf in [inputs, *parameters]]
+        names = [name for name, _ in layer.named_parameters()]
+        out = functional_call(layer, dict(zip(names, leaves[1:], strict=True)), (leaves[0],))
+        first = torch.autograd.grad(out.tanh().sum(), leaves, create_graph=True)
+        scalar = sum((g.sin() * g).sum() for g in first) + (first[1] * by).sum()
+        return [out, *first, *torch.autograd.grad(scalar, leaves)]
+
+    together = results(ours, inputs, parameters)
+    one_by_one = zip(
+        *(results(theirs, inputs[task], [p[task] for p in parameters]) for task in range(tasks)),
+        strict=True,
+    )
+    for got, expected in zip(together, one_by_one, strict=True):
+        assert got.shape == torch.stack(expected).shape
+        assert torch.allclose(got, torch.stack(expected), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Conv4((1, 28, 28), 5, filters=6),
+        Conv4((2, 16, 17), 3, filters=4, pooling="max"),
+        Conv4((2, 16, 17), 3, filters=16, pooling="max"),
+        Conv4((1, 28, 28), 5, filters=16),
+        MLP((1, 6, 6), 5, hidden=[8, 7]),
+        MLP((1,), 1, hidden=[8], batch_norm=False),
+    ],
+    ids=["stride", "max", "max native", "stride native", "mlp", "mlp without norm"],
+)
+def test_a_model_side_by_side_gives_each_task_the_same_whoever_is_beside_it(model):
+    assert model.supports_batched_tasks
+    shape = (
+        {1: (1, 28, 28), 2: (2, 16, 17)}[model.convolutions[0].in_channels]
+        if isinstance(model, Conv4)
+        else ((1, 6, 6) if model.layers[0].in_features == 36 else (1,))
+    )
+    inputs = torch.rand(5, 4, *shape)
+    parameters = {
+        name: (p.detach() + 0.1 * torch.rand(5, *p.shape)) for name, p in model.named_parameters()
+    }
+
+    def run(first, last):
+        some = {name: p[first:last] for name, p in parameters.items()}
+        return functional_call(model, some, (inputs[first:last],))
+
+    together = run(0, 5)
+    assert torch.equal(together, torch.cat([run(0, 1), run(1, 3), run(3, 5)]))
+    for task in range(5):
+        alone = functional_call(model, {n: p[task] for n, p in parameters.items()}, inputs[task])
+        assert torch.allclose(together[task], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_models_that_keep_statistics_or_drop_run_one_by_one():
+    assert not Conv4((1, 28, 28), 5, running_statistics=True).supports_batched_tasks
+    assert not Conv4((1, 28, 28), 5, dropout=0.1).supports_batched_tasks
+    assert not MLP((3,), 5, running_statistics=True).supports_batched_tasks
+    assert MLP((3,), 5, batch_norm=False, running_statistics=True).supports_batched_tasks
+
+
+@pytest.mark.parametrize(
+    "options", [{"groups": 2}, {"dilation": 2}, {"padding": "same"}, {"padding_mode": "reflect"}]
+)
+def test_convolutions_that_do_not_run_side_by_side_are_refused(options):
+    with pytest.raises(ValueError, match="side by side"):
+        Conv2d(2, 2, 3, **options)

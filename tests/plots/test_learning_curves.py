@@ -1,0 +1,84 @@
+"""Learning curves of one run, and of several runs in comparison."""
+
+import numpy as np
+import pytest
+from PIL import Image
+from png_files import GREEN, check_png, count_color
+
+from metadist.errors import UserError
+from metadist.plots import ComparisonData, plot_comparison, plot_learning_curves
+from metadist.plots.style import moving_average
+
+
+def run_metrics(metric: str, offset: float) -> list[dict]:
+    training = [
+        {"iteration": i, "train_loss": 1 / i, f"train_{metric}": 1 / i} for i in range(1, 100)
+    ]
+    validation = [
+        {"iteration": i, f"validation_{metric}": offset + i / 200} for i in range(10, 100, 10)
+    ]
+    return [*validation[::-1], *training]
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        [{"iteration": 1, "train_loss": 1.6, "train_accuracy": 0.2}],
+        [{"iteration": 1, "train_loss": 1.6}],
+        [{"iteration": i, "train_loss": float("nan") if i % 3 else 1.0 / i} for i in range(1, 99)],
+    ],
+    ids=["single", "loss alone", "not finite"],
+)
+def test_learning_curves_of_few_metrics(tmp_path, metrics):
+    path = tmp_path / "curves.png"
+    assert plot_learning_curves(metrics, path, "100$ and $50 for $x") == path
+    check_png(path)
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "mse"])
+def test_learning_curves_with_validation_and_test(tmp_path, metric):
+    metrics = [{"iteration": i, "train_loss": 2.0 / i} for i in range(1, 200)]
+    metrics += [
+        {"iteration": i, "validation_loss": 0.5, f"validation_{metric}": 0.5}
+        for i in range(20, 200, 20)
+    ]
+    path = plot_learning_curves(metrics, tmp_path / "curves.png", "title", test=(0.7, 0.02))
+    pixels = check_png(path, width=(1200, 2000))
+    assert count_color(pixels, GREEN) > 200  # the dashed line of the test
+
+
+def test_missing_folder_is_a_user_error(tmp_path):
+    metrics = [{"iteration": 1, "train_loss": 1.0}]
+    with pytest.raises(UserError, match=r"cannot write .*curves\.png \(No such file"):
+        plot_learning_curves(metrics, tmp_path / "no" / "curves.png", "t")
+
+
+def test_comparison_shows_every_run_and_seeds_in_one_color(tmp_path, saved_figures):
+    seeds = [run_metrics("accuracy", 0.1), run_metrics("accuracy", 0.2)]
+    training = [each for each in run_metrics("mse", 0) if "train_mse" in each]
+    runs = {"one": seeds, "two": [run_metrics("accuracy", 0.3)]}
+    panels = [
+        ComparisonData("a $task$", "accuracy", runs),
+        ComparisonData("another", "mse", {"three": [training], "four": [[]]}),
+    ]
+    path = plot_comparison(panels, tmp_path / "curves.png", "Two panels")
+    assert Image.open(path).size[0] > 1000
+    (figure,) = saved_figures
+    one, again, two = figure.axes[0].lines
+    three, four = figure.axes[1].lines
+    assert list(one.get_xdata()) == list(range(10, 100, 10))
+    assert list(one.get_ydata()) == pytest.approx([0.1 + i / 200 for i in range(10, 100, 10)])
+    assert one.get_color() == again.get_color() != two.get_color()
+    labels = [[text.get_text() for text in axes.get_legend().texts] for axes in figure.axes]
+    assert labels == [["one", "two"], ["three, training", "four, no metrics"]]
+    assert len(three.get_xdata()) == 99 and len(four.get_xdata()) == 0
+
+
+def test_non_finite_values_are_left_out_of_the_moving_average(tmp_path, saved_figures):
+    values = np.array([1.0, 2.0, np.nan, 4.0, 5.0])
+    np.testing.assert_allclose(moving_average(values, 3), [1.5, 1.5, 3.0, 4.5, 4.5])
+    training = [{"iteration": i, "train_mse": np.nan if i == 60 else 1.0} for i in range(1, 151)]
+    panel = ComparisonData("title", "mse", {"run": [training]})
+    plot_comparison([panel], tmp_path / "curves.png", "title")
+    (line,) = saved_figures[0].axes[0].lines
+    assert len(line.get_xdata()) == 150 and np.allclose(line.get_ydata(), 1.0)

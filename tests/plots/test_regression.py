@@ -1,0 +1,24 @@
+"""Plots of regression tasks."""
+
+import numpy as np
+import pytest
+from png_files import check_png
+
+from metadist.plots import RegressionData, plot_regression_tasks
+
+
+@pytest.mark.parametrize("tasks", [1, 4, 5])
+def test_one_panel_per_task(tmp_path, saved_figures, tasks):
+    inputs = np.random.default_rng(0).uniform(-5, 5, (50, 1))
+    task = RegressionData(
+        inputs[:5], np.sin(inputs[:5]), inputs, np.sin(inputs), 0 * inputs, np.sin(inputs) + 0.1
+    )
+    check_png(plot_regression_tasks([task] * tasks, tmp_path / "tasks.png", "sinusoid"))
+    (figure,) = saved_figures
+    shown = [axes for axes in figure.axes if axes.get_visible()]
+    assert len(shown) == tasks
+    truth, before, after = shown[0].lines
+    np.testing.assert_allclose(truth.get_xdata(), np.sort(inputs.ravel()))
+    np.testing.assert_allclose(before.get_ydata(), 0)
+    np.testing.assert_allclose(after.get_ydata(), truth.get_ydata() + 0.1)
+    assert shown[0].get_title().endswith("→ 0.01")

@@ -1,0 +1,77 @@
+"""The files in a run directory: what is written is read back, and damaged files are refused."""
+
+import json
+import math
+
+import pytest
+
+from metadist.errors import UserError
+from metadist.reports import (
+    FAILURE_FILE,
+    RESULTS_FILE,
+    WORKER_ERROR_FILE,
+    pop_worker_error,
+    read_config,
+    read_failure,
+    read_overrides,
+    read_results,
+    write_failure,
+    write_results,
+)
+
+
+def test_results_are_read_back_and_are_valid_json(tmp_path):
+    assert read_results(tmp_path) is None
+    write_results(tmp_path, {"test_mse": math.nan, "ci95": 0.1})
+    text = (tmp_path / RESULTS_FILE).read_text()
+    assert text.endswith("}\n") and "NaN" in json.loads(text)["test_mse"]
+    assert read_results(tmp_path) == {"test_mse": "NaN", "ci95": 0.1}
+    assert [path.name for path in tmp_path.iterdir()] == [RESULTS_FILE]
+
+
+def test_unwritable_results_are_a_user_error(tmp_path):
+    with pytest.raises(UserError, match=r"results\.json could not be written \(No such file"):
+        write_results(tmp_path / "missing", {})
+
+
+def test_failures_are_read_back(tmp_path):
+    directory = tmp_path / "new" / "0"
+    write_failure(directory, ["seed=0"], "it broke", 2)
+    assert read_failure(directory) == {
+        "error": "it broke",
+        "exit_status": 2,
+        "overrides": ["seed=0"],
+    }
+    assert read_failure(tmp_path) is None
+
+
+def test_failure_in_an_unwritable_directory_is_ignored(tmp_path):
+    (tmp_path / "file").touch()
+    write_failure(tmp_path / "file", [], "it broke", 1)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "\udcff"])
+def test_damaged_files_are_refused(tmp_path, content):
+    for name, read in ((RESULTS_FILE, read_results), (FAILURE_FILE, read_failure)):
+        (tmp_path / name).write_bytes(content.encode(errors="surrogateescape"))
+        with pytest.raises(UserError, match=rf"{name} (cannot be read|is not a JSON object)"):
+            read(tmp_path)
+
+
+def test_worker_error_is_read_once(tmp_path):
+    assert pop_worker_error(tmp_path) == ""
+    (tmp_path / WORKER_ERROR_FILE).write_text("warning: slow\nonly 12 classes.\n")
+    assert pop_worker_error(tmp_path) == "only 12 classes."
+    assert pop_worker_error(tmp_path) == "" and not list(tmp_path.iterdir())
+
+
+def test_config_and_overrides(tmp_path):
+    assert read_config(tmp_path) == {} and read_overrides(tmp_path) == []
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "config.yaml").write_text("seed: 3\nroot: ${oc.env:HOME}\n")
+    (tmp_path / ".hydra" / "overrides.yaml").write_text("- seed=3\n- a.b=1\n")
+    assert read_config(tmp_path) == {"seed": 3, "root": "${oc.env:HOME}"}
+    assert read_overrides(tmp_path) == ["seed=3", "a.b=1"]
+    (tmp_path / ".hydra" / "config.yaml").write_text("a: [")
+    with pytest.raises(UserError, match=r"config\.yaml cannot be read"):
+        read_config(tmp_path)

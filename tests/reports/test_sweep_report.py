@@ -1,0 +1,171 @@
+"""The report on a folder of runs: rows, means, the best setting, warnings, files."""
+
+import csv
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from metadist.errors import UserError
+from metadist.reports import write_sweep_report
+
+ROOT = Path(__file__).resolve().parents[2]
+PROTOCOL = {"ways": 5, "shots": 1, "inner_steps": 1, "inner_lr": 0.4, "dataset": "glyphs"}
+
+
+def write(folder: Path, overrides: list[str], test: float, validation: float | None = None, **more):
+    (folder / ".hydra").mkdir(parents=True)
+    (folder / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(overrides))
+    configuration = {"seed": 0, "algorithm": {"inner_lr": 0.4}, "task": {"shots": 1}}
+    (folder / ".hydra" / "config.yaml").write_text(yaml.safe_dump(configuration))
+    metric = more.pop("metric", "accuracy")
+    seed = next((int(each.split("=")[1]) for each in overrides if each.startswith("seed=")), 0)
+    optional = {} if validation is None else {f"validation_{metric}": validation}
+    protocol = {**PROTOCOL, **more.pop("protocol", {})}
+    results = {f"test_{metric}": test, "ci95": 0.01, "train_loss": 0.5, "seed": seed, **optional}
+    (folder / "results.json").write_text(json.dumps({**results, "protocol": protocol}))
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "sweep.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_seeds_are_one_row_and_the_best_is_selected_by_validation(tmp_path):
+    for job, (rate, seed, test, validation) in enumerate(
+        [("0.1", 0, 0.7, 0.8), ("0.1", 1, 0.8, 0.9), ("0.40", 0, 0.9, 0.6), ("0.4", 1, 0.9, 0.7)]
+    ):
+        overrides = [f"+algorithm.inner_lr={rate}", f"seed={seed}", "logger=jsonl"]
+        write(tmp_path / str(job), overrides, test, validation, protocol={"inner_lr": float(rate)})
+    report = write_sweep_report(tmp_path)
+    first, second = rows(tmp_path)
+    assert first["algorithm.inner_lr"] == "0.1" and second["algorithm.inner_lr"] == "0.4"
+    assert float(first["test_accuracy"]) == pytest.approx(0.75)
+    assert float(first["test_accuracy_ci95"]) == pytest.approx(12.7062 * 0.05, rel=1e-4)
+    assert (first["runs"], first["best"], second["best"]) == ("2", "yes", "")
+    assert first["protocol.ways"] == "5" and first["protocol.inner_lr"] == "0.1"
+    assert not report.warnings and report.table.keys == ("algorithm.inner_lr",)
+    text = (tmp_path / "sweep.md").read_text()
+    assert "| 0.1 | 2 | 85.00% ± 63.53% | 75.00% ± 63.53% |" in text and "ways 5" in text
+    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    assert "best: algorithm.inner_lr=0.1" in "\n".join(report.summary_lines())
+
+
+def test_single_run_has_the_interval_over_test_tasks_and_defaults_are_shown(tmp_path):
+    write(tmp_path / "a", [], 0.7)
+    write(tmp_path / "b", ["task.shots=5"], 0.9, protocol={"shots": 5})
+    report = write_sweep_report(tmp_path)
+    assert [row["task.shots"] for row in rows(tmp_path)] == ["1", "5"]
+    assert {row["test_accuracy_ci95"] for row in rows(tmp_path)} == {"0.01"}
+    assert report.table.selected_by == "test" and not report.warnings
+
+
+def test_repeated_seed_is_not_a_second_seed(tmp_path):
+    for job, rate in enumerate(("0.1", "0.4", "0.1")):
+        write(tmp_path / str(job), [f"algorithm.inner_lr={rate}"], 0.7)
+    write_sweep_report(tmp_path)
+    assert [row["runs"] for row in rows(tmp_path)] == ["1", "1"]
+
+
+def test_keys_that_no_command_line_set_are_columns_too(tmp_path):
+    for job, (filters, seed) in enumerate(((4, 0), (8, 1))):
+        directory = tmp_path / str(job)
+        write(directory, [f"seed={seed}"], 0.7)
+        configuration = {"seed": seed, "model": {"filters": filters}, "logger": {"a": job}}
+        (directory / ".hydra" / "config.yaml").write_text(yaml.safe_dump(configuration))
+    write_sweep_report(tmp_path)
+    assert [row["model.filters"] for row in rows(tmp_path)] == ["4", "8"]
+    assert [row["runs"] for row in rows(tmp_path)] == ["1", "1"]
+
+
+def test_failure_after_earlier_results_counts_as_failed(tmp_path):
+    write(tmp_path / "0", ["trainer.iterations=10"], 0.7)
+    failure = {"error": "it broke", "overrides": ["trainer.iterations=20"]}
+    (tmp_path / "0" / "failure.json").write_text(json.dumps(failure))
+    assert write_sweep_report(tmp_path).failed == ("0",)
+
+
+def test_protocols_that_differ_in_keys_not_swept_give_a_warning(tmp_path):
+    write(tmp_path / "a", ["algorithm.inner_lr=0.1"], 0.7)
+    write(tmp_path / "b", ["algorithm.inner_lr=0.4"], 0.9, protocol={"shots": 5})
+    (warning,) = write_sweep_report(tmp_path).warnings
+    assert "shots" in warning and "Not comparable" in (tmp_path / "sweep.md").read_text()
+
+
+def test_differences_that_follow_from_a_swept_group_give_no_warning(tmp_path):
+    write(tmp_path / "a", ["dataset=glyphs"], 0.7)
+    write(tmp_path / "b", ["dataset=omniglot"], 0.9, protocol={"dataset": "omniglot"})
+    assert write_sweep_report(tmp_path).warnings == ()
+
+
+def test_lower_mse_is_better_and_failures_are_listed(tmp_path):
+    for job, (rate, error) in enumerate((("0.1", 2.0), ("0.4", 1.0))):
+        overrides = [f"algorithm.inner_lr={rate}"]
+        write(tmp_path / str(job), overrides, error, error, metric="mse")
+    (tmp_path / "2").mkdir()
+    failure = {"error": "it broke", "overrides": ["algorithm.inner_lr=9"]}
+    (tmp_path / "2" / "failure.json").write_text(json.dumps(failure))
+    report = write_sweep_report(tmp_path)
+    assert [row["best"] for row in rows(tmp_path)] == ["", "yes", ""]
+    assert report.failed == ("2",) and "- 2: it broke" in (tmp_path / "sweep.md").read_text()
+
+
+def test_folders_without_a_table_are_refused(tmp_path):
+    with pytest.raises(UserError, match="holds no run"):
+        write_sweep_report(tmp_path)
+    write(tmp_path / "a", [], 0.7)
+    write(tmp_path / "b", ["dataset=sinusoid"], 0.9, metric="mse")
+    with pytest.raises(UserError, match="regression"):
+        write_sweep_report(tmp_path)
+    (tmp_path / "b" / "results.json").write_text("{")
+    with pytest.raises(UserError, match="cannot be read"):
+        write_sweep_report(tmp_path)
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    write(tmp_path / "a", [], 0.7)
+    command = str(ROOT / "experiments" / "sweep.py")
+    for folder, status in ((tmp_path, 0), (tmp_path / "nowhere", 2)):
+        monkeypatch.setattr(sys, "argv", [command, str(folder)])
+        with pytest.raises(SystemExit) as exit_info:
+            runpy.run_path(command, run_name="__main__")
+        assert exit_info.value.code == status
+    printed = capsys.readouterr()
+    assert "1 run finished" in printed.out and printed.err.startswith("error: ")
+
+
+def test_values_that_differ_in_a_late_digit_are_different_settings(tmp_path):
+    values = ("20240101", "20240102", "0.1234567", "0.1234568", "1e6", "1000000", "1.0")
+    for job, value in enumerate(values):
+        write(tmp_path / str(job), [f"dataset.seed={value}"], 0.7)
+    write_sweep_report(tmp_path)
+    values = [row["dataset.seed"] for row in rows(tmp_path)]
+    assert values == ["20240101", "20240102", "0.1234567", "0.1234568", "1000000", "1"]
+
+
+@pytest.mark.parametrize(("validation", "selected_by"), [(0.8, "validation"), (None, "test")])
+def test_plot_names_what_the_best_was_selected_by(tmp_path, monkeypatch, validation, selected_by):
+    texts = []
+
+    def savefig(figure, *arguments, **options):
+        figure.canvas.draw()
+        texts.extend(each.get_text() for each in figure.findobj(Text))
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    settings = [("algorithm=maml", "algorithm=anil"), ("optimizer.lr=1", "optimizer.lr=0.1")]
+    settings.append((*settings[1], "optimizer.lr=0.01"))
+    for number, overrides in enumerate(settings):
+        for job, override in enumerate(overrides):
+            write(tmp_path / f"{number}" / str(job), [override], 0.7 + job / 100, validation)
+        write_sweep_report(tmp_path / str(number))
+    for rate in ("0.1", "0.4"):
+        for steps in ("1", "5"):
+            overrides = [f"algorithm.inner_lr={rate}", f"algorithm.inner_steps={steps}"]
+            write(tmp_path / "grid" / f"{rate} {steps}", overrides, 0.7, validation)
+    write_sweep_report(tmp_path / "grid")
+    assert sum(f"best on {selected_by}" in text for text in texts) == 4

@@ -1,0 +1,153 @@
+"""Batching over tasks: the same results as one task at a time, whatever the chunk."""
+
+import pytest
+import torch
+from torch import nn
+
+from metadist.algorithms import MAML
+from metadist.distributed.worker_local import WorkerLocal
+from metadist.models import MLP, Conv4
+from metadist.tasks import Episode, Examples, FewShotTasks, Glyphs, Sinusoid, task_keys
+from metadist.training.batching import forward_batched, max_chunk_size, split_into_chunks
+from metadist.training.task_mapper import EvaluateMapper, MetaBatch, TrainMapper
+
+SIZES = {"train_classes": 12, "validation_classes": 6, "test_classes": 6, "examples": 6}
+
+
+def glyph_tasks():
+    return FewShotTasks(Glyphs(**SIZES), ways=3, shots=1, queries=2)
+
+
+def learner_of(kind: str) -> tuple[MAML, object]:
+    torch.manual_seed(0)
+    if kind == "sinusoid":
+        return MAML(MLP((1,), 1, hidden=[8], batch_norm=False), True, 0.01, 2), FewShotTasks(
+            Sinusoid(), 1, 5, 5
+        )
+    model = {
+        "stride": lambda: Conv4((1, 28, 28), 3, filters=4),
+        "max": lambda: Conv4((1, 28, 28), 3, filters=4, pooling="max"),
+        "mlp": lambda: MLP((1, 28, 28), 3, hidden=[8]),
+    }[kind]()
+    return MAML(model, inner_steps=2, first_order=kind == "max"), glyph_tasks()
+
+
+@pytest.mark.parametrize("kind", ["stride", "max", "mlp", "sinusoid"])
+def test_sum_and_gradient_equal_those_one_by_one(kind):
+    learner, tasks = learner_of(kind)
+    learner.double()
+    keys = task_keys(0, "train", 3, range(7))
+    parameters = list(learner.parameters())
+    # Three shards of 4, 1 and 2 tasks, with weights of their own.
+    shards = [MetaBatch(keys[:4]), MetaBatch(keys[4]), MetaBatch(keys[5:])]
+    calls = [((learner, shard), {}) for shard in shards]
+
+    class Double:
+        """The same tasks in float64, to compare closely."""
+
+        def sample(self, key):
+            episode = tasks.sample(key)
+            return Episode(*(Examples(*map(to_double, part)) for part in episode))
+
+    def run(at_once):
+        mapper = TrainMapper(WorkerLocal(f"{kind}{at_once}", Double()), "cpu", at_once)
+        return mapper.weighted_sum(calls, [0.5, 0.3, 0.2], parameters)
+
+    alone = run(1)
+    mapper = TrainMapper(WorkerLocal(f"{kind} plain", Double()), "cpu", 1)
+    plain = [mapper(learner, shard).loss for shard in shards]
+    expected = 0.5 * plain[0] + 0.3 * plain[1] + 0.2 * plain[2]
+    torch.testing.assert_close(alone.value.loss, expected.detach(), rtol=1e-12, atol=0)
+    derivative = torch.autograd.grad(expected, parameters)
+    for at_once in (1, 2, 3, 64, "auto"):
+        response = run(at_once)
+        torch.testing.assert_close(response.value, alone.value, rtol=1e-10, atol=1e-12)
+        for got, wanted in zip(response.gradients.by_input, derivative, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-8, atol=1e-11)
+
+
+def to_double(tensor):
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+@pytest.mark.parametrize("kind", ["stride", "max", "mlp", "sinusoid"])
+def test_a_tasks_gradient_is_the_same_bits_in_chunks_of_any_size(kind):
+    learner, tasks = learner_of(kind)
+    learner.train()
+    episodes = [tasks.sample(key) for key in task_keys(0, "train", 1, range(6))]
+
+    def gradients(first, last):
+        result, parameters = forward_batched(learner, episodes[first:last])
+        return torch.autograd.grad(result.loss.sum(), list(parameters.values()))
+
+    whole = gradients(0, 6)
+    parts = zip(gradients(0, 1), gradients(1, 3), gradients(3, 6), strict=True)
+    for all_six, pieces in zip(whole, parts, strict=True):
+        assert torch.equal(all_six, torch.cat(pieces))
+
+
+@pytest.mark.parametrize("kind", ["stride", "max", "mlp", "sinusoid"])
+def test_evaluation_gives_every_task_its_figures(kind):
+    learner, tasks = learner_of(kind)
+    keys = task_keys(0, "test", 0, range(5))
+    calls = [((learner, MetaBatch(keys[:3])), {}), ((learner, MetaBatch(keys[3:])), {})]
+    resident = WorkerLocal(f"evaluation of {kind}", tasks)
+    alone = EvaluateMapper(resident, "cpu", 1).map_batched(calls)
+    beside = EvaluateMapper(resident, "cpu", 4).map_batched(calls)
+    assert [len(part["loss"]) for part in beside] == [3, 2]
+    for part, expected in zip(beside, alone, strict=True):
+        assert set(part) == set(expected)
+        torch.testing.assert_close(part, expected, rtol=1e-4, atol=1e-5)
+    again = EvaluateMapper(resident, "cpu", 4)(learner, MetaBatch(keys[3:]))
+    torch.testing.assert_close(again, beside[1], rtol=0, atol=0)
+    name = "mse" if kind == "sinusoid" else "accuracy"
+    stepwise = EvaluateMapper(resident, "cpu", 4, evaluate_each_step=True).map_batched(calls)
+    slowly = EvaluateMapper(resident, "cpu", 1, evaluate_each_step=True).map_batched(calls)
+    for part, alike, plain in zip(stepwise, slowly, beside, strict=True):
+        assert set(part) == set(alike) == {*plain, f"{name}_after_1", f"{name}_after_2"}
+        torch.testing.assert_close(part, alike, rtol=1e-4, atol=1e-5)
+        assert all(torch.equal(part[each], plain[each]) for each in plain)
+
+
+def test_chunks_keep_the_order_and_hold_tasks_of_one_shape():
+    learner = MAML(MLP((1,), 1, hidden=[4], batch_norm=False), regression=True)
+
+    def task(examples):
+        part = Examples(torch.zeros(examples, 1), torch.zeros(examples, 1))
+        return Episode(part, part)
+
+    sizes = [3, 3, 3, 5, 3, 3, 3, 3]
+    tasks = [(torch.tensor([i]), task(size)) for i, size in enumerate(sizes)]
+    found = list(split_into_chunks(learner, tasks, len(tasks), 3))
+    assert [several for several, _ in found] == [True] * 4
+    assert [[int(key) for key, _ in group] for _, group in found] == [
+        [0, 1, 2],
+        [3],
+        [4, 5],
+        [6, 7],
+    ]
+    alone = list(split_into_chunks(learner, tasks, len(tasks), 1))
+    assert [(several, len(group)) for several, group in alone] == [(True, 1)] * 8
+    assert list(split_into_chunks(learner, [], 0, "auto")) == []
+
+
+def test_how_many_tasks_run_at_once():
+    def task(*shape):
+        part = Examples(torch.zeros(5, *shape), torch.zeros(5, dtype=torch.int64))
+        return Episode(part, part)
+
+    small = MAML(Conv4((1, 28, 28), 5, filters=2))
+    assert max_chunk_size(small, task(1, 28, 28), "auto") == 33
+    assert max_chunk_size(small, task(1, 100, 100), "auto") == 0  # two would fit
+    assert max_chunk_size(small, task(3, 28, 28), "auto") == 11
+    pooled = Conv4((1, 28, 28), 5, filters=2, pooling="max")
+    assert max_chunk_size(MAML(pooled), task(1, 28, 28), "auto") == 33
+    pooled.native = False
+    assert max_chunk_size(MAML(pooled), task(1, 28, 28), "auto") == 8
+    assert max_chunk_size(MAML(pooled), task(3, 28, 28), "auto") == 0  # two would fit
+    assert max_chunk_size(small, task(1, 28, 28), 5) == 5
+    assert max_chunk_size(small, task(1, 28, 28), 1) == 1
+    keeps = MAML(Conv4((1, 28, 28), 5, filters=2, running_statistics=True))
+    assert max_chunk_size(keeps, task(1, 28, 28), 5) == 0
+    foreign = MAML(nn.Sequential(nn.Flatten(), nn.Linear(784, 5)))
+    assert max_chunk_size(foreign, task(1, 28, 28), "auto") == 0

@@ -1,0 +1,147 @@
+"""Numbers that go wrong: reported with iteration and task key under every strategy; the choice."""
+
+import json
+import math
+
+import pytest
+import torch
+from tiny import build, records, train, without_times
+from worlds import run_world
+
+from metadist.algorithms import TaskResult
+from metadist.algorithms.learner import Learner
+from metadist.distributed.worker_local import WorkerLocal
+from metadist.errors import UserError
+from metadist.loggers import LoggerCollection
+from metadist.tasks import Episode, Examples, task_keys
+from metadist.training import Trainer
+from metadist.training.checkpoints import Checkpoints, read_checkpoint
+from metadist.training.non_finite import GradientNormMapper
+from metadist.training.task_mapper import MetaBatch
+
+SICK = (0, 0, 3, 2)
+
+
+def with_a_sick_task(directory: str, choice: str, *overrides: str) -> str:
+    """Train while one task of iteration 3 holds a NaN; what the run has to say."""
+    x = build(directory, f"trainer.on_non_finite={choice}", "logger=[jsonl,console]", *overrides)
+    sample = x.tasks.sample
+
+    def infected(key):
+        episode = sample(key)
+        if tuple(key.tolist()) == SICK:
+            episode.query.inputs[0] = math.nan
+        return episode
+
+    x.tasks.sample = infected
+    try:
+        Trainer(x).run()
+    except UserError as error:
+        return str(error)
+    return "finished"
+
+
+WORLDS = [
+    ("strategy=local", 1),
+    ("strategy=rpc +partition=batch", 2),
+    ("strategy=rpc strategy.gradient=dist_autograd", 2),
+    ("strategy=allreduce trainer.send_tasks=true", 2),
+]
+
+
+@pytest.mark.parametrize(("strategy", "size"), WORLDS)
+def test_the_task_is_found_and_the_run_stops_before_the_step(tmp_path, strategy, size):
+    words = run_world(
+        with_a_sick_task, size, str(tmp_path), "stop", *strategy.split(), may_fail=True
+    )[0]
+    assert "iteration 3: 1 of 5 tasks are not finite" in words
+    assert f"experiments/replay.py {tmp_path} --key 0,train,3,2" in words and "\n" not in words
+    newest = read_checkpoint(Checkpoints(tmp_path / "checkpoints").newest())
+    assert newest["iteration"] == 2
+    assert all(torch.isfinite(tensor).all() for tensor in newest["learner"].values())
+    assert not (tmp_path / "results.json").exists()
+    last = records(tmp_path)[-1]
+    assert (last["iteration"], last["train_loss"]) == (3, "NaN")
+    assert last["non_finite"] == "0,train,3,2"
+
+
+def test_skipping_is_the_same_everywhere_and_resumes(tmp_path):
+    found = []
+    for strategy, size in (WORLDS[0], ("strategy=rpc", 2), WORLDS[3]):
+        directory = tmp_path / str(len(found))
+        words = run_world(with_a_sick_task, size, str(directory), "skip", *strategy.split())
+        assert words[0] == "finished"
+        found.append(without_times(records(directory)))
+    assert found[0] == found[1] == found[2]
+    assert [line["non_finite"] for line in found[0] if "non_finite" in line] == ["0,train,3,2"]
+    checkpoints = [
+        read_checkpoint(tmp_path / "0" / "checkpoints" / f"iteration-0000000{i}.pt") for i in (2, 4)
+    ]
+    weights = [checkpoint["learner"]["model.head.weight"] for checkpoint in checkpoints]
+    assert torch.isfinite(weights[1]).all() and not torch.equal(*weights)
+    assert checkpoints[1]["optimizer"]["state"][0]["step"] == 3
+
+
+def test_going_on_takes_the_step_and_names_the_parameter_afterwards(tmp_path):
+    assert run_world(with_a_sick_task, 1, str(tmp_path), "continue", "strategy=local")[0] == (
+        "finished"
+    )
+    wrong = [line["non_finite"] for line in records(tmp_path) if "non_finite" in line]
+    assert wrong[0] == "0,train,3,2" and "is not finite before the step" in wrong[1]
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["train_loss"] == results["test_loss"] == "NaN"
+
+
+class RootOf(Learner):
+    """Its loss is finite and its derivative is not, for tasks with an even index."""
+
+    def forward(self, episode):
+        number = episode.query.inputs.squeeze()
+        slope = self.model.weight.sum() * number
+        return TaskResult(slope + 1 if number else slope.sqrt() + 1, {})
+
+
+class Numbers:
+    def sample(self, key):
+        part = Examples((key[3:] % 2).float(), key[3:])
+        return Episode(part, part)
+
+
+def test_a_finite_loss_with_an_infinite_gradient_is_found():
+    mapper = GradientNormMapper(WorkerLocal("numbers of a test", Numbers()), "cpu")
+    figures = mapper(RootOf(torch.nn.Linear(2, 1)), MetaBatch(task_keys(0, "train", 1, range(4))))
+    assert figures["loss"].isfinite().all()
+    assert figures["gradient_norm"].isfinite().tolist() == [False, True, False, True]
+    assert figures["gradient_norm"][1].item() == pytest.approx(math.sqrt(2))
+
+
+def steps(directory: str, *clippings: str) -> list[torch.Tensor]:
+    """What one step of plain gradient descent takes off the parameters, over the rate."""
+    options = ("strategy=local", "trainer.iterations=1", "optimizer=sgd", "optimizer.momentum=0")
+    found = []
+    for number, clipping in enumerate(clippings):
+        x = build(f"{directory}/{number}", *options, *([clipping] if clipping else []))
+        before = torch.cat([p.detach().flatten().clone() for p in x.learner.parameters()])
+        x.logger = LoggerCollection([])
+        Trainer(x).train_step(1)
+        after = torch.cat([p.detach().flatten() for p in x.learner.parameters()])
+        found.append((before - after) / x.optimizer.param_groups[0]["lr"])
+    return found
+
+
+def test_clipping_against_its_definition(tmp_path):
+    (plain,) = run_world(steps, 1, str(tmp_path / "a"), "")[0]
+    norm, limit = plain.norm().item(), plain.abs().max().item() / 3
+    words = (f"trainer.clip_norm={norm / 2}", f"trainer.clip_value={limit}", "trainer.clip_norm=99")
+    by_norm, by_value, by_nothing = run_world(steps, 1, str(tmp_path / "b"), *words)[0]
+    torch.testing.assert_close(by_norm, plain / 2, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(by_value, plain.clamp(-limit, limit), rtol=1e-3, atol=1e-5)
+    assert torch.equal(by_nothing, plain)
+
+
+def test_a_resume_with_another_clipping_is_refused(tmp_path):
+    run_world(train, 1, str(tmp_path), "trainer.iterations=2")
+    outcome = run_world(
+        train, 1, str(tmp_path), "resume=auto", "trainer.clip_norm=1", may_fail=True
+    )[0]
+    assert "trainer.clip_norm was None there and is 1 now" in str(outcome)

@@ -1,0 +1,132 @@
+"""Plots of runs: which tasks can be plotted, and how sinusoid learners adapt."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from tiny import compose
+
+from metadist import plots
+from metadist.config import build_experiment
+from metadist.errors import UserError
+from metadist.tasks import Episode, Examples, Sinusoid, key_generator, task_keys
+from metadist.training import Trainer, plot_adaptation
+from metadist.training.checkpoints import read_checkpoint
+from metadist.training.resume import checkpoint_contents, checkpoints_of
+from metadist.training.run_plots import plot_run, plot_task
+
+OVERRIDES = (
+    "dataset=sinusoid",
+    "model=mlp",
+    "model.hidden=[8]",
+    "model.batch_norm=false",
+    "task.shots=5",
+    "task.queries=3",
+    "algorithm.inner_lr=0.01",
+    "strategy=local",
+    "logger=jsonl",
+    "trainer.iterations=3",
+    "trainer.eval_every=0",
+    "trainer.eval_tasks=3",
+)
+
+
+def tasks_of(shape: tuple[int, ...], outputs: int | None) -> SimpleNamespace:
+    """Tasks with inputs of a shape; with `outputs`, a regression."""
+    targets = torch.zeros(2, dtype=torch.int64) if outputs is None else torch.zeros(2, outputs)
+    part = Examples(torch.zeros(2, *shape), targets)
+    return SimpleNamespace(
+        regression=outputs is not None,
+        input_shape=shape,
+        outputs=outputs or 2,
+        sample=lambda key: Episode(part, part),
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "outputs"),
+    [((2, 8, 8), None), ((4, 8, 8), None), ((5,), None), ((2,), 1), ((1,), 2)],
+)
+def test_tasks_that_cannot_be_plotted_are_left_out(tmp_path, shape, outputs):
+    tasks = tasks_of(shape, outputs)
+    (tmp_path / "metrics.jsonl").write_text('{"iteration": 1, "train_loss": 1.0}\n')
+    results = {"test_accuracy": 0.5, "test_mse": 0.5, "ci95": 0.1}
+    written = plot_run(tmp_path, "tasks", tasks, torch.nn.Identity(), 0, results)
+    assert [path.name for path in written] == ["learning_curves.png"]
+    key = task_keys(0, "test", 0, range(1))[0]
+    assert plot_task(tmp_path / "task.png", tasks, torch.nn.Identity(), key) is None
+
+
+def sinusoid(directory, *overrides, trained=True):
+    x = build_experiment(compose(*OVERRIDES, *overrides), directory, "maml")
+    if trained:
+        Trainer(x).run()
+        x = build_experiment(compose(*OVERRIDES, *overrides, "resume=auto"), directory, "maml")
+    return x
+
+
+def test_the_curve_is_the_one_of_the_episode():
+    key = task_keys(3, "test", 0, range(2))[1]
+    episode = Sinusoid().episode(key_generator(key), "test", 1, 4, 6)
+    for part in episode:
+        curve = Sinusoid().curve(key_generator(key), part.inputs.double().numpy())
+        np.testing.assert_allclose(curve, part.targets.numpy(), atol=1e-5)
+
+
+def test_learners_adapt_to_the_same_points_each_by_its_own_method(tmp_path, monkeypatch):
+    shown = []
+    original = plots.plot_adaptation
+
+    def plot(rows, path, title):
+        shown.extend(rows)
+        return original(rows, path, title)
+
+    monkeypatch.setattr(plots, "plot_adaptation", plot)
+    maml = sinusoid(tmp_path / "maml")
+    pretrained = sinusoid(tmp_path / "pretrained", "algorithm.inner_steps=0")
+    runs = {"MAML": maml, "pretrained": pretrained}
+    path = plot_adaptation(tmp_path / "deep" / "plot.png", runs, tasks=2)
+    assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 20_000
+    assert len(shown) == 2 and maml.learner.eval_inner_steps == 3
+    for row in shown:
+        left, right = row["MAML"], row["pretrained"]
+        np.testing.assert_array_equal(left.support_inputs, right.support_inputs)
+        assert left.support_inputs.shape == (5,) and list(left.predictions) == [0, 1, 10]
+        assert not np.allclose(left.predictions[0], right.predictions[0])
+        assert not np.allclose(left.predictions[0], left.predictions[1])
+        assert not np.allclose(left.predictions[1], left.predictions[10])
+    # The plot shows the predictions of the evaluation, up to the spacing of the grid.
+    episode = maml.tasks.sample(task_keys(0, "test", 0, range(1))[0])
+    maml.learner.eval_inner_steps = 10
+    predictions = maml.learner.eval()(episode).predictions.detach().numpy().ravel()
+    data = shown[0]["MAML"]
+    plotted = np.interp(episode.query.inputs.numpy().ravel(), data.inputs, data.predictions[10])
+    np.testing.assert_allclose(plotted, predictions, atol=0.02)
+
+
+def test_runs_that_cannot_be_plotted_are_refused(tmp_path):
+    five = sinusoid(tmp_path / "five", trained=False)
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        plot_adaptation(tmp_path / "plot.png", {"five": five})
+    ten = sinusoid(tmp_path / "ten", "task.shots=10", trained=False)
+    with pytest.raises(UserError, match="different numbers of points"):
+        plot_adaptation(tmp_path / "plot.png", {"five": five, "ten": ten})
+    glyphs = build_experiment(compose("strategy=local", "logger=jsonl"), tmp_path / "g", "maml")
+    with pytest.raises(UserError, match="no run of an algorithm with inner steps on dataset=sin"):
+        plot_adaptation(tmp_path / "plot.png", {"glyphs": glyphs})
+
+
+@pytest.mark.parametrize("tested", ["last", "best"])
+def test_the_tested_state_is_plotted(tmp_path, tested):
+    x = sinusoid(tmp_path, "trainer.eval_every=1", f"trainer.test_checkpoint={tested}")
+    saved = checkpoints_of(x)
+    untrained = sinusoid(tmp_path / "untrained", trained=False)
+    saved.save_best(x.trainer.iterations, checkpoint_contents(untrained))
+    path = {"last": saved.newest(), "best": saved.best}[tested]
+    plot_adaptation(tmp_path / "plot.png", {"MAML": x}, tasks=1)
+    evaluated = read_checkpoint(path)["learner"]
+    plotted = x.learner.state_dict()
+    assert all(torch.equal(plotted[name], evaluated[name]) for name in evaluated)
+    same = [torch.equal(plotted[n], v) for n, v in untrained.learner.state_dict().items()]
+    assert all(same) == (tested == "best")

@@ -1,0 +1,71 @@
+"""Signals: noted, passed on, and obeyed in training, validation and waiting."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from tiny import build, records, train, without_times
+from worlds import run_world
+
+from metadist.distributed import get_rank
+from metadist.distributed.job import begin_job
+from metadist.training import Trainer
+
+
+def signal_one(directory: str, rank: int, strategy: str, after: int) -> str:
+    """Train for long; one rank alone gets SIGTERM once there are `after` records."""
+    job = begin_job(20.0, lambda sentence: os._exit(9))
+    x = build(directory, f"strategy={strategy}", "trainer.iterations=100000")
+
+    def send() -> None:
+        while not (Path(directory, "metrics.jsonl").exists() and len(records(directory)) >= after):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if get_rank() == rank:
+        threading.Thread(target=send, daemon=True).start()
+    try:
+        Trainer(x).run()
+    except Exception as error:
+        return f"{type(error).__name__} {getattr(error, 'exit_status', '')} {error}"
+    finally:
+        job.end()
+    return "finished"
+
+
+@pytest.mark.parametrize(("strategy", "rank"), [("rpc", 1), ("rpc", 0), ("allreduce", 1)])
+def test_a_signal_to_any_one_rank_saves_and_ends_all(tmp_path, strategy, rank):
+    zero, one = run_world(signal_one, 2, str(tmp_path), rank, strategy, 5)
+    assert zero.startswith("Interrupted 143 stopped at iteration"), zero
+    assert one.startswith("Interrupted 143") if strategy == "allreduce" else one == "finished"
+    assert list((tmp_path / "checkpoints").glob("iteration-*.pt"))
+
+
+def interrupted_in_validation(directory: str) -> str:
+    x = build(directory, "strategy=local", "trainer.validation_tasks=130")
+    map_tasks = x.strategy.map_tasks
+
+    def map_and_stop(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return map_tasks(*arguments)
+
+    x.strategy.map_tasks = map_and_stop
+    try:
+        Trainer(x).run()
+    except Exception as error:
+        return str(error)
+    return "finished"
+
+
+def test_a_signal_during_validation_saves_and_the_resumed_run_validates_anew(tmp_path):
+    words = run_world(interrupted_in_validation, 1, str(tmp_path / "parts"))[0]
+    assert words.startswith("stopped at iteration 2 of 4, saved"), words
+    assert not any("validation_loss" in line for line in records(tmp_path / "parts"))
+    options = ("strategy=local", "trainer.validation_tasks=130")
+    run_world(train, 1, str(tmp_path / "parts"), *options, "resume=auto")
+    run_world(train, 1, str(tmp_path / "whole"), *options)
+    parts, whole = records(tmp_path / "parts"), records(tmp_path / "whole")
+    assert without_times(parts) == without_times(whole)

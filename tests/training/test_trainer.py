@@ -1,0 +1,176 @@
+"""The loop: what a run leaves, and that stopping and resuming changes nothing."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny import SMALL, build, compose, records, train, without_times
+from worlds import RankFailed, run_world
+
+from metadist.config import build_experiment
+from metadist.training import Trainer
+from metadist.training import trainer as trainer_module
+from metadist.training.checkpoints import read_checkpoint
+
+RESULTS = {
+    "test_accuracy",
+    "ci95",
+    "test_tasks",
+    "train_loss",
+    "iterations",
+    "tasks_per_second",
+    "wall_seconds",
+    "world_size",
+    "strategy",
+    "seed",
+    "protocol",
+}
+PROTOCOL = {
+    "ways",
+    "shots",
+    "queries",
+    "inner_steps",
+    "eval_inner_steps",
+    "split",
+    "rotations",
+    "batch_norm",
+}
+
+
+def test_a_run_leaves_what_the_contract_lists(tmp_path):
+    run_world(train, 2, str(tmp_path))
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results.keys() >= RESULTS
+    assert results["protocol"].keys() >= PROTOCOL
+    assert (results["iterations"], results["world_size"], results["strategy"]) == (4, 2, "rpc")
+    assert results["test_tasks"] == 7 and 0 <= results["test_accuracy"] <= 1
+    training = [line for line in records(tmp_path) if "train_loss" in line]
+    assert [line["iteration"] for line in training] == [1, 2, 3, 4]
+    assert training[-1]["train_loss"] == results["train_loss"]
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {
+        "checkpoints",
+        "learning_curves.png",
+        "metrics.jsonl",
+        "results.json",
+        "test_tasks.png",
+    }
+    saved = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    numbered = ["iteration-00000002.pt", "iteration-00000004.pt"]
+    assert saved in (
+        ["best-00000002.pt", *numbered],
+        [f"best-0000000{i}.pt" for i in (2, 4)] + numbered,
+    )
+
+
+def test_a_step_pays_for_its_record_and_not_for_checkpoints(tmp_path, monkeypatch):
+    now = 0.0
+
+    def taking(seconds: float, function):
+        def slow(*given):
+            nonlocal now
+            now += seconds
+            return function(*given)
+
+        return slow
+
+    monkeypatch.setattr(trainer_module, "time", SimpleNamespace(perf_counter=lambda: now))
+    x = build(str(tmp_path), "strategy=local", "trainer.checkpoint_every=1")
+    x.logger.log_metrics = taking(1.0, x.logger.log_metrics)
+    monkeypatch.setattr(
+        trainer_module, "forward_backward", taking(10.0, trainer_module.forward_backward)
+    )
+    monkeypatch.setattr(
+        trainer_module, "checkpoint_contents", taking(100.0, trainer_module.checkpoint_contents)
+    )
+    Trainer(x).run()
+    training = [line for line in records(tmp_path) if "train_loss" in line]
+    assert [line["seconds"] for line in training] == [10.0, 21.0, 32.0, 43.0]
+
+
+def interrupted(directory: str, after: int, *overrides: str) -> str:
+    """Train, with a signal to every rank once rank zero has recorded iteration `after`."""
+    x = build(directory, *overrides)
+    log_metrics = x.logger.log_metrics
+
+    def record_and_stop(line) -> None:
+        log_metrics(line)
+        if line["iteration"] == after and "train_loss" in line:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    x.logger.log_metrics = record_and_stop
+    try:
+        Trainer(x).run()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "finished"
+
+
+@pytest.mark.parametrize(("strategy", "size"), [("rpc", 2), ("allreduce", 2), ("local", 1)])
+@pytest.mark.parametrize("after", [1, 2])
+def test_stopped_and_resumed_ends_as_if_it_had_not_been(tmp_path, strategy, size, after):
+    overrides = (f"strategy={strategy}",)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run_world(train, size, str(whole), *overrides)
+    words = run_world(interrupted, size, str(parts), after, *overrides)
+    assert words[0].startswith("Interrupted: stopped at iteration") and "resume=auto" in words[0]
+    assert not (parts / "results.json").exists()
+    run_world(train, size, str(parts), "resume=auto", *overrides)
+    assert without_times(records(parts)) == without_times(records(whole))
+    last = "checkpoints/iteration-00000004.pt"
+    left, right = read_checkpoint(whole / last), read_checkpoint(parts / last)
+    for name, tensor in left["learner"].items():
+        assert torch.equal(tensor, right["learner"][name])
+
+
+def test_resume_auto_without_a_checkpoint_starts_anew(tmp_path):
+    run_world(train, 1, str(tmp_path), "resume=auto")
+    assert len(records(tmp_path)) == 6
+
+
+def test_an_earlier_run_is_not_overwritten(tmp_path):
+    run_world(train, 1, str(tmp_path), "trainer.iterations=2")
+    before = records(tmp_path)
+    (outcome,) = run_world(train, 1, str(tmp_path), may_fail=True)
+    assert isinstance(outcome, RankFailed) and "resume=auto" in str(outcome)
+    assert records(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("model.filters=5", "another run: model.filters was 4"),
+        ("task.ways=4", "another run: task.ways was 3"),
+        ("trainer.iterations=1", "more than trainer.iterations=1"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path, override, words):
+    run_world(train, 1, str(tmp_path), "trainer.iterations=2")
+    (outcome,) = run_world(train, 1, str(tmp_path), "resume=auto", override, may_fail=True)
+    assert "UserError" in str(outcome) and words in str(outcome)
+
+
+def test_regression_is_judged_by_mse(tmp_path):
+    overrides = [
+        "dataset=sinusoid",
+        "model=mlp",
+        "model.hidden=[8]",
+        "model.batch_norm=false",
+        "task.shots=5",
+        "algorithm.inner_lr=0.01",
+    ]
+    run_world(train_sinusoid, 2, str(tmp_path), overrides)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["test_mse"] > 0 and "test_accuracy" not in results
+    assert (tmp_path / "test_tasks.png").exists()
+
+
+def train_sinusoid(directory: str, overrides: list[str]) -> None:
+    groups = ("++dataset.", "model.", "task.")
+    small = [word for word in SMALL if not word.startswith(groups)]
+    configuration = compose(*small, *overrides)
+    Trainer(build_experiment(configuration, Path(directory), "maml")).run()
