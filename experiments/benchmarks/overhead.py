@@ -39,8 +39,8 @@ from rich.table import Table
 SETTING = Setting(8, 1, 15, 1, "max", 30)
 STRATEGIES = ("rpc", "allreduce")
 TIMEOUT_SECONDS = 300.0
-FRAMEWORK = ("data", "send", "reduce", "wait", "outer step", "log", "other")
-"""Phases of a profile outside the tasks' computation."""
+COMPUTATION = ("forward", "backward")
+"""Ranges of a profile in which tasks are computed; the rest of a step is the framework's."""
 
 Row = tuple[str, str, float, str]
 """Quantity, reference, ratio, and target."""
@@ -95,15 +95,20 @@ def data(rounds: int, only: str) -> Iterator[Row]:
                         training(setting._replace(iterations=15), directory, 2, *options),
                         TIMEOUT_SECONDS,
                     )
-                    report = Path(directory, "profile", "phases.json").read_text(encoding="utf-8")
-                phases = json.loads(report)["seconds_a_step_by_rank"]["0"]
-                own = sum(phases[name] for name in FRAMEWORK) / sum(phases.values())
-                share = phases["data"] / sum(phases.values())
-                shares.setdefault(str(setting), []).append((share, own))
+                    ranges = profiled_ranges(Path(directory, "profile", "rank0.txt"))
+                step = ranges["train_step"]
+                own = 1 - sum(ranges[name] for name in COMPUTATION) / step
+                shares.setdefault(str(setting), []).append((ranges["data"] / step, own))
         for setting, found in shares.items():
             loading, own = (statistics.median(each) for each in zip(*found, strict=True))
             yield f"data loading, {strategy}", f"the whole step, {setting}", loading, "at most 0.02"
             yield f"all except the tasks, {strategy}", f"the whole step, {setting}", own, ""
+
+
+def profiled_ranges(file: Path) -> dict[str, float]:
+    """Milliseconds per step of each range, from a table that `trainer.profile=true` wrote."""
+    rows = (line.split() for line in file.read_text(encoding="utf-8").splitlines()[2:])
+    return {name: float(milliseconds) for name, milliseconds in rows}
 
 
 def startup(rounds: int, only: str) -> Iterator[Row]:

@@ -9,10 +9,14 @@ import time
 
 import pytest
 from commands import ROOT
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from metadist.training.profiling import profile_table
 
 sys.path.insert(0, str(ROOT / "experiments"))
 from benchmarks import baselines
 from benchmarks.cost_model import Costs, Step, fit, non_negative
+from benchmarks.overhead import profiled_ranges
 from benchmarks.programs import (
     PROGRAMS,
     REFERENCE,
@@ -103,6 +107,16 @@ def test_scaling_results_are_written(tmp_path):
     assert "| 400,000 |" in markdown(extrapolation) and "Assumed: " in markdown(extrapolation)
     plot_scaling(steps_with(COSTS), COSTS, extrapolation, 2, tmp_path / "scaling.png")
     assert (tmp_path / "scaling.png").stat().st_size > 10_000
+
+
+def test_the_ranges_of_a_profile_are_read(tmp_path):
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for name in ("train_step", "data"):
+            with record_function(f"metadist::{name}"):
+                time.sleep(0.06)
+    (tmp_path / "rank0.txt").write_text(profile_table(profiler) + "\n")
+    ranges = profiled_ranges(tmp_path / "rank0.txt")
+    assert set(ranges) == {"train_step", "data"} and all(20 <= ms < 900 for ms in ranges.values())
 
 
 def test_ratios_are_medians_over_rounds_and_failures_are_shown(tmp_path):
