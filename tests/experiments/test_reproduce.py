@@ -46,9 +46,9 @@ def wait_for(condition, seconds: float = 90.0) -> None:
         time.sleep(0.02)
 
 
-def use_command(monkeypatch, *words: str) -> None:
+def use_command(monkeypatch, *arguments: str) -> None:
     """Have the launcher start a Python program with the run's directory as its last argument."""
-    program = lambda self, spec, *_: [sys.executable, *words, str(spec.directory)]  # noqa: E731
+    program = lambda self, spec, *_: [sys.executable, *arguments, str(spec.directory)]  # noqa: E731
     monkeypatch.setattr(TorchrunLauncher, "command", program)
 
 
@@ -150,13 +150,13 @@ def test_runs_end_with_a_parent_that_is_killed(tmp_path, number):
 
 def test_runs_started_by_hand_are_found_with_their_options(tmp_path):
     overrides = ["+experiment=maml_sinusoid", "seed=4", "algorithm.inner_lr=0.1"]
-    for name, words in (
+    for name, saved in (
         ("a", overrides),
         ("b", [*overrides[:2], "strategy=local"]),
         ("c", overrides[1:]),
     ):
         (tmp_path / name / ".hydra").mkdir(parents=True)
-        (tmp_path / name / ".hydra" / "overrides.yaml").write_text(json.dumps(words))
+        (tmp_path / name / ".hydra" / "overrides.yaml").write_text(json.dumps(saved))
         config = {"seed": 4, "trainer": {"iterations": 9}}
         (tmp_path / name / ".hydra" / "config.yaml").write_text(json.dumps(config))
     found = find_runs([tmp_path], load_cells())
@@ -183,7 +183,7 @@ def test_a_directory_of_a_run_with_other_options_is_refused(tmp_path):
 def test_overrides_of_a_run(tmp_path):
     run = preset_run(tmp_path, "task.shots=5")
     overrides = run.overrides(3, "/data, new")
-    (root,) = [word for word in overrides if word.startswith("dataset.root=")]
+    (root,) = [each for each in overrides if each.startswith("dataset.root=")]
     assert OverridesParser.create().parse_override(root).value() == "/data, new"
     assert overrides[-1] == "task.shots=5" and "strategy=local" not in overrides
     assert "strategy=local" in run.overrides(1)

@@ -19,9 +19,9 @@ def torchrun(directory: Path, *options: str) -> subprocess.Popen:
     return subprocess.Popen(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"),
-            *(word for word in options if word.startswith("--")),
+            *(each for each in options if each.startswith("--")),
             *("experiments/maml.py", *SMALL, *OPTIONS, f"hydra.run.dir={directory}"),
-            *(word for word in options if not word.startswith("--")),
+            *(each for each in options if not each.startswith("--")),
         ],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -82,7 +82,7 @@ class Result(NamedTuple):
         if self.case.recovers:
             return self.status == 0 and not self.err
         message = self.err.strip()
-        expected = not self.case.expected or any(word in message for word in self.case.expected)
+        expected = not self.case.expected or any(each in message for each in self.case.expected)
         one_sentence = message.startswith("error: ") and "\n" not in message
         return self.status == 2 and one_sentence and expected
 

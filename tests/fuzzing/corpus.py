@@ -125,7 +125,7 @@ def main() -> int:
     def show(result: Result) -> None:
         if options.show or not result.passed:
             mark = "      " if result.passed else "FAILED"
-            arguments = " ".join(word for word in result.case.arguments if word not in SMALL)
+            arguments = " ".join(each for each in result.case.arguments if each not in SMALL)
             output = (result.err or result.out)[-1500:].strip()
             print(f"{mark} {result.case.kind}, {result.case.name}: {arguments}")
             print(f"       status {result.status}, {result.seconds:.1f} s: {output}", flush=True)

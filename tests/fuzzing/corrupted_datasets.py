@@ -47,7 +47,7 @@ def corrupted_datasets(scratch: Path, rng: random.Random) -> list[Case]:
                 pass
             corruption(root)
 
-        small = [word for word in SMALL if not word.startswith("++dataset.")]
+        small = [each for each in SMALL if not each.startswith("++dataset.")]
         omniglot = ("dataset=omniglot", "++dataset.download=false", f"dataset.root={root}")
         arguments = (*small, *omniglot, f"hydra.run.dir={root}/run")
         cases.append(Case(kind, name, arguments, (str(root),), prepare=prepare, folder=root))

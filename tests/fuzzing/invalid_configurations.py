@@ -85,13 +85,13 @@ MALFORMED = (
 
 
 def invalid_configurations(scratch: Path, rng: random.Random) -> list[Case]:
-    """All invalid configurations, a few hundred; random parts are drawn from `rng`."""
+    """All invalid configurations, a few hundred; random parts are sampled from `rng`."""
     found = []
     for name, overrides in _overrides(scratch, rng):
         run_directory = f"hydra.run.dir={scratch}/run-{len(found)}"
         run = () if "hydra.run.dir" in str(overrides) else (run_directory,)
-        other = any(word.startswith("dataset=") for word in overrides)
-        small = [word for word in SMALL if not (other and word.startswith("++dataset."))]
+        other = any(each.startswith("dataset=") for each in overrides)
+        small = [each for each in SMALL if not (other and each.startswith("++dataset."))]
         expected = tuple(
             w.rstrip("s") for w in re.findall(r"\w+", " ".join(overrides)) if len(w) > 2
         )
@@ -138,8 +138,8 @@ def _overrides(scratch: Path, rng: random.Random) -> Iterator[tuple[str, tuple[s
         yield "no such device", (f"device={device}",)
     for overrides in INCONSISTENT:
         yield "inconsistent", overrides
-    for word in MALFORMED:
-        yield "cannot be read", (word,)
+    for override in MALFORMED:
+        yield "cannot be read", (override,)
     yield from _paths(scratch)
 
 

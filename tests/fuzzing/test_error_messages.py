@@ -57,13 +57,13 @@ def error_message(*overrides: str, size: int = 2) -> str:
 def test_invalid_options(tmp_path, overrides, expected):
     run_directory = [] if "hydra.run.dir" in str(overrides) else [f"hydra.run.dir={tmp_path}/run"]
     message = error_message(*overrides, *run_directory)
-    assert all(word in message for word in expected), message
+    assert all(text in message for text in expected), message
 
 
 def test_dataset_root_that_is_missing_or_broken(tmp_path, monkeypatch):
     monkeypatch.setenv("METADIST_CACHE", str(tmp_path / "cache"))
     environment = {"METADIST_CACHE": str(tmp_path / "cache")}
-    small = [word for word in SMALL if "dataset." not in word]
+    small = [each for each in SMALL if "dataset." not in each]
 
     def message(root) -> str:
         outcomes = run_command(
