@@ -192,4 +192,4 @@ def _list(cells: Iterable[Cell]) -> int:
 
 
 def _print(text: str) -> None:
-    print(text, flush=True)
+    print(f"{text}\n", end="", flush=True)  # one write, as several threads print

@@ -237,7 +237,7 @@ def test_an_unusable_directory_does_not_end_the_other_runs(tmp_path, monkeypatch
         (["all", "--root", "omniglt=DIR"], "names no dataset"),
         (["all", "--root", "/run=3/omniglot"], "does not say of which dataset"),
         (["--table-only"], "no run of a preset"),
-        (["--sinusoid", "here", "there"], "no run's directory"),
+        (["--sinusoid", "here", "there"], "is not a run directory"),
     ],
 )
 def test_invalid_arguments_are_refused_before_any_run(tmp_path, capsys, arguments, message):
