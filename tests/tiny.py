@@ -40,9 +40,12 @@ def compose(*overrides: str, name: str = "maml") -> DictConfig:
     return configuration
 
 
-def build(directory: Path | str, *overrides: str, name: str = "maml") -> Experiment:
-    """A shrunken experiment on this rank."""
-    configuration = compose(*SMALL, *overrides, name=name)
+def build(
+    directory: Path | str, *overrides: str, name: str = "maml", omit: tuple[str, ...] = ()
+) -> Experiment:
+    """A shrunken experiment on this rank, without the overrides of `SMALL` that `omit` begins."""
+    small = [override for override in SMALL if not override.startswith(omit)] if omit else SMALL
+    configuration = compose(*small, *overrides, name=name)
     return build_experiment(configuration, Path(directory), name)
 
 

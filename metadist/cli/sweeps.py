@@ -41,7 +41,6 @@ from metadist.reports import (
     pop_worker_error,
     read_results,
     write_failure,
-    write_sweep_report,
 )
 from metadist.training import Interrupted
 
@@ -312,6 +311,8 @@ def finish_sweep(status: int) -> int:
 def _report(sweep: Sweep, status: int) -> int:
     folder = sweep.directory
     try:
+        from metadist.reports.sweep_report import write_sweep_report
+
         report = write_sweep_report(folder)
     except UserError as error:
         if not status:

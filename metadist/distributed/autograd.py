@@ -57,7 +57,7 @@ def context() -> Iterator[int]:
 def current_context() -> int | None:
     """The id of the context that this thread is in."""
     # The exception out of C++ for no context, the usual case, would be slow.
-    if dist_autograd._get_debug_info()["num_autograd_contexts"] == 0:
+    if int(dist_autograd._get_debug_info()["num_autograd_contexts"]) == 0:
         return None
     try:
         return int(dist_autograd._current_context()._context_id())

@@ -204,7 +204,7 @@ _inline_slots = threading.Semaphore(0)
 threads; most of the agent's threads stay free for the network."""
 
 
-@rpc.functions.async_execution
+@rpc.functions.async_execution  # type: ignore[untyped-decorator]  # torch has no types for it
 def _respond(request: WorkerRequest) -> Future:
     """A call's remote function: the response in a future.
 

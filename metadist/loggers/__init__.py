@@ -1,24 +1,10 @@
 """Loggers of a run: console, `metrics.jsonl`, TensorBoard and Weights & Biases.
 
 Rank zero alone creates them. Heavy libraries are imported when a logger starts.
+
+Names are imported when they are first used.
 """
 
-from metadist.loggers.console import ConsoleLogger
-from metadist.loggers.jsonl import METRICS_FILE, JsonlLogger, json_value, read_metrics
-from metadist.loggers.logger import Logger, LoggerCollection, Metrics, Run
-from metadist.loggers.tensorboard import TensorBoardLogger
-from metadist.loggers.wandb import WandbLogger
+import lazy_loader
 
-__all__ = [
-    "METRICS_FILE",
-    "ConsoleLogger",
-    "JsonlLogger",
-    "Logger",
-    "LoggerCollection",
-    "Metrics",
-    "Run",
-    "TensorBoardLogger",
-    "WandbLogger",
-    "json_value",
-    "read_metrics",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

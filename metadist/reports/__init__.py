@@ -27,8 +27,6 @@ from metadist.reports.run_directory import (
     write_results,
 )
 from metadist.reports.statistics import mean_and_ci95
-from metadist.reports.sweep_report import SweepReport, write_sweep_report
-from metadist.reports.sweep_table import SweepRun, SweepTable, read_runs
 
 __all__ = [
     "CHECKPOINT_DIRECTORY",
@@ -41,9 +39,6 @@ __all__ = [
     "RESULTS_FILE",
     "TEST_TASKS_FILE",
     "WORKER_ERROR_FILE",
-    "SweepReport",
-    "SweepRun",
-    "SweepTable",
     "config_fingerprint",
     "flatten_config",
     "format_differences",
@@ -55,8 +50,6 @@ __all__ = [
     "read_failure",
     "read_overrides",
     "read_results",
-    "read_runs",
     "write_failure",
     "write_results",
-    "write_sweep_report",
 ]

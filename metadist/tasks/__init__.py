@@ -2,48 +2,10 @@
 
 A task distribution is a dataset with a number of ways, shots and queries. The sampled task depends
 on a key alone, so every worker samples the same task from the same key.
+
+Names are imported when they are first used.
 """
 
-from metadist.tasks.cifar_fs import CifarFS
-from metadist.tasks.dataset import ImageDataset, TaskDataset
-from metadist.tasks.episode import (
-    SPLITS,
-    Episode,
-    Examples,
-    TaskDistribution,
-    key_generator,
-    key_split,
-    stack_episodes,
-    task_keys,
-)
-from metadist.tasks.few_shot import FewShotTasks
-from metadist.tasks.glyphs import Glyphs
-from metadist.tasks.images import ImageClasses
-from metadist.tasks.mini_imagenet import MiniImageNet
-from metadist.tasks.omniglot import Omniglot
-from metadist.tasks.sinusoid import Sinusoid
-from metadist.tasks.supervised_tasks import SupervisedTasks
-from metadist.tasks.transforms import Augment, Normalize
+import lazy_loader
 
-__all__ = [
-    "SPLITS",
-    "Augment",
-    "CifarFS",
-    "Episode",
-    "Examples",
-    "FewShotTasks",
-    "Glyphs",
-    "ImageClasses",
-    "ImageDataset",
-    "MiniImageNet",
-    "Normalize",
-    "Omniglot",
-    "Sinusoid",
-    "SupervisedTasks",
-    "TaskDataset",
-    "TaskDistribution",
-    "key_generator",
-    "key_split",
-    "stack_episodes",
-    "task_keys",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,9 +1,7 @@
 """Training: the trainer, its strategies, evaluation, checkpoints."""
 
 from metadist.training.experiment import Experiment, TrainerConfig, TrainState
-from metadist.training.replay import Replay, parse_key, replay
 from metadist.training.resume import restore
-from metadist.training.run_plots import plot_adaptation
 from metadist.training.signals import Interrupted
 from metadist.training.strategies import (
     AllReduceStrategy,
@@ -27,7 +25,6 @@ __all__ = [
     "Interrupted",
     "LocalStrategy",
     "MetaBatch",
-    "Replay",
     "RpcStrategy",
     "Strategy",
     "TaskMapper",
@@ -35,9 +32,6 @@ __all__ = [
     "TrainState",
     "Trainer",
     "TrainerConfig",
-    "parse_key",
-    "plot_adaptation",
-    "replay",
     "resolve_device",
     "restore",
 ]

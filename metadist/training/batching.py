@@ -8,13 +8,11 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-import optree
-import torch
 from torch import Tensor
 from torch.func import functional_call
 
 from metadist.algorithms import Learner, TaskResult
-from metadist.tasks import Episode
+from metadist.tasks import Episode, stack_episodes
 
 ChunkSize = int | Literal["auto"]
 
@@ -66,7 +64,7 @@ def split_into_chunks(
     chunk: list[tuple[Tensor, Episode]] = []
     shapes, largest, size = None, 0, 1
     for number, (key, episode) in enumerate(tasks):
-        found = [tensor.shape for tensor in optree.tree_leaves(episode)]
+        found = [tensor.shape for part in episode for tensor in part]
         if found != shapes or len(chunk) == size:
             if chunk:
                 yield largest > 0, chunk
@@ -95,7 +93,7 @@ def forward_batched(
         name: _repeat(parameter.detach(), len(episodes)).requires_grad_(parameter.requires_grad)
         for name, parameter in learner.named_parameters()
     }
-    stacked = optree.tree_map(lambda *parts: torch.stack(parts), *episodes)
+    stacked = stack_episodes(episodes)
     return functional_call(learner, parameters, (stacked,)), parameters
 
 

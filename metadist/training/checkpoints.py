@@ -176,7 +176,7 @@ def write_checkpoint(path: Path, contents: dict[str, Any]) -> None:
         with temporary.open("wb") as file:
             writer = _DigestWriter(file)
             about = {"format": FORMAT, "version": version("metadist")}
-            torch.save({**about, **contents}, writer)
+            torch.save({**about, **contents}, writer)  # type: ignore[arg-type]  # write is enough
             writer.finish()
         temporary.replace(path)
         _sync_directory(path.parent)

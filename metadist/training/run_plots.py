@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from metadist import plots
+from metadist import tasks as tasks_package
 from metadist.algorithms import Learner
 from metadist.errors import UserError
 from metadist.loggers import METRICS_FILE, read_metrics
-from metadist.plots import AdaptationData, ClassificationData, RegressionData
 from metadist.reports import LEARNING_CURVES_FILE, TEST_TASKS_FILE
-from metadist.tasks import Episode, Examples, Sinusoid, TaskDistribution, key_generator, task_keys
+from metadist.tasks import Episode, Examples, TaskDistribution, key_generator, task_keys
 from metadist.training.checkpoints import read_checkpoint
 from metadist.training.experiment import Experiment
 from metadist.training.resume import checkpoints_of, load_best, restore_from
@@ -141,7 +141,7 @@ def plot_adaptation(
 
 
 def _is_sinusoid(tasks: TaskDistribution) -> bool:
-    return isinstance(getattr(tasks, "dataset", None), Sinusoid)
+    return isinstance(getattr(tasks, "dataset", None), tasks_package.Sinusoid)
 
 
 def _can_plot(tasks: TaskDistribution) -> bool:
@@ -161,8 +161,8 @@ def _plot_episodes(
     return plots.plot_test_tasks(classification, path, title)
 
 
-def _classification_data(learner: Learner, episode: Episode) -> ClassificationData:
-    return ClassificationData(
+def _classification_data(learner: Learner, episode: Episode) -> "plots.ClassificationData":
+    return plots.ClassificationData(
         episode.support.inputs.numpy(),
         episode.support.targets.numpy(),
         episode.query.inputs.numpy(),
@@ -171,10 +171,10 @@ def _classification_data(learner: Learner, episode: Episode) -> ClassificationDa
     )
 
 
-def _regression_data(learner: Learner, episode: Episode) -> RegressionData:
+def _regression_data(learner: Learner, episode: Episode) -> "plots.RegressionData":
     with torch.no_grad():
         before = learner.model(_to_device(episode, learner).query.inputs).cpu()
-    return RegressionData(
+    return plots.RegressionData(
         episode.support.inputs.numpy(),
         episode.support.targets.numpy(),
         episode.query.inputs.numpy(),
@@ -184,7 +184,7 @@ def _regression_data(learner: Learner, episode: Episode) -> RegressionData:
     )
 
 
-def _adaptation_data(x: Experiment, key: Tensor, steps: Sequence[int]) -> AdaptationData:
+def _adaptation_data(x: Experiment, key: Tensor, steps: Sequence[int]) -> "plots.AdaptationData":
     tasks: Any = x.tasks
     inputs = np.linspace(-5, 5, _ADAPTATION_INPUTS)
     targets = tasks.dataset.curve(key_generator(key), inputs)
@@ -203,7 +203,7 @@ def _adaptation_data(x: Experiment, key: Tensor, steps: Sequence[int]) -> Adapta
         predictions[count] = found.double().numpy().ravel()
     learner.eval_inner_steps = eval_inner_steps
     support_inputs, support_targets = (part.double().numpy().ravel() for part in support)
-    return AdaptationData(inputs, targets, support_inputs, support_targets, predictions)
+    return plots.AdaptationData(inputs, targets, support_inputs, support_targets, predictions)
 
 
 def _predict(learner: Learner, episode: Episode) -> Tensor:

@@ -16,14 +16,8 @@ from annotated_types import Gt
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from metadist.distributed import (
-    get_rank,
-    get_worker_id,
-    get_world_size,
-    module_clone,
-    remote_sync_call,
-    shutdown_rpc,
-)
+from metadist import distributed
+from metadist.distributed import get_rank, get_worker_id, get_world_size
 from metadist.distributed.collectives import (
     all_gather,
     all_reduce,
@@ -37,7 +31,8 @@ from metadist.distributed.reducers import LinearReducer, finish_sum
 from metadist.distributed.worker_calls import WorkerRequest, WorkerResponse, tensors_of
 from metadist.errors import UserError
 
-Mapper = Callable[[nn.Module, Any], Any]
+Mapper = Callable[[Any, Any], Any]
+"""(learner, batch) -> result."""
 
 _PING_SHARE = 0.8
 """Of the timeout: how long a ping may stay unanswered, so that a lost worker is found in time."""
@@ -97,10 +92,10 @@ class Strategy(ABC):
         """Whether the flag is set on any driver. The drivers call it."""
         return flag
 
-    def broadcast_module(self, module: nn.Module) -> None:
+    def broadcast_module(self, module: nn.Module) -> None:  # noqa: B027  # one driver: no copies
         """Copy rank zero's parameters and buffers to the other drivers. The drivers call it."""
 
-    def check_replicas(self, tensors: Iterable[Tensor], iteration: int) -> None:
+    def check_replicas(self, tensors: Iterable[Tensor], iteration: int) -> None:  # noqa: B027
         """Compare the drivers' copies of some tensors by a digest. The drivers call it.
 
         Args:
@@ -186,7 +181,7 @@ class LocalStrategy(_InProcessStrategy):
         """See `Strategy`."""
         response, gradient, divisor = self._partial_sums(mapper, learner, batch)
         _set_gradient(learner, gradient, divisor)
-        return finish_sum(response.value, divisor, response.dtypes)
+        return finish_sum(response.value, divisor, response.dtypes or [])
 
     def map_tasks(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
         """See `Strategy`."""
@@ -257,7 +252,7 @@ class AllReduceStrategy(_InProcessStrategy):
             value, filled, ranks = all_reduce((response.value, filled, ranks))
             gradient = [g if number else None for g, number in zip(filled, ranks, strict=True)]
             _set_gradient(learner, gradient, divisor)
-            return finish_sum(value, divisor, response.dtypes)
+            return finish_sum(value, divisor, response.dtypes or [])
 
     def map_tasks(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
         """See `Strategy`."""
@@ -293,7 +288,9 @@ class AllReduceStrategy(_InProcessStrategy):
         """See `Strategy`."""
         digest = hashlib.sha256()
         for tensor in tensors:
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+            digest.update(
+                tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+            )
         mine = int.from_bytes(digest.digest()[:7], "big")
         found = all_gather(torch.tensor([mine]))
         different = [rank for rank, other in enumerate(found) if not torch.equal(other, found[0])]
@@ -337,16 +334,14 @@ class RpcStrategy(Strategy):
 
     def open(self) -> None:
         """Initialize RPC."""
-        from metadist.distributed import init_rpc  # it imports torch.distributed.rpc
-
-        init_rpc(
+        distributed.init_rpc(
             rendezvous_timeout=self.timeout_seconds,
             ping_timeout=_PING_SHARE * self.timeout_seconds,
         )
 
     def close(self, graceful: bool = True) -> None:
         """Shut RPC down. Gracefully, this rank serves requests until every rank has called it."""
-        shutdown_rpc(graceful)
+        distributed.shutdown_rpc(graceful)
 
     @property
     def is_driver(self) -> bool:
@@ -361,18 +356,16 @@ class RpcStrategy(Strategy):
             with record_function("metadist::reduce"):  # copies what came with the result
                 result.loss.backward()
         else:
-            from metadist.distributed import autograd
-
-            with autograd.context() as context_id:
-                result = self._call(mapper, module_clone(learner, by="clone"), batch)
+            with distributed.autograd.context() as context_id:
+                result = self._call(mapper, distributed.module_clone(learner, by="clone"), batch)
                 with record_function("metadist::backward"):
-                    autograd.backward(context_id, result.loss)
+                    distributed.autograd.backward(context_id, result.loss)
         return optree.tree_map(
             lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, result
         )
 
     def _call(self, mapper: Mapper, learner: nn.Module, batch: Any) -> Any:
-        return remote_sync_call(
+        return distributed.remote_sync_call(
             mapper,
             args=(learner, batch),
             partitioner=self.partitioner,
@@ -384,7 +377,7 @@ class RpcStrategy(Strategy):
     def map_tasks(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
         """See `Strategy`."""
         with torch.no_grad():
-            values = remote_sync_call(
+            values = distributed.remote_sync_call(
                 mapper,
                 args=(learner, batch),
                 partitioner=self.partitioner,

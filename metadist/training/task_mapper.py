@@ -2,10 +2,11 @@
 
 import random
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import optree
@@ -36,7 +37,8 @@ class MetaBatch(NamedTuple):
     keys: Tensor
     episodes: Episode | None = None
 
-    def count(self) -> int:
+    @property
+    def size(self) -> int:
         """The number of tasks."""
         return 1 if self.keys.dim() == 1 else len(self.keys)
 
@@ -83,7 +85,7 @@ class TaskMapper:
         learner = self._prepare(learner, device)
         batches = [learner_and_batch(call)[1] for call in calls]
         tasks = (task for batch in batches for task in self._sample(batch, device))
-        count = sum(batch.count() for batch in batches)
+        count = sum(batch.size for batch in batches)
         for batched, chunk in split_into_chunks(learner, tasks, count, self.chunk_size):
             if batched:
                 with record_function("metadist::forward"):
@@ -153,7 +155,7 @@ class TrainMapper(TaskMapper):
     ) -> WorkerResponse:
         learner = learner_and_batch(calls[0])[0].train()
         names = {id(parameter): name for name, parameter in learner.named_parameters()}
-        counts = [learner_and_batch(call)[1].count() for call in calls]
+        counts = [learner_and_batch(call)[1].size for call in calls]
         # A call's result is a mean over its tasks.
         task_weights = iter(
             [w / count for w, count in zip(weights, counts, strict=True) for _ in range(count)]
@@ -172,7 +174,7 @@ class TrainMapper(TaskMapper):
             weight = torch.tensor(list(islice(task_weights, len(result.loss))), dtype=torch.float64)
             dtypes = dtypes or leaf_dtypes(result)
             with record_function("metadist::reduce"):
-                values.append(optree.tree_map(lambda leaf, w=weight: _sum(leaf, w), result))
+                values.append(_map_tensors(partial(_sum, weights=weight), result))
                 for i, gradient in enumerate(found):
                     if gradient is not None:
                         gradients[i] = _add(gradients[i], _sum(gradient, weight))
@@ -195,7 +197,7 @@ class EvaluateMapper(TaskMapper):
         for result, parameters in self._run(calls, learner_and_batch(calls[0])[0].eval()):
             values = {"loss": result.loss, **result.metrics}
             chunks.append(values if parameters else as_batch_of_one(values))
-        counts = [learner_and_batch(call)[1].count() for call in calls]
+        counts = [learner_and_batch(call)[1].size for call in calls]
         joined = {n: torch.cat([c[n] for c in chunks]).cpu().split(counts) for n in chunks[0]}
         return [{n: parts[i] for n, parts in joined.items()} for i in range(len(calls))]
 
@@ -211,7 +213,11 @@ def learner_and_batch(call: Call) -> tuple[Learner, MetaBatch]:
 
 def as_batch_of_one(tree: Any) -> Any:
     """A single task's tensors with a first dimension of one, detached."""
-    return optree.tree_map(lambda leaf: leaf.detach().unsqueeze(0), tree)
+    return _map_tensors(lambda leaf: leaf.detach().unsqueeze(0), tree)
+
+
+def _map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    return optree.tree_map(function, tree)
 
 
 def _sum(leaf: Tensor, weights: Tensor) -> Tensor:
@@ -274,7 +280,7 @@ def _on_device(learner: Learner, device: torch.device) -> Learner:
         return learner
     # A request brings one learner for all its shards: it moves once.
     if learner not in _moved:
-        _moved[learner] = module_clone(learner, by="reference", device=device)
+        _moved[learner] = cast(Learner, module_clone(learner, by="reference", device=device))
     return _moved[learner].train(learner.training)
 
 

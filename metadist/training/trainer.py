@@ -91,16 +91,31 @@ class Trainer:
                 or gradient that is not finite (with `trainer.on_non_finite=stop`).
             Interrupted: a signal asked the run to stop; it has saved a checkpoint.
         """
-        strategy = self.experiment.strategy
+        x = self.experiment
         results: dict[str, Any] = {}
         if self.config.profile:
             prepare_profiler()
+        with self._joined():
+            if x.strategy.is_driver:
+                with self._logging():
+                    self.train()
+                    results = self.test()
+                    if self._is_main:
+                        write_results(x.directory, results)
+                        seed = self.config.eval_seed
+                        plots = plot_run(x.directory, x.title, x.tasks, x.learner, seed, results)
+                        x.logger.finish(results, plots)
+        return results
+
+    @contextlib.contextmanager
+    def _joined(self) -> Iterator[None]:
+        """Open the strategy around the block, and handle signals and errors of the block."""
+        strategy = self.experiment.strategy
         try:
             strategy.open()
             with self._stop:
                 try:
-                    if strategy.is_driver:
-                        results = self._train_and_test()
+                    yield
                 except Interrupted:
                     strategy.close()
                     raise
@@ -116,9 +131,9 @@ class Trainer:
                 current_job().claim_first_failure()  # before the others miss this rank
             strategy.close(graceful=False)
             raise
-        return results
 
-    def _train_and_test(self) -> dict[str, Any]:
+    @contextlib.contextmanager
+    def _logging(self) -> Iterator[None]:
         x = self.experiment
         try:
             if self._is_main:
@@ -133,17 +148,9 @@ class Trainer:
                         contents=CONTENTS,
                     )
                 )
-            self.train()
-            results = self.test()
-            if self._is_main:
-                write_results(x.directory, results)
-                plots = plot_run(
-                    x.directory, x.title, x.tasks, x.learner, self.config.eval_seed, results
-                )
-                x.logger.finish(results, plots)
+            yield
         finally:
             x.logger.close()
-        return results
 
     # --- training ------------------------------------------------------------------------------
 
@@ -254,7 +261,7 @@ class Trainer:
         if not self._is_main:
             return
         weight = total_weight(self.experiment)
-        metrics = {
+        metrics: dict[str, Any] = {
             "iteration": iteration,
             "train_loss": output.loss,
             **{f"train_{n}": each.item() / weight for n, each in output.result.metrics.items()},

@@ -7,7 +7,7 @@ import ray
 import torch
 import torch.nn as nn
 
-from metadist.launchers.ray.trainer import PyTorchTrainer
+from metadist.launchers.ray.pytorch_trainer import PyTorchTrainer
 
 
 class LinearDataset(torch.utils.data.Dataset):

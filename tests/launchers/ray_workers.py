@@ -1,4 +1,4 @@
-"""Real Ray for the tests: runs planned in this process, and its workers' processes to kill."""
+"""Helpers of the Ray tests: small runs, and worker processes to signal."""
 
 import os
 import signal
@@ -14,26 +14,26 @@ from metadist.launchers import RunSpec
 
 
 def planned(directory: Path, *overrides: str) -> RunSpec:
-    """A shrunken experiment, as the starting process plans it."""
+    """A small experiment's run, as the driver has it."""
     directory.mkdir(parents=True, exist_ok=True)
-    words = (*SMALL, *overrides)
-    configuration = compose(*words)
+    overrides = (*SMALL, *overrides)
+    configuration = compose(*overrides)
     with open_dict(configuration):
         configuration.pop("launcher", None)
     return RunSpec(
         name="maml",
         directory=directory,
         configuration=configuration,
-        overrides=words,
+        overrides=overrides,
     )
 
 
-def worker_processes(ancestor: int) -> list[int]:
-    """The processes of Ray Train's workers below a process."""
+def worker_processes(ancestor: int, actor: str = "RayTrainWorker") -> list[int]:
+    """Processes of Ray actors of a class that are descendants of a process."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and b"ray::RayTrainWorker" in (entry / "cmdline").read_bytes():
+            if entry.name.isdigit() and f"ray::{actor}" in (entry / "cmdline").read_text():
                 parent = int(entry.name)
                 while parent > 1 and parent != ancestor:
                     stat = Path(f"/proc/{parent}/stat").read_text()
@@ -45,21 +45,35 @@ def worker_processes(ancestor: int) -> list[int]:
     return sorted(found)
 
 
-def kill_a_worker_once(ready: Callable[[], bool]) -> list[int]:
-    """Kill a worker of a Ray of this process as soon as something is ready; in a thread.
+def is_alive(process: int) -> bool:
+    """Whether a process exists and is not a zombie."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def signal_a_worker_once(
+    ready: Callable[[], bool],
+    actor: str = "RayTrainWorker",
+    number: signal.Signals = signal.SIGKILL,
+) -> list[int]:
+    """Signal a worker of this process's Ray as soon as something is ready; in a thread.
 
     Returns:
-        A list that then has the killed process.
+        A list that then has the process.
     """
-    killed: list[int] = []
+    signalled: list[int] = []
 
-    def wait_and_kill() -> None:
+    def wait_and_signal() -> None:
         deadline = time.monotonic() + 120
-        while not ready() and time.monotonic() < deadline:
+        while not (ready() and worker_processes(os.getpid(), actor)):
+            if time.monotonic() > deadline:
+                return
             time.sleep(0.02)
-        victim = worker_processes(os.getpid())[-1]
-        os.kill(victim, signal.SIGKILL)
-        killed.append(victim)
+        process = worker_processes(os.getpid(), actor)[-1]
+        os.kill(process, number)
+        signalled.append(process)
 
-    threading.Thread(target=wait_and_kill, daemon=True).start()
-    return killed
+    threading.Thread(target=wait_and_signal, daemon=True).start()
+    return signalled

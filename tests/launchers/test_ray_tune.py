@@ -8,13 +8,13 @@ import pytest
 
 pytest.importorskip("ray")
 
+from commands import ROOT
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
-from ray_workers import ROOT
 from tiny import SMALL, compose
 
 from metadist.errors import UserError
-from metadist.launchers.ray.tune import in_grammar, tune_experiment
+from metadist.launchers.ray.tune import format_value, tune_experiment
 
 pytestmark = pytest.mark.slow  # `make test-slow` installs Ray
 
@@ -63,20 +63,20 @@ LONGER = (
     ids=repr,
 )
 def test_an_option_has_the_spaces_value(value):
-    read = OverridesParser.create().parse_override(f"key={in_grammar(value)}")
+    read = OverridesParser.create().parse_override(f"key={format_value(value)}")
     assert repr(read.value()) == repr(value) and not read.is_sweep_override()
 
 
 def test_what_no_option_can_have_is_one_sentence():
     with pytest.raises(UserError, match="of type set"):
-        in_grammar({"key": {1, 2}})
+        format_value({"key": {1, 2}})
     with pytest.raises(UserError, match="the key '1' of a dictionary"):
-        in_grammar({"1": 2})
+        format_value({"1": 2})
 
 
 def test_a_groups_option_and_null_can_be_searched_over():
     space = {"algorithm": "anil", "trainer.clip_norm": None, "optimizer": {"lr": 0.25}}
-    found = compose(*(f"{key}={in_grammar(value)}" for key, value in space.items()))
+    found = compose(*(f"{key}={format_value(value)}" for key, value in space.items()))
     assert found.algorithm._target_ == "metadist.algorithms.ANIL"
     assert found.trainer.clip_norm is None
     assert found.optimizer.lr == 0.25 and found.optimizer._target_ == compose().optimizer._target_

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from metadist.errors import UserError
-from metadist.reports import write_sweep_report
+from metadist.reports.sweep_report import write_sweep_report
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTOCOL = {"ways": 5, "shots": 1, "inner_steps": 1, "inner_lr": 0.4, "dataset": "glyphs"}

@@ -11,10 +11,10 @@ from metadist import plots
 from metadist.config import build_experiment
 from metadist.errors import UserError
 from metadist.tasks import Episode, Examples, Sinusoid, key_generator, task_keys
-from metadist.training import Trainer, plot_adaptation
+from metadist.training import Trainer
 from metadist.training.checkpoints import read_checkpoint
 from metadist.training.resume import checkpoint_contents, checkpoints_of
-from metadist.training.run_plots import plot_run, plot_task
+from metadist.training.run_plots import plot_adaptation, plot_run, plot_task
 
 OVERRIDES = (
     "dataset=sinusoid",

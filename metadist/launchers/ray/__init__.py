@@ -1,1 +1,1 @@
-"""Workers that Ray starts: experiments, trainers for any model, searches. An extra: `.[ray]`."""
+"""Ray: experiments in Ray Train workers, `PyTorchTrainer`, and Ray Tune searches (`.[ray]`)."""

@@ -1,4 +1,4 @@
-"""Ray, the cluster: started on this machine, or joined where it runs; imported when asked for."""
+"""Ray clusters: start one on this machine or connect to one; Ray is imported on demand."""
 
 import contextlib
 import importlib
@@ -14,36 +14,39 @@ from typing import Any
 from metadist.distributed.world import usable_cpus
 from metadist.errors import UserError
 
-_QUIET = {
+_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # One process prints, and it says what it says to a person, not to a log.
+    # Otherwise each second: Ray Train queries a dashboard, which a local node does not have.
+    "RAY_LOGGER_LEVEL": "error",
+    # Forwarded lines are not coloured: they may go to a file.
+    "RAY_COLOR_PREFIX": "0",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
-    # Workers stay in the directory of the command: relative paths mean what they mean there.
+    # Workers keep the working directory of the command, so relative paths stay valid.
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
-    # How soon Ray Train takes up a report, and sees that a worker has died: half a second.
+    # How often Ray Train polls its workers for reports and failures; the default is 2 s.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
     "RAY_TRAIN_METRICS_ENABLED": "0",
 }
 _LOOPBACK = {
-    # Ray takes 127.0.0.1 for the machine's address, and listens nowhere else, where it is not to
-    # be a cluster; by default only so on Windows and macOS, but the variable holds everywhere.
+    # Ray then takes 127.0.0.1 as the node address. The default on Windows and macOS; the variable
+    # has an effect on every platform.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    # Nobody takes a machine away that Ray itself runs on.
+    # A local node is never preempted.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
 }
+_CONNECT_TIMEOUT = 5.0
 
-_REACH_SECONDS = 5.0
-
-_starting = threading.Lock()
+_init_lock = threading.Lock()
+_reserved_ports: list[socket.socket] = []
 
 
 def load_ray(module: str = "ray") -> ModuleType:
-    """Import Ray, or one of its modules, quietly. Any process.
+    """Import Ray, or one of its modules, with metadist's defaults for Ray's environment variables.
 
     Raises:
-        UserError: it is not installed.
+        UserError: Ray is not installed.
     """
-    for name, value in _QUIET.items():
+    for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
         return importlib.import_module(module)
@@ -56,41 +59,38 @@ def load_ray(module: str = "ray") -> ModuleType:
         raise
 
 
-def open_ray(address: str | None = None) -> bool:
-    """Have Ray: the one that this process has already, the cluster at `address`, or a new one.
+def init_ray(address: str | None = None) -> bool:
+    """Use the Ray of this process, connect to the cluster at `address`, or start a local node.
 
-    A new one is of this machine alone: it has a CPU for each that this process may use, its
-    sockets are bound to loopback, it shows no dashboard, reports nothing to anybody and dies with
-    this process.
+    A local node has one CPU per CPU that this process may use, binds to loopback, has no dashboard
+    and ends with this process. What workers print is forwarded by Ray (`log_to_driver`).
 
     Args:
-        address: "auto" or "IP:PORT" of a running cluster's head. Default: as the environment
-            variable RAY_ADDRESS says, or a new one.
+        address: "auto" or "IP:PORT" of a running cluster's head. Default: the environment
+            variable RAY_ADDRESS, or a local node.
 
     Returns:
-        Whether this call started a new one.
+        Whether this call started a local node.
 
     Raises:
         UserError: Ray is not installed, or there is no cluster at the address.
     """
     ray = load_ray()
-    with _starting:
+    with _init_lock:
         if ray.is_initialized():
             return False
         address = address or os.environ.get("RAY_ADDRESS") or None
-        quiet: dict[str, Any] = {
-            "configure_logging": True,
-            "logging_level": logging.ERROR,
-            "log_to_driver": False,
-        }
-        with _own_signal_handlers():
+        options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": True}
+        with _preserved_signal_handlers():
             if address is None:
                 _bind_to_loopback()
-                ray.init(address="local", num_cpus=usable_cpus(), include_dashboard=False, **quiet)
+                ray.init(
+                    address="local", num_cpus=usable_cpus(), include_dashboard=False, **options
+                )
             else:
                 try:
-                    _reach(address)
-                    ray.init(address=address, **quiet)
+                    _check_reachable(address)
+                    ray.init(address=address, **options)
                 except (ConnectionError, ValueError, RuntimeError, OSError) as error:
                     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
                     raise UserError(
@@ -100,76 +100,90 @@ def open_ray(address: str | None = None) -> bool:
         return address is None
 
 
-def close_ray() -> None:
-    """End a Ray that `open_ray` started, all its processes; leave one that runs elsewhere."""
+def shutdown_ray() -> None:
+    """Stop a local node that `init_ray` started, or disconnect from a cluster."""
     ray = load_ray()
-    with _starting:
+    with _init_lock:
         if ray.is_initialized():
             ray.shutdown()
 
 
-def require_workers(number: int, use_gpu: bool, option: str) -> None:
-    """Refuse more workers than the cluster that this process is in has room for, ever.
+def check_resources(num_workers: int, use_gpu: bool, option: str) -> None:
+    """Refuse more workers than the cluster has CPUs or GPUs for.
 
     Args:
-        number: of workers, each with one CPU, or one GPU and one CPU.
-        use_gpu: whether each needs a GPU of its own.
-        option: what asked for them, for the message.
+        num_workers: each needs one CPU, or one CPU and one GPU.
+        use_gpu: whether each needs a GPU.
+        option: the option that set `num_workers`, for the message.
 
     Raises:
-        UserError: there are more than CPUs or GPUs.
+        UserError: the cluster has fewer CPUs or GPUs.
     """
     resources = load_ray().cluster_resources()
     for kind in ("CPU", "GPU") if use_gpu else ("CPU",):
-        there = int(resources.get(kind, 0))
-        if number > there:
+        available = int(resources.get(kind, 0))
+        if num_workers > available:
             raise UserError(
-                f"{option} asks for {number} workers with a {kind} each, and the Ray cluster has "
-                f"{there} {kind}{'' if there == 1 else 's'}: ask for fewer, or give "
+                f"{option} asks for {num_workers} workers with a {kind} each, and the Ray cluster "
+                f"has {available} {kind}{'' if available == 1 else 's'}: ask for fewer, or give "
                 "launcher.address (in Python, ray.init) a larger cluster."
             )
 
 
-def trials_at_once(num_replicas: int, use_gpu: bool = False) -> int:
-    """How many trainings of so many workers the cluster has room for at a time, at least one.
+def max_concurrent_trials(num_workers: int, use_gpu: bool = False) -> int:
+    """How many runs of `num_workers` workers fit on the cluster at a time, at least one.
 
-    It is what `max_concurrent_trials` of a Ray Tune search over distributed trainings should be:
-    Tune itself does not see the workers that a trial starts.
+    Use it as `max_concurrent_trials` of a Ray Tune search over distributed trainings: Tune does
+    not count the workers that a trial starts.
     """
     resources = load_ray().cluster_resources()
-    return max(1, int(resources.get("GPU" if use_gpu else "CPU", 1) // num_replicas))
+    return max(1, int(resources.get("GPU" if use_gpu else "CPU", 1) // num_workers))
 
 
 def trial_resources() -> Any:
-    """What a trial of Ray Tune's needs itself, as a placement group: no CPU, for its workers have
-    them. Tune insists on something, so it is a byte.
+    """Resources of a Ray Tune trial itself. Its workers hold the CPUs, and Tune does not accept
+    an empty request, so it is one byte of memory.
     """
     return load_ray("ray.tune").PlacementGroupFactory([{"memory": 1}])
 
 
-def _reach(address: str) -> None:
-    """Find soon that nobody listens at IP:PORT; Ray itself would try for minutes.
+def reserve_port() -> int:
+    """A free port, reserved for rank zero's store as long as this process lives.
+
+    A socket that is bound but does not listen keeps the port from being given to other processes;
+    a socket with SO_REUSEADDR, as the store has, can still listen on it.
+    """
+    reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("", 0))
+    _reserved_ports.append(reserved)
+    port: int = reserved.getsockname()[1]
+    return port
+
+
+def _check_reachable(address: str) -> None:
+    """Try a TCP connection first: Ray itself retries for minutes.
 
     Raises:
-        OSError: nobody does.
+        OSError: nothing listens at IP:PORT.
     """
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "/" not in host:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_SECONDS):
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT):
             pass
 
 
 def _bind_to_loopback() -> None:
     os.environ.update({name: os.environ.get(name, value) for name, value in _LOOPBACK.items()})
-    # Read when Ray was imported, which may have been before.
-    with contextlib.suppress(ImportError, AttributeError):  # no public name; it may go
-        constants = importlib.import_module("ray._private.ray_constants")
+    # Ray reads the variable when it is imported, which may have happened before.
+    with contextlib.suppress(ImportError, AttributeError):  # not a public name
+        constants: Any = importlib.import_module("ray._private.ray_constants")
         constants.ENABLE_RAY_CLUSTER = os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "1"
 
 
 @contextlib.contextmanager
-def _own_signal_handlers() -> Iterator[None]:
-    """What this process does about signals stays; Ray would end it at once on SIGTERM."""
+def _preserved_signal_handlers() -> Iterator[None]:
+    """Restore this process's signal handlers: Ray installs one that exits on SIGTERM."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

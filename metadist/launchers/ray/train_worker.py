@@ -1,0 +1,302 @@
+"""The training function of Ray Train's workers: run one job, report metrics and checkpoints."""
+
+import contextlib
+import io
+import logging
+import os
+import pickle
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ray.train
+import ray.util
+from ray.train import Checkpoint, CheckpointUploadMode
+from ray.train.collective import broadcast_from_rank_zero
+
+from metadist.distributed import WorkerLostError, get_rank
+from metadist.distributed.job import current_job
+from metadist.distributed.world import restart_count
+from metadist.launchers.error_reporting import report_error
+from metadist.launchers.job import CONSOLE_FILE, JobFailure, RunSpec, run_job
+from metadist.launchers.ray.cluster import reserve_port
+from metadist.loggers import Logger, LoggerCollection, Metrics, Run
+from metadist.training import Experiment
+from metadist.training.checkpoints import Checkpoints
+
+_OUTCOME_TIMEOUT = 3.0
+
+
+@dataclass(frozen=True)
+class WorkerPayload:
+    """What every worker of a run is given.
+
+    Attributes:
+        run: the pickled run, which may need `sys_path` to be unpickled.
+        state: Ray actor with the state that driver and workers share (`ray_launcher.TrainRun`).
+        working_directory: of the driver.
+        sys_path: of the driver.
+        tracebacks: print tracebacks of user errors too.
+        validations_only: report no checkpoint without validation metrics (for Ray Tune, which
+            needs its metric in each report).
+    """
+
+    run: bytes
+    state: Any
+    working_directory: str
+    sys_path: tuple[str, ...]
+    tracebacks: bool = False
+    validations_only: bool = False
+
+
+def run_worker(config: dict[str, Any]) -> None:
+    """Run the job of the pickled `config["payload"]` on this worker.
+
+    It returns when the job is over, also after an error that a restart would meet again; the
+    shared state then has the exit status and the error message.
+
+    Raises:
+        WorkerLostError: a worker died, froze or is unreachable; Ray Train restarts all workers.
+    """
+    payload: WorkerPayload = pickle.loads(config["payload"])
+    _set_environment(len(_get(payload, "attempts")))
+    if _get(payload, "outcomes") or _get(payload, "stop_signal"):
+        return  # the previous attempt ended with an error that is not retried, or was stopped
+    if get_rank() == 0:
+        ray.get(payload.state.add.remote("attempts", restart_count()))
+        threading.Thread(target=_forward_stop_signal, args=[payload], daemon=True).start()
+    with contextlib.suppress(OSError):
+        os.chdir(payload.working_directory)
+    sys.path += [path for path in payload.sys_path if path not in sys.path]
+    run: RunSpec = pickle.loads(payload.run)
+    with _output(run):
+        _set_up_logging()
+        if restart_count() and get_rank() == 0:
+            print(f"a worker was lost: attempt {restart_count() + 1} of the run", file=sys.stderr)
+        status, message = _run_job(run, payload)
+    if status or get_rank() == 0:
+        ray.get(payload.state.add.remote("outcomes", (status, message)))
+
+
+def _run_job(run: RunSpec, payload: WorkerPayload) -> tuple[int, str]:
+    """The exit status, and the error message if this rank has to print it.
+
+    Raises:
+        WorkerLostError: see `run_worker`.
+    """
+    message = io.StringIO()
+    try:
+        _train(run, payload)
+    except Exception as error:
+        failed = JobFailure(error, in_job=True)
+    except JobFailure as any_failed:
+        failed = any_failed
+    else:
+        return 0, ""
+    with contextlib.redirect_stderr(message):  # the driver prints it
+        status = report_error(failed.error, payload.tracebacks, failed.in_job)
+    if isinstance(failed.error, WorkerLostError) and not _failed_on_another_rank(payload):
+        print(message.getvalue(), end="", file=sys.stderr, flush=True)
+        raise WorkerLostError(str(failed.error)) from None
+    return status, message.getvalue()
+
+
+def _train(run: RunSpec, payload: WorkerPayload) -> None:
+    if restart_count() or run.configuration.get("resume") == "auto":
+        restore_checkpoint(run.directory)
+    participants: list[threading.Thread] = []
+
+    def add_logger(experiment: Experiment) -> None:
+        if get_rank() == 0:
+            logger = RayTrainLogger(payload.validations_only)
+            experiment.logger = LoggerCollection([experiment.logger, logger])
+        else:
+            participants.append(threading.Thread(target=_join_reports, daemon=True))
+            participants[0].start()
+
+    # The driver has decided already that the job of a sweep is to be run.
+    run_job(replace(run, in_sweep=False), on_built=add_logger)
+    if get_rank() == 0:
+        broadcast_from_rank_zero(False)
+    for thread in participants:
+        while thread.is_alive() and not _get(payload, "outcomes"):
+            thread.join(0.5)
+
+
+def _join_reports() -> None:
+    """Ray Train waits for a report of every worker, and rank zero alone logs: join its reports."""
+    while broadcast_from_rank_zero(None):
+        ray.train.report({})
+
+
+class RayTrainLogger(Logger):
+    """Reports validations and checkpoints to Ray Train. Rank zero.
+
+    A checkpoint is written after the metrics of the same iteration, so a report is made with the
+    first training metrics that follow, or at the end of the run. The storage of Ray Train gets
+    hard links to the checkpoints where it is on the same file system, else copies.
+
+    Args:
+        validations_only: report no checkpoint without validation metrics.
+    """
+
+    def __init__(self, validations_only: bool = False) -> None:
+        self._validations_only = validations_only
+        self._train_metrics: dict[str, Any] = {}
+        self._validation: dict[str, Any] = {}
+        self._checkpoint_due = False
+
+    def start(self, run: Run) -> None:
+        """Keep the run's directory; what it contains already is not reported again."""
+        self._directory: Path = run.directory
+        self._checkpoints = Checkpoints(run.directory / "checkpoints")
+        self._reported = self._checkpoints.newest()
+
+    def log_metrics(self, metrics: Metrics) -> None:
+        """Keep validation metrics for the next report; report with training metrics."""
+        if "validation_loss" in metrics:
+            values = {name: float(value) for name, value in metrics.items()}
+            self._validation = values | {"iteration": int(metrics["iteration"])}
+            return
+        self._report()
+        if "train_loss" in metrics:
+            self._train_metrics = {
+                "iteration": int(metrics["iteration"]),
+                "train_loss": float(metrics["train_loss"]),
+            }
+
+    def flush(self) -> None:
+        """A checkpoint is written next."""
+        self._checkpoint_due = True
+
+    def finish(self, results: Mapping[str, Any], plots: Sequence[Path]) -> None:
+        """Report the last validation and the last checkpoint; `results.json` has been written."""
+        self._report()
+
+    def _report(self) -> None:
+        checkpoint = self._checkpoints.newest() if self._checkpoint_due else self._reported
+        new = None if checkpoint == self._reported else checkpoint
+        if not self._validation and (new is None or self._validations_only):
+            return
+        metrics = self._train_metrics | self._validation | {"run_directory": str(self._directory)}
+        self._validation, self._checkpoint_due, self._reported = {}, False, checkpoint
+        broadcast_from_rank_zero(True)
+        _report_to_ray(metrics, new)
+
+
+def _report_to_ray(metrics: dict[str, Any], path: Path | None) -> None:
+    if path is None:
+        ray.train.report(metrics)
+        return
+    storage = ray.train.get_context().get_storage()
+    name = f"checkpoint_{path.stem}"
+    if storage.storage_filesystem.type_name == "local":
+        directory = Path(storage.experiment_fs_path) / name
+        directory.mkdir(parents=True, exist_ok=True)
+        _link_or_copy(path, directory / path.name)
+        checkpoint = Checkpoint(str(directory), storage.storage_filesystem)
+        ray.train.report(metrics, checkpoint, checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD)
+        return
+    with tempfile.TemporaryDirectory() as directory_name:
+        _link_or_copy(path, Path(directory_name) / path.name)
+        checkpoint = Checkpoint.from_directory(directory_name)
+        ray.train.report(metrics, checkpoint, checkpoint_dir_name=name)
+
+
+def _link_or_copy(path: Path, target: Path) -> None:
+    target.unlink(missing_ok=True)
+    try:
+        os.link(path, target)
+    except OSError:  # another file system
+        shutil.copy2(path, target)
+
+
+def restore_checkpoint(directory: Path) -> None:
+    """Copy the newest checkpoint of Ray Train to a run directory that has none. Any rank.
+
+    For workers that restart on a machine that does not have the run directory. Where there are
+    checkpoints, they take precedence: Ray may hold one that the run has since rolled back.
+    """
+    newest = ray.train.get_checkpoint()
+    checkpoints = Checkpoints(directory / "checkpoints")
+    if newest is None or checkpoints.newest() is not None:
+        return
+    with newest.as_directory() as source:
+        for path in Path(source).glob("iteration-*.pt"):
+            target = checkpoints.directory / path.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            part = target.with_name(f".{path.name}.{os.getpid()}.part")
+            shutil.copy2(path, part)
+            part.replace(target)
+
+
+def _set_environment(restarts: int) -> None:
+    """Set torchrun's environment variables. Every worker calls it."""
+    context = ray.train.get_context()
+    rank = context.get_world_rank()
+    address = None
+    if rank == 0:
+        address = (ray.util.get_node_ip_address(), reserve_port(), restarts)
+    host, port, restarts = broadcast_from_rank_zero(address)
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(context.get_world_size()),
+        LOCAL_RANK=str(context.get_local_rank()),
+        LOCAL_WORLD_SIZE=str(context.get_local_world_size()),
+        MASTER_ADDR=host,
+        MASTER_PORT=str(port),
+        TORCHELASTIC_RESTART_COUNT=str(restarts),  # a restarted run resumes
+    )
+
+
+def _get(payload: WorkerPayload, name: str) -> list[Any]:
+    values: list[Any] = ray.get(payload.state.get.remote(name))
+    return values
+
+
+def _failed_on_another_rank(payload: WorkerPayload) -> bool:
+    """Whether another rank has ended with an error that a restart would meet again."""
+    deadline = time.monotonic() + (0.0 if current_job().owns_first_failure else _OUTCOME_TIMEOUT)
+    while not (outcomes := _get(payload, "outcomes")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return bool(outcomes)
+
+
+def _forward_stop_signal(payload: WorkerPayload) -> None:
+    """Pass a signal that the driver received on to the job, also to one that starts later."""
+    while True:
+        for number in _get(payload, "stop_signal"):
+            current_job().request_stop(number)
+        time.sleep(0.5)
+
+
+@contextlib.contextmanager
+def _output(run: RunSpec) -> Any:
+    """Ray forwards standard output and error to the driver; a concurrent run writes to a file."""
+    if not run.concurrent:
+        yield
+        return
+    with (
+        (run.directory / CONSOLE_FILE).open("a", encoding="utf-8", buffering=1) as file,
+        contextlib.redirect_stdout(file),
+        contextlib.redirect_stderr(file),
+    ):
+        yield
+
+
+def _set_up_logging() -> None:
+    """Log to rank zero's standard output, as under torchrun."""
+    # Ray Train logs every report at level INFO, to a logger that is named after a file.
+    logging.getLogger().setLevel(logging.WARNING)
+    logger = logging.getLogger("metadist")
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("[%(asctime)s][%(levelname)s] - %(message)s"))
+    logger.handlers = [handler]
+    logger.propagate = False
+    logger.setLevel(logging.INFO if get_rank() == 0 else logging.WARNING)

@@ -1,0 +1,19 @@
+from .console import ConsoleLogger
+from .jsonl import METRICS_FILE, JsonlLogger, json_value, read_metrics
+from .logger import Logger, LoggerCollection, Metrics, Run
+from .tensorboard import TensorBoardLogger
+from .wandb import WandbLogger
+
+__all__ = [
+    "METRICS_FILE",
+    "ConsoleLogger",
+    "JsonlLogger",
+    "Logger",
+    "LoggerCollection",
+    "Metrics",
+    "Run",
+    "TensorBoardLogger",
+    "WandbLogger",
+    "json_value",
+    "read_metrics",
+]

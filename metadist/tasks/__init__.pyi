@@ -1,0 +1,43 @@
+from .cifar_fs import CifarFS
+from .dataset import ImageDataset, TaskDataset
+from .episode import (
+    SPLITS,
+    Episode,
+    Examples,
+    TaskDistribution,
+    key_generator,
+    key_split,
+    stack_episodes,
+    task_keys,
+)
+from .few_shot import FewShotTasks
+from .glyphs import Glyphs
+from .images import ImageClasses
+from .mini_imagenet import MiniImageNet
+from .omniglot import Omniglot
+from .sinusoid import Sinusoid
+from .supervised_tasks import SupervisedTasks
+from .transforms import Augment, Normalize
+
+__all__ = [
+    "SPLITS",
+    "Augment",
+    "CifarFS",
+    "Episode",
+    "Examples",
+    "FewShotTasks",
+    "Glyphs",
+    "ImageClasses",
+    "ImageDataset",
+    "MiniImageNet",
+    "Normalize",
+    "Omniglot",
+    "Sinusoid",
+    "SupervisedTasks",
+    "TaskDataset",
+    "TaskDistribution",
+    "key_generator",
+    "key_split",
+    "stack_episodes",
+    "task_keys",
+]

@@ -1,0 +1,161 @@
+"""Short trainings whose bits are compared: of many algorithms and models, in worlds of any size.
+
+    python tests/training/bit_identity.py CASES SEED
+
+prints "identical" if all strategies, numbers of workers and chunk sizes agree on a random sample of
+CASES cases. It is a command so that a test can run it with other processor features, which are
+chosen by environment variables before PyTorch is loaded.
+"""
+
+import hashlib
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from tiny import build
+from worlds import run_world
+
+from metadist.loggers import LoggerCollection
+from metadist.training import Trainer
+from metadist.training.resume import state_tensors
+
+ALGORITHMS = {
+    "maml": ["algorithm.inner_steps=2"],
+    "fomaml": [],
+    "pretrained": [],
+    "anil": [],
+    "meta_sgd": ["algorithm.inner_steps=2"],
+    "maml_plus_plus": ["algorithm.inner_steps=2", "model.running_statistics=true"],
+    "reptile": ["algorithm.eval_inner_steps=3", "task.train_shots=3"],
+    "imaml": ["algorithm.inner_steps=3"],
+    "prototypical": ["task.train_ways=5"],
+}
+MODELS = {
+    "stride": ["model.filters=16"],
+    "stride of 5 filters": ["model.filters=5"],
+    "max": ["model.filters=16", "model.pooling=max"],
+    "mlp": ["model=mlp", "model.hidden=[24,16]"],
+    "sinusoid": [
+        *("dataset=sinusoid", "model=mlp", "model.hidden=[40,40]", "model.batch_norm=false"),
+        *("task.shots=5", "algorithm.inner_lr=0.01"),
+    ],
+}
+STEPS = 3
+
+
+class Case(NamedTuple):
+    """An algorithm, a model, with or without native kernels, and a number of tasks."""
+
+    algorithm: str
+    model: str
+    native: bool
+    tasks: int
+
+    @property
+    def omit(self) -> tuple[str, ...]:
+        """Overrides of `tiny.SMALL` that do not fit the model."""
+        return ("++dataset.", "model.", "task.") if self.model == "sinusoid" else ("model.",)
+
+    def overrides(self) -> list[str]:
+        return [
+            f"algorithm={self.algorithm}",
+            *MODELS[self.model],
+            *ALGORITHMS[self.algorithm],
+            f"model.native={str(self.native).lower()}",
+            f"trainer.meta_batch_size={self.tasks}",
+        ]
+
+
+def all_cases() -> list[Case]:
+    """Every combination that exists, for 1 to 12 tasks."""
+    cases = []
+    for algorithm in ALGORITHMS:
+        for model in MODELS:
+            if model == "sinusoid" and algorithm not in ("maml", "fomaml", "meta_sgd", "anil"):
+                continue
+            for native in (True, False):
+                cases += [Case(algorithm, model, native, tasks) for tasks in range(1, 13)]
+    return cases
+
+
+def digests(
+    directory: str, strategy: str, cases: Iterable[Case], chunk_sizes: Iterable[int | str]
+) -> list[str] | None:
+    """Train each case for a few steps; on drivers, a digest of losses, norms and final state."""
+    torch.set_num_threads(1)
+    found, opened = [], None
+    for number, case in enumerate(cases):
+        for chunk_size in chunk_sizes:
+            chunking = f"trainer.task_chunk_size={chunk_size}"
+            folder = f"{directory}/{strategy}-{number}-{chunk_size}"
+            overrides = (f"strategy={strategy}", *case.overrides(), chunking)
+            x = build(folder, *overrides, omit=case.omit)
+            x.logger = LoggerCollection([])
+            if opened is None:
+                opened = x.strategy  # one world for all cases
+                opened.open()
+            if not opened.is_driver:
+                continue
+            trainer = Trainer(x)
+            digest = hashlib.sha256()
+            for iteration in range(1, STEPS + 1):
+                output = trainer.train_step(iteration)
+                digest.update(repr((output.loss, output.gradient_norm)).encode())
+            for tensor in state_tensors(x):
+                digest.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy())
+            found.append(digest.hexdigest()[:16])
+    if opened is not None:
+        opened.close()
+    return found if opened is None or opened.is_driver else None
+
+
+def compare(cases: list[Case], worlds: Iterable[tuple[str, int]], timeout: float) -> list[str]:
+    """The cases whose bits differ, each as one line; [] if all agree.
+
+    Args:
+        cases: what to train.
+        worlds: strategies and numbers of workers.
+        timeout: seconds for each world.
+    """
+    chunk_sizes = (1, 2, 3, 7, "auto")
+    with tempfile.TemporaryDirectory() as directory:
+        (local,) = run_world(digests, 1, directory, "local", cases, chunk_sizes, timeout=timeout)
+        found = {
+            f"local, chunks of {c}": local[i :: len(chunk_sizes)] for i, c in enumerate(chunk_sizes)
+        }
+        for strategy, size in worlds:
+            outcomes = run_world(
+                digests, size, f"{directory}/{size}", strategy, cases, ("auto",), timeout=timeout
+            )
+            for rank, each in enumerate(outcomes):
+                if each is not None:
+                    found[f"{strategy} on {size}, rank {rank}"] = each
+    different = []
+    for number, case in enumerate(cases):
+        by_digest: dict[str, list[str]] = {}
+        for world, each in found.items():
+            by_digest.setdefault(each[number], []).append(world)
+        if len(by_digest) > 1:
+            different.append(f"{case}: {list(by_digest.values())}")
+    return different
+
+
+def main() -> int:
+    number, seed = int(sys.argv[1]), int(sys.argv[2])
+    cases = random.Random(seed).sample(all_cases(), number)
+    worlds = [("rpc", n) for n in (1, 2, 3, 4)] + [("allreduce", n) for n in (1, 2, 3, 4)]
+    different = compare(cases, worlds, timeout=1800.0)
+    print("identical" if not different else json.dumps(different, indent=1), flush=True)
+    return int(bool(different))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

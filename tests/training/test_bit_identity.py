@@ -1,0 +1,42 @@
+"""The same bits for any strategy, number of workers and chunk size, on any processor."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bit_identity import all_cases, compare
+
+SCRIPT = Path(__file__).with_name("bit_identity.py")
+FEATURES = [
+    "",
+    "ATEN_CPU_CAPABILITY=default",
+    "ATEN_CPU_CAPABILITY=avx2",
+    "ATEN_CPU_CAPABILITY=avx512",
+    "MKL_CBWR=COMPATIBLE",
+    "MKL_CBWR=AVX2",
+    "ONEDNN_MAX_CPU_ISA=AVX2",
+]
+
+
+def test_a_sample_of_cases_is_identical_in_some_worlds():
+    cases = random.Random(0).sample(all_cases(), 6)
+    assert compare(cases, [("rpc", 2), ("allreduce", 3)], timeout=120.0) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("features", FEATURES)
+def test_a_larger_sample_is_identical_in_all_worlds_with_other_processor_features(features):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment.update(dict([features.split("=")]) if features else {})
+    seed = FEATURES.index(features) + 1
+    outcome = subprocess.run(
+        [sys.executable, str(SCRIPT), "40", str(seed)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=3600,
+    )
+    assert outcome.stdout.strip().endswith("identical"), outcome.stdout + outcome.stderr[-2000:]

@@ -1,0 +1,75 @@
+"""Under allreduce the ranks' parameters start equal and are compared."""
+
+import pytest
+import torch
+from tiny import build
+from worlds import RankFailed, run_world
+
+from metadist.distributed import get_rank
+from metadist.training import Trainer
+from metadist.training import trainer as trainer_module
+from metadist.training.checkpoints import read_checkpoint
+
+
+def with_other_initial_weights(directory: str) -> list[torch.Tensor]:
+    """Training from parameters that differ between ranks, as broken seeding would give."""
+    x = build(directory, "strategy=allreduce", "trainer.iterations=2")
+    with torch.no_grad():
+        for parameter in x.learner.parameters():
+            parameter += get_rank()
+    Trainer(x).run()
+    return [parameter.detach() for parameter in x.learner.parameters()]
+
+
+def test_parameters_are_those_of_rank_zero_from_the_start(tmp_path):
+    zero, one = run_world(with_other_initial_weights, 2, str(tmp_path))
+    assert all(map(torch.equal, zero, one))
+
+
+def change_parameters(directory: str, at: int, rank: int, every: int) -> str:
+    """Change one parameter of one rank behind the trainer's back; what ends the run."""
+    trainer_module.REPLICA_CHECK_EVERY = every
+    options = ("trainer.iterations=9", "trainer.eval_every=0", "trainer.checkpoint_every=0")
+    x = build(directory, "strategy=allreduce", *options)
+    step, count = x.scheduler.step, 0
+
+    def step_and_change() -> None:
+        nonlocal count
+        step()
+        count += 1
+        if count == at and get_rank() == rank:
+            with torch.no_grad():
+                next(x.learner.parameters()).view(-1)[0] += 1e-6
+
+    x.scheduler.step = step_and_change
+    Trainer(x).run()
+    return "finished"
+
+
+@pytest.mark.parametrize(("at", "every", "found"), [(3, 4, 4), (4, 4, 4), (5, 4, 8), (9, 4, 9)])
+def test_a_rank_whose_parameters_change_is_reported_at_the_next_check(tmp_path, at, every, found):
+    outcomes = run_world(change_parameters, 3, str(tmp_path), at, 1, every, may_fail=True)
+    for outcome in outcomes:
+        assert isinstance(outcome, RankFailed)
+        assert f"after iteration {found} the parameters or optimizer state of ranks [1] differ" in (
+            str(outcome)
+        )
+
+
+def run_and_test_best(directory: str) -> tuple[int, list[torch.Tensor]]:
+    """Test the best checkpoint, whose files only rank zero sees."""
+    options = ("strategy=allreduce", "trainer.test_checkpoint=best", "trainer.iterations=4")
+    x = build(directory, *options)
+    trainer = Trainer(x)
+    if get_rank() != 0:
+        trainer.checkpoints.directory = trainer.checkpoints.directory / "stale"
+        x.directory = x.directory / "stale"
+    results = trainer.run()
+    return results["tested_iteration"], [p.detach() for p in x.learner.parameters()]
+
+
+def test_the_best_state_comes_from_rank_zero(tmp_path):
+    (tested, zero), (other, one) = run_world(run_and_test_best, 2, str(tmp_path))
+    best = read_checkpoint(tmp_path / "checkpoints" / f"best-{tested:08d}.pt")["learner"]
+    assert tested == other and all(map(torch.equal, zero, one))
+    assert all(torch.equal(a, b) for a, b in zip(zero, best.values(), strict=False))
