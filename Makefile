@@ -1,48 +1,54 @@
-# Two commands are enough: `make run` and `make test`. Each sets up what it needs, once.
+# `make run` and `make test` are enough to start: each target installs what it needs, once.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# One thread a worker: the same numbers however many workers there are (see README).
+# One thread per worker: results do not depend on the number of workers (see README.md).
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow faults benchmark scaling overhead reproduce lint format clean
+.PHONY: help run test test-slow faults fuzz benchmark scaling overhead reproduce lint format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-run: $(VENV)/.installed ## train MAML on two workers; options in ARGS="dataset=omniglot seed=1"
+run: $(VENV)/.installed ## train MAML on two workers; ARGS="dataset=omniglot seed=1"
 	$(BIN)/torchrun --standalone --nproc_per_node=2 experiments/maml.py +partition=dim0 $(ARGS)
 
-test: $(VENV)/.installed-test ## run the tests, all but the slow ones
+test: $(VENV)/.installed-test ## run the tests except the slow ones; ARGS="tests/training -x"
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
 
-test-slow: $(VENV)/.installed-slow ## run the slow tests, and those of the extras, which it installs
+test-slow: $(VENV)/.installed-slow ## install the optional dependencies and run the slow tests
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
-faults: $(VENV)/.installed ## kill, freeze and cut off real runs; parts in ARGS="kills endings"
-	$(BIN)/python experiments/faults $(ARGS)
+faults: $(VENV)/.installed ## kill, freeze and disconnect real runs; ARGS="kills endings"
+	PYTHONPATH=tests $(BIN)/python -m faults $(ARGS)
 
-benchmark: $(VENV)/.installed ## metadist and its rivals on the same tasks, in turn; ARGS="--rounds 5"
-	$(BIN)/python experiments/benchmark.py $(ARGS)
+fuzz: $(VENV)/.installed ## run invalid configurations and corrupted files; ARGS="--seed 1"
+	PYTHONPATH=tests $(BIN)/python -m fuzzing $(ARGS)
 
-scaling: $(VENV)/.installed ## steps against workers, tasks, parameters; a model of 8 to 1,024 workers
-	$(BIN)/python experiments/scaling.py $(ARGS)
+benchmark: $(VENV)/.installed ## compare training speed with baselines; ARGS="--rounds 5"
+	$(BIN)/python experiments/benchmark.py baselines $(ARGS)
 
-overhead: $(VENV)/.installed ## what the framework itself costs; parts in ARGS="latency start"
-	$(BIN)/python experiments/overhead.py $(ARGS)
+scaling: $(VENV)/.installed ## step time by workers, tasks, parameters; cost model up to 1,024 workers
+	$(BIN)/python experiments/benchmark.py scaling $(ARGS)
 
-reproduce: $(VENV)/.installed ## the papers' tables; ARGS="maml_sinusoid --seeds 3 --fraction 0.03"
+overhead: $(VENV)/.installed ## cost of the framework itself; ARGS="latency startup"
+	$(BIN)/python experiments/benchmark.py overhead $(ARGS)
+
+reproduce: $(VENV)/.installed ## published results; ARGS="maml_sinusoid --seeds 3 --fraction 0.03"
 	$(BIN)/python experiments/reproduce.py $(ARGS)
 
-lint: $(VENV)/.installed-dev ## check style and imports
-	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+lint: $(VENV)/.installed-dev ## check style, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy metadist
 
-format: $(VENV)/.installed-dev ## mend style and imports
-	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+format: $(VENV)/.installed-dev ## fix style and formatting
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
 clean: ## remove the virtual environment and caches, never results
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
@@ -50,7 +56,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
-	@echo "installing metadist and PyTorch into $(VENV), once: some 5 GB, a few minutes"
+	@echo "installing metadist and PyTorch into $(VENV), once: about 5 GB, a few minutes"
 	$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
@@ -59,7 +65,7 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	@touch $@
 
 $(VENV)/.installed-slow: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --editable '.[test,sweeps,ray,peers]'
+	$(BIN)/python -m pip install --quiet --editable '.[test,sweeps,ray,baselines]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -1,6 +1,31 @@
-"""metadist against its rivals. python experiments/benchmark.py --rounds 5."""
+"""Benchmarks: python experiments/benchmark.py {baselines,scaling,overhead} [OPTIONS].
 
-from benchmarks.rounds import main
+baselines  training speed of metadist and of other implementations on the same tasks
+scaling    step time by workers, tasks and parameters, and a cost model for more workers
+overhead   cost of the framework itself
+"""
+
+import argparse
+
+from benchmarks import baselines, overhead, scaling
+
+COMMANDS = {"baselines": baselines, "scaling": scaling, "overhead": overhead}
+
+
+def main() -> None:
+    """Run a benchmark from the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, module in COMMANDS.items():
+        command = commands.add_parser(
+            name, description=module.__doc__, formatter_class=argparse.RawTextHelpFormatter
+        )
+        module.add_arguments(command)
+    options = parser.parse_args()
+    COMMANDS[options.command].run(options)
+
 
 if __name__ == "__main__":
     main()

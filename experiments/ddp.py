@@ -1,7 +1,7 @@
 """Supervised data-parallel training: torchrun --standalone --nproc_per_node=2 experiments/ddp.py.
 
-It learns all training classes at once and serves as the few-shot baseline; `conf/ddp.yaml` lists
-what can be chosen.
+Trains a classifier of all training classes, the supervised few-shot baseline; `conf/ddp.yaml` has
+the options.
 """
 
 from metadist.cli import hydra_main

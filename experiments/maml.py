@@ -1,6 +1,6 @@
 """Meta-learning: torchrun --standalone --nproc_per_node=2 experiments/maml.py +partition=dim0.
 
-`conf/maml.yaml` lists what can be chosen; `python experiments/maml.py --help` shows it.
+`conf/maml.yaml` has the options; `python experiments/maml.py --help` lists them.
 """
 
 from metadist.cli import hydra_main

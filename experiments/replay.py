@@ -1,8 +1,8 @@
-"""One task of a run once more: python experiments/replay.py RUN_DIRECTORY --key 0,train,17,3.
+"""Replay a single task of a run: python experiments/replay.py RUN_DIRECTORY --key 0,train,17,3.
 
-For debugging: it shows the task's loss and its gradient by each parameter, exactly as the run had
-them, and draws the task into RUN_DIRECTORY/replays. A key is seed,split,iteration,index, as a run
-reports it of a task that went wrong.
+Prints the loss of the task and its gradient for each parameter, with the same bits as in the run,
+and plots the task into RUN_DIRECTORY/replays. A key is seed,split,iteration,index, as reported for
+a task with a non-finite loss.
 """
 
 import argparse
@@ -15,12 +15,12 @@ from metadist.training.replay import parse_key, replay
 
 
 def main() -> int:
-    """Read the command line and replay; the exit status."""
-    about = (__doc__ or "").split("\n\n", 1)
-    parser = argparse.ArgumentParser(description=about[1])
+    """Replay from the command line; returns the exit status."""
+    _, description = (__doc__ or "").split("\n\n", 1)
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("directory", type=Path, help="the run's directory")
     parser.add_argument("--key", required=True, help="seed,split,iteration,index")
-    parser.add_argument("--checkpoint", type=Path, help="take the state from this file, as it is")
+    parser.add_argument("--checkpoint", type=Path, help="load the parameters from this checkpoint")
     options = parser.parse_args()
 
     def show() -> None:

@@ -1,6 +1,6 @@
-"""The papers' tables: python experiments/reproduce.py maml_sinusoid --seeds 3 --jobs 2.
+"""Reproduce published results: python experiments/reproduce.py maml_sinusoid --seeds 3 --jobs 2.
 
-`--help` says what can be asked for, `--list` which presets there are.
+`--help` lists the options, `--list` the presets.
 """
 
 import sys

@@ -1,8 +1,8 @@
 """Table and plot of a folder of runs: python experiments/sweep.py FOLDER.
 
-Writes sweep.csv, sweep.md and sweep.png into the folder, as at the end of a sweep, and prints the
-best setting. Runs that differ in their seed alone are one row, with mean and 95% interval; the
-columns are the keys that the command lines of the runs set to different values.
+Writes sweep.csv, sweep.md and sweep.png into the folder, as a sweep does at its end, and prints the
+best setting. Runs that differ in the seed only are one row with mean and 95% interval; the columns
+are the overrides that differ between runs.
 """
 
 import argparse
@@ -14,10 +14,10 @@ from metadist.reports.sweep_report import write_sweep_report
 
 
 def main() -> int:
-    """Write the report of the folder on the command line; returns the exit status."""
-    about = (__doc__ or "").split("\n\n", 1)
-    parser = argparse.ArgumentParser(description=about[1])
-    parser.add_argument("folder", type=Path, help="holds the runs' directories, at any depth")
+    """Report from the command line; returns the exit status."""
+    _, description = (__doc__ or "").split("\n\n", 1)
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("folder", type=Path, help="contains the run directories, at any depth")
     folder = parser.parse_args().folder.resolve()
     return exit_status(lambda: print("\n".join(write_sweep_report(folder).summary_lines())))
 

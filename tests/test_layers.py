@@ -65,5 +65,5 @@ def test_torch_distributed_is_used_in_one_package(path):
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "experiments").glob("*.py")), ids=lambda p: p.name)
-def test_experiments_are_thin_doors(path):
+def test_entry_points_are_short(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) < 60

@@ -1,4 +1,4 @@
-"""The rival higher: MAML in one process of two threads, as its own example has it.
+"""Baseline: MAML with higher, after its own example; one process with two threads.
 
 python experiments/benchmarks/higher_maml.py --tasks 8
 """
@@ -6,7 +6,7 @@ python experiments/benchmarks/higher_maml.py --tasks 8
 import higher
 import torch
 import torch.nn.functional as F
-from problem import INNER_LR, OUTER_LR, conv4, few_shot, measure, words
+from problem import INNER_LR, OUTER_LR, conv4, few_shot_tasks, measure, parse_arguments
 
 from metadist.tasks import task_keys
 
@@ -14,30 +14,30 @@ THREADS = 2
 
 
 def main() -> None:
-    """Train for the number of steps that is asked for."""
-    asked = words()
+    """Train for the requested number of steps."""
+    options = parse_arguments()
     torch.manual_seed(0)
     torch.set_num_threads(THREADS)
-    tasks = few_shot(asked)
-    model = conv4(asked.pooling)
+    tasks = few_shot_tasks(options)
+    model = conv4(options.pooling)
     optimizer = torch.optim.Adam(model.parameters(), OUTER_LR)
     inner = torch.optim.SGD(model.parameters(), INNER_LR)
 
     def step(iteration: int) -> float:
         optimizer.zero_grad()
         total = 0.0
-        for key in task_keys(0, "train", iteration, range(asked.tasks)):
+        for key in task_keys(0, "train", iteration, range(options.tasks)):
             support, query = tasks.sample(key)
             with higher.innerloop_ctx(model, inner, copy_initial_weights=False) as (fast, steps):
-                for _ in range(asked.inner_steps):
+                for _ in range(options.inner_steps):
                     steps.step(F.cross_entropy(fast(support.inputs), support.targets))
-                loss = F.cross_entropy(fast(query.inputs), query.targets) / asked.tasks
+                loss = F.cross_entropy(fast(query.inputs), query.targets) / options.tasks
                 loss.backward()
                 total += loss.item()
         optimizer.step()
         return total
 
-    print(measure(asked, step))
+    print(measure(options, step))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""`remote_sync_call` against a bare `rpc.rpc_sync`: torchrun, two processes.
+"""Latency of `remote_sync_call` and of `rpc.rpc_sync`, in two processes.
 
 torchrun --standalone --nproc_per_node=2 experiments/benchmarks/latency.py
 
-Both call the same function with the same small tensor on the other worker, in turn. Prints JSON:
-the medians in microseconds and the median over turns of their ratio.
+Both call the same function with the same small tensor on the other worker, alternately. Prints
+JSON: the medians in microseconds, and the median of their ratio over the rounds.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import metadist as todist
 
 
 def echo(tensor: Tensor) -> Tensor:
-    """What is called."""
+    """The function that is called."""
     return tensor
 
 
@@ -36,28 +36,28 @@ def median_of(call: Callable[[], object], times: int) -> float:
 
 @todist.auto_init_rpc()
 def main() -> None:
-    """Rank zero calls the other."""
+    """Rank zero calls the other rank."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--turns", type=int, default=20)
-    parser.add_argument("--calls", type=int, default=100, help="in a turn, of each")
-    asked = parser.parse_args()
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--calls", type=int, default=100, help="of each, per round")
+    options = parser.parse_args()
     if todist.get_rank() != 0:
         return
     tensor, other = torch.zeros(10), "worker1"
 
-    def bare() -> object:
+    def rpc_sync() -> object:
         return rpc.rpc_sync(other, echo, args=(tensor,))
 
-    def ours() -> object:
+    def metadist_call() -> object:
         return todist.remote_sync_call(echo, args=(tensor,), partitioner=1)
 
-    turns = []
-    for _ in range(asked.turns + 1):  # the first warms up
-        turns.append((median_of(bare, asked.calls), median_of(ours, asked.calls)))
-    pairs = turns[1:]
-    ratio = statistics.median(mine / theirs for theirs, mine in pairs)
-    theirs, mine = (statistics.median(each) for each in zip(*pairs, strict=True))
-    print(json.dumps({"rpc_sync_us": theirs, "remote_sync_call_us": mine, "ratio": ratio}))
+    rounds = []
+    for _ in range(options.rounds + 1):  # the first is the warm-up
+        rounds.append((median_of(rpc_sync, options.calls), median_of(metadist_call, options.calls)))
+    pairs = rounds[1:]
+    ratio = statistics.median(ours / bare for bare, ours in pairs)
+    bare, ours = (statistics.median(each) for each in zip(*pairs, strict=True))
+    print(json.dumps({"rpc_sync_us": bare, "remote_sync_call_us": ours, "ratio": ratio}))
 
 
 if __name__ == "__main__":

@@ -1,18 +1,16 @@
-"""What the framework itself costs, each part as a ratio of two programs run in turn.
+"""Cost of the framework itself; each part is a ratio of two programs run alternately.
 
-python experiments/overhead.py twins latency data start --rounds 5
+python experiments/benchmark.py overhead efficiency latency data startup --rounds 5
 
-twins    two workers against two one-worker runs of half the tasks side by side: tasks a second
-latency  `remote_sync_call` against a bare `rpc.rpc_sync`
-data     the share of a step that loading takes, and all that is not a task's computation
-start    from the command to the first finished iteration, against a bare torchrun script that
-         imports torch and opens RPC
+efficiency  throughput of two workers relative to two concurrent one-worker runs of half the tasks
+latency     `remote_sync_call` relative to `rpc.rpc_sync`
+data        share of a step for data loading, and for everything except the tasks' computation
+startup     time to the first iteration, relative to a script that imports torch and opens RPC
 """
 
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -20,166 +18,178 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.programs import (
-    HERE,
+    BENCHMARKS,
     SETTINGS,
     TORCHRUN,
     WARM_UP,
-    Failed,
+    ProgramFailed,
     Setting,
     machine,
     result,
-    run,
-    speed,
-    started,
+    start,
+    tasks_per_second,
     training,
+)
+from benchmarks.programs import (
+    run as run_program,
 )
 from rich.console import Console
 from rich.table import Table
 
-TWINS = Setting(8, 1, 15, 1, "max", 30)
+SETTING = Setting(8, 1, 15, 1, "max", 30)
 STRATEGIES = ("rpc", "allreduce")
-PATIENCE = 300.0
-FRAMEWORK = ("data", "send", "reduce", "wait", "outer step", "log", "other")
-"""Phases of a profile that are no task's computation."""
+TIMEOUT_SECONDS = 300.0
+COMPUTATION = ("forward", "backward")
+"""Ranges of a profile in which tasks are computed; the rest of a step is the framework's."""
 
 Row = tuple[str, str, float, str]
-"""What was compared, with what, the figure, and the goal."""
+"""Quantity, reference, ratio, and target."""
 
 
-def twins(rounds: int, only: str) -> Iterator[Row]:
-    """Two workers against two independent runs."""
-    half = TWINS._replace(tasks=TWINS.tasks // 2)
+def efficiency(rounds: int, only: str) -> Iterator[Row]:
+    """Two workers relative to two concurrent independent runs."""
+    half = SETTING._replace(tasks=SETTING.tasks // 2)
     found: dict[str, list[float]] = {strategy: [] for strategy in STRATEGIES}
     for _ in range(rounds):
-        alone = _side_by_side(half)
+        independent = _concurrent_runs(half)
         for strategy, ratios in found.items():
             with tempfile.TemporaryDirectory() as directory:
-                run(training(TWINS, directory, 2, f"strategy={strategy}"), PATIENCE)
-                ratios.append(speed(Path(directory), TWINS) / alone)
+                run_program(
+                    training(SETTING, directory, 2, f"strategy={strategy}"), TIMEOUT_SECONDS
+                )
+                ratios.append(tasks_per_second(Path(directory), SETTING) / independent)
     for strategy, ratios in found.items():
-        against = f"two one-worker runs side by side, {TWINS}"
-        yield f"2 workers, {strategy}", against, statistics.median(ratios), "at least 0.97"
+        reference = f"two concurrent one-worker runs, {SETTING}"
+        yield f"2 workers, {strategy}", reference, statistics.median(ratios), "at least 0.97"
 
 
-def _side_by_side(setting: Setting) -> float:
-    """Two runs at once, together in tasks a second."""
+def _concurrent_runs(setting: Setting) -> float:
+    """Tasks per second of two concurrent one-worker runs together."""
     with ExitStack() as stack:
-        places = [stack.enter_context(tempfile.TemporaryDirectory()) for _ in range(2)]
-        commands = [training(setting, place, 1, "strategy=local") for place in places]
-        runs = [stack.enter_context(started(command)) for command in commands]
+        directories = [stack.enter_context(tempfile.TemporaryDirectory()) for _ in range(2)]
+        commands = [training(setting, d, 1, "strategy=local") for d in directories]
+        runs = [stack.enter_context(start(command)) for command in commands]
         for process in runs:
-            result(process, PATIENCE)
-        return sum(speed(Path(place), setting) for place in places)
+            result(process, TIMEOUT_SECONDS)
+        return sum(tasks_per_second(Path(d), setting) for d in directories)
 
 
 def latency(rounds: int, only: str) -> Iterator[Row]:
-    """A call's own cost."""
+    """Latency of a remote call."""
     ratios = []
     for _ in range(rounds):
-        command = [*TORCHRUN, "--nproc_per_node=2", str(HERE / "latency.py")]
-        ratios.append(json.loads(run(command, PATIENCE).splitlines()[-1])["ratio"])
+        command = [*TORCHRUN, "--nproc_per_node=2", str(BENCHMARKS / "latency.py")]
+        ratios.append(json.loads(run_program(command, TIMEOUT_SECONDS).splitlines()[-1])["ratio"])
     yield "remote_sync_call", "rpc.rpc_sync, latency", statistics.median(ratios), "at most 1.2"
 
 
 def data(rounds: int, only: str) -> Iterator[Row]:
-    """Shares of a step of rank zero, from its profile."""
+    """Shares of rank zero's step, from its profile."""
     for strategy in STRATEGIES:
         shares: dict[str, list[tuple[float, float]]] = {}
         for _ in range(rounds):
             for setting in (s for s in SETTINGS if only in str(s)):
                 with tempfile.TemporaryDirectory() as directory:
                     options = (f"strategy={strategy}", "trainer.profile=true")
-                    run(training(setting._replace(iterations=15), directory, 2, *options), PATIENCE)
-                    report = Path(directory, "profile", "phases.json").read_text(encoding="utf-8")
-                phases = json.loads(report)["seconds_a_step_by_rank"]["0"]
-                own = sum(phases[name] for name in FRAMEWORK) / sum(phases.values())
-                share = phases["data"] / sum(phases.values())
-                shares.setdefault(str(setting), []).append((share, own))
+                    run_program(
+                        training(setting._replace(iterations=15), directory, 2, *options),
+                        TIMEOUT_SECONDS,
+                    )
+                    ranges = profiled_ranges(Path(directory, "profile", "rank0.txt"))
+                step = ranges["train_step"]
+                own = 1 - sum(ranges[name] for name in COMPUTATION) / step
+                shares.setdefault(str(setting), []).append((ranges["data"] / step, own))
         for setting, found in shares.items():
             loading, own = (statistics.median(each) for each in zip(*found, strict=True))
-            yield f"loading, {strategy}", f"the whole step, {setting}", loading, "at most 0.02"
-            yield f"all but the tasks, {strategy}", f"the whole step, {setting}", own, ""
+            yield f"data loading, {strategy}", f"the whole step, {setting}", loading, "at most 0.02"
+            yield f"all except the tasks, {strategy}", f"the whole step, {setting}", own, ""
 
 
-def start(rounds: int, only: str) -> Iterator[Row]:
-    """Seconds until something has been done."""
+def profiled_ranges(file: Path) -> dict[str, float]:
+    """Milliseconds per step of each range, from a table that `trainer.profile=true` wrote."""
+    rows = (line.split() for line in file.read_text(encoding="utf-8").splitlines()[2:])
+    return {name: float(milliseconds) for name, milliseconds in rows}
+
+
+def startup(rounds: int, only: str) -> Iterator[Row]:
+    """Time to the first iteration."""
     setting = Setting(2, 1, 1, 1, "stride", 1 - WARM_UP)
     found: dict[str, list[float]] = {strategy: [] for strategy in STRATEGIES}
-    bare = [*TORCHRUN, "--nproc_per_node=2", str(HERE / "bare_start.py")]
+    minimal = [*TORCHRUN, "--nproc_per_node=2", str(BENCHMARKS / "minimal_rpc.py")]
     for _ in range(rounds):
-        least = _until(bare, lambda printed: bool(printed))
+        minimum = _seconds_until(minimal, lambda output: bool(output))
         for strategy, ratios in found.items():
             with tempfile.TemporaryDirectory() as directory:
                 command = training(setting, directory, 2, f"strategy={strategy}")
                 metrics = Path(directory, "metrics.jsonl")
-                seconds = _until(
+                seconds = _seconds_until(
                     command, lambda _, m=metrics: m.exists() and "train_loss" in m.read_text()
                 )
-                ratios.append(seconds / least)
+                ratios.append(seconds / minimum)
     for strategy, ratios in found.items():
-        against = "torchrun, import torch, open RPC"
-        yield f"first iteration, {strategy}", against, statistics.median(ratios), "at most 1.3"
+        reference = "torchrun, import torch, open RPC"
+        yield f"first iteration, {strategy}", reference, statistics.median(ratios), "at most 1.3"
 
 
-def _until(command: list[str], there: Callable[[str], bool]) -> float:
-    """Seconds from starting a command until what it printed or wrote is there; it then ends."""
-    with tempfile.NamedTemporaryFile("w") as printed:
-        began = time.perf_counter()
-        with started(command, printed) as process:
+def _seconds_until(command: list[str], ready: Callable[[str], bool]) -> float:
+    """Seconds from the start of a command until `ready(its output)`; then waits for its end."""
+    with tempfile.NamedTemporaryFile("w") as output:
+        started = time.perf_counter()
+        with start(command, output) as process:
             while True:
                 ended = process.poll() is not None
-                if there(Path(printed.name).read_text(encoding="utf-8")):
+                if ready(Path(output.name).read_text(encoding="utf-8")):
                     break
-                if ended or time.perf_counter() - began > PATIENCE:
-                    raise Failed(f"{' '.join(command)} came to nothing")
+                if ended or time.perf_counter() - started > TIMEOUT_SECONDS:
+                    raise ProgramFailed(
+                        f"{' '.join(command)} ended or timed out before it was ready"
+                    )
                 time.sleep(0.005)
-            seconds = time.perf_counter() - began
-            result(process, PATIENCE)
+            seconds = time.perf_counter() - started
+            result(process, TIMEOUT_SECONDS)
     return seconds
 
 
 PARTS: dict[str, Callable[[int, str], Iterator[Row]]] = {
-    "twins": twins,
+    "efficiency": efficiency,
     "latency": latency,
     "data": data,
-    "start": start,
+    "startup": startup,
 }
 
 
-def main() -> None:
-    """Run the parts that are asked for; print and save the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; default all")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this benchmark."""
+    parser.add_argument("parts", nargs="*", metavar="PART", help="default: all of them")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="", help="data: settings whose name holds this")
+    parser.add_argument("--only", default="", help="data: settings whose name contains this")
     parser.add_argument("--out", type=Path, default=Path("outputs/overhead"))
-    asked = parser.parse_args()
-    unknown = set(asked.parts) - PARTS.keys()
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run the chosen parts; print and save the table."""
+    unknown = set(options.parts) - PARTS.keys()
     if unknown:
-        parser.error(f"there is no part {', '.join(sorted(unknown))}: take {', '.join(PARTS)}")
+        raise SystemExit(
+            f"error: unknown part {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}"
+        )
     console, rows = Console(highlight=False), []
-    asked.out.mkdir(parents=True, exist_ok=True)
-    for part in asked.parts or PARTS:
+    options.out.mkdir(parents=True, exist_ok=True)
+    for part in options.parts or PARTS:
         try:
-            found = [*PARTS[part](asked.rounds, asked.only)]
-        except Failed as error:
+            found = [*PARTS[part](options.rounds, options.only)]
+        except ProgramFailed as error:
             console.print(f"{part}: no result: {error}")
             continue
         for row in found:
-            what, against, figure, goal = row
-            console.print(f"{what} / {against}: {figure:.3f} {goal}")
+            quantity, reference, value, target = row
+            console.print(f"{quantity} / {reference}: {value:.3f} {target}")
             rows.append(row)
-        report = {"machine": machine(), "rounds": asked.rounds, "rows": rows}
-        (asked.out / "overhead.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
-    table = Table("what", "as a multiple of", "median ratio", "goal", title=str(machine()))
-    for what, against, figure, goal in rows:
-        table.add_row(what, against, f"{figure:.3f}", goal)
-    with (asked.out / "overhead.txt").open("w", encoding="utf-8") as file:
+        report = {"machine": machine(), "rounds": options.rounds, "rows": rows}
+        (options.out / "overhead.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+    table = Table("quantity", "relative to", "median ratio", "target", title=str(machine()))
+    for quantity, reference, value, target in rows:
+        table.add_row(quantity, reference, f"{value:.3f}", target)
+    with (options.out / "overhead.txt").open("w", encoding="utf-8") as file:
         Console(file=file, width=140).print(table)
-    console.print(f"saved: {asked.out}/overhead.txt, overhead.json")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    console.print(f"saved: {options.out}/overhead.txt, overhead.json")

@@ -1,6 +1,6 @@
-"""The problem that every rival solves: the same tasks, the same model, measured in the same way.
+"""The problem that every baseline solves: tasks, model and measurement.
 
-A rival is a script that takes the words of `words`, and whose rank zero prints a line of JSON.
+A baseline is a script with the arguments of `parse_arguments`; its rank zero prints a line of JSON.
 """
 
 import argparse
@@ -16,8 +16,8 @@ INNER_LR = 0.4
 OUTER_LR = 1e-3
 
 
-def words() -> argparse.Namespace:
-    """What the command line asks for."""
+def parse_arguments() -> argparse.Namespace:
+    """The command line of a baseline."""
     parser = argparse.ArgumentParser()
     for name, default in (("tasks", 32), ("shots", 1), ("queries", 1), ("inner-steps", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -27,9 +27,9 @@ def words() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def few_shot(asked: argparse.Namespace) -> FewShotTasks:
-    """The tasks that metadist draws, too: 5-way tasks of glyphs."""
-    return FewShotTasks(Glyphs(), 5, asked.shots, asked.queries)
+def few_shot_tasks(options: argparse.Namespace) -> FewShotTasks:
+    """5-way tasks of glyphs, the same as those of metadist."""
+    return FewShotTasks(Glyphs(), 5, options.shots, options.queries)
 
 
 def conv4(pooling: str) -> nn.Sequential:
@@ -47,20 +47,22 @@ def conv4(pooling: str) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64, 5))
 
 
-def measure(asked: argparse.Namespace, step: Callable[[int], float]) -> str:
-    """Take the steps, behind a warm-up.
+def measure(options: argparse.Namespace, step: Callable[[int], float]) -> str:
+    """Time the steps after a warm-up.
 
     Args:
-        asked: how many.
-        step: takes outer step number n, from 0, and returns once it is done: the loss there.
+        options: the command line.
+        step: runs outer step n, from 0, to completion and returns its loss.
 
     Returns:
-        JSON: tasks a second, and the last step's loss, by which rivals are seen to do the same.
+        JSON with tasks per second and the last step's loss, which is equal for all baselines.
     """
     started = loss = 0.0
-    for iteration in range(asked.warm_up + asked.iterations):
-        if iteration == asked.warm_up:
+    for iteration in range(options.warm_up + options.iterations):
+        if iteration == options.warm_up:
             started = time.perf_counter()
         loss = step(iteration)
     seconds = time.perf_counter() - started
-    return json.dumps({"tasks_per_second": asked.tasks * asked.iterations / seconds, "loss": loss})
+    return json.dumps(
+        {"tasks_per_second": options.tasks * options.iterations / seconds, "loss": loss}
+    )

@@ -1,4 +1,4 @@
-"""What is compared: metadist in its forms, and the rivals that are installed."""
+"""The programs of the benchmarks: metadist and the baselines."""
 
 import contextlib
 import json
@@ -14,8 +14,8 @@ from pathlib import Path
 from subprocess import Popen
 from typing import IO, NamedTuple
 
-HERE = Path(__file__).resolve().parent
-EXPERIMENTS = HERE.parent
+BENCHMARKS = Path(__file__).resolve().parent
+EXPERIMENTS = BENCHMARKS.parent
 WARM_UP = 3
 
 
@@ -42,35 +42,33 @@ SETTINGS = [
 
 
 class Program(NamedTuple):
-    """One of the compared.
+    """A program to compare.
 
     Attributes:
-        name: as the table says it.
-        measure: (setting, seconds until it is killed) -> tasks a second.
-        needs: the package without which it is left out.
+        name: shown in the tables.
+        measure: (setting, timeout in seconds) -> tasks per second.
+        requires: the package without which it is skipped.
     """
 
     name: str
     measure: Callable[[Setting, float], float]
-    needs: str = "torch"
+    requires: str = "torch"
 
 
-class Failed(Exception):
-    """A program that gave no result: it was killed after a while, or ended with an error."""
+class ProgramFailed(Exception):
+    """A program timed out or ended with an error."""
 
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 
 
 @contextlib.contextmanager
-def started(command: list[str], printed: IO[str] | int = subprocess.PIPE) -> Iterator[Popen]:
-    """A program whose processes have one thread each, unless it sets them; at the end of the
-    context all of them are gone.
-    """
+def start(command: list[str], stdout: IO[str] | int = subprocess.PIPE) -> Iterator[Popen]:
+    """Context manager: a program with one thread per process; terminated at exit."""
     with Popen(
         command,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=printed,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -79,36 +77,36 @@ def started(command: list[str], printed: IO[str] | int = subprocess.PIPE) -> Ite
             yield process
         finally:
             if process.poll() is None:
-                _end(process)
+                _terminate(process)
 
 
-def result(process: Popen, patience: float) -> str:
-    """What a started program printed, at its end.
+def result(process: Popen, timeout: float) -> str:
+    """Wait for a started program and return its standard output.
 
     Raises:
-        Failed: it took longer than `patience` seconds, or ended with an error.
+        ProgramFailed: it took longer than `timeout` seconds, or ended with an error.
     """
     try:
-        printed, said = process.communicate(timeout=patience)
+        output, errors = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        raise Failed(f"killed after {patience:.0f} s") from None
+        raise ProgramFailed(f"killed after {timeout:.0f} s") from None
     if process.returncode:
-        raise Failed(f"{' '.join(process.args)} failed:\n{said[-2000:]}")
-    return printed
+        raise ProgramFailed(f"{' '.join(process.args)} failed:\n{errors[-2000:]}")
+    return output
 
 
-def run(command: list[str], patience: float) -> str:
-    """Run a program to its end and return what it printed.
+def run(command: list[str], timeout: float) -> str:
+    """Run a program to its end and return its standard output.
 
     Raises:
-        Failed: it took longer than `patience` seconds, or ended with an error.
+        ProgramFailed: it took longer than `timeout` seconds, or ended with an error.
     """
-    with started(command) as process:
-        return result(process, patience)
+    with start(command) as process:
+        return result(process, timeout)
 
 
-def _end(process: Popen) -> None:
-    """Torchrun ends its workers, which are sessions of their own, when it is asked to."""
+def _terminate(process: Popen) -> None:
+    """Terminate a program. torchrun's workers have their own sessions: the agent must end them."""
     for number, seconds in ((signal.SIGTERM, 40.0), (signal.SIGKILL, None)):
         os.killpg(process.pid, number)
         try:
@@ -118,15 +116,17 @@ def _end(process: Popen) -> None:
             continue
 
 
-def rival(script: str, processes: int = 2) -> Callable[[Setting, float], float]:
-    """A script beside this one, under torchrun or, in one process, alone."""
+def baseline(script: str, processes: int = 2) -> Callable[[Setting, float], float]:
+    """A script in this folder, under torchrun if it has several processes."""
 
-    def measure(setting: Setting, patience: float) -> float:
-        start = (*TORCHRUN, f"--nproc_per_node={processes}") if processes > 1 else (sys.executable,)
-        printed = run(
+    def measure(setting: Setting, timeout: float) -> float:
+        launch = (
+            (*TORCHRUN, f"--nproc_per_node={processes}") if processes > 1 else (sys.executable,)
+        )
+        output = run(
             [
-                *start,
-                str(HERE / script),
+                *launch,
+                str(BENCHMARKS / script),
                 f"--tasks={setting.tasks}",
                 f"--shots={setting.shots}",
                 f"--queries={setting.queries}",
@@ -135,26 +135,26 @@ def rival(script: str, processes: int = 2) -> Callable[[Setting, float], float]:
                 f"--iterations={setting.iterations}",
                 f"--warm-up={WARM_UP}",
             ],
-            patience,
+            timeout,
         )
-        return json.loads(printed.splitlines()[-1])["tasks_per_second"]
+        return json.loads(output.splitlines()[-1])["tasks_per_second"]
 
     return measure
 
 
 def metadist(*options: str, processes: int = 2) -> Callable[[Setting, float], float]:
-    """`experiments/maml.py` with options, by its own log."""
+    """`experiments/maml.py` with overrides, measured by its `metrics.jsonl`."""
 
-    def measure(setting: Setting, patience: float) -> float:
+    def measure(setting: Setting, timeout: float) -> float:
         with tempfile.TemporaryDirectory() as directory:
-            run(training(setting, directory, processes, *options), patience)
-            return speed(Path(directory), setting)
+            run(training(setting, directory, processes, *options), timeout)
+            return tasks_per_second(Path(directory), setting)
 
     return measure
 
 
 def training(setting: Setting, directory: str, processes: int, *options: str) -> list[str]:
-    """The command of a metadist run at a setting."""
+    """The command of a metadist run."""
     return [
         *(*TORCHRUN, f"--nproc_per_node={processes}", str(EXPERIMENTS / "maml.py")),
         "+partition=dim0",
@@ -173,29 +173,31 @@ def training(setting: Setting, directory: str, processes: int, *options: str) ->
     ]
 
 
-def speed(directory: Path, setting: Setting) -> float:
-    """Tasks a second behind the warm-up, whole steps, of a run that has ended."""
+def tasks_per_second(directory: Path, setting: Setting) -> float:
+    """Tasks per second of a finished run after the warm-up, over whole steps."""
     lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     records = [record for record in map(json.loads, lines) if "train_loss" in record]
     seconds = records[-1]["seconds"] - records[WARM_UP - 1]["seconds"]
     return setting.tasks * (len(records) - WARM_UP) / seconds
 
 
-RIVAL = "hand-written"
+REFERENCE = "hand-written"
+"""The program to which the others' speeds are relative."""
+
 PROGRAMS = [
-    Program(RIVAL, rival("hand_written.py")),
+    Program(REFERENCE, baseline("hand_written.py")),
     Program("metadist, rpc", metadist("strategy=rpc")),
     Program("metadist, allreduce", metadist("strategy=allreduce")),
     Program(
         "metadist without C++, allreduce", metadist("strategy=allreduce", "model.native=false")
     ),
-    Program("torchopt.distributed", rival("torchopt_distributed.py"), "torchopt"),
-    Program("higher, 1 process of 2 threads", rival("higher_maml.py", processes=1), "higher"),
+    Program("torchopt.distributed", baseline("torchopt_distributed.py"), "torchopt"),
+    Program("higher, 1 process, 2 threads", baseline("higher_maml.py", processes=1), "higher"),
 ]
 
 
 def installed(package: str) -> str | None:
-    """A package's version, None if it is not there."""
+    """The version of a package; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -203,7 +205,7 @@ def installed(package: str) -> str | None:
 
 
 def machine() -> dict[str, str]:
-    """What the figures were measured on, and with."""
+    """Processor and versions of the measurement."""
     model = platform.processor() or platform.machine()
     for line in Path("/proc/cpuinfo").read_text().splitlines() if sys.platform == "linux" else []:
         if line.startswith("model name"):

@@ -1,21 +1,22 @@
-"""The rival TorchOpt: MAML as the documentation of torchopt.distributed has it.
+"""Baseline: MAML with torchopt.distributed, after its documentation.
 
 torchrun --standalone --nproc_per_node=2 experiments/benchmarks/torchopt_distributed.py --tasks 8
 
-Rank zero draws the tasks and sends each to a worker; the graph spans the workers, and distributed
-autograd brings the gradient home. With many tasks it may hang, as its threads wait for each other.
+Rank zero samples the tasks and sends each to a worker. The graph spans the workers, and distributed
+autograd computes the gradient. With many tasks it can deadlock, because its RPC threads block on
+each other.
 """
 
 import torch
 import torch.nn.functional as F
 import torchopt
 import torchopt.distributed as todist
-from problem import INNER_LR, OUTER_LR, conv4, few_shot, measure, words
+from problem import INNER_LR, OUTER_LR, conv4, few_shot_tasks, measure, parse_arguments
 from torch import Tensor, nn
 
 from metadist.tasks import stack_episodes, task_keys
 
-ASKED = words()
+OPTIONS = parse_arguments()
 
 
 @todist.parallelize(
@@ -23,43 +24,45 @@ ASKED = words()
     reducer=todist.mean_reducer,
 )
 def query_loss(
-    model: nn.Module, inputs: Tensor, targets: Tensor, queries: Tensor, answers: Tensor
+    model: nn.Module, inputs: Tensor, targets: Tensor, queries: Tensor, query_targets: Tensor
 ) -> Tensor:
-    """What a worker does with one task."""
+    """The query loss of one task after adaptation."""
     model = torchopt.module_clone(model, by="reference", detach_buffers=True)
     inner = torchopt.MetaSGD(model, lr=INNER_LR)
-    for _ in range(ASKED.inner_steps):
+    for _ in range(OPTIONS.inner_steps):
         inner.step(F.cross_entropy(model(inputs), targets))
-    return F.cross_entropy(model(queries), answers)
+    return F.cross_entropy(model(queries), query_targets)
 
 
 @todist.auto_init_rpc(lambda: torch.set_num_threads(1))
 def main() -> None:
-    """Rank zero trains; the others serve."""
+    """Rank zero trains; the other ranks serve RPCs."""
     train()
     todist.barrier()
 
 
 @todist.rank_zero_only
 def train() -> None:
-    """Train for the number of steps that is asked for."""
+    """Train for the requested number of steps."""
     torch.manual_seed(0)
-    tasks = few_shot(ASKED)
-    model = conv4(ASKED.pooling)
+    tasks = few_shot_tasks(OPTIONS)
+    model = conv4(OPTIONS.pooling)
     optimizer = torch.optim.Adam(model.parameters(), OUTER_LR)
 
     def step(iteration: int) -> float:
-        keys = task_keys(0, "train", iteration, range(ASKED.tasks))
-        (inputs, targets), (queries, answers) = stack_episodes([tasks.sample(key) for key in keys])
+        keys = task_keys(0, "train", iteration, range(OPTIONS.tasks))
+        (inputs, targets), (queries, query_targets) = stack_episodes(
+            [tasks.sample(key) for key in keys]
+        )
         with todist.autograd.context() as context_id:
             clone = torchopt.module_clone(model, by="clone")
-            loss = query_loss(clone, inputs, targets, queries, answers)
+            loss = query_loss(clone, inputs, targets, queries, query_targets)
             optimizer.zero_grad()
             todist.autograd.backward(context_id, loss)
         optimizer.step()
         return loss.item()
 
-    print(measure(ASKED, step), flush=True)
+    print(measure(OPTIONS, step), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# torchrun starts any executable, not only Python: --no-python runs what it is given as it is.
+# torchrun can start any executable: with --no-python it runs the program as it is.
 #
 #   torchrun --standalone --nproc_per_node=2 --no-python experiments/primitives/any_executable.sh
 #   torchrun --standalone --nproc_per_node=2 --no-python hostname

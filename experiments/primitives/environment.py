@@ -1,10 +1,10 @@
-"""What torchrun tells each process, as it lies in the environment and as metadist reads it.
+"""The environment variables that torchrun sets, and metadist's view of them.
 
     python experiments/primitives/environment.py
     torchrun --standalone --nproc_per_node=3 experiments/primitives/environment.py
 
-RANK counts over all nodes and says which share of the work is whose; LOCAL_RANK counts on one
-node and says whose GPU is whose.
+RANK is the index over all nodes and selects the process's share of the work; LOCAL_RANK is the
+index on a node and selects its GPU.
 """
 
 import os
@@ -25,11 +25,11 @@ NAMES = (
 
 
 def main() -> None:
-    """Print the variables in one piece, so that the ranks' lines stay together."""
+    """Print the variables with a single write, so that the lines of a rank stay together."""
     info = todist.get_world_info()
     lines = [f"[{info.rank}] {name}={os.environ.get(name, '(not set)')}" for name in NAMES]
     items = list(range(10))[info.rank :: info.world_size]
-    lines += [f"[{info.rank}] {info}", f"[{info.rank}] its share of ten items: {items}"]
+    lines += [f"[{info.rank}] {info}", f"[{info.rank}] share of ten items: {items}"]
     print("".join(f"{line}\n" for line in lines), end="")
 
 

@@ -1,4 +1,4 @@
-"""The cells of the papers' tables: a preset each, with the figure that the paper has for it."""
+"""The cells of published tables: a preset each, with the published result."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
+import metadist.config  # noqa: F401  (registers the resolvers of conf/)
 from metadist.errors import UserError
 
 HERE = Path(__file__).resolve().parent
@@ -18,80 +19,82 @@ PUBLISHED = HERE / "published.yaml"
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell.
+    """A cell of a published table.
 
     Attributes:
         preset: its name in conf/experiment.
-        dataset: its dataset's name.
+        dataset: the name of its dataset.
         metric: "accuracy" (0 to 1) or "mse".
-        figures: the paper's figures; by number of inner steps for "mse", under None (after the
-            last step) for "accuracy". None, or no entry, where nothing is published.
-        interval: half the width of the paper's 95% interval, None where it gives none.
+        results: the published results by number of inner steps; the key None stands for the last
+            step. None, or no entry, where nothing is published.
+        interval: half the width of the published 95% interval; None if not published.
         source: paper and table.
-        protocol: what is known of the paper's protocol, as in results.json.
-        remark: for people, "" for none.
+        protocol: the known part of the published protocol, with the keys of results.json.
+        remark: printed with the table; "" for none.
     """
 
     preset: str
     dataset: str
     metric: str
-    figures: dict[int | None, float | None] = field(default_factory=dict)
+    results: dict[int | None, float | None] = field(default_factory=dict)
     interval: float | None = None
     source: str = ""
     protocol: dict[str, Any] = field(default_factory=dict)
     remark: str = ""
 
-    def rows(self) -> list[int | None]:
-        """The numbers of inner steps after which the cell has a figure; None is after the last."""
-        return list(self.figures) or [None]
+    def steps(self) -> list[int | None]:
+        """The numbers of inner steps with a result; None for the last step."""
+        return list(self.results) or [None]
 
 
 def load_cells(path: Path = PUBLISHED) -> dict[str, Cell]:
     """All cells by preset, in the order of the file."""
-    held: Any = OmegaConf.to_container(OmegaConf.load(path))
-    return {name: _cell(name, about) for name, about in held.items()}
+    saved: Any = OmegaConf.to_container(OmegaConf.load(path))
+    return {name: _cell(name, entry) for name, entry in saved.items()}
 
 
-def _cell(name: str, about: Mapping[str, Any]) -> Cell:
-    figures: dict[int | None, float | None] = {}
-    if "accuracy" in about:
-        figures = {None: round(about["accuracy"] / 100, 6)}
-    figures |= about.get("mse_by_steps", {})
-    interval = about.get("interval")
+def _cell(name: str, entry: Mapping[str, Any]) -> Cell:
+    results: dict[int | None, float | None] = {}
+    if "accuracy" in entry:
+        results = {None: round(entry["accuracy"] / 100, 6)}
+    results |= entry.get("mse_by_steps", {})
+    interval = entry.get("interval")
     return Cell(
         preset=name,
-        dataset=about["dataset"],
-        metric="mse" if about["dataset"] == "sinusoid" else "accuracy",
-        figures=figures,
+        dataset=entry["dataset"],
+        metric="mse" if entry["dataset"] == "sinusoid" else "accuracy",
+        results=results,
         interval=None if interval is None else round(interval / 100, 6),
-        source=about.get("source", ""),
-        protocol=about.get("protocol", {}),
-        remark=about.get("remark", ""),
+        source=entry.get("source", ""),
+        protocol=entry.get("protocol", {}),
+        remark=entry.get("remark", ""),
     )
 
 
-def choose(cells: Mapping[str, Cell], names: Sequence[str]) -> list[Cell]:
-    """The cells of some names: presets, datasets, or `all`.
+def select_cells(cells: Mapping[str, Cell], names: Sequence[str]) -> list[Cell]:
+    """The cells of presets, datasets, or `all`.
 
     Raises:
-        UserError: a name is none of them.
+        UserError: an unknown name.
     """
-    chosen: dict[str, Cell] = {}
+    selected: dict[str, Cell] = {}
     datasets = list(dict.fromkeys(cell.dataset for cell in cells.values()))
     for name in names:
         found = {p: cell for p, cell in cells.items() if name in (p, cell.dataset, "all")}
         if not found:
             near = difflib.get_close_matches(name, [*cells, *datasets], n=3)
             raise UserError(
-                f"{name} is no preset of conf/experiment and no dataset of one: "
+                f"{name} is neither a preset of conf/experiment nor a dataset of one: "
                 f"{'did you mean ' + ' or '.join(near) if near else 'see --list'}?"
             )
-        chosen |= found
-    return list(chosen.values())
+        selected |= found
+    return list(selected.values())
 
 
-def compose(words: Sequence[str]) -> dict[str, Any]:
-    """The configuration of `experiments/maml.py` with some overrides, interpolations as written."""
+def compose(overrides: Sequence[str]) -> DictConfig:
+    """The configuration of `experiments/maml.py`; interpolations are not resolved."""
     with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        composed: Any = OmegaConf.to_container(hydra.compose("maml", list(words)))
-    return composed
+        configuration = hydra.compose("maml", list(overrides))
+    with open_dict(configuration):
+        configuration.pop("launcher", None)
+    return configuration

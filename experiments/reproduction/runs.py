@@ -1,42 +1,49 @@
-"""The runs behind the cells: started as torchrun worlds, gone on with, or skipped if finished."""
+"""The runs behind the cells: started with torchrun, resumed, or skipped if finished."""
 
-import json
-import os
 import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from reproduction.cells import ROOT, compose
-from yaml import YAMLError
+from reproduction.cells import compose
 
 from metadist.errors import UserError
-from metadist.reports import FAILURE_FILE, config_fingerprint, write_failure
+from metadist.launchers import RunSpec
+from metadist.launchers.torchrun import TorchrunLauncher
+from metadist.loggers import METRICS_FILE, read_metrics
+from metadist.reports import (
+    FAILURE_FILE,
+    RESULTS_FILE,
+    config_fingerprint,
+    is_runtime_key,
+    pop_worker_error,
+    read_config,
+    read_failure,
+    read_overrides,
+    write_failure,
+)
 
-LOG = "log.txt"
-PLAN = "reproduction.json"
-
-Say = Callable[[str], None]
+_PRESET_KEYS = ("experiment", "seed", "trainer.iterations", "trainer.checkpoint_every")
+_EXECUTION_KEYS = ("strategy", "partition", "device", "threads")
+_VALIDATION_KEYS = ("trainer.eval_every", "trainer.validation_tasks")
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A run to make.
+class PresetRun:
+    """A run of a preset.
 
     Attributes:
-        preset: of conf/experiment.
-        dataset: its dataset's name.
+        preset: its name in conf/experiment.
+        dataset: the name of its dataset.
         seed: the run's.
-        iterations: to train.
-        options: further overrides, which the numbers may follow from.
+        iterations: training iterations.
+        options: further overrides.
         directory: the run's.
     """
 
@@ -48,230 +55,228 @@ class Planned:
     directory: Path
 
     @property
-    def name(self) -> str:
-        """For people."""
+    def title(self) -> str:
+        """Shown to the user."""
         return f"{self.preset}, seed {self.seed}, {self.iterations} iterations"
 
-    def plan(self) -> dict[str, Any]:
-        """What is noted in its folder before it starts."""
-        noted = ("preset", "seed", "iterations", "options")
-        return {name: getattr(self, name) for name in noted}
+    def overrides(self, workers: int = 1, root: str | None = None) -> tuple[str, ...]:
+        """The overrides of the run.
 
-    def finished(self) -> bool:
-        """Whether the run has ended well, with results.
-
-        Raises:
-            UserError: it was begun with other options, or when the preset was another.
+        Args:
+            workers: number of processes.
+            root: directory of the dataset; None for the preset's.
         """
-        begun = plan_of(self.directory)
-        if begun is not None and begun["options"] != list(self.options):
-            raise UserError(
-                f"{self.directory} was begun with the options "
-                f"{' '.join(begun['options']) or '(none)'}, not "
-                f"{' '.join(self.options) or '(none)'}: choose another --directory."
-            )
-        results = (self.directory / "results.json").exists()
-        if not results or has_failed(self.directory, results):
-            return False
-        then = identity_of(self.directory)
-        now = _but_seed(compose([*self.words(), *self.options])) if then else {}
-        # An option that has been added since is not another run.
-        for key in sorted(then.keys() & now.keys()):
-            if then[key] != now[key]:
-                raise UserError(
-                    f"{self.directory} holds a run of another {self.preset}, with {key}={then[key]}"
-                    f" where it now has {now[key]}: choose another --directory."
-                )
-        return True
-
-    def words(self) -> list[str]:
-        """The overrides that make it the run it is, but for the options."""
-        return [
+        return (
             f"+experiment={self.preset}",
             f"seed={self.seed}",
             f"trainer.iterations={self.iterations}",
-        ]
-
-    def command(self, workers: int, root: str | None) -> list[str]:
-        """What starts it, or goes on with it.
-
-        Args:
-            workers: processes.
-            root: where its dataset lies; None for the preset's place, or for a dataset without.
-        """
-        # It ends its world when its standard input ends, so however this program ends.
-        start = [sys.executable, "-m", "metadist.distributed.torchrun", "--standalone"]
-        words = [
-            *self.words(),
-            f"hydra.run.dir={_quote(self.directory)}",
             "resume=auto",
             *([] if workers > 1 else ["strategy=local"]),
             *([] if root is None else [f"dataset.root={_quote(root)}"]),
             *self.options,
-        ]
-        return [*start, f"--nproc-per-node={workers}", "experiments/maml.py", *words]
+        )
+
+    def is_finished(self) -> bool:
+        """Whether the run has results and no later failure.
+
+        Raises:
+            UserError: the directory holds a run with other options, or of an older preset.
+        """
+        saved = read_run(self.directory)
+        options = relevant_options(self.options)
+        if saved is not None and saved.options != options:
+            raise UserError(
+                f"{self.directory} was started with the options "
+                f"{' '.join(saved.options) or '(none)'}, not {' '.join(options) or '(none)'}: "
+                "choose another --directory."
+            )
+        if not (self.directory / RESULTS_FILE).exists() or failure_of(self.directory) is not None:
+            return False
+        old = fingerprint(self.directory)
+        composed: Any = OmegaConf.to_container(compose(self.overrides()))
+        new = _without_seed(composed) if old else {}
+        # A key that only one of them has is an option that was added or removed since.
+        for key in sorted(old.keys() & new.keys()):
+            if old[key] != new[key]:
+                raise UserError(
+                    f"{self.directory} holds a run of another {self.preset}, with {key}={old[key]}"
+                    f" where it now has {new[key]}: choose another --directory."
+                )
+        return True
 
 
 class Runner:
-    """Makes runs, a few at a time; a signal stops them all, each with a checkpoint.
+    """Runs presets with torchrun, several at a time.
+
+    SIGINT and SIGTERM stop all of them, each with a checkpoint.
 
     Args:
         workers: processes of each run.
-        jobs: runs at a time.
-        roots: where datasets lie, by name; those that are missing lie where the presets say.
-        say: tells a person.
+        jobs: concurrent runs.
+        roots: directories of datasets by name; without one, the preset's.
+        log: receives messages for the user.
 
     Attributes:
-        stopped: the number of the signal that stopped it, 0 if none has.
-        refused: runs whose folder could not be used.
+        stopped: the number of the signal that stopped the runs; 0 if none.
+        unusable: runs whose directory cannot be used.
     """
 
-    def __init__(self, workers: int, jobs: int, roots: Mapping[str, str], say: Say) -> None:
-        self.workers = workers
-        self.jobs = jobs
-        self.roots = roots
-        self.say = say
+    def __init__(
+        self, workers: int, jobs: int, roots: Mapping[str, str], log: Callable[[str], None]
+    ) -> None:
+        self.workers, self.jobs, self.roots, self.log = workers, jobs, roots, log
         self.stopped = 0
-        self.refused: list[Planned] = []
-        self._running: set[subprocess.Popen] = set()
-        self._lock = threading.RLock()  # a signal's handler may be interrupted by another signal
+        self.unusable: list[PresetRun] = []
+        self._launcher = TorchrunLauncher(nproc_per_node=workers, oversubscribe=True)
 
-    def carry_out(self, planned: Sequence[Planned]) -> None:
-        """Make what is not finished yet. Failures are left to the folders to tell.
+    def run(self, runs: Sequence[PresetRun]) -> None:
+        """Run what is not finished. Failures are recorded in the runs' directories.
 
         Raises:
-            UserError: a folder holds a run with other options.
+            UserError: see `PresetRun.is_finished`.
         """
-        waiting = [run for run in planned if not run.finished()]
-        for run in planned:
-            if run not in waiting:
-                self.say(f"{run.name}: finished before")
-        before = {
-            number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        finished = [run.is_finished() for run in runs]
+        for run, done in zip(runs, finished, strict=True):
+            if done:
+                self.log(f"{run.title}: already finished")
+        waiting = [run for run, done in zip(runs, finished, strict=True) if not done]
+        specs = [self._spec(run) for run in waiting]  # Hydra composes in the main thread only
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        handlers = {number: signal.signal(number, self._stop) for number in numbers}
         try:
             with ThreadPoolExecutor(self.jobs) as pool:
-                list(pool.map(self._one, waiting))
+                list(pool.map(self._run_one, waiting, specs))
         finally:
-            for number, handler in before.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
 
-    def _one(self, run: Planned) -> None:
+    def _spec(self, run: PresetRun) -> RunSpec:
+        overrides = run.overrides(self.workers, self.roots.get(run.dataset))
+        return RunSpec(
+            name="maml",
+            directory=run.directory.resolve(),
+            configuration=compose(overrides),
+            overrides=overrides,
+            module_paths=tuple(sys.path),
+            in_sweep=True,
+            concurrent=True,
+        )
+
+    def _run_one(self, run: PresetRun, spec: RunSpec) -> None:
         if self.stopped:
             return
         try:
-            self._start_and_wait(run)
+            run.directory.mkdir(parents=True, exist_ok=True)
+            (run.directory / FAILURE_FILE).unlink(missing_ok=True)
+            self.log(f"{run.title}: started in {run.directory}")
+            status = self._launcher.run(spec)
         except OSError as error:
-            self.refused.append(run)
-            self.say(f"{run.name}: FAILED: {run.directory} could not be used ({error.strerror})")
-
-    def _start_and_wait(self, run: Planned) -> None:
-        run.directory.mkdir(parents=True, exist_ok=True)
-        (run.directory / PLAN).write_text(json.dumps(run.plan()), encoding="utf-8")
-        (run.directory / FAILURE_FILE).unlink(missing_ok=True)
-        command = run.command(self.workers, self.roots.get(run.dataset))
-        environment = {"OMP_NUM_THREADS": "1", **os.environ}
-        with (run.directory / LOG).open("w", encoding="utf-8") as log:
-            with self._lock:
-                if self.stopped:
-                    return
-                process = subprocess.Popen(
-                    command,
-                    cwd=ROOT,
-                    env=environment,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    stdin=subprocess.PIPE,
-                    start_new_session=True,  # a Ctrl-C reaches it through this program alone
-                )
-                self._running.add(process)
-            self.say(f"{run.name}: started, writes to {run.directory}")
-            status = process.wait()
-            with self._lock:
-                self._running.discard(process)
-            assert process.stdin is not None
-            process.stdin.close()
+            self.unusable.append(run)
+            self.log(f"{run.title}: FAILED: {run.directory} cannot be used ({error.strerror})")
+            return
+        message = pop_worker_error(run.directory) or f"ended with status {status}"
         if status == 0:
-            self.say(f"{run.name}: finished")
+            self.log(f"{run.title}: finished")
         elif self.stopped or status in (130, 143):
-            self.say(f"{run.name}: stopped; the same command goes on with it")
+            self.log(f"{run.title}: stopped; the same command resumes it")
         else:
-            sentence = failure(run.directory)
-            write_failure(run.directory, [*run.words(), *run.options], sentence, status)
-            self.say(f"{run.name}: FAILED with status {status}: {sentence}")
+            write_failure(run.directory, run.overrides(self.workers), message, status)
+            self.log(f"{run.title}: FAILED with status {status}: {message}")
 
-    def _stop(self, number: int, frame: object) -> None:
-        with self._lock:
-            first, self.stopped = not self.stopped, number
-            for process in self._running if first else ():  # twice would cut the saving short
-                process.send_signal(signal.SIGTERM)
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        first, self.stopped = not self.stopped, number
+        if first:  # a second signal would interrupt the saving of checkpoints
+            self._launcher.stop(number)
 
 
-def has_failed(directory: Path, results: bool = False) -> bool:
-    """Whether an error ended the run of a folder; else it goes on, was stopped or was killed.
+class SavedRun(NamedTuple):
+    """What a run's directory records, whoever started the run.
 
-    Args:
-        directory: the run's.
-        results: whether it left results. An error may come after them all the same.
+    Attributes:
+        preset: its name in conf/experiment.
+        seed: the run's.
+        iterations: training iterations.
+        options: see `relevant_options`.
     """
-    if (directory / FAILURE_FILE).exists():
-        return True
-    if results:
-        return False
+
+    preset: str
+    seed: int
+    iterations: int
+    options: tuple[str, ...]
+
+
+def read_run(directory: Path) -> SavedRun | None:
+    """The run of a directory, also of one that failed before training; None if there is none."""
     try:
-        text = (directory / LOG).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return any(line.lstrip().startswith("error:") for line in text.splitlines())
-
-
-def failure(directory: Path) -> str:
-    """What a run that ended without results said last, in one line."""
-    try:
-        return str(json.loads((directory / FAILURE_FILE).read_text(encoding="utf-8"))["error"])
-    except (OSError, ValueError, TypeError, KeyError):
-        pass  # it is said below
-    try:
-        text = (directory / LOG).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return "it left no log"
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    causes = [line for line in lines if line.startswith(("error:", "stopped at iteration"))]
-    return (causes or lines or ["it said nothing"])[-1].removeprefix("error: ")[:300]
-
-
-def identity_of(directory: Path) -> dict[str, str]:
-    """What the numbers of a folder's run follow from but for the seed, {} if it does not say."""
-    try:
-        saved = OmegaConf.to_container(OmegaConf.load(directory / ".hydra" / "config.yaml"))
-    except (OSError, ValueError, OmegaConfBaseException, YAMLError):
-        return {}
-    return _but_seed(saved) if isinstance(saved, dict) else {}
-
-
-def _but_seed(configuration: Mapping[str, Any]) -> dict[str, str]:
-    return {key: value for key, value in config_fingerprint(configuration).items() if key != "seed"}
-
-
-def plan_of(directory: Path) -> dict[str, Any] | None:
-    """Preset, seed, iterations and options of a run's folder, however it was started, or None."""
-    plan, words = directory / PLAN, directory / ".hydra" / "overrides.yaml"
-    try:
-        if plan.exists():
-            return json.loads(plan.read_text(encoding="utf-8"))
-        overrides = [str(word) for word in OmegaConf.load(words)]
-        configuration = OmegaConf.load(words.with_name("config.yaml"))
-        presets = [word.partition("=")[2] for word in overrides if word.startswith("+experiment=")]
-        return {
-            "preset": presets[-1],
-            "seed": int(configuration.seed),
-            "iterations": int(configuration.trainer.iterations),
-            "options": overrides,
-        }
-    except (OSError, ValueError, TypeError, IndexError, OmegaConfBaseException, YAMLError):
+        overrides = read_overrides(directory) or (read_failure(directory) or {})["overrides"]
+        values = {_key(override): override.partition("=")[2] for override in overrides}
+        if config := read_config(directory):
+            values |= {
+                "seed": config["seed"],
+                "trainer.iterations": config["trainer"]["iterations"],
+            }
+        return SavedRun(
+            values["experiment"],
+            int(values["seed"]),
+            int(values["trainer.iterations"]),
+            relevant_options(overrides),
+        )
+    except (UserError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
-def _quote(path: Path | str) -> str:
+def relevant_options(overrides: Sequence[str]) -> tuple[str, ...]:
+    """The overrides by which a run differs from its preset, sorted.
+
+    Left out: the preset, its seed and length; where data are, how processes are started and what
+    is logged; and validation, unless it selects the tested checkpoint.
+    """
+    ignored = [*_PRESET_KEYS, *_EXECUTION_KEYS]
+    if "trainer.test_checkpoint=best" not in overrides:
+        ignored += _VALIDATION_KEYS
+
+    def is_relevant(key: str) -> bool:
+        return not (is_runtime_key(key) or key in ignored or key.split(".")[0] in _EXECUTION_KEYS)
+
+    return tuple(sorted(override for override in overrides if is_relevant(_key(override))))
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+").partition("=")[0]
+
+
+def failure_of(directory: Path) -> str | None:
+    """The error that ended a run; None if it has not failed."""
+    try:
+        failure = read_failure(directory)
+        return None if failure is None else str(failure["error"])
+    except (UserError, KeyError):
+        return f"{FAILURE_FILE} cannot be read"
+
+
+def progress_of(directory: Path) -> str:
+    """The last iteration that an unfinished run has recorded."""
+    try:
+        records = read_metrics(directory / METRICS_FILE)
+    except UserError:
+        return "no iteration recorded"
+    iterations = [record["iteration"] for record in records if "iteration" in record]
+    return f"at iteration {iterations[-1]}" if iterations else "no iteration recorded"
+
+
+def fingerprint(directory: Path) -> dict[str, str]:
+    """The saved configuration keys that determine a run's numbers, without the seed; {} if none."""
+    try:
+        return _without_seed(read_config(directory))
+    except UserError:
+        return {}
+
+
+def _without_seed(configuration: Mapping[str, Any]) -> dict[str, str]:
+    found = config_fingerprint(configuration)
+    return {key: value for key, value in found.items() if key != "seed"}
+
+
+def _quote(path: str) -> str:
     """A path as the value of a Hydra override."""
-    return QuotedString(str(path), Quote.single).with_quotes()
+    return QuotedString(path, Quote.single).with_quotes()

@@ -1,11 +1,11 @@
-"""The table: in Markdown for people, in CSV for programs."""
+"""The table as Markdown and CSV."""
 
 import csv
 import io
 import json
 from collections.abc import Sequence
 
-from reproduction.gather import Row, beside
+from reproduction.rows import Row, task_differences
 
 from metadist.reports import format_differences
 
@@ -17,26 +17,26 @@ _NAMED = (
     ("train_shots", "{} shots in training"),
     ("train_queries", "{} queries in training"),
 )
-"""How the protocol's first keys are told; the others after them, one by one."""
+"""How some keys of a protocol are shown; other keys follow as "key: value"."""
 
 
 def markdown(rows: Sequence[Row], command: str) -> str:
-    """The whole document.
+    """The document in Markdown.
 
     Args:
-        rows: of the table.
-        command: that makes it.
+        rows: see `aggregate`.
+        command: the command that creates it.
     """
-    lines = ["# Reproduction", "", f"Made by `{command}`.", ""]
-    head = ("cell", "paper", "ours", "seeds", "iterations", "time a run", "outcome")
+    lines = ["# Reproduction", "", f"Created by `{command}`.", ""]
+    head = ("cell", "published", "measured", "seeds", "iterations", "time per run", "outcome")
     lines += [_line(head), _line(["---"] * len(head))]
     lines += [_line(_cells(row)) for row in rows]
     lines += [
         "",
-        "Ours: the mean over seeds, ± half the width of the 95% interval over test tasks (mean of "
-        "the seeds'), and in brackets the lowest and highest seed. Reached: at least the lower end "
-        "of the paper's own interval, or its figure where it gives none. Iterations: of those of "
-        "the preset.",
+        "Measured: mean over seeds ± half the width of the 95% interval over test tasks (mean over "
+        "seeds), with the lowest and highest seed in brackets. Reached: at least the lower end of "
+        "the published interval, or the published value without one. Iterations: of those of the "
+        "preset.",
         "",
     ]
     if any(row.protocol for row in rows):
@@ -44,22 +44,22 @@ def markdown(rows: Sequence[Row], command: str) -> str:
     first = {(row.label, row.iterations): row for row in reversed(rows)}
     for row in reversed(first.values()):
         lines += _protocol(row)
-    columns = beside(rows)
-    if columns:
-        lines += ["## Not alike", "", "Cells beside each other that differ in their protocol:", ""]
-        for name, differences in columns.items():
+    tasks = task_differences(rows)
+    if tasks:
+        lines += ["## Different protocols", "", "Cells of the same task that differ:", ""]
+        for name, differences in tasks.items():
             lines += [f"- {name}: {'; '.join(format_differences(differences))}"]
         lines += [""]
     for title, kind in (("Failures", "failures"), ("Unfinished", "unfinished")):
-        told_of = {
-            (row.label, row.iterations, seed): words
+        messages = {
+            (row.label, row.iterations, seed): message
             for row in rows
-            for seed, words in getattr(row, kind).items()
+            for seed, message in getattr(row, kind).items()
         }
-        if told_of:
+        if messages:
             lines += [f"## {title}", ""]
-            for (label, iterations, seed), words in told_of.items():
-                lines += [f"- {label}, seed {seed}, {iterations} iterations: {words}"]
+            for (label, iterations, seed), message in messages.items():
+                lines += [f"- {label}, seed {seed}, {iterations} iterations: {message}"]
             lines += [""]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -69,10 +69,10 @@ _COLUMNS = (
     "options",
     "metric",
     "steps",
-    "paper",
-    "paper_interval",
+    "published",
+    "published_interval",
     "source",
-    "ours",
+    "measured",
     "ci95",
     "lowest",
     "highest",
@@ -86,12 +86,12 @@ _COLUMNS = (
     "outcome",
     "method",
     "protocol",
-    "differs_from_paper",
+    "differences",
 )
 
 
 def csv_text(rows: Sequence[Row]) -> str:
-    """The same for programs: a line a row, accuracies from 0 to 1, seconds, protocols as JSON."""
+    """The table as CSV: accuracies from 0 to 1, times in seconds, protocols as JSON."""
     text = io.StringIO()
     writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -103,14 +103,14 @@ def csv_text(rows: Sequence[Row]) -> str:
                 "cell": row.cell.preset,
                 "options": " ".join(row.options),
                 "metric": row.cell.metric,
-                "paper_interval": row.cell.interval,
+                "published_interval": row.cell.interval,
                 "source": row.cell.source,
                 "seeds": " ".join(map(str, row.seeds)),
                 "failed": " ".join(map(str, row.failures)),
                 "unfinished": " ".join(map(str, row.unfinished)),
                 "method": json.dumps(row.method),
                 "protocol": json.dumps(row.protocol),
-                "differs_from_paper": json.dumps(row.differs),
+                "differences": json.dumps(row.differences),
             }
         )
     return text.getvalue()
@@ -125,8 +125,8 @@ def _cells(row: Row) -> list[str]:
     share = "" if of in (None, row.iterations) else f" of {of:,}"
     return [
         row.name,
-        _paper(row),
-        _ours(row),
+        _published(row),
+        _measured(row),
         str(len(row.seeds)),
         f"{row.iterations:,}{share}",
         "" if row.seconds is None else f"{_time(row.seconds)}, {row.world}",
@@ -134,20 +134,20 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _paper(row: Row) -> str:
-    if row.paper is None:
+def _published(row: Row) -> str:
+    if row.published is None:
         return "—"
     spread = "" if row.cell.interval is None else f" ± {_number(row, row.cell.interval)}"
-    return _number(row, row.paper) + spread + _unit(row)
+    return _number(row, row.published) + spread + _unit(row)
 
 
-def _ours(row: Row) -> str:
-    if row.ours is None or row.ci95 is None or row.lowest is None or row.highest is None:
+def _measured(row: Row) -> str:
+    if row.measured is None or row.ci95 is None or row.lowest is None or row.highest is None:
         return "—"
-    told_range = ""
+    spread = ""
     if len(row.seeds) > 1:
-        told_range = f" ({_number(row, row.lowest)} to {_number(row, row.highest)})"
-    return f"{_number(row, row.ours)} ± {_number(row, row.ci95)}{_unit(row)}{told_range}"
+        spread = f" ({_number(row, row.lowest)} to {_number(row, row.highest)})"
+    return f"{_number(row, row.measured)} ± {_number(row, row.ci95)}{_unit(row)}{spread}"
 
 
 def _number(row: Row, value: float) -> str:
@@ -179,13 +179,13 @@ def _protocol(row: Row) -> list[str]:
     ]
     lines = [f"- **{row.label}**: {', '.join([*named, *others])}."]
     if row.cell.source:
-        lines += [f"  - Paper: {row.cell.source}."]
+        lines += [f"  - Source: {row.cell.source}."]
     if row.cell.remark:
         lines += [f"  - {row.cell.remark[0].upper()}{row.cell.remark[1:]}."]
-    for key, (theirs, mine) in row.differs.items():
-        lines += [f"  - Differs from the paper in {key}: {theirs} there, {mine} here."]
-    for sentence in format_differences(row.uneven):
-        lines += [f"  - The seeds are not alike: {sentence}."]
+    for key, (published, measured) in row.differences.items():
+        lines += [f"  - Different protocol: {key} is {published} in the paper, {measured} here."]
+    for sentence in format_differences(row.seed_differences):
+        lines += [f"  - The seeds differ: {sentence}."]
     return [*lines, ""]
 
 

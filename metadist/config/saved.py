@@ -42,9 +42,9 @@ def load_experiment(directory: Path) -> Experiment:
         ) from None
     except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"{path} is damaged ({reason}): restore it from a copy.") from None
+        raise UserError(f"{path} is corrupt ({reason}): restore it from a copy.") from None
     if not isinstance(configuration, DictConfig) or "trainer" not in configuration:
-        raise UserError(f"{path} is damaged (it has no trainer): restore it from a copy.")
+        raise UserError(f"{path} is corrupt (it has no trainer): restore it from a copy.")
     drop_stale_keys(configuration, [str(override) for override in overrides])
     with open_dict(configuration):
         configuration.update(_SINGLE_PROCESS)

@@ -145,7 +145,7 @@ def _load(path: Path, target: Path) -> CachedArray | None:
     except OSError:
         return None
     if (found := _open(path, verify=True)) is None:
-        _log.warning("%s is damaged and will not be used", path)
+        _log.warning("%s is corrupt and will not be used", path)
         return None
     with contextlib.suppress(OSError):
         target.parent.mkdir(parents=True, exist_ok=True)

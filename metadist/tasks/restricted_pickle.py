@@ -271,7 +271,7 @@ class _Opcodes(dict[int, Callable[[Any], None]]):
         raise RefusedError(f"has the instruction {bytes([code])!r}, of objects or of protocol 0")
 
 
-_Base = pickle._Unpickler  # the pure-Python one, whose opcodes joblib overrides as well
+_Base = pickle._Unpickler  # noqa: SLF001  # the pure-Python one, whose opcodes joblib overrides as well
 
 
 class _Unpickler(_Base):

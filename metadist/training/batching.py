@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-import torch
 from torch import Tensor
 from torch.func import functional_call
 

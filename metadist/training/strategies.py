@@ -92,10 +92,10 @@ class Strategy(ABC):
         """Whether the flag is set on any driver. The drivers call it."""
         return flag
 
-    def broadcast_module(self, module: nn.Module) -> None:
+    def broadcast_module(self, module: nn.Module) -> None:  # noqa: B027  # one driver: no copies
         """Copy rank zero's parameters and buffers to the other drivers. The drivers call it."""
 
-    def check_replicas(self, tensors: Iterable[Tensor], iteration: int) -> None:
+    def check_replicas(self, tensors: Iterable[Tensor], iteration: int) -> None:  # noqa: B027
         """Compare the drivers' copies of some tensors by a digest. The drivers call it.
 
         Args:

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from functools import partial
 
 import pytest
 import torch.distributed as dist
@@ -90,11 +91,11 @@ def wait_for_the_missing(way: str) -> tuple[str, float] | None:
     if todist.get_rank() == 2:
         return None
     start = time.monotonic()
+    join = partial(rendezvous, "missing", timeout=1.0)
+    if way != "rendezvous":
+        join = partial(todist.init_rpc, rendezvous_timeout=1.0)
     with pytest.raises(TimeoutError) as caught:
-        if way == "rendezvous":
-            rendezvous("missing", timeout=1.0)
-        else:
-            todist.init_rpc(rendezvous_timeout=1.0)
+        join()
     assert not todist.rpc_is_initialized()
     return str(caught.value), time.monotonic() - start
 

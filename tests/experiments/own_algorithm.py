@@ -1,4 +1,4 @@
-"""The README's example of an algorithm of one's own: a gradient step of learned length."""
+"""The README's example of a user-defined algorithm: a gradient step with a meta-learned rate."""
 
 import torch
 from torch.func import functional_call
@@ -7,7 +7,7 @@ from metadist.algorithms import Learner, TaskResult
 
 
 class MyAlgorithm(Learner):
-    """What happens in one task. Its parameters, model and rate, are what is meta-learned."""
+    """One gradient step; the model's parameters and the rate are meta-learned."""
 
     def __init__(self, model, regression=False, first_rate: float = 0.1):
         super().__init__(model, regression)
@@ -17,10 +17,10 @@ class MyAlgorithm(Learner):
         parameters = dict(self.model.named_parameters())
         with torch.enable_grad():
             loss = self.loss(self.model(episode.support.inputs), episode.support.targets)
-            slopes = torch.autograd.grad(loss, [*parameters.values()], create_graph=self.training)
+            grads = torch.autograd.grad(loss, [*parameters.values()], create_graph=self.training)
         adapted = {
-            name: parameter - self.rate * slope
-            for (name, parameter), slope in zip(parameters.items(), slopes, strict=True)
+            name: parameter - self.rate * grad
+            for (name, parameter), grad in zip(parameters.items(), grads, strict=True)
         }
         predictions = functional_call(self.model, adapted, (episode.query.inputs,))
         loss = self.loss(predictions, episode.query.targets)

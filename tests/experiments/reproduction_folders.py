@@ -1,4 +1,4 @@
-"""Folders of runs as the reproduction leaves them."""
+"""Run directories as the reproduction leaves them."""
 
 import json
 from pathlib import Path
@@ -6,12 +6,24 @@ from pathlib import Path
 PROTOCOL = {"ways": 5, "shots": 1, "queries": 1, "dataset": "omniglot", "eval_inner_steps": 3}
 
 
-def fake(directory: Path, preset: str, seed: int, **results) -> None:
-    """A run's folder, finished if there are results."""
-    directory.mkdir(parents=True)
-    plan = {"preset": preset, "seed": seed, "iterations": 600, "options": []}
-    (directory / "reproduction.json").write_text(json.dumps(plan))
-    (directory / "log.txt").write_text("a line\nerror: the disk is full.\nanother\n")
+def overrides_of(preset: str, seed: int, *options: str) -> list[str]:
+    """The overrides of a run with 600 iterations."""
+    return [f"+experiment={preset}", f"seed={seed}", "trainer.iterations=600", *options]
+
+
+def create_run(directory: Path, preset: str, seed: int, *options: str, **results: object) -> None:
+    """Create the directory of a run, finished if there are results, else unfinished."""
+    (directory / ".hydra").mkdir(parents=True)
+    overrides = overrides_of(preset, seed, *options)
+    (directory / ".hydra" / "overrides.yaml").write_text(json.dumps(overrides))
     if results:
         base = {"ci95": 0.02, "wall_seconds": 60.0, "strategy": "rpc", "world_size": 2}
         (directory / "results.json").write_text(json.dumps(base | results))
+
+
+def create_failed_run(directory: Path, preset: str, seed: int, error: str, *options: str) -> None:
+    """Create the directory of a run that failed before training."""
+    directory.mkdir(parents=True, exist_ok=True)
+    overrides = overrides_of(preset, seed, *options)
+    failure = {"error": error, "exit_status": 1, "overrides": overrides}
+    (directory / "failure.json").write_text(json.dumps(failure))

@@ -1,4 +1,4 @@
-"""The command itself, under the real torchrun."""
+"""`experiments/maml.py` under torchrun."""
 
 import json
 import os
@@ -34,8 +34,8 @@ def start(*overrides: str) -> subprocess.Popen:
     )
 
 
-def left_behind(group: int) -> bool:
-    """Whether any process of a session is still alive."""
+def is_alive(group: int) -> bool:
+    """Whether a process of the group is still alive."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -44,40 +44,40 @@ def left_behind(group: int) -> bool:
 
 
 def test_interrupt_and_resume_under_torchrun(tmp_path):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
     options = ["trainer.iterations=40", "trainer.checkpoint_every=10", "trainer.eval_every=20"]
     outcomes = run_command(
-        "maml.py", "+partition=dim0", *SMALL, *options, f"hydra.run.dir={whole}", size=2
+        "maml.py", "+partition=dim0", *SMALL, *options, f"hydra.run.dir={uninterrupted}", size=2
     )
     assert [outcome.status for outcome in outcomes] == [0, 0], outcomes
 
-    second = start(*options, f"hydra.run.dir={parts}")
+    second = start(*options, f"hydra.run.dir={resumed}")
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         time.sleep(0.02)
-        if (parts / "metrics.jsonl").exists() and len(records(parts)) > 3:
+        if (resumed / "metrics.jsonl").exists() and len(records(resumed)) > 3:
             break
     second.send_signal(signal.SIGINT)
     output, _ = second.communicate(timeout=60)
     assert second.returncode != 0 and "resume=auto" in output, output
-    assert not left_behind(second.pid)
-    done = len([line for line in records(parts) if "train_loss" in line])
+    assert not is_alive(second.pid)
+    done = len([line for line in records(resumed) if "train_loss" in line])
     assert 3 < done < 40
 
-    third = start(*options, "logger=[console,jsonl]", f"hydra.run.dir={parts}", "resume=auto")
+    third = start(*options, "logger=[console,jsonl]", f"hydra.run.dir={resumed}", "resume=auto")
     output, _ = third.communicate(timeout=90)
     assert third.returncode == 0, output
-    assert "test accuracy" in output and str(parts) in output
-    assert (parts / ".hydra" / "overrides.yaml").exists()
-    assert without_times(records(parts)) == without_times(records(whole))
+    assert "test accuracy" in output and str(resumed) in output
+    assert (resumed / ".hydra" / "overrides.yaml").exists()
+    assert without_times(records(resumed)) == without_times(records(uninterrupted))
 
 
-def test_an_error_under_torchrun_is_said_once_and_leaves_nobody(tmp_path):
+def test_an_error_under_torchrun_is_reported_once_and_ends_all_processes(tmp_path):
     process = start("task.ways=50", f"hydra.run.dir={tmp_path / 'run'}")
     output, _ = process.communicate(timeout=60)
     assert process.returncode != 0
     assert output.count("error: ") == 1, output
-    assert not left_behind(process.pid)
+    assert not is_alive(process.pid)
 
 
 def test_one_process_without_torchrun(tmp_path):

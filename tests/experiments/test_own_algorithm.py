@@ -1,4 +1,4 @@
-"""An algorithm in a module of the user's, in the current directory of every rank."""
+"""A user-defined algorithm in a module in the current directory."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ TARGET = "algorithm._target_=my_module.MyAlgorithm"
 
 
 def run(directory: Path, *overrides: str, size: int = 1) -> list[Outcome]:
-    """Run `experiments/maml.py` from a directory that the program learns of by being there."""
+    """Run `experiments/maml.py` with `directory` as the current directory."""
     return run_command("maml.py", *SMALL, *overrides, size=size, directory=directory)
 
 
@@ -23,7 +23,7 @@ def directory(tmp_path) -> Path:
     return tmp_path
 
 
-def test_an_algorithm_is_picked_by_its_target(directory):
+def test_an_algorithm_is_selected_by_its_target(directory):
     results = {}
     for strategy in ("rpc", "allreduce"):
         options = [TARGET, "+algorithm.first_rate=0.4", f"strategy={strategy}"]
@@ -34,7 +34,7 @@ def test_an_algorithm_is_picked_by_its_target(directory):
     assert json.loads((directory / "rpc/results.json").read_text())["iterations"] == 4
 
 
-def test_an_algorithm_is_picked_by_a_conf_file(directory):
+def test_an_algorithm_is_selected_by_a_configuration_file(directory):
     file = directory / "my_conf/algorithm/mine.yaml"
     file.parent.mkdir(parents=True)
     file.write_text("_target_: my_module.MyAlgorithm\nfirst_rate: 0.4\n")
@@ -44,11 +44,11 @@ def test_an_algorithm_is_picked_by_a_conf_file(directory):
     assert (directory / "run/results.json").exists()
 
 
-def test_mistakes_are_one_sentence(directory):
-    for words, sentence in (
+def test_errors_are_one_sentence(directory):
+    for overrides, message in (
         ([TARGET, "+algorithm.first_rat=1"], "algorithm.first_rat is not an option of MyAlgorithm"),
         (["algorithm._target_=my_modul.MyAlgorithm"], "my_modul.MyAlgorithm cannot be imported"),
     ):
-        (outcome,) = run(directory, *words, "strategy=local")
+        (outcome,) = run(directory, *overrides, "strategy=local")
         assert outcome.status == 2
-        assert sentence in outcome.err and len(outcome.err.strip().splitlines()) == 1
+        assert message in outcome.err and len(outcome.err.strip().splitlines()) == 1

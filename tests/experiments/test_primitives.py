@@ -1,4 +1,4 @@
-"""The small scripts of `experiments/primitives/`, under real torchrun."""
+"""The scripts of `experiments/primitives/` under torchrun."""
 
 import os
 import re
@@ -13,7 +13,7 @@ PRIMITIVES = Path(__file__).resolve().parents[2] / "experiments" / "primitives"
 
 
 def run(*command: str, **environment: str) -> list[str]:
-    """Run a command; give its lines, sorted, for ranks write in any order."""
+    """Run a command; returns the lines of its output, sorted, because ranks write in any order."""
     clean = {
         name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")
     }
@@ -38,7 +38,7 @@ def torchrun(*arguments: object, ranks: int = 2) -> list[str]:
 
 def test_hello_world():
     (alone,) = run(sys.executable, str(PRIMITIVES / "hello_world.py"))
-    assert alone.startswith("Hello from a process on its own")
+    assert alone.startswith("Hello from a single process")
     lines = torchrun(PRIMITIVES / "hello_world.py", ranks=3)
     assert [re.sub(r"\d+\)", "N)", line) for line in lines] == [
         f"Hello from rank {rank} of 3 (process N)" for rank in range(3)
@@ -51,7 +51,7 @@ def test_environment():
     for rank, share in ((0, [0, 2, 4, 6, 8]), (1, [1, 3, 5, 7, 9])):
         for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2}.items():
             assert f"[{rank}] {name}={value}" in lines
-        assert f"[{rank}] its share of ten items: {share}" in lines
+        assert f"[{rank}] share of ten items: {share}" in lines
         assert (
             f"[{rank}] WorldInfo(world_rank={rank}, world_size=2, local_rank={rank}, "
             "local_world_size=2)"
@@ -61,7 +61,7 @@ def test_environment():
 def test_environment_without_torchrun():
     lines = run(sys.executable, str(PRIMITIVES / "environment.py"))
     assert "[0] RANK=(not set)" in lines
-    assert f"[0] its share of ten items: {list(range(10))}" in lines
+    assert f"[0] share of ten items: {list(range(10))}" in lines
 
 
 def test_arguments():
@@ -78,41 +78,41 @@ def test_any_executable():
 
 
 @pytest.mark.parametrize("barrier", [True, False])
-def test_synchronizing(barrier):
-    lines = torchrun(PRIMITIVES / "synchronizing.py", *(["--barrier"] if barrier else []))
+def test_barrier(barrier):
+    lines = torchrun(PRIMITIVES / "barrier.py", *(["--barrier"] if barrier else []))
     times = {
         tuple(line.split(" s: ")[1].split()[i] for i in (1, 2, 4)): float(line.split(" s: ")[0])
         for line in lines
     }
     assert len(times) == 8
-    quick_begins, slow_ends = times["0", "begins", "second"], times["1", "ends", "first"]
-    assert quick_begins >= slow_ends if barrier else quick_begins < slow_ends
+    fast_starts, slow_ends = times["0", "starts", "second"], times["1", "ends", "first"]
+    assert fast_starts >= slow_ends if barrier else fast_starts < slow_ends
 
 
-def test_reductions():
-    lines = torchrun(PRIMITIVES / "reductions.py", ranks=3)
+def test_collectives():
+    lines = torchrun(PRIMITIVES / "collectives.py", ranks=3)
     for rank in range(3):
-        mine = [line.removeprefix(f"[{rank}] ") for line in lines if line[1] == str(rank)]
-        assert [re.sub(r"\s+", " ", line) for line in mine] == [
+        own = [line.removeprefix(f"[{rank}] ") for line in lines if line[1] == str(rank)]
+        assert [re.sub(r"\s+", " ", line) for line in own] == [
             "all_gather [[0], [0, 1], [0, 1, 2]]",
             "all_reduce max [2, 2, 2]",
             "all_reduce mean {'loss': tensor(1.5000), 'items': 2.0}",
             "all_reduce sum [3, 3, 3]",
             "broadcast from 0 [0, 0, 0]",
-            f"derivative {6.0 * (rank + 1)}",
-            f"mine {[rank] * 3}",
+            f"gradient {6.0 * (rank + 1)}",
+            f"input {[rank] * 3}",
         ]
 
 
-def test_several_nodes():
+def test_multi_node():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    lines = run(str(PRIMITIVES / "several_nodes.sh"), PYTHON=sys.executable, PORT=str(port))
-    places = [f"rank {rank} of 2 (node {rank}, local rank 0)" for rank in range(2)]
+    lines = run(str(PRIMITIVES / "multi_node.sh"), PYTHON=sys.executable, PORT=str(port))
+    locations = [f"rank {rank} of 2 (node {rank}, local rank 0)" for rank in range(2)]
     assert lines == [
-        f"{places[0]} called {places[1]}; sum of ranks 1",
-        f"{places[1]} called {places[0]}; sum of ranks 1",
+        f"{locations[0]} called {locations[1]}; sum of ranks 1",
+        f"{locations[1]} called {locations[0]}; sum of ranks 1",
     ]
 
 
@@ -120,19 +120,19 @@ def test_restarts(tmp_path):
     state = tmp_path / "state.json"
     lines = torchrun("--max-restarts=1", PRIMITIVES / "restarts.py", state)
     assert lines == [
-        "attempt 0, rank 0: begins at step 0",
-        "attempt 0, rank 1: begins at step 0",
+        "attempt 0, rank 0: starts at step 0",
         "attempt 0, rank 1: crashes after step 3",
-        "attempt 1, rank 0: begins at step 3",
+        "attempt 0, rank 1: starts at step 0",
+        "attempt 1, rank 0: starts at step 3",
         "attempt 1, rank 0: total 30",
-        "attempt 1, rank 1: begins at step 3",
+        "attempt 1, rank 1: starts at step 3",
         "attempt 1, rank 1: total 30",
     ]
     assert state.read_text() == '{"step": 6, "total": 30}'
 
 
 @pytest.mark.parametrize("path", sorted(PRIMITIVES.iterdir()), ids=lambda path: path.name)
-def test_each_is_short_and_says_how_to_run_it(path):
+def test_each_script_is_short_and_has_a_usage_example(path):
     if path.suffix in (".py", ".sh"):
         text = path.read_text(encoding="utf-8")
         assert len(text.splitlines()) < 60

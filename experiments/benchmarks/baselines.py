@@ -1,0 +1,96 @@
+"""Training speed of metadist and of the baselines on the same tasks.
+
+python experiments/benchmark.py baselines --rounds 5
+
+Every program runs in new processes, interleaved (A B C A B C …), so that background load affects
+all of them. Ratios are taken within a round; the table has their medians. A step is complete: data,
+partition, gradient, reduce, outer step. Baselines that are not installed (pip install -e
+'.[baselines]') are skipped. A program that fails, or takes longer than --timeout seconds and is
+killed, is not run again at that setting.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from benchmarks.programs import (
+    PROGRAMS,
+    REFERENCE,
+    SETTINGS,
+    Program,
+    ProgramFailed,
+    Setting,
+    installed,
+    machine,
+)
+from benchmarks.tables import Speeds, markdown, plot_speedups, table_of
+from rich.console import Console
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this benchmark."""
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help="settings whose name contains this")
+    parser.add_argument("--programs", default="", help="programs whose name contains this")
+    parser.add_argument("--timeout", type=float, default=180, help="seconds per program")
+    parser.add_argument("--out", type=Path, default=Path("outputs/benchmark"))
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run the rounds; save results after each."""
+    settings = [setting for setting in SETTINGS if options.only in str(setting)]
+    programs = [
+        program
+        for program in PROGRAMS
+        if installed(program.requires)
+        and (program.name == REFERENCE or options.programs in program.name)
+    ]
+    if not settings:
+        raise SystemExit(
+            f"error: --only {options.only} matches no setting: choose from "
+            f"{', '.join(map(str, SETTINGS))}"
+        )
+    speeds: Speeds = {str(s): {program.name: [] for program in programs} for s in settings}
+    console = Console(highlight=False)
+    for number in range(1, options.rounds + 1):
+        for setting in settings:
+            for program in programs:
+                measured = speeds[str(setting)][program.name]
+                message = measure(program, setting, measured, options.timeout)
+                console.print(f"round {number}, {setting}, {program.name}: {message}")
+            save(options.out, speeds, options.timeout)
+    console.print(table_of(speeds, options.timeout))
+    console.print(f"saved: {options.out}/benchmark.txt, .md, .json, .png")
+
+
+def measure(
+    program: Program, setting: Setting, measured: list[float | None], timeout: float
+) -> str:
+    """Run a program once and append its tasks per second to `measured`; None if it failed.
+
+    A program that has failed before is not run again.
+
+    Returns:
+        A message for the console.
+    """
+    if None in measured:
+        measured.append(None)
+        return "skipped after a failure"
+    try:
+        speed = program.measure(setting, timeout)
+    except ProgramFailed as error:
+        measured.append(None)
+        return f"no result: {error}"
+    measured.append(speed)
+    return f"{speed:.1f} tasks/s"
+
+
+def save(out: Path, speeds: Speeds, timeout: float) -> None:
+    """Write table, Markdown, data and plot of the rounds so far."""
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "benchmark.txt").open("w", encoding="utf-8") as file:
+        Console(file=file, width=140).print(table_of(speeds, timeout))
+    (out / "benchmark.md").write_text(markdown(speeds, timeout), encoding="utf-8")
+    report = {"machine": machine(), "tasks_per_second": speeds, "timeout": timeout}
+    (out / "benchmark.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+    plot_speedups(speeds, out / "benchmark.png")

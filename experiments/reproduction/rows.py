@@ -1,0 +1,248 @@
+"""The rows of the table: the runs of a directory, aggregated over seeds for each cell."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from reproduction.cells import Cell
+from reproduction.runs import failure_of, fingerprint, progress_of, read_run
+
+from metadist.reports import FAILURE_FILE, protocol_differences, read_results
+
+_ROUNDING = 1e-9
+"""Tolerance for decimal representations."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of a cell.
+
+    Attributes:
+        directory: the run's.
+        cell: the cell of its preset.
+        seed: the run's.
+        iterations: training iterations.
+        options: overrides by which it differs from its preset.
+        results: its results.json; None if it has not finished.
+    """
+
+    directory: Path
+    cell: Cell
+    seed: int
+    iterations: int
+    options: tuple[str, ...]
+    results: dict[str, Any] | None
+
+    @cached_property
+    def failure(self) -> str | None:
+        """The error that ended the run; None if it has not failed."""
+        return failure_of(self.directory)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has results and no later failure."""
+        return self.results is not None and self.failure is None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table: the runs of a cell with equal options and length.
+
+    Attributes:
+        cell: the cell.
+        options: overrides of the preset.
+        steps: number of inner steps of the result; None for the last step.
+        iterations: of each run.
+        published_iterations: of the preset; None if unknown.
+        published: the published result; None if there is none.
+        measured: mean over seeds; None if no run has finished.
+        ci95: half the width of the 95% interval over tasks, mean over seeds.
+        lowest: minimum over seeds.
+        highest: maximum over seeds.
+        seeds: of the finished runs with this result.
+        failures: errors of failed runs, by seed.
+        unfinished: progress of the other runs, by seed.
+        seconds: mean wall time of a run.
+        world: strategy and number of workers.
+        protocol: of the runs.
+        method: algorithm and options of the runs.
+        differences: keys in which the published protocol differs: key -> (published, measured).
+        seed_differences: keys in which the protocols or configurations of the seeds differ.
+    """
+
+    cell: Cell
+    options: tuple[str, ...]
+    steps: int | None
+    iterations: int
+    published_iterations: int | None
+    published: float | None
+    measured: float | None
+    ci95: float | None
+    lowest: float | None
+    highest: float | None
+    seeds: tuple[int, ...]
+    failures: dict[int, str]
+    unfinished: dict[int, str]
+    seconds: float | None
+    world: str
+    protocol: dict[str, Any]
+    method: dict[str, Any]
+    differences: dict[str, tuple[Any, Any]]
+    seed_differences: dict[str, dict[str, Any]]
+
+    @property
+    def name(self) -> str:
+        """Preset, options and, if the cell has several results, the number of steps."""
+        step = "" if self.steps is None else f", {self.steps} step{'s' if self.steps > 1 else ''}"
+        return self.label + step
+
+    @property
+    def label(self) -> str:
+        """Preset and options."""
+        return " ".join((self.cell.preset, *self.options))
+
+    @property
+    def outcome(self) -> str:
+        """Whether the published result is reached: at least the lower end of its interval."""
+        if self.measured is None:
+            missing = "unfinished" if self.unfinished else "not evaluated at this number of steps"
+            return "FAILED" if self.failures else missing
+        others = f"; {len(self.failures)} of the seeds FAILED" if self.failures else ""
+        if self.unfinished:
+            others += f"; {len(self.unfinished)} of the seeds unfinished"
+        if self.published is None:
+            return f"no published result{others}"
+        sign = -1 if self.cell.metric == "mse" else 1
+        gap = sign * (self.published - self.measured)
+        if gap <= (self.cell.interval or 0.0) + _ROUNDING:
+            return f"reached{' with a different protocol' * bool(self.differences)}{others}"
+        short = f"{100 * gap:.2f} points below" if sign > 0 else f"{gap:.3f} above"
+        return f"NOT reached: {short} the published result{others}"
+
+
+def find_runs(directories: Iterable[Path], cells: Mapping[str, Cell]) -> list[Run]:
+    """All runs of known presets below some directories, in the order of the cells.
+
+    Raises:
+        UserError: the results of a run cannot be read.
+    """
+    folders = {
+        path.parent.resolve()
+        for directory in directories
+        for name in (".hydra", FAILURE_FILE)
+        for path in directory.rglob(name)
+    }
+    found = []
+    for folder in sorted(folders):
+        saved = read_run(folder)
+        if saved is None or saved.preset not in cells:
+            continue
+        preset, seed, iterations, options = saved
+        results = read_results(folder)
+        found.append(Run(folder, cells[preset], seed, iterations, options, results))
+    order = {name: index for index, name in enumerate(cells)}
+    return sorted(found, key=lambda r: (order[r.cell.preset], r.options, r.iterations, r.seed))
+
+
+def aggregate(runs: Sequence[Run], lengths: Mapping[str, int]) -> list[Row]:
+    """The rows of the table.
+
+    Args:
+        runs: see `find_runs`.
+        lengths: the published iterations of each preset.
+    """
+    groups: dict[tuple[str, tuple[str, ...], int], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.cell.preset, run.options, run.iterations), []).append(run)
+    return [
+        _row(group, steps, lengths.get(preset))
+        for (preset, *_), group in groups.items()
+        for steps in group[0].cell.steps()
+    ]
+
+
+def _row(runs: Sequence[Run], steps: int | None, length: int | None) -> Row:
+    cell = runs[0].cell
+    done = list({run.seed: run for run in runs if run.finished}.values())
+    ended = {run.seed for run in done}
+    rest = [run for run in runs if run.seed not in ended]
+    results = {run.seed: _result(run, steps) for run in done}
+    results = {seed: result for seed, result in results.items() if result is not None}
+    values = [mean for mean, _ in results.values()]
+    protocols = {f"seed {run.seed}": run.results["protocol"] for run in done}
+    protocol = next(iter(protocols.values()), {})
+    return Row(
+        cell=cell,
+        options=runs[0].options,
+        steps=steps,
+        iterations=runs[0].iterations,
+        published_iterations=length,
+        published=cell.results.get(steps),
+        measured=_mean(values),
+        ci95=_mean([ci95 for _, ci95 in results.values()]),
+        lowest=min(values, default=None),
+        highest=max(values, default=None),
+        seeds=tuple(results),
+        failures={run.seed: run.failure for run in rest if run.failure is not None},
+        unfinished={run.seed: progress_of(run.directory) for run in rest if run.failure is None},
+        seconds=_mean([run.results["wall_seconds"] for run in done]),
+        world=", ".join(
+            dict.fromkeys(f"{r.results['strategy']} on {r.results['world_size']}" for r in done)
+        ),
+        protocol=protocol,
+        method=next((run.results.get("method", {}) for run in done), {}),
+        differences={
+            key: (published, measured)
+            for key, published in cell.protocol.items()
+            # results.json omits train_… keys that are equal to those of the test.
+            if (measured := protocol.get(key, protocol.get(key.removeprefix("train_")))) is not None
+            and measured != published
+        },
+        seed_differences=protocol_differences(protocols)
+        | protocol_differences(_configurations(done)),
+    )
+
+
+def _configurations(runs: Sequence[Run]) -> dict[str, dict[str, str]]:
+    """The configuration fingerprints of the runs that have one."""
+    saved = {f"seed {run.seed}": fingerprint(run.directory) for run in runs}
+    return {name: keys for name, keys in saved.items() if keys}
+
+
+def _result(run: Run, steps: int | None) -> tuple[float, float] | None:
+    """Mean and interval; None if the run was not evaluated at this number of steps."""
+    results, metric = run.results or {}, run.cell.metric
+    if steps is None:
+        return _to_floats(results[f"test_{metric}"], results["ci95"])
+    for row in results.get(f"test_{metric}_by_steps", []):
+        if row["steps"] == steps:
+            return _to_floats(row["mean"], row["ci95"])
+    return None
+
+
+def _to_floats(mean: float | str, ci95: float | str) -> tuple[float, float]:
+    """Non-finite values are strings in results.json."""
+    return float(mean), float(ci95)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def task_differences(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Protocol differences between rows with the same dataset, ways and shots.
+
+    Returns:
+        By task, such as `omniglot 5-way 1-shot`: `protocol_differences` of its rows.
+    """
+    tasks: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for row in rows:
+        if row.protocol:
+            p = row.protocol
+            ways = "" if row.cell.metric == "mse" else f" {p['ways']}-way"
+            name = f"{row.cell.dataset}{ways} {p['shots']}-shot"
+            tasks.setdefault(name, {})[row.label] = p
+    found = {name: protocol_differences(protocols) for name, protocols in tasks.items()}
+    return {name: differences for name, differences in found.items() if differences}

@@ -1,0 +1,1 @@
+"""Fault injection: real processes are killed, frozen or disconnected (`make faults`)."""
