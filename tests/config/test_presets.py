@@ -68,15 +68,15 @@ def held():
 @pytest.mark.parametrize("name", PRESETS)
 def test_each_preset_processes_its_tasks(name, tmp_path, held, monkeypatch):
     dataset = CELLS[name].dataset
-    words = [f"+experiment={name}", "strategy=local", "logger=jsonl"]
+    overrides = [f"+experiment={name}", "strategy=local", "logger=jsonl"]
     if dataset != "sinusoid":
         if dataset not in held:
             pytest.skip(f"no Omniglot images in {REAL}")
         module = {"omniglot": omniglot, "mini_imagenet": mini_imagenet}[dataset]
         monkeypatch.setattr(module, "load_images", lambda *_: held[dataset])
     if "no_conv" not in name and dataset in QUICK:
-        words += [QUICK[dataset]]
-    x = build_experiment(compose(*words), tmp_path, "maml")  # with a sanity check
+        overrides += [QUICK[dataset]]
+    x = build_experiment(compose(*overrides), tmp_path, "maml")  # with a sanity check
     protocol = {**x.tasks.protocol(), **x.learner.protocol()}
     assert protocol["dataset"] == dataset and x.trainer.eval_tasks >= 600
     differs = {k for k, v in CELLS[name].protocol.items() if k in protocol and protocol[k] != v}

@@ -95,8 +95,8 @@ def ask_everything() -> tuple:
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_every_rank_of_a_real_world_knows_its_place(size):
-    places = [(r, size, r, size) for r in range(size)]
-    assert run_world(ask_everything, size) == [(place, place) for place in places]
+    ranks = [(r, size, r, size) for r in range(size)]
+    assert run_world(ask_everything, size) == [(ids, ids) for ids in ranks]
 
 
 # --- decorators that choose ranks ---------------------------------------------------------------

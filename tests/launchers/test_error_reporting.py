@@ -33,9 +33,11 @@ def test_what_a_rank_raises_is_said_once_with_rank_host_and_traceback(
 ):
     ranks = broken(tmp_path, strategy, where, rank)
     assert all(outcome.status == 1 for outcome in ranks), ranks
-    said = "".join(outcome.err for outcome in ranks)
-    assert said.count("error: ") == 1 and said.count("Traceback (most recent call last)") == 1, said
-    assert f"rank {rank} on {HOST}" in said and "LookupError: a mistake on purpose" in said
+    printed = "".join(outcome.err for outcome in ranks)
+    assert (
+        printed.count("error: ") == 1 and printed.count("Traceback (most recent call last)") == 1
+    ), printed
+    assert f"rank {rank} on {HOST}" in printed and "LookupError: a mistake on purpose" in printed
 
 
 @pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
@@ -50,8 +52,8 @@ def test_a_worker_stuck_in_a_task_is_not_waited_for_after_an_error(tmp_path):
     start = time.monotonic()
     ranks = broken(tmp_path, "rpc", "'hang and fail elsewhere'", 1)
     assert time.monotonic() - start < 40  # the stuck task would take 60 s
-    said = "".join(outcome.err for outcome in ranks if hasattr(outcome, "err"))
-    assert said.count("error: ") == 1 and f"rank 0 on {HOST}" in said
+    printed = "".join(outcome.err for outcome in ranks if hasattr(outcome, "err"))
+    assert printed.count("error: ") == 1 and f"rank 0 on {HOST}" in printed
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "many", "true"])

@@ -97,8 +97,8 @@ class RootOf(Learner):
 
     def forward(self, episode):
         number = episode.query.inputs.squeeze()
-        slope = self.model.weight.sum() * number
-        return TaskResult(slope + 1 if number else slope.sqrt() + 1, {})
+        derivative = self.model.weight.sum() * number
+        return TaskResult(derivative + 1 if number else derivative.sqrt() + 1, {})
 
 
 class Numbers:
@@ -109,10 +109,10 @@ class Numbers:
 
 def test_a_finite_loss_with_an_infinite_gradient_is_found():
     mapper = GradientNormMapper(WorkerLocal("numbers of a test", Numbers()), "cpu")
-    figures = mapper(RootOf(torch.nn.Linear(2, 1)), MetaBatch(task_keys(0, "train", 1, range(4))))
-    assert figures["loss"].isfinite().all()
-    assert figures["gradient_norm"].isfinite().tolist() == [False, True, False, True]
-    assert figures["gradient_norm"][1].item() == pytest.approx(math.sqrt(2))
+    outputs = mapper(RootOf(torch.nn.Linear(2, 1)), MetaBatch(task_keys(0, "train", 1, range(4))))
+    assert outputs["loss"].isfinite().all()
+    assert outputs["gradient_norm"].isfinite().tolist() == [False, True, False, True]
+    assert outputs["gradient_norm"][1].item() == pytest.approx(math.sqrt(2))
 
 
 def steps(directory: str, *clippings: str) -> list[torch.Tensor]:

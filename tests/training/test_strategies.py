@@ -157,7 +157,7 @@ def plain_triples(learner, batch: MetaBatch) -> list[tuple]:
     ]
 
 
-def key_figures(learner, batch: MetaBatch) -> dict[str, torch.Tensor]:
+def key_values(learner, batch: MetaBatch) -> dict[str, torch.Tensor]:
     return {"index": batch.keys[:, 3].clone(), "twice": batch.keys[:, 3] * 2.0}
 
 
@@ -166,17 +166,17 @@ def collect_plain_triples(strategy: str) -> dict | None:
     x = kinds[strategy](plain_triples, mean_reducer)
     x.open()
     keys = MetaBatch(task_keys(0, "test", 0, range(6)))
-    figures = x.map_tasks(key_figures, torch.nn.Linear(1, 1), keys) if x.is_driver else None
+    mapped = x.map_tasks(key_values, torch.nn.Linear(1, 1), keys) if x.is_driver else None
     x.close()
-    return figures
+    return mapped
 
 
 @pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
 def test_shards_that_do_not_say_what_they_hold_are_collected_whole(strategy):
-    for figures in run_world(collect_plain_triples, 3, strategy):
-        if figures is not None:
-            assert figures["index"].tolist() == [0, 1, 2, 3, 4, 5]
-            assert figures["twice"].tolist() == [0, 2, 4, 6, 8, 10]
+    for mapped in run_world(collect_plain_triples, 3, strategy):
+        if mapped is not None:
+            assert mapped["index"].tolist() == [0, 1, 2, 3, 4, 5]
+            assert mapped["twice"].tolist() == [0, 2, 4, 6, 8, 10]
 
 
 class Counted(NamedTuple):
