@@ -24,7 +24,7 @@ def configured(directory) -> str:
     return str(build_experiment(compose(*small, *overrides), directory, "maml").configuration)
 
 
-def test_the_configuration_that_trackers_and_checkpoints_get_has_none(tmp_path):
+def test_the_configuration_of_loggers_and_checkpoints_has_none(tmp_path):
     found = run_world(configured, 1, tmp_path, environment={"WANDB_API_KEY": KEY})[0]
     assert KEY not in found and "'directory': '***'" in found
 

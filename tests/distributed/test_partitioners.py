@@ -18,7 +18,7 @@ LENGTHS = [0, 1, 2, 3, 5, 7, 15, 16, 17, 100]
 
 @pytest.fixture
 def world(monkeypatch):
-    """Sets the size of the world that this process is to believe in."""
+    """Sets the world size that this process sees."""
 
     def of(size: int) -> None:
         monkeypatch.setenv("RANK", "0")

@@ -19,7 +19,7 @@ from metadist.distributed.rendezvous import (
 
 
 def generation(number: int, crash: bool) -> int:
-    """One attempt: open the world, call once around, and end well or die in the middle."""
+    """One restart: rendezvous, call each other once, and finish or die in between."""
     todist.init_rpc()
     rank, size = todist.get_rank(), todist.get_world_size()
     answer = todist.remote_sync_call(pow, args=(number, 2), partitioner=(rank + 1) % size)

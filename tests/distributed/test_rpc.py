@@ -1,4 +1,4 @@
-"""The RPC world: opening, meeting, ending, and what becomes of those whose peers die."""
+"""RPC: opening, rendezvous, shutdown, and the loss of workers."""
 
 import contextlib
 import os

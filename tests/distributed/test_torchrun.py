@@ -1,4 +1,4 @@
-"""What torchrun's failure comes to, and who says it."""
+"""Exit status and message of a failed torchrun."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What ended a run is said once, by whom it befell, and everybody ends."""
+"""The first error is reported once, by the failing rank, and all ranks exit."""
 
 import os
 import time
@@ -28,7 +28,7 @@ def broken(directory, strategy: str, where: str, rank: int) -> list:
 
 @pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
 @pytest.mark.parametrize(("where", "rank"), [("start", 1), ("task", 1), ("task", 0)])
-def test_what_a_rank_raises_is_said_once_with_rank_host_and_traceback(
+def test_an_exception_is_reported_once_with_rank_host_and_traceback(
     tmp_path, strategy, where, rank
 ):
     ranks = broken(tmp_path, strategy, where, rank)
@@ -41,7 +41,7 @@ def test_what_a_rank_raises_is_said_once_with_rank_host_and_traceback(
 
 
 @pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
-def test_who_leaves_without_a_word_is_named(tmp_path, strategy):
+def test_a_rank_that_exits_silently_is_named(tmp_path, strategy):
     zero, one = broken(tmp_path, strategy, "exit", 1)
     assert isinstance(one, ProcessLookupError)
     assert zero.status == 1 and zero.err.count("error: ") == 1

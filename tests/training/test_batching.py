@@ -87,7 +87,7 @@ def test_a_tasks_gradient_is_the_same_bits_in_chunks_of_any_size(kind):
 
 
 @pytest.mark.parametrize("kind", ["stride", "max", "mlp", "sinusoid"])
-def test_evaluation_gives_every_task_its_figures(kind):
+def test_evaluation_returns_the_values_of_every_task(kind):
     learner, tasks = learner_of(kind)
     keys = task_keys(0, "test", 0, range(5))
     calls = [((learner, MetaBatch(keys[:3])), {}), ((learner, MetaBatch(keys[3:])), {})]

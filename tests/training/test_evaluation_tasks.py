@@ -36,7 +36,7 @@ def run_recorded(monkeypatch):
     return run_with
 
 
-def test_every_algorithm_and_every_seed_is_judged_on_the_same_tasks(tmp_path, run_recorded):
+def test_every_algorithm_and_every_seed_is_evaluated_on_the_same_tasks(tmp_path, run_recorded):
     first, results, lists, trained = run_recorded(tmp_path / "a")
     assert results["protocol"]["eval_seed"] == 0
     assert [key_split(keys[0]) for keys in lists] == ["validation", "test"]

@@ -22,8 +22,8 @@ from metadist.training.task_mapper import MetaBatch
 SICK = (0, 0, 3, 2)
 
 
-def with_a_sick_task(directory: str, choice: str, *overrides: str) -> str:
-    """Train while one task of iteration 3 holds a NaN; what the run has to say."""
+def with_a_nan_task(directory: str, choice: str, *overrides: str) -> str:
+    """Train while one task of iteration 3 has a NaN; returns the run's messages."""
     x = build(directory, f"trainer.on_non_finite={choice}", "logger=[jsonl,console]", *overrides)
     sample = x.tasks.sample
 
@@ -52,7 +52,7 @@ WORLDS = [
 @pytest.mark.parametrize(("strategy", "size"), WORLDS)
 def test_the_task_is_found_and_the_run_stops_before_the_step(tmp_path, strategy, size):
     words = run_world(
-        with_a_sick_task, size, str(tmp_path), "stop", *strategy.split(), may_fail=True
+        with_a_nan_task, size, str(tmp_path), "stop", *strategy.split(), may_fail=True
     )[0]
     assert "iteration 3: 1 of 5 tasks are not finite" in words
     assert f"experiments/replay.py {tmp_path} --key 0,train,3,2" in words and "\n" not in words
@@ -69,7 +69,7 @@ def test_skipping_is_the_same_everywhere_and_resumes(tmp_path):
     found = []
     for strategy, size in (WORLDS[0], ("strategy=rpc", 2), WORLDS[3]):
         directory = tmp_path / str(len(found))
-        words = run_world(with_a_sick_task, size, str(directory), "skip", *strategy.split())
+        words = run_world(with_a_nan_task, size, str(directory), "skip", *strategy.split())
         assert words[0] == "finished"
         found.append(without_times(records(directory)))
     assert found[0] == found[1] == found[2]
@@ -83,7 +83,7 @@ def test_skipping_is_the_same_everywhere_and_resumes(tmp_path):
 
 
 def test_going_on_takes_the_step_and_names_the_parameter_afterwards(tmp_path):
-    assert run_world(with_a_sick_task, 1, str(tmp_path), "continue", "strategy=local")[0] == (
+    assert run_world(with_a_nan_task, 1, str(tmp_path), "continue", "strategy=local")[0] == (
         "finished"
     )
     wrong = [line["non_finite"] for line in records(tmp_path) if "non_finite" in line]

@@ -1,4 +1,4 @@
-"""Which results may be compared, and what the best checkpoint's test says."""
+"""Comparability of results, and the test of the best checkpoint."""
 
 import json
 from pathlib import Path

@@ -25,7 +25,7 @@ def test_keys_are_read_as_they_are_written():
 
 
 def train_and_replay(directory, overrides, keys):
-    """A run of one task an iteration, as its command leaves it; then its tasks once more."""
+    """A run with one task per iteration, and the replay of its tasks."""
     configuration = compose(*SMALL, "strategy=local", *overrides)
     (directory / ".hydra").mkdir(parents=True)
     OmegaConf.save(configuration, directory / ".hydra" / "config.yaml")

@@ -106,7 +106,7 @@ def test_a_resumed_run_takes_as_long_as_its_parts(tmp_path):
         assert 5000 < results["wall_seconds"] < 5600
 
 
-def test_resumed_in_another_world(tmp_path):
+def test_resumed_with_another_world_size(tmp_path):
     run_world(train, 2, str(tmp_path / "a"), "strategy=rpc")
     run_world(train, 2, str(tmp_path / "b"), "strategy=rpc", "trainer.iterations=2")
     run_world(train, 3, str(tmp_path / "b"), "strategy=allreduce", "resume=auto")

@@ -1,4 +1,4 @@
-"""The loop: what a run leaves, and that stopping and resuming changes nothing."""
+"""The trainer: files of a run, stopping and resuming with identical results."""
 
 import json
 import os
@@ -41,7 +41,7 @@ PROTOCOL = {
 }
 
 
-def test_a_run_leaves_what_the_contract_lists(tmp_path):
+def test_a_run_writes_the_listed_files(tmp_path):
     run_world(train, 2, str(tmp_path))
     results = json.loads((tmp_path / "results.json").read_text())
     assert results.keys() >= RESULTS
@@ -156,7 +156,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path, override, message):
     assert "UserError" in str(outcome) and message in str(outcome)
 
 
-def test_regression_is_judged_by_mse(tmp_path):
+def test_regression_is_evaluated_by_mse(tmp_path):
     overrides = [
         "dataset=sinusoid",
         "model=mlp",
