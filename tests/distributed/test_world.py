@@ -94,7 +94,7 @@ def ask_everything() -> tuple:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_ranks_and_world_sizes_under_torchrun(size):
+def test_ranks_and_world_sizes_of_every_process(size):
     ranks = [(r, size, r, size) for r in range(size)]
     assert run_world(ask_everything, size) == [(ids, ids) for ids in ranks]
 
