@@ -1,8 +1,8 @@
 """metadist: distributed meta-learning on PyTorch, configured by Hydra.
 
 `import metadist as todist` gives the primitives of distributed training; see
-`metadist.distributed`. Models, datasets, algorithms and the training loop are in the packages
-beside it, and `experiments/` holds the commands.
+`metadist.distributed`. Models, datasets, algorithms and the trainer are in the other packages;
+`experiments/` has the entry points.
 """
 
 import importlib

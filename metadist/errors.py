@@ -1,10 +1,10 @@
-"""The one error that metadist raises for what a user did."""
+"""The error that metadist raises for mistakes of the user."""
 
 
 class UserError(ValueError):
-    """Something that the user can mend: a wrong option, a missing file, a full disk.
+    """A user-fixable error: a wrong option, a missing file, a full disk.
 
-    The message is one sentence that says what was wrong, what was expected and what to do.
-    The experiments print it on rank zero, without a traceback, and exit with status 2;
-    every other exception is a fault of the program and keeps its traceback.
+    The message is one sentence that says what was wrong, what was expected and what to do. Entry
+    points print it on rank zero, without a traceback, and exit with status 2; any other exception
+    is printed with its traceback.
     """

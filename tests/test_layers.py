@@ -40,7 +40,7 @@ def imported(path: Path) -> set[str]:
     return found
 
 
-def test_every_package_has_its_place():
+def test_every_package_has_a_layer():
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert packages == set(BELOW)
 

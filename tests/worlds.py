@@ -37,7 +37,7 @@ def run_world(
     store: dist.TCPStore | None = None,
     may_fail: bool = False,
 ) -> list[Any]:
-    """Call `function(*args)` in each of `size` new processes of one world.
+    """Call `function(*args)` in each of `size` new processes of one job.
 
     Returns:
         What each rank returned, in the order of the ranks. With `may_fail`, a rank that raised

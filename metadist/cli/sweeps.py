@@ -321,7 +321,7 @@ def _report(sweep: Sweep, status: int) -> int:
     print("\n".join(report.summary_lines()), flush=True)
     if status in (130, 143):
         print_error(
-            f"the sweep was stopped: to go on, give the same command hydra.sweep.dir={folder}"
+            f"the sweep was stopped: to resume, give the same command hydra.sweep.dir={folder}"
         )
     if report.failed and not status:
         many = f"{len(report.failed)} job{'s' if len(report.failed) > 1 else ''}"

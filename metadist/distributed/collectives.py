@@ -26,7 +26,7 @@ def init_process_group(
     timeout: float = COLLECTIVE_TIMEOUT,
     rendezvous_timeout: float = RENDEZVOUS_TIMEOUT,
 ) -> None:
-    """Open the world's process group. Every rank calls it.
+    """Open the default process group. Every rank calls it.
 
     Args:
         backend: Default: NCCL for GPUs with Gloo for the CPU where every rank has a GPU of its

@@ -1,4 +1,4 @@
-"""Errors of a world of processes."""
+"""Errors of a distributed job."""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 
 class WorkerLostError(ConnectionError):
-    """Another process of the world died, froze or cannot be reached.
+    """Another process of the job died, froze or cannot be reached.
 
     Attributes:
         rank: the lost process's rank; None where it is not known.
@@ -22,7 +22,7 @@ class WorkerLostError(ConnectionError):
 
 
 class RendezvousTimeoutError(WorkerLostError, TimeoutError):
-    """A process of the world did not reach a rendezvous in time."""
+    """A process of the job did not reach a rendezvous in time."""
 
 
 class RendezvousClosedError(RendezvousTimeoutError):
@@ -49,7 +49,7 @@ _LOST_BY_BACKEND = (
 def connection_errors_as_worker_lost() -> Iterator[None]:
     """Raise Gloo's and NCCL's connection errors as `WorkerLostError`, any other error as it is.
 
-    A collective's error does not tell which rank is gone: `rank` is None.
+    A collective does not report which rank was lost: `rank` is then None.
     """
     try:
         yield

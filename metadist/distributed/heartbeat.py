@@ -1,4 +1,4 @@
-"""Heartbeats in the world's store, which detect a lost rank whatever the others wait in."""
+"""Heartbeats in the job's store: they detect a lost rank whatever the other ranks wait for."""
 
 import os
 import threading
@@ -101,7 +101,7 @@ class Heartbeat:
                 self._check_first_failure()
         except RuntimeError as error:
             self._lose(
-                f"the world's store, which torchrun's agent hosts, is gone ({first_line(error)})."
+                f"the job's store, which torchrun's agent hosts, is gone ({first_line(error)})."
             )
 
     def _pass_signals(self) -> None:
@@ -145,7 +145,7 @@ class Heartbeat:
                 self._reset_deadlines()  # this process was suspended
             elif now - self._store_reached > self._max_silence:
                 self._lose(
-                    f"the world's store cannot be reached from {self._hosts[self._rank]} since "
+                    f"the job's store cannot be reached from {self._hosts[self._rank]} since "
                     f"{now - self._store_reached:.0f} s: rank zero's machine or the network failed."
                 )
             if launched_by_torchrun() and os.getppid() != self._parent:

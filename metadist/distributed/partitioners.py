@@ -172,7 +172,7 @@ def dim_partitioner(
             item; a worker runs its shards in order.
         keepdim: True keeps `dim` in each shard (of length one when exclusive); False removes it,
             which needs `exclusive=True`: `(T, B, *)` becomes T times `(B, *)`.
-        workers: ranks or names of the workers to use. Default: all workers of the world at the
+        workers: ranks or names of the workers to use. Default: all workers at the
             time of the call.
 
     Raises:

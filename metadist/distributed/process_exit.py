@@ -13,7 +13,7 @@ _FLUSH_FAILED = 120
 def exit_without_finalizing(status: int) -> NoReturn:
     """`sys.exit`, without finalizing the interpreter.
 
-    A thread that returns from C++ while Python is finalized (from the world's store, from RPC's
+    A thread that returns from C++ while Python is finalized (from the job's store, from RPC's
     shutdown) aborts the process: "terminate called without an active exception", and a finished
     run counts as failed (https://github.com/pytorch/pytorch/issues/38228). Non-daemon threads are
     joined and exit handlers run as usual. It is a program's last statement, on its main thread:

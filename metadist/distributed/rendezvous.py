@@ -1,4 +1,4 @@
-"""Rendezvous of a world's processes under a fresh prefix of the key-value store.
+"""Rendezvous of a job's processes under a fresh prefix of the key-value store.
 
 torchrun's store outlives a restart, together with the keys of dead processes. The live ranks
 therefore agree on a random session name that counts only once rank zero has confirmed the nonce of
@@ -36,7 +36,7 @@ _store: dist.Store | None = None
 
 
 def world_store(timeout: float = RENDEZVOUS_TIMEOUT) -> dist.Store:
-    """The world's key-value store, shared by all ranks and all restarts. Any rank, any time.
+    """The job's key-value store, shared by all ranks and all restarts. Any rank, any time.
 
     Under torchrun it is the agent's store, else rank zero's at MASTER_ADDR:MASTER_PORT; a single
     process has one in memory.
@@ -59,7 +59,7 @@ def world_store(timeout: float = RENDEZVOUS_TIMEOUT) -> dist.Store:
 
 
 def connect_store(timeout: float) -> dist.Store:
-    """The world's store over a new connection, which other threads' requests do not block."""
+    """The job's store over a new connection, which other threads' requests do not block."""
     store = world_store(timeout)
     return store if isinstance(store, dist.HashStore) else _connect(timeout, host=False)
 
@@ -76,7 +76,7 @@ def _connect(timeout: float, host: bool) -> dist.Store:
     if not _agent_hosts_store() and is_single_node():
         address = "127.0.0.1"  # by default a store listens on all interfaces
         listening = _listen(address, port) if host else None
-    with _store_errors_as_worker_lost(f"the world's store at {address}:{port}"):
+    with _store_errors_as_worker_lost(f"the job's store at {address}:{port}"):
         return dist.TCPStore(
             address,
             port,
@@ -102,7 +102,7 @@ def _listen(address: str, port: int) -> int:
 
 
 @contextlib.contextmanager
-def _store_errors_as_worker_lost(store: str = "the world's store") -> Iterator[None]:
+def _store_errors_as_worker_lost(store: str = "the job's store") -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # torch.distributed's errors are subclasses
@@ -150,7 +150,7 @@ def host_rendezvous(store: dist.Store, world_size: int, timeout: float) -> str:
         if time.monotonic() > deadline:
             missing = [rank for rank in missing if rank not in nonces]
             message = (
-                f"ranks {missing} of a world of {world_size} did not arrive within {timeout:g} s: "
+                f"ranks {missing} (world size {world_size}) did not arrive within {timeout:g} s: "
                 "they died, never started or cannot reach rank zero."
             )
             store.set(f"{session}/closed", json.dumps({"message": message, "nonces": nonces}))
@@ -228,7 +228,7 @@ def wait_for_keys(store: dist.Store, keys: list[str], timeout: float | None) -> 
 
 @contextlib.contextmanager
 def bound_to_loopback() -> Iterator[None]:
-    """In a world on one node, sockets of RPC and Gloo opened inside bind to loopback.
+    """In a job on one node, sockets of RPC and Gloo opened inside bind to loopback.
 
     Interfaces that the user named in the environment stay.
     """

@@ -1,6 +1,6 @@
 """Worker calls over torch.distributed.rpc (TensorPipe).
 
-TensorPipe RPC pickles what it carries and authenticates nobody: whoever reaches its port can run
+TensorPipe RPC transfers pickles without authentication: whoever reaches its port can run
 code. On one node every socket opened here is therefore bound to the loopback interface; on several
 nodes to the interface that `TP_SOCKET_IFNAME` and `GLOO_SOCKET_IFNAME` name.
 """

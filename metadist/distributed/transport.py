@@ -1,4 +1,4 @@
-"""What carries worker calls: the interface, the open transport, its workers and their barrier.
+"""Transports of worker calls: the interface, the open transport, its workers and their barrier.
 
 torch.distributed.rpc is one implementation (`metadist.distributed.rpc`).
 """
@@ -142,16 +142,14 @@ def get_worker_id(id: str | int | None = None) -> int:
     size = get_world_info().world_size
     if isinstance(id, int):
         if not 0 <= id < size:
-            raise UserError(
-                f"there is no worker {id} in a world of {size}: expected 0 to {size - 1}."
-            )
+            raise UserError(f"there is no worker {id}: expected 0 to {size - 1}.")
         return id
     if _transport is not None:
         names = _transport.names
     else:
         names = [default_worker_name_format(rank, size, 0, 1) for rank in range(size)]
     if id not in names:
-        raise UserError(f"there is no worker named {id!r}: the world has {', '.join(names)}.")
+        raise UserError(f"there is no worker named {id!r}: the workers are {', '.join(names)}.")
     return names.index(id)
 
 
@@ -226,9 +224,7 @@ def wait_for_workers(topic: str, workers: list[str], timeout: float | None) -> N
                 )
             require_alive(missing)
     except RuntimeError as error:
-        raise WorkerLostError(
-            f"the world's store cannot be reached ({first_line(error)})."
-        ) from None
+        raise WorkerLostError(f"the job's store cannot be reached ({first_line(error)}).") from None
 
 
 def _next_wait(deadline: float | None) -> float:

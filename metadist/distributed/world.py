@@ -1,4 +1,4 @@
-"""This process's ranks and the world's size, and decorators that choose ranks.
+"""This process's ranks and the world size, and decorators that choose ranks.
 
 The environment variables are read at each call.
 """
@@ -35,7 +35,7 @@ def set_worker_name_format(format: WorkerNameFormat) -> None:
 
 
 class WorldInfo(NamedTuple):
-    """A process's ranks and the sizes of its world, as torchrun sets them.
+    """The ranks of a process and the world sizes, as torchrun sets them.
 
     Attributes:
         world_rank: this process's rank among all processes, from 0.
@@ -63,7 +63,7 @@ class WorldInfo(NamedTuple):
 def get_world_info() -> WorldInfo:
     """This process's ranks, from torchrun's environment variables. Any rank.
 
-    Without the variables (a plain `python script.py`) the world is this process alone.
+    Without the variables (a plain `python script.py`) the world size is 1.
 
     Raises:
         UserError: the variables are set to values that do not fit together.
@@ -89,7 +89,7 @@ def get_world_info() -> WorldInfo:
 
 
 def get_world_rank() -> int:
-    """This process's rank among all processes of the world, from 0."""
+    """This process's rank among all processes, from 0."""
     return get_world_info().world_rank
 
 
@@ -112,7 +112,7 @@ def get_local_world_size() -> int:
 
 
 def is_single_node() -> bool:
-    """Whether every process of the world is known to run on this node.
+    """Whether every process of the job is known to run on this node.
 
     Without LOCAL_WORLD_SIZE, only a loopback MASTER_ADDR proves it.
     """

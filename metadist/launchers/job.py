@@ -347,9 +347,9 @@ def finished_results(spec: RunSpec) -> dict[str, Any] | None:
         return None
     try:
         saved = OmegaConf.load(spec.directory / ".hydra" / "config.yaml")
-        asked = spec.configuration.copy()
-        drop_stale_keys(asked, spec.overrides)
-        same = isinstance(saved, DictConfig) and _values(saved) == _values(asked)
+        requested = spec.configuration.copy()
+        drop_stale_keys(requested, spec.overrides)
+        same = isinstance(saved, DictConfig) and _values(saved) == _values(requested)
     except (OSError, yaml.YAMLError, OmegaConfBaseException, UserError):
         return None
     if not same:

@@ -82,12 +82,12 @@ class TorchrunLauncher(Launcher):
         if workers > available and not self.oversubscribe:
             raise UserError(
                 f"launcher.nproc_per_node={workers} is more than this machine's {available} "
-                f"{unit}: ask for fewer workers, or add launcher.oversubscribe=true."
+                f"{unit}: choose fewer workers, or add launcher.oversubscribe=true."
             )
         if self.jobs != "auto" and workers * self.jobs > available and not self.oversubscribe:
             raise UserError(
                 f"launcher.jobs={self.jobs} times launcher.nproc_per_node={workers} is more than "
-                f"this machine's {available} {unit}: ask for fewer, or add "
+                f"this machine's {available} {unit}: choose fewer, or add "
                 "launcher.oversubscribe=true."
             )
         if self.nnodes > 1 and self.jobs not in (1, "auto"):

@@ -88,11 +88,11 @@ def summarize_results(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "wall_seconds" in results:
         rows.append(("time", format_duration(results["wall_seconds"])))
     if "tasks_per_second" in results:
-        world = ""
+        workers = ""
         if "strategy" in results and "world_size" in results:
             size = results["world_size"]
-            world = f", {results['strategy']} on {size} worker{'' if size == 1 else 's'}"
-        rows.append(("speed", format_throughput(results["tasks_per_second"]) + world))
+            workers = f", {results['strategy']} on {size} worker{'' if size == 1 else 's'}"
+        rows.append(("speed", format_throughput(results["tasks_per_second"]) + workers))
     return rows
 
 

@@ -72,7 +72,7 @@ class JsonlLogger(Logger):
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Read a `metrics.jsonl`, oldest line first.
 
-    A truncated last line is left out. Strings that stand for non-finite numbers become floats.
+    A truncated last line is left out. Strings for non-finite numbers become floats.
 
     Raises:
         UserError: the file cannot be read, or a line before the last is not a JSON object.

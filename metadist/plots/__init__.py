@@ -1,4 +1,4 @@
-"""Plots of training and test, drawn without a display.
+"""Plots of training and test, rendered without a display.
 
 Each function takes plain numbers and arrays, writes one PNG file and returns its path.
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _MAX_QUERIES = 10  # shown of each task
 _MAX_SHOTS = 5  # shown of each class, fewer with many classes
-_MAX_COLUMNS = 10  # classes side by side; further ones go to the next line
+_MAX_COLUMNS = 10  # classes in a row; further ones go to the next row
 
 # Lengths, in units of the side of one image.
 _PITCH = 1.16  # from one image to the next

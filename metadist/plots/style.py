@@ -29,7 +29,7 @@ def new_figure(width: float, height: float, title: str, columns: int | None = No
         width: in inches.
         height: in inches.
         title: one line above the axes, never read as TeX.
-        columns: number of axes side by side; margins are then fixed, with room for tick labels
+        columns: number of columns of axes; margins are then fixed, with room for tick labels
             and one line of text. None: constrained layout, which takes as long as drawing.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg

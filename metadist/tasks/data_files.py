@@ -147,5 +147,5 @@ def error_line(error: BaseException) -> str:
 
 
 def error_with_type(error: BaseException) -> str:
-    """The same after the error's type, for messages that are a single word."""
+    """The same after the error's type, for messages too short to stand alone."""
     return f"{type(error).__name__}: {error_line(error)}"

@@ -73,7 +73,7 @@ class TrainerConfig:
         """
         if self.test_checkpoint == "best" and not self.eval_every:
             raise UserError(
-                "trainer.test_checkpoint=best needs validations to tell which is best: set "
+                "trainer.test_checkpoint=best needs validations: set "
                 "trainer.eval_every, or take trainer.test_checkpoint=last."
             )
 

@@ -29,7 +29,7 @@ def find_non_finite(
 ) -> NonFiniteReport:
     """Which tasks made an iteration's loss or gradient NaN or infinite.
 
-    It computes the meta-batch once more, one task at a time. The drivers call it, before the
+    It computes the meta-batch again, one task at a time. The drivers call it, before the
     optimizer's step.
 
     Args:

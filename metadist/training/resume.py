@@ -72,7 +72,7 @@ def restore(experiment: Experiment) -> None:
         if saved.candidates():
             raise UserError(
                 f"{experiment.directory} holds the checkpoints of an earlier run: add resume=auto "
-                "to go on with it, or choose another hydra.run.dir."
+                "to resume it, or choose another hydra.run.dir."
             )
         return
     if experiment.resume == "auto":
@@ -155,12 +155,12 @@ def _newest_intact(saved: Checkpoints) -> tuple[Path, dict[str, Any]] | None:
     return None
 
 
-def _require_same(path: Path, saved: Mapping[str, str], asked: Mapping[str, str]) -> None:
-    for key in [*saved, *asked]:
-        if saved.get(key) != asked.get(key):
+def _require_same(path: Path, saved: Mapping[str, str], current: Mapping[str, str]) -> None:
+    for key in [*saved, *current]:
+        if saved.get(key) != current.get(key):
             raise UserError(
                 f"the checkpoint {path} is of another run: {key} was {saved.get(key)} there and is "
-                f"{asked.get(key)} now; resume with the options that it was trained with."
+                f"{current.get(key)} now; resume with the options that it was trained with."
             )
 
 

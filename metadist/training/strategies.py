@@ -257,7 +257,7 @@ class AllReduceStrategy(_InProcessStrategy):
     def map_tasks(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
         """See `Strategy`."""
         values, shards = self._map_my_shards(mapper, learner, batch)
-        # The values tell a shard's length; a partitioner's triples may not.
+        # Not every partitioner reports shard sizes, so lengths come from the values.
         lengths = torch.zeros(shards, dtype=torch.int64)
         for shard, found in values.items():
             if shard >= 0:

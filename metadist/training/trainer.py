@@ -219,7 +219,7 @@ class Trainer:
             else:
                 self._clip_gradient(output.gradient_norm)
                 self._update_buffers(output.result.buffers)
-            # What an optimizer draws depends on seed and iteration alone.
+            # Random numbers of an optimizer depend on seed and iteration only.
             _seed_generators(x.seed, iteration)
             x.optimizer.step()
             x.scheduler.step()
@@ -254,7 +254,7 @@ class Trainer:
         learning_rate: float,
         report: NonFiniteReport | None,
     ) -> None:
-        # Since the end of the last step: logging and the agreement to go on are part of a step.
+        # Since the end of the last step: logging and the agreement to continue are part of a step.
         now = time.perf_counter()
         seconds, self._step_started = now - self._step_started, now
         self.state.train_seconds += seconds
@@ -395,7 +395,7 @@ class Trainer:
         raise Interrupted(
             self._stop.number or signal.SIGTERM,
             f"stopped at iteration {self.state.iteration} of {self.config.iterations}, saved: "
-            f"to go on, give the same command hydra.run.dir={x.directory} resume=auto",
+            f"to resume, give the same command hydra.run.dir={x.directory} resume=auto",
         )
 
     def _raise_if_stopped(self) -> None:

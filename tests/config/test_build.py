@@ -52,10 +52,10 @@ VALUES = some.one_of(
 @settings(max_examples=20, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(some.lists(some.tuples(some.sampled_from(KEYS), VALUES), min_size=1, max_size=3))
 def test_random_overrides_build_or_are_refused_in_one_sentence(pairs):
-    words = [f"{key}={value}" for key, value in pairs]
+    options = [f"{key}={value}" for key, value in pairs]
     with tempfile.TemporaryDirectory() as folder:
         try:
-            found = build(Path(folder) / "run", "strategy=local", *words)
+            found = build(Path(folder) / "run", "strategy=local", *options)
         except Exception as error:
             refused = isinstance(error, UserError | HydraException | OmegaConfBaseException)
             if not refused and not raised_by_hydra(error):

@@ -52,9 +52,11 @@ def nodes(tree, path=""):
             yield from nodes(value, f"{path}[{index}]")
 
 
-def compose(words: list[str]) -> DictConfig:
-    script = next(word for word in words if word.startswith("experiments/"))
-    overrides = [word for word in words[words.index(script) + 1 :] if "=" in word]
+def compose(arguments: list[str]) -> DictConfig:
+    script = next(argument for argument in arguments if argument.startswith("experiments/"))
+    overrides = [
+        argument for argument in arguments[arguments.index(script) + 1 :] if "=" in argument
+    ]
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         return hydra.compose(Path(script).stem, overrides)
 
@@ -65,14 +67,18 @@ def test_there_are_files():
 
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
 def test_the_head_is_a_command_that_composes_and_uses_the_file(path):
-    words = command(path)
-    configuration = compose([word.replace("=DIR", "=somewhere") for word in words])
+    arguments = command(path)
+    configuration = compose([argument.replace("=DIR", "=somewhere") for argument in arguments])
     # What the file is composed into fits its targets too, with every value resolved.
     for where, node in nodes(OmegaConf.to_container(configuration, resolve=True)):
         bind_arguments(node, where, GIVEN)
     group = path.parent.relative_to(CONF)
     if str(group) != ".":
-        used = [word for word in words if re.match(rf"\+?{group}=\[?.*\b{path.stem}\b", word)]
+        used = [
+            argument
+            for argument in arguments
+            if re.match(rf"\+?{group}=\[?.*\b{path.stem}\b", argument)
+        ]
         default = str(group) in configuration or group.name == "experiment"
         assert used or default, f"{path}'s command does not use it"
 

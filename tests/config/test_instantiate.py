@@ -38,7 +38,7 @@ def test_configured_values_win_over_given_ones():
 
 
 @pytest.mark.parametrize(
-    ("node", "words"),
+    ("node", "parts"),
     [
         ({"_target_": WHEEL, "spokes": 2}, ["wheel.spokes=2", "greater than or equal to 3"]),
         ({"_target_": WHEEL, "spokes": "many"}, ["wheel.spokes=many", "integer"]),
@@ -51,12 +51,12 @@ def test_configured_values_win_over_given_ones():
         ("round", ["_target_", "wheel=NAME"]),
     ],
 )
-def test_refusals_are_one_sentence(node, words):
+def test_refusals_are_one_sentence(node, parts):
     with pytest.raises(UserError) as caught:
         instantiate(node, "wheel")
     message = str(caught.value)
     assert "\n" not in message
-    assert all(word in message for word in words), message
+    assert all(part in message for part in parts), message
 
 
 class Mine:

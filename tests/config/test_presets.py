@@ -14,7 +14,7 @@ from metadist.tasks.array_cache import CachedArray
 from metadist.tasks.mini_imagenet import PUBLISHED
 
 sys.path.insert(0, str(CONF.parent / "experiments"))
-from reproduction.cells import Cell, choose, load_cells
+from reproduction.cells import Cell, load_cells, select_cells
 
 REAL = CONF.parents[1] / "shared" / "data" / "omniglot"
 CELLS = load_cells()
@@ -36,7 +36,7 @@ def test_the_head_names_the_published_result_and_its_source(name):
     assert f"+experiment={name}" in head
     numbers = {float(number) for number in re.findall(r"\d+\.\d+", head)}
     scale = 100 if cell.metric == "accuracy" else 1
-    assert {round(scale * value, 6) for value in cell.figures.values() if value} <= numbers
+    assert {round(scale * value, 6) for value in cell.results.values() if value} <= numbers
     assert cell.source.partition(",")[0] in head
 
 
@@ -68,15 +68,15 @@ def held():
 @pytest.mark.parametrize("name", PRESETS)
 def test_each_preset_processes_its_tasks(name, tmp_path, held, monkeypatch):
     dataset = CELLS[name].dataset
-    words = [f"+experiment={name}", "strategy=local", "logger=jsonl"]
+    overrides = [f"+experiment={name}", "strategy=local", "logger=jsonl"]
     if dataset != "sinusoid":
         if dataset not in held:
             pytest.skip(f"no Omniglot images in {REAL}")
         module = {"omniglot": omniglot, "mini_imagenet": mini_imagenet}[dataset]
         monkeypatch.setattr(module, "load_images", lambda *_: held[dataset])
     if "no_conv" not in name and dataset in QUICK:
-        words += [QUICK[dataset]]
-    x = build_experiment(compose(*words), tmp_path, "maml")  # with a sanity check
+        overrides += [QUICK[dataset]]
+    x = build_experiment(compose(*overrides), tmp_path, "maml")  # with a sanity check
     protocol = {**x.tasks.protocol(), **x.learner.protocol()}
     assert protocol["dataset"] == dataset and x.trainer.eval_tasks >= 600
     differs = {k for k, v in CELLS[name].protocol.items() if k in protocol and protocol[k] != v}
@@ -84,6 +84,6 @@ def test_each_preset_processes_its_tasks(name, tmp_path, held, monkeypatch):
 
 
 def test_presets_are_chosen_by_name_dataset_or_all():
-    assert [cell.preset for cell in choose(CELLS, ["maml_sinusoid"])] == ["maml_sinusoid"]
-    assert {cell.dataset for cell in choose(CELLS, ["mini_imagenet"])} == {"mini_imagenet"}
-    assert len(choose(CELLS, ["all", "maml_sinusoid"])) == len(CELLS)
+    assert [cell.preset for cell in select_cells(CELLS, ["maml_sinusoid"])] == ["maml_sinusoid"]
+    assert {cell.dataset for cell in select_cells(CELLS, ["mini_imagenet"])} == {"mini_imagenet"}
+    assert len(select_cells(CELLS, ["all", "maml_sinusoid"])) == len(CELLS)

@@ -19,12 +19,12 @@ def test_texts_that_hold_a_secret_are_blotted_out(monkeypatch):
 
 
 def configured(directory) -> str:
-    words = ("strategy=local", "logger.tensorboard.directory=${oc.env:WANDB_API_KEY}")
-    small = [word for word in SMALL if not word.startswith("logger")]
-    return str(build_experiment(compose(*small, *words), directory, "maml").configuration)
+    overrides = ("strategy=local", "logger.tensorboard.directory=${oc.env:WANDB_API_KEY}")
+    small = [override for override in SMALL if not override.startswith("logger")]
+    return str(build_experiment(compose(*small, *overrides), directory, "maml").configuration)
 
 
-def test_the_configuration_that_trackers_and_checkpoints_get_has_none(tmp_path):
+def test_the_configuration_of_loggers_and_checkpoints_has_none(tmp_path):
     found = run_world(configured, 1, tmp_path, environment={"WANDB_API_KEY": KEY})[0]
     assert KEY not in found and "'directory': '***'" in found
 

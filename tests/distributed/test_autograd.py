@@ -199,7 +199,7 @@ def test_results_that_are_arguments_of_further_calls_play_a_part():
 
 
 def double_remotely(x: torch.Tensor) -> torch.Tensor:
-    """A remote function that calls another worker: the graph spans three visits."""
+    """A remote function that calls another worker: the graph spans three workers."""
     neighbour = (todist.get_rank() + 1) % todist.get_world_size()
     return 2 * todist.remote_sync_call(torch.sin, args=(x,), partitioner=neighbour)
 

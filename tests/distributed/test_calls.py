@@ -1,4 +1,4 @@
-"""Remote calls in real worlds: the same result however many workers, in both gradient modes."""
+"""Remote calls between processes: the same result for any number of workers and gradient mode."""
 
 import time
 
@@ -143,7 +143,7 @@ def call_to_and_fro(depth: int) -> int | None:
     return bounce(depth) if todist.get_rank() == 0 else None
 
 
-def test_calls_to_and_fro_go_deeper_than_agents_run_visits_on_their_own_threads():
+def test_calls_to_and_fro_go_deeper_than_agents_run_requests_on_their_own_threads():
     assert run_world(call_to_and_fro, 2, 160)[0] == 161  # 64 of them on each worker
 
 
@@ -159,7 +159,7 @@ def call_failing() -> str | None:
             todist.remote_sync_call(fail, args=(torch.arange(2),))
         assert caught.value.worker == "worker1"
         assert "in fail" in caught.value.remote_traceback
-        # The world still works.
+        # RPC still works.
         return todist.remote_sync_call(str, args=(5,), partitioner=1)
     return None
 

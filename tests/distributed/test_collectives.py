@@ -13,7 +13,7 @@ import metadist as todist
 from metadist.distributed import collectives
 
 
-class Figures(NamedTuple):
+class Metrics(NamedTuple):
     loss: torch.Tensor
     count: int
 
@@ -28,7 +28,7 @@ def structure_of(rank: int) -> dict:
         "matrix": tensor_of(rank, 2, 3),
         "pair": (tensor_of(rank + 10, 4).float(), [tensor_of(rank + 20)]),
         "whole": torch.tensor([rank, 2 * rank]),
-        "figures": Figures(tensor_of(rank + 30, 1), rank + 1),
+        "metrics": Metrics(tensor_of(rank + 30, 1), rank + 1),
         "number": rank + 0.1,
         "flag": rank == 0,
         "nothing": None,
@@ -59,7 +59,7 @@ def test_all_reduce_of_nested_structures(size):
     stacked = torch.stack([each["matrix"] for each in everyone])
     whole = torch.stack([each["whole"] for each in everyone])
     numbers = [each["number"] for each in everyone]
-    counts = [each["figures"].count for each in everyone]
+    counts = [each["metrics"].count for each in everyone]
     flags = [each["flag"] for each in everyone]
     expected = {
         "sum": (stacked.sum(0), whole.sum(0), sum(numbers), sum(counts), sum(flags)),
@@ -79,15 +79,15 @@ def test_all_reduce_of_nested_structures(size):
             torch.testing.assert_close(result["matrix"], matrix)
             torch.testing.assert_close(result["whole"].double(), integers.double())
             assert result["number"] == pytest.approx(number)
-            assert type(result["figures"]) is Figures
-            assert result["figures"].count == pytest.approx(count)
+            assert type(result["metrics"]) is Metrics
+            assert result["metrics"].count == pytest.approx(count)
             assert result["flag"] == pytest.approx(flag)
             assert result["nothing"] is None
             assert result["pair"][0].dtype is torch.float32
             assert type(result["pair"]) is tuple and result["pair"][1][0].shape == ()
         assert results["sum"]["whole"].dtype is torch.int64
-        assert type(results["sum"]["figures"].count) is int
-        assert type(results["mean"]["figures"].count) is float
+        assert type(results["sum"]["metrics"].count) is int
+        assert type(results["mean"]["metrics"].count) is float
 
 
 def broadcast_from(source: int) -> dict:
@@ -102,7 +102,7 @@ def test_broadcast(size, source):
             assert torch.equal(result[name], expected[name])
         assert torch.equal(result["pair"][1][0], expected["pair"][1][0])
         assert result["number"] == expected["number"] and result["flag"] is expected["flag"]
-        assert result["figures"].count == expected["figures"].count
+        assert result["metrics"].count == expected["metrics"].count
         assert result["seed"] == 2**62 + 1
 
 

@@ -21,7 +21,7 @@ EXAMPLES = Path(__file__).parent / "document_examples"
 
 
 class TorchWithGpus:
-    """`torch` for an example that speaks of GPUs, on a machine that has none."""
+    """`torch` for an example that uses GPUs, on a machine without GPUs."""
 
     def __init__(self, chosen: list[int]) -> None:
         self.cuda = type("cuda", (), {"set_device": staticmethod(chosen.append)})

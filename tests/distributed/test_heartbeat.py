@@ -30,7 +30,7 @@ class Lost:
 
 
 def watch(doomed: int, how: str) -> tuple[str, float] | None:
-    """One rank freezes or dies; what the others are told of it, and after how long."""
+    """One rank freezes or dies; the error on the others, and the seconds until it."""
     lost = Lost()
     job = begin_job(TIMEOUT, lost)
     if todist.get_rank() == doomed:

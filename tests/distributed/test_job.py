@@ -1,4 +1,4 @@
-"""Jobs: who takes part, and whether it is a later attempt."""
+"""Jobs: the participating ranks, and the restart count."""
 
 import time
 

@@ -18,7 +18,7 @@ LENGTHS = [0, 1, 2, 3, 5, 7, 15, 16, 17, 100]
 
 @pytest.fixture
 def world(monkeypatch):
-    """Sets the size of the world that this process is to believe in."""
+    """Sets the world size that this process sees."""
 
     def of(size: int) -> None:
         monkeypatch.setenv("RANK", "0")
@@ -123,7 +123,7 @@ def test_parts_keep_their_graph(world):
 
 
 @pytest.mark.parametrize(
-    ("partitioner", "arguments", "words"),
+    ("partitioner", "arguments", "message"),
     [
         (todist.batch_partitioner, (torch.zeros(3), torch.zeros(4, 2)), "[3, 4]"),
         (todist.batch_partitioner, (1, "no tensor"), "no tensor"),
@@ -132,10 +132,10 @@ def test_parts_keep_their_graph(world):
         (todist.dim_partitioner(-3), (torch.zeros(3, 4),), "no dimension -3"),
     ],
 )
-def test_what_cannot_be_split_is_refused_in_one_line(partitioner, arguments, words):
+def test_what_cannot_be_split_is_refused_in_one_line(partitioner, arguments, message):
     with pytest.raises(todist.UserError) as caught:
         partitioner(*arguments)
-    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_impossible_options_are_refused_in_one_line():
@@ -211,8 +211,8 @@ def test_any_tensors_come_back_whole_and_in_order(batches, workers, exclusive, k
     assert order == sorted(order)
     held = [sum(s.size for s in shards if s[0] == worker) for worker in chosen]
     assert max(held) - min(held) <= 1
-    for place, whole in enumerate(tensors):
-        parts = [args[0] if place == 0 else kwargs["rest"]["more"][place - 1]
+    for position, whole in enumerate(tensors):
+        parts = [args[0] if position == 0 else kwargs["rest"]["more"][position - 1]
                  for _, args, kwargs in shards]  # fmt: skip
         assert all(part.dtype is whole.dtype for part in parts)
         if parts:

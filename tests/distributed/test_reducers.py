@@ -19,7 +19,7 @@ from metadist.distributed.reducers import (
 )
 
 
-class Figures(NamedTuple):
+class Metrics(NamedTuple):
     loss: torch.Tensor
     accuracy: float
 
@@ -49,7 +49,7 @@ def test_a_plain_list_counts_each_result_once():
 def test_reducers_work_leaf_by_leaf_and_keep_the_structure():
     def result(value: float) -> dict:
         return {
-            "figures": Figures(torch.tensor(value), value * 2),
+            "metrics": Metrics(torch.tensor(value), value * 2),
             "pair": (value, [torch.full((2,), value)]),
             "count": int(value),
             "right": value > 2,
@@ -58,16 +58,16 @@ def test_reducers_work_leaf_by_leaf_and_keep_the_structure():
 
     results = todist.ShardResults([result(1.0), result(4.0)], [2, 1])
     mean = todist.mean_reducer(results)
-    assert list(mean) == ["figures", "pair", "count", "right", "nothing"]
-    assert type(mean["figures"]) is Figures
-    assert mean["figures"].loss.item() == 2.0 and mean["figures"].accuracy == 4.0
-    assert mean["figures"].loss.dtype is torch.float32
+    assert list(mean) == ["metrics", "pair", "count", "right", "nothing"]
+    assert type(mean["metrics"]) is Metrics
+    assert mean["metrics"].loss.item() == 2.0 and mean["metrics"].accuracy == 4.0
+    assert mean["metrics"].loss.dtype is torch.float32
     assert mean["pair"][0] == 2.0 and mean["pair"][1][0].tolist() == [2.0, 2.0]
     assert type(mean["pair"]) is tuple and type(mean["pair"][1]) is list
     assert mean["count"] == 2.0 and mean["right"] == pytest.approx(1 / 3)
     assert mean["nothing"] is None
     total = todist.sum_reducer(results)
-    assert total["figures"] == Figures(torch.tensor(5.0), 10.0)
+    assert total["metrics"] == Metrics(torch.tensor(5.0), 10.0)
     assert total["count"] == 5 and total["right"] == 1 and total["nothing"] is None
 
 

@@ -19,7 +19,7 @@ from metadist.distributed.rendezvous import (
 
 
 def generation(number: int, crash: bool) -> int:
-    """One attempt: open the world, call once around, and end well or die in the middle."""
+    """One restart: rendezvous, call each other once, and finish or die in between."""
     todist.init_rpc()
     rank, size = todist.get_rank(), todist.get_world_size()
     answer = todist.remote_sync_call(pow, args=(number, 2), partitioner=(rank + 1) % size)
@@ -44,42 +44,42 @@ def test_ten_generations_of_processes_meet_on_one_store(size):
             assert outcomes == [number**2] * size
 
 
-def meet_and_gather(topic: str) -> list[str]:
+def rendezvous_and_gather(topic: str) -> list[str]:
     store = rendezvous(topic, timeout=20)
     return all_gather_object(store, "pid", f"{todist.get_rank()}:{os.getpid()}", timeout=10)
 
 
-def attend_alone(only: int) -> str:
+def join_alone(only: int) -> str:
     """A generation of which one rank alone is there."""
     if todist.get_rank() != only:
         return ""
     with pytest.raises(TimeoutError) as caught:
-        rendezvous("words", timeout=0.5)
+        rendezvous("gathered", timeout=0.5)
     return str(caught.value)
 
 
 def test_stale_sessions_of_generations_that_never_met():
     store = open_store()
-    for only, words in ((1, "rank zero"), (0, "[1, 2]"), (2, "rank zero"), (0, "[1, 2]")):
-        assert words in run_world(attend_alone, 3, only, store=store)[only]
-    words = run_world(meet_and_gather, 3, "words", store=store)
-    assert words[0] == words[1] == words[2]
-    assert [word.split(":")[0] for word in words[0]] == ["0", "1", "2"]
-    assert len({word.split(":")[1] for word in words[0]}) == 3
-    again = run_world(meet_and_gather, 3, "words", store=store)
-    assert again[0] == again[1] == again[2] and set(again[0]).isdisjoint(words[0])
+    for only, gathered in ((1, "rank zero"), (0, "[1, 2]"), (2, "rank zero"), (0, "[1, 2]")):
+        assert gathered in run_world(join_alone, 3, only, store=store)[only]
+    gathered = run_world(rendezvous_and_gather, 3, "gathered", store=store)
+    assert gathered[0] == gathered[1] == gathered[2]
+    assert [part.split(":")[0] for part in gathered[0]] == ["0", "1", "2"]
+    assert len({part.split(":")[1] for part in gathered[0]}) == 3
+    again = run_world(rendezvous_and_gather, 3, "gathered", store=store)
+    assert again[0] == again[1] == again[2] and set(again[0]).isdisjoint(gathered[0])
 
 
 def test_a_confirmed_session_of_the_dead_is_not_joined():
     store = dist.HashStore()
     sessions: dict[str, str] = {}
 
-    def attend(name: str) -> None:
+    def join_session(name: str) -> None:
         sessions[name] = join_rendezvous(store, 1, 10)
 
     for name in ("first", "second", "third"):
         # The attendant comes first and finds the earlier session, complete and confirmed.
-        attendant = threading.Thread(target=attend, args=(name,))
+        attendant = threading.Thread(target=join_session, args=(name,))
         attendant.start()
         time.sleep(0.05)
         assert attendant.is_alive()
@@ -108,17 +108,17 @@ def test_a_missing_rank_is_named_within_the_timeout(way):
 
 
 def gather_without_one() -> str | None:
-    store = rendezvous("words", timeout=10)
+    store = rendezvous("gathered", timeout=10)
     if todist.get_rank() == 1:
         return None
     with pytest.raises(TimeoutError) as caught:
-        all_gather_object(store, "word", "here", timeout=0.5)
+        all_gather_object(store, "part", "here", timeout=0.5)
     return str(caught.value)
 
 
 def test_who_gives_no_word_is_named():
-    words = run_world(gather_without_one, 3)
-    assert "[1]" in words[0] and "[1]" in words[2]
+    gathered = run_world(gather_without_one, 3)
+    assert "[1]" in gathered[0] and "[1]" in gathered[2]
 
 
 def repeat(times: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The RPC world: opening, meeting, ending, and what becomes of those whose peers die."""
+"""RPC: opening, rendezvous, shutdown, and the loss of workers."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ from metadist.distributed.worker_calls import RemoteFailure
 
 
 @todist.auto_init_rpc()
-def meet_all() -> list[tuple[float, float]]:
+def rendezvous_all() -> list[tuple[float, float]]:
     times = []
     for late in range(todist.get_world_size()):
         if todist.get_rank() == late:
@@ -32,13 +32,13 @@ def meet_all() -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_barrier_lets_nobody_go_before_all_have_come(size):
-    ranks = run_world(meet_all, size)
+    ranks = run_world(rendezvous_all, size)
     for barrier in zip(*ranks, strict=True):
         assert min(left for _, left in barrier) >= max(came for came, _ in barrier)
 
 
 @todist.auto_init_rpc()
-def meet_some() -> tuple[float, float]:
+def rendezvous_some() -> tuple[float, float]:
     if todist.get_rank() == 2:
         time.sleep(0.8)
     came = time.monotonic()
@@ -47,13 +47,13 @@ def meet_some() -> tuple[float, float]:
 
 
 def test_barrier_of_some_keeps_those_and_lets_the_others_go():
-    zero, one, two = run_world(meet_some, 3)
+    zero, one, two = run_world(rendezvous_some, 3)
     assert min(zero[1], two[1]) >= two[0]
     assert one[1] < two[0]
 
 
 @todist.auto_init_rpc()
-def meet_without_two(late: bool) -> tuple[str, float] | None:
+def rendezvous_without_two(late: bool) -> tuple[str, float] | None:
     if todist.get_rank() == 2:
         time.sleep(2.0)
         if late:
@@ -72,7 +72,7 @@ def meet_without_two(late: bool) -> tuple[str, float] | None:
 
 @pytest.mark.parametrize("late", [True, False])
 def test_a_barrier_that_a_worker_misses_names_it_in_time(late):
-    zero, one, _ = run_world(meet_without_two, 3, late)
+    zero, one, _ = run_world(rendezvous_without_two, 3, late)
     for message, seconds in (zero, one):
         assert "worker2 (rank 2) did not arrive" in message and "\n" not in message
         assert 0.9 < seconds < 4
@@ -185,21 +185,21 @@ def initialize() -> None:
 
 
 @todist.auto_init_rpc(initialize)
-def say_what_happened(word: str, *, more: int) -> list[tuple]:
+def record_call(text: str, *, more: int) -> list[tuple]:
     """A main function."""
-    happened.append((word, more))
+    happened.append((text, more))
     return happened
 
 
-def call_say_what_happened() -> tuple:
-    result = say_what_happened("main", more=1)
-    return result, say_what_happened.__name__, say_what_happened.__doc__
+def call_record_call() -> tuple:
+    result = record_call("main", more=1)
+    return result, record_call.__name__, record_call.__doc__
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_worker_init_fn_is_called_once_on_every_rank_in_the_open_world(size):
-    expected = ([("worker_init_fn", True), ("main", 1)], "say_what_happened", "A main function.")
-    assert run_world(call_say_what_happened, size) == [expected] * size
+    expected = ([("worker_init_fn", True), ("main", 1)], "record_call", "A main function.")
+    assert run_world(call_record_call, size) == [expected] * size
 
 
 def fail_to_initialize() -> None:

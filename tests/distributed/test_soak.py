@@ -1,4 +1,4 @@
-"""Many calls that call: none deadlocks, none is lost, and none leaves a thread behind."""
+"""Many nested calls: no deadlock, no lost call, no thread left running."""
 
 import math
 import threading

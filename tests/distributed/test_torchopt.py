@@ -40,7 +40,7 @@ def in_one_process(tasks: int) -> tuple[float, list[torch.Tensor]]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
 
-    def judge(parameters: dict, inputs: torch.Tensor) -> torch.Tensor:
+    def loss_of(parameters: dict, inputs: torch.Tensor) -> torch.Tensor:
         predictions = torch.func.functional_call(model, parameters, (inputs,))
         return (predictions - inputs.sum(-1, keepdim=True).sin()).square().mean()
 
@@ -50,13 +50,13 @@ def in_one_process(tasks: int) -> tuple[float, list[torch.Tensor]]:
         parameters = dict(model.named_parameters())
         for _ in range(2):
             steps = torch.autograd.grad(
-                judge(parameters, support), list(parameters.values()), create_graph=True
+                loss_of(parameters, support), list(parameters.values()), create_graph=True
             )
             parameters = {
                 name: value - 0.4 * step
                 for (name, value), step in zip(parameters.items(), steps, strict=True)
             }
-        total = total + judge(parameters, query) / tasks
+        total = total + loss_of(parameters, query) / tasks
     total.backward()
     return total.item(), [parameter.grad for parameter in model.parameters()]
 

@@ -1,4 +1,4 @@
-"""What torchrun's failure comes to, and who says it."""
+"""Exit status and message of a failed torchrun."""
 
 import subprocess
 import sys
@@ -12,14 +12,14 @@ from metadist.distributed.torchrun import status_of, unreported_kill
 def failed(*codes: int) -> ChildFailedError:
     """Workers that ended one after the other, rank 1 first."""
     failures = {
-        (place + 1) % len(codes): ProcessFailure(0, 1, code, "no file")
-        for place, code in enumerate(codes)
+        (index + 1) % len(codes): ProcessFailure(0, 1, code, "no file")
+        for index, code in enumerate(codes)
     }
     return ChildFailedError("script", failures)
 
 
 @pytest.mark.parametrize(
-    ("codes", "status", "said"),
+    ("codes", "status", "message"),
     [
         ((-9, 143), 1, "rank 1 was killed by SIGKILL"),  # the agent stopped the other one
         ((-9, -15), 1, "rank 1 was killed by SIGKILL"),
@@ -34,8 +34,8 @@ def failed(*codes: int) -> ChildFailedError:
         ((7,), 1, ""),
     ],
 )
-def test_the_first_to_end_says_what_it_was(codes, status, said):
-    assert (status_of(failed(*codes)), unreported_kill(failed(*codes))) == (status, said)
+def test_the_first_to_end_says_what_it_was(codes, status, message):
+    assert (status_of(failed(*codes)), unreported_kill(failed(*codes))) == (status, message)
 
 
 SCRIPT = """

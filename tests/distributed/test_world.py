@@ -94,9 +94,9 @@ def ask_everything() -> tuple:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_every_rank_of_a_real_world_knows_its_place(size):
-    places = [(r, size, r, size) for r in range(size)]
-    assert run_world(ask_everything, size) == [(place, place) for place in places]
+def test_ranks_and_world_sizes_of_every_process(size):
+    ranks = [(r, size, r, size) for r in range(size)]
+    assert run_world(ask_everything, size) == [(ids, ids) for ids in ranks]
 
 
 # --- decorators that choose ranks ---------------------------------------------------------------
@@ -152,7 +152,7 @@ EXPECTED = [
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_ranks_of_a_real_world(size):
+def test_ranks_of_started_processes(size):
     assert run_world(ask_all, size) == EXPECTED[:size]
 
 

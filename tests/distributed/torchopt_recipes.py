@@ -28,7 +28,7 @@ def make_tasks(number: int) -> tuple[Tensor, Tensor]:
     return both.double().unbind()
 
 
-def judge(model: nn.Module, inputs: Tensor) -> Tensor:
+def loss_of(model: nn.Module, inputs: Tensor) -> Tensor:
     return (model(inputs) - inputs.sum(-1, keepdim=True).sin()).square().mean()
 
 
@@ -37,8 +37,8 @@ def solve(model: nn.Module, support: Tensor, query: Tensor) -> Tensor:
     model = torchopt.module_clone(model, by="reference", detach_buffers=True)
     inner = torchopt.MetaSGD(model, lr=INNER_LR)
     for _ in range(2):
-        inner.step(judge(model, support))
-    return judge(model, query)
+        inner.step(loss_of(model, support))
+    return loss_of(model, query)
 
 
 def solve_by_reference(reference: Any, support: Tensor, query: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ def solve_by_reference(reference: Any, support: Tensor, query: Tensor) -> Tensor
 
 
 def batch_loss(model: nn.Module, batch: Tensor) -> Tensor:
-    return judge(model, batch)
+    return loss_of(model, batch)
 
 
 @theirs.auto_init_rpc()

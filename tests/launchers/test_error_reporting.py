@@ -1,4 +1,4 @@
-"""What ended a run is said once, by whom it befell, and everybody ends."""
+"""The first error is reported once, by the failing rank, and all ranks exit."""
 
 import os
 import time
@@ -28,18 +28,20 @@ def broken(directory, strategy: str, where: str, rank: int) -> list:
 
 @pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
 @pytest.mark.parametrize(("where", "rank"), [("start", 1), ("task", 1), ("task", 0)])
-def test_what_a_rank_raises_is_said_once_with_rank_host_and_traceback(
+def test_an_exception_is_reported_once_with_rank_host_and_traceback(
     tmp_path, strategy, where, rank
 ):
     ranks = broken(tmp_path, strategy, where, rank)
     assert all(outcome.status == 1 for outcome in ranks), ranks
-    said = "".join(outcome.err for outcome in ranks)
-    assert said.count("error: ") == 1 and said.count("Traceback (most recent call last)") == 1, said
-    assert f"rank {rank} on {HOST}" in said and "LookupError: a mistake on purpose" in said
+    printed = "".join(outcome.err for outcome in ranks)
+    assert (
+        printed.count("error: ") == 1 and printed.count("Traceback (most recent call last)") == 1
+    ), printed
+    assert f"rank {rank} on {HOST}" in printed and "LookupError: a mistake on purpose" in printed
 
 
 @pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
-def test_who_leaves_without_a_word_is_named(tmp_path, strategy):
+def test_a_rank_that_exits_silently_is_named(tmp_path, strategy):
     zero, one = broken(tmp_path, strategy, "exit", 1)
     assert isinstance(one, ProcessLookupError)
     assert zero.status == 1 and zero.err.count("error: ") == 1
@@ -50,8 +52,8 @@ def test_a_worker_stuck_in_a_task_is_not_waited_for_after_an_error(tmp_path):
     start = time.monotonic()
     ranks = broken(tmp_path, "rpc", "'hang and fail elsewhere'", 1)
     assert time.monotonic() - start < 40  # the stuck task would take 60 s
-    said = "".join(outcome.err for outcome in ranks if hasattr(outcome, "err"))
-    assert said.count("error: ") == 1 and f"rank 0 on {HOST}" in said
+    printed = "".join(outcome.err for outcome in ranks if hasattr(outcome, "err"))
+    assert printed.count("error: ") == 1 and f"rank 0 on {HOST}" in printed
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "many", "true"])

@@ -73,13 +73,13 @@ def test_more_workers_than_cores_or_gpus_are_refused(monkeypatch):
     monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: range(4), raising=False)
     TorchrunLauncher(nproc_per_node=4).check(CPU)
     TorchrunLauncher(nproc_per_node=9, oversubscribe=True).check(CPU)
-    for options, words in (
+    for options, message in (
         ({"nproc_per_node": 5}, "nproc_per_node=5 .* 4 cores"),
         ({"nproc_per_node": 2, "jobs": 3}, "jobs=3 .* 4 cores"),
         ({"nnodes": 2}, "rdzv_endpoint"),
         ({"nnodes": 2, "node_rank": 2, "rdzv_endpoint": "a:1"}, "node_rank=2"),
     ):
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=message):
             TorchrunLauncher(**options).check(CPU)
     assert TorchrunLauncher(nproc_per_node=2).max_concurrent_jobs(CPU) == 2
     assert TorchrunLauncher(nproc_per_node=3).max_concurrent_jobs(CPU) == 1

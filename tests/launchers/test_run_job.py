@@ -94,10 +94,10 @@ def test_the_workers_error_message_is_taken_once(tmp_path):
     assert pop_worker_error(tmp_path) == ""
 
 
-def no_compiler_on_rank_one(words: tuple[str, ...]) -> Outcome:
+def no_compiler_on_rank_one(arguments: tuple[str, ...]) -> Outcome:
     if os.environ["RANK"] == "1":
         os.environ["CXX"] = "false"
-    return command("maml.py", words)
+    return command("maml.py", arguments)
 
 
 def test_native_kernels_are_used_on_all_ranks_or_none(tmp_path):

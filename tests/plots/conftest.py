@@ -1,4 +1,4 @@
-"""The figures that a test saves."""
+"""Matplotlib figures saved by a test."""
 
 import pytest
 from matplotlib.figure import Figure

@@ -71,7 +71,7 @@ def cache(part: str) -> dict[str, Any]:
     return {
         "image_data": np.stack([pixels(label, e) for e, label in order]),
         "class_dict": {
-            label: [place for place, (_, name) in enumerate(order) if name == label]
+            label: [position for position, (_, name) in enumerate(order) if name == label]
             for label in labels(part)
         },
     }

@@ -73,9 +73,9 @@ def by_name(dataset) -> dict[str, np.ndarray]:
     }
 
 
-def one_line(error, *words) -> None:
+def one_line(error, *parts) -> None:
     """The error is one line that has these words."""
     message = str(error.value)
     assert "\n" not in message, message
     assert len(message) < 900, message
-    assert all(str(word) in message for word in words), message
+    assert all(str(part) in message for part in parts), message

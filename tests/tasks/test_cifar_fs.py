@@ -74,13 +74,13 @@ def write_folder(root: Path, members) -> Path:
     return root
 
 
-def refused(root, *words):
+def refused(root, *parts):
     with pytest.raises(UserError) as error:
         CifarFS(str(root), download=False)
     message = str(error.value)
     assert "\n" not in message
     assert len(message) < 900
-    assert all(str(word) in message for word in words), message
+    assert all(str(text) in message for text in parts), message
     assert not list(root.glob("*.npy"))
     assert not list(root.glob(".*.part"))
 
@@ -251,8 +251,8 @@ def no_dictionary(members):
 )
 def test_archives_of_something_else(tmp_path, harm):
     members = contents()
-    words = harm(members)
-    refused(write_archive(tmp_path / "data", members), "cifar-100-python.tar.gz", *words)
+    parts = harm(members)
+    refused(write_archive(tmp_path / "data", members), "cifar-100-python.tar.gz", *parts)
 
 
 @pytest.mark.parametrize("end", [0, 10, 2000, -20])

@@ -45,7 +45,7 @@ def test_only_what_differs_is_named_and_the_test_tasks_stay_the_same():
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "parts"),
     [
         ({"train_ways": 13}, ["task.train_ways is 13", "train split", "lower task.train_ways"]),
         ({"train_shots": 8}, ["task.train_shots + task.train_queries is 8 + 4"]),
@@ -53,7 +53,7 @@ def test_only_what_differs_is_named_and_the_test_tasks_stay_the_same():
         ({"ways": 5, "train_ways": 3}, ["task.ways is 5", "validation split"]),
     ],
 )
-def test_impossible_training_tasks_are_refused(given, words):
+def test_impossible_training_tasks_are_refused(given, parts):
     with pytest.raises(UserError) as error:
         FewShotTasks(noise(), **{"ways": 4, "shots": 1, "queries": 4, **given})
-    assert all(word in str(error.value) for word in words), error.value
+    assert all(part in str(error.value) for part in parts), error.value

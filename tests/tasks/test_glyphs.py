@@ -128,7 +128,7 @@ def test_it_is_a_real_few_shot_problem(glyphs, single_thread):
 
 
 @pytest.mark.parametrize(
-    ("argument", "value", "words"),
+    ("argument", "value", "message"),
     [
         ("seed", -1, "dataset.seed must be at least 0, got -1"),
         ("train_classes", 0, "dataset.train_classes must be at least 1, got 0"),
@@ -138,8 +138,8 @@ def test_it_is_a_real_few_shot_problem(glyphs, single_thread):
         ("size", 1000, "dataset.size must be at most 256, got 1000"),
     ],
 )
-def test_arguments_out_of_bounds(argument, value, words):
-    with pytest.raises(UserError, match=words):
+def test_arguments_out_of_bounds(argument, value, message):
+    with pytest.raises(UserError, match=message):
         Glyphs(**{**COUNTS, argument: value})
 
 

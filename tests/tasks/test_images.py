@@ -138,7 +138,7 @@ def test_split_classes_and_the_interface():
 
 
 @pytest.mark.parametrize(
-    ("counts", "words"),
+    ("counts", "parts"),
     [
         ((7, 1, 1), ["task.ways is 7", "validation", "only 6 classes"]),
         ((5, 4, 7), ["task.shots + task.queries is 4 + 7 = 11", "only 10 examples"]),
@@ -147,11 +147,11 @@ def test_split_classes_and_the_interface():
         ((5, 1, -3), ["task.queries must be at least 1, got -3"]),
     ],
 )
-def test_impossible_tasks_are_refused(counts, words):
+def test_impossible_tasks_are_refused(counts, parts):
     dataset = ImageClasses("labels", labelled_pixels(), SPLIT_CLASSES)
     with pytest.raises(UserError) as error:
         FewShotTasks(dataset, *counts)
-    assert all(word in str(error.value) for word in words), error.value
+    assert all(text in str(error.value) for text in parts), error.value
     assert "\n" not in str(error.value)
 
 
@@ -218,7 +218,7 @@ def test_augmentation_depends_on_the_key_and_is_for_training_only():
 
 def test_contiguous_classes_are_not_copied():
     images = labelled_pixels()
-    places = {**SPLIT_CLASSES, "test": np.array([14, 16, 15, 17, 18, 19])}
-    dataset = ImageClasses("labels", images, places)
+    offsets = {**SPLIT_CLASSES, "test": np.array([14, 16, 15, 17, 18, 19])}
+    dataset = ImageClasses("labels", images, offsets)
     assert np.shares_memory(dataset.split_classes("train"), images)
     assert np.array_equal(dataset.split_classes("test"), images[[14, 16, 15, 17, 18, 19]])

@@ -57,13 +57,13 @@ def by_name(dataset):
     }
 
 
-def refused(root, *words):
+def refused(root, *parts):
     with pytest.raises(UserError) as error:
         MiniImageNet(str(root))
     message = str(error.value)
     assert "\n" not in message
     assert len(message) < 900
-    assert all(str(word) in message for word in words), message
+    assert all(str(text) in message for text in parts), message
     assert not list(root.rglob("*.npy"))
     assert not list(root.rglob(".*.part"))
 
@@ -202,7 +202,7 @@ def test_a_list_with_a_byte_order_mark(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "parts"),
     [
         ("../../secret.png,n00000010", ["line 2", "../../secret.png"]),
         ("/etc/passwd,n00000010", ["line 2", "/etc/passwd"]),
@@ -211,12 +211,12 @@ def test_a_list_with_a_byte_order_mark(tmp_path):
         ("", ["line 2"]),
     ],
 )
-def test_lists_name_files_of_their_own_folder(tmp_path, line, words):
+def test_lists_name_files_of_their_own_folder(tmp_path, line, parts):
     root = write_lists(tmp_path / "data")
     file = root / "train.csv"
     head, *rest = file.read_text().splitlines()
     file.write_text("\n".join([head, line, *rest]))
-    refused(root, file, "no list of images", "filename,label", *words)
+    refused(root, file, "no list of images", "filename,label", *parts)
 
 
 def test_a_list_without_a_head(tmp_path):
@@ -266,8 +266,8 @@ def test_a_pickle_with_code_in_it_is_refused_and_nothing_is_run(tmp_path, protoc
     file.write_bytes(
         pickle.dumps({**cache("validation"), "x": Harmful(tmp_path / "ran")}, protocol)
     )
-    word = "names posix.mkdir" if protocol > 1 else "instruction"
-    refused(root, file, word, "nothing in it was executed", "trust")
+    text = "names posix.mkdir" if protocol > 1 else "instruction"
+    refused(root, file, text, "nothing in it was executed", "trust")
     assert not (tmp_path / "ran").exists()
 
 
@@ -276,7 +276,7 @@ def without(key):
 
 
 @pytest.mark.parametrize(
-    ("contents", "words"),
+    ("contents", "parts"),
     [
         (without("class_dict"), ["KeyError: 'class_dict'", "needs image_data"]),
         (without("image_data"), ["KeyError: 'data'"]),
@@ -290,11 +290,11 @@ def without(key):
         ({**cache("test"), "class_dict": {"a": ["one"]}}, ["ValueError"]),
     ],
 )
-def test_pickles_of_something_else(tmp_path, contents, words):
+def test_pickles_of_something_else(tmp_path, contents, parts):
     root = write_caches(tmp_path / "data")
     file = root / "mini-imagenet-cache-test.pkl"
     file.write_bytes(pickle.dumps(contents, 4))
-    refused(root, file, *words)
+    refused(root, file, *parts)
 
 
 def nested(levels):

@@ -162,10 +162,10 @@ def zip_of_something_else(root, members):
 )
 def test_bad_files_are_named(tmp_path, harm):
     root = write_zips(tmp_path / "data")
-    words = harm(root, images("images_evaluation"))
+    parts = harm(root, images("images_evaluation"))
     with pytest.raises(UserError) as error:
         Omniglot(str(root))
-    one_line(error, root, *words)
+    one_line(error, root, *parts)
     assert not list(root.glob("*.npy"))
     assert not list(root.glob(".*.part"))
 

@@ -107,9 +107,9 @@ def test_minimal_sets_are_those_of_the_official_files(omniglot, cached, split):
             "train"
         ]
         images = dataset.split_classes("train")
-        for place in range(0, len(members), 97):
-            expected = ink(archive.read(members[place]), 28)
-            assert np.array_equal(images[place // 20, place % 20], expected)
+        for position in range(0, len(members), 97):
+            expected = ink(archive.read(members[position]), 28)
+            assert np.array_equal(images[position // 20, position % 20], expected)
 
 
 def test_within_alphabets(omniglot, cached):

@@ -31,8 +31,8 @@ def test_parts_are_disjoint_and_follow_from_the_seed(names, split):
     parts = split_characters(names, split, 0, 5)
     assert tuple(parts) == SPLITS
     assert all(p.dtype == np.int64 for p in parts.values())
-    together = np.concatenate(list(parts.values()))
-    assert len(np.unique(together)) == len(together)
+    joint = np.concatenate(list(parts.values()))
+    assert len(np.unique(joint)) == len(joint)
     again, other = split_characters(names, split, 0, 5), split_characters(names, split, 1, 5)
     assert all(np.array_equal(parts[s], again[s]) for s in SPLITS)
     assert all(np.array_equal(parts[s], other[s]) for s in SPLITS) == (split == "vinyals")
@@ -68,7 +68,7 @@ def test_vinyals_goes_by_the_order_of_names(names):
 
 
 @pytest.mark.parametrize(
-    ("split", "held", "words"),
+    ("split", "held", "message"),
     [
         ("alphabets", 30, "validation_alphabets=30 does not fit: from 1 to 29"),
         ("small1", 25, "validation_alphabets=25 does not fit: from 1 to 24"),
@@ -76,6 +76,6 @@ def test_vinyals_goes_by_the_order_of_names(names):
         ("halves", 5, "split=halves is none of Omniglot's splits: choose random, vinyals, alph"),
     ],
 )
-def test_what_does_not_fit(names, split, held, words):
-    with pytest.raises(UserError, match=words):
+def test_what_does_not_fit(names, split, held, message):
+    with pytest.raises(UserError, match=message):
         split_characters(names, split, 0, held)

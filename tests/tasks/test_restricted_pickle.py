@@ -92,7 +92,7 @@ def an_object():
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("value", "message_part"),
     [
         (print, "names builtins.print"),
         (an_object(), "names _io.StringIO"),
@@ -109,18 +109,18 @@ def an_object():
     ],
 )
 @pytest.mark.parametrize("protocol", [4, 5])
-def test_everything_else_is_refused(value, words, protocol):
+def test_everything_else_is_refused(value, message_part, protocol):
     if isinstance(value, pickle.PickleBuffer):
         if protocol < 5:
             return
-        data, words = pickle.dumps(value, 5, buffer_callback=lambda _: False), "instruction"
+        data, message_part = pickle.dumps(value, 5, buffer_callback=lambda _: False), "instruction"
     else:
         data = pickle.dumps(["before", value], protocol)
     with pytest.raises(UserError) as error:
         restricted_pickle.load(data, "some.pkl")
     message = str(error.value)
     assert message.startswith("some.pkl ")
-    assert words in message
+    assert message_part in message
     assert "\n" not in message
     assert "nothing in it was executed" in message
 

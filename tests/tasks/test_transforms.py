@@ -52,18 +52,18 @@ def test_flip(images):
 
 def test_crops_are_windows_of_the_padded_image(images):
     padded = np.pad(images, ((0, 0), (0, 0), (2, 2), (2, 2)))
-    places = set()
+    offsets = set()
     for seed in range(20):
         changed = Augment(crop_padding=2)(images.copy(), np.random.default_rng(seed))
         for before, after in zip(padded, changed, strict=True):
-            [place] = [
+            [offset] = [
                 (top, left)
                 for top in range(5)
                 for left in range(5)
                 if np.array_equal(before[:, top : top + 10, left : left + 12], after)
             ]
-            places.add(place)
-    assert len(places) == 25
+            offsets.add(offset)
+    assert len(offsets) == 25
 
 
 def test_results_are_images_and_depend_on_the_generator_alone(images):

@@ -87,23 +87,23 @@ def test_a_tasks_gradient_is_the_same_bits_in_chunks_of_any_size(kind):
 
 
 @pytest.mark.parametrize("kind", ["stride", "max", "mlp", "sinusoid"])
-def test_evaluation_gives_every_task_its_figures(kind):
+def test_evaluation_returns_the_values_of_every_task(kind):
     learner, tasks = learner_of(kind)
     keys = task_keys(0, "test", 0, range(5))
     calls = [((learner, MetaBatch(keys[:3])), {}), ((learner, MetaBatch(keys[3:])), {})]
-    resident = WorkerLocal(f"evaluation of {kind}", tasks)
-    alone = EvaluateMapper(resident, "cpu", 1).map_batched(calls)
-    beside = EvaluateMapper(resident, "cpu", 4).map_batched(calls)
+    local = WorkerLocal(f"evaluation of {kind}", tasks)
+    alone = EvaluateMapper(local, "cpu", 1).map_batched(calls)
+    beside = EvaluateMapper(local, "cpu", 4).map_batched(calls)
     assert [len(part["loss"]) for part in beside] == [3, 2]
     for part, expected in zip(beside, alone, strict=True):
         assert set(part) == set(expected)
         torch.testing.assert_close(part, expected, rtol=1e-4, atol=1e-5)
-    again = EvaluateMapper(resident, "cpu", 4)(learner, MetaBatch(keys[3:]))
+    again = EvaluateMapper(local, "cpu", 4)(learner, MetaBatch(keys[3:]))
     torch.testing.assert_close(again, beside[1], rtol=0, atol=0)
     name = "mse" if kind == "sinusoid" else "accuracy"
-    stepwise = EvaluateMapper(resident, "cpu", 4, evaluate_each_step=True).map_batched(calls)
-    slowly = EvaluateMapper(resident, "cpu", 1, evaluate_each_step=True).map_batched(calls)
-    for part, alike, plain in zip(stepwise, slowly, beside, strict=True):
+    stepwise = EvaluateMapper(local, "cpu", 4, evaluate_each_step=True).map_batched(calls)
+    one_at_a_time = EvaluateMapper(local, "cpu", 1, evaluate_each_step=True).map_batched(calls)
+    for part, alike, plain in zip(stepwise, one_at_a_time, beside, strict=True):
         assert set(part) == set(alike) == {*plain, f"{name}_after_1", f"{name}_after_2"}
         torch.testing.assert_close(part, alike, rtol=1e-4, atol=1e-5)
         assert all(torch.equal(part[each], plain[each]) for each in plain)
@@ -119,7 +119,7 @@ def test_chunks_keep_the_order_and_hold_tasks_of_one_shape():
     sizes = [3, 3, 3, 5, 3, 3, 3, 3]
     tasks = [(torch.tensor([i]), task(size)) for i, size in enumerate(sizes)]
     found = list(split_into_chunks(learner, tasks, len(tasks), 3))
-    assert [several for several, _ in found] == [True] * 4
+    assert [batched for batched, _ in found] == [True] * 4
     assert [[int(key) for key, _ in group] for _, group in found] == [
         [0, 1, 2],
         [3],
@@ -127,7 +127,7 @@ def test_chunks_keep_the_order_and_hold_tasks_of_one_shape():
         [6, 7],
     ]
     alone = list(split_into_chunks(learner, tasks, len(tasks), 1))
-    assert [(several, len(group)) for several, group in alone] == [(True, 1)] * 8
+    assert [(batched, len(group)) for batched, group in alone] == [(True, 1)] * 8
     assert list(split_into_chunks(learner, [], 0, "auto")) == []
 
 

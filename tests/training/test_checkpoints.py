@@ -47,12 +47,12 @@ def test_a_truncated_file_is_refused(tmp_path, keep):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("place", [0, 200, -80, -1])
-def test_a_changed_byte_is_noticed(tmp_path, place):
+@pytest.mark.parametrize("offset", [0, 200, -80, -1])
+def test_a_changed_byte_is_noticed(tmp_path, offset):
     path = tmp_path / "a.pt"
     write_checkpoint(path, CONTENTS)
     data = bytearray(path.read_bytes())
-    data[place] ^= 1
+    data[offset] ^= 1
     path.write_bytes(data)
     with pytest.raises(UserError, match="corrupt"):
         read_checkpoint(path)
@@ -170,8 +170,8 @@ def big_file_within_a_small_limit(directory: str) -> str:
 
 
 def test_a_file_that_the_system_has_no_room_for(tmp_path):
-    (words,) = run_world(big_file_within_a_small_limit, 1, str(tmp_path))
-    assert "could not be written (File too large)" in words and "resume=auto" in words
+    (message,) = run_world(big_file_within_a_small_limit, 1, str(tmp_path))
+    assert "could not be written (File too large)" in message and "resume=auto" in message
     assert read_checkpoint(tmp_path / "a.pt")["iteration"] == 3
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
 

@@ -28,10 +28,10 @@ def test_one_task_has_no_interval():
 
 
 def test_steps_are_listed_in_order_from_zero():
-    figures = {name: Estimate(mean, 0.1, 5) for name, mean in (("mse", 1), ("mse_before", 3))}
-    assert steps_of(figures, "mse") == {}
-    figures |= {f"mse_after_{k}": Estimate(3 - 0.2 * k, 0.2, 5) for k in (2, 1, 10)}
-    (rows,) = steps_of(figures, "mse").values()
+    estimates = {name: Estimate(mean, 0.1, 5) for name, mean in (("mse", 1), ("mse_before", 3))}
+    assert steps_of(estimates, "mse") == {}
+    estimates |= {f"mse_after_{k}": Estimate(3 - 0.2 * k, 0.2, 5) for k in (2, 1, 10)}
+    (rows,) = steps_of(estimates, "mse").values()
     assert [row["steps"] for row in rows] == [0, 1, 2]
     assert rows[0] == {"steps": 0, "mean": 3, "ci95": 0.1}
     assert rows[2] == {"steps": 2, "mean": 2.6, "ci95": 0.2}
@@ -50,11 +50,11 @@ def test_a_test_says_what_each_inner_step_brings(tmp_path):
         torch.load(tmp_path / "rpc/checkpoints/iteration-00000004.pt")["learner"]
     )
     keys = task_keys(0, "test", 0, range(7))
-    figures = evaluate(
+    estimates = evaluate(
         x.strategy, x.evaluate_mapper, x.learner, keys, lambda some: make_batch(x, some)
     )
-    assert set(figures) == {"loss", "accuracy", "accuracy_before"}
-    assert figures["accuracy"].mean == pytest.approx(rows[2]["mean"], abs=1e-12)
+    assert set(estimates) == {"loss", "accuracy", "accuracy_before"}
+    assert estimates["accuracy"].mean == pytest.approx(rows[2]["mean"], abs=1e-12)
 
 
 def test_no_inner_steps_no_list(tmp_path):

@@ -10,10 +10,10 @@ from metadist.training import trainer as trainer_module
 
 
 @pytest.fixture
-def judged(monkeypatch):
+def run_recorded(monkeypatch):
     """Runs a shrunken experiment; its evaluations' keys and its training's."""
 
-    def judge(directory, *overrides):
+    def run_with(directory, *overrides):
         evaluated, trained = [], []
         evaluate, keys = trainer_module.evaluate, trainer_module.training_keys
 
@@ -33,11 +33,11 @@ def judged(monkeypatch):
             results = Trainer(experiment).run()
         return experiment, results, evaluated, torch.cat(trained)
 
-    return judge
+    return run_with
 
 
-def test_every_algorithm_and_every_seed_is_judged_on_the_same_tasks(tmp_path, judged):
-    first, results, lists, trained = judged(tmp_path / "a")
+def test_every_algorithm_and_every_seed_is_evaluated_on_the_same_tasks(tmp_path, run_recorded):
+    first, results, lists, trained = run_recorded(tmp_path / "a")
     assert results["protocol"]["eval_seed"] == 0
     assert [key_split(keys[0]) for keys in lists] == ["validation", "test"]
     assert torch.equal(lists[1], task_keys(0, "test", 0, range(7)))
@@ -46,7 +46,7 @@ def test_every_algorithm_and_every_seed_is_judged_on_the_same_tasks(tmp_path, ju
         ("c", ["algorithm=prototypical"]),
         ("d", ["algorithm=reptile", "seed=6"]),
     ):
-        other, _, theirs, others = judged(tmp_path / name, *overrides)
+        other, _, theirs, others = run_recorded(tmp_path / name, *overrides)
         assert all(map(torch.equal, lists, theirs))
         assert torch.equal(trained, others) == (other.seed == first.seed)
         for keys in theirs:
@@ -54,7 +54,7 @@ def test_every_algorithm_and_every_seed_is_judged_on_the_same_tasks(tmp_path, ju
             assert torch.equal(drawn, expected)
 
 
-def test_another_list_can_be_asked_for(tmp_path, judged):
-    _, results, lists, _ = judged(tmp_path, "trainer.eval_seed=9")
+def test_another_list_can_be_asked_for(tmp_path, run_recorded):
+    _, results, lists, _ = run_recorded(tmp_path, "trainer.eval_seed=9")
     assert results["protocol"]["eval_seed"] == 9
     assert all((keys[:, 0] == 9).all() for keys in lists)

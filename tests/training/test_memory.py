@@ -73,7 +73,7 @@ def test_one_by_one_it_is_that_of_a_loop_by_hand(tmp_path):
 
 @pytest.mark.slow
 def test_in_a_context_every_task_keeps_its_graph(tmp_path):
-    """What the one-visit mode avoids; and that these figures can tell."""
+    """The memory that strategy.gradient=worker saves, and that this measurement shows it."""
     option = ("strategy=rpc", "strategy.gradient=dist_autograd")
     few, many = (
         run_world(peak, 2, str(tmp_path), option, tasks, 1, timeout=200) for tasks in (4, 16)

@@ -22,8 +22,8 @@ from metadist.training.task_mapper import MetaBatch
 SICK = (0, 0, 3, 2)
 
 
-def with_a_sick_task(directory: str, choice: str, *overrides: str) -> str:
-    """Train while one task of iteration 3 holds a NaN; what the run has to say."""
+def with_a_nan_task(directory: str, choice: str, *overrides: str) -> str:
+    """Train while one task of iteration 3 has a NaN; returns the run's messages."""
     x = build(directory, f"trainer.on_non_finite={choice}", "logger=[jsonl,console]", *overrides)
     sample = x.tasks.sample
 
@@ -52,7 +52,7 @@ WORLDS = [
 @pytest.mark.parametrize(("strategy", "size"), WORLDS)
 def test_the_task_is_found_and_the_run_stops_before_the_step(tmp_path, strategy, size):
     words = run_world(
-        with_a_sick_task, size, str(tmp_path), "stop", *strategy.split(), may_fail=True
+        with_a_nan_task, size, str(tmp_path), "stop", *strategy.split(), may_fail=True
     )[0]
     assert "iteration 3: 1 of 5 tasks are not finite" in words
     assert f"experiments/replay.py {tmp_path} --key 0,train,3,2" in words and "\n" not in words
@@ -69,7 +69,7 @@ def test_skipping_is_the_same_everywhere_and_resumes(tmp_path):
     found = []
     for strategy, size in (WORLDS[0], ("strategy=rpc", 2), WORLDS[3]):
         directory = tmp_path / str(len(found))
-        words = run_world(with_a_sick_task, size, str(directory), "skip", *strategy.split())
+        words = run_world(with_a_nan_task, size, str(directory), "skip", *strategy.split())
         assert words[0] == "finished"
         found.append(without_times(records(directory)))
     assert found[0] == found[1] == found[2]
@@ -83,7 +83,7 @@ def test_skipping_is_the_same_everywhere_and_resumes(tmp_path):
 
 
 def test_going_on_takes_the_step_and_names_the_parameter_afterwards(tmp_path):
-    assert run_world(with_a_sick_task, 1, str(tmp_path), "continue", "strategy=local")[0] == (
+    assert run_world(with_a_nan_task, 1, str(tmp_path), "continue", "strategy=local")[0] == (
         "finished"
     )
     wrong = [line["non_finite"] for line in records(tmp_path) if "non_finite" in line]
@@ -97,8 +97,8 @@ class RootOf(Learner):
 
     def forward(self, episode):
         number = episode.query.inputs.squeeze()
-        slope = self.model.weight.sum() * number
-        return TaskResult(slope + 1 if number else slope.sqrt() + 1, {})
+        derivative = self.model.weight.sum() * number
+        return TaskResult(derivative + 1 if number else derivative.sqrt() + 1, {})
 
 
 class Numbers:
@@ -109,10 +109,10 @@ class Numbers:
 
 def test_a_finite_loss_with_an_infinite_gradient_is_found():
     mapper = GradientNormMapper(WorkerLocal("numbers of a test", Numbers()), "cpu")
-    figures = mapper(RootOf(torch.nn.Linear(2, 1)), MetaBatch(task_keys(0, "train", 1, range(4))))
-    assert figures["loss"].isfinite().all()
-    assert figures["gradient_norm"].isfinite().tolist() == [False, True, False, True]
-    assert figures["gradient_norm"][1].item() == pytest.approx(math.sqrt(2))
+    outputs = mapper(RootOf(torch.nn.Linear(2, 1)), MetaBatch(task_keys(0, "train", 1, range(4))))
+    assert outputs["loss"].isfinite().all()
+    assert outputs["gradient_norm"].isfinite().tolist() == [False, True, False, True]
+    assert outputs["gradient_norm"][1].item() == pytest.approx(math.sqrt(2))
 
 
 def steps(directory: str, *clippings: str) -> list[torch.Tensor]:

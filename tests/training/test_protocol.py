@@ -1,4 +1,4 @@
-"""Which results may be compared, and what the best checkpoint's test says."""
+"""Comparability of results, and the test of the best checkpoint."""
 
 import json
 from pathlib import Path
@@ -54,8 +54,8 @@ def test_the_best_checkpoint_is_tested_when_asked_for(tmp_path):
 
 def best_and_last(directory: str, strategy: str) -> None:
     """A run whose validation is best at iteration 2, tested at the end and then at its best."""
-    words = (f"{directory}/run", f"strategy={strategy}")
-    x = build(*words)
+    overrides = (f"{directory}/run", f"strategy={strategy}")
+    x = build(*overrides)
     log_metrics = x.logger.log_metrics
 
     def nothing_is_better(line) -> None:
@@ -65,7 +65,7 @@ def best_and_last(directory: str, strategy: str) -> None:
 
     x.logger.log_metrics = nothing_is_better
     last = Trainer(x).run()
-    best = Trainer(build(*words, "resume=auto", "trainer.test_checkpoint=best")).run()
+    best = Trainer(build(*overrides, "resume=auto", "trainer.test_checkpoint=best")).run()
     if get_rank() == 0:
         for name, results in (("last", last), ("best", best)):
             Path(f"{directory}/{name}.json").write_text(json.dumps(results), encoding="utf-8")

@@ -25,7 +25,7 @@ def test_keys_are_read_as_they_are_written():
 
 
 def train_and_replay(directory, overrides, keys):
-    """A run of one task an iteration, as its command leaves it; then its tasks once more."""
+    """A run with one task per iteration, and the replay of its tasks."""
     configuration = compose(*SMALL, "strategy=local", *overrides)
     (directory / ".hydra").mkdir(parents=True)
     OmegaConf.save(configuration, directory / ".hydra" / "config.yaml")
@@ -55,16 +55,16 @@ def test_losses_are_those_of_the_record(tmp_path):
 def test_the_command_shows_a_task_that_went_wrong(tmp_path):
     options = ["algorithm.inner_lr=1e30", "algorithm.inner_steps=3", "strategy=local"]
     run_dir = f"hydra.run.dir={tmp_path}/run"
-    said = run_command("maml.py", *SMALL, *options, run_dir)[0]
-    assert said.status == 2 and said.err.count("\n") == 1 and "0,train,1,0" in said.err, said
+    ended = run_command("maml.py", *SMALL, *options, run_dir)[0]
+    assert ended.status == 2 and ended.err.count("\n") == 1 and "0,train,1,0" in ended.err, ended
     shown = run_command("replay.py", f"{tmp_path}/run", "--key", "0,train,1,0")[0]
     assert shown.status == 0, shown
     assert "loss nan" in shown.out and "<- not finite" in shown.out
     assert (tmp_path / "run/replays/task-0-0-1-0.png").exists()
-    judged = run_command("replay.py", f"{tmp_path}/run", "--key", "0,test,0,5")[0]
-    assert judged.status == 0 and "accuracy" in judged.out, judged
-    for words in (["0,train,0,0"], ["1,train,1,0"], ["nonsense"]):
-        refused = run_command("replay.py", f"{tmp_path}/run", "--key", *words)[0]
+    replayed = run_command("replay.py", f"{tmp_path}/run", "--key", "0,test,0,5")[0]
+    assert replayed.status == 0 and "accuracy" in replayed.out, replayed
+    for invalid_key in (["0,train,0,0"], ["1,train,1,0"], ["nonsense"]):
+        refused = run_command("replay.py", f"{tmp_path}/run", "--key", *invalid_key)[0]
         assert refused.status == 2 and refused.err.count("\n") == 1, refused
     nowhere = run_command("replay.py", str(tmp_path), "--key", "0,train,1,0")[0]
     assert nowhere.status == 2 and "not a run directory" in nowhere.err

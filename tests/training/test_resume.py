@@ -106,7 +106,7 @@ def test_a_resumed_run_takes_as_long_as_its_parts(tmp_path):
         assert 5000 < results["wall_seconds"] < 5600
 
 
-def test_resumed_in_another_world(tmp_path):
+def test_resumed_with_another_world_size(tmp_path):
     run_world(train, 2, str(tmp_path / "a"), "strategy=rpc")
     run_world(train, 2, str(tmp_path / "b"), "strategy=rpc", "trainer.iterations=2")
     run_world(train, 3, str(tmp_path / "b"), "strategy=allreduce", "resume=auto")
@@ -115,12 +115,12 @@ def test_resumed_in_another_world(tmp_path):
 
 
 def resumed_with_warnings(directory: str, *overrides: str) -> list[str]:
-    said: list[str] = []
+    logged: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda entry: said.append(entry.getMessage())
+    handler.emit = lambda entry: logged.append(entry.getMessage())
     logging.getLogger("metadist").addHandler(handler)
     train(directory, *overrides)
-    return said
+    return logged
 
 
 def test_a_corrupt_newest_checkpoint_is_renamed_and_the_one_before_is_used(tmp_path):
@@ -132,10 +132,10 @@ def test_a_corrupt_newest_checkpoint_is_renamed_and_the_one_before_is_used(tmp_p
     newest = folder / "iteration-00000004.pt"
     newest.write_bytes(newest.read_bytes()[:-100])
     options = (f"strategy={strategy}", "resume=auto")
-    said = run_world(resumed_with_warnings, size, str(parts), *options)
-    assert len(said[0]) == 1 and "\n" not in said[0][0]
-    assert "iteration-00000004.pt is corrupt: renamed" in said[0][0]
-    assert all(not others for others in said[1:])
+    logged = run_world(resumed_with_warnings, size, str(parts), *options)
+    assert len(logged[0]) == 1 and "\n" not in logged[0][0]
+    assert "iteration-00000004.pt is corrupt: renamed" in logged[0][0]
+    assert all(not others for others in logged[1:])
     assert (folder / "iteration-00000004.pt.corrupt").exists()
     assert without_times(records(parts)) == without_times(records(whole))
     for name, tensor in weights(whole).items():
@@ -147,8 +147,8 @@ def test_the_best_is_used_when_all_others_are_corrupt_and_then_none(tmp_path):
     folder = tmp_path / "checkpoints"
     for path in folder.glob("iteration-*.pt"):
         path.write_bytes(b"")
-    said = run_world(resumed_with_warnings, 1, str(tmp_path), "strategy=local", "resume=auto")[0]
-    assert len(said) == 2
+    logged = run_world(resumed_with_warnings, 1, str(tmp_path), "strategy=local", "resume=auto")[0]
+    assert len(logged) == 2
     assert len(records(tmp_path)) == 6
     for path in folder.glob("*.pt"):
         path.write_bytes(b"")
@@ -179,8 +179,8 @@ def without_room(directory: str, *overrides: str) -> str:
 
 def test_a_full_disk_ends_the_run_and_leaves_what_was_there(tmp_path):
     options = ("strategy=local", "trainer.eval_every=0")
-    words = run_world(without_room, 1, str(tmp_path), *options)[0]
-    assert words.startswith("UserError: the checkpoint") and "could not be written" in words
+    message = run_world(without_room, 1, str(tmp_path), *options)[0]
+    assert message.startswith("UserError: the checkpoint") and "could not be written" in message
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["iteration-00000002.pt"]
     run_world(train, 1, str(tmp_path), "resume=auto", *options)
     assert [line["iteration"] for line in records(tmp_path)] == [1, 2, 3, 4]

@@ -61,8 +61,8 @@ def interrupted_in_validation(directory: str) -> str:
 
 
 def test_a_signal_during_validation_saves_and_the_resumed_run_validates_anew(tmp_path):
-    words = run_world(interrupted_in_validation, 1, str(tmp_path / "parts"))[0]
-    assert words.startswith("stopped at iteration 2 of 4, saved"), words
+    message = run_world(interrupted_in_validation, 1, str(tmp_path / "parts"))[0]
+    assert message.startswith("stopped at iteration 2 of 4, saved"), message
     assert not any("validation_loss" in line for line in records(tmp_path / "parts"))
     options = ("strategy=local", "trainer.validation_tasks=130")
     run_world(train, 1, str(tmp_path / "parts"), *options, "resume=auto")

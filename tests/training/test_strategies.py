@@ -89,7 +89,7 @@ def test_loss_and_gradient_equal_one_process(tmp_path, name, strategy, overrides
 
 
 @pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
-def test_running_statistics_and_dropout_do_not_depend_on_the_world(tmp_path, strategy):
+def test_running_statistics_and_dropout_do_not_depend_on_the_workers(tmp_path, strategy):
     option = "model.dropout=0.3"
     alone = run_world(one_step, 1, str(tmp_path), "ddp", "local", "float64", option)[0]
     found = run_world(one_step, 3, str(tmp_path), "ddp", strategy, "float64", option)[0]
@@ -109,7 +109,7 @@ def test_fewer_tasks_than_ranks(tmp_path):
         assert without_times(records(directory)) == without_times(records(alone))
 
 
-def test_a_whole_run_is_the_same_bit_for_bit_in_every_world(tmp_path):
+def test_a_whole_run_is_the_same_bit_for_bit_for_every_number_of_workers(tmp_path):
     runs = [("local", 1), ("rpc", 1), ("rpc", 2), ("rpc", 3), ("allreduce", 2), ("allreduce", 3)]
     found = {}
     for strategy, size in runs:
@@ -149,7 +149,7 @@ def test_names_and_parameter_devices():
 
 
 def plain_triples(learner, batch: MetaBatch) -> list[tuple]:
-    """Shards of 3, 1 and 2 items for ranks 0, 1 and 0; they do not say what they hold."""
+    """Shards of 3, 1 and 2 items for ranks 0, 1 and 0; without their sizes."""
     parts = batch.keys.split([3, 1, 2])
     return [
         (worker, (learner, MetaBatch(keys)), {})
@@ -157,7 +157,7 @@ def plain_triples(learner, batch: MetaBatch) -> list[tuple]:
     ]
 
 
-def key_figures(learner, batch: MetaBatch) -> dict[str, torch.Tensor]:
+def key_values(learner, batch: MetaBatch) -> dict[str, torch.Tensor]:
     return {"index": batch.keys[:, 3].clone(), "twice": batch.keys[:, 3] * 2.0}
 
 
@@ -166,17 +166,17 @@ def collect_plain_triples(strategy: str) -> dict | None:
     x = kinds[strategy](plain_triples, mean_reducer)
     x.open()
     keys = MetaBatch(task_keys(0, "test", 0, range(6)))
-    figures = x.map_tasks(key_figures, torch.nn.Linear(1, 1), keys) if x.is_driver else None
+    mapped = x.map_tasks(key_values, torch.nn.Linear(1, 1), keys) if x.is_driver else None
     x.close()
-    return figures
+    return mapped
 
 
 @pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
-def test_shards_that_do_not_say_what_they_hold_are_collected_whole(strategy):
-    for figures in run_world(collect_plain_triples, 3, strategy):
-        if figures is not None:
-            assert figures["index"].tolist() == [0, 1, 2, 3, 4, 5]
-            assert figures["twice"].tolist() == [0, 2, 4, 6, 8, 10]
+def test_shards_without_sizes_are_mapped_completely(strategy):
+    for mapped in run_world(collect_plain_triples, 3, strategy):
+        if mapped is not None:
+            assert mapped["index"].tolist() == [0, 1, 2, 3, 4, 5]
+            assert mapped["twice"].tolist() == [0, 2, 4, 6, 8, 10]
 
 
 class Counted(NamedTuple):

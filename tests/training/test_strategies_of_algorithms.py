@@ -66,8 +66,8 @@ def _in_double(sample):
 
 
 @pytest.fixture(scope="module")
-def worlds(tmp_path_factory):
-    directory = str(tmp_path_factory.mktemp("worlds"))
+def by_strategy(tmp_path_factory):
+    directory = str(tmp_path_factory.mktemp("strategies"))
     torch.set_num_threads(1)
     found = {"local": outcomes(directory, "local")}
     found["rpc"] = run_world(outcomes, 2, directory, "rpc")[0]
@@ -82,10 +82,10 @@ def test_every_algorithm_of_meta_learning_is_here():
 
 @pytest.mark.parametrize("other", [("local", 1), ("rpc", "auto"), ("allreduce", "auto")])
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_loss_and_gradient_do_not_depend_on_who_computes_them(worlds, name, other):
+def test_loss_and_gradient_do_not_depend_on_who_computes_them(by_strategy, name, other):
     strategy, at_once = other
-    loss, buffers, gradient = worlds["local"][name, "auto"]
-    found_loss, found_buffers, found_gradient = worlds[strategy][name, at_once]
+    loss, buffers, gradient = by_strategy["local"][name, "auto"]
+    found_loss, found_buffers, found_gradient = by_strategy[strategy][name, at_once]
     torch.testing.assert_close(found_loss, loss, rtol=1e-12, atol=0)
     assert found_buffers.keys() == buffers.keys()
     for buffer, change in buffers.items():

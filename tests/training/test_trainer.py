@@ -1,4 +1,4 @@
-"""The loop: what a run leaves, and that stopping and resuming changes nothing."""
+"""The trainer: files of a run, stopping and resuming with identical results."""
 
 import json
 import os
@@ -41,7 +41,7 @@ PROTOCOL = {
 }
 
 
-def test_a_run_leaves_what_the_contract_lists(tmp_path):
+def test_a_run_writes_the_listed_files(tmp_path):
     run_world(train, 2, str(tmp_path))
     results = json.loads((tmp_path / "results.json").read_text())
     assert results.keys() >= RESULTS
@@ -116,8 +116,10 @@ def test_stopped_and_resumed_ends_as_if_it_had_not_been(tmp_path, strategy, size
     overrides = (f"strategy={strategy}",)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run_world(train, size, str(whole), *overrides)
-    words = run_world(interrupted, size, str(parts), after, *overrides)
-    assert words[0].startswith("Interrupted: stopped at iteration") and "resume=auto" in words[0]
+    message = run_world(interrupted, size, str(parts), after, *overrides)
+    assert (
+        message[0].startswith("Interrupted: stopped at iteration") and "resume=auto" in message[0]
+    )
     assert not (parts / "results.json").exists()
     run_world(train, size, str(parts), "resume=auto", *overrides)
     assert without_times(records(parts)) == without_times(records(whole))
@@ -141,20 +143,20 @@ def test_an_earlier_run_is_not_overwritten(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("override", "words"),
+    ("override", "message"),
     [
         ("model.filters=5", "another run: model.filters was 4"),
         ("task.ways=4", "another run: task.ways was 3"),
         ("trainer.iterations=1", "more than trainer.iterations=1"),
     ],
 )
-def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path, override, words):
+def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path, override, message):
     run_world(train, 1, str(tmp_path), "trainer.iterations=2")
     (outcome,) = run_world(train, 1, str(tmp_path), "resume=auto", override, may_fail=True)
-    assert "UserError" in str(outcome) and words in str(outcome)
+    assert "UserError" in str(outcome) and message in str(outcome)
 
 
-def test_regression_is_judged_by_mse(tmp_path):
+def test_regression_is_evaluated_by_mse(tmp_path):
     overrides = [
         "dataset=sinusoid",
         "model=mlp",
@@ -171,6 +173,6 @@ def test_regression_is_judged_by_mse(tmp_path):
 
 def train_sinusoid(directory: str, overrides: list[str]) -> None:
     groups = ("++dataset.", "model.", "task.")
-    small = [word for word in SMALL if not word.startswith(groups)]
+    small = [item for item in SMALL if not item.startswith(groups)]
     configuration = compose(*small, *overrides)
     Trainer(build_experiment(configuration, Path(directory), "maml")).run()
