@@ -21,7 +21,10 @@ BELOW = {
         *("algorithms", "distributed", "kernels", "tasks", "models"),
         *("reports", "loggers", "plots"),
     },
-    "config": {"training", "algorithms", "distributed", "kernels", "tasks", "models", "loggers"},
+    "config": {
+        *("training", "reports", "algorithms", "distributed", "kernels", "tasks", "models"),
+        "loggers",
+    },
     "launchers": {"config", "training", "reports", "distributed", "kernels", "loggers", "plots"},
     "cli": {"launchers", "config", "training", "reports", "distributed"},
 }

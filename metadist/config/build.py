@@ -29,7 +29,6 @@ from metadist.training import (
     resolve_device,
     restore,
 )
-from metadist.training.profiling import PROFILE_DIRECTORY
 
 
 def build_experiment(configuration: DictConfig, directory: Path, name: str) -> Experiment:
@@ -88,9 +87,7 @@ def assemble_experiment(configuration: DictConfig, directory: Path, name: str) -
             local_tasks,
             settings.device,
             trainer.task_chunk_size,
-            profile_directory=str(directory / PROFILE_DIRECTORY)
-            if trainer.profile and strategy.name == "rpc"
-            else None,
+            profile=trainer.profile and strategy.name == "rpc",
         ),
         evaluate_mapper=EvaluateMapper(local_tasks, settings.device, trainer.task_chunk_size),
         logger=_logger(cfg),

@@ -110,7 +110,7 @@ class Job:
             thread = threading.Thread(target=ask, daemon=True)
             thread.start()
             thread.join(_REQUEST_SECONDS)
-            self._reachable = bool(answers)
+            self._reachable = bool(answers) or thread.is_alive()  # slow, or it has failed
         return answers[0] if answers else default
 
     def silent_ranks(self) -> list[str]:
@@ -164,6 +164,7 @@ def begin_job(
     _current.end()
     if _current.key:
         delete_worker_local(f"{_current.key}/")
+    _current = Job(dist.HashStore(), [host_name()])  # errors before the rendezvous are its own
     wait = timeout if rendezvous_timeout is None else rendezvous_timeout
     own = {"host": host_name(), "restarts": restart_count(), "key": secrets.token_hex(8)}
     ranks = all_gather_object(rendezvous("job", wait), "job", own, wait)
@@ -173,8 +174,9 @@ def begin_job(
     if len(ranks) > 1:
         store = dist.PrefixStore(prefix, connect_store(wait))
         heartbeat = Heartbeat(store, hosts, timeout, on_lost)
-        heartbeat.start()
     restarted = any(rank["restarts"] > 0 for rank in ranks)
     store = dist.PrefixStore(prefix, world_store())
     _current = Job(store, hosts, restarted, key, heartbeat)
+    if heartbeat is not None:
+        heartbeat.start()
     return _current

@@ -193,6 +193,8 @@ def exit_process(status: int, is_program: bool) -> NoReturn:
 
 
 def _is_user_error(error: Exception, in_job: bool) -> bool:
+    if isinstance(error, WorkerLostError):  # which is an OSError too
+        return False
     return isinstance(error, UserError | HydraException | OmegaConfBaseException) or (
         not in_job and (isinstance(error, OSError) or raised_by_hydra(error))
     )

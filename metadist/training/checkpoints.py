@@ -75,10 +75,14 @@ class Checkpoints:
 
     def save_best(self, iteration: int, contents: dict[str, Any]) -> Path:
         """Write the best checkpoint so far, then delete those that are not kept."""
-        path = self.directory / f"best-{iteration:08d}.pt"
+        path = self.best_path(iteration)
         write_checkpoint(path, contents)
         self._delete_bests()
         return path
+
+    def best_path(self, iteration: int) -> Path:
+        """The file of the best checkpoint of an iteration."""
+        return self.directory / f"best-{iteration:08d}.pt"
 
     def candidates(self) -> list[Path]:
         """The checkpoints to resume from, in the order to try: the newest first, the bests last."""

@@ -20,21 +20,18 @@ from metadist.errors import UserError
 WAIT, WARMUP, ACTIVE = 2, 1, 3
 """Outer steps that are skipped, run without being counted, and recorded."""
 
-PROFILE_DIRECTORY = "profile"
 PREFIX = "metadist::"
 
 _worker: profile | None = None
 _worker_lock = threading.Lock()
 
 
-def start_profiler(directory: Path, steps_left: int = WAIT + WARMUP + ACTIVE) -> profile:
+def start_profiler(steps_left: int = WAIT + WARMUP + ACTIVE, steps_done: int = 0) -> profile:
     """A started profiler of this process. Its `step()` follows each outer step.
 
-    After `WAIT + WARMUP + ACTIVE` steps it writes `rankN.trace.json.gz` and `rankN.txt`.
-
     Args:
-        directory: where to write.
         steps_left: how many outer steps the run will take.
+        steps_done: how many it has taken before, for the message.
 
     Raises:
         UserError: the run is shorter than a profile.
@@ -43,32 +40,39 @@ def start_profiler(directory: Path, steps_left: int = WAIT + WARMUP + ACTIVE) ->
     if steps_left < needed:
         raise UserError(
             f"trainer.profile=true takes {needed} outer steps and {steps_left} are left: set "
-            f"trainer.iterations={needed} or more."
+            f"trainer.iterations={steps_done + needed} or more."
         )
-
-    def write(finished: profile) -> None:
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            path = directory / f"rank{get_rank()}"
-            finished.export_chrome_trace(f"{path}.trace.json.gz")
-            path.with_suffix(".txt").write_text(profile_table(finished) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UserError(
-                f"{directory} could not be written ({error.strerror}): free some space, or set "
-                "trainer.profile=false."
-            ) from None
-
     kinds = [ProfilerActivity.CPU]
     kinds += [ProfilerActivity.CUDA] if torch.cuda.is_initialized() else []
     profiler = profile(
         activities=kinds,
         schedule=schedule(wait=WAIT, warmup=WARMUP, active=ACTIVE, repeat=1),
-        on_trace_ready=write,
         # RPC requests run on other threads than the training loop.
         experimental_config=_ExperimentalConfig(profile_all_threads=True),
     )
     profiler.start()
     return profiler
+
+
+def write_profile(profiler: profile, directory: Path) -> str:
+    """Stop a profiler and write `rankN.trace.json.gz` and `rankN.txt`; the table.
+
+    Raises:
+        UserError: they cannot be written.
+    """
+    profiler.stop()
+    table = profile_table(profiler)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / f"rank{get_rank()}"
+        profiler.export_chrome_trace(f"{path}.trace.json.gz")
+        path.with_suffix(".txt").write_text(table + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"{directory} could not be written ({error.strerror}): free some space, or set "
+            "trainer.profile=false."
+        ) from None
+    return table
 
 
 def prepare_profiler() -> None:
@@ -81,18 +85,26 @@ def prepare_profiler() -> None:
 
 
 @contextlib.contextmanager
-def profiled_request(directory: str | None) -> Iterator[None]:
+def profiled_request(enabled: bool) -> Iterator[None]:
     """A request of training as a step of the profile, on a worker that runs no training loop."""
     global _worker
-    if directory is None or get_rank() == 0:
+    if not enabled or get_rank() == 0:
         yield
         return
     with _worker_lock:
         if _worker is None:
-            _worker = start_profiler(Path(directory))
+            _worker = start_profiler()
     yield
     with _worker_lock:
         _worker.step()
+
+
+def write_worker_profile(directory: Path) -> None:
+    """Write the profile of a worker that runs no training loop, if it has one."""
+    global _worker
+    if _worker is not None:
+        write_profile(_worker, directory)
+        _worker = None
 
 
 def profile_table(finished: profile) -> str:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import optree
 from torch import Tensor
 
 from metadist.distributed import get_rank
@@ -113,13 +114,13 @@ def load_best(experiment: Experiment) -> int:
         UserError: there is none, for every validation came to NaN, or it is damaged.
     """
     saved = checkpoints_of(experiment)
-    found = [path for number, path in saved.bests() if number <= experiment.state.iteration]
-    if not found:
+    best = experiment.state.best.get("iteration")
+    if best is None:
         raise UserError(
             f"{saved.directory} holds no best checkpoint, because no validation had a finite "
             "result: resume with trainer.test_checkpoint=last to test the last state."
         )
-    contents = read_checkpoint(found[-1])
+    contents = read_checkpoint(saved.best_path(int(best)))
     _load_learner(experiment, contents)
     return int(contents["iteration"])
 
@@ -208,7 +209,6 @@ def _load(path: Path, experiment: Experiment, contents: Mapping[str, Any]) -> No
 
 def state_tensors(experiment: Experiment) -> list[Tensor]:
     """The tensors that drivers must have equal: of the learner and of the optimizer's state."""
-    tensors = [*experiment.learner.parameters(), *experiment.learner.buffers()]
-    for state in experiment.optimizer.state.values():
-        tensors += [each for each in state.values() if isinstance(each, Tensor)]
-    return tensors
+    leaves = optree.tree_leaves(experiment.optimizer.state_dict())
+    states = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return [*experiment.learner.parameters(), *experiment.learner.buffers(), *states]

@@ -52,15 +52,14 @@ class TaskMapper:
         device: where the learner computes; "auto" is the GPU of the local rank, else the CPU.
         chunk_size: how many tasks are batched, if the learner can; "auto" goes by their size.
         evaluate_each_step: in evaluation, queries are also evaluated after each inner step.
-        profile_directory: where workers that do not run the training loop write a profile of the
-            first steps; None for none.
+        profile: whether workers that do not run the training loop record a profile.
     """
 
     tasks: WorkerLocal
     device: str = "auto"
     chunk_size: ChunkSize = "auto"
     evaluate_each_step: bool = False
-    profile_directory: str | None = None
+    profile: bool = False
 
     def run_each(self, learner: Learner, batch: MetaBatch) -> list[TaskResult]:
         """The results of the batch's tasks, in order, one at a time.
@@ -128,7 +127,8 @@ class TrainMapper(TaskMapper):
 
     def __call__(self, learner: Learner, batch: MetaBatch) -> TaskResult:
         """Returns a `TaskResult` whose loss can be differentiated."""
-        results = self.run_each(learner.train(), batch)
+        with profiled_request(self.profile):
+            results = self.run_each(learner.train(), batch)
         if len(results) == 1:
             return results[0]._replace(predictions=None)
         return TaskResult(
@@ -147,7 +147,7 @@ class TrainMapper(TaskMapper):
         self, calls: list[Call], weights: list[float], inputs: list[Tensor]
     ) -> WorkerResponse:
         """See `SummingMapper`: one chunk of tasks at a time, which bounds the memory."""
-        with profiled_request(self.profile_directory):
+        with profiled_request(self.profile):
             return self._weighted_sum(calls, weights, inputs)
 
     def _weighted_sum(

@@ -21,16 +21,16 @@ from metadist.distributed.job import current_job
 from metadist.distributed.reducers import LinearReducer
 from metadist.errors import UserError
 from metadist.loggers import Run
-from metadist.reports import CONTENTS, write_results
+from metadist.reports import CONTENTS, PROFILE_DIRECTORY, write_results
 from metadist.tasks import stack_episodes, task_keys
 from metadist.training.evaluation import Estimate, evaluate
 from metadist.training.experiment import Experiment
 from metadist.training.non_finite import NonFiniteReport, find_non_finite, format_key
 from metadist.training.profiling import (
-    PROFILE_DIRECTORY,
     prepare_profiler,
-    profile_table,
     start_profiler,
+    write_profile,
+    write_worker_profile,
 )
 from metadist.training.results import results_of
 from metadist.training.resume import checkpoint_contents, checkpoints_of, load_best, state_tensors
@@ -120,6 +120,7 @@ class Trainer:
                     strategy.close()
                     raise
                 strategy.close()
+            write_worker_profile(self.experiment.directory / PROFILE_DIRECTORY)
         except Interrupted:
             strategy.close(graceful=False)
             raise
@@ -162,7 +163,7 @@ class Trainer:
         profiler = None
         if config.profile:
             left = config.iterations - state.iteration
-            profiler = start_profiler(x.directory / PROFILE_DIRECTORY, left)
+            profiler = start_profiler(left, state.iteration)
         if self._validation_is_due():  # the run may have been stopped before it
             self.validate()
         self._step_started = time.perf_counter()
@@ -173,7 +174,8 @@ class Trainer:
                 profiler.step()
             last = state.iteration == config.iterations
             if last or state.iteration % REPLICA_CHECK_EVERY == 0:
-                x.strategy.check_replicas(state_tensors(x), state.iteration)
+                with self._not_timed():
+                    x.strategy.check_replicas(state_tensors(x), state.iteration)
             if self._validation_is_due():
                 with self._not_timed():
                     self.validate()
@@ -185,9 +187,9 @@ class Trainer:
             if stopping:
                 self._raise_interrupted()
         if profiler is not None:
-            profiler.stop()
+            table = write_profile(profiler, x.directory / PROFILE_DIRECTORY)
             if self._is_main:
-                print(f"\n{profile_table(profiler)}", flush=True)
+                print(f"\n{table}", flush=True)
 
     def train_step(self, iteration: int) -> StepOutput:
         """Take one outer step: gradient of a meta-batch, clipping, optimizer, learning rate.
@@ -257,7 +259,9 @@ class Trainer:
         # Since the end of the last step: logging and the agreement to continue are part of a step.
         now = time.perf_counter()
         seconds, self._step_started = now - self._step_started, now
-        self.state.train_seconds += seconds
+        total = self.state.train_seconds + seconds
+        if report is None or self.config.on_non_finite != "stop":
+            self.state.train_seconds = total  # a refused step is not part of the checkpoint
         if not self._is_main:
             return
         weight = total_weight(self.experiment)
@@ -268,7 +272,7 @@ class Trainer:
             "gradient_norm": output.gradient_norm,
             "learning_rate": learning_rate,
             "tasks_per_second": self.config.meta_batch_size / seconds,
-            "seconds": self.state.train_seconds,
+            "seconds": total,
         }
         if report is not None:
             metrics["non_finite"] = report.key or report.message
@@ -346,8 +350,8 @@ class Trainer:
         """Evaluate the test tasks; the results, as in `results.json`."""
         x, tested = self.experiment, self.state.iteration
         if self.config.test_checkpoint == "best":
-            if self._is_main:
-                tested = load_best(x)
+            if self._is_main:  # other ranks may not see the newest files yet
+                load_best(x)
             x.strategy.broadcast_module(x.learner)
             tested = int(self.state.best["iteration"])
         estimates = self._evaluate("test", self.config.eval_tasks, self._raise_if_stopped)
