@@ -6,6 +6,8 @@ overhead   cost of the framework itself
 """
 
 import argparse
+import signal
+import sys
 
 from benchmarks import baselines, overhead, scaling
 
@@ -24,6 +26,7 @@ def main() -> None:
         )
         module.add_arguments(command)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that programs are terminated
     COMMANDS[options.command].run(options)
 
 

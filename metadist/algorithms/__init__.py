@@ -1,10 +1,9 @@
-"""Meta-learning algorithms: each is what happens in one task, with no rank and no RPC."""
+"""Meta-learning algorithms. Each processes one task, without ranks or RPC."""
 
 from metadist.algorithms.anil import ANIL
-from metadist.algorithms.batch_norm import statistics_name
 from metadist.algorithms.imaml import IMAML
 from metadist.algorithms.inner_loop import InnerLoopLearner
-from metadist.algorithms.learner import Learner, TaskResult
+from metadist.algorithms.learner import Learner, TaskResult, batch_norm_protocol
 from metadist.algorithms.maml import MAML
 from metadist.algorithms.maml_plus_plus import MAMLPlusPlus
 from metadist.algorithms.meta_sgd import MetaSGD
@@ -24,5 +23,5 @@ __all__ = [
     "Reptile",
     "Supervised",
     "TaskResult",
-    "statistics_name",
+    "batch_norm_protocol",
 ]

@@ -7,27 +7,26 @@ from annotated_types import Ge, Gt
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from metadist.algorithms.embedding import require_embedding
 from metadist.algorithms.inner_loop import Parameters
-from metadist.algorithms.learner import TaskResult
+from metadist.algorithms.learner import TaskResult, require_features
 from metadist.algorithms.maml import MAML
 
 
 class ANIL(MAML):
-    """MAML whose inner loop adapts the last layer alone.
+    """MAML whose inner loop adapts the last layer only.
 
     With θ = (body, head), in a task (section 4.1 of the paper):
 
         head' ← head' - α ∇ L(support; body, head'), starting at head, `inner_steps` times
         loss = L(query; body, head')
 
-    The meta-gradient, by body and head, goes through the steps. As the body is not adapted, the
-    features of a task are computed once, however many steps there are.
+    The meta-gradient, by body and head, is differentiated through the steps. The features of a
+    task are computed once, since the body is not adapted.
 
     Args:
         model: has `features(inputs)` and a linear `head`.
-        regression: targets are real numbers rather than classes.
-        inner_lr: α, the size of an inner step.
+        regression: regression instead of classification.
+        inner_lr: α.
         inner_steps: inner steps in training.
         eval_inner_steps: inner steps in evaluation. Default: as many as in training.
         first_order: treat the inner gradients as constants.
@@ -50,19 +49,19 @@ class ANIL(MAML):
         super().__init__(
             model, regression, inner_lr, inner_steps, eval_inner_steps, first_order, transductive
         )
-        require_embedding(model, "anil")
+        require_features(model, "anil")
 
     def initial(self) -> Parameters:
         """The head's parameters."""
         return dict(self.model.head.named_parameters())
 
     def features(self, inputs: Tensor) -> Tensor:
-        """What the head sees: (n, *input shape) -> (n, features)."""
+        """Inputs of the head: (n, *input shape) -> (n, features)."""
         features = self.model.features(inputs)
         return self.model.dropout(features) if hasattr(self.model, "dropout") else features
 
     def predict(self, parameters: Parameters, inputs: Tensor) -> Tensor:
-        """The head's predictions from features: (n, features) -> (n, outputs)."""
+        """Predictions from features: (n, features) -> (n, outputs)."""
         return functional_call(self.model.head, parameters, (inputs,))
 
     def train_task(self, episode: Any) -> TaskResult:
@@ -84,7 +83,7 @@ class ANIL(MAML):
         )
 
     def method(self) -> dict[str, Any]:
-        """Inner rate and order."""
+        """Inner learning rate and order of the gradient."""
         return {
             "algorithm": "ANIL",
             "inner_lr": self.inner_lr,

@@ -1,4 +1,4 @@
-"""Base of the algorithms that take gradient steps in a task."""
+"""The base class of algorithms that adapt by gradient steps."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,18 +13,18 @@ from torch.profiler import record_function
 from metadist.algorithms.learner import Learner, TaskResult
 
 Parameters = dict[str, Tensor]
-"""Tensors under the names that the model's parameters have."""
+"""Tensors by the names of the model's parameters."""
 
 
 class InnerLoopLearner(Learner):
     """A learner that adapts the model's parameters to the support set by gradient steps.
 
-    A subclass writes `train_task` (a task's result in training) and `trajectory` (the steps, which
-    evaluation takes as well).
+    Subclasses implement `train_task` (the result of a task in training) and `trajectory` (the
+    inner steps, in training and in evaluation).
 
     Args:
         model: the network whose parameters are meta-learned.
-        regression: targets are real numbers rather than classes.
+        regression: regression instead of classification.
         inner_steps: steps in training.
         eval_inner_steps: steps in evaluation. Default: as many as in training.
         transductive: see `Learner`.
@@ -43,46 +43,46 @@ class InnerLoopLearner(Learner):
         self.eval_inner_steps = inner_steps if eval_inner_steps is None else eval_inner_steps
 
     def train_task(self, episode: Any) -> TaskResult:
-        """The result of a task whose loss has the meta-gradient as its derivative."""
+        """The result of a task; the gradient of its loss is the meta-gradient."""
         raise NotImplementedError
 
     def trajectory(
         self, parameters: Parameters, support: Any, steps: int, create_graph: bool = False
     ) -> Iterator[Parameters]:
-        """The parameters after each of `steps` steps that start at `parameters`.
+        """The parameters after each inner step.
 
         Args:
-            parameters: where to start.
+            parameters: initial parameters.
             support: the examples to adapt to.
-            steps: how many.
-            create_graph: keep what is needed to differentiate through the steps.
+            steps: number of steps.
+            create_graph: whether the steps can be differentiated.
         """
         raise NotImplementedError
 
     def adapt(
         self, parameters: Parameters, support: Any, steps: int, create_graph: bool = False
     ) -> Parameters:
-        """The end of the `trajectory`; its arguments are the same."""
+        """The parameters after the last step of `trajectory`, with the same arguments."""
         trajectory = self.trajectory(parameters, support, steps, create_graph)
-        return functools.reduce(lambda _, each: each, trajectory, parameters)
+        return functools.reduce(lambda _, adapted: adapted, trajectory, parameters)
 
     def protocol(self) -> dict[str, Any]:
         """Inner steps, in training and in evaluation."""
         return {"inner_steps": self.inner_steps, "eval_inner_steps": self.eval_inner_steps}
 
     def forward(self, episode: Any) -> TaskResult:
-        """Adapt on `episode.support`, judge on `episode.query`."""
+        """Adapt to `episode.support`, evaluate on `episode.query`."""
         return self.train_task(episode) if self.training else self.evaluate_task(episode)
 
     @torch.no_grad()
     def evaluate_task(self, episode: Any) -> TaskResult:
-        """The result of a task in evaluation, with the metrics before any step as `…_before`."""
+        """The result of a task in evaluation, with the metrics before adaptation as `…_before`."""
 
-        def answers(parameters: Parameters) -> Tensor:
+        def predict(parameters: Parameters) -> Tensor:
             return self.predict_queries(lambda inputs: self.predict(parameters, inputs), episode)
 
         return self.evaluate_trajectory(
-            self.initial(), episode.support, episode.query.targets, answers
+            self.initial(), episode.support, episode.query.targets, predict
         )
 
     def evaluate_trajectory(
@@ -90,56 +90,56 @@ class InnerLoopLearner(Learner):
         start: Parameters,
         support: Any,
         targets: Tensor,
-        answers: Callable[[Parameters], Tensor],
+        predict: Callable[[Parameters], Tensor],
     ) -> TaskResult:
         """Evaluate a task before and after adaptation, and after each step if `evaluate_each_step`.
 
         Args:
-            start: where the trajectory starts.
+            start: initial parameters.
             support: the examples to adapt to.
             targets: of the queries.
-            answers: parameters -> the queries' predictions.
+            predict: parameters -> predictions of the queries.
         """
-        predictions = answers(start)
+        predictions = predict(start)
         metrics = self.metrics(predictions, targets, "_before")
         last = self.eval_inner_steps
         trajectory = self.trajectory(start, support, last)
         for step, parameters in enumerate(trajectory, start=1):
             if step == last or self.evaluate_each_step:
-                predictions = answers(parameters)
+                predictions = predict(parameters)
             if self.evaluate_each_step:
                 metrics |= self.metrics(predictions, targets, f"_after_{step}")
         metrics = self.metrics(predictions, targets) | metrics
         return TaskResult(self.loss(predictions, targets), metrics, predictions)
 
     def initial(self) -> Parameters:
-        """The parameters that a task starts from, those that are adapted."""
+        """The initial values of the adapted parameters."""
         return dict(self.model.named_parameters())
 
     def predict(self, parameters: Parameters, inputs: Tensor) -> Tensor:
-        """The model's predictions with other parameters: (n, *input shape) -> (n, outputs)."""
+        """Predictions with the given parameters: (…, n, *input shape) -> (…, n, outputs)."""
         return functional_call(self.model, parameters, (inputs,))
 
     def gradients(
         self, parameters: Parameters, examples: Any, create_graph: bool = False
     ) -> Parameters:
-        """The derivative of the examples' loss by the parameters.
+        """The gradient of the loss of examples by the parameters.
 
         Args:
-            parameters: where to differentiate.
+            parameters: of the model.
             examples: with `inputs` and `targets`.
-            create_graph: the derivative can be differentiated again; else it is a constant.
+            create_graph: whether the gradient can be differentiated.
         """
         with torch.enable_grad():
             if not create_graph:
                 parameters = detach_parameters(parameters)
             loss = self.loss(self.predict(parameters, examples.inputs), examples.targets)
-            # Of batched tasks, each loss depends on its own parameters alone.
+            # With batched tasks, each loss depends on the parameters of its task only.
             with record_function("metadist::inner_gradient"):
-                found = torch.autograd.grad(
+                grads = torch.autograd.grad(
                     loss.sum(), list(parameters.values()), create_graph=create_graph
                 )
-        return dict(zip(parameters, found, strict=True))
+        return dict(zip(parameters, grads, strict=True))
 
 
 def detach_parameters(parameters: Parameters) -> Parameters:
@@ -148,28 +148,28 @@ def detach_parameters(parameters: Parameters) -> Parameters:
 
 
 def with_gradient(value: Tensor, parameters: Parameters, gradient: Parameters) -> Tensor:
-    """A scalar of the given value whose derivative by the parameters is the given gradient.
+    """A scalar of the given value whose gradient by the parameters is the given gradient.
 
-    It is how an algorithm that computes its meta-gradient by itself hands it to the optimizer.
+    For algorithms that compute their meta-gradient explicitly.
 
     Args:
-        value: what the scalar shall be.
+        value: scalar.
         parameters: the learner's parameters.
-        gradient: the derivative, of the same names and shapes.
+        gradient: of the same names and shapes.
     """
     products = [(parameters[name] * each.detach()).sum() for name, each in gradient.items()]
-    carrier = torch.stack(products).sum()
-    return value.detach() + (carrier - carrier.detach())
+    surrogate = torch.stack(products).sum()
+    return value.detach() + (surrogate - surrogate.detach())
 
 
-def flat(tensors: Iterable[Tensor]) -> Tensor:
-    """Tensors as one vector."""
+def flatten_tensors(tensors: Iterable[Tensor]) -> Tensor:
+    """Concatenate tensors to a vector."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-def unflat(vector: Tensor, like: Mapping[str, Tensor]) -> Parameters:
-    """A vector's pieces under the names and in the shapes of `like`."""
-    pieces = vector.split([each.numel() for each in like.values()])
+def unflatten_tensors(vector: Tensor, like: Mapping[str, Tensor]) -> Parameters:
+    """Split a vector into tensors with the names and shapes of `like`."""
+    chunks = vector.split([each.numel() for each in like.values()])
     return {
-        name: piece.view_as(each) for (name, each), piece in zip(like.items(), pieces, strict=True)
+        name: chunk.view_as(each) for (name, each), chunk in zip(like.items(), chunks, strict=True)
     }

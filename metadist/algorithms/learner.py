@@ -1,4 +1,4 @@
-"""What an algorithm is: a module whose forward is what happens in one task."""
+"""The base class of algorithms: a module whose forward processes one task."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -6,22 +6,23 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from metadist.algorithms.batch_norm import one_by_one, uses_batch_statistics
+from metadist.errors import UserError
 
 
 class TaskResult(NamedTuple):
-    """What one task gives back.
+    """The result of one task.
 
     Attributes:
-        loss: scalar; its derivative by the learner's parameters is the meta-gradient. Detached
-            in evaluation.
-        metrics: scalars to report, detached: "accuracy" (0 to 1) for classes, "mse" for real
-            targets; those before any inner step as `…_before`, and with `Learner.evaluate_each_step` those
-            after k of the inner steps as `…_after_k`.
-        predictions: in evaluation, the logits or values for each query, shape (n, outputs).
-        buffers: how much the learner's buffers (running statistics) changed, by name. The one
-            who runs tasks fills it in; learners leave it empty.
+        loss: scalar; its gradient by the learner's parameters is the meta-gradient. Detached in
+            evaluation.
+        metrics: detached scalars: "accuracy" (0 to 1) for classification, "mse" for regression;
+            before adaptation as `…_before` and, with `Learner.evaluate_each_step`, after k inner
+            steps as `…_after_k`.
+        predictions: in evaluation, the logits or values of the queries, shape (n, outputs).
+        buffers: changes of the learner's buffers (running statistics), by name; filled in by the
+            task mapper, empty in a learner's result.
     """
 
     loss: Tensor
@@ -31,27 +32,24 @@ class TaskResult(NamedTuple):
 
 
 class Learner(nn.Module):
-    """Base of the algorithms. The parameters of a learner are what is meta-learned.
+    """Base class of algorithms. Its parameters are the meta-learned parameters.
 
-    A subclass writes `forward(episode) -> TaskResult`. It knows of no rank and of no other task;
-    whatever the strategy, the meta-gradient is the mean over tasks of the derivative of `loss`.
-    In evaluation mode (`learner.eval()`) nothing is differentiated afterwards.
+    Subclasses implement `forward(episode) -> TaskResult` for one task, independent of ranks and
+    other tasks. The meta-gradient is the mean over tasks of the gradient of `loss`. In evaluation
+    mode (`learner.eval()`) results are not differentiated.
 
     Args:
-        model: the network, built for this problem.
-        regression: targets are real numbers (squared error) rather than classes
-            (cross-entropy).
-        transductive: in evaluation, batch norm that keeps no statistics of training normalises
-            all queries of a task by their common ones; if not, each query together with the
-            support set alone.
+        model: the network, built for the problem.
+        regression: regression (squared error) instead of classification (cross-entropy).
+        transductive: in evaluation, batch norm without running statistics normalizes all queries
+            of a task together; if False, each query with the support set.
 
     Attributes:
-        evaluate_each_step: in evaluation, a learner that takes inner steps also judges the queries after
-            each of them. Whoever runs the evaluation sets it; off by default, for it takes time.
-        outputs_are_classes: each of the model's outputs stands for a class of the task, so that one
-            that is no class in training is not trained. A subclass for which they are features
-            says that it is not so.
-        batches_tasks: a subclass whose `forward` can run several tasks at once says so.
+        evaluate_each_step: in evaluation, evaluate the queries after each inner step, which takes
+            time. Default: False.
+        outputs_are_classes: whether the model has one output per class. A subclass whose outputs
+            are features sets it to False.
+        batches_tasks: whether `forward` supports batched tasks. Default: False.
     """
 
     evaluate_each_step = False
@@ -68,42 +66,43 @@ class Learner(nn.Module):
 
     @property
     def supports_batched_tasks(self) -> bool:
-        """Whether `forward` also runs several tasks at once, as it is set now, with this model.
+        """Whether `forward` supports batched tasks in the current mode and with this model.
 
-        Every tensor of the episode, of the result and of the learner's parameters then has a
-        first dimension that counts tasks, and `loss` has one number a task.
+        All tensors of the episode, of the result and of the learner's parameters then have a first
+        dimension of tasks; `loss` has shape (tasks,).
         """
-        can = self.batches_tasks and getattr(self.model, "supports_batched_tasks", False)
-        return can and (self.training or self.transductive)
+        supported = self.batches_tasks and getattr(self.model, "supports_batched_tasks", False)
+        return supported and (self.training or self.transductive)
 
     def loss(self, predictions: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss of predictions of shape (…, n, outputs), of shape (…)."""
+        """The mean loss over queries: predictions (…, n, outputs) -> (…)."""
         if self.regression:
             return (predictions - targets).square().mean((-2, -1))
         each = F.cross_entropy(predictions.flatten(0, -2), targets.flatten(), reduction="none")
         return each.view(targets.shape).mean(-1)
 
     def metrics(self, predictions: Tensor, targets: Tensor, suffix: str = "") -> dict[str, Tensor]:
-        """Detached figures to report of predictions of shape (…, n, outputs), each of shape (…)."""
+        """Detached metrics, each of shape (…), of predictions of shape (…, n, outputs)."""
         predictions = predictions.detach()
         if self.regression:
             return {f"mse{suffix}": self.loss(predictions, targets)}
-        right = predictions.argmax(-1) == targets
-        return {f"accuracy{suffix}": right.to(predictions.dtype).mean(-1)}
+        correct = predictions.argmax(-1) == targets
+        return {f"accuracy{suffix}": correct.to(predictions.dtype).mean(-1)}
 
     def predict_queries(
         self, predict: Callable[[Tensor], Tensor], episode: Any, jointly: bool = False
     ) -> Tensor:
-        """The queries' predictions, shape (…, n, outputs): transductive, as training is, or not.
+        """Predictions of the queries, shape (…, n, outputs); transductive in training.
 
         Args:
             predict: the adapted model, (…, n, *input shape) -> (…, n, outputs).
             episode: the task.
-            jointly: `predict` expects the support set before the queries in one batch.
+            jointly: pass support set and queries to `predict` in one batch.
         """
         support, queries = episode.support.inputs, episode.query.inputs
-        if not (self.training or self.transductive) and uses_batch_statistics(self.model):
-            return one_by_one(predict, support, queries)
+        transductive = self.training or self.transductive
+        if not transductive and uses_batch_statistics(self.model):
+            return predict_queries_separately(predict, support, queries)
         if not jointly:
             return predict(queries)
         axis = episode.query.targets.dim() - (2 if self.regression else 1)
@@ -111,17 +110,81 @@ class Learner(nn.Module):
         return predictions.narrow(axis, support.shape[axis], queries.shape[axis])
 
     def protocol(self) -> dict[str, Any]:
-        """What must be equal for two results to be comparable, of the algorithm's part."""
+        """Settings of the algorithm that must be equal for two results to be comparable."""
         return {}
 
     def method(self) -> dict[str, Any]:
-        """What is told of the algorithm itself, in which results that are compared may differ."""
+        """Settings of the algorithm in which compared results may differ."""
         return {"algorithm": type(self).__name__}
 
     def forward(self, episode: Any) -> TaskResult:
-        """Adapt to the support set, judge on the query set.
+        """Adapt to the support set, evaluate on the query set.
 
         Args:
             episode: has `support` and `query`, each with `inputs` and `targets`.
         """
         raise NotImplementedError
+
+
+def predict_queries_separately(
+    predict: Callable[[Tensor], Tensor], support: Tensor, queries: Tensor
+) -> Tensor:
+    """Predict each query in a batch with the support set alone: one forward pass per query.
+
+    The evaluation that is not transductive in Reptile (arXiv 1803.02999, section 6.1).
+
+    Args:
+        predict: (n, *input shape) -> (n, outputs).
+        support: (n, *input shape).
+        queries: (queries, *input shape).
+
+    Returns:
+        (queries, outputs).
+    """
+    batches = (torch.cat([support, query.unsqueeze(0)]) for query in queries)
+    return torch.stack([predict(batch)[-1] for batch in batches])
+
+
+def uses_batch_statistics(module: nn.Module) -> bool:
+    """Whether predictions depend on the other inputs of the batch in the current mode."""
+    return any(norm.training or not norm.track_running_stats for norm in _batch_norms(module))
+
+
+def batch_norm_protocol(model: nn.Module, transductive: bool) -> str:
+    """The batch-norm statistics of an evaluation, as reported in its protocol.
+
+    Args:
+        model: the network.
+        transductive: whether the queries of a task are normalized together, if the model keeps no
+            running statistics.
+    """
+    norms = _batch_norms(model)
+    if not norms:
+        return "none"
+    if all(norm.track_running_stats for norm in norms):
+        return "running statistics (not transductive)"
+    if transductive:
+        return "batch statistics (transductive)"
+    return "batch statistics of one query with the support set (not transductive)"
+
+
+def require_features(model: nn.Module, algorithm: str) -> None:
+    """Check that a model has `features(inputs)` and a linear `head`.
+
+    Args:
+        model: the network.
+        algorithm: its name in the configuration, for the error.
+
+    Raises:
+        UserError: one of them is missing.
+    """
+    if hasattr(model, "features") and isinstance(getattr(model, "head", None), nn.Linear):
+        return
+    raise UserError(
+        f"algorithm={algorithm} needs a model with features() and a linear head, which "
+        f"{type(model).__name__} lacks: choose model=conv4 or mlp."
+    )
+
+
+def _batch_norms(module: nn.Module) -> list[_BatchNorm]:
+    return [norm for norm in module.modules() if isinstance(norm, _BatchNorm)]

@@ -11,22 +11,22 @@ from metadist.algorithms.learner import TaskResult
 
 
 class MAML(InnerLoopLearner):
-    """Learn initial parameters from which a few gradient steps solve a new task.
+    """Learn initial parameters that adapt to a new task in a few gradient steps.
 
     In a task, from the initial parameters θ (algorithm 1 and equation 1 of the paper):
 
         φ ← φ - α ∇φ L(support; φ), starting at φ = θ, `inner_steps` times
         loss = L(query; φ)
 
-    The meta-gradient ∇θ loss goes through the steps (second order), or treats each ∇φ as a
-    constant (`first_order`).
+    The meta-gradient ∇θ loss is differentiated through the steps (second order) or treats each ∇φ
+    as a constant (`first_order`).
 
     Args:
         model: the network whose parameters are meta-learned.
-        regression: targets are real numbers rather than classes.
-        inner_lr: α, the size of an inner step.
-        inner_steps: inner steps in training. With 0 one network learns all tasks, and only
-            evaluation adapts it: the paper's pretrained baseline.
+        regression: regression instead of classification.
+        inner_lr: α.
+        inner_steps: inner steps in training. With 0 one network is trained on all tasks and
+            adapted in evaluation only: the paper's pretrained baseline.
         eval_inner_steps: inner steps in evaluation. Default: as many as in training.
         first_order: drop the second derivatives.
         transductive: see `Learner`.
@@ -70,7 +70,7 @@ class MAML(InnerLoopLearner):
         return {name: each - self.inner_lr * gradients[name] for name, each in parameters.items()}
 
     def method(self) -> dict[str, Any]:
-        """The inner rate."""
+        """Inner learning rate."""
         name = "FOMAML" if self.first_order else "MAML"
         return {
             "algorithm": name if self.inner_steps else "pretrained on all tasks",

@@ -1,50 +1,50 @@
 """MAML++ (Antoniou, Edwards and Storkey 2019, arXiv 1810.09502)."""
 
+import copy
 from collections.abc import Iterator
 from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge, Gt
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from metadist.algorithms.inner_loop import InnerLoopLearner, Parameters
 from metadist.algorithms.learner import TaskResult
-from metadist.models.per_step_norm import give_norms_steps
 
 
 class MAMLPlusPlus(InnerLoopLearner):
-    """MAML with the remedies of "How to train your MAML", section 4.
+    """MAML with the improvements of "How to train your MAML", section 4.
 
     In a task, with K = `inner_steps` and θ_0 = θ, for i = 0 … K - 1:
 
         θ_{i+1} = θ_i - α_i ∘ ∇ L(support; θ_i, norms_i)
         loss = Σ_i v_i L(query; θ_{i+1}, norms_i)
 
-    - Per-layer per-step rates: α_i has a rate for each of the model's tensors. Rates are
-      learned, and so may become negative.
-    - Per-step batch norm: norms_i are batch-norm layers of step i alone, with weights of their
-      own, which no inner step adapts, and statistics of their own, where the model keeps any
-      (`model.running_statistics=true`); otherwise, as in the authors' code, they normalise by
-      the batch at hand.
-    - Multi-step loss: the v_i are 1/K in the first iteration; all but the last fall in a
-      straight line, for the last one's benefit, to 0 at `multi_step_iterations`.
-    - Derivative-order annealing: first order for the first `first_order_iterations`.
-    - Cosine annealing of the outer rate is the outer optimizer's business: `scheduler=cosine`.
+    - Per-layer per-step learning rates: α_i has one rate per tensor of the model. Learned rates
+      may become negative.
+    - Per-step batch norm: norms_i are the batch-norm layers of step i. Their weights are
+      meta-learned and not adapted by inner steps. They keep running statistics if the model does
+      (`model.running_statistics=true`), else, as in the authors' code, batch statistics are used.
+    - Multi-step loss: all v_i are 1/K in the first iteration; all but the last decay linearly to
+      0 at `multi_step_iterations`.
+    - Derivative-order annealing: first order in the first `first_order_iterations`.
+    - Cosine annealing of the outer learning rate: `scheduler=cosine`.
 
-    Evaluation steps beyond K use the last step's rates and norms.
+    Evaluation steps beyond K use the rates and norms of step K - 1.
 
-    The learner counts the iterations in a buffer, as batch norm counts its batches: a task adds
-    one, and the mean over a meta-batch is one. Like every buffer the count reaches all workers
-    with the learner and is saved in checkpoints, so schedules go on exactly where they stopped.
+    The iterations are counted in a buffer: each task adds one, and buffers are averaged over the
+    meta-batch. Like every buffer it is sent to all workers and saved in checkpoints, so that
+    schedules continue after a restart.
 
     Args:
         model: the network whose parameters are meta-learned. Its batch norms are replaced.
-        regression: targets are real numbers rather than classes.
-        inner_lr: what every rate is at the start.
+        regression: regression instead of classification.
+        inner_lr: initial value of every rate.
         inner_steps: K.
         eval_inner_steps: inner steps in evaluation. Default: as many as in training.
-        multi_step_iterations: when only the last step's loss is left; 0 for never another.
-        first_order_iterations: how long inner gradients are treated as constants.
+        multi_step_iterations: iterations until the loss is that of the last step only.
+        first_order_iterations: iterations with first-order gradients.
         transductive: see `Learner`.
     """
 
@@ -63,7 +63,7 @@ class MAMLPlusPlus(InnerLoopLearner):
         self.inner_lr = inner_lr
         self.multi_step_iterations = multi_step_iterations
         self.first_order_iterations = first_order_iterations
-        self._norms = give_norms_steps(model, inner_steps)
+        self._norms = replace_batch_norms(model, inner_steps)
         self._adapted = [
             name
             for name, _ in model.named_parameters()
@@ -74,8 +74,8 @@ class MAMLPlusPlus(InnerLoopLearner):
         self.register_buffer("iteration", torch.zeros((), dtype=torch.int64))
 
     def initial(self) -> Parameters:
-        """The parameters that inner steps adapt, with the norms set to the first step."""
-        self._use_norms_of(0)
+        """The parameters that inner steps adapt; selects the norms of the first step."""
+        self._select_norms(0)
         parameters = dict(self.model.named_parameters())
         return {name: parameters[name] for name in self._adapted}
 
@@ -95,7 +95,7 @@ class MAMLPlusPlus(InnerLoopLearner):
         return TaskResult(torch.stack(losses).sum(), metrics)
 
     def loss_weights(self, iteration: int) -> list[float]:
-        """v_0 … v_{K-1} in an iteration, counted from 0; they add up to 1."""
+        """v_0 … v_{K-1} in an iteration, counted from 0; their sum is 1."""
         steps, annealed = self.inner_steps, 1.0
         if iteration < self.multi_step_iterations:
             annealed = iteration / self.multi_step_iterations
@@ -105,7 +105,7 @@ class MAMLPlusPlus(InnerLoopLearner):
     def trajectory(
         self, parameters: Parameters, support: Any, steps: int, create_graph: bool = False
     ) -> Iterator[Parameters]:
-        """See `InnerLoopLearner`; the norms of the step just taken are in use."""
+        """See `InnerLoopLearner`; the norms of the last step stay selected."""
         for step in range(steps):
             parameters = self._step(parameters, support, step, create_graph)
             yield parameters
@@ -113,7 +113,7 @@ class MAMLPlusPlus(InnerLoopLearner):
     def _step(
         self, parameters: Parameters, support: Any, step: int, create_graph: bool
     ) -> Parameters:
-        self._use_norms_of(step)
+        self._select_norms(step)
         gradients = self.gradients(parameters, support, create_graph)
         rates = self.rates[:, min(step, self.inner_steps - 1)]
         return {
@@ -121,15 +121,50 @@ class MAMLPlusPlus(InnerLoopLearner):
             for (name, parameter), rate in zip(parameters.items(), rates, strict=True)
         }
 
-    def _use_norms_of(self, step: int) -> None:
+    def _select_norms(self, step: int) -> None:
         for name in self._norms:
             self.model.get_submodule(name).step = step
 
     def method(self) -> dict[str, Any]:
-        """Rates at the start, and the schedules."""
+        """Initial rate and schedules."""
         return {
             "algorithm": "MAML++",
-            "inner_lr": f"learned for each layer and step, {self.inner_lr} at the start",
+            "inner_lr": f"learned per layer and step, initially {self.inner_lr}",
             "multi_step_iterations": self.multi_step_iterations,
             "first_order_iterations": self.first_order_iterations,
         }
+
+
+class PerStepBatchNorm(nn.Module):
+    """One batch norm per inner step (arXiv 1810.09502, section 4).
+
+    Args:
+        norm: the batch norm to copy.
+        steps: number of copies.
+
+    Attributes:
+        step: the current step, from 0; steps beyond the last use the last norm.
+    """
+
+    def __init__(self, norm: _BatchNorm, steps: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(copy.deepcopy(norm) for _ in range(steps))
+        self.step = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Apply the norm of the current step."""
+        return self.norms[min(self.step, len(self.norms) - 1)](inputs)
+
+
+def replace_batch_norms(model: nn.Module, steps: int) -> list[str]:
+    """Replace each batch norm of a model by a `PerStepBatchNorm`, in place.
+
+    Returns:
+        The names of the replaced modules within the model.
+    """
+    names = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    for name in names:
+        parent, _, child = name.rpartition(".")
+        norm = PerStepBatchNorm(model.get_submodule(name), steps)
+        setattr(model.get_submodule(parent), child, norm)
+    return names

@@ -1,4 +1,4 @@
-"""Meta-SGD: learned initial parameters and learned rates (Li et al. 2017, arXiv 1707.09835)."""
+"""Meta-SGD: learned initial parameters and learning rates (Li et al. 2017, arXiv 1707.09835)."""
 
 from typing import Annotated, Any
 
@@ -11,21 +11,21 @@ from metadist.algorithms.maml import MAML
 
 
 class MetaSGD(MAML):
-    """Learn where to start from and, for each single parameter, how far to go.
+    """MAML with a learned inner learning rate for each parameter.
 
-    In a task (algorithm 1 of the paper), with a vector of rates α as long as θ and the product
-    taken element by element:
+    In a task (algorithm 1 of the paper), with a vector of rates α of the size of θ and the
+    elementwise product:
 
         φ = θ - α ∘ ∇θ L(support; θ)
         loss = L(query; φ)
 
-    Both θ and α are parameters of the learner; a rate may become negative. The paper takes one
-    step; more use the same rates again.
+    Both θ and α are parameters of the learner; rates may become negative. The paper takes one
+    step; further steps use the same rates.
 
     Args:
         model: the network whose parameters are meta-learned.
-        regression: targets are real numbers rather than classes.
-        inner_lr: what every rate is at the start.
+        regression: regression instead of classification.
+        inner_lr: initial value of every rate.
         inner_steps: inner steps in training.
         eval_inner_steps: inner steps in evaluation. Default: as many as in training.
         first_order: treat the inner gradients as constants.
@@ -57,9 +57,9 @@ class MetaSGD(MAML):
         }
 
     def method(self) -> dict[str, Any]:
-        """Rate at the start, and the order."""
+        """Initial rate and order of the gradient."""
         return {
             "algorithm": "Meta-SGD",
-            "inner_lr": f"learned, {self.inner_lr} at the start",
+            "inner_lr": f"learned, initially {self.inner_lr}",
             "first_order": self.first_order,
         }

@@ -5,32 +5,30 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from metadist.algorithms.embedding import require_embedding
-from metadist.algorithms.learner import Learner, TaskResult
+from metadist.algorithms.learner import Learner, TaskResult, require_features
 from metadist.errors import UserError
 
 
 class Prototypical(Learner):
-    """Learn features in which a class is the neighbourhood of its mean.
+    """Classify by the distance of features to the mean features of the classes.
 
     In a task (equations 1 and 2 and algorithm 1 of the paper), with f the model's features:
 
         c_k = mean of f(x) over the support examples of class k, its prototype
         p(y = k | x) = softmax over k of -|f(x) - c_k|²
-        loss = -log p(y | x), in the mean over the query set
+        loss = mean over the query set of -log p(y | x)
 
-    Nothing is adapted, so tasks of training may have more ways than those of the test
-    (`task.train_ways`); the paper takes 60 for Omniglot. As in the authors' code, support and
-    query set pass the network in one batch. The authors' batch norm keeps running statistics for
-    the evaluation: `model.running_statistics=true`.
+    Training tasks may have more ways than test tasks (`task.train_ways`); the paper uses 60 for
+    Omniglot. As in the authors' code, support and query set are one batch of the network. The
+    authors evaluate with running statistics: `model.running_statistics=true`.
 
     Args:
-        model: has `features(inputs)`. Its last layer is not used and stays as it is.
-        regression: not for this algorithm.
+        model: with `features(inputs)` and a linear `head`, which is not used.
+        regression: must be False.
         transductive: see `Learner`.
 
     Raises:
-        UserError: a regression problem, or a model without features.
+        UserError: a regression problem, or a model without features and head.
     """
 
     outputs_are_classes = False
@@ -42,11 +40,11 @@ class Prototypical(Learner):
         super().__init__(model, regression, transductive)
         if regression:
             raise UserError("algorithm=prototypical classifies: choose a dataset with classes.")
-        require_embedding(model, "prototypical")
+        require_features(model, "prototypical")
         model.head.requires_grad_(False)
 
     def forward(self, episode: Any) -> TaskResult:
-        """Judge `episode.query` by the prototypes of `episode.support`."""
+        """Classify `episode.query` by the prototypes of `episode.support`."""
         labels = F.one_hot(episode.support.targets)  # (…, n, ways)
         targets = episode.query.targets
 
@@ -55,14 +53,14 @@ class Prototypical(Learner):
 
         predictions = self.predict_queries(predict, episode, jointly=True)
         loss = self.loss(predictions, targets)
-        shown = None if self.training else predictions
-        return TaskResult(loss, self.metrics(predictions, targets), shown)
+        metrics = self.metrics(predictions, targets)
+        return TaskResult(loss, metrics, None if self.training else predictions)
 
     @staticmethod
     def _logits(features: Tensor, labels: Tensor) -> Tensor:
-        """Negative squared distances to the prototypes of the first examples, those with labels."""
-        shares = labels.to(features) / labels.sum(-2, keepdim=True)
-        prototypes = shares.mT @ features[..., : labels.shape[-2], :]  # (…, ways, features)
+        """Negative squared distances to the prototypes; `features` start with the support set."""
+        weights = labels.to(features) / labels.sum(-2, keepdim=True)
+        prototypes = weights.mT @ features[..., : labels.shape[-2], :]  # (…, ways, features)
         return -(features.unsqueeze(-2) - prototypes.unsqueeze(-3)).square().sum(-1)
 
     def protocol(self) -> dict[str, Any]:
@@ -70,5 +68,5 @@ class Prototypical(Learner):
         return {"inner_steps": 0, "eval_inner_steps": 0}
 
     def method(self) -> dict[str, Any]:
-        """Its name."""
+        """The name."""
         return {"algorithm": "prototypical networks"}

@@ -1,47 +1,52 @@
-"""Reptile: move towards what training on a task leads to (Nichol et al. 2018, arXiv 1803.02999)."""
+"""Reptile (Nichol, Achiam and Schulman 2018, arXiv 1803.02999)."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge, Gt
-from torch import Tensor, nn
+from torch import nn
 
-from metadist.algorithms.inner_loop import InnerLoopLearner, Parameters, flat, unflat, with_gradient
+from metadist.algorithms.inner_loop import (
+    InnerLoopLearner,
+    Parameters,
+    flatten_tensors,
+    unflatten_tensors,
+    with_gradient,
+)
 from metadist.algorithms.learner import TaskResult
 
-_DECAY = 0.999
+_BETA2 = 0.999
 _EPSILON = 1e-8
 
 
 class Reptile(InnerLoopLearner):
-    """Train on a task's support set in the ordinary way, then go some of the way there.
+    """Train on the support set of a task, then move the parameters towards the result.
 
     In a task (algorithms 1 and 2 of the paper), from the initial parameters φ:
 
         W = φ after `inner_steps` steps of an optimizer on minibatches of the support set
         gradient = φ - W
 
-    so an outer step of gradient descent with rate ε is the paper's φ ← φ + ε mean(W - φ):
-    `optimizer=sgd optimizer.momentum=0 optimizer.lr=ε`, with ε = 1 in most of its experiments and
-    decaying to 0. Any other optimizer may take the gradient, as the paper notes. The query set
-    has no part in it: the loss that is reported, the query loss of W, has φ - W as its derivative
-    by construction. Tasks of training may have more examples than those of the test
-    (`task.train_shots`); the authors take 10 to 15 a class.
+    An outer SGD step with learning rate ε is the paper's φ ← φ + ε mean(W - φ):
+    `optimizer=sgd optimizer.momentum=0 optimizer.lr=ε`, with ε = 1 decaying to 0 in most of its
+    experiments. The query set is not used in training: the gradient of the reported loss, the query
+    loss of W, is φ - W by construction. Training tasks may have more shots than test tasks
+    (`task.train_shots`); the authors use 10 to 15.
 
-    The inner Adam is the authors': without a mean of the gradients (β₁ = 0), and with a mean of
-    their squares that goes on from task to task. Here it is part of the learner's buffers: every
-    task of a meta-batch starts from it, and the mean over the tasks is kept.
+    The inner Adam is that of the authors' code: β₁ = 0, and second moments that persist across
+    tasks. They are buffers of the learner: every task of a meta-batch starts from them, and they
+    are averaged over the tasks.
 
     Args:
         model: the network whose parameters are meta-learned.
-        regression: targets are real numbers rather than classes.
-        inner_optimizer: "adam" or "sgd", the latter without momentum.
-        inner_lr: its step size.
-        inner_steps: its steps in training.
-        inner_batch: examples in a minibatch in training; None for the whole support set.
-        eval_inner_steps: steps in evaluation. Default: as many as in training.
-        eval_inner_batch: examples in a minibatch in evaluation; None for the whole support set.
+        regression: regression instead of classification.
+        inner_optimizer: "adam" or "sgd" (without momentum).
+        inner_lr: inner learning rate.
+        inner_steps: inner steps in training.
+        inner_batch_size: examples per minibatch in training; None for the whole support set.
+        eval_inner_steps: inner steps in evaluation; None for as many as in training.
+        eval_inner_batch_size: examples per minibatch in evaluation; None for the whole support set.
         transductive: see `Learner`; the paper reports both.
     """
 
@@ -52,20 +57,20 @@ class Reptile(InnerLoopLearner):
         inner_optimizer: Literal["adam", "sgd"] = "adam",
         inner_lr: Annotated[float, Gt(0)] = 0.001,
         inner_steps: Annotated[int, Ge(1)] = 5,
-        inner_batch: Annotated[int, Ge(1)] | None = 10,
+        inner_batch_size: Annotated[int, Ge(1)] | None = 10,
         eval_inner_steps: Annotated[int, Ge(1)] | None = 50,
-        eval_inner_batch: Annotated[int, Ge(1)] | None = None,
+        eval_inner_batch_size: Annotated[int, Ge(1)] | None = None,
         transductive: bool = True,
     ) -> None:
         super().__init__(model, regression, inner_steps, eval_inner_steps, transductive)
         self.inner_optimizer = inner_optimizer
         self.inner_lr = inner_lr
-        self.inner_batch = inner_batch
-        self.eval_inner_batch = eval_inner_batch
+        self.inner_batch_size = inner_batch_size
+        self.eval_inner_batch_size = eval_inner_batch_size
         if inner_optimizer == "adam":
-            squares = torch.zeros_like(flat(model.parameters()).detach())
-            self.register_buffer("squares", squares)
-            self.register_buffer("squares_of", torch.zeros((), dtype=torch.int64))
+            second_moments = torch.zeros_like(flatten_tensors(model.parameters()).detach())
+            self.register_buffer("exp_avg_sq", second_moments)
+            self.register_buffer("step", torch.zeros((), dtype=torch.int64))
 
     def train_task(self, episode: Any) -> TaskResult:
         """See the class."""
@@ -82,43 +87,41 @@ class Reptile(InnerLoopLearner):
     def trajectory(
         self, parameters: Parameters, support: Any, steps: int, create_graph: bool = False
     ) -> Iterator[Parameters]:
-        """See `InnerLoopLearner`; nothing is ever differentiated through these steps."""
-        vector = flat(parameters.values())
-        squares, count = self._memory()
-        for batch in self._minibatches(support, steps):
-            gradient = flat(self.gradients(unflat(vector, parameters), batch).values())
-            if squares is not None:
+        """See `InnerLoopLearner`; the steps are never differentiated."""
+        vector = flatten_tensors(parameters.values())
+        adam = self.inner_optimizer == "adam"
+        if adam:
+            exp_avg_sq, count = self.exp_avg_sq, int(self.step)
+        for batch in self.minibatches(support, steps):
+            gradient = flatten_tensors(
+                self.gradients(unflatten_tensors(vector, parameters), batch).values()
+            )
+            if adam:
                 count += 1
-                squares = _DECAY * squares + (1 - _DECAY) * gradient**2
-                gradient = gradient / ((squares / (1 - _DECAY**count)).sqrt() + _EPSILON)
+                exp_avg_sq = _BETA2 * exp_avg_sq + (1 - _BETA2) * gradient**2
+                gradient = gradient / ((exp_avg_sq / (1 - _BETA2**count)).sqrt() + _EPSILON)
             vector = vector - self.inner_lr * gradient
-            yield unflat(vector, parameters)
-        if squares is not None and self.training:
-            self.squares.copy_(squares)
-            self.squares_of.fill_(count)
+            yield unflatten_tensors(vector, parameters)
+        if adam and self.training:
+            self.exp_avg_sq.copy_(exp_avg_sq)
+            self.step.fill_(count)
 
-    def _memory(self) -> tuple[Tensor | None, int]:
-        """Adam's mean of squares, none for gradient descent, and of how many steps it is."""
-        if self.inner_optimizer == "sgd":
-            return None, 0
-        return self.squares, int(self.squares_of)
-
-    def _minibatches(self, support: Any, steps: int) -> Iterator[Any]:
-        """Minibatches of the shuffled support set, of one order after the other."""
+    def minibatches(self, support: Any, steps: int) -> Iterator[Any]:
+        """One minibatch per step, from consecutive permutations of the support set."""
         examples = len(support.targets)
-        size = (self.inner_batch if self.training else self.eval_inner_batch) or examples
-        orders = -(-steps * size // examples)
+        size = (self.inner_batch_size if self.training else self.eval_inner_batch_size) or examples
+        epochs = -(-steps * size // examples)
         device = support.inputs.device
-        places = torch.cat([torch.randperm(examples, device=device) for _ in range(orders)])
-        for chosen in places[: steps * size].split(size):
-            yield type(support)(support.inputs[chosen], support.targets[chosen])
+        indices = torch.cat([torch.randperm(examples, device=device) for _ in range(epochs)])
+        for batch in indices[: steps * size].split(size):
+            yield type(support)(support.inputs[batch], support.targets[batch])
 
     def method(self) -> dict[str, Any]:
-        """The inner optimizer with its rate and minibatches."""
+        """Inner optimizer, learning rate and batch sizes."""
         return {
             "algorithm": "Reptile",
             "inner_optimizer": self.inner_optimizer,
             "inner_lr": self.inner_lr,
-            "inner_batch": self.inner_batch,
-            "eval_inner_batch": self.eval_inner_batch,
+            "inner_batch_size": self.inner_batch_size,
+            "eval_inner_batch_size": self.eval_inner_batch_size,
         }

@@ -1,4 +1,4 @@
-"""The supervised baseline: classify the training classes, reuse the features for new ones."""
+"""The supervised baseline: train a classifier, transfer its features to few-shot tasks."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,29 +8,28 @@ from annotated_types import Ge, Gt
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from metadist.algorithms.embedding import require_embedding
-from metadist.algorithms.learner import Learner, TaskResult
+from metadist.algorithms.learner import Learner, TaskResult, require_features
 from metadist.errors import UserError
 
 
 class Supervised(Learner):
-    """Ordinary training; in evaluation, few-shot tasks through the trained features.
+    """Supervised classification of all training classes; few-shot tasks in evaluation.
 
-    In the manner of Chen et al. 2019 (arXiv 1904.04232) and of Snell et al.'s comparison: the
-    network learns all training classes at once, and a new task is solved by
+    As in Chen et al. 2019 (arXiv 1904.04232) and the comparison of Snell et al., a few-shot task is
+    evaluated by
 
-    - evaluation="nearest_centroid": the class whose mean support feature is nearest,
-    - evaluation="linear_probe": a new linear layer, trained on the frozen support features,
-    - evaluation="fine_tune": the same, with the whole network trained along.
+    - evaluation="nearest_centroid": the class with the nearest mean support feature,
+    - evaluation="linear_probe": a new linear layer trained on the frozen support features,
+    - evaluation="fine_tune": the same, training the whole network.
 
-    Episodes without a support set are judged as ordinary classification.
+    Episodes without a support set are evaluated as ordinary classification.
 
     Args:
         model: has `features(inputs)` and a linear `head`.
-        regression: not for this algorithm.
-        evaluation: how few-shot tasks are solved.
-        eval_inner_steps: gradient steps of the probe or of fine-tuning.
-        inner_lr: their step size.
+        regression: must be False.
+        evaluation: method for few-shot tasks.
+        eval_inner_steps: gradient steps of linear probe and fine-tuning.
+        inner_lr: learning rate of linear probe and fine-tuning.
         transductive: see `Learner`.
 
     Raises:
@@ -49,17 +48,17 @@ class Supervised(Learner):
         super().__init__(model, regression, transductive)
         if regression:
             raise UserError("algorithm=supervised classifies: choose a dataset with classes.")
-        require_embedding(model, "supervised")
+        require_features(model, "supervised")
         self.evaluation = evaluation
         self.eval_inner_steps = eval_inner_steps
         self.inner_lr = inner_lr
 
     def forward(self, episode: Any) -> TaskResult:
-        """Train on, or judge, `episode.query`; adapt to `episode.support` first if there is one."""
+        """Classify `episode.query`, after adapting to `episode.support` unless it is empty."""
         if len(episode.support.targets):
             if self.training:
                 raise UserError(
-                    "algorithm=supervised trains on groups of all training classes, not on "
+                    "algorithm=supervised trains on batches of all training classes, not on "
                     "few-shot tasks: start experiments/ddp.py, or add task=supervised."
                 )
             return self._few_shot(episode)
@@ -89,8 +88,8 @@ class Supervised(Learner):
 
     def _linear_probe(self, episode: Any) -> Tensor:
         with torch.no_grad():
-            support = _unit(self.model.features(episode.support.inputs))
-            query = _unit(self.predict_queries(self.model.features, episode))
+            support = _normalize(self.model.features(episode.support.inputs))
+            query = _normalize(self.predict_queries(self.model.features, episode))
         weight, bias = self._new_head(episode)
         for _ in range(self.eval_inner_steps):
             with torch.enable_grad():
@@ -100,14 +99,14 @@ class Supervised(Learner):
 
     def _fine_tune(self, episode: Any) -> Tensor:
         names = [name for name, _ in self.model.named_parameters() if not name.startswith("head.")]
-        known = dict(self.model.named_parameters())
-        body = [known[name].detach().requires_grad_() for name in names]
+        parameters = dict(self.model.named_parameters())
+        body = [parameters[name].detach().requires_grad_() for name in names]
         weight, bias = self._new_head(episode)
 
         def predict(inputs: Tensor) -> Tensor:
             parameters = {f"model.{n}": p for n, p in zip(names, body, strict=True)}
             features = functional_call(_Features(self.model), parameters, (inputs,))
-            return F.linear(_unit(features), weight, bias)
+            return F.linear(_normalize(features), weight, bias)
 
         for _ in range(self.eval_inner_steps):
             with torch.enable_grad():
@@ -120,26 +119,26 @@ class Supervised(Learner):
 
     def _new_head(self, episode: Any) -> tuple[Tensor, Tensor]:
         classes = int(episode.support.targets.max()) + 1
-        like = self.model.head.weight
-        weight = like.new_zeros(classes, like.shape[1]).requires_grad_()
-        return weight, like.new_zeros(classes).requires_grad_()
+        head = self.model.head.weight
+        weight = head.new_zeros(classes, head.shape[1]).requires_grad_()
+        return weight, head.new_zeros(classes).requires_grad_()
 
     def _step(self, predictions: Tensor, targets: Tensor, tensors: list[Tensor]) -> list[Tensor]:
         with torch.enable_grad():
             loss = self.loss(predictions, targets)
-            steps = torch.autograd.grad(loss, tensors)
+            grads = torch.autograd.grad(loss, tensors)
         return [
-            (tensor - self.inner_lr * step).detach().requires_grad_()
-            for tensor, step in zip(tensors, steps, strict=True)
+            (tensor - self.inner_lr * grad).detach().requires_grad_()
+            for tensor, grad in zip(tensors, grads, strict=True)
         ]
 
     def protocol(self) -> dict[str, Any]:
-        """No inner steps in training; in evaluation those of a probe or of fine-tuning."""
-        by_centroid = self.evaluation == "nearest_centroid"
-        return {"inner_steps": 0, "eval_inner_steps": 0 if by_centroid else self.eval_inner_steps}
+        """Inner steps in evaluation: those of linear probe and fine-tuning."""
+        steps = 0 if self.evaluation == "nearest_centroid" else self.eval_inner_steps
+        return {"inner_steps": 0, "eval_inner_steps": steps}
 
     def method(self) -> dict[str, Any]:
-        """How few-shot tasks are solved."""
+        """Method for few-shot tasks."""
         return {
             "algorithm": "supervised",
             "evaluation": self.evaluation,
@@ -148,7 +147,7 @@ class Supervised(Learner):
 
 
 class _Features(nn.Module):
-    """A model's features as a module's forward, so that parameters can be swapped in."""
+    """Wraps `model.features` as a forward for `functional_call`."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -158,6 +157,6 @@ class _Features(nn.Module):
         return self.model.features(inputs)
 
 
-def _unit(features: Tensor) -> Tensor:
-    """Features of length √d, so that one step size suits every network."""
+def _normalize(features: Tensor) -> Tensor:
+    """Scale features to norm √d, so that one learning rate suits all networks."""
     return F.normalize(features, dim=1) * features.shape[1] ** 0.5

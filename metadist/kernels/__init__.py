@@ -1,23 +1,6 @@
-"""C++ kernels of the models, and their bindings."""
+"""C++ kernels and their bindings, some with a PyTorch implementation beside them."""
 
-from metadist.kernels.loader import (
-    LANES,
-    call,
-    can_call,
-    disable_native,
-    in_transform,
-    library,
-    native_available,
-)
+from metadist.kernels.loader import disable_native, in_transform, library, native_available
 from metadist.kernels.malloc import tune_malloc
 
-__all__ = [
-    "LANES",
-    "call",
-    "can_call",
-    "disable_native",
-    "in_transform",
-    "library",
-    "native_available",
-    "tune_malloc",
-]
+__all__ = ["disable_native", "in_transform", "library", "native_available", "tune_malloc"]

@@ -1,54 +1,52 @@
-// The convolution of `few_channels.h` and its derivatives by the weights and the bias. `native`
-// compiles it, `convolution.py` says what it computes. Maps lie in memory as (groups, images, height,
-// width, channels), weights as (groups, out, in, 3, 3), biases as (groups, out).
+// The convolution of `few_channels.h` and its gradients by weight and bias.
 
 #include "few_channels.h"
 
 namespace {
 
-constexpr int64_t PIXELS_AT_ONCE = 96;  // whose outputs stay in the cache
+constexpr int64_t BLOCK = 96;  // pixels whose outputs stay in the cache
 
 template <class R>
-void convolve(const ImageShape& s, const R* maps, const R* weight, const R* bias, R* outputs) {
-    FewChannels<R> convolution(s, PIXELS_AT_ONCE);
-    for (int64_t g = 0; g < s.groups; ++g, maps += s.pixels() * s.in,
+void convolve(const ConvShape& s, const R* inputs, const R* weight, const R* bias, R* outputs) {
+    FewChannels<R> convolution(s, BLOCK);
+    for (int64_t task = 0; task < s.tasks; ++task, inputs += s.pixels() * s.in,
                  outputs += s.pixels() * s.out, weight += 9 * s.in * s.out,
                  bias += bias ? s.out : 0) {
-        convolution.take(weight);
-        for (int64_t first = 0; first < s.pixels(); first += PIXELS_AT_ONCE) {
-            const int64_t count = std::min(PIXELS_AT_ONCE, s.pixels() - first);
-            convolution.look(maps, first, count);
-            convolution.outputs(count, bias, outputs + first * s.out);
+        convolution.load_weight(weight);
+        for (int64_t first = 0; first < s.pixels(); first += BLOCK) {
+            const int64_t count = std::min(BLOCK, s.pixels() - first);
+            convolution.unfold(inputs, first, count);
+            convolution.forward(count, bias, outputs + first * s.out);
         }
     }
 }
 
-// The derivatives by the weights and the bias of <gradient, convolution of maps>.
+// The gradients by weight and bias of <gradient, convolution of the inputs>.
 template <class R>
-void by_weight(const ImageShape& s, const R* maps, const R* gradient, R* weight, R* bias) {
-    FewChannels<R> convolution(s, PIXELS_AT_ONCE);
-    for (int64_t g = 0; g < s.groups; ++g, maps += s.pixels() * s.in,
+void weight_grad(const ConvShape& s, const R* inputs, const R* gradient, R* weight, R* bias) {
+    FewChannels<R> convolution(s, BLOCK);
+    for (int64_t task = 0; task < s.tasks; ++task, inputs += s.pixels() * s.in,
                  gradient += s.pixels() * s.out, weight += 9 * s.in * s.out, bias += s.out) {
-        convolution.begin();
-        for (int64_t first = 0; first < s.pixels(); first += PIXELS_AT_ONCE) {
-            const int64_t count = std::min(PIXELS_AT_ONCE, s.pixels() - first);
-            convolution.look(maps, first, count);
-            convolution.add(count, gradient + first * s.out);
+        convolution.zero_grad();
+        for (int64_t first = 0; first < s.pixels(); first += BLOCK) {
+            const int64_t count = std::min(BLOCK, s.pixels() - first);
+            convolution.unfold(inputs, first, count);
+            convolution.accumulate_grad(count, gradient + first * s.out);
         }
-        convolution.give(weight, bias);
+        convolution.store_grad(weight, bias);
     }
 }
 
 }  // namespace
 
-#define EXPORT(R, SUFFIX)                                                                        \
-    extern "C" void convolve_##SUFFIX(ImageShape s, const R* maps, const R* weight,              \
-                                      const R* bias, R* outputs) {                               \
-        convolve(s, maps, weight, bias, outputs);                                                \
-    }                                                                                            \
-    extern "C" void by_weight_##SUFFIX(ImageShape s, const R* maps, const R* gradient,           \
-                                       R* weight, R* bias) {                                     \
-        by_weight(s, maps, gradient, weight, bias);                                              \
+#define EXPORT(R, SUFFIX)                                                                 \
+    extern "C" void convolve_##SUFFIX(ConvShape s, const R* inputs, const R* weight,      \
+                                      const R* bias, R* outputs) {                        \
+        convolve(s, inputs, weight, bias, outputs);                                       \
+    }                                                                                     \
+    extern "C" void weight_grad_##SUFFIX(ConvShape s, const R* inputs, const R* gradient, \
+                                         R* weight, R* bias) {                            \
+        weight_grad(s, inputs, gradient, weight, bias);                                   \
     }
 
 EXPORT(float, f32)

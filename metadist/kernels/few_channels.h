@@ -1,5 +1,6 @@
-// A convolution of 3x3 with stride 1 and padding 1 of maps with few channels, such as images, a stretch
-// of pixels at a time.
+// A 3x3 convolution with stride 1 and padding 1 of inputs with few channels, such as images, as a
+// matrix product of unfolded blocks of pixels (im2col). Inputs are (tasks, images, height, width,
+// channels), weights (tasks, out, in, 3, 3), biases (tasks, out).
 
 #pragma once
 
@@ -8,79 +9,82 @@
 #include <algorithm>
 #include <cstdint>
 
-struct ImageShape {
-    int64_t groups, images, height, width, in, out;
+struct ConvShape {
+    int64_t tasks, images, height, width, in, out;
     int64_t pixels() const { return images * height * width; }
 };
 
 template <class R>
 class FewChannels {
    public:
-    FewChannels(const ImageShape& shape, int64_t pixels_at_once)
+    FewChannels(const ConvShape& shape, int64_t max_pixels)
         : s(shape),
           taps(9 * shape.in),
-          factors(taps * shape.out),
-          seen(pixels_at_once * taps),
-          part((taps + 1) * shape.out),
+          packed_weight(taps * shape.out),
+          columns(max_pixels * taps),
+          partial((taps + 1) * shape.out),
           sums((taps + 1) * shape.out) {}
 
-    // Take the weights of a group, (out, in, 3, 3).
-    void take(const R* weight) {
+    // Packs the weight of a task, (out, in, 3, 3), as (taps, out).
+    void load_weight(const R* weight) {
         for (int64_t out = 0; out < s.out; ++out)
             for (int64_t tap = 0; tap < taps; ++tap)
-                factors[tap * s.out + out] = weight[out * taps + place(tap)];
+                packed_weight[tap * s.out + out] = weight[out * taps + weight_index(tap)];
     }
 
-    // Look at `count` pixels of a group's maps, from `first` on.
-    void look(const R* maps, int64_t first, int64_t count) {
-        if (s.in == 1) look_at<1>(maps, first, count);
-        else if (s.in == 3) look_at<3>(maps, first, count);
-        else look_at<0>(maps, first, count);
+    // Unfolds `count` pixels of a task's inputs, from `first` on, to (count, taps).
+    void unfold(const R* inputs, int64_t first, int64_t count) {
+        if (s.in == 1)
+            unfold_channels<1>(inputs, first, count);
+        else if (s.in == 3)
+            unfold_channels<3>(inputs, first, count);
+        else
+            unfold_channels<0>(inputs, first, count);
     }
 
-    // Their outputs, (count, out); the bias may be null.
-    void outputs(int64_t count, const R* bias, R* to) {
-        multiply<R, 6>(count, bias, 0, +seen, taps, 1, +factors, s.out, taps, to);
+    // Outputs of the unfolded pixels, (count, out); the bias may be null.
+    void forward(int64_t count, const R* bias, R* outputs) {
+        multiply<R, 6>(count, bias, 0, +columns, taps, 1, +packed_weight, s.out, taps, outputs);
     }
 
-    void begin() { std::fill_n(+sums, (taps + 1) * s.out, R(0)); }
+    void zero_grad() { std::fill_n(+sums, (taps + 1) * s.out, R(0)); }
 
-    // Add the derivatives by weights and bias, given that by the outputs of the pixels looked at.
-    void add(int64_t count, const R* gradient) {
+    // Adds the gradients by weight and bias of the unfolded pixels, given that by their outputs.
+    void accumulate_grad(int64_t count, const R* gradient) {
         const R one = 1;
-        multiply<R, 3>(taps, nullptr, 0, +seen, 1, taps, gradient, s.out, count, +part);
-        multiply<R, 1>(1, nullptr, 0, &one, 0, 0, gradient, s.out, count, part + taps * s.out);
-        for (int64_t k = 0; k < (taps + 1) * s.out; ++k) sums[k] += part[k];
+        multiply<R, 3>(taps, nullptr, 0, +columns, 1, taps, gradient, s.out, count, +partial);
+        multiply<R, 1>(1, nullptr, 0, &one, 0, 0, gradient, s.out, count, partial + taps * s.out);
+        for (int64_t k = 0; k < (taps + 1) * s.out; ++k) sums[k] += partial[k];
     }
 
-    // The sums since `begin`.
-    void give(R* weight, R* bias) {
+    // Writes the gradients accumulated since `zero_grad`.
+    void store_grad(R* weight, R* bias) {
         for (int64_t out = 0; out < s.out; ++out)
             for (int64_t tap = 0; tap < taps; ++tap)
-                weight[out * taps + place(tap)] = sums[tap * s.out + out];
+                weight[out * taps + weight_index(tap)] = sums[tap * s.out + out];
         std::copy_n(sums + taps * s.out, s.out, bias);
     }
 
    private:
-    // With IN channels; 0 for any number of them.
+    // IN is the number of channels, 0 if it is not known at compile time.
     template <int IN>
-    void look_at(const R* maps, int64_t first, int64_t count) {
+    void unfold_channels(const R* inputs, int64_t first, int64_t count) {
         const int64_t in = IN ? IN : s.in;
-        R* to = seen;
+        R* to = columns;
         int64_t row = first / s.width % s.height, column = first % s.width;
         for (int64_t pixel = first; pixel < first + count; ++pixel, to += 9 * in) {
-            const bool within = 0 < column && column < s.width - 1;
+            const bool inner = 0 < column && column < s.width - 1;
             for (int64_t i = 0; i < 3; ++i) {
                 const int64_t from = (pixel + (i - 1) * s.width - 1) * in;
-                R* three = to + 3 * i * in;
+                R* kernel_row = to + 3 * i * in;
                 if (row + i == 0 || row + i > s.height) {
-                    std::fill_n(three, 3 * in, R(0));
-                } else if (within) {
-                    for (int64_t k = 0; k < 3 * in; ++k) three[k] = maps[from + k];
+                    std::fill_n(kernel_row, 3 * in, R(0));
+                } else if (inner) {
+                    for (int64_t k = 0; k < 3 * in; ++k) kernel_row[k] = inputs[from + k];
                 } else {
                     for (int64_t k = 0; k < 3 * in; ++k) {
                         const int64_t at = column + k / in - 1;
-                        three[k] = 0 <= at && at < s.width ? maps[from + k] : R(0);
+                        kernel_row[k] = 0 <= at && at < s.width ? inputs[from + k] : R(0);
                     }
                 }
             }
@@ -91,10 +95,10 @@ class FewChannels {
         }
     }
 
-    // Of a tap among an output's weights, where channels come before pixels.
-    int64_t place(int64_t tap) const { return tap % s.in * 9 + tap / s.in; }
+    // Index in an output channel's weight (in, 3, 3) of a tap; taps are (3, 3, in).
+    int64_t weight_index(int64_t tap) const { return tap % s.in * 9 + tap / s.in; }
 
-    const ImageShape s;
+    const ConvShape s;
     const int64_t taps;
-    Buffer<R> factors, seen, part, sums;
+    Buffer<R> packed_weight, columns, partial, sums;
 };

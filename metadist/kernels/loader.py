@@ -1,4 +1,4 @@
-"""The C++ kernels: compiled once on each machine, called through ctypes."""
+"""Compiles the C++ kernels once per machine and calls them through ctypes."""
 
 import ctypes
 import functools
@@ -21,27 +21,28 @@ from torch import Tensor, nn
 _log = logging.getLogger(__name__)
 
 _TYPES = {torch.float32: "f32", torch.float64: "f64"}
-LANES = 64
-"""Bytes that channels must fill: a register of `vectors.h`, or several."""
+VECTOR_BYTES = 64
+"""Size of a vector of `vectors.h`; the channels of vectorized kernels must fill whole vectors."""
 
 _FLAGS = (
     *("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC"),
     *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"),
 )
-SOURCES = ("matmul", "norm_relu_pool", "patches", "winograd", "few_channels", "first_block")
+SOURCES = ("matmul", "norm_relu_pool", "unfold", "winograd", "few_channels", "fused_block")
 _COMPILERS = ("c++", "g++", "clang++")
-_SECONDS = 120
+TIMEOUT_SECONDS = 120
 
 
 def can_call(name: str, tensor: Tensor) -> bool:
-    """Whether the functions of a source can be called with tensors like this one.
+    """Whether the functions of a source support a tensor's type and device.
 
-    They are for CPUs and one thread, know neither torch.func's transforms nor torch.compile nor
-    autocast, and need a C++ compiler. Any rank may call it.
+    They run on CPUs with one thread (`torch.get_num_threads() == 1`), in float32 or float64, not
+    under torch.func transforms, torch.compile or autocast, and need a C++ compiler. Any rank may
+    call it.
 
     Args:
-        name: of the source, beside this file, without `.cpp`.
-        tensor: of the type and device in question.
+        name: of the source file, without `.cpp`.
+        tensor: an argument.
     """
     return (
         tensor.is_cpu
@@ -55,7 +56,7 @@ def can_call(name: str, tensor: Tensor) -> bool:
 
 
 def in_transform() -> bool:
-    """Whether one of torch.func's transforms, such as vmap, is at work."""
+    """Whether a torch.func transform, such as vmap, is active."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
@@ -65,102 +66,103 @@ def call(
     dtype: torch.dtype,
     *arguments: Tensor | float | ctypes.Structure | None,
 ) -> None:
-    """Call a source's function for a type of numbers, once `can_call` has said yes.
+    """Call an exported function; `can_call` must hold.
 
     Args:
-        name: of the source.
-        function: the function.
-        dtype: the type of the tensors' numbers.
-        arguments: as the function has them; tensors are contiguous, None is a null pointer.
+        name: of the source file, without `.cpp`.
+        function: its name without the suffix of the type.
+        dtype: of the tensors.
+        arguments: those of the function; tensors are contiguous, None is a null pointer.
     """
-    called = getattr(library(name), f"{function}_{_TYPES[dtype]}")
-    called.restype = None
-    called(*map(_passed, arguments))
+    symbol = getattr(library(name), f"{function}_{_TYPES[dtype]}")
+    symbol.restype = None
+    symbol(*map(_as_ctypes, arguments))
 
 
-def _passed(argument: Tensor | float | ctypes.Structure | None) -> Any:
+def _as_ctypes(argument: Tensor | float | ctypes.Structure | None) -> Any:
     if isinstance(argument, Tensor):
         return ctypes.c_void_p(argument.data_ptr())
     return ctypes.c_double(argument) if isinstance(argument, float) else argument
 
 
-def native_available(learner: nn.Module) -> bool | None:
-    """Whether this machine has the kernels that a learner's layers use; None if they use none.
+def native_available(module: nn.Module) -> bool | None:
+    """Whether the kernels are available on this machine; None if no layer of the module uses them.
 
-    Any rank may call it; the first on a machine compiles, in some seconds.
+    Any rank may call it; the first on a machine compiles, which takes some seconds.
     """
-    if not any(getattr(layer, "native", False) for layer in learner.modules()):
+    if not any(getattr(layer, "native", False) for layer in module.modules()):
         return None
     with ThreadPoolExecutor() as pool:
         return None not in pool.map(library, SOURCES)
 
 
-def disable_native(learner: nn.Module) -> None:
-    """Use PyTorch instead of the kernels in all layers of a learner."""
-    for layer in learner.modules():
+def disable_native(module: nn.Module) -> None:
+    """Use PyTorch instead of the C++ kernels in all layers of a module."""
+    for layer in module.modules():
         if hasattr(layer, "native"):
             layer.native = False
 
 
 @functools.cache
 def library(name: str) -> ctypes.CDLL | None:
-    """A source's compiled functions; None where no compiler is found or it cannot compile them.
+    """The compiled functions of a source; None without a working compiler.
 
-    The first process on a machine compiles, in some seconds, into `$XDG_CACHE_HOME/metadist/native`
-    or `~/.cache/metadist/native`, which nobody else may write to; `CXX` names another compiler.
-    Any rank may call it, at any time.
+    The first process on a machine compiles, which takes some seconds, into
+    `$XDG_CACHE_HOME/metadist/native` or `~/.cache/metadist/native`; libraries that other users can
+    write to are not loaded. `CXX` selects the compiler. Any rank may call it, at any time.
 
     Args:
-        name: of the source, beside this file, without `.cpp`.
+        name: of the source file, without `.cpp`.
     """
     compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
-        _log.info("no C++ compiler found: PyTorch does the work of %s.cpp, slower", name)
+        _log.info("no C++ compiler found: using PyTorch instead of %s.cpp, which is slower", name)
         return None
     source = Path(__file__).with_name(f"{name}.cpp")
     try:
-        made = _compiled(source, compiler)
+        path = _compiled(source, compiler)
         try:
-            return ctypes.CDLL(str(made))
-        except OSError:  # cut short by a crash, or of a machine with other libraries
-            made.unlink(missing_ok=True)
+            return ctypes.CDLL(str(path))
+        except OSError:  # truncated by a crash, or built on a machine with other libraries
+            path.unlink(missing_ok=True)
             return ctypes.CDLL(str(_compiled(source, compiler)))
     except (OSError, RuntimeError, Timeout, subprocess.SubprocessError) as error:
-        _log.info("%s cannot be compiled, PyTorch does its work, slower: %s", source.name, error)
+        _log.info("cannot compile %s, using PyTorch, which is slower: %s", source.name, error)
         return None
 
 
 def _compiled(source: Path, compiler: str) -> Path:
     command = [*compiler.split(), *_FLAGS]
-    texts = [path.read_text("utf-8") for path in (source, *sorted(source.parent.glob("*.h")))]
-    made_from = [" ".join(command), _version(compiler), _processor(), *texts]
-    digest = hashlib.sha256("\0".join(made_from).encode()).hexdigest()[:16]
-    target = _directory() / f"{source.stem}-{digest}.so"
+    sources = [path.read_text("utf-8") for path in (source, *sorted(source.parent.glob("*.h")))]
+    key = [" ".join(command), compiler_version(compiler), _cpu_features(), *sources]
+    digest = hashlib.sha256("\0".join(key).encode()).hexdigest()[:16]
+    target = _cache_directory() / f"{source.stem}-{digest}.so"
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _refuse_others(target.parent)
+    _check_permissions(target.parent)
     if not target.exists():
-        with FileLock(target.with_suffix(".lock"), timeout=_SECONDS):  # one of a machine's workers
+        with FileLock(target.with_suffix(".lock"), timeout=TIMEOUT_SECONDS):
             if not target.exists():
-                _compile([*command, str(source)], target)
-    _refuse_others(target)
+                compile_source([*command, str(source)], target)
+    _check_permissions(target)
     return target
 
 
-def _compile(command: list[str], target: Path) -> None:
+def compile_source(command: list[str], target: Path) -> None:
+    """Compile with a command that lacks its output, and move the library to `target` atomically."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        made = Path(folder) / target.name
-        _run([*command, "-o", str(made)])
-        made.chmod(0o700)
-        made.replace(target)
+        output = Path(folder) / target.name
+        _run([*command, "-o", str(output)])
+        output.chmod(0o700)
+        output.replace(target)
 
 
 def _run(command: list[str]) -> None:
-    """Run a compiler; one that takes too long is ended with the processes that it has started."""
+    """Run a compiler; on a timeout, kill it with its child processes."""
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     ) as compiler:
         try:
-            status = compiler.wait(_SECONDS)
+            status = compiler.wait(TIMEOUT_SECONDS)
         except BaseException:
             os.killpg(compiler.pid, signal.SIGKILL)
             raise
@@ -168,28 +170,29 @@ def _run(command: list[str]) -> None:
         raise subprocess.CalledProcessError(status, command)
 
 
-def _directory() -> Path:
-    users = os.environ.get("XDG_CACHE_HOME")
-    return (Path(users) if users else Path.home() / ".cache") / "metadist" / "native"
+def _cache_directory() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "metadist" / "native"
 
 
-def _refuse_others(path: Path) -> None:
-    """What is loaded runs: nobody else may have written it."""
+def _check_permissions(path: Path) -> None:
+    """Refuse a path that other users can write to, since its code is executed."""
     status = path.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise PermissionError(f"{path} belongs to, or can be written by, somebody else")
+        raise PermissionError(f"{path} is owned or writable by other users")
 
 
 @functools.cache
-def _version(compiler: str) -> str:
+def compiler_version(compiler: str) -> str:
+    """What `compiler --version` prints."""
     return subprocess.run(
         [*compiler.split(), "--version"], check=True, capture_output=True, text=True, timeout=10
     ).stdout
 
 
 @functools.cache
-def _processor() -> str:
-    """What `-march=native` goes by: a home directory may be shared by unlike machines."""
+def _cpu_features() -> str:
+    """The features that `-march=native` selects by; machines that share a home may differ."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:

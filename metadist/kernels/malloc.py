@@ -10,8 +10,8 @@ def tune_malloc() -> None:
     """Let the process reuse the memory of freed tensors. Every rank calls it.
 
     By default glibc returns every large block to the system, and each new tensor is mapped and
-    zeroed again: a sixth of the time of a conv4 with max-pooling. The process then stays as large
-    as it once was. With another C library nothing changes.
+    zeroed again, which takes a sixth of the time of conv4 with max-pooling. The process keeps its
+    peak memory. No effect with other C libraries.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -19,7 +19,7 @@ def tune_malloc() -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return
-    # Older versions refuse a threshold beyond 32 MB; without any the others would do harm.
+    # Older versions reject more than 32 MB; without this threshold the others are harmful.
     if not (mallopt(_MMAP_THRESHOLD, 2**30) or mallopt(_MMAP_THRESHOLD, 2**25)):
         return
     mallopt(_TRIM_THRESHOLD, 2**31 - 1)

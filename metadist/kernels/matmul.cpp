@@ -1,10 +1,10 @@
-// Matrix products of tasks, C = A B + bias, each task by itself: its sums are taken in an order that
-// depends on the shape of one product alone, not on how many tasks there are, on the processor's
-// number of cores or on where the operands lie in memory. `models/matmul.py` calls it.
+// Batched matrix products, C = A B + bias, one per task. The order of summation depends on the
+// shape of one product alone, not on the number of tasks, the number of cores or the alignment of
+// the operands.
 //
-// A panel of ROWS rows of A and one of 16 VECTORS columns of B are packed for a block of the depth;
-// their product stays in registers (Goto and van de Geijn, "Anatomy of high-performance matrix
-// multiplication", ACM TOMS 2008).
+// A panel of ROWS rows of A and a panel of VECTORS vectors of columns of B are packed for each
+// block of the depth; their product stays in registers (Goto and van de Geijn, "Anatomy of
+// high-performance matrix multiplication", ACM TOMS 2008).
 
 #include "vectors.h"
 
@@ -24,19 +24,21 @@ constexpr int MOST_VECTORS = 1;  // a vector takes two registers of 16
 
 struct Shape {
     int64_t tasks, rows, depth, width;
-    int64_t transpose_a, transpose_b;  // whether a task's A is stored as (depth, rows), B as (width, depth)
+    int64_t transpose_a, transpose_b;  // A is stored as (depth, rows), B as (width, depth)
 };
 
-// Rows of A, `ROWS` at a time: packed[panel][k][row], zeros behind the last row.
+// Packs A as [panel][k][row], with ROWS rows per panel, zero-padded.
 template <class R>
-void pack_a(const R* a, int64_t row_step, int64_t depth_step, int64_t rows, int64_t depth, R* packed) {
+void pack_a(const R* a, int64_t row_step, int64_t depth_step, int64_t rows, int64_t depth,
+            R* packed) {
     for (int64_t row = 0; row < rows; row += ROWS, packed += depth * ROWS)
         for (int r = 0; r < ROWS; ++r)
             for (int64_t k = 0; k < depth; ++k)
-                packed[k * ROWS + r] = row + r < rows ? a[(row + r) * row_step + k * depth_step] : R(0);
+                packed[k * ROWS + r] =
+                    row + r < rows ? a[(row + r) * row_step + k * depth_step] : R(0);
 }
 
-// `columns` columns of B, filled up with zeros to `width`: packed[k][column].
+// Packs `columns` columns of B as [k][column], zero-padded to `width`.
 template <class R>
 void pack_b(const R* b, int64_t depth_step, int64_t column_step, int64_t columns, int64_t width,
             int64_t depth, R* packed) {
@@ -72,7 +74,7 @@ void multiply_panels(const R* a, const R* b, int64_t depth, R* sums) {
             L::store(sums + (r * VECTORS + v) * L::count, totals[r][v]);
 }
 
-// A stripe of at most 16 VECTORS columns of C.
+// Computes a stripe of at most VECTORS vectors of columns of C.
 template <class R, int VECTORS>
 void multiply_stripe(const R* a, const R* b, int64_t rows, int64_t depth, int64_t columns,
                      const R* start, int64_t start_row, R* c, int64_t c_row) {
@@ -123,9 +125,9 @@ void matmul(const Shape& s, const R* a, const R* b, const R* bias, R* c) {
 
 }  // namespace
 
-#define EXPORT(R, SUFFIX)                                                                       \
-    extern "C" void matmul_##SUFFIX(Shape s, const R* a, const R* b, const R* bias, R* c) {     \
-        matmul(s, a, b, bias, c);                                                               \
+#define EXPORT(R, SUFFIX)                                                                   \
+    extern "C" void matmul_##SUFFIX(Shape s, const R* a, const R* b, const R* bias, R* c) { \
+        matmul(s, a, b, bias, c);                                                           \
     }
 
 EXPORT(float, f32)

@@ -1,5 +1,4 @@
-// What the sources beside it share: vectors that fill a register, memory for them, and products of
-// matrices that lie in the cache.
+// SIMD vectors, aligned buffers, and products of matrices that fit into the cache.
 
 #pragma once
 
@@ -36,9 +35,9 @@ class Buffer {
     R* memory;
 };
 
-// c[r][:] = start[r][:] + sum over k < depth of a[r * a_row + k * a_step] b[k][:], for ROWS rows of as
-// many vectors, which stay in registers. No start is one of zeros; one with rows of length 0 is the
-// same for all.
+// c[r][:] = start[r][:] + sum over k < depth of a[r * a_row + k * a_step] b[k][:], for ROWS rows of
+// VECTORS vectors, accumulated in registers. `start` may be null (zeros); `start_row` = 0
+// broadcasts one row.
 template <class R, int ROWS, int VECTORS>
 void product(const R* start, int64_t start_row, const R* a, int64_t a_row, int64_t a_step,
              const R* b, int64_t width, int64_t depth, R* c) {
@@ -71,9 +70,9 @@ void columns_of_product(int64_t rows, const R* start, int64_t start_row, const R
                                c + row * width);
 }
 
-// C = start + A B, with a[row * a_row + k * a_step], b (depth, width) and c (rows, width), where
-// vectors divide the width; `start` as of `product`. Each number is summed in the order of k,
-// whatever ROWS is.
+// C = start + A B, with a[row * a_row + k * a_step], b (depth, width) and c (rows, width); the
+// width is a multiple of the vector length; `start` as in `product`. Sums are in the order of k,
+// for any ROWS.
 template <class R, int ROWS>
 void multiply(int64_t rows, const R* start, int64_t start_row, const R* a, int64_t a_row,
               int64_t a_step, const R* b, int64_t width, int64_t depth, R* c) {

@@ -1,4 +1,4 @@
-"""Networks to be meta-learned. Each takes `input_shape` and `outputs` first."""
+"""Networks. Their constructors take `input_shape` and `outputs` first."""
 
 from metadist.models.conv4 import Conv4
 from metadist.models.mlp import MLP

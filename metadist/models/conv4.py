@@ -7,35 +7,35 @@ from annotated_types import Ge, Lt
 from torch import Tensor, nn
 
 from metadist.errors import UserError
-from metadist.models.block import block
-from metadist.models.layers import Conv2d, Linear
+from metadist.models.batched_layers import Conv2d, Linear, conv_block
 
 
 class Conv4(nn.Module):
     """Four blocks of a 3×3 convolution, batch norm and ReLU, then a linear layer.
 
-    - pooling="stride": convolutions of stride 2, mean over the last map (Omniglot in MAML,
-      arXiv 1703.03400, appendix A.1), or with `flatten` all of it (Reptile's code).
-    - pooling="max": convolutions of stride 1, each followed by 2×2 max-pooling, the last map
-      flattened (Vinyals et al., arXiv 1606.04080; MiniImageNet in MAML).
+    - pooling="stride": convolutions of stride 2, mean over the last feature map (Omniglot in
+      MAML, arXiv 1703.03400, appendix A.1) or, with `flatten`, the flattened feature map
+      (Reptile's code).
+    - pooling="max": convolutions of stride 1, each followed by 2×2 max-pooling, the last feature
+      map flattened (Vinyals et al., arXiv 1606.04080; MiniImageNet in MAML).
 
-    Batch norm normalises by the statistics of the batch at hand, in training and in evaluation,
-    and keeps no running ones: MAML's transductive protocol. With `running_statistics` evaluation
-    uses those gathered in training.
+    Batch norm uses the statistics of the batch in training and in evaluation, and keeps no running
+    statistics (MAML's transductive protocol). With `running_statistics` evaluation uses the running
+    statistics of training.
 
     Args:
         input_shape: (channels, height, width) of an image.
-        outputs: classes to tell apart.
+        outputs: number of classes.
         filters: channels of each convolution.
         pooling: which of the two forms.
-        flatten: whether the stride form's linear layer sees the last map instead of its mean.
-        running_statistics: whether batch norm gathers statistics for evaluation.
-        dropout: share of the features that training drops before the linear layer.
-        native: whether to use compiled C++ where it can be (`native`): the numbers are
-            the same to rounding.
+        flatten: whether the stride form flattens the last feature map instead of averaging it.
+        running_statistics: whether batch norm keeps running statistics for evaluation.
+        dropout: probability of dropping a feature before the linear layer.
+        native: whether to use C++ kernels where they are supported; results are equal up to
+            rounding.
 
     Raises:
-        UserError: images too small for four halvings.
+        UserError: inputs that are not images, or images too small for four halvings.
     """
 
     def __init__(
@@ -89,27 +89,24 @@ class Conv4(nn.Module):
 
     @property
     def supports_batched_tasks(self) -> bool:
-        """Whether several tasks can run at once, each with parameters of its own."""
+        """Whether tasks can be batched, each with its own parameters."""
         return not (self.running_statistics or self.dropout.p)
 
     @property
     def max_batched_elements(self) -> int:
-        """How many numbers the images of tasks that run at once on a CPU may have together.
+        """Largest number of input elements of batched tasks on a CPU, in elements.
 
-        With more the time goes to memory; in the max-pooling form, whose maps are larger, earlier
-        where PyTorch does the work.
+        Larger batches are bound by memory bandwidth; PyTorch's max-pooling form reaches it earlier.
         """
         return 2**18 if self.native or self.pooling == "stride" else 2**16
 
     def features(self, images: Tensor) -> Tensor:
-        """What the linear layer sees: (…, n, channels, height, width) -> (…, n, features)."""
-        maps = images
+        """Inputs of the linear layer: (…, n, channels, height, width) -> (…, n, features)."""
+        features = images
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            maps = block(convolution, norm, maps, self.pooling == "max", self.native)
-        return maps.flatten(-3) if self.flatten else maps.mean((-2, -1))
+            features = conv_block(convolution, norm, features, self.pooling == "max", self.native)
+        return features.flatten(-3) if self.flatten else features.mean((-2, -1))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits: (n, channels, height, width) -> (n, outputs); or side by side, with tasks in
-        front of both.
-        """
+        """Logits: (…, n, channels, height, width) -> (…, n, outputs), with … = tasks if batched."""
         return self.head(self.dropout(self.features(images)))

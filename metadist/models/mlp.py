@@ -7,8 +7,7 @@ from typing import Annotated
 from annotated_types import Ge, Lt
 from torch import Tensor, nn
 
-from metadist.models.layers import Linear
-from metadist.models.norm_relu import norm_relu
+from metadist.models.batched_layers import Linear, norm_relu
 
 
 class MLP(nn.Module):
@@ -21,11 +20,11 @@ class MLP(nn.Module):
         input_shape: shape of one input; it is flattened.
         outputs: width of the last layer.
         hidden: widths of the hidden layers.
-        batch_norm: normalise each hidden layer, before its ReLU, by the batch's statistics.
-        running_statistics: whether batch norm gathers statistics for evaluation.
-        dropout: share of the last hidden layer that training drops.
-        native: whether to use compiled C++ where it can be (`native`): the numbers are
-            the same to rounding.
+        batch_norm: whether batch norm precedes each ReLU.
+        running_statistics: whether batch norm keeps running statistics for evaluation.
+        dropout: probability of dropping a feature of the last hidden layer.
+        native: whether to use C++ kernels where they are supported; results are equal up to
+            rounding.
     """
 
     def __init__(
@@ -56,23 +55,23 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.head = Linear(widths[-1], outputs, native=native)
         if batch_norm:
-            # MAML's initial weights; without batch norm they would let the signal die out.
+            # MAML's initialization; without batch norm activations would vanish.
             for layer in [*self.layers, self.head]:
                 nn.init.trunc_normal_(layer.weight, std=0.01)
                 nn.init.zeros_(layer.bias)
 
     @property
     def supports_batched_tasks(self) -> bool:
-        """Whether several tasks can run at once, each with parameters of its own."""
+        """Whether tasks can be batched, each with its own parameters."""
         return not (self.running_statistics or self.dropout.p)
 
     def features(self, inputs: Tensor) -> Tensor:
-        """What the last layer sees: (…, n, *input_shape) -> (…, n, features)."""
+        """Inputs of the last layer: (…, n, *input_shape) -> (…, n, features)."""
         features = inputs.flatten(inputs.dim() - self.dimensions)
         for layer, norm in zip(self.layers, self.norms, strict=True):
             features = norm_relu(norm, layer(features), native=self.native)
         return features
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(n, *input_shape) -> (n, outputs); or side by side, with tasks in front of both."""
+        """(…, n, *input_shape) -> (…, n, outputs), with … = tasks if batched."""
         return self.head(self.dropout(self.features(inputs)))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from metadist.algorithms import statistics_name
+from metadist.algorithms import batch_norm_protocol
 from metadist.distributed import get_world_size
 from metadist.training.evaluation import Estimate
 from metadist.training.experiment import Experiment
@@ -52,7 +52,7 @@ def results_of(
             **x.learner.protocol(),
             "split": "test",
             "eval_seed": x.trainer.eval_seed,
-            "batch_norm": statistics_name(x.learner, x.learner.transductive),
+            "batch_norm": batch_norm_protocol(x.learner, x.learner.transductive),
             "test_tasks": result.tasks,
             "interval": "95%, 1.96 standard errors over tasks",
             "checkpoint": BEST if x.trainer.test_checkpoint == "best" else "last",

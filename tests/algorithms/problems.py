@@ -1,4 +1,4 @@
-"""Small tasks in float64: lines to differentiate on paper, and noise in place of images."""
+"""Small tasks in float64: lines with closed-form gradients, and random images."""
 
 from collections.abc import Sequence
 
@@ -44,13 +44,13 @@ def line(slope: float, points: Sequence[float]) -> Examples:
 SLOPE = 3.0
 LINES = Episode(line(SLOPE, [1.0, 2.0]), line(SLOPE, [0.5, -1.0, 2.0]))
 POWER = 2.5
-"""mean(x²) of the support set of `LINES`."""
+"""mean(x²) over the support set of `LINES`."""
 QUERY_POWER = 1.75
-"""mean(x²) of its query set."""
+"""mean(x²) over its query set."""
 
 
 def images(ways: int = 3, shots: int = 2, queries: int = 2, seed: int = 3) -> Episode:
-    """A task of noise, 16×16."""
+    """A task of random 16×16 images."""
     generator = torch.Generator().manual_seed(seed)
 
     def part(each: int) -> Examples:
@@ -61,12 +61,12 @@ def images(ways: int = 3, shots: int = 2, queries: int = 2, seed: int = 3) -> Ep
 
 
 def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The gradient that lies in a module, by name."""
+    """The gradients of a module's parameters, by name."""
     return {name: parameter.grad for name, parameter in module.named_parameters()}
 
 
 def assert_equal_gradients(found: dict, expected: dict, tolerance: float = 1e-10) -> None:
-    """Both have the same names, and values within `tolerance` of the largest."""
+    """Same names, and values equal within `tolerance` relative to the largest."""
     assert found.keys() == expected.keys()
     scale = max(each.abs().max() for each in expected.values())
     for name, each in expected.items():

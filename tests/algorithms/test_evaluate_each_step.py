@@ -1,4 +1,4 @@
-"""Evaluation after each inner step: as if it had ended there."""
+"""`evaluate_each_step`: metrics after each inner step."""
 
 import pytest
 import torch
@@ -14,12 +14,12 @@ LEARNERS = {
     "meta_sgd": (MetaSGD, {}),
     "maml_plus_plus": (MAMLPlusPlus, {"inner_steps": 2}),
     "imaml": (IMAML, {}),
-    "reptile": (Reptile, {"inner_lr": 0.05, "eval_inner_batch": 4}),
+    "reptile": (Reptile, {"inner_lr": 0.05, "eval_inner_batch_size": 4}),
 }
 
 
-def judged(name: str, steps: int, evaluate_each_step: bool, transductive: bool = True) -> dict:
-    """The metrics, in float64, of a task of noise after `steps` steps."""
+def evaluate(name: str, steps: int, evaluate_each_step: bool, transductive: bool = True) -> dict:
+    """Metrics in float64 of a task of random images after `steps` steps."""
     kind, options = LEARNERS[name]
     torch.manual_seed(0)
     model = Conv4((1, 16, 16), 3, filters=3)
@@ -33,20 +33,20 @@ def judged(name: str, steps: int, evaluate_each_step: bool, transductive: bool =
 
 @pytest.mark.parametrize("transductive", [True, False])
 @pytest.mark.parametrize("name", LEARNERS)
-def test_the_way_is_judged_as_if_it_had_ended_there(name, transductive):
-    found = judged(name, STEPS, True, transductive)
+def test_metrics_equal_those_of_shorter_adaptation(name, transductive):
+    found = evaluate(name, STEPS, True, transductive)
     after = {f"accuracy_after_{step}" for step in range(1, STEPS + 1)}
     assert after == {each for each in found if "_after_" in each}
     for step in range(1, STEPS + 1):
-        alone = judged(name, step, False, transductive)
-        assert found[f"accuracy_after_{step}"] == alone["accuracy"]
-        assert found["accuracy_before"] == alone["accuracy_before"]
-    # The figures of the end are the same bits, looked at on the way or not.
-    assert {each: found[each] for each in alone} == alone and "accuracy_after_1" not in alone
+        shorter = evaluate(name, step, False, transductive)
+        assert found[f"accuracy_after_{step}"] == shorter["accuracy"]
+        assert found["accuracy_before"] == shorter["accuracy_before"]
+    # The final metrics are bit-identical with and without evaluation of each step.
+    assert {each: found[each] for each in shorter} == shorter and "accuracy_after_1" not in shorter
 
 
 @pytest.mark.parametrize("kind", [MAML, MetaSGD])
-def test_a_line_after_each_step_by_hand(kind):
+def test_closed_form_metrics_after_each_step(kind):
     # A step multiplies w - s by 1 - 2 α mean(x²).
     learner = kind(Scale(-1.0), True, inner_lr=0.1, eval_inner_steps=4).eval()
     learner.evaluate_each_step = True
@@ -58,7 +58,7 @@ def test_a_line_after_each_step_by_hand(kind):
     assert found["mse_after_4"] == found["mse"] and found["mse_before"].item() == QUERY_POWER * 16
 
 
-def test_an_algorithm_without_inner_steps_has_nothing_to_add():
+def test_without_inner_steps_there_are_no_step_metrics():
     learner = Prototypical(Conv4((1, 16, 16), 3, filters=3)).double().eval()
     learner.evaluate_each_step = True
     assert set(learner(images()).metrics) == {"accuracy"}

@@ -1,4 +1,4 @@
-"""Implicit MAML against the solution on paper, and against a dense linear solver."""
+"""Implicit MAML against closed-form gradients and a dense linear solver."""
 
 import copy
 
@@ -13,16 +13,16 @@ from metadist.algorithms import IMAML
 from metadist.algorithms.imaml import conjugate_gradient
 
 
-def test_gradient_of_a_line_by_hand():
+def test_closed_form_gradient():
     # The inner minimum of m (φ - s)² + λ/2 (φ - w)² is (2 m s + λ w) / (2 m + λ).
-    weight, strength = -1.0, 2.0
-    minimum = (2 * POWER * SLOPE + strength * weight) / (2 * POWER + strength)
-    slope = 2 * QUERY_POWER * (minimum - SLOPE)
+    weight, lam = -1.0, 2.0
+    minimum = (2 * POWER * SLOPE + lam * weight) / (2 * POWER + lam)
+    outer = 2 * QUERY_POWER * (minimum - SLOPE)
     model = Scale(weight)
-    learner = IMAML(model, True, inner_lr=0.1, inner_steps=200, strength=strength).train()
+    learner = IMAML(model, True, inner_lr=0.1, inner_steps=200, proximal_weight=lam).train()
     result = learner(LINES)
     result.loss.backward()
-    expected = slope * strength / (2 * POWER + strength)  # dφ/dw, as (1 + H/λ)⁻¹ with H = 2 m
+    expected = outer * lam / (2 * POWER + lam)  # dφ/dw, as (1 + H/λ)⁻¹ with H = 2 m
     assert result.loss.item() == pytest.approx(QUERY_POWER * (minimum - SLOPE) ** 2, rel=1e-12)
     assert model.weight.grad.item() == pytest.approx(expected, rel=1e-12)
     assert learner.eval()(LINES).loss.item() == pytest.approx(result.loss.item(), rel=1e-12)
@@ -33,14 +33,14 @@ def test_gradient_of_a_network_against_a_dense_solver(damping):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(256, 2), nn.Tanh(), nn.Linear(2, 3)).double()
     with torch.no_grad():
-        model[1].weight[:, 6:] = 0  # and their derivatives, by the mask below
+        model[1].weight[:, 6:] = 0  # their inputs are zero below, so their gradients are zero
     task = images()
     for part in task:
         part.inputs.flatten(1)[:, 6:] = 0
-    alpha, strength, steps = 0.1, 3.0, 4
+    alpha, lam, steps = 0.1, 3.0, 4
     names = [name for name, _ in model.named_parameters()]
 
-    # The inner steps, written out with torch's optimizer on the regularised loss.
+    # Reference inner steps: torch's SGD on the regularized loss.
     other = copy.deepcopy(model)
     optimizer = torch.optim.SGD(other.parameters(), lr=alpha)
     for _ in range(steps):
@@ -48,7 +48,7 @@ def test_gradient_of_a_network_against_a_dense_solver(damping):
         pairs = zip(other.parameters(), model.parameters(), strict=True)
         proximity = sum((a - b.detach()).square().sum() for a, b in pairs)
         loss = F.cross_entropy(other(task.support.inputs), task.support.targets)
-        (loss + strength / 2 * proximity).backward()
+        (loss + lam / 2 * proximity).backward()
         optimizer.step()
 
     end = torch.nn.utils.parameters_to_vector(other.parameters()).detach()
@@ -62,12 +62,12 @@ def test_gradient_of_a_network_against_a_dense_solver(damping):
     hessian = torch.autograd.functional.hessian(lambda v: loss_of(v, task.support), end)
     start = end.clone().requires_grad_()
     (outer,) = torch.autograd.grad(loss_of(start, task.query), start)
-    system = (1 + damping) * torch.eye(len(end), dtype=end.dtype) + hessian / strength
+    system = (1 + damping) * torch.eye(len(end), dtype=end.dtype) + hessian / lam
     assert torch.linalg.eigvalsh(system).min() > 0
     expected = torch.linalg.solve(system, outer)
 
     learner = IMAML(
-        model, False, alpha, steps, strength=strength, cg_steps=60, cg_damping=damping
+        model, False, alpha, steps, proximal_weight=lam, cg_steps=60, cg_damping=damping
     ).train()
     result = learner(task)
     result.loss.backward()
@@ -76,7 +76,7 @@ def test_gradient_of_a_network_against_a_dense_solver(damping):
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-10)
 
 
-def test_conjugate_gradient_solves_in_as_many_steps_as_there_are_eigenvalues():
+def test_conjugate_gradient_converges_in_one_step_per_distinct_eigenvalue():
     torch.manual_seed(0)
     basis, _ = torch.linalg.qr(torch.randn(12, 12, dtype=torch.float64))
     values = torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64).repeat(4)

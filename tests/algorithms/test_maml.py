@@ -1,59 +1,31 @@
-"""MAML against gradients derived by hand, and against the update written out."""
+"""MAML against closed-form gradients and finite differences."""
 
 import pytest
 import torch
-from torch import nn
+from problems import LINES, POWER, QUERY_POWER, SLOPE, Scale, images, line
 
 from metadist.algorithms import MAML
 from metadist.models import Conv4
-from metadist.tasks import Episode, Examples
-
-
-class Scale(nn.Module):
-    """y = w x: small enough to differentiate on paper."""
-
-    def __init__(self, weight: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor([[weight]], dtype=torch.float64))
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return inputs @ self.weight.T
-
-
-def line(slope: float, points: list[float]) -> Examples:
-    inputs = torch.tensor(points, dtype=torch.float64).unsqueeze(1)
-    return Examples(inputs, slope * inputs)
+from metadist.tasks import Episode
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
 @pytest.mark.parametrize("first_order", [False, True])
-def test_meta_gradient_of_a_line_by_hand(steps, first_order):
+def test_closed_form_meta_gradient(steps, first_order):
     # L(w) = mean(x²) (w - s)², so a step multiplies w - s by c = 1 - 2 α mean(x²).
-    support, query = line(3.0, [1.0, 2.0]), line(3.0, [0.5, -1.0, 2.0])
-    alpha, weight, slope = 0.1, -1.0, 3.0
-    support_power, query_power = 2.5, (0.25 + 1 + 4) / 3
-    shrink = (1 - 2 * alpha * support_power) ** steps
-    after = shrink * (weight - slope)
-    expected = 2 * query_power * after * (1.0 if first_order else shrink)
+    alpha, weight = 0.1, -1.0
+    shrink = (1 - 2 * alpha * POWER) ** steps
+    after = shrink * (weight - SLOPE)
+    expected = 2 * QUERY_POWER * after * (1.0 if first_order else shrink)
 
     model = Scale(weight)
     learner = MAML(
         model, regression=True, inner_lr=alpha, inner_steps=steps, first_order=first_order
     ).train()
-    result = learner(Episode(support, query))
+    result = learner(LINES)
     result.loss.backward()
-    assert result.loss.item() == pytest.approx(query_power * after**2, rel=1e-12)
+    assert result.loss.item() == pytest.approx(QUERY_POWER * after**2, rel=1e-12)
     assert model.weight.grad.item() == pytest.approx(expected, rel=1e-12)
-
-
-def episode(ways: int = 3, shots: int = 2, queries: int = 2) -> Episode:
-    generator = torch.Generator().manual_seed(3)
-
-    def part(each: int) -> Examples:
-        images = torch.rand(ways * each, 1, 16, 16, generator=generator, dtype=torch.float64)
-        return Examples(images, torch.arange(ways).repeat_interleave(each))
-
-    return Episode(part(shots), part(queries))
 
 
 @pytest.mark.parametrize("pooling", ["stride", "max"])
@@ -61,18 +33,18 @@ def test_second_order_gradient_against_finite_differences(pooling):
     torch.manual_seed(0)
     model = Conv4((1, 16, 16), 3, filters=3, pooling=pooling).double()
     learner = MAML(model, inner_lr=0.1, inner_steps=2).train()
-    task = episode()
+    task = images()
     learner(task).loss.backward()
     for parameter in (model.head.weight, model.norms[3].weight, model.convolutions[3].weight):
-        place = parameter.grad.abs().flatten().argmax()
+        index = parameter.grad.abs().flatten().argmax()
         flat = parameter.data.view(-1)
         losses = []
         for sign in (1, -1):
-            flat[place] += sign * 1e-6
+            flat[index] += sign * 1e-6
             losses.append(learner(task).loss.item())
-            flat[place] -= sign * 1e-6
+            flat[index] -= sign * 1e-6
         numeric = (losses[0] - losses[1]) / 2e-6
-        assert parameter.grad.view(-1)[place].item() == pytest.approx(numeric, rel=1e-5)
+        assert parameter.grad.view(-1)[index].item() == pytest.approx(numeric, rel=1e-5)
 
 
 def test_evaluation_takes_its_own_number_of_steps():
@@ -86,20 +58,20 @@ def test_evaluation_takes_its_own_number_of_steps():
     assert next(learner.parameters()).grad is None
 
 
-def test_no_steps_at_all_judge_where_it_starts():
+def test_no_inner_steps_evaluate_the_initial_parameters():
     task = Episode(line(3.0, [1.0, 2.0]), line(3.0, [1.0]))
     metrics = MAML(Scale(-1.0), True, inner_steps=0).eval()(task).metrics
     assert metrics["mse"] == metrics["mse_before"] > 0
 
 
-def test_training_leaves_the_parameters_alone():
+def test_training_does_not_change_the_parameters():
     model = Conv4((1, 16, 16), 3, filters=3).double()
     before = [parameter.clone() for parameter in model.parameters()]
-    MAML(model).train()(episode()).loss.backward()
+    MAML(model).train()(images()).loss.backward()
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
-def test_without_inner_steps_training_is_ordinary_and_evaluation_fine_tunes():
+def test_pretraining_adapts_in_evaluation_only():
     support, query = line(3.0, [1.0, 2.0]), line(3.0, [1.0])
     model = Scale(-1.0)
     learner = MAML(model, True, inner_lr=0.1, inner_steps=0, eval_inner_steps=2).train()

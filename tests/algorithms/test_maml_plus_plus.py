@@ -1,4 +1,4 @@
-"""MAML++ against gradients derived by hand, and against its update written out with plain norms."""
+"""MAML++ against closed-form gradients and a reference implementation with plain norms."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ RATES = [0.02, 0.05, 0.1]
 
 
 @pytest.mark.parametrize("iteration", [0, 4, 10, 11])
-def test_loss_and_gradient_of_a_line_by_hand(iteration):
+def test_closed_form_loss_and_gradient(iteration):
     # After step i, w - s is multiplied by c_0 … c_i with c_i = 1 - 2 α_i m.
     error, m = -1.0 - SLOPE, POWER
     early = max(0.0, (1 - iteration / 10) / 3)
@@ -59,15 +59,15 @@ def test_loss_and_gradient_of_a_line_by_hand(iteration):
     assert learner.iteration == iteration + 1
 
 
-def test_weights_add_up_and_end_with_the_last_step_alone():
+def test_loss_weights_sum_to_one_and_end_at_the_last_step():
     learner = MAMLPlusPlus(Scale(1.0), inner_steps=4, multi_step_iterations=100)
     for iteration in (0, 1, 50, 99, 100, 10**9):
         weights = learner.loss_weights(iteration)
         assert sum(weights) == pytest.approx(1, rel=1e-12) and weights[-1] == max(weights)
     assert learner.loss_weights(0) == [0.25] * 4
     assert learner.loss_weights(100) == [0, 0, 0, 1]
-    never = MAMLPlusPlus(Scale(1.0), inner_steps=2, multi_step_iterations=0)
-    assert never.loss_weights(0) == [0, 1]
+    single = MAMLPlusPlus(Scale(1.0), inner_steps=2, multi_step_iterations=0)
+    assert single.loss_weights(0) == [0, 1]
 
 
 @pytest.mark.parametrize("running", [False, True])
@@ -86,11 +86,11 @@ def test_each_step_has_its_own_norms(running):
     for norm in (each for group in model.norms for each in group.norms):
         norm.weight.data.uniform_(0.5, 1.5), norm.bias.data.uniform_(-0.5, 0.5)
 
-    # The same with one plain network, whose norms' weights and statistics are swapped each step.
+    # Reference: one plain network whose norm weights and statistics are replaced in each step.
     def of_step(step: int) -> dict[str, torch.Tensor]:
         return {
-            f"norms.{place}.{name}": each
-            for place, group in enumerate(model.norms)
+            f"norms.{index}.{name}": each
+            for index, group in enumerate(model.norms)
             for name, each in group.norms[step].named_parameters()
         }
 
@@ -106,7 +106,7 @@ def test_each_step_has_its_own_norms(running):
         loss = F.cross_entropy(logits, task.support.targets)
         found = torch.autograd.grad(loss, list(own.values()), create_graph=True)
         pairs = zip(own.items(), learner.rates[:, step], found, strict=True)
-        own = {name: each - rate * slope for (name, each), rate, slope in pairs}
+        own = {name: each - rate * grad for (name, each), rate, grad in pairs}
         logits = functional_call(plain, own | tensors, (task.query.inputs,))
         expected = expected + weight * F.cross_entropy(logits, task.query.targets)
     expected.backward()
@@ -118,9 +118,9 @@ def test_each_step_has_its_own_norms(running):
     torch.testing.assert_close(result.loss, expected, rtol=1e-12, atol=0)
     assert_equal_gradients(gradients(learner), reference)
     for step in range(steps if running else 0):
-        for place, group in enumerate(model.norms):
+        for index, group in enumerate(model.norms):
             for name, buffer in group.norms[step].named_buffers():
-                torch.testing.assert_close(buffer, statistics[step][f"norms.{place}.{name}"])
+                torch.testing.assert_close(buffer, statistics[step][f"norms.{index}.{name}"])
 
 
 def test_evaluation_beyond_the_trained_steps_repeats_the_last_rates_and_norms():

@@ -1,4 +1,4 @@
-"""Meta-SGD against gradients derived by hand, and against MAML."""
+"""Meta-SGD against closed-form gradients and MAML."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from metadist.models import Conv4
 
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("first_order", [False, True])
-def test_meta_gradient_of_weight_and_rate_by_hand(steps, first_order):
+def test_closed_form_meta_gradient(steps, first_order):
     # A step multiplies w - s by c = 1 - 2 α m; in first order each step has the derivatives
     # 1 by w and -2 m (w - s) by α, the latter with the w of that step.
     weight, alpha = -1.0, 0.1
@@ -45,7 +45,7 @@ def test_meta_gradient_of_weight_and_rate_by_hand(steps, first_order):
     assert learner.rates[0].grad.item() == pytest.approx(outer * by_rate, rel=1e-12)
 
 
-def test_equal_rates_are_maml_and_rates_work_element_by_element():
+def test_equal_rates_are_maml_and_rates_are_elementwise():
     torch.manual_seed(0)
     model = Conv4((1, 16, 16), 3, filters=3).double()
     learner, task = MetaSGD(model, inner_lr=0.3, inner_steps=2).train(), images()
@@ -57,13 +57,13 @@ def test_equal_rates_are_maml_and_rates_work_element_by_element():
 
     for rate in learner.rates:
         rate.data.uniform_(-0.1, 0.5)
-    (adapted,) = [learner.adapt(learner.initial(), task.support, 1)]
+    adapted = learner.adapt(learner.initial(), task.support, 1)
     inner = learner.gradients(learner.initial(), task.support)
     for (name, start), rate in zip(model.named_parameters(), learner.rates, strict=True):
         torch.testing.assert_close(adapted[name], start - rate * inner[name])
 
 
-def test_gradients_of_unequal_rates_are_those_of_the_update_written_out():
+def test_gradients_of_unequal_rates_against_a_reference():
     torch.manual_seed(1)
     model = Conv4((1, 16, 16), 3, filters=3).double()
     learner, task = MetaSGD(model, inner_lr=0.3).train(), images()

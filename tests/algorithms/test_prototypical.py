@@ -1,4 +1,4 @@
-"""Prototypical networks against equations 1 and 2 written out class by class."""
+"""Prototypical networks against equations 1 and 2, computed per class."""
 
 import math
 
@@ -16,7 +16,7 @@ def points(values: list[float], labels: list[int]) -> Examples:
     return Examples(torch.tensor(values, dtype=torch.float64).unsqueeze(1), torch.tensor(labels))
 
 
-def test_distances_by_hand():
+def test_closed_form_distances():
     # Without hidden layers the features are the inputs: prototypes 1 (of 0 and 2) and 4.
     learner = Prototypical(MLP((1,), 2, hidden=[]).double()).eval()
     task = Episode(points([0.0, 4.0, 2.0, 4.0], [0, 1, 0, 1]), points([2.0, 3.0], [0, 0]))
@@ -29,7 +29,7 @@ def test_distances_by_hand():
 
 
 @pytest.mark.parametrize("pooling", ["stride", "max"])
-def test_loss_and_gradient_of_a_network_class_by_class(pooling):
+def test_loss_and_gradient_against_a_reference(pooling):
     torch.manual_seed(0)
     model = Conv4((1, 16, 16), 5, filters=4, pooling=pooling).double()
     task = images(ways=3, shots=2, queries=2)
@@ -54,7 +54,7 @@ def test_loss_and_gradient_of_a_network_class_by_class(pooling):
     assert model.head.weight.grad is None and not model.head.weight.requires_grad
 
 
-def test_what_it_cannot_do_is_refused():
+def test_unsupported_problems_and_models_raise():
     with pytest.raises(UserError, match="choose a dataset with classes"):
         Prototypical(MLP((1,), 1), regression=True)
     with pytest.raises(UserError, match="needs a model with features"):

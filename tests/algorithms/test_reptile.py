@@ -1,4 +1,4 @@
-"""Reptile against torch's own optimizers run on a copy of the model."""
+"""Reptile against torch's optimizers on a copy of the model."""
 
 import copy
 
@@ -13,7 +13,7 @@ from metadist.models import MLP, Conv4
 
 
 def trained(model: nn.Module, optimizer: torch.optim.Optimizer, task, steps: int) -> nn.Module:
-    """The model after ordinary training on the whole support set."""
+    """Train the model on the whole support set."""
     for _ in range(steps):
         optimizer.zero_grad()
         F.cross_entropy(model(task.support.inputs), task.support.targets).backward()
@@ -22,12 +22,12 @@ def trained(model: nn.Module, optimizer: torch.optim.Optimizer, task, steps: int
 
 
 @pytest.mark.parametrize("steps", [1, 4])
-def test_gradient_of_a_line_by_hand(steps):
+def test_closed_form_gradient(steps):
     # A step of gradient descent multiplies w - s by c = 1 - 2 α m.
     weight, alpha = -1.0, 0.05
     shrink = (1 - 2 * alpha * POWER) ** steps
     model = Scale(weight)
-    learner = Reptile(model, True, "sgd", alpha, steps, inner_batch=None).train()
+    learner = Reptile(model, True, "sgd", alpha, steps, inner_batch_size=None).train()
     result = learner(LINES)
     result.loss.backward()
     error = weight - SLOPE
@@ -36,14 +36,14 @@ def test_gradient_of_a_line_by_hand(steps):
 
 
 @pytest.mark.parametrize("inner_optimizer", ["sgd", "adam"])
-def test_an_outer_step_interpolates_to_what_torchs_optimizer_reaches(inner_optimizer):
+def test_an_outer_step_interpolates_to_the_result_of_torchs_optimizer(inner_optimizer):
     torch.manual_seed(0)
-    # Without batch norm: Adam would make steps of the rounding errors in the biases before it.
+    # Without batch norm, before which bias gradients are rounding errors that Adam amplifies.
     model = MLP((1, 16, 16), 3, hidden=[8], batch_norm=False).double()
-    learner = Reptile(model, False, inner_optimizer, 0.01, 5, inner_batch=None).train()
+    learner = Reptile(model, False, inner_optimizer, 0.01, 5, inner_batch_size=None).train()
     outer = torch.optim.SGD(learner.parameters(), lr=0.3)
     inner = None
-    for seed in range(2):  # Adam's mean of squares goes on in the second task
+    for seed in range(2):  # Adam's second moments persist in the second task
         task, start = images(seed=seed), copy.deepcopy(model)
         other = copy.deepcopy(model)
         if inner_optimizer == "sgd":
@@ -69,29 +69,32 @@ def test_an_outer_step_interpolates_to_what_torchs_optimizer_reaches(inner_optim
             )
 
 
-def test_minibatches_go_through_the_support_set_in_one_order_after_the_other():
-    learner = Reptile(Scale(1.0), inner_optimizer="sgd", inner_steps=7, inner_batch=4).train()
+def test_minibatches_follow_permutations_of_the_support_set():
+    learner = Reptile(Scale(1.0), inner_optimizer="sgd", inner_steps=7, inner_batch_size=4).train()
     support = images(3, 2, 1).support  # 6 examples
     support = support._replace(targets=torch.arange(6))
-    drawn = [batch.targets.tolist() for batch in learner._minibatches(support, 7)]
-    assert [len(batch) for batch in drawn] == [4] * 7
-    order = [place for batch in drawn for place in batch]
+    batches = [batch.targets.tolist() for batch in learner.minibatches(support, 7)]
+    assert [len(batch) for batch in batches] == [4] * 7
+    order = [index for batch in batches for index in batch]
     for start in range(0, 24, 6):
         assert sorted(order[start : start + 6]) == list(range(6))
-    whole = next(learner.eval()._minibatches(support, 1))
+    whole = next(learner.eval().minibatches(support, 1))
     assert sorted(whole.targets.tolist()) == list(range(6))
 
 
-def test_evaluation_leaves_the_memory_alone_and_begins_from_it():
+def test_evaluation_starts_from_the_second_moments_and_does_not_change_them():
     torch.manual_seed(0)
     model = Conv4((1, 16, 16), 3, filters=4).double()
-    learner, task = Reptile(model, inner_lr=0.01, inner_batch=None, eval_inner_steps=3), images()
+    learner, task = (
+        Reptile(model, inner_lr=0.01, inner_batch_size=None, eval_inner_steps=3),
+        images(),
+    )
     learner.train()(task)
-    memory = {name: buffer.clone() for name, buffer in learner.named_buffers()}
-    assert memory["squares_of"] == 5 and memory["squares"].max() > 0
+    saved = {name: buffer.clone() for name, buffer in learner.named_buffers()}
+    assert saved["step"] == 5 and saved["exp_avg_sq"].max() > 0
     first = learner.eval()(task)
     for name, buffer in learner.named_buffers():
-        assert torch.equal(buffer, memory[name])
-    learner.squares.zero_(), learner.squares_of.zero_()
+        assert torch.equal(buffer, saved[name])
+    learner.exp_avg_sq.zero_(), learner.step.zero_()
     assert not torch.allclose(learner(task).predictions, first.predictions)
     assert all(gradient is None for gradient in gradients(model).values())

@@ -1,4 +1,4 @@
-"""The supervised baseline's ways to solve a new task, against the same written out in PyTorch."""
+"""The evaluations of the supervised baseline against reference implementations."""
 
 import copy
 
@@ -17,16 +17,16 @@ WAYS = 3
 @pytest.fixture
 def network():
     torch.manual_seed(0)
-    return Conv4((1, 16, 16), 7, filters=4).double()  # has learned seven classes
+    return Conv4((1, 16, 16), 7, filters=4).double()  # seven training classes
 
 
-def unit(features):
-    """Of length √d."""
+def normalize(features):
+    """Features of norm √d."""
     return features / features.norm(dim=1, keepdim=True) * features.shape[1] ** 0.5
 
 
 def fitted(parameters, predict, task, steps, rate):
-    """Take steps of torch's SGD on the support set, then answer the queries."""
+    """Train with torch's SGD on the support set, then predict the queries."""
     optimizer = torch.optim.SGD(parameters, lr=rate)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -49,8 +49,8 @@ def check(learner, task, expected):
     torch.testing.assert_close(result.predictions, expected, rtol=1e-10, atol=1e-10)
     loss = F.cross_entropy(expected, task.query.targets)
     torch.testing.assert_close(result.loss, loss, rtol=1e-10, atol=0)
-    right = (expected.argmax(1) == task.query.targets).double().mean()
-    assert result.metrics["accuracy"] == right
+    accuracy = (expected.argmax(1) == task.query.targets).double().mean()
+    assert result.metrics["accuracy"] == accuracy
     after = learner.state_dict()
     assert all(torch.equal(after[name], each) for name, each in before.items())
 
@@ -79,7 +79,7 @@ def test_linear_probe(network):
     task, head = images(WAYS), new_head(4)
 
     def predict(inputs):
-        return head(unit(network.features(inputs).detach()))
+        return head(normalize(network.features(inputs).detach()))
 
     expected = fitted(head.parameters(), predict, task, 6, 0.3)
     learner = Supervised(network, evaluation="linear_probe", eval_inner_steps=6, inner_lr=0.3)
@@ -90,7 +90,7 @@ def test_fine_tune(network):
     task, head, body = images(WAYS), new_head(4), copy.deepcopy(network)
 
     def predict(inputs):
-        return head(unit(body.features(inputs)))
+        return head(normalize(body.features(inputs)))
 
     expected = fitted([*head.parameters(), *body.parameters()], predict, task, 4, 0.2)
     learner = Supervised(network, evaluation="fine_tune", eval_inner_steps=4, inner_lr=0.2)
@@ -98,13 +98,13 @@ def test_fine_tune(network):
 
 
 @pytest.mark.parametrize("evaluation", ["nearest_centroid", "linear_probe", "fine_tune"])
-def test_queries_see_each_other_only_where_they_may(network, evaluation):
+def test_queries_affect_each_other_only_if_transductive(network, evaluation):
     task = images(WAYS)
     fewer = task._replace(query=type(task.query)(task.query.inputs[:2], task.query.targets[:2]))
 
-    def answers(each, transductive):
+    def predict(each, transductive):
         learner = Supervised(network, evaluation=evaluation, transductive=transductive)
         return learner.eval()(each).predictions[:2]
 
-    assert not torch.allclose(answers(task, True), answers(fewer, True))
-    torch.testing.assert_close(answers(task, False), answers(fewer, False), rtol=1e-10, atol=0)
+    assert not torch.allclose(predict(task, True), predict(fewer, True))
+    torch.testing.assert_close(predict(task, False), predict(fewer, False), rtol=1e-10, atol=0)

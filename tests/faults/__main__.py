@@ -6,6 +6,7 @@ table in outputs/faults/. Parts: kills, restarts, endings, inputs, ports, hosts.
 
 import argparse
 import datetime
+import signal
 import sys
 import tempfile
 import time
@@ -43,6 +44,7 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := set(options.parts) - set(PARTS):
         parser.error(f"unknown part {', '.join(unknown)}: choose from {', '.join(PARTS)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that runs are ended
     stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     results = ROOT / "outputs" / "faults" / stamp
     passed = True

@@ -1,4 +1,4 @@
-"""Compiling on the machine that runs, and doing without."""
+"""Compilation of the kernels, and the fallback to PyTorch."""
 
 from pathlib import Path
 
@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from metadist.kernels import loader
-from metadist.models.norm_relu import norm_relu
+from metadist.models.batched_layers import norm_relu
 
 
 @pytest.fixture(autouse=True)
-def afresh(monkeypatch, tmp_path, single_thread):
+def empty_cache(monkeypatch, tmp_path, single_thread):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     loader.library.cache_clear()
     yield
@@ -20,68 +20,68 @@ def afresh(monkeypatch, tmp_path, single_thread):
 
 
 @pytest.mark.parametrize("compiler", ["/nowhere/c++", "false"])
-def test_without_a_compiler_pytorch_does_it(compiler, monkeypatch, tmp_path):
+def test_pytorch_is_used_without_a_compiler(compiler, monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", compiler)
     assert loader.library("norm_relu_pool") is None
-    norm, maps = nn.BatchNorm2d(16, track_running_stats=False), torch.randn(4, 16, 4, 4)
-    assert not loader.can_call("norm_relu_pool", maps)
-    assert torch.equal(norm_relu(norm, maps), F.relu(norm(maps)))
+    norm, inputs = nn.BatchNorm2d(16, track_running_stats=False), torch.randn(4, 16, 4, 4)
+    assert not loader.can_call("norm_relu_pool", inputs)
+    assert torch.equal(norm_relu(norm, inputs), F.relu(norm(inputs)))
     assert not list(tmp_path.iterdir())
 
 
-def test_a_source_is_compiled_once_a_machine(tmp_path):
-    if loader.library("patches") is None:
+def test_a_source_is_compiled_once_per_machine(tmp_path):
+    if loader.library("unfold") is None:
         pytest.skip("there is no C++ compiler")
-    (made,) = (tmp_path / "metadist" / "native").glob("*.so")
-    born = made.stat().st_mtime_ns
+    (path,) = (tmp_path / "metadist" / "native").glob("*.so")
+    compiled_at = path.stat().st_mtime_ns
     loader.library.cache_clear()
-    assert loader.library("patches") is not None
-    assert made.stat().st_mtime_ns == born
-    assert loader.can_call("patches", torch.zeros(1))
-    assert not loader.can_call("patches", torch.zeros(1, dtype=torch.int64))
+    assert loader.library("unfold") is not None
+    assert path.stat().st_mtime_ns == compiled_at
+    assert loader.can_call("unfold", torch.zeros(1))
+    assert not loader.can_call("unfold", torch.zeros(1, dtype=torch.int64))
     torch.set_num_threads(2)
-    assert not loader.can_call("patches", torch.zeros(1))
+    assert not loader.can_call("unfold", torch.zeros(1))
 
 
-def test_what_others_can_write_is_not_loaded(tmp_path):
-    if loader.library("patches") is None:
+def test_libraries_that_others_can_write_are_not_loaded(tmp_path):
+    if loader.library("unfold") is None:
         pytest.skip("there is no C++ compiler")
     folder = tmp_path / "metadist" / "native"
-    (made,) = folder.glob("*.so")
-    for path in (made, folder):
+    (compiled,) = folder.glob("*.so")
+    for path in (compiled, folder):
         mode = path.stat().st_mode
         path.chmod(mode | 0o002)
         loader.library.cache_clear()
-        assert loader.library("patches") is None
+        assert loader.library("unfold") is None
         path.chmod(mode)
     loader.library.cache_clear()
-    assert loader.library("patches") is not None
+    assert loader.library("unfold") is not None
 
 
-def test_a_file_that_was_cut_short_is_made_again(monkeypatch):
-    whole, sizes = loader._compile, []
+def test_a_truncated_library_is_compiled_again(monkeypatch):
+    compile_source, sizes = loader.compile_source, []
 
-    def cut_short(command, target):
-        whole(command, target)
+    def truncate_first(command, target):
+        compile_source(command, target)
         sizes.append(target.stat().st_size)
         if len(sizes) == 1:
             target.write_bytes(b"")
 
-    monkeypatch.setattr(loader, "_compile", cut_short)
-    if loader.library("patches") is None:
+    monkeypatch.setattr(loader, "compile_source", truncate_first)
+    if loader.library("unfold") is None:
         pytest.skip("there is no C++ compiler")
     assert len(sizes) == 2
 
 
-def test_a_compiler_that_hangs_is_ended_with_what_it_started(monkeypatch, tmp_path):
+def test_a_hanging_compiler_is_killed_with_its_children(monkeypatch, tmp_path):
     compiler, children = tmp_path / "c++", tmp_path / "children"
     compiler.write_text(
         f'#!/bin/sh\ntest "$1" = --version && exit\nsleep 60 &\necho $! > {children}\nwait\n'
     )
     compiler.chmod(0o700)
     monkeypatch.setenv("CXX", str(compiler))
-    monkeypatch.setattr(loader, "_SECONDS", 1)
-    loader._version.cache_clear()
-    assert loader.library("patches") is None
+    monkeypatch.setattr(loader, "TIMEOUT_SECONDS", 1)
+    loader.compiler_version.cache_clear()
+    assert loader.library("unfold") is None
     state = Path(f"/proc/{children.read_text().strip()}/stat")
     assert not state.exists() or state.read_text().split()[2] == "Z"

@@ -1,4 +1,4 @@
-"""Freed memory is used again without the system's help."""
+"""Freed memory is reused."""
 
 import platform
 import resource
@@ -11,7 +11,7 @@ from metadist.kernels import tune_malloc
 
 
 def page_faults(keep: bool) -> int:
-    """Of a process that makes and frees 40 MB, twenty times."""
+    """Page faults of a process that allocates and frees 40 MB, twenty times."""
     if keep:
         tune_malloc()
     torch.ones(10 * 2**20)
@@ -21,7 +21,7 @@ def page_faults(keep: bool) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="for glibc alone")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 def test_freed_memory_is_kept():
-    by_itself, kept = (run_world(page_faults, 1, keep)[0] for keep in (False, True))
-    assert kept < by_itself / 5
+    default, tuned = (run_world(page_faults, 1, keep)[0] for keep in (False, True))
+    assert tuned < default / 5

@@ -1,4 +1,4 @@
-"""Layers side by side against PyTorch's own, task by task, up to the second derivative."""
+"""Batched layers against PyTorch's, per task, up to the second derivative."""
 
 import pytest
 import torch
@@ -6,8 +6,7 @@ from torch import nn
 from torch.func import functional_call
 
 from metadist.models import MLP, Conv4
-from metadist.models.layers import Conv2d, Linear
-from metadist.models.norm_relu import norm_relu
+from metadist.models.batched_layers import Conv2d, Linear, norm_relu
 
 
 class Norm(nn.Module):
@@ -76,19 +75,19 @@ def test_a_layer_equals_pytorchs_for_every_task(name, single_thread):
     by = random(*parameters[0].shape[1:])
 
     def results(layer, inputs, parameters):
-        leaves = [leaf.clone().requires_grad_() for leaf in [inputs, *parameters]]
+        tensors = [each.clone().requires_grad_() for each in [inputs, *parameters]]
         names = [name for name, _ in layer.named_parameters()]
-        out = functional_call(layer, dict(zip(names, leaves[1:], strict=True)), (leaves[0],))
-        first = torch.autograd.grad(out.tanh().sum(), leaves, create_graph=True)
+        out = functional_call(layer, dict(zip(names, tensors[1:], strict=True)), (tensors[0],))
+        first = torch.autograd.grad(out.tanh().sum(), tensors, create_graph=True)
         scalar = sum((g.sin() * g).sum() for g in first) + (first[1] * by).sum()
-        return [out, *first, *torch.autograd.grad(scalar, leaves)]
+        return [out, *first, *torch.autograd.grad(scalar, tensors)]
 
-    together = results(ours, inputs, parameters)
-    one_by_one = zip(
+    batched = results(ours, inputs, parameters)
+    unbatched = zip(
         *(results(theirs, inputs[task], [p[task] for p in parameters]) for task in range(tasks)),
         strict=True,
     )
-    for got, expected in zip(together, one_by_one, strict=True):
+    for got, expected in zip(batched, unbatched, strict=True):
         assert got.shape == torch.stack(expected).shape
         assert torch.allclose(got, torch.stack(expected), rtol=1e-10, atol=1e-12)
 
@@ -105,7 +104,7 @@ def test_a_layer_equals_pytorchs_for_every_task(name, single_thread):
     ],
     ids=["stride", "max", "max native", "stride native", "mlp", "mlp without norm"],
 )
-def test_a_model_side_by_side_gives_each_task_the_same_whoever_is_beside_it(model):
+def test_a_batched_model_is_bit_identical_for_any_number_of_tasks(model):
     assert model.supports_batched_tasks
     shape = (
         {1: (1, 28, 28), 2: (2, 16, 17)}[model.convolutions[0].in_channels]
@@ -121,14 +120,16 @@ def test_a_model_side_by_side_gives_each_task_the_same_whoever_is_beside_it(mode
         some = {name: p[first:last] for name, p in parameters.items()}
         return functional_call(model, some, (inputs[first:last],))
 
-    together = run(0, 5)
-    assert torch.equal(together, torch.cat([run(0, 1), run(1, 3), run(3, 5)]))
+    batched = run(0, 5)
+    assert torch.equal(batched, torch.cat([run(0, 1), run(1, 3), run(3, 5)]))
     for task in range(5):
-        alone = functional_call(model, {n: p[task] for n, p in parameters.items()}, inputs[task])
-        assert torch.allclose(together[task], alone, rtol=1e-4, atol=1e-5)
+        unbatched = functional_call(
+            model, {n: p[task] for n, p in parameters.items()}, inputs[task]
+        )
+        assert torch.allclose(batched[task], unbatched, rtol=1e-4, atol=1e-5)
 
 
-def test_models_that_keep_statistics_or_drop_run_one_by_one():
+def test_models_with_running_statistics_or_dropout_are_not_batched():
     assert not Conv4((1, 28, 28), 5, running_statistics=True).supports_batched_tasks
     assert not Conv4((1, 28, 28), 5, dropout=0.1).supports_batched_tasks
     assert not MLP((3,), 5, running_statistics=True).supports_batched_tasks
@@ -138,6 +139,6 @@ def test_models_that_keep_statistics_or_drop_run_one_by_one():
 @pytest.mark.parametrize(
     "options", [{"groups": 2}, {"dilation": 2}, {"padding": "same"}, {"padding_mode": "reflect"}]
 )
-def test_convolutions_that_do_not_run_side_by_side_are_refused(options):
-    with pytest.raises(ValueError, match="side by side"):
+def test_unsupported_convolutions_are_refused(options):
+    with pytest.raises(ValueError, match="batched Conv2d"):
         Conv2d(2, 2, 3, **options)

@@ -1,4 +1,4 @@
-"""The networks' shapes, sizes and refusals."""
+"""Shapes, numbers of parameters and errors of the networks."""
 
 import pytest
 import torch
@@ -28,20 +28,36 @@ def test_conv4_has_the_papers_number_of_parameters():
     assert sum(p.numel() for p in Conv4((1, 28, 28), 5).parameters()) == 112_261
 
 
-def test_conv4_normalises_by_the_batch_in_evaluation_too():
+def test_conv4_uses_batch_statistics_in_evaluation():
     model = Conv4((1, 28, 28), 5, filters=4)
     assert not list(model.buffers())
     images = torch.rand(4, 1, 28, 28)
     assert torch.equal(model.train()(images), model.eval()(images))
 
 
-def test_conv4_refuses_what_it_cannot_take():
+def test_conv4_raises_for_unsupported_inputs():
     with pytest.raises(UserError, match="model=mlp"):
         Conv4((7,), 5)
     with pytest.raises(UserError, match="pooling=stride"):
         Conv4((1, 14, 14), 5, pooling="max")
     with pytest.raises(UserError, match='"stride" or "max"'):
         Conv4((1, 28, 28), 5, pooling="mean")
+
+
+def test_conv4_initialization():
+    model = Conv4((3, 32, 32), 5, filters=64)
+    for layer in model.convolutions:
+        fans = 9 * (layer.in_channels + layer.out_channels)
+        assert layer.weight.std().item() == pytest.approx((2 / fans) ** 0.5, rel=0.1)
+        assert not layer.bias.any()
+    assert model.head.weight.std().item() == pytest.approx(0.01, rel=0.2)
+
+
+def test_mlp_initialization():
+    model = MLP((1, 28, 28), 5, hidden=[256, 64])
+    for layer in (*model.layers, model.head):
+        assert layer.weight.std().item() == pytest.approx(0.01, rel=0.2)
+        assert not layer.bias.any()
 
 
 def test_mlp_shapes_and_the_linear_model():

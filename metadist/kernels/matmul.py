@@ -1,4 +1,4 @@
-"""Matrix products of tasks, each of which is the same bits however many tasks there are."""
+"""Batched matrix products that are bit-identical for any number of tasks."""
 
 import ctypes
 from typing import Any
@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from metadist.kernels import call, can_call
+from metadist.kernels.loader import call, can_call
 
 _SOURCE = "matmul"
-_BLAS_FROM = 2**16
-"""Multiplications of one task from which on the BLAS library is faster, called once a task."""
+_MIN_BLAS_PRODUCTS = 2**16
+"""Multiplications per task from which on one BLAS call per task is faster."""
+_ALIGNMENT = 64
 
 
 class _Shape(ctypes.Structure):
@@ -22,33 +23,33 @@ class _Shape(ctypes.Structure):
 
 
 def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None, native: bool = True) -> Tensor:
-    """The product of each task's matrices, plus a row. Differentiable any number of times.
+    """A batched matrix product plus a bias. Differentiable any number of times.
 
-    `torch.bmm` is not used on CPUs: the BLAS library chooses its kernel by the number of matrices,
-    so that a task's result would depend on how many others are computed with it. Here every task
-    is multiplied by itself, by compiled C++ or by `torch.mm`.
+    CPUs do not use `torch.bmm`: BLAS libraries choose a kernel by the number of matrices, so that
+    a task's rounding would depend on the size of the batch. Each task's product is computed
+    separately, in C++ or with `torch.mm`.
 
     Args:
         a: (tasks, n, depth).
         b: (tasks, depth, width).
         bias: (tasks, width), added to each row.
-        native: whether to use compiled C++ where it can be.
+        native: whether to use C++ where it is supported.
 
     Returns:
         (tasks, n, width).
 
     Raises:
-        RuntimeError: shapes or types do not fit together.
+        RuntimeError: shapes or types do not match.
     """
     if not a.is_cpu or torch.compiler.is_compiling():
         return a @ b if bias is None else torch.baddbmm(bias.unsqueeze(1), a, b)
-    fits = len(a) == len(b) and a.shape[2] == b.shape[1] and a.dtype == b.dtype
+    matches = len(a) == len(b) and a.shape[2] == b.shape[1] and a.dtype == b.dtype
     if bias is not None:
-        fits = fits and bias.shape == (len(b), b.shape[2]) and bias.dtype == a.dtype
-    if not fits:
+        matches = matches and bias.shape == (len(b), b.shape[2]) and bias.dtype == a.dtype
+    if not matches:
         shapes = [tuple(each.shape) for each in (a, b, bias) if each is not None]
-        raise RuntimeError(f"matrices of tasks with shapes {shapes} cannot be multiplied")
-    # A transposed operand is passed as it lies in memory.
+        raise RuntimeError(f"matrices of shapes {shapes} cannot be multiplied in batches")
+    # A transposed operand is passed as it is stored.
     a, transpose_a = _stored(a)
     b, transpose_b = _stored(b)
     return _Matmul.apply(a, b, bias, transpose_a, transpose_b, native)
@@ -60,11 +61,8 @@ def _stored(matrices: Tensor) -> tuple[Tensor, bool]:
     return matrices, False
 
 
-_ALIGNMENT = 64
-
-
 def _is_aligned(matrix: Tensor) -> bool:
-    """Whether a matrix lies as a tensor of its own would: BLAS kernels round by alignment too."""
+    """Whether a matrix is aligned like a newly allocated tensor: BLAS rounding depends on it."""
     return matrix.data_ptr() % _ALIGNMENT == 0
 
 
@@ -73,7 +71,7 @@ def _aligned(matrix: Tensor) -> Tensor:
 
 
 class _Matmul(Function):
-    """A B + bias, with A or B stored transposed."""
+    """A B + bias, with A or B possibly stored transposed."""
 
     @staticmethod
     def forward(
@@ -90,7 +88,7 @@ class _Matmul(Function):
         ctx.settings = transpose_a, transpose_b, native
         left, right = (a.mT if transpose_a else a), (b.mT if transpose_b else b)
         out = a.new_empty(len(a), left.shape[1], right.shape[2])
-        small = left.shape[1] * left.shape[2] * right.shape[2] < _BLAS_FROM
+        small = left.shape[1] * left.shape[2] * right.shape[2] < _MIN_BLAS_PRODUCTS
         if native and small and can_call(_SOURCE, a):
             shape = _Shape(*left.shape, right.shape[2], transpose_a, transpose_b)
             bias = None if bias is None else bias.contiguous()
@@ -98,31 +96,31 @@ class _Matmul(Function):
             return out
         for i in range(len(a)):
             operands = _aligned(left[i]), _aligned(right[i])
-            to = out[i] if _is_aligned(out[i]) else torch.empty_like(out[i])
+            target = out[i] if _is_aligned(out[i]) else torch.empty_like(out[i])
             if bias is None:
-                torch.mm(*operands, out=to)
+                torch.mm(*operands, out=target)
             else:
-                torch.addmm(_aligned(bias[i]), *operands, out=to)
-            if to.data_ptr() != out[i].data_ptr():
-                out[i].copy_(to)
+                torch.addmm(_aligned(bias[i]), *operands, out=target)
+            if target.data_ptr() != out[i].data_ptr():
+                out[i].copy_(target)
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
         a, b = ctx.saved_tensors
         transpose_a, transpose_b, native = ctx.settings
-        by_a = by_b = by_bias = None
+        grad_a = grad_b = grad_bias = None
         left, right = (a.mT if transpose_a else a), (b.mT if transpose_b else b)
         if ctx.needs_input_grad[0]:
             if transpose_a:
-                by_a = matmul(right, gradient.mT, native=native)
+                grad_a = matmul(right, grad_output.mT, native=native)
             else:
-                by_a = matmul(gradient, right.mT, native=native)
+                grad_a = matmul(grad_output, right.mT, native=native)
         if ctx.needs_input_grad[1]:
             if transpose_b:
-                by_b = matmul(gradient.mT, left, native=native)
+                grad_b = matmul(grad_output.mT, left, native=native)
             else:
-                by_b = matmul(left.mT, gradient, native=native)
+                grad_b = matmul(left.mT, grad_output, native=native)
         if ctx.needs_input_grad[2]:
-            by_bias = gradient.sum(1)
-        return by_a, by_b, by_bias, None, None, None
+            grad_bias = grad_output.sum(1)
+        return grad_a, grad_b, grad_bias, None, None, None

@@ -1,0 +1,108 @@
+"""Convolution of images, batch norm, ReLU and 2×2 max-pooling as one operation in C++.
+
+The feature maps of a network's first block are large and cheap to compute: for many images,
+recomputing them in the backward pass costs less than storing them. Nothing between the images and
+the pooled feature maps leaves the processor's cache.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from metadist.kernels.convolution import ConvShape, can_convolve, convolve, has_few_channels
+from metadist.kernels.loader import call, can_call
+from metadist.kernels.norm_relu_pool import can_fuse_norm, norm_relu_pool_channels_last
+
+_SOURCE = "fused_block"
+MIN_BYTES = 2**23
+"""Size of a task's feature maps behind the convolution; smaller ones fit into the cache."""
+
+
+def can_fuse_block(convolution: nn.Conv2d, norm: nn.Module, images: Tensor) -> bool:
+    """Whether `fused_block` supports the layers and the images, and is faster.
+
+    Args:
+        convolution: its parameters may be batched over tasks.
+        norm: as the convolution.
+        images: (…, n, channels, height, width).
+    """
+    unbatched = convolution.weight.dim() == 4
+    task = images if unbatched else images[0]
+    size = task[:, 0].numel() * convolution.out_channels * task.element_size()
+    return (
+        size >= MIN_BYTES
+        and min(images.shape[-2:]) > 1
+        and can_fuse_norm(norm, images)
+        and convolution.bias is not None
+        and convolution.out_channels == norm.num_features
+        and (norm.weight.dim() == 1 if unbatched else len(norm.weight) == len(images))
+        and has_few_channels(convolution, images)
+        and can_convolve(convolution, images)
+        and can_call(_SOURCE, images)
+    )
+
+
+def fused_block(convolution: nn.Conv2d, norm: nn.Module, images: Tensor) -> Tensor:
+    """Convolution, batch norm, ReLU and 2×2 max-pooling; see `can_fuse_block`.
+
+    Twice differentiable by the parameters; the second time through the separate operations.
+
+    Args:
+        convolution: its parameters, like those of the norm, may be batched over tasks.
+        norm: batch norm without running statistics.
+        images: (n, channels, height, width), or (tasks, n, channels, height, width).
+
+    Returns:
+        (…, n, out, height // 2, width // 2).
+    """
+    unbatched = convolution.weight.dim() == 4
+    parts = (images, convolution.weight, convolution.bias, norm.weight, norm.bias)
+    batched, *parameters = (part.unsqueeze(0) if unbatched else part for part in parts)
+    channels_last = batched.permute(0, 1, 3, 4, 2).contiguous()
+    out = _FusedBlock.apply(channels_last, *(part.contiguous() for part in parameters), norm.eps)
+    out = out.permute(0, 1, 4, 2, 3)
+    return out.squeeze(0) if unbatched else out
+
+
+class _FusedBlock(Function):
+    """(tasks, n, h, w, in) -> (tasks, n, h // 2, w // 2, out)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        images: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        gamma: Tensor,
+        beta: Tensor,
+        eps: float,
+    ) -> Tensor:
+        tasks, n, height, width, _ = images.shape
+        out = images.new_empty(tasks, n, height // 2, width // 2, weight.shape[1])
+        mean, inverse = torch.empty_like(gamma), torch.empty_like(gamma)
+        inputs = (images, weight, bias, gamma, beta)
+        shape = ConvShape(*images.shape, weight.shape[1])
+        call(_SOURCE, "forward", images.dtype, shape, *inputs, eps, out, mean, inverse)
+        ctx.eps = eps
+        ctx.save_for_backward(*inputs, mean, inverse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        *inputs, mean, inverse = ctx.saved_tensors
+        images, weight, bias, gamma, beta = inputs
+        if torch.is_grad_enabled():  # create_graph=True
+            features = convolve(images, weight, bias)
+            out = norm_relu_pool_channels_last(features, gamma, beta, ctx.eps, 2)
+            required = [part for part in inputs if part.requires_grad]
+            grads = iter(torch.autograd.grad(out, required, grad_output, create_graph=True))
+            return *(next(grads) if part.requires_grad else None for part in inputs), None
+        outputs = [torch.empty_like(each) for each in (weight, bias, gamma, gamma)]
+        shape = ConvShape(*images.shape, weight.shape[1])
+        arguments = (grad_output.contiguous(), *inputs, mean, inverse, *outputs)
+        call(_SOURCE, "backward", images.dtype, shape, *arguments)
+        grad_weight, grad_bias, mean_z, mean_zh = outputs
+        rows = images[0, ..., 0].numel()
+        return None, grad_weight, grad_bias, mean_zh * rows, mean_z * rows, None

@@ -1,0 +1,244 @@
+"""Batch norm, ReLU and 2×2 max-pooling in few passes over memory, twice differentiable.
+
+In C++ for one thread of a CPU, where the separate operations take longer than the convolutions
+between them; and batch norm with ReLU in PyTorch, batched over tasks.
+"""
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from metadist.kernels.loader import VECTOR_BYTES, call, can_call
+
+_SOURCE = "norm_relu_pool"
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_int64)
+        for name in ("tasks", "images", "height", "width", "channels", "window")
+    )
+
+
+def can_fuse_norm_relu_pool(norm: nn.Module, inputs: Tensor) -> bool:
+    """Whether `fused_norm_relu_pool` supports the norm and the inputs.
+
+    Args:
+        norm: its parameters may be batched over tasks.
+        inputs: (…, n, channels, *size), with more than one value per channel.
+    """
+    return (
+        can_fuse_norm(norm, inputs)
+        and inputs.dim() > norm.weight.dim()
+        and inputs.shape[norm.weight.dim()] == norm.num_features
+        and (norm.weight.dim() == 1 or len(inputs) == len(norm.weight))
+        and _values_per_channel(norm, inputs) > 1
+    )
+
+
+def can_fuse_norm(norm: nn.Module, inputs: Tensor) -> bool:
+    """Whether a norm is supported in C++ for inputs of this type and device, whatever their shape.
+
+    It supports batch norm without running statistics, with weight and bias, and channels that
+    fill vectors; see also `can_call`.
+    """
+    return (
+        isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)
+        and norm.running_mean is None
+        and norm.weight is not None
+        and inputs.dtype == norm.weight.dtype
+        and inputs.device == norm.weight.device
+        and norm.num_features * inputs.element_size() % VECTOR_BYTES == 0
+        and can_call(_SOURCE, inputs)
+    )
+
+
+def _values_per_channel(norm: nn.Module, inputs: Tensor) -> int:
+    tasks = 1 if norm.weight.dim() == 1 else len(inputs)
+    return inputs.numel() // (tasks * norm.num_features)
+
+
+def fused_norm_relu_pool(norm: nn.Module, inputs: Tensor, pool: bool) -> Tensor:
+    """Batch norm, ReLU and, with `pool`, 2×2 max-pooling; see `can_fuse_norm_relu_pool`.
+
+    Twice differentiable by inputs, weight and bias.
+
+    Args:
+        norm: parameters of shape (channels,) or, batched, (tasks, channels).
+        inputs: (n, channels, *size) or, batched, (tasks, n, channels, *size).
+        pool: whether to pool; size is then (height, width).
+
+    Returns:
+        (…, n, channels, *size), height and width halved (rounded down) with `pool`.
+    """
+    unbatched = norm.weight.dim() == 1
+    weight, bias = (p.unsqueeze(0) if unbatched else p for p in (norm.weight, norm.bias))
+    batched = inputs.unsqueeze(0) if unbatched else inputs
+    last = batched.movedim(2, -1)  # (tasks, n, *size, channels)
+    images = last.reshape(*last.shape[:2], *(last.shape[2:-1] or (1, 1)), last.shape[-1])
+    out = norm_relu_pool_channels_last(images, weight, bias, norm.eps, 2 if pool else 1)
+    out = out.reshape(*last.shape[:2], *(out.shape[2:-1] if last.dim() > 3 else ()), out.shape[-1])
+    out = out.movedim(-1, 2)
+    return out.squeeze(0) if unbatched else out
+
+
+def norm_relu_pool_channels_last(
+    inputs: Tensor, weight: Tensor, bias: Tensor, eps: float, window: int
+) -> Tensor:
+    """(tasks, n, h, w, channels) -> (tasks, n, h // window, w // window, channels).
+
+    Args:
+        inputs: of the norm.
+        weight: (tasks, channels).
+        bias: (tasks, channels).
+        eps: of the norm.
+        window: 2 to pool, else 1.
+    """
+    # Contiguous here: tensors saved for double backward must be inputs of the function.
+    parts = (each.contiguous() for each in (inputs, weight, bias))
+    return _NormReLUPool.apply(*parts, eps, window)
+
+
+def batched_norm_relu(inputs: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Batch norm and ReLU of batched tasks in PyTorch, with written-out derivatives.
+
+    Args:
+        inputs: (tasks, rows, channels); statistics are over the rows.
+        weight: (tasks, 1, channels).
+        bias: (tasks, 1, channels).
+        eps: of the norm.
+
+    Returns:
+        (tasks, rows, channels), twice differentiable.
+    """
+    return _NormReLU.apply(inputs, weight, bias, eps)
+
+
+class _NormReLUPool(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, y: Tensor, weight: Tensor, bias: Tensor, eps: float, window: int
+    ) -> Tensor:
+        tasks, n, height, width, channels = y.shape
+        out = y.new_empty(tasks, n, height // window, width // window, channels)
+        mean, inverse = torch.empty_like(weight), torch.empty_like(weight)
+        arguments = (y, weight, bias, eps, out, mean, inverse)
+        call(_SOURCE, "forward", y.dtype, _Shape(*y.shape, window), *arguments)
+        ctx.window = window
+        ctx.save_for_backward(y, weight, bias, mean, inverse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        grads = _NormReLUPoolBackward.apply(grad_output, *ctx.saved_tensors, ctx.window)
+        return *grads, None, None
+
+
+class _NormReLUPoolBackward(Function):
+    """The gradients by y, weight and bias."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        grad_output: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        mean: Tensor,
+        inverse: Tensor,
+        window: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        grad_output = grad_output.contiguous()
+        dy, mean_z, mean_zh = torch.empty_like(y), torch.empty_like(mean), torch.empty_like(mean)
+        inputs = (grad_output, y, weight, bias, mean, inverse)
+        outputs = (dy, mean_z, mean_zh)
+        call(_SOURCE, "backward", y.dtype, _Shape(*y.shape, window), *inputs, *outputs)
+        ctx.window = window
+        ctx.save_for_backward(*inputs, mean_z, mean_zh)
+        rows = y[0, ..., 0].numel()
+        return dy, mean_zh * rows, mean_z * rows
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, t: Tensor, t_weight: Tensor, t_bias: Tensor) -> tuple[Any, ...]:
+        grad_output, y, weight, *others = ctx.saved_tensors
+        outputs = torch.empty_like(grad_output), torch.empty_like(y), torch.empty_like(weight)
+        tangents = (t.contiguous(), t_weight.contiguous(), t_bias.contiguous())
+        arguments = (*tangents, grad_output, y, weight, *others, *outputs)
+        call(_SOURCE, "double_backward", y.dtype, _Shape(*y.shape, ctx.window), *arguments)
+        return *outputs, None, None, None, None
+
+
+class _NormReLU(Function):
+    """relu(γ h + β), h = (y - mean) / deviation, over dimension 1 of y (tasks, rows, features).
+
+    Each derivative below is a linear combination of the tensors with one coefficient per feature,
+    in one or two passes over memory. <·> is the mean over rows, z the gradient by γ h + β.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        mean = y.mean(1, keepdim=True)
+        deviation = torch.linalg.vector_norm(y - mean, dim=1, keepdim=True)
+        inverse = (deviation.square() / y.shape[1] + eps).rsqrt()
+        scale = weight * inverse
+        out = torch.addcmul(bias - mean * scale, y, scale).relu_()
+        ctx.save_for_backward(y, weight, mean, inverse, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        y, weight, mean, inverse, out = ctx.saved_tensors
+        grads = _NormReLUBackward.apply(grad_output, y, weight, mean, inverse, out.detach())
+        return *grads, None
+
+
+class _NormReLUBackward(Function):
+    """dy = s (z - <z> - h <zh>) with s = γ / deviation; dγ = Σ zh; dβ = Σ z."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        grad_output: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        mean: Tensor,
+        inverse: Tensor,
+        out: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        z = torch.ops.aten.threshold_backward(grad_output, out, 0)
+        mean_z = z.mean(1, keepdim=True)
+        mean_zh = ((z * y).mean(1, keepdim=True) - mean * mean_z) * inverse
+        scale = weight * inverse
+        by_y = -scale * mean_zh * inverse
+        dy = torch.addcmul(-scale * mean_z - by_y * mean, z, scale).addcmul_(y, by_y)
+        ctx.save_for_backward(z, y, weight, mean, inverse, out, mean_z, mean_zh)
+        return dy, mean_zh * y.shape[1], mean_z * y.shape[1]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor, g_weight: Tensor, g_bias: Tensor) -> tuple[Any, ...]:
+        z, y, weight, mean, inverse, out, mean_z, mean_zh = ctx.saved_tensors
+        rows = y.shape[1]
+        scale = weight * inverse
+        mean_g = g.mean(1, keepdim=True)
+        mean_gh = ((g * y).mean(1, keepdim=True) - mean * mean_g) * inverse
+        mean_gz = (g * z).mean(1, keepdim=True)
+        # By z: s (g - <g> - h <gh>) + g_weight h + g_bias, where the ReLU is active.
+        by_h = g_weight - scale * mean_gh
+        by_y = by_h * inverse
+        dz = torch.addcmul(g_bias - scale * mean_g - by_y * mean, g, scale).addcmul_(y, by_y)
+        dz = torch.ops.aten.threshold_backward(dz, out, 0)
+        # Through s = γ / deviation.
+        through = rows * (mean_gz - mean_g * mean_z - mean_gh * mean_zh)
+        # By h: q = by_h z - s <zh> g. By y: through h, and through the deviation.
+        mean_q = by_h * mean_z - scale * mean_zh * mean_g
+        mean_qh = by_h * mean_zh - scale * mean_zh * mean_gh
+        by_y = -inverse * (inverse * mean_qh + weight * through * inverse.square() / rows)
+        dy = torch.addcmul(-inverse * mean_q - by_y * mean, g, -inverse * scale * mean_zh)
+        dy = dy.addcmul_(z, inverse * by_h).addcmul_(y, by_y)
+        return dz, dy, inverse * through, None, None, None

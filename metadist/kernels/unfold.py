@@ -1,0 +1,102 @@
+"""Unfold (im2col) and fold (col2im), channels last."""
+
+import ctypes
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from metadist.kernels.loader import call, can_call
+
+_SOURCE = "unfold"
+
+Pair = tuple[int, int]
+
+
+class _UnfoldShape(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_int64)
+        for name in (
+            *("images", "height", "width", "channels", "kernel_h", "kernel_w"),
+            *("stride_h", "stride_w", "padding_h", "padding_w"),
+        )
+    )
+
+
+def unfold(inputs: Tensor, kernel: Pair, stride: Pair, padding: Pair, native: bool) -> Tensor:
+    """The patch of inputs of each output of a convolution. Differentiable any number of times.
+
+    Args:
+        inputs: (n, h, w, channels).
+        kernel: (height, width).
+        stride: (vertical, horizontal).
+        padding: zeros added on both sides, (vertical, horizontal).
+        native: whether to use C++ where it is supported.
+
+    Returns:
+        (n, h', w', kernel height · kernel width · channels).
+    """
+    return _Unfold.apply(inputs, kernel, stride, padding, native)
+
+
+class _Unfold(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: Tensor, kernel: Pair, stride: Pair, padding: Pair, native: bool
+    ) -> Tensor:
+        inputs = inputs.contiguous()
+        ctx.size, ctx.arguments = inputs.shape[1:3], (kernel, stride, padding, native)
+        n, height, width, channels = inputs.shape
+        out_height = (height + 2 * padding[0] - kernel[0]) // stride[0] + 1
+        out_width = (width + 2 * padding[1] - kernel[1]) // stride[1] + 1
+        if native and can_call(_SOURCE, inputs):
+            shape = _UnfoldShape(*inputs.shape, *kernel, *stride, *padding)
+            columns = inputs.new_empty(n, out_height, out_width, kernel[0] * kernel[1] * channels)
+            call(_SOURCE, "unfold", inputs.dtype, shape, inputs, columns)
+            return columns
+        padded = F.pad(inputs, (0, 0, padding[1], padding[1], padding[0], padding[0])).contiguous()
+        step_n, step_h, step_w, step_c = padded.stride()
+        return padded.as_strided(
+            (n, out_height, out_width, kernel[0], kernel[1] * channels),
+            (step_n, step_h * stride[0], step_w * stride[1], step_h, step_c),
+        ).flatten(3)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        return _Fold.apply(grad_output, ctx.size, *ctx.arguments), None, None, None, None
+
+
+class _Fold(Function):
+    """The transpose of `_Unfold`: sums overlapping patches."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        columns: Tensor,
+        size: Pair,
+        kernel: Pair,
+        stride: Pair,
+        padding: Pair,
+        native: bool,
+    ) -> Tensor:
+        ctx.arguments = kernel, stride, padding, native
+        n, out_height, out_width, _ = columns.shape
+        patches = columns.unflatten(3, (*kernel, -1))
+        if native and can_call(_SOURCE, columns):
+            images = columns.new_empty(n, *size, patches.shape[-1])
+            shape = _UnfoldShape(*images.shape, *kernel, *stride, *padding)
+            call(_SOURCE, "fold", columns.dtype, shape, columns.contiguous(), images)
+            return images
+        (height, width), (pad_h, pad_w) = size, padding
+        padded = columns.new_zeros(n, height + 2 * pad_h, width + 2 * pad_w, patches.shape[-1])
+        for i in range(kernel[0]):
+            rows = slice(i, i + stride[0] * (out_height - 1) + 1, stride[0])
+            for j in range(kernel[1]):
+                cols = slice(j, j + stride[1] * (out_width - 1) + 1, stride[1])
+                padded[:, rows, cols] += patches[:, :, :, i, j]
+        return padded[:, pad_h : pad_h + height, pad_w : pad_w + width].contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        return _Unfold.apply(grad_output, *ctx.arguments), None, None, None, None, None

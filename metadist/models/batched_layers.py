@@ -1,0 +1,153 @@
+"""Layers that can be batched over tasks, each task with its own parameters.
+
+Unbatched, these are PyTorch's layers. Batched, parameters (passed through
+`torch.func.functional_call`) and inputs have a first dimension of tasks. Small tasks spend most of
+their time on launching operations; batched tasks share that cost. A task's results are
+bit-identical for any number of tasks in the batch.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from metadist.kernels import in_transform
+from metadist.kernels.convolution import can_convolve, convolve
+from metadist.kernels.fused_block import can_fuse_block, fused_block
+from metadist.kernels.matmul import matmul
+from metadist.kernels.norm_relu_pool import (
+    batched_norm_relu,
+    can_fuse_norm_relu_pool,
+    fused_norm_relu_pool,
+)
+from metadist.kernels.unfold import unfold
+
+
+class Linear(nn.Linear):
+    """`torch.nn.Linear` on (n, in), or batched on (tasks, n, in).
+
+    Args:
+        args: as of `torch.nn.Linear`.
+        native: whether to use C++ kernels where they are supported.
+        kwargs: as of `torch.nn.Linear`.
+    """
+
+    def __init__(self, *args: Any, native: bool = True, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.native = native
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(…, n, in) -> (…, n, out)."""
+        if self.weight.dim() == 2:
+            return super().forward(inputs)
+        return matmul(inputs, self.weight.mT, self.bias, self.native)
+
+
+class Conv2d(nn.Conv2d):
+    """`torch.nn.Conv2d` on (n, channels, h, w), or batched on (tasks, n, channels, h, w).
+
+    Args:
+        args: as of `torch.nn.Conv2d`.
+        native: whether to use C++ kernels where they are supported.
+        kwargs: as of `torch.nn.Conv2d`.
+
+    Raises:
+        ValueError: groups, dilation, padding given as a string or a padding mode except zeros.
+    """
+
+    def __init__(self, *args: Any, native: bool = True, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        plain = self.groups == 1 and self.dilation == (1, 1) and self.padding_mode == "zeros"
+        if not plain or isinstance(self.padding, str):
+            raise ValueError(
+                "batched Conv2d supports neither groups nor dilation, and only numbers as padding "
+                'with padding_mode="zeros"'
+            )
+        self.native = native
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(…, n, in, h, w) -> (…, n, out, h', w')."""
+        unbatched = self.weight.dim() == 4
+        if self.native and can_convolve(self, inputs):
+            parts = inputs, self.weight, self.bias
+            if unbatched:
+                parts = (None if part is None else part.unsqueeze(0) for part in parts)
+            batched, weight, bias = parts
+            outputs = convolve(batched.permute(0, 1, 3, 4, 2), weight, bias)
+            outputs = outputs.permute(0, 1, 4, 2, 3)
+            return outputs.squeeze(0) if unbatched else outputs
+        if unbatched:
+            if not inputs.is_cpu or in_transform():
+                return super().forward(inputs)
+            # Convolution and pooling are faster in this layout on CPUs.
+            last = torch.channels_last
+            return super().forward(inputs.to(memory_format=last)).to(memory_format=last)
+        tasks, n = inputs.shape[:2]
+        columns = unfold(
+            inputs.permute(0, 1, 3, 4, 2).flatten(0, 1),
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.native,
+        )
+        matrix = self.weight.permute(0, 1, 3, 4, 2).flatten(2).mT
+        rows = columns.reshape(tasks, -1, columns.shape[-1])
+        outputs = matmul(rows, matrix, self.bias, self.native)
+        return outputs.view(tasks, n, *columns.shape[1:3], -1).permute(0, 1, 4, 2, 3)
+
+
+def conv_block(
+    convolution: nn.Conv2d, norm: nn.Module, inputs: Tensor, pool: bool = False, native: bool = True
+) -> Tensor:
+    """Convolution, norm, ReLU and, with `pool`, 2×2 max-pooling.
+
+    Args:
+        convolution: the convolution.
+        norm: as of `norm_relu`.
+        inputs: (…, n, channels, height, width).
+        pool: whether to halve height and width, rounded down.
+        native: whether to use C++ kernels where they are supported.
+    """
+    if pool and native and can_fuse_block(convolution, norm, inputs):
+        return fused_block(convolution, norm, inputs)
+    return norm_relu(norm, convolution(inputs), pool, native)
+
+
+def norm_relu(norm: nn.Module, inputs: Tensor, pool: bool = False, native: bool = True) -> Tensor:
+    """Norm, ReLU and, with `pool`, 2×2 max-pooling.
+
+    Args:
+        norm: batched, `torch.nn.BatchNorm1d` or `BatchNorm2d` without running statistics;
+            unbatched, any module that keeps the shape.
+        inputs: (…, n, channels, *size).
+        pool: whether to halve height and width, rounded down.
+        native: whether to use C++ kernels where they are supported.
+
+    Raises:
+        ValueError: a single value per channel.
+    """
+    if (
+        native
+        and can_fuse_norm_relu_pool(norm, inputs)
+        and not (pool and min(inputs.shape[-2:]) < 2)
+    ):
+        return fused_norm_relu_pool(norm, inputs, pool)
+    if (
+        not isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)
+        or norm.weight is None
+        or norm.weight.dim() == 1
+    ):
+        out = F.relu(norm(inputs))
+    else:
+        last = inputs.movedim(2, -1)
+        if last[0, ..., 0].numel() == 1:
+            raise ValueError(
+                f"batch norm needs more than one value per channel, got {tuple(inputs.shape)}"
+            )
+        weight, bias = norm.weight.unsqueeze(1), norm.bias.unsqueeze(1)
+        rows = batched_norm_relu(last.flatten(1, -2), weight, bias, norm.eps)
+        out = rows.view(last.shape).movedim(-1, 2)
+    if not pool:
+        return out
+    return F.max_pool2d(out.flatten(0, -4), 2).unflatten(0, out.shape[:-3])

@@ -1,0 +1,145 @@
+"""The C++ convolution against PyTorch's, per task, up to the second derivative."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import functional_call
+
+from metadist.kernels import library
+from metadist.kernels.convolution import can_convolve, convolve
+from metadist.models.batched_layers import Conv2d
+
+pytestmark = pytest.mark.usefixtures("single_thread")
+
+SIZES = [(14, 14), (7, 7), (28, 5), (3, 2), (1, 1)]
+CHANNELS = [(1, 16), (3, 32), (16, 16), (32, 80)]
+
+
+@pytest.fixture(autouse=True)
+def compiled():
+    if library("winograd") is None or library("few_channels") is None:
+        pytest.skip("there is no C++ compiler")
+
+
+def numbers(*shape, dtype=torch.float64):
+    return torch.randn(*shape, dtype=dtype, requires_grad=True)
+
+
+def derivatives(function, inputs, wrt):
+    """Value, gradients by `wrt` and double-backward gradients, in fixed random directions."""
+    generator = torch.Generator().manual_seed(3)
+
+    def direction(like):
+        return torch.randn(like.shape, dtype=like.dtype, generator=generator)
+
+    value = function(*inputs)
+    upstream = direction(value).requires_grad_()
+    first = torch.autograd.grad(value, wrt, upstream, create_graph=True)
+    projected = sum((each * direction(each)).sum() for each in first)
+    second = torch.autograd.grad(projected, [*wrt, upstream], materialize_grads=True)
+    return [value, *first, *second]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize(("before", "after"), CHANNELS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_values_and_two_derivatives(before, after, size, dtype):
+    torch.manual_seed(0)
+    tasks, n = 3, 2
+    inputs = numbers(tasks, n, before, *size, dtype=dtype)
+    weight, bias = (
+        numbers(tasks, after, before, 3, 3, dtype=dtype),
+        numbers(tasks, after, dtype=dtype),
+    )
+    few = before < 16
+    wrt = [weight, bias] if few else [inputs, weight, bias]
+    argument = inputs.detach() if few else inputs
+
+    def ours(inputs, weight, bias):
+        outputs = convolve(inputs.permute(0, 1, 3, 4, 2), weight, bias)
+        return outputs.permute(0, 1, 4, 2, 3)
+
+    def reference(inputs, weight, bias):
+        tasks = zip(inputs, weight, bias, strict=True)
+        return torch.stack([F.conv2d(x, w, b, padding=1) for x, w, b in tasks])
+
+    results = derivatives(ours, (argument, weight, bias), wrt)
+    expected = derivatives(reference, (argument, weight, bias), wrt)
+    tolerance = 1e-12 if dtype == torch.float64 else 3e-5
+    for result, wanted in zip(results, expected, strict=True):
+        atol = tolerance * wanted.abs().max().item()
+        torch.testing.assert_close(result, wanted, rtol=0, atol=atol)
+
+
+def test_fourth_derivative():
+    torch.manual_seed(0)
+    inputs, weight = numbers(1, 2, 5, 4, 16), numbers(1, 16, 16, 3, 3)
+
+    def fourth(convolution):
+        value = convolution(inputs, weight).tanh().sum()  # nonlinear: no derivative is zero
+        for wrt in (inputs, weight, inputs, weight):
+            value = torch.autograd.grad(value, wrt, create_graph=True)[0].square().sum()
+        return value
+
+    def reference(inputs, weight):
+        return F.conv2d(inputs[0].permute(0, 3, 1, 2), weight[0], padding=1)
+
+    expected = fourth(reference)
+    torch.testing.assert_close(
+        fourth(lambda *args: convolve(*args, None)), expected, rtol=1e-9, atol=0
+    )
+
+
+def test_batched_and_unbatched_layer_are_bit_identical():
+    torch.manual_seed(0)
+    layer = Conv2d(16, 32, 3, padding=1)
+    inputs = torch.randn(3, 4, 16, 9, 6)
+    weight, bias = torch.randn(3, 32, 16, 3, 3), torch.randn(3, 32)
+    batched = functional_call(layer, {"weight": weight, "bias": bias}, (inputs,))
+    for task in range(3):
+        parameters = {"weight": weight[task], "bias": bias[task]}
+        unbatched = functional_call(layer, parameters, (inputs[task],))
+        assert torch.equal(unbatched, batched[task])
+
+
+def test_can_convolve():
+    layer, inputs = Conv2d(16, 16, 3, padding=1), torch.zeros(1, 16, 4, 4)
+    assert can_convolve(layer, inputs)
+    unsupported = [
+        Conv2d(16, 16, 3, padding=1, stride=2),
+        Conv2d(16, 16, 3),
+        Conv2d(16, 16, 5, padding=1),
+        Conv2d(16, 10, 3, padding=1),  # output channels do not fill vectors
+    ]
+    assert not any(can_convolve(each, inputs) for each in unsupported)
+    assert not can_convolve(layer, inputs.double())
+    assert not can_convolve(Conv2d(16, 16, 3, padding=1, device="meta"), inputs)
+    assert not can_convolve(Conv2d(12, 16, 3, padding=1), torch.zeros(1, 12, 4, 4))
+    assert can_convolve(Conv2d(1, 16, 3, padding=1), torch.zeros(1, 1, 4, 4))
+    assert not can_convolve(
+        Conv2d(1, 16, 3, padding=1), torch.zeros(1, 1, 4, 4, requires_grad=True)
+    )
+    torch.set_num_threads(2)
+    assert not can_convolve(layer, inputs)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (Conv2d(16, 16, 3, padding=1), (2, 32, 8, 8)),
+        (Conv2d(3, 16, 3, padding=1), (2, 1, 8, 8)),
+        (Conv2d(16, 16, 3, padding=1, dtype=torch.float64), (2, 16, 8, 8)),
+    ],
+    ids=["channels", "few channels", "type"],
+)
+def test_mismatches_raise_pytorchs_error(layer, shape):
+    assert not can_convolve(layer, torch.zeros(shape))
+    with pytest.raises(RuntimeError):
+        layer(torch.zeros(shape))
+
+
+def test_numbers_of_tasks_must_match():
+    layer, inputs = Conv2d(16, 16, 3, padding=1), torch.zeros(3, 2, 16, 4, 4)
+    parameters = {"weight": torch.zeros(2, 16, 16, 3, 3), "bias": torch.zeros(2, 16)}
+    with pytest.raises(RuntimeError):
+        functional_call(layer, parameters, (inputs,))

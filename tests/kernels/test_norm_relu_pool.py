@@ -1,0 +1,166 @@
+"""The C++ norm, ReLU and pooling against PyTorch's, up to the second derivative."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+from metadist.kernels import library
+from metadist.kernels.norm_relu_pool import can_fuse_norm_relu_pool
+from metadist.models import Conv4
+from metadist.models.batched_layers import norm_relu
+
+needs_compiler = pytest.mark.skipif(
+    library("norm_relu_pool") is None, reason="there is no C++ compiler"
+)
+
+
+def norm(channels):
+    return nn.BatchNorm2d(channels, track_running_stats=False)
+
+
+class Fused(nn.Module):
+    def __init__(self, pool):
+        super().__init__()
+        self.norm, self.pool = norm(16), pool
+
+    def forward(self, inputs):
+        assert can_fuse_norm_relu_pool(self.norm, inputs)
+        return norm_relu(self.norm, inputs, self.pool)
+
+
+def results(module, inputs, parameters):
+    """Value, derivative, and the derivative of a function of the derivative."""
+    tensors = [each.clone().requires_grad_() for each in [inputs, *parameters]]
+    names = [name for name, _ in module.named_parameters()]
+    out = functional_call(module, dict(zip(names, tensors[1:], strict=True)), (tensors[0],))
+    first = torch.autograd.grad(out.tanh().sum(), tensors, create_graph=True)
+    scalar = sum((g.sin() * g).sum() for g in first)
+    return [out, *first, *torch.autograd.grad(scalar, tensors)]
+
+
+@needs_compiler
+@pytest.mark.parametrize("pool", [False, True])
+@pytest.mark.parametrize("size", [(4, 4), (7, 5), (1, 9), (12, 13)])
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+def test_fused_equals_pytorch(pool, size, last, single_thread):
+    if pool and min(size) < 2:
+        size = (2, 9)
+    generator = torch.Generator().manual_seed(sum(size))
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    inputs, weight, bias = 3 * random(6, 16, *size) + 1, random(16), random(16)
+    if last:
+        inputs = inputs.to(memory_format=torch.channels_last)
+    reference = nn.Sequential(norm(16), nn.ReLU(), *([nn.MaxPool2d(2)] if pool else []))
+    unbatched = results(Fused(pool), inputs, [weight, bias])
+    expected = results(reference, inputs, [weight, bias])
+    for got, known in zip(unbatched, expected, strict=True):
+        assert torch.allclose(got, known, rtol=1e-10, atol=1e-11)
+    # Two batched tasks, the second with other parameters.
+    batched = results(
+        Fused(pool),
+        torch.stack([inputs, 2 * inputs - 1]),
+        [torch.stack([p, -p]) for p in (weight, bias)],
+    )
+    second_task = results(reference, 2 * inputs - 1, [-weight, -bias])
+    for got, first, second in zip(batched, unbatched, second_task, strict=True):
+        assert torch.equal(got[0], first)
+        assert torch.allclose(got[1], second, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("tasks", [None, 3])
+def test_one_value_per_channel_is_refused(native, tasks, single_thread):
+    inputs = torch.randn(*([] if tasks is None else [tasks]), 1, 16, 1, 1)
+    module = norm(16)
+    if tasks:
+        module.weight, module.bias = (nn.Parameter(torch.ones(tasks, 16)) for _ in range(2))
+    with pytest.raises(ValueError, match=r"more than (one|1) value"):
+        norm_relu(module, inputs, native=native)
+
+
+def test_a_norm_without_weights(single_thread):
+    plain, inputs = (
+        nn.BatchNorm2d(16, affine=False, track_running_stats=False),
+        torch.randn(2, 16, 3, 3),
+    )
+    assert torch.equal(norm_relu(plain, inputs), F.relu(plain(inputs)))
+
+
+@needs_compiler
+def test_float32_error_is_comparable_to_pytorchs(single_thread):
+    inputs = 5 + torch.randn(20, 16, 14, 14, generator=torch.Generator().manual_seed(0))
+    exact = F.max_pool2d(F.relu(norm(16).double()(inputs.double())), 2)
+    reference = F.max_pool2d(F.relu(norm(16)(inputs)), 2)
+    ours = Fused(pool=True)(inputs)
+    assert (ours - exact).abs().max() <= 2 * (reference - exact).abs().max()
+
+
+@needs_compiler
+def test_eps_is_used(single_thread):
+    inputs = torch.randn(6, 16, 4, 4, dtype=torch.float64)
+    module = nn.BatchNorm2d(16, eps=0.5, track_running_stats=False).double()
+    assert can_fuse_norm_relu_pool(module, inputs)
+    torch.testing.assert_close(norm_relu(module, inputs), F.relu(module(inputs)))
+
+
+@needs_compiler
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_non_finite_values_propagate(value, single_thread):
+    inputs = torch.randn(4, 16, 4, 4)
+    inputs[1, 3, 2, 2] = value
+    out = Fused(pool=True)(inputs)
+    assert out[:, 3].isnan().all()
+    assert out[:, :3].isfinite().all() and out[:, 4:].isfinite().all()
+
+
+def test_can_fuse(single_thread):
+    inputs = torch.randn(4, 16, 4, 4)
+    assert not can_fuse_norm_relu_pool(nn.Identity(), inputs)
+    assert not can_fuse_norm_relu_pool(nn.BatchNorm2d(16), inputs)
+    assert not can_fuse_norm_relu_pool(
+        nn.BatchNorm2d(16, affine=False, track_running_stats=False), inputs
+    )
+    assert not can_fuse_norm_relu_pool(norm(15), inputs[:, :15])
+    assert not can_fuse_norm_relu_pool(norm(16), inputs.half())
+    assert not can_fuse_norm_relu_pool(norm(16), inputs[:1, :, :1, :1])
+    torch.set_num_threads(2)
+    assert not can_fuse_norm_relu_pool(norm(16), inputs)
+
+
+def test_a_model_works_under_torch_func(single_thread):
+    model = Conv4((1, 16, 16), 3, filters=16, pooling="max")
+    parameters = {name: each.detach() for name, each in model.named_parameters()}
+    images = torch.rand(2, 4, 1, 16, 16)
+
+    def loss(parameters, images):
+        return functional_call(model, parameters, (images,)).square().sum()
+
+    found = vmap(grad(loss), (None, 0))(parameters, images)
+    for task in range(2):
+        model.zero_grad()
+        loss(dict(model.named_parameters()), images[task]).backward()
+        for name, parameter in model.named_parameters():
+            assert torch.allclose(found[name][task], parameter.grad, rtol=1e-3, atol=1e-4)
+
+
+def test_an_outlier_in_the_first_row_costs_no_precision(single_thread):
+    torch.manual_seed(0)
+    inputs = torch.randn(20, 16, 12, 12)
+    inputs[0, :, 0, 0] += 300.0
+    norm = nn.BatchNorm2d(16, track_running_stats=False)
+    exact = norm_relu(norm.double(), inputs.double())
+    torch.testing.assert_close(
+        norm_relu(norm.float(), inputs).double(), exact, rtol=3e-5, atol=1e-5
+    )
+
+
+def test_mismatches_raise_pytorchs_error(single_thread):
+    with pytest.raises(RuntimeError):
+        norm_relu(nn.BatchNorm2d(16, track_running_stats=False), torch.zeros(2, 32, 4, 4))
+    with pytest.raises(RuntimeError):
+        norm_relu(nn.BatchNorm2d(16, track_running_stats=False), torch.zeros(2, 16, 1, 4), True)
