@@ -12,7 +12,7 @@ from worlds import run_world
 ROOT = Path(__file__).resolve().parent.parent
 
 
-class Outcome(NamedTuple):
+class CommandResult(NamedTuple):
     """Exit status and output of a rank's command."""
 
     status: int
@@ -26,12 +26,14 @@ def run_command(
     size: int = 1,
     directory: Path | None = None,
     **options: Any,
-) -> list[Outcome]:
+) -> list[CommandResult]:
     """Run `experiments/SCRIPT OVERRIDES` from a directory, on `size` ranks; the outcome of each."""
     return run_world(command, size, script, overrides, directory, **options)
 
 
-def command(script: str, overrides: tuple[str, ...], directory: Path | None = None) -> Outcome:
+def command(
+    script: str, overrides: tuple[str, ...], directory: Path | None = None
+) -> CommandResult:
     """Run it in this process, which is a rank; the process must end afterwards."""
     path = ROOT / "experiments" / script
     sys.argv = [str(path), *overrides]
@@ -52,4 +54,4 @@ def command(script: str, overrides: tuple[str, ...], directory: Path | None = No
     for file in files:
         file.seek(0)
         texts.append(file.read().decode())
-    return Outcome(0 if status is None else status, *texts)
+    return CommandResult(0 if status is None else status, *texts)

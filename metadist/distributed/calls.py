@@ -200,18 +200,18 @@ class _Call:
         self, func: Callable[..., Any], worker: str, indices: list[int], timeout: float | None
     ) -> Future:
         calls = [(self.shards[index][1], self.shards[index][2]) for index in indices]
-        differentiate = None
+        grad_indices = None
         inputs: list[torch.Tensor] = []
         if self.by_worker:
             tensors = tensors_of(calls)
-            differentiate = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
-            inputs = [tensors[i] for i in differentiate]
+            grad_indices = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
+            inputs = [tensors[i] for i in grad_indices]
         self.inputs.append(inputs)
         request = WorkerRequest(
             func,
             calls,
             None if self.weights is None else [self.weights[index] for index in indices],
-            differentiate,
+            grad_indices,
             in_context=self.record_results is not None,
             keep_device=self.transport.carries_devices,
             single_worker=self.single and not self.by_worker,

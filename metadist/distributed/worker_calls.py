@@ -98,7 +98,7 @@ class WorkerRequest:
         calls: (args, kwargs) of each shard, run in order.
         weights: how often each shard counts, to respond with one weighted sum; None to respond
             with every result.
-        differentiate: indices, among `tensors_of(calls)`, of the inputs to differentiate with
+        grad_indices: indices, among `tensors_of(calls)`, of the inputs to differentiate with
             respect to. None leaves gradients to the distributed autograd context, if any.
         in_context: results keep their graph, which a context records across the workers.
         keep_device: leave results on their device instead of moving them to the CPU.
@@ -108,7 +108,7 @@ class WorkerRequest:
     function: Callable[..., Any]
     calls: list[Call]
     weights: list[float] | None = None
-    differentiate: list[int] | None = None
+    grad_indices: list[int] | None = None
     in_context: bool = False
     keep_device: bool = False
     single_worker: bool = False
@@ -137,9 +137,9 @@ class WorkerRequest:
 
     def _responses(self) -> list[WorkerResponse]:
         inputs: list[Tensor] | None = None
-        if self.differentiate is not None:
+        if self.grad_indices is not None:
             tensors = tensors_of(self.calls)
-            inputs = [tensors[index].requires_grad_() for index in self.differentiate]
+            inputs = [tensors[index].requires_grad_() for index in self.grad_indices]
         function, weights = self.function, self.weights
         # isinstance with a protocol would take longer than a small function.
         if inputs is not None and weights and hasattr(function, "weighted_sum"):

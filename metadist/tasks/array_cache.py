@@ -130,7 +130,7 @@ def _load_verified(path: Path, target: Path) -> CachedArray | None:
     """The array at `path` if its checksum has been verified and it is unchanged since."""
     marker = _marker_path(target)
     try:
-        verified = marker.stat().st_uid == _USER and marker.read_bytes() == _identity(path)
+        verified = marker.stat().st_uid == _USER and marker.read_bytes() == _signature(path)
     except OSError:
         return None
     return _open(path, verify=False) if verified else None
@@ -141,7 +141,7 @@ def _load(path: Path, target: Path) -> CachedArray | None:
     if (found := _load_verified(path, target)) is not None:
         return found
     try:
-        identity = _identity(path)
+        signature = _signature(path)
     except OSError:
         return None
     if (found := _open(path, verify=True)) is None:
@@ -150,16 +150,16 @@ def _load(path: Path, target: Path) -> CachedArray | None:
     with contextlib.suppress(OSError):
         target.parent.mkdir(parents=True, exist_ok=True)
         with _replacing(_marker_path(target)) as file:
-            file.write(identity)
+            file.write(signature)
     return found
 
 
 def _marker_path(target: Path) -> Path:
-    """Records the identity of a verified file; beside the cached file, one per user."""
+    """Records the signature of a verified file in a file next to it, one per user."""
     return target.with_name(f".{target.name}.{_USER}.verified")
 
 
-def _identity(path: Path) -> bytes:
+def _signature(path: Path) -> bytes:
     """Changes whenever an array's two files are replaced or written to."""
     files = (path, path.with_suffix(".json"))
     stats = [file.stat() for file in files]

@@ -251,7 +251,9 @@ def _characters(uniform_CN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     stroke_CSN, bend_CSK = np.split(
         uniform_CN[:, 1:].reshape(-1, STROKES, _STROKE_NUMBERS), [9], axis=-1
     )
-    kind, side, bend, eighth, slope, length, joined, across, along = np.moveaxis(stroke_CSN, -1, 0)
+    kind, side, bend, eighth, incline, length, attached, across, along = np.moveaxis(
+        stroke_CSN, -1, 0
+    )
 
     # The angle at each control point: small (lines), constant (arcs), or random (wiggles).
     straight, arc = kind < 0.3, kind < 0.75
@@ -261,7 +263,7 @@ def _characters(uniform_CN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     turn_CSK = turn_CSK + wiggle_CS[..., None] * (2 * bend_CSK - 1)
     # Strokes start near a multiple of 45 degrees, and not parallel to the previous stroke.
     eighths_CS = np.cumsum(np.array([1, 2, 3, 5, 6, 7])[(6 * eighth).astype(int)], axis=1)
-    first_CS = np.pi / 4 * (eighths_CS + 0.6 * (slope - 0.5))
+    first_CS = np.pi / 4 * (eighths_CS + 0.6 * (incline - 0.5))
     heading_CSK = first_CS[..., None] + np.cumsum(turn_CSK, axis=-1) - turn_CSK[..., :1]
     stride_CS = (0.5 + 0.9 * length) / (CONTROLS - 1)
     step_CSK2 = np.stack([np.cos(heading_CSK), np.sin(heading_CSK)], axis=-1)
@@ -276,7 +278,7 @@ def _characters(uniform_CN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             previous_C = (CONTROLS * across[:, s]).astype(int)
             own_C = np.where(along[:, s] < 0.65, 0, CONTROLS // 2)
             joint_C2 = control_CSK2[rows, s - 1, previous_C] - shape_CK2[rows, own_C]
-            move_C2 = np.where(joined[:, s, None] < 0.6, joint_C2, move_C2)
+            move_C2 = np.where(attached[:, s, None] < 0.6, joint_C2, move_C2)
         control_CSK2[:, s] = shape_CK2 + move_C2[:, None]
     return _fit(control_CSK2, present_CS), present_CS
 
@@ -300,8 +302,8 @@ def _vary(control_CSK2: np.ndarray, normal_CEN: np.ndarray) -> np.ndarray:
         + STROKE_SHIFT * shift.reshape(*examples, STROKES, 1, 2)
         + JITTER * jitter.reshape(*examples, STROKES, CONTROLS, 2)
     )
-    angle, slant, wide, high, right, down = np.moveaxis(whole, -1, 0)[..., None, None]
-    x = control_CESK2[..., 0] * np.exp(SCALE * wide) + control_CESK2[..., 1] * SLANT * slant
+    angle, slant, stretch, high, right, down = np.moveaxis(whole, -1, 0)[..., None, None]
+    x = control_CESK2[..., 0] * np.exp(SCALE * stretch) + control_CESK2[..., 1] * SLANT * slant
     y = control_CESK2[..., 1] * np.exp(SCALE * high)
     cos, sin = np.cos(ANGLE * angle), np.sin(ANGLE * angle)
     return np.stack([cos * x - sin * y + SHIFT * right, sin * x + cos * y + SHIFT * down], axis=-1)

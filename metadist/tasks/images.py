@@ -113,9 +113,9 @@ class ImageClasses:
         whole = torch.from_numpy(np.ascontiguousarray(pixels)).reshape(-1, *self.input_shape)
         # PyTorch converts and divides in one pass, faster than NumPy and with equal bits.
         inputs = whole / 255
-        if split == "train" and not self.augment.identity:
+        if split == "train" and not self.augment.is_identity:
             inputs = torch.from_numpy(self.augment(inputs.numpy(), generator))
-        if not self.normalize.identity:
+        if not self.normalize.is_identity:
             inputs = self.normalize(inputs)
         return inputs
 
@@ -193,7 +193,7 @@ class ImageClasses:
             "dataset": self.name,
             "rotations": self.rotations,
             "test_rotations": self.test_rotations,
-            **{name: t.protocol() for name, t in transforms.items() if not t.identity},
+            **{name: t.protocol() for name, t in transforms.items() if not t.is_identity},
         }
 
     def _candidates(self, generator: np.random.Generator, split: str, ways: int) -> np.ndarray:

@@ -38,7 +38,7 @@ class Normalize:
             raise UserError(f"dataset.normalize.std={list(self.std)} must be above 0")
 
     @cached_property
-    def identity(self) -> bool:
+    def is_identity(self) -> bool:
         """Whether the transform changes nothing."""
         return not any(self.mean) and all(value == 1 for value in self.std)
 
@@ -88,7 +88,7 @@ class Augment:
     saturation: Fraction = 0.0
 
     @cached_property
-    def identity(self) -> bool:
+    def is_identity(self) -> bool:
         """Whether the transform changes nothing."""
         return not any(asdict(self).values())
 

@@ -198,8 +198,8 @@ class EvaluateMapper(TaskMapper):
             values = {"loss": result.loss, **result.metrics}
             chunks.append(values if parameters else as_batch_of_one(values))
         counts = [learner_and_batch(call)[1].size for call in calls]
-        joined = {n: torch.cat([c[n] for c in chunks]).cpu().split(counts) for n in chunks[0]}
-        return [{n: parts[i] for n, parts in joined.items()} for i in range(len(calls))]
+        merged = {n: torch.cat([c[n] for c in chunks]).cpu().split(counts) for n in chunks[0]}
+        return [{n: parts[i] for n, parts in merged.items()} for i in range(len(calls))]
 
 
 def learner_and_batch(call: Call) -> tuple[Learner, MetaBatch]:

@@ -45,10 +45,10 @@ def every_way() -> None:
     expected = torch.autograd.grad(local_loss(model, batch), parameters)
 
     # grad and grads give the gradients and leave `.grad` alone.
-    for differentiate in (todist.autograd.grad, todist.autograd.grads):
+    for run_backward in (todist.autograd.grad, todist.autograd.grads):
         with todist.autograd.context() as context:
             loss = remote_loss(todist.module_clone(model, by="clone"), batch)
-            gradients = differentiate(context, loss, model.parameters())
+            gradients = run_backward(context, loss, model.parameters())
         assert_all_close(gradients, expected)
         assert all(parameter.grad is None for parameter in parameters)
 
@@ -134,12 +134,12 @@ def test_inputs_that_play_no_part(size):
     run_world(unused_inputs, size)
 
 
-def passes(differentiate: Callable, remote: Callable) -> list[tuple]:
+def passes(run_backward: Callable, remote: Callable) -> list[tuple]:
     """z plays a part in the first, no part in the second, and one of zero in the third."""
     x, y, z = (torch.tensor([value], requires_grad=True) for value in (2.0, 3.0, 5.0))
     product = remote(torch.mul, x.clone(), y.clone())
     return [
-        differentiate(root, [x, y, z], retain_graph=True, allow_unused=True)
+        run_backward(root, [x, y, z], retain_graph=True, allow_unused=True)
         for root in (product + z.square(), product, product + 0 * z, product)
     ]
 
@@ -170,9 +170,9 @@ def chosen_inputs() -> None:
         product = todist.remote_sync_call(torch.mul, args=(x.clone(), y.clone()), partitioner=0)
         todist.autograd.backward(context, product, inputs=[y])
         assert x.grad is None and y.grad.item() == 2.0
-        for differentiate in (todist.autograd.grad, todist.autograd.backward):
+        for run_backward in (todist.autograd.grad, todist.autograd.backward):
             with pytest.raises(RuntimeError, match="requires no gradient"):
-                differentiate(context, product, inputs=torch.ones(3))
+                run_backward(context, product, inputs=torch.ones(3))
 
 
 def test_backward_by_some_inputs_leaves_others_alone():
@@ -290,12 +290,12 @@ def leave_a_result_out() -> list[str] | None:
         with todist.autograd.context() as context:
             loss = remote_loss(todist.module_clone(model, by="clone"), batch)
             unused = remote_loss(other, batch)
-            for differentiate in (
+            for run_backward in (
                 lambda: todist.autograd.backward(context, loss),  # noqa: B023
                 lambda: todist.autograd.grad(context, loss, model.parameters()),  # noqa: B023
             ):
                 with pytest.raises(todist.UserError) as caught:
-                    differentiate()
+                    run_backward()
                 messages.append(str(caught.value))
             # The context still serves for both together.
             todist.autograd.backward(context, [loss, 0 * unused])

@@ -216,8 +216,8 @@ def test_any_tensors_come_back_whole_and_in_order(batches, workers, exclusive, k
                  for _, args, kwargs in shards]  # fmt: skip
         assert all(part.dtype is whole.dtype for part in parts)
         if parts:
-            joined = torch.cat(parts, dim) if keepdim else torch.stack(parts, dim)
-            assert torch.equal(joined, whole)
+            merged = torch.cat(parts, dim) if keepdim else torch.stack(parts, dim)
+            assert torch.equal(merged, whole)
         else:
             assert length == 0
     assert all(args[1] == "the same" for _, args, _ in shards)

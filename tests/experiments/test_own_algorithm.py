@@ -5,14 +5,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from commands import Outcome, run_command
+from commands import CommandResult, run_command
 from tiny import SMALL, records, without_times
 
 EXAMPLE = Path(__file__).with_name("own_algorithm.py")
 TARGET = "algorithm._target_=my_module.MyAlgorithm"
 
 
-def run(directory: Path, *overrides: str, size: int = 1) -> list[Outcome]:
+def run(directory: Path, *overrides: str, size: int = 1) -> list[CommandResult]:
     """Run `experiments/maml.py` with `directory` as the current directory."""
     return run_command("maml.py", *SMALL, *overrides, size=size, directory=directory)
 

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from commands import Outcome, command, run_command
+from commands import CommandResult, command, run_command
 from omegaconf import OmegaConf
 from tiny import SMALL, compose, records
 from worlds import run_world
@@ -94,7 +94,7 @@ def test_the_workers_error_message_is_taken_once(tmp_path):
     assert pop_worker_error(tmp_path) == ""
 
 
-def no_compiler_on_rank_one(arguments: tuple[str, ...]) -> Outcome:
+def no_compiler_on_rank_one(arguments: tuple[str, ...]) -> CommandResult:
     if os.environ["RANK"] == "1":
         os.environ["CXX"] = "false"
     return command("maml.py", arguments)

@@ -89,10 +89,10 @@ def test_normalize(images):
     expected = functional.normalize(torch.from_numpy(images.copy()), mean, std)
     found = Normalize(mean, std)(torch.from_numpy(images.copy()))
     assert torch.allclose(found, expected, atol=1e-6)
-    assert Normalize().identity
-    assert Augment().identity
-    assert not Normalize(mean=[0.5]).identity
-    assert not Augment(flip=0.1).identity
+    assert Normalize().is_identity
+    assert Augment().is_identity
+    assert not Normalize(mean=[0.5]).is_identity
+    assert not Augment(flip=0.1).is_identity
 
 
 def test_a_std_of_zero_is_refused():

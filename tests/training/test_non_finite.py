@@ -51,11 +51,13 @@ WORLDS = [
 
 @pytest.mark.parametrize(("strategy", "size"), WORLDS)
 def test_the_task_is_found_and_the_run_stops_before_the_step(tmp_path, strategy, size):
-    words = run_world(
+    messages = run_world(
         with_a_nan_task, size, str(tmp_path), "stop", *strategy.split(), may_fail=True
     )[0]
-    assert "iteration 3: 1 of 5 tasks are not finite" in words
-    assert f"experiments/replay.py {tmp_path} --key 0,train,3,2" in words and "\n" not in words
+    assert "iteration 3: 1 of 5 tasks are not finite" in messages
+    assert (
+        f"experiments/replay.py {tmp_path} --key 0,train,3,2" in messages and "\n" not in messages
+    )
     newest = read_checkpoint(Checkpoints(tmp_path / "checkpoints").newest())
     assert newest["iteration"] == 2
     assert all(torch.isfinite(tensor).all() for tensor in newest["learner"].values())
@@ -69,8 +71,8 @@ def test_skipping_is_the_same_everywhere_and_resumes(tmp_path):
     found = []
     for strategy, size in (WORLDS[0], ("strategy=rpc", 2), WORLDS[3]):
         directory = tmp_path / str(len(found))
-        words = run_world(with_a_nan_task, size, str(directory), "skip", *strategy.split())
-        assert words[0] == "finished"
+        messages = run_world(with_a_nan_task, size, str(directory), "skip", *strategy.split())
+        assert messages[0] == "finished"
         found.append(without_times(records(directory)))
     assert found[0] == found[1] == found[2]
     assert [line["non_finite"] for line in found[0] if "non_finite" in line] == ["0,train,3,2"]
@@ -132,8 +134,12 @@ def steps(directory: str, *clippings: str) -> list[torch.Tensor]:
 def test_clipping_against_its_definition(tmp_path):
     (plain,) = run_world(steps, 1, str(tmp_path / "a"), "")[0]
     norm, limit = plain.norm().item(), plain.abs().max().item() / 3
-    words = (f"trainer.clip_norm={norm / 2}", f"trainer.clip_value={limit}", "trainer.clip_norm=99")
-    by_norm, by_value, by_nothing = run_world(steps, 1, str(tmp_path / "b"), *words)[0]
+    messages = (
+        f"trainer.clip_norm={norm / 2}",
+        f"trainer.clip_value={limit}",
+        "trainer.clip_norm=99",
+    )
+    by_norm, by_value, by_nothing = run_world(steps, 1, str(tmp_path / "b"), *messages)[0]
     torch.testing.assert_close(by_norm, plain / 2, rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(by_value, plain.clamp(-limit, limit), rtol=1e-3, atol=1e-5)
     assert torch.equal(by_nothing, plain)
