@@ -181,6 +181,8 @@ class TorchrunLauncher(Launcher):
         """
         environment = dict(os.environ)
         environment.setdefault("OMP_NUM_THREADS", str(spec.configuration.get("threads", 1)))
+        # Modules of the working directory come after installed ones, as in this process.
+        environment["PYTHONSAFEPATH"] = "1"
         if spec.in_sweep:
             environment["METADIST_ERROR_FILE"] = str(spec.directory / WORKER_ERROR_FILE)
         gpus = visible_gpus(spec.configuration)

@@ -41,7 +41,8 @@ from metadist.training.task_mapper import MetaBatch
 _log = logging.getLogger(__name__)
 
 REPLICA_CHECK_EVERY = 100
-"""Outer steps between comparisons of the ranks' parameters (`Strategy.check_replicas`)."""
+"""Outer steps between comparisons of the ranks' parameters (`Strategy.check_replicas`), which
+also precede every validation and checkpoint."""
 
 
 class StepOutput(NamedTuple):
@@ -78,6 +79,7 @@ class Trainer:
         self._is_main = get_rank() == 0
         self._stop = StopSignals()
         self._step_started = 0.0
+        self._total_weight = total_weight(experiment)
         self._started = time.perf_counter() - self.state.wall_seconds
 
     def run(self) -> dict[str, Any]:
@@ -173,16 +175,16 @@ class Trainer:
             if profiler is not None:
                 profiler.step()
             last = state.iteration == config.iterations
-            if last or state.iteration % REPLICA_CHECK_EVERY == 0:
-                with self._not_timed():
-                    x.strategy.check_replicas(state_tensors(x), state.iteration)
-            if self._validation_is_due():
-                with self._not_timed():
-                    self.validate()
             stopping = x.strategy.any_rank(self._stop.number != 0) and not last
             every = config.checkpoint_every
-            if last or stopping or (every and state.iteration % every == 0):
-                with self._not_timed():
+            saving = last or stopping or (every and state.iteration % every == 0)
+            validating = self._validation_is_due()
+            with self._not_timed():
+                if saving or validating or state.iteration % REPLICA_CHECK_EVERY == 0:
+                    x.strategy.check_replicas(state_tensors(x), state.iteration)
+                if validating:
+                    self.validate()
+                if saving:
                     self.save_checkpoint()
             if stopping:
                 self._raise_interrupted()
@@ -245,7 +247,7 @@ class Trainer:
     def _update_buffers(self, changes: dict[str, Tensor]) -> None:
         """Add the mean of the tasks' changes to the learner's buffers (running statistics)."""
         for name, buffer in self.experiment.learner.named_buffers():
-            change = changes[name] / total_weight(self.experiment)
+            change = changes[name] / self._total_weight
             # A mean of equal integers may differ from them in the last bit.
             buffer += (change if buffer.is_floating_point() else change.round()).to(buffer)
 
@@ -264,7 +266,7 @@ class Trainer:
             self.state.train_seconds = total  # a refused step is not part of the checkpoint
         if not self._is_main:
             return
-        weight = total_weight(self.experiment)
+        weight = self._total_weight
         metrics: dict[str, Any] = {
             "iteration": iteration,
             "train_loss": output.loss,
