@@ -1,6 +1,8 @@
-"""Networks. Their constructors take `input_shape` and `outputs` first."""
+"""Networks. Their constructors take `input_shape` and `outputs` first.
 
-from metadist.models.conv4 import Conv4
-from metadist.models.mlp import MLP
+Names are imported when they are first used.
+"""
 
-__all__ = ["MLP", "Conv4"]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

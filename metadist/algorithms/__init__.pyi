@@ -1,0 +1,25 @@
+from .anil import ANIL
+from .imaml import IMAML
+from .inner_loop import InnerLoopLearner
+from .learner import Learner, TaskResult, batch_norm_protocol
+from .maml import MAML
+from .maml_plus_plus import MAMLPlusPlus
+from .meta_sgd import MetaSGD
+from .prototypical import Prototypical
+from .reptile import Reptile
+from .supervised import Supervised
+
+__all__ = [
+    "ANIL",
+    "IMAML",
+    "MAML",
+    "InnerLoopLearner",
+    "Learner",
+    "MAMLPlusPlus",
+    "MetaSGD",
+    "Prototypical",
+    "Reptile",
+    "Supervised",
+    "TaskResult",
+    "batch_norm_protocol",
+]
