@@ -1,6 +1,6 @@
 """The results of a run, as in `results.json`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from metadist.algorithms import batch_norm_protocol
@@ -36,6 +36,7 @@ def results_of(
         **({} if before is None else {f"test_{metric}_before": before.mean}),
         **steps_of(estimates, metric),
         "test_loss": estimates["loss"].mean,
+        **{f"test_{name}": mean for name, mean in own_metrics(estimates, metric)},
         "train_loss": state.train_loss,
         **validation_of(experiment),
         "best_validation": state.best,
@@ -58,6 +59,19 @@ def results_of(
             "checkpoint": BEST if x.trainer.test_checkpoint == "best" else "last",
         },
     }
+
+
+def own_metrics(estimates: Mapping[str, Estimate], metric: str) -> Iterator[tuple[str, float]]:
+    """Names and means of the metrics that a learner of the user adds (`Learner.metrics`).
+
+    Args:
+        estimates: of an evaluation.
+        metric: "accuracy" or "mse".
+    """
+    for name, each in estimates.items():
+        of_a_step = name.endswith("_before") or "_after_" in name
+        if name not in ("loss", metric) and not of_a_step:
+            yield name, each.mean
 
 
 def validation_of(experiment: Experiment) -> dict[str, float]:

@@ -32,7 +32,7 @@ from metadist.training.profiling import (
     write_profile,
     write_worker_profile,
 )
-from metadist.training.results import results_of
+from metadist.training.results import own_metrics, results_of
 from metadist.training.resume import checkpoint_contents, checkpoints_of, load_best, state_tensors
 from metadist.training.run_plots import plot_run
 from metadist.training.signals import Interrupted, StopSignals
@@ -335,6 +335,7 @@ class Trainer:
                     "validation_loss": estimates["loss"].mean,
                     f"validation_{metric}": value,
                     "validation_ci95": estimates[metric].ci95,
+                    **{f"validation_{name}": each for name, each in own_metrics(estimates, metric)},
                 }
             )
         state.validated = state.iteration

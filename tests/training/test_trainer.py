@@ -176,3 +176,21 @@ def train_sinusoid(directory: str, overrides: list[str]) -> None:
     small = [item for item in SMALL if not item.startswith(groups)]
     configuration = compose(*small, *overrides)
     Trainer(build_experiment(configuration, Path(directory), "maml")).run()
+
+
+def test_a_learners_own_metric_is_logged_in_training_validation_and_test(tmp_path):
+    x = build(str(tmp_path), "strategy=local")
+    metrics = x.learner.metrics
+
+    def with_confidence(predictions, targets, suffix=""):
+        confidence = predictions.detach().softmax(-1).amax(-1).mean(-1)
+        return metrics(predictions, targets, suffix) | {f"confidence{suffix}": confidence}
+
+    x.learner.metrics = with_confidence
+    results = Trainer(x).run()
+    lines = records(tmp_path)
+    assert all("train_confidence" in line for line in lines if "train_loss" in line)
+    validations = [line["validation_confidence"] for line in lines if "validation_loss" in line]
+    assert len(validations) == 2 and all(1 / 3 <= value <= 1 for value in validations)
+    assert 1 / 3 <= results["test_confidence"] <= 1
+    assert not [name for line in lines for name in line if name.endswith("_before")]
