@@ -36,6 +36,8 @@ class ANIL(MAML):
         UserError: a model without features and head.
     """
 
+    model: Any  # with `features` and `head`, see `require_features`
+
     def __init__(
         self,
         model: nn.Module,

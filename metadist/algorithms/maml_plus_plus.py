@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 from annotated_types import Ge, Gt
@@ -47,6 +47,8 @@ class MAMLPlusPlus(InnerLoopLearner):
         first_order_iterations: iterations with first-order gradients.
         transductive: see `Learner`.
     """
+
+    iteration: Tensor  # a buffer
 
     def __init__(
         self,
@@ -123,7 +125,8 @@ class MAMLPlusPlus(InnerLoopLearner):
 
     def _select_norms(self, step: int) -> None:
         for name in self._norms:
-            self.model.get_submodule(name).step = step
+            norm = cast(PerStepBatchNorm, self.model.get_submodule(name))
+            norm.step = step
 
     def method(self) -> dict[str, Any]:
         """Initial rate and schedules."""
@@ -162,9 +165,10 @@ def replace_batch_norms(model: nn.Module, steps: int) -> list[str]:
     Returns:
         The names of the replaced modules within the model.
     """
-    names = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
-    for name in names:
+    norms = {
+        name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)
+    }
+    for name, norm in norms.items():
         parent, _, child = name.rpartition(".")
-        norm = PerStepBatchNorm(model.get_submodule(name), steps)
-        setattr(model.get_submodule(parent), child, norm)
-    return names
+        setattr(model.get_submodule(parent), child, PerStepBatchNorm(norm, steps))
+    return list(norms)

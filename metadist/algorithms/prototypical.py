@@ -33,6 +33,7 @@ class Prototypical(Learner):
 
     outputs_are_classes = False
     batches_tasks = True
+    model: Any  # with `features` and `head`, see `require_features`
 
     def __init__(
         self, model: nn.Module, regression: bool = False, transductive: bool = True
@@ -41,7 +42,7 @@ class Prototypical(Learner):
         if regression:
             raise UserError("algorithm=prototypical classifies: choose a dataset with classes.")
         require_features(model, "prototypical")
-        model.head.requires_grad_(False)
+        self.model.head.requires_grad_(False)
 
     def forward(self, episode: Any) -> TaskResult:
         """Classify `episode.query` by the prototypes of `episode.support`."""

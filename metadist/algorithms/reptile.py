@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge, Gt
-from torch import nn
+from torch import Tensor, nn
 
 from metadist.algorithms.inner_loop import (
     InnerLoopLearner,
@@ -49,6 +49,10 @@ class Reptile(InnerLoopLearner):
         eval_inner_batch_size: examples per minibatch in evaluation; None for the whole support set.
         transductive: see `Learner`; the paper reports both.
     """
+
+    # Buffers, with the inner Adam only.
+    exp_avg_sq: Tensor
+    step: Tensor
 
     def __init__(
         self,

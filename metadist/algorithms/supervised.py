@@ -36,6 +36,8 @@ class Supervised(Learner):
         UserError: a regression problem, or a model without features and head.
     """
 
+    model: Any  # with `features` and `head`, see `require_features`
+
     def __init__(
         self,
         model: nn.Module,
@@ -148,6 +150,8 @@ class Supervised(Learner):
 
 class _Features(nn.Module):
     """Wraps `model.features` as a forward for `functional_call`."""
+
+    model: Any  # with `features`
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

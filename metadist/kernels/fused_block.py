@@ -5,7 +5,7 @@ recomputing them in the backward pass costs less than storing them. Nothing betw
 the pooled feature maps leaves the processor's cache.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +13,18 @@ from torch.autograd import Function
 
 from metadist.kernels.convolution import ConvShape, can_convolve, convolve, has_few_channels
 from metadist.kernels.loader import call, can_call
-from metadist.kernels.norm_relu_pool import can_fuse_norm, norm_relu_pool_channels_last
+from metadist.kernels.norm_relu_pool import (
+    BatchNorm,
+    can_fuse_norm,
+    norm_relu_pool_channels_last,
+)
 
 _SOURCE = "fused_block"
 MIN_BYTES = 2**23
 """Size of a task's feature maps behind the convolution; smaller ones fit into the cache."""
 
 
-def can_fuse_block(convolution: nn.Conv2d, norm: nn.Module, images: Tensor) -> bool:
+def can_fuse_block(convolution: nn.Conv2d, norm: BatchNorm, images: Tensor) -> bool:
     """Whether `fused_block` supports the layers and the images, and is faster.
 
     Args:
@@ -44,7 +48,7 @@ def can_fuse_block(convolution: nn.Conv2d, norm: nn.Module, images: Tensor) -> b
     )
 
 
-def fused_block(convolution: nn.Conv2d, norm: nn.Module, images: Tensor) -> Tensor:
+def fused_block(convolution: nn.Conv2d, norm: BatchNorm, images: Tensor) -> Tensor:
     """Convolution, batch norm, ReLU and 2×2 max-pooling; see `can_fuse_block`.
 
     Twice differentiable by the parameters; the second time through the separate operations.
@@ -58,7 +62,8 @@ def fused_block(convolution: nn.Conv2d, norm: nn.Module, images: Tensor) -> Tens
         (…, n, out, height // 2, width // 2).
     """
     unbatched = convolution.weight.dim() == 4
-    parts = (images, convolution.weight, convolution.bias, norm.weight, norm.bias)
+    bias = cast(Tensor, convolution.bias)  # not None: see `can_fuse_block`
+    parts = (images, convolution.weight, bias, norm.weight, norm.bias)
     batched, *parameters = (part.unsqueeze(0) if unbatched else part for part in parts)
     channels_last = batched.permute(0, 1, 3, 4, 2).contiguous()
     out = _FusedBlock.apply(channels_last, *(part.contiguous() for part in parameters), norm.eps)

@@ -98,6 +98,7 @@ def native_available(module: nn.Module) -> bool | None:
 
 def disable_native(module: nn.Module) -> None:
     """Use PyTorch instead of the C++ kernels in all layers of a module."""
+    layer: Any  # `native` is an attribute of some layers only
     for layer in module.modules():
         if hasattr(layer, "native"):
             layer.native = False

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from metadist.kernels.loader import call, can_call
+from metadist.kernels.loader import call, can_call, in_transform
 
 _SOURCE = "matmul"
 _MIN_BLAS_PRODUCTS = 2**16
@@ -27,7 +27,8 @@ def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None, native: bool = True
 
     CPUs do not use `torch.bmm`: BLAS libraries choose a kernel by the number of matrices, so that
     a task's rounding would depend on the size of the batch. Each task's product is computed
-    separately, in C++ or with `torch.mm`.
+    separately, in C++ or with `torch.mm`; except under torch.func transforms, torch.compile and
+    autocast, which want PyTorch's own operations.
 
     Args:
         a: (tasks, n, depth).
@@ -39,26 +40,40 @@ def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None, native: bool = True
         (tasks, n, width).
 
     Raises:
-        RuntimeError: shapes or types do not match.
+        RuntimeError: shapes, types or devices do not match.
     """
-    if not a.is_cpu or torch.compiler.is_compiling():
+    if (
+        not a.is_cpu
+        or torch.compiler.is_compiling()
+        or in_transform()
+        or torch.is_autocast_enabled("cpu")
+    ):
         return a @ b if bias is None else torch.baddbmm(bias.unsqueeze(1), a, b)
-    matches = len(a) == len(b) and a.shape[2] == b.shape[1] and a.dtype == b.dtype
-    if bias is not None:
-        matches = matches and bias.shape == (len(b), b.shape[2]) and bias.dtype == a.dtype
-    if not matches:
-        shapes = [tuple(each.shape) for each in (a, b, bias) if each is not None]
-        raise RuntimeError(f"matrices of shapes {shapes} cannot be multiplied in batches")
-    # A transposed operand is passed as it is stored.
+    operands = (a, b) if bias is None else (a, b, bias)
+    if not (
+        len(a) == len(b)
+        and a.shape[2] == b.shape[1]
+        and (bias is None or bias.shape == (len(b), b.shape[2]))
+        and all((each.dtype, each.device) == (a.dtype, a.device) for each in operands)
+    ):
+        found = ", ".join(f"{tuple(each.shape)} {each.dtype} {each.device}" for each in operands)
+        raise RuntimeError(f"these matrices cannot be multiplied in batches: {found}")
+    # Contiguous here: tensors saved for double backward must be inputs of the function.
     a, transpose_a = _stored(a)
     b, transpose_b = _stored(b)
     return _Matmul.apply(a, b, bias, transpose_a, transpose_b, native)
 
 
 def _stored(matrices: Tensor) -> tuple[Tensor, bool]:
-    if not matrices.is_contiguous() and matrices.mT.is_contiguous():
-        return matrices.mT, True
-    return matrices, False
+    """Contiguous matrices, and whether they are the transposed ones.
+
+    BLAS rounding depends on it, so that it is decided by the strides within a task alone.
+    """
+    rows, columns = matrices.shape[1:]
+    row_step, column_step = matrices.stride()[1:]
+    contiguous_rows = column_step == 1 and row_step >= columns
+    transposed = not contiguous_rows and row_step == 1 and column_step >= rows
+    return (matrices.mT if transposed else matrices).contiguous(), transposed
 
 
 def _is_aligned(matrix: Tensor) -> bool:
@@ -83,7 +98,6 @@ class _Matmul(Function):
         transpose_b: bool,
         native: bool,
     ) -> Tensor:
-        a, b = a.contiguous(), b.contiguous()
         ctx.save_for_backward(a, b)
         ctx.settings = transpose_a, transpose_b, native
         left, right = (a.mT if transpose_a else a), (b.mT if transpose_b else b)

@@ -5,7 +5,7 @@ between them; and batch norm with ReLU in PyTorch, batched over tasks.
 """
 
 import ctypes
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from metadist.kernels.loader import VECTOR_BYTES, call, can_call
 
 _SOURCE = "norm_relu_pool"
 
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
+
 
 class _Shape(ctypes.Structure):
     _fields_ = tuple(
@@ -24,7 +26,7 @@ class _Shape(ctypes.Structure):
     )
 
 
-def can_fuse_norm_relu_pool(norm: nn.Module, inputs: Tensor) -> bool:
+def can_fuse_norm_relu_pool(norm: nn.Module, inputs: Tensor) -> TypeGuard[BatchNorm]:
     """Whether `fused_norm_relu_pool` supports the norm and the inputs.
 
     Args:
@@ -40,14 +42,14 @@ def can_fuse_norm_relu_pool(norm: nn.Module, inputs: Tensor) -> bool:
     )
 
 
-def can_fuse_norm(norm: nn.Module, inputs: Tensor) -> bool:
+def can_fuse_norm(norm: nn.Module, inputs: Tensor) -> TypeGuard[BatchNorm]:
     """Whether a norm is supported in C++ for inputs of this type and device, whatever their shape.
 
     It supports batch norm without running statistics, with weight and bias, and channels that
     fill vectors; see also `can_call`.
     """
     return (
-        isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)
+        isinstance(norm, BatchNorm)
         and norm.running_mean is None
         and norm.weight is not None
         and inputs.dtype == norm.weight.dtype
@@ -57,12 +59,12 @@ def can_fuse_norm(norm: nn.Module, inputs: Tensor) -> bool:
     )
 
 
-def _values_per_channel(norm: nn.Module, inputs: Tensor) -> int:
+def _values_per_channel(norm: BatchNorm, inputs: Tensor) -> int:
     tasks = 1 if norm.weight.dim() == 1 else len(inputs)
     return inputs.numel() // (tasks * norm.num_features)
 
 
-def fused_norm_relu_pool(norm: nn.Module, inputs: Tensor, pool: bool) -> Tensor:
+def fused_norm_relu_pool(norm: BatchNorm, inputs: Tensor, pool: bool) -> Tensor:
     """Batch norm, ReLU and, with `pool`, 2×2 max-pooling; see `can_fuse_norm_relu_pool`.
 
     Twice differentiable by inputs, weight and bias.

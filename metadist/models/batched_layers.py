@@ -17,6 +17,7 @@ from metadist.kernels.convolution import can_convolve, convolve
 from metadist.kernels.fused_block import can_fuse_block, fused_block
 from metadist.kernels.matmul import matmul
 from metadist.kernels.norm_relu_pool import (
+    BatchNorm,
     batched_norm_relu,
     can_fuse_norm_relu_pool,
     fused_norm_relu_pool,
@@ -56,6 +57,11 @@ class Conv2d(nn.Conv2d):
         ValueError: groups, dilation, padding given as a string or a padding mode except zeros.
     """
 
+    # Narrower than in torch.nn.Conv2d, which has one base class for all dimensions.
+    kernel_size: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+
     def __init__(self, *args: Any, native: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         plain = self.groups == 1 and self.dilation == (1, 1) and self.padding_mode == "zeros"
@@ -70,10 +76,10 @@ class Conv2d(nn.Conv2d):
         """(…, n, in, h, w) -> (…, n, out, h', w')."""
         unbatched = self.weight.dim() == 4
         if self.native and can_convolve(self, inputs):
-            parts = inputs, self.weight, self.bias
+            batched, weight, bias = inputs, self.weight, self.bias
             if unbatched:
-                parts = (None if part is None else part.unsqueeze(0) for part in parts)
-            batched, weight, bias = parts
+                batched, weight = batched.unsqueeze(0), weight.unsqueeze(0)
+                bias = None if bias is None else bias.unsqueeze(0)
             outputs = convolve(batched.permute(0, 1, 3, 4, 2), weight, bias)
             outputs = outputs.permute(0, 1, 4, 2, 3)
             return outputs.squeeze(0) if unbatched else outputs
@@ -109,7 +115,12 @@ def conv_block(
         pool: whether to halve height and width, rounded down.
         native: whether to use C++ kernels where they are supported.
     """
-    if pool and native and can_fuse_block(convolution, norm, inputs):
+    if (
+        pool
+        and native
+        and isinstance(norm, BatchNorm)
+        and can_fuse_block(convolution, norm, inputs)
+    ):
         return fused_block(convolution, norm, inputs)
     return norm_relu(norm, convolution(inputs), pool, native)
 
@@ -133,11 +144,7 @@ def norm_relu(norm: nn.Module, inputs: Tensor, pool: bool = False, native: bool 
         and not (pool and min(inputs.shape[-2:]) < 2)
     ):
         return fused_norm_relu_pool(norm, inputs, pool)
-    if (
-        not isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)
-        or norm.weight is None
-        or norm.weight.dim() == 1
-    ):
+    if not isinstance(norm, BatchNorm) or norm.weight is None or norm.weight.dim() == 1:
         out = F.relu(norm(inputs))
     else:
         last = inputs.movedim(2, -1)

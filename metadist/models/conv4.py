@@ -1,7 +1,8 @@
 """The four-block convolutional network of few-shot learning, in both published forms."""
 
 import itertools
-from typing import Annotated, Literal
+from collections.abc import Iterable
+from typing import Annotated, Literal, cast
 
 from annotated_types import Ge, Lt
 from torch import Tensor, nn
@@ -68,10 +69,11 @@ class Conv4(nn.Module):
         self.running_statistics = running_statistics
         stride = 2 if pooling == "stride" else 1
         channels = [input_shape[0], filters, filters, filters, filters]
-        self.convolutions = nn.ModuleList(
+        convolutions = [
             Conv2d(before, after, 3, stride=stride, padding=1, native=native)
             for before, after in itertools.pairwise(channels)
-        )
+        ]
+        self.convolutions = nn.ModuleList(convolutions)
         self.norms = nn.ModuleList(
             nn.BatchNorm2d(filters, track_running_stats=running_statistics) for _ in range(4)
         )
@@ -81,9 +83,9 @@ class Conv4(nn.Module):
             features *= down(input_shape[1]) * down(input_shape[2])
         self.dropout = nn.Dropout(dropout)
         self.head = Linear(features, outputs, native=native)
-        for convolution in self.convolutions:
+        for convolution in convolutions:
             nn.init.xavier_uniform_(convolution.weight)
-            nn.init.zeros_(convolution.bias)
+            nn.init.zeros_(cast(Tensor, convolution.bias))  # not None: the default of Conv2d
         nn.init.normal_(self.head.weight, std=0.01)
         nn.init.zeros_(self.head.bias)
 
@@ -103,7 +105,8 @@ class Conv4(nn.Module):
     def features(self, images: Tensor) -> Tensor:
         """Inputs of the linear layer: (…, n, channels, height, width) -> (…, n, features)."""
         features = images
-        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+        convolutions = cast(Iterable[Conv2d], self.convolutions)
+        for convolution, norm in zip(convolutions, self.norms, strict=True):
             features = conv_block(convolution, norm, features, self.pooling == "max", self.native)
         return features.flatten(-3) if self.flatten else features.mean((-2, -1))
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.func import grad, vmap
 
 from metadist.kernels.matmul import matmul
 
@@ -54,8 +55,76 @@ def test_a_product_is_bit_identical_for_any_number_of_tasks(
         assert torch.equal(torch.cat([matmul(*each, native) for each in pieces]), whole)
 
 
+def with_gaps(matrices):
+    """The same matrices, stored as before but with unused memory between the tasks."""
+    if not matrices.is_contiguous():
+        return with_gaps(matrices.mT).mT
+    return torch.stack([matrices, matrices], 1)[:, 0]
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("transposed", ["a", "b", "ab"])
+@pytest.mark.parametrize("shape", [*SHAPES, (245, 576, 64), (5, 64, 5)])
+def test_gaps_between_tasks_do_not_change_a_bit(single_thread, shape, transposed, native):
+    *dense, bias = operands(3, shape, torch.float32, transposed)
+
+    def derivatives(tasks, *matrices):
+        tensors = [each[tasks].detach().requires_grad_() for each in (*matrices, bias)]
+        product = matmul(*tensors, native)
+        first = torch.autograd.grad((product**3).sum(), tensors, create_graph=True)
+        second = torch.autograd.grad(sum((each**2).sum() for each in first), tensors)
+        return product, *first, *second
+
+    whole = derivatives(slice(3), *dense)
+    gaps = derivatives(slice(3), *map(with_gaps, dense))
+    one = derivatives(slice(1), *map(with_gaps, dense))
+    for expected, found, alone in zip(whole, gaps, one, strict=True):
+        assert torch.equal(found, expected)
+        assert torch.equal(alone, expected[:1])
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_second_derivatives_of_slices(single_thread, native):
+    a, b, _ = (each.requires_grad_() for each in operands(3, (6, 8, 10)))
+
+    def derivatives(product):
+        loss = (product(a[:, ::2, ::2], b[:, ::2, ::2]) ** 3).sum()
+        first = torch.autograd.grad(loss, (a, b), create_graph=True)
+        return torch.autograd.grad(sum((each**2).sum() for each in first), (a, b))
+
+    found = derivatives(lambda a, b: matmul(a, b, native=native))
+    torch.testing.assert_close(found, derivatives(torch.matmul), rtol=1e-10, atol=1e-10)
+
+
+def test_torch_func_transforms():
+    a, b, bias = operands(3, (5, 4, 6))
+
+    def loss(product, a, b, bias):
+        return (product(a, b, bias) ** 3).sum()
+
+    def derivatives(product):
+        each_task = vmap(grad(lambda *task: loss(product, *(each[None] for each in task))))
+        return each_task(a, b, bias), grad(lambda a: loss(product, a, b, bias))(a)
+
+    expected = derivatives(lambda a, b, bias: a @ b + bias.unsqueeze(1))
+    torch.testing.assert_close(derivatives(matmul), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_autocast_chooses_the_type(single_thread):
+    a, b, bias = operands(3, (5, 4, 6), torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        for found in (matmul(a.bfloat16(), b, bias), matmul(a, b, bias), matmul(a, b)):
+            assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), a @ b, rtol=0.05, atol=0.05)
+
+
 def test_mismatched_operands_are_refused(single_thread):
     a, b, bias = operands(3, (2, 4, 5))
-    for wrong in ((a[:2], b, bias), (a, b[:, :3], bias), (a, b, bias[:, :4]), (a.float(), b, bias)):
+    mismatched = [
+        *((a[:2], b, bias), (a, b[:, :3], bias), (a, b, bias[:, :4])),
+        *((a.float(), b, bias), (a, b, bias.float())),
+        *((a, b.to("meta"), bias), (a, b, bias.to("meta"))),
+    ]
+    for wrong in mismatched:
         with pytest.raises(RuntimeError, match="cannot be multiplied"):
             matmul(*wrong)
