@@ -209,6 +209,6 @@ def _load(path: Path, experiment: Experiment, contents: Mapping[str, Any]) -> No
 
 def state_tensors(experiment: Experiment) -> list[Tensor]:
     """The tensors that drivers must have equal: of the learner and of the optimizer's state."""
-    leaves = optree.tree_leaves(experiment.optimizer.state_dict())
-    states = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    optimizer: Any = experiment.optimizer.state_dict()
+    states = [leaf for leaf in optree.tree_leaves(optimizer) if isinstance(leaf, Tensor)]
     return [*experiment.learner.parameters(), *experiment.learner.buffers(), *states]
