@@ -142,7 +142,7 @@ def get_worker_id(id: str | int | None = None) -> int:
     size = get_world_info().world_size
     if isinstance(id, int):
         if not 0 <= id < size:
-            raise UserError(f"there is no worker {id}: expected 0 to {size - 1}.")
+            raise UserError(f"there is no worker {id}: with {size} workers choose 0 to {size - 1}.")
         return id
     if _transport is not None:
         names = _transport.names
