@@ -31,6 +31,8 @@ class Cell:
         source: paper and table.
         protocol: the known part of the published protocol, with the keys of results.json.
         remark: printed with the table; "" for none.
+        recipe_of: the preset of the plain cell, for a recipe with other settings; "" for none.
+        recipe: how the recipe differs from the plain cell.
     """
 
     preset: str
@@ -41,6 +43,8 @@ class Cell:
     source: str = ""
     protocol: dict[str, Any] = field(default_factory=dict)
     remark: str = ""
+    recipe_of: str = ""
+    recipe: str = ""
 
     def steps(self) -> list[int | None]:
         """The numbers of inner steps with a result; None for the last step."""
@@ -50,7 +54,11 @@ class Cell:
 def load_cells(path: Path = PUBLISHED) -> dict[str, Cell]:
     """All cells by preset, in the order of the file."""
     saved: Any = OmegaConf.to_container(OmegaConf.load(path))
-    return {name: _cell(name, entry) for name, entry in saved.items()}
+    plain = {name: entry for name, entry in saved.items() if "recipe_of" not in entry}
+    return {
+        name: _cell(name, plain[entry["recipe_of"]] | entry if name not in plain else entry)
+        for name, entry in saved.items()
+    }
 
 
 def _cell(name: str, entry: Mapping[str, Any]) -> Cell:
@@ -68,6 +76,8 @@ def _cell(name: str, entry: Mapping[str, Any]) -> Cell:
         source=entry.get("source", ""),
         protocol=entry.get("protocol", {}),
         remark=entry.get("remark", ""),
+        recipe_of=entry.get("recipe_of", ""),
+        recipe=entry.get("recipe", ""),
     )
 
 

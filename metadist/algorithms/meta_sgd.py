@@ -8,6 +8,7 @@ from torch import nn
 
 from metadist.algorithms.inner_loop import Parameters
 from metadist.algorithms.maml import MAML
+from metadist.errors import UserError
 
 
 class MetaSGD(MAML):
@@ -26,6 +27,8 @@ class MetaSGD(MAML):
         model: the network whose parameters are meta-learned.
         regression: regression instead of classification.
         inner_lr: initial value of every rate.
+        inner_lr_max: draw each initial rate uniformly from [inner_lr, inner_lr_max] instead; the
+            paper draws from [0.005, 0.1].
         inner_steps: inner steps in training.
         eval_inner_steps: inner steps in evaluation. Default: as many as in training.
         first_order: treat the inner gradients as constants.
@@ -41,12 +44,22 @@ class MetaSGD(MAML):
         eval_inner_steps: Annotated[int, Ge(1)] | None = None,
         first_order: bool = False,
         transductive: bool = True,
+        inner_lr_max: Annotated[float, Gt(0)] | None = None,
     ) -> None:
+        if inner_lr_max is not None and inner_lr_max < inner_lr:
+            raise UserError(
+                f"algorithm.inner_lr_max={inner_lr_max} is below algorithm.inner_lr={inner_lr}: "
+                "give the upper end of the interval, or null for equal rates."
+            )
         super().__init__(
             model, regression, inner_lr, inner_steps, eval_inner_steps, first_order, transductive
         )
+        self.inner_lr_max = inner_lr_max
         self.rates = nn.ParameterList(
-            torch.full_like(parameter, inner_lr) for parameter in model.parameters()
+            torch.full_like(parameter, inner_lr)
+            if inner_lr_max is None
+            else torch.empty_like(parameter).uniform_(inner_lr, inner_lr_max)
+            for parameter in model.parameters()
         )
 
     def step(self, parameters: Parameters, gradients: Parameters) -> Parameters:
@@ -58,8 +71,11 @@ class MetaSGD(MAML):
 
     def method(self) -> dict[str, Any]:
         """Initial rate and order of the gradient."""
+        initial = f"{self.inner_lr}"
+        if self.inner_lr_max is not None:
+            initial = f"uniform in [{self.inner_lr}, {self.inner_lr_max}]"
         return {
             "algorithm": "Meta-SGD",
-            "inner_lr": f"learned, initially {self.inner_lr}",
+            "inner_lr": f"learned, initially {initial}",
             "first_order": self.first_order,
         }
