@@ -62,9 +62,7 @@ def bind_arguments(
     target = locate_target(str(values[_TARGET]), path)
     accepted = inspect.signature(target).parameters
     chosen = {
-        key: instantiate(value, f"{path}.{key}") if _is_node(value) else value
-        for key, value in values.items()
-        if key != _TARGET
+        key: _built(value, f"{path}.{key}") for key, value in values.items() if key != _TARGET
     }
     arguments = {key: value for key, value in given.items() if key in accepted} | chosen
     _check_keys(target, chosen, arguments, path)
@@ -180,8 +178,13 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
         return TypeAdapter(hint)
 
 
-def _is_node(value: Any) -> bool:
-    return isinstance(value, Mapping) and _TARGET in value
+def _built(value: Any, path: str) -> Any:
+    """A value with its nodes instantiated, those in lists too."""
+    if isinstance(value, Mapping) and _TARGET in value:
+        return instantiate(value, path)
+    if isinstance(value, list):
+        return [_built(each, f"{path}.{index}") for index, each in enumerate(value)]
+    return value
 
 
 def _name(target: Any) -> str:

@@ -12,6 +12,7 @@ from .episode import (
 )
 from .few_shot import FewShotTasks
 from .glyphs import Glyphs
+from .image_folder import ImageFolder
 from .images import ImageClasses
 from .mini_imagenet import MiniImageNet
 from .omniglot import Omniglot
@@ -29,6 +30,7 @@ __all__ = [
     "Glyphs",
     "ImageClasses",
     "ImageDataset",
+    "ImageFolder",
     "MiniImageNet",
     "Normalize",
     "Omniglot",

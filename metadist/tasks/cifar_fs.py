@@ -17,7 +17,7 @@ from metadist.tasks.data_files import error_line, error_with_type, root_errors
 from metadist.tasks.episode import SPLITS
 from metadist.tasks.images import ImageClasses
 from metadist.tasks.restricted_pickle import to_integers, to_text
-from metadist.tasks.transforms import Augment, Normalize
+from metadist.tasks.transforms import Augment, ImageTransform, Normalize
 
 EXAMPLES = 600
 """Images per class, from CIFAR-100's own training and test set together."""
@@ -73,6 +73,7 @@ class CifarFS(ImageClasses):
         test_rotations: bool = False,
         normalize: Normalize | None = None,
         augment: Augment | None = None,
+        transforms: Sequence[ImageTransform] = (),
         download: bool = True,
     ) -> None:
         """Find CIFAR-100 in `root`, or download it there (169 MB).
@@ -85,6 +86,7 @@ class CifarFS(ImageClasses):
             test_rotations: the same for validation and test.
             normalize: normalization of every image; None for none.
             augment: augmentation of training images, before normalization; None for none.
+            transforms: further ones, after `augment`; see `apply_transforms`.
             download: whether to download what is not in `root`.
 
         Raises:
@@ -101,6 +103,7 @@ class CifarFS(ImageClasses):
             test_rotations,
             normalize=normalize,
             augment=augment,
+            transforms=transforms,
         )
 
     def protocol(self) -> dict[str, object]:
@@ -109,7 +112,7 @@ class CifarFS(ImageClasses):
             **super().protocol(),
             "class_split": "bertinetto",
             "classes": {split: len(members) for split, members in self.splits.items()},
-            "image_size": self.images.shape[-1],
+            "image_size": self.input_shape[-1],
         }
 
 

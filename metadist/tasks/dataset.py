@@ -65,8 +65,11 @@ class TaskDataset(Protocol):
 class ImageDataset(TaskDataset, Protocol):
     """A dataset of images, which supervised training can also read class by class."""
 
-    def split_classes(self, split: str) -> np.ndarray:
-        """A split's images: uint8 of shape (classes, examples, *image shape); not to be changed."""
+    def split_classes(self, split: str) -> Sequence[np.ndarray]:
+        """The images of each class of a split, not to be written to.
+
+        Each is uint8 of shape (examples, *image shape); classes may have unequal numbers.
+        """
 
     def inputs(self, pixels: np.ndarray, split: str, generator: np.random.Generator) -> Tensor:
         """Model inputs of images: float32 (n, *input_shape), augmented in training.

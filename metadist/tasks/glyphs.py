@@ -18,7 +18,7 @@ from annotated_types import Ge, Interval
 from metadist.errors import UserError
 from metadist.tasks.episode import SPLITS
 from metadist.tasks.images import ImageClasses
-from metadist.tasks.transforms import Augment, Normalize
+from metadist.tasks.transforms import Augment, ImageTransform, Normalize
 
 HALF_SIDE = 0.37
 """Half the larger side of a character before variation, as a fraction of the image."""
@@ -102,6 +102,7 @@ class Glyphs(ImageClasses):
         size: Annotated[int, Interval(ge=8, le=256)] = 28,
         normalize: Normalize | None = None,
         augment: Augment | None = None,
+        transforms: Sequence[ImageTransform] = (),
     ) -> None:
         """Render all images.
 
@@ -114,6 +115,7 @@ class Glyphs(ImageClasses):
             size: height and width of an image in pixels, 8 to 256.
             normalize: normalization of every image; None for none.
             augment: augmentation of training images, before normalization; None for none.
+            transforms: further ones, after `augment`; see `apply_transforms`.
 
         Raises:
             UserError: an argument is out of its bounds.
@@ -139,6 +141,7 @@ class Glyphs(ImageClasses):
             dict(zip(SPLITS, members, strict=True)),
             normalize=normalize,
             augment=augment,
+            transforms=transforms,
         )
         self.seed = seed
 
@@ -148,8 +151,8 @@ class Glyphs(ImageClasses):
             **super().protocol(),
             "dataset_seed": self.seed,
             "classes": {split: len(members) for split, members in self.splits.items()},
-            "examples": self.images.shape[1],
-            "image_size": self.images.shape[-1],
+            "examples": int(self.class_sizes[0]),
+            "image_size": self.input_shape[-1],
         }
 
 

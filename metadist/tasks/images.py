@@ -1,5 +1,6 @@
 """Few-shot episodes from classes of images that are in memory or mapped."""
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -8,14 +9,27 @@ from torch import Tensor
 
 from metadist.errors import UserError
 from metadist.tasks.episode import SPLITS, Episode, Examples
-from metadist.tasks.transforms import Augment, Normalize
+from metadist.tasks.transforms import (
+    Augment,
+    ImageTransform,
+    Normalize,
+    apply_transforms,
+    transform_names,
+)
 
 ROTATIONS = 4
 """Rotations by 0, 90, 180 and 270 degrees."""
 
+_MAX_NAMED = 8
+"""Classes that a message names."""
+
+_log = logging.getLogger(__name__)
+
 
 class ImageClasses:
     """Images by class, divided into splits; the base class of every image dataset.
+
+    Classes may have unequal numbers of images.
 
     With rotations a class is a base class rotated by 0, 90, 180 or 270 degrees: each rotation is a
     class of its own (Santoro et al. 2016, arXiv 1605.06065). As in the code of MAML (Finn et al.
@@ -33,20 +47,24 @@ class ImageClasses:
     def __init__(
         self,
         name: str,
-        images: np.ndarray,
+        images: np.ndarray | Sequence[np.ndarray],
         splits: Mapping[str, np.ndarray],
         rotations: bool = False,
         test_rotations: bool = False,
         groups: Sequence[str] | None = None,
         normalize: Normalize | None = None,
         augment: Augment | None = None,
+        transforms: Sequence[ImageTransform] = (),
+        class_names: Sequence[str] | None = None,
+        skip_small_classes: bool = False,
     ) -> None:
         """Take images, without copying them.
 
         Args:
             name: the dataset's name in `protocol`.
             images: uint8 of shape (classes, examples, height, width) or (classes, examples,
-                channels, height, width). May be a memory map and is never written to.
+                channels, height, width); or for each class an array of its examples, of unequal
+                numbers. May be a memory map and is never written to.
             splits: for each of `metadist.tasks.episode.SPLITS` the indices of its base classes
                 in `images`, int64 of shape (classes of the split,).
             rotations: whether rotated training classes are classes of their own.
@@ -56,48 +74,55 @@ class ImageClasses:
                 for tasks across groups.
             normalize: normalization of every image; None for none.
             augment: augmentation of training images, before normalization; None for none.
+            transforms: further augmentation of training images, in this order, after `augment` and
+                before normalization; see `metadist.tasks.transforms.apply_transforms`.
+            class_names: the name of each base class, for messages.
+            skip_small_classes: whether classes with fewer examples than a task needs are left out
+                of the tasks, instead of being an error.
 
         Raises:
             UserError: `normalize` does not fit the channels.
             ValueError: `images` has another type or shape, or is to be rotated but not square.
         """
-        if images.dtype != np.uint8 or images.ndim not in (4, 5):
+        # Plain views: indexing np.memmap itself is slower and yields np.memmap again.
+        self.images = (
+            np.asarray(images) if isinstance(images, np.ndarray) else [*map(np.asarray, images)]
+        )
+        self.class_sizes = np.array([len(of_class) for of_class in self.images])
+        kinds = {(of_class.dtype, of_class.shape[1:]) for of_class in self.images}
+        dtype, shape = kinds.pop() if kinds else (None, ())
+        if kinds or dtype != np.uint8 or len(shape) not in (2, 3):
             raise ValueError(
                 f"images must be uint8 of shape (classes, examples, [channels,] height, width), "
-                f"got {images.dtype} of shape {images.shape}"
+                f"got {dtype} and (classes, examples, {', '.join(map(str, shape))})"
             )
-        if (rotations or test_rotations) and images.shape[-1] != images.shape[-2]:
-            raise ValueError(f"only square images can be rotated, got {images.shape[-2:]}")
+        if (rotations or test_rotations) and shape[-1] != shape[-2]:
+            raise ValueError(f"only square images can be rotated, got {shape[-2:]}")
         self.name = name
-        # A plain view: indexing np.memmap itself is slower and yields np.memmap again.
-        self.images = np.asarray(images)
         self.splits = {split: np.asarray(splits[split], dtype=np.int64) for split in SPLITS}
         self.rotations = rotations
         self.test_rotations = test_rotations
-        self.input_shape: tuple[int, ...] = (
-            (1, *images.shape[2:]) if images.ndim == 4 else tuple(images.shape[2:])
-        )
+        self.input_shape: tuple[int, ...] = shape if len(shape) == 3 else (1, *shape)
         self.normalize = normalize or Normalize()
         self.normalize.check(self.input_shape[0])
         self.augment = augment or Augment()
+        self.transforms = transforms
+        self.class_names = class_names
+        self.skip_small_classes = skip_small_classes
         self.groups = None if groups is None else self._grouped(groups)
 
     def outputs(self, ways: int) -> int:
         """Width of the last layer of a model for tasks of `ways` classes: `ways`."""
         return ways
 
-    def split_classes(self, split: str) -> np.ndarray:
+    def split_classes(self, split: str) -> list[np.ndarray]:
         """A split's images, for training on all its classes at once.
 
         Returns:
-            uint8 of shape (base classes, examples, *image shape), without rotations, not to be
-            written to: a view where the split's classes are contiguous, else a copy.
+            For each base class uint8 of shape (examples, *image shape), without rotations, a view
+            that must not be written to.
         """
-        members = self.splits[split]
-        first = members[0] if len(members) else 0
-        if np.array_equal(members, np.arange(first, first + len(members))):
-            return self.images[first : first + len(members)]
-        return self.images[members]
+        return [self.images[index] for index in self.splits[split]]
 
     def inputs(self, pixels: np.ndarray, split: str, generator: np.random.Generator) -> Tensor:
         """Model inputs of images: augmented in training, and normalized.
@@ -113,8 +138,11 @@ class ImageClasses:
         whole = torch.from_numpy(np.ascontiguousarray(pixels)).reshape(-1, *self.input_shape)
         # PyTorch converts and divides in one pass, faster than NumPy and with equal bits.
         inputs = whole / 255
-        if split == "train" and not self.augment.is_identity:
-            inputs = torch.from_numpy(self.augment(inputs.numpy(), generator))
+        if split == "train":
+            if not self.augment.is_identity:
+                inputs = torch.from_numpy(self.augment(inputs.numpy(), generator))
+            if self.transforms:
+                inputs = apply_transforms(self.transforms, inputs, generator)
         if not self.normalize.is_identity:
             inputs = self.normalize(inputs)
         return inputs
@@ -128,13 +156,31 @@ class ImageClasses:
         key_prefix: str = "task.",
     ) -> None:
         """Raise `UserError` if a split has too few classes, or a class too few examples."""
+        needed = shots + queries
+        small = [
+            index
+            for split in splits
+            for index in self.splits[split]
+            if self.class_sizes[index] < needed
+        ]
+        if small and self.skip_small_classes:
+            _log.info(
+                "%d classes of %s have fewer than %d examples and are left out: %s",
+                len(small), self.name, needed, self._listed(small),
+            )  # fmt: skip
+        elif small:
+            raise UserError(
+                f"{key_prefix}shots + {key_prefix}queries is {shots} + {queries} = {needed}, but "
+                f"{self._too_small(small)}"
+            )
         for split in splits:
-            members = self.splits[split]
+            members = self._large_enough(self.splits[split], needed)
             if ways > len(members):
+                enough = f" with {needed} examples" if small else ""
                 raise UserError(
                     f"{key_prefix}ways is {ways}, but the {split} split of {self.name} has only "
-                    f"{len(members)} classes; lower {key_prefix}ways or use a dataset with more "
-                    "classes"
+                    f"{len(members)} classes{enough}; lower {key_prefix}ways or use a dataset with "
+                    "more classes"
                 )
             if self.groups and ways > (largest := max(map(len, self.groups[split]))):
                 raise UserError(
@@ -142,13 +188,6 @@ class ImageClasses:
                     f"{self.name} has only {largest} characters; lower {key_prefix}ways or set "
                     "dataset.within_alphabet=false"
                 )
-        examples = self.images.shape[1]
-        if shots + queries > examples:
-            raise UserError(
-                f"{key_prefix}shots + {key_prefix}queries is {shots} + {queries} = "
-                f"{shots + queries}, but a class of {self.name} has only {examples} examples; "
-                "lower one of them"
-            )
 
     def episode(
         self, generator: np.random.Generator, split: str, ways: int, shots: int, queries: int
@@ -167,11 +206,12 @@ class ImageClasses:
             (ways * queries, *input_shape), all examples of class 0 first; targets int64 of shape
             (ways * shots,) and (ways * queries,).
         """
-        members = self._candidates(generator, split, ways)
+        needed = shots + queries
+        members = self._large_enough(self._candidates(generator, split, ways), needed)
         classes = members[generator.choice(len(members), ways, replace=False)]
-        order = np.arange(self.images.shape[1])[None].repeat(ways, axis=0)
-        examples = generator.permuted(order, axis=1)[:, : shots + queries]
-        pixels = self.images[classes[:, None], examples]  # (ways, shots + queries, …)
+        pixels = np.stack(
+            [self.images[c][generator.permutation(self.class_sizes[c])[:needed]] for c in classes]
+        )  # (ways, shots + queries, …)
         if self.rotations if split == "train" else self.test_rotations:
             rotations = generator.integers(ROTATIONS, size=ways)
             for rotation in range(1, ROTATIONS):
@@ -194,7 +234,31 @@ class ImageClasses:
             "rotations": self.rotations,
             "test_rotations": self.test_rotations,
             **{name: t.protocol() for name, t in transforms.items() if not t.is_identity},
+            **({"transforms": transform_names(self.transforms)} if self.transforms else {}),
         }
+
+    def _too_small(self, small: Sequence[int]) -> str:
+        """What is wrong with classes that have too few examples, and what to do."""
+        if len(small) > 1 and len(sizes := set(self.class_sizes)) == 1:
+            return f"a class of {self.name} has only {sizes.pop()} examples; lower one of them"
+        return (
+            f"{len(small)} classes of {self.name} have fewer examples: {self._listed(small)}; "
+            "lower one of them, add images, or leave these classes out with "
+            "dataset.skip_small_classes=true"
+        )
+
+    def _listed(self, classes: Sequence[int]) -> str:
+        """Names and numbers of examples of some classes."""
+        names = [
+            f"{self.class_names[index] if self.class_names else index} ({self.class_sizes[index]})"
+            for index in classes[:_MAX_NAMED]
+        ]
+        more = len(classes) - len(names)
+        return ", ".join(names) + (f" and {more} more" if more else "")
+
+    def _large_enough(self, classes: np.ndarray, needed: int) -> np.ndarray:
+        """The classes with at least `needed` examples, if others are to be left out."""
+        return classes[self.class_sizes[classes] >= needed] if self.skip_small_classes else classes
 
     def _candidates(self, generator: np.random.Generator, split: str, ways: int) -> np.ndarray:
         """The base classes that a task of a split is sampled from."""

@@ -1,5 +1,6 @@
 """MiniImageNet: 100 classes of ImageNet, 600 images each, 84 by 84 pixels."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from metadist.tasks import array_cache, mini_imagenet_files
 from metadist.tasks.array_cache import CachedArray
 from metadist.tasks.episode import SPLITS
 from metadist.tasks.images import ImageClasses
-from metadist.tasks.transforms import Augment, Normalize
+from metadist.tasks.transforms import Augment, ImageTransform, Normalize
 
 _PUBLISHED = {
     "train": (
@@ -58,6 +59,7 @@ class MiniImageNet(ImageClasses):
         test_rotations: bool = False,
         normalize: Normalize | None = None,
         augment: Augment | None = None,
+        transforms: Sequence[ImageTransform] = (),
     ) -> None:
         """Find the images in `root`.
 
@@ -73,6 +75,7 @@ class MiniImageNet(ImageClasses):
             test_rotations: the same for validation and test.
             normalize: normalization of every image; None for none.
             augment: augmentation of training images, before normalization; None for none.
+            transforms: further ones, after `augment`; see `apply_transforms`.
 
         Raises:
             UserError: the files are missing, incomplete or damaged, or have more than images. The
@@ -89,6 +92,7 @@ class MiniImageNet(ImageClasses):
             test_rotations,
             normalize=normalize,
             augment=augment,
+            transforms=transforms,
         )
         self.classes = {
             split: [names[index].partition("/")[2] for index in members]
@@ -106,7 +110,7 @@ class MiniImageNet(ImageClasses):
             # Some copies have other classes, or other names for them.
             "class_split": "ravi_larochelle" if self.classes == PUBLISHED else "unknown",
             "classes": {split: len(members) for split, members in self.splits.items()},
-            "image_size": self.images.shape[-1],
+            "image_size": self.input_shape[-1],
         }
 
 

@@ -1,10 +1,7 @@
 """The file layouts of MiniImageNet: find and decode each of them."""
 
-import csv
-import os
-import re
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from metadist.errors import UserError
-from metadist.tasks import data_files, restricted_pickle
+from metadist.tasks import data_files, image_files, restricted_pickle
 from metadist.tasks.array_cache import ArraySpec
-from metadist.tasks.data_files import decode_image, error_with_type, root_errors, unreadable
+from metadist.tasks.data_files import error_with_type, root_errors
+from metadist.tasks.image_files import ImageClass
 from metadist.tasks.restricted_pickle import to_integers, to_text
 
 CLASSES = {"train": 64, "validation": 16, "test": 20}
@@ -29,16 +27,13 @@ SIDE = 84
 _SHORT_NAMES = {"train": "train", "validation": "val", "test": "test"}
 _PICKLES = (
     {split: f"mini-imagenet-cache-{short}.pkl" for split, short in _SHORT_NAMES.items()},
+    {split: f"mini-imagenet-cache-{split}.pkl" for split in _SHORT_NAMES},  # learn2learn's
     {
         "train": "miniImageNet_category_split_train_phase_train.pickle",
         "validation": "miniImageNet_category_split_val.pickle",
         "test": "miniImageNet_category_split_test.pickle",
     },
 )
-_PLAIN_NAME = re.compile(r"(?!\.\.?$)[^/\\\0]+")
-_SUFFIXES = (".jpg", ".jpeg", ".png")
-MAX_IMAGE_BYTES = 1 << 26
-MAX_IMAGE_PIXELS = 1 << 26
 _FORMAT = 1
 """Part of the fingerprint; raise it when the same files are decoded to another array."""
 
@@ -83,7 +78,7 @@ def no_layout(root: Path) -> str:
         f"{root} has none of the layouts of MiniImageNet (it has {', '.join(names) or 'nothing'}): "
         "put there the folders train, val and test with a folder of images for each class, or "
         "images/ with train.csv, val.csv and test.csv, or "
-        f"{', '.join(_PICKLES[0].values())}, or {', '.join(_PICKLES[1].values())}; ImageNet's "
+        f"{', '.join(_PICKLES[0].values())}, or {', '.join(_PICKLES[2].values())}; ImageNet's "
         "terms do not allow a download"
     )
 
@@ -91,11 +86,8 @@ def no_layout(root: Path) -> str:
 def fingerprint(layout: Layout) -> str:
     """16 hexadecimal digits that change with the files' names, sizes and times."""
     files = list(layout.files.values())
-    if layout.kind == "folders":
-        for short in _SHORT_NAMES.values():
-            files += [f for each in _folders(layout.root / short) for f in _images(each)]
-    elif layout.kind == "csv":
-        files += [f for members in _listed(layout).values() for f in members]
+    if layout.kind != "pickles":
+        files += [file for each in _image_classes(layout) for file in each.files]
     return data_files.fingerprint((("/".join(file.parts[-2:]), file) for file in files), _FORMAT)
 
 
@@ -115,22 +107,27 @@ def decode(layout: Layout) -> ArraySpec:
         classes = pickled = _in_pickles(layout)
         rows = (each.pixels() for each in pickled.values())
     else:
-        classes = files = _listed(layout) if layout.kind == "csv" else _in_folders(layout)
-        rows = _decoded(list(files.values()))
+        files = {f"{each.split}/{each.name}": each.files for each in _image_classes(layout)}
+        classes, rows = files, _rows(files.values())
     _check({name: len(members) for name, members in classes.items()}, layout)
     return ArraySpec((EXAMPLES, 3, SIDE, SIDE), list(classes), rows)
 
 
+def _image_classes(layout: Layout) -> list[ImageClass]:
+    return image_files.find_classes(layout.root, "MiniImageNet")
+
+
+def _rows(classes: Iterable[list[Path]]) -> Iterator[np.ndarray]:
+    """The decoded images of each class, of `EXAMPLES` files."""
+    images = image_files.decode_files(itertools.chain.from_iterable(classes), "RGB", SIDE)
+    for _ in classes:
+        yield np.stack(list(itertools.islice(images, EXAMPLES)))
+
+
 def _check(found: dict[str, int], layout: Layout) -> None:
     """Check the numbers of classes and images, and that splits share no class."""
-    split_of: dict[str, str] = {}
-    for split, label in (name.split("/", 1) for name in found):
-        if label in split_of:
-            raise UserError(
-                f"the class {label} of {layout.root} is in {split_of[label]} and in {split}, where "
-                "a class belongs to one split; use the files of Ravi and Larochelle's split"
-            )
-        split_of[label] = split
+    pairs = ((split, label) for split, _, label in (name.partition("/") for name in found))
+    image_files.check_disjoint(pairs, layout.root)
     for split, expected in CLASSES.items():
         source = layout.files.get(split, layout.root / _SHORT_NAMES[split])
         classes = [name for name in found if name.startswith(f"{split}/")]
@@ -145,117 +142,6 @@ def _check(found: dict[str, int], layout: Layout) -> None:
                     f"the class {name.partition('/')[2]} in {source} has {found[name]} images "
                     f"where MiniImageNet has {EXAMPLES}; replace it with a complete copy"
                 )
-
-
-# --- image files -------------------------------------------------------------------------------
-
-
-def _in_folders(layout: Layout) -> dict[str, list[Path]]:
-    return {
-        f"{split}/{folder.name}": _images(folder)
-        for split, short in _SHORT_NAMES.items()
-        for folder in _folders(layout.root / short)
-    }
-
-
-def _folders(parent: Path) -> list[Path]:
-    try:
-        return sorted(p for p in parent.iterdir() if p.is_dir() and not p.name.startswith("."))
-    except OSError as error:
-        raise UserError(unreadable(parent, error)) from error
-
-
-def _images(folder: Path) -> list[Path]:
-    return [
-        folder / name
-        for name in sorted(_names(folder))
-        if name.lower().endswith(_SUFFIXES) and not name.startswith(".")
-    ]
-
-
-def _names(folder: Path) -> set[str]:
-    try:
-        return set(os.listdir(folder))  # noqa: PTH208  (names alone are ten times as fast)
-    except OSError as error:
-        raise UserError(unreadable(folder, error)) from error
-
-
-def _listed(layout: Layout) -> dict[str, list[Path]]:
-    """The images of the lists by class, in `images/` or a subfolder of it for each class."""
-    images = layout.root / "images"
-    present = _names(images)
-    members: dict[str, list[Path]] = {}
-    missing: dict[Path, list[str]] = {}
-    for split, file in layout.files.items():
-        lines = list(_lines(file))
-        labels = {label for _, label in lines}
-        folders = {label: _names(images / label) for label in labels & present}
-        found: dict[str, set[str]] = {}
-        for name, label in lines:
-            if name in present:
-                found.setdefault(label, set()).add(name)
-            elif name in folders.get(label, ()):
-                found.setdefault(label, set()).add(f"{label}/{name}")
-            else:
-                missing.setdefault(file, []).append(name)
-        for label in sorted(found):
-            members[f"{split}/{label}"] = [images / name for name in sorted(found[label])]
-    if missing:
-        details = [
-            f"{len(names)} that {file} names ({', '.join(names[:3])}{', …' * (len(names) > 3)})"
-            for file, names in missing.items()
-        ]
-        raise UserError(
-            f"{images} lacks images: {' and '.join(details)}; put them there, or use the lists "
-            "that belong to the images"
-        )
-    return members
-
-
-def _lines(file: Path) -> Iterator[tuple[str, str]]:
-    """File names and labels of a list whose first line is `filename,label`."""
-    try:
-        with file.open(newline="", encoding="utf-8-sig") as lines:
-            rows = csv.reader(lines)
-            if next(rows, None) != ["filename", "label"]:
-                raise ValueError("its first line is not filename,label")
-            for row in rows:
-                # The list is untrusted: a name must not lead out of the folder.
-                if len(row) != 2 or not all(_PLAIN_NAME.fullmatch(part) for part in row):
-                    raise ValueError(f"line {rows.line_num} is {','.join(row)[:100]!r}")
-                yield row[0], row[1]
-    except OSError as error:
-        raise UserError(unreadable(file, error)) from error
-    except (ValueError, csv.Error) as error:
-        raise UserError(
-            f"{file} is no list of images ({error}); it needs the first line filename,label and "
-            "then a file's name and its class in each"
-        ) from error
-
-
-def _decoded(classes: list[list[Path]]) -> Iterator[np.ndarray]:
-    # Pillow releases the GIL while it decodes, and other processes wait for this one.
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        for files in classes:
-            row = np.empty((EXAMPLES, 3, SIDE, SIDE), dtype=np.uint8)
-            for index, pixels in enumerate(pool.map(_image, files)):
-                row[index] = pixels.transpose(2, 0, 1)
-            yield row
-
-
-def _image(file: Path) -> np.ndarray:
-    try:
-        with file.open("rb") as opened:
-            data = opened.read(MAX_IMAGE_BYTES + 1)
-        if len(data) > MAX_IMAGE_BYTES:
-            raise ValueError(f"it is larger than {MAX_IMAGE_BYTES >> 20} MiB")
-        return decode_image(data, "RGB", SIDE, ("JPEG", "PNG"), MAX_IMAGE_PIXELS)
-    except OSError as error:
-        raise UserError(unreadable(file, error)) from error
-    except ValueError as error:
-        raise UserError(
-            f"{file} cannot be decoded as a JPEG or PNG image ({error}); replace it"
-        ) from error
 
 
 # --- pickles -----------------------------------------------------------------------------------

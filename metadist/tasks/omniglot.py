@@ -11,7 +11,7 @@ from metadist.errors import UserError
 from metadist.tasks import array_cache, omniglot_files
 from metadist.tasks.array_cache import CachedArray
 from metadist.tasks.images import ImageClasses
-from metadist.tasks.transforms import Augment, Normalize
+from metadist.tasks.transforms import Augment, ImageTransform, Normalize
 
 OmniglotSplit = Literal["random", "vinyals", "alphabets", "small1", "small2"]
 
@@ -61,6 +61,7 @@ class Omniglot(ImageClasses):
         download: bool = True,
         normalize: Normalize | None = None,
         augment: Augment | None = None,
+        transforms: Sequence[ImageTransform] = (),
     ) -> None:
         """Find the images in `root`, or download them there, and divide them into splits.
 
@@ -82,6 +83,7 @@ class Omniglot(ImageClasses):
             download: whether to download what is not in `root`.
             normalize: normalization of every image; None for none.
             augment: augmentation of training images, before normalization; None for none.
+            transforms: further ones, after `augment`; see `apply_transforms`.
 
         Raises:
             UserError: the files are missing, incomplete or damaged, the download fails, or an
@@ -96,7 +98,16 @@ class Omniglot(ImageClasses):
         alphabets = [alphabet(name) for name in names]
         groups = alphabets if within_alphabet else None
         super().__init__(
-            "omniglot", images, splits, rotations, test_rotations, groups, normalize, augment
+            "omniglot",
+            images,
+            splits,
+            rotations,
+            test_rotations,
+            groups,
+            normalize=normalize,
+            augment=augment,
+            transforms=transforms,
+            class_names=names,
         )
         self.split = split
         self.seed = seed
@@ -112,7 +123,7 @@ class Omniglot(ImageClasses):
             **({} if self.split == "vinyals" else {"split_seed": self.seed}),
             "within_alphabet": self.groups is not None,
             "classes": {name: len(members) for name, members in self.splits.items()},
-            "image_size": self.images.shape[-1],
+            "image_size": self.input_shape[-1],
         }
 
 

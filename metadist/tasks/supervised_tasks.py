@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+import numpy as np
 import torch
 from annotated_types import Ge
 from torch import Tensor
@@ -48,7 +49,7 @@ class SupervisedTasks:
             raise UserError(
                 "supervised training needs images in classes, which "
                 f"{type(dataset).__name__} does not have: choose dataset=glyphs, omniglot, "
-                "mini_imagenet or cifar_fs."
+                "mini_imagenet, cifar_fs or folder."
             )
         dataset.check(ways, shots, queries, ("test",))
         self.dataset = dataset
@@ -58,14 +59,15 @@ class SupervisedTasks:
         self.shots = shots
         self.queries = queries
         self.images = dataset.split_classes("train")
-        classes, examples = self.images.shape[:2]
-        if held_out >= examples:
+        self.class_sizes = np.array([len(of_class) for of_class in self.images])
+        smallest = min(self.class_sizes)
+        if held_out >= smallest:
             raise UserError(
-                f"task.held_out={held_out} leaves no example of a class's {examples} to train on: "
-                f"hold out {examples - 1} at most."
+                f"task.held_out={held_out} leaves no example of a class's {smallest} to train on: "
+                f"hold out {smallest - 1} at most."
             )
         self.input_shape = dataset.input_shape
-        self.outputs = classes
+        self.outputs = len(self.images)
         self.regression = False
 
     def sample(self, key: Tensor) -> Episode:
@@ -73,12 +75,13 @@ class SupervisedTasks:
         split, generator = key_split(key), key_generator(key)
         if split == "test":
             return self.dataset.episode(generator, split, self.ways, self.shots, self.queries)
-        classes, examples = self.images.shape[:2]
+        labels = generator.integers(len(self.images), size=self.micro_batch_size)
+        examples = self.class_sizes[labels]
         training = examples - self.held_out
         first, last = (0, training) if split == "train" else (training, examples)
-        labels = generator.integers(classes, size=self.micro_batch_size)
-        indices = generator.integers(first, last, size=self.micro_batch_size)
-        inputs = self.dataset.inputs(self.images[labels, indices], split, generator)
+        indices = generator.integers(first, last)
+        pixels = [self.images[c][i] for c, i in zip(labels, indices, strict=True)]
+        inputs = self.dataset.inputs(np.stack(pixels), split, generator)
         batch = Examples(inputs, torch.from_numpy(labels))
         return Episode(support=Examples(batch.inputs[:0], batch.targets[:0]), query=batch)
 

@@ -1,6 +1,9 @@
 """Transforms of images between the dataset and the model: augmentation and normalization."""
 
-from collections.abc import Sequence
+import contextlib
+import functools
+import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Annotated
@@ -8,7 +11,7 @@ from typing import Annotated
 import numpy as np
 import torch
 from annotated_types import Ge, Interval
-from torch import Tensor
+from torch import Tensor, nn
 
 from metadist.errors import UserError
 
@@ -16,6 +19,9 @@ _GREY_WEIGHTS = np.array([0.2989, 0.587, 0.114], dtype=np.float32)
 """Luminance of red, green and blue (ITU-R BT.601), rounded as in torchvision."""
 
 Fraction = Annotated[float, Interval(ge=0, le=1)]
+
+ImageTransform = Callable[[Tensor], Tensor]
+"""A transform of one image, float32 (channels, height, width) in [0, 1], to one of that shape."""
 
 
 @dataclass(frozen=True)
@@ -137,3 +143,55 @@ def _grey(images: np.ndarray) -> np.ndarray:
     if images.shape[1] != len(_GREY_WEIGHTS):
         return images
     return np.tensordot(_GREY_WEIGHTS, images, axes=(0, 1))[:, None]
+
+
+def apply_transforms(
+    transforms: Sequence[ImageTransform], inputs: Tensor, generator: np.random.Generator
+) -> Tensor:
+    """Apply transforms to each image on its own, such as those of `torchvision.transforms.v2`.
+
+    Their random numbers, if from torch's, NumPy's or Python's global generator, depend on
+    `generator` alone; the state of the global generators is restored.
+
+    Args:
+        transforms: applied in this order.
+        inputs: float32 images (n, channels, height, width) in [0, 1].
+        generator: advanced by one number.
+
+    Raises:
+        UserError: the results are not float32 of the inputs' shape.
+    """
+    with _seeded(int(generator.integers(2**63))):
+        images = [functools.reduce(lambda x, each: each(x), transforms, image) for image in inputs]
+    expected = (torch.float32, tuple(inputs.shape[1:]))
+    for image in images:
+        found = (getattr(image, "dtype", type(image)), tuple(getattr(image, "shape", ())))
+        if found != expected:
+            raise UserError(
+                f"dataset.transforms give {found[0]} of shape {found[1]}, expected {expected[0]} "
+                f"of the image's shape {expected[1]}: change the transform that does not keep them"
+            )
+    return torch.stack(images)
+
+
+def transform_names(transforms: Sequence[ImageTransform]) -> list[str]:
+    """What a protocol says about transforms: their names and options."""
+    return [
+        " ".join(repr(each).split()) if isinstance(each, nn.Module) else type(each).__name__
+        for each in transforms
+    ]
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed the global random generators of torch (on the CPU), NumPy and Python inside."""
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed also seeds the GPUs
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])

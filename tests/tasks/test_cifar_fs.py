@@ -100,7 +100,7 @@ def test_archive_and_folder_give_the_images(tmp_path, write, protocol):
     assert isinstance(dataset, ImageDataset)
     assert dataset.input_shape == (3, 32, 32)
     for split in SPLITS:
-        images = dataset.split_classes(split)
+        images = np.stack(dataset.split_classes(split))
         assert images.shape == (len(CLASSES[split]), 4, 3, 32, 32)
         for name, of_class in zip(CLASSES[split], images, strict=True):
             assert (of_class[:, :, 0] == NAMES.index(name)).all()

@@ -1,11 +1,22 @@
 """Tasks of training of another size than those of validation and test."""
 
+import hashlib
+
 import numpy as np
 import pytest
 import torch
 
 from metadist.errors import UserError
-from metadist.tasks import FewShotTasks, ImageClasses, Sinusoid, task_keys
+from metadist.tasks import (
+    SPLITS,
+    Augment,
+    FewShotTasks,
+    Glyphs,
+    ImageClasses,
+    Sinusoid,
+    SupervisedTasks,
+    task_keys,
+)
 
 SPLIT_CLASSES = {"train": np.arange(12), "validation": np.arange(12, 16), "test": np.arange(16, 20)}
 
@@ -57,3 +68,20 @@ def test_impossible_training_tasks_are_refused(given, parts):
     with pytest.raises(UserError) as error:
         FewShotTasks(noise(), **{"ways": 4, "shots": 1, "queries": 4, **given})
     assert all(part in str(error.value) for part in parts), error.value
+
+
+def test_the_tasks_of_a_key_are_those_of_earlier_versions():
+    glyphs = Glyphs(train_classes=40, validation_classes=10, test_classes=10)
+    augment = Augment(crop_padding=2, flip=0.5, brightness=0.4)
+    rotated = ImageClasses("rotated", glyphs.images, glyphs.splits, True, True, augment=augment)
+    few_shot = FewShotTasks(glyphs, 5, 1, 5), FewShotTasks(rotated, 5, 2, 3)
+    found = []
+    for tasks in (*few_shot, SupervisedTasks(glyphs)):
+        digest = hashlib.sha256()
+        for split in SPLITS:
+            for key in task_keys(3, split, 2, range(4)):
+                for part in tasks.sample(key):
+                    digest.update(part.inputs.numpy().tobytes())
+                    digest.update(part.targets.numpy().tobytes())
+        found.append(digest.hexdigest()[:16])
+    assert found == ["2edf2ebaa4bb8b55", "cd0eb26819ad21ae", "6ee25043132adffd"]

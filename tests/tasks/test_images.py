@@ -1,6 +1,9 @@
+import random
+
 import numpy as np
 import pytest
 import torch
+from torchvision.transforms import v2
 
 from metadist.errors import UserError
 from metadist.tasks import (
@@ -10,6 +13,7 @@ from metadist.tasks import (
     ImageClasses,
     ImageDataset,
     Normalize,
+    SupervisedTasks,
     task_keys,
 )
 
@@ -216,9 +220,135 @@ def test_augmentation_depends_on_the_key_and_is_for_training_only():
             assert torch.equal(one.query.targets, before.query.targets)
 
 
-def test_contiguous_classes_are_not_copied():
+def test_split_classes_are_not_copied():
     images = labelled_pixels()
     offsets = {**SPLIT_CLASSES, "test": np.array([14, 16, 15, 17, 18, 19])}
     dataset = ImageClasses("labels", images, offsets)
-    assert np.shares_memory(dataset.split_classes("train"), images)
+    assert all(np.shares_memory(each, images) for each in dataset.split_classes("train"))
     assert np.array_equal(dataset.split_classes("test"), images[[14, 16, 15, 17, 18, 19]])
+
+
+def unequal(**options) -> ImageClasses:
+    """20 classes of 4 to 23 images; pixels tell class and example."""
+    images = [np.empty((4 + index, 4, 4), dtype=np.uint8) for index in range(20)]
+    for index, of_class in enumerate(images):
+        of_class[:, 0] = index
+        of_class[:, 1:] = np.arange(len(of_class))[:, None, None]
+    names = [f"class{index:02d}" for index in range(20)]
+    return ImageClasses("unequal", images, SPLIT_CLASSES, class_names=names, **options)
+
+
+def test_classes_of_unequal_sizes_are_sampled_uniformly():
+    tasks = FewShotTasks(unequal(), 2, 1, 3)
+    drawn = np.zeros((20, 23))
+    for key in task_keys(0, "test", 0, range(3000)):
+        episode = tasks.sample(key)
+        examples = [*zip(*class_and_example(episode.support.inputs), strict=True)]
+        examples += zip(*class_and_example(episode.query.inputs), strict=True)
+        assert len(set(examples)) == 8
+        for example in examples:
+            drawn[example] += 1
+    for index in SPLIT_CLASSES["test"]:
+        size = 4 + index
+        assert not drawn[index, size:].any()
+        # 3000 tasks, 2 of 6 classes, 4 of a class's examples.
+        expected = 3000 * 2 / 6 * 4 / size
+        assert abs(drawn[index, :size] - expected).max() < 5 * expected**0.5
+
+
+def test_equal_sizes_as_a_list_give_the_same_tasks():
+    images = labelled_pixels()
+    for key in task_keys(3, "train", 1, range(5)):
+        one, two = (
+            FewShotTasks(ImageClasses("labels", given, SPLIT_CLASSES), 5, 2, 3).sample(key)
+            for given in (images, list(images))
+        )
+        assert torch.equal(one.query.inputs, two.query.inputs)
+
+
+def test_classes_that_are_too_small_are_named_or_left_out(caplog):
+    with pytest.raises(UserError) as error:
+        FewShotTasks(unequal(), 2, 1, 6)
+    message = str(error.value)
+    assert "1 + 6 = 7, but 3 classes of unequal have fewer examples" in message
+    assert "class00 (4), class01 (5), class02 (6); lower" in message
+    assert "dataset.skip_small_classes=true" in message
+    with caplog.at_level("INFO", logger="metadist"):
+        tasks = FewShotTasks(unequal(skip_small_classes=True), 2, 1, 6)
+    [line] = caplog.messages
+    assert line.startswith("3 classes of unequal have fewer than 7 examples and are left out: cl")
+    drawn = {
+        index
+        for key in task_keys(0, "train", 0, range(100))
+        for index in class_and_example(tasks.sample(key).support.inputs)[0]
+    }
+    assert drawn == {3, 4, 5, 6, 7}
+    with pytest.raises(UserError, match=r"train split of unequal has only 5 classes with 7 examp"):
+        FewShotTasks(unequal(skip_small_classes=True), 6, 1, 6)
+
+
+def test_supervised_batches_of_unequal_classes():
+    tasks = SupervisedTasks(unequal(), micro_batch_size=400, held_out=2, ways=2, queries=3)
+    train, held_out = (
+        {*zip(*class_and_example(tasks.sample(key).query.inputs), strict=True)}
+        for split in ("train", "validation")
+        for key in task_keys(0, split, 0, range(1))
+    )
+    assert held_out == {(index, 4 + index - back) for index in range(8) for back in (1, 2)}
+    assert train <= {(index, example) for index in range(8) for example in range(2 + index)}
+    with pytest.raises(UserError, match="leaves no example of a class's 4"):
+        SupervisedTasks(unequal(), held_out=4, queries=3)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        v2.RandomHorizontalFlip(),
+        v2.RandomErasing(p=1.0),
+        v2.RandomResizedCrop(8),
+        v2.RandAugment(),
+        v2.Compose([v2.ColorJitter(0.4), v2.GaussianNoise(clip=True)]),
+        lambda image: image * random.random() * np.random.random(),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_transforms_depend_on_the_key_and_are_for_training_only(transform):
+    images = np.random.default_rng(0).integers(0, 256, (20, 4, 3, 8, 8), dtype=np.uint8)
+    plain = FewShotTasks(ImageClasses("noise", images, SPLIT_CLASSES), 3, 1, 2)
+    dataset = ImageClasses("noise", images, SPLIT_CLASSES, transforms=[transform])
+    changed = FewShotTasks(dataset, 3, 1, 2)
+    state = torch.get_rng_state()
+    differs = False
+    for split in SPLITS:
+        for key in task_keys(0, split, 2, range(3)):
+            one = changed.sample(key)
+            torch.rand(1)  # other random numbers in between, as on another rank
+            two, before = changed.sample(key), plain.sample(key)
+            for part in ("support", "query"):
+                inputs = getattr(one, part).inputs
+                assert torch.equal(inputs, getattr(two, part).inputs)
+                same = torch.equal(inputs, getattr(before, part).inputs)
+                assert same or split == "train"
+                differs |= not same
+    assert differs
+    torch.set_rng_state(state)
+    key = task_keys(0, "train", 2, range(1))[0]
+    changed.sample(key)
+    assert torch.equal(torch.get_rng_state(), state)
+    [name] = changed.protocol()["transforms"]
+    assert name.startswith(type(transform).__name__)
+
+
+def test_each_image_has_its_own_transform_and_its_shape_is_kept():
+    images = np.random.default_rng(0).integers(0, 256, (20, 8, 3, 8, 8), dtype=np.uint8)
+    flip = ImageClasses("noise", images, SPLIT_CLASSES, transforms=[v2.RandomHorizontalFlip()])
+    found = flip.inputs(images[0], "train", np.random.default_rng(0)).numpy()
+    plain = flip.inputs(images[0], "test", np.random.default_rng(0)).numpy()
+    flipped = [np.array_equal(f, p[..., ::-1]) for f, p in zip(found, plain, strict=True)]
+    kept = [np.array_equal(f, p) for f, p in zip(found, plain, strict=True)]
+    assert any(flipped)
+    assert any(kept)
+    assert all(np.logical_xor(flipped, kept))
+    smaller = ImageClasses("noise", images, SPLIT_CLASSES, transforms=[v2.CenterCrop(6)])
+    with pytest.raises(UserError, match=r"shape \(3, 6, 6\), expected .* \(3, 8, 8\)"):
+        smaller.inputs(images[0], "train", np.random.default_rng(0))

@@ -31,6 +31,7 @@ from metadist.tasks import (
     ImageDataset,
     MiniImageNet,
     Normalize,
+    image_files,
     mini_imagenet,
     mini_imagenet_files,
     task_keys,
@@ -244,7 +245,7 @@ def test_an_image_that_cannot_be_decoded_is_named(tmp_path, data):
 
 
 def test_an_image_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(mini_imagenet_files, "MAX_IMAGE_PIXELS", 84 * 84)
+    monkeypatch.setattr(image_files, "MAX_IMAGE_PIXELS", 84 * 84)
     root = write_folders(tmp_path / "data")
     bad = root / "train" / "n00000012" / "n0000001200000002.png"
     write_image(bad, np.zeros((200, 300, 3), dtype=np.uint8))

@@ -223,7 +223,7 @@ def test_rotations_reach_the_episodes(tmp_path):
         dataset = Omniglot(root, rotations=rotations, test_rotations=test_rotations)
         tasks = FewShotTasks(dataset, 2, 1, 3)
         for split, turned in (("train", rotations), ("validation", test_rotations)):
-            drawn = dataset.split_classes(split).reshape(-1, 28, 28)
+            drawn = np.concatenate(dataset.split_classes(split))
             upright = {image.tobytes() for image in drawn}
             inputs = torch.cat(
                 [tasks.sample(key).query.inputs for key in task_keys(0, split, 0, range(20))]

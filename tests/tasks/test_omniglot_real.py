@@ -109,7 +109,7 @@ def test_minimal_sets_are_those_of_the_official_files(omniglot, cached, split):
         images = dataset.split_classes("train")
         for position in range(0, len(members), 97):
             expected = ink(archive.read(members[position]), 28)
-            assert np.array_equal(images[position // 20, position % 20], expected)
+            assert np.array_equal(images[position // 20][position % 20], expected)
 
 
 def test_within_alphabets(omniglot, cached):

@@ -1,0 +1,243 @@
+"""Image files in class folders or named by lists: find them and decode them."""
+
+import csv
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from metadist.errors import UserError
+from metadist.tasks.data_files import decode_image, root_errors, unreadable
+
+SPLIT_NAMES = {"train": ("train",), "validation": ("val", "validation"), "test": ("test",)}
+"""Names of each split's folder or list, in order of precedence."""
+
+FORMATS = {
+    ".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".bmp": "BMP", ".gif": "GIF",
+    ".tif": "TIFF", ".tiff": "TIFF", ".webp": "WEBP", ".ppm": "PPM", ".pgm": "PPM",
+}  # fmt: skip
+"""Pillow's names of the accepted formats by the files' suffix."""
+
+MAX_IMAGE_BYTES = 1 << 26
+MAX_IMAGE_PIXELS = 1 << 26
+_PLAIN_NAME = re.compile(r"(?!\.\.?$)[^/\\\0]+")
+_CHUNK = 256
+"""Images that are decoded before the first of them is used."""
+
+
+class ImageClass(NamedTuple):
+    """The image files of one class.
+
+    Attributes:
+        split: of the class; empty if the directory is not divided into splits.
+        name: of the class.
+        files: in order.
+    """
+
+    split: str
+    name: str
+    files: list[Path]
+
+
+def find_classes(root: Path, dataset: str) -> list[ImageClass]:
+    """The classes in a directory, sorted by split and name.
+
+    - folders `train`, `val` (or `validation`) and `test`, with a folder of images for each class;
+    - else `images/` with `train.csv`, `val.csv` (or `validation.csv`) and `test.csv`;
+    - else a folder of images for each class.
+
+    A class has all images in its folder and in folders below it. Hidden files and folders are
+    ignored.
+
+    Args:
+        root: the directory.
+        dataset: its name in messages.
+
+    Raises:
+        UserError: the directory or a file cannot be read, or a list is damaged.
+    """
+    with root_errors(root, dataset):
+        folders = _of_splits(root, "", Path.is_dir)
+        if "train" in folders and len(folders) > 1:
+            return [
+                ImageClass(split, folder.name, images_below(folder))
+                for split, parent in folders.items()
+                for folder in subfolders(parent)
+            ]
+        lists = _of_splits(root, ".csv", Path.is_file)
+        if lists and (root / "images").is_dir():
+            return list(read_lists(root / "images", lists))
+        return [ImageClass("", f.name, images_below(f)) for f in subfolders(root)]
+
+
+def _of_splits(root: Path, suffix: str, exists: Callable[[Path], bool]) -> dict[str, Path]:
+    """The existing folder or list of each split."""
+    found = {}
+    for split, names in SPLIT_NAMES.items():
+        paths = [root / f"{name}{suffix}" for name in names]
+        if existing := [path for path in paths if exists(path)]:
+            found[split] = existing[0]
+    return found
+
+
+def subfolders(parent: Path) -> list[Path]:
+    """The folders in a folder, sorted, without hidden ones."""
+    try:
+        return sorted(p for p in parent.iterdir() if p.is_dir() and not p.name.startswith("."))
+    except OSError as error:
+        raise UserError(unreadable(parent, error)) from error
+
+
+def images_below(folder: Path) -> list[Path]:
+    """The image files in a folder and in folders below it, sorted, without hidden ones."""
+
+    def refuse(error: OSError) -> None:
+        raise UserError(unreadable(error.filename or folder, error)) from error
+
+    found = []
+    for path, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [
+            Path(path, name)
+            for name in sorted(names)
+            if Path(name).suffix.lower() in FORMATS and not name.startswith(".")
+        ]
+    return found
+
+
+def read_lists(images: Path, lists: Mapping[str, Path]) -> Iterator[ImageClass]:
+    """The classes that lists of `filename,label` name, as of Ravi and Larochelle's split.
+
+    Args:
+        images: the folder with the images, in it or in a subfolder for each class.
+        lists: the list of each split.
+
+    Raises:
+        UserError: a list is damaged or names images that are not there.
+    """
+    present = _names(images)
+    missing: dict[Path, list[str]] = {}
+    classes = []
+    for split, file in lists.items():
+        lines = list(_lines(file))
+        labels = {label for _, label in lines}
+        folders = {label: _names(images / label) for label in labels & present}
+        found: dict[str, set[str]] = {}
+        for name, label in lines:
+            if name in present:
+                found.setdefault(label, set()).add(name)
+            elif name in folders.get(label, ()):
+                found.setdefault(label, set()).add(f"{label}/{name}")
+            else:
+                missing.setdefault(file, []).append(name)
+        for label in sorted(found):
+            files = [images / name for name in sorted(found[label])]
+            classes.append(ImageClass(split, label, files))
+    if missing:
+        details = [
+            f"{len(names)} that {file} names ({', '.join(names[:3])}{', …' * (len(names) > 3)})"
+            for file, names in missing.items()
+        ]
+        raise UserError(
+            f"{images} lacks images: {' and '.join(details)}; put them there, or use the lists "
+            "that belong to the images"
+        )
+    yield from classes
+
+
+def _names(folder: Path) -> set[str]:
+    try:
+        return set(os.listdir(folder))  # noqa: PTH208  (names alone are ten times as fast)
+    except OSError as error:
+        raise UserError(unreadable(folder, error)) from error
+
+
+def _lines(file: Path) -> Iterator[tuple[str, str]]:
+    """File names and labels of a list whose first line is `filename,label`."""
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as lines:
+            rows = csv.reader(lines)
+            if next(rows, None) != ["filename", "label"]:
+                raise ValueError("its first line is not filename,label")
+            for row in rows:
+                # The list is untrusted: a name must not lead out of the folder.
+                if len(row) != 2 or not all(_PLAIN_NAME.fullmatch(part) for part in row):
+                    raise ValueError(f"line {rows.line_num} is {','.join(row)[:100]!r}")
+                yield row[0], row[1]
+    except OSError as error:
+        raise UserError(unreadable(file, error)) from error
+    except (ValueError, csv.Error) as error:
+        raise UserError(
+            f"{file} is no list of images ({error}); it needs the first line filename,label and "
+            "then a file's name and its class in each"
+        ) from error
+
+
+def check_disjoint(classes: Iterable[tuple[str, str]], root: Path) -> None:
+    """Raise `UserError` if two splits share a class.
+
+    Args:
+        classes: split and name of each.
+        root: the directory, for the message.
+    """
+    split_of: dict[str, str] = {}
+    for split, name in classes:
+        if (other := split_of.setdefault(name, split)) != split:
+            raise UserError(
+                f"the class {name} of {root} is in {other} and in {split}, where a class of "
+                "few-shot learning belongs to one split; use the files of the published split, or "
+                "for your own data with dataset=folder put each class into one split, or give a "
+                "directory of class folders without splits"
+            )
+
+
+def decode_files(files: Iterable[Path], mode: str, size: int) -> Iterator[np.ndarray]:
+    """Decode image files, some at a time in threads.
+
+    Args:
+        files: the files.
+        mode: "L" for greyscale or "RGB".
+        size: height and width of the results, in pixels.
+
+    Yields:
+        uint8 of shape (size, size) or (3, size, size), in the order of the files.
+
+    Raises:
+        UserError: a file cannot be read or decoded.
+    """
+
+    def decode(file: Path) -> np.ndarray:
+        pixels = decode_file(file, mode, size)
+        return pixels.transpose(2, 0, 1) if mode == "RGB" else pixels
+
+    remaining = iter(files)
+    # Pillow releases the GIL while it decodes, and other processes wait for this one.
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        while chunk := list(itertools.islice(remaining, _CHUNK)):
+            yield from pool.map(decode, chunk)
+
+
+def decode_file(file: Path, mode: str, size: int) -> np.ndarray:
+    """Decode one image file; see `metadist.tasks.data_files.decode_image`.
+
+    Raises:
+        UserError: it cannot be read or decoded.
+    """
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(MAX_IMAGE_BYTES + 1)
+        if len(data) > MAX_IMAGE_BYTES:
+            raise ValueError(f"it is larger than {MAX_IMAGE_BYTES >> 20} MiB")
+        formats = tuple(sorted({*FORMATS.values()}))
+        return decode_image(data, mode, size, formats, MAX_IMAGE_PIXELS)
+    except OSError as error:
+        raise UserError(unreadable(file, error)) from error
+    except ValueError as error:
+        raise UserError(
+            f"{file} cannot be decoded as an image ({error}); replace or delete it"
+        ) from error

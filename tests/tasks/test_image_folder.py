@@ -1,0 +1,150 @@
+import numpy as np
+import pytest
+import tiny
+import torch
+from PIL import Image
+
+from metadist.config.instantiate import instantiate
+from metadist.errors import UserError
+from metadist.tasks import SPLITS, FewShotTasks, ImageDataset, ImageFolder, image_files, task_keys
+
+SIZES = {f"class{index:02d}": 3 + index for index in range(10)}
+
+
+def colour(name, example):
+    return int(name[5:7]) * 20, example * 10, 128
+
+
+def write(root, classes, suffix=".png", size=(12, 10)):
+    """Images of one colour each, which says class and example."""
+    for name, count in classes.items():
+        (root / name).mkdir(parents=True)
+        for example in range(count):
+            image = Image.new("RGB", size if example % 2 else size[::-1], colour(name, example))
+            image.save(root / name / f"{example:03d}{suffix}")
+    return root
+
+
+def of_class(dataset, split, name):
+    index = dataset.classes[split].index(name)
+    return dataset.split_classes(split)[index]
+
+
+def test_folders_are_split_by_the_seed(tmp_path):
+    root = str(write(tmp_path / "data", SIZES))
+    dataset = ImageFolder(root, size=8)
+    assert isinstance(dataset, ImageDataset)
+    assert dataset.input_shape == (3, 8, 8)
+    assert [len(dataset.classes[split]) for split in SPLITS] == [6, 2, 2]
+    assert sorted(name for split in SPLITS for name in dataset.classes[split]) == list(SIZES)
+    for split in SPLITS:
+        for name, images in zip(dataset.classes[split], dataset.split_classes(split), strict=True):
+            assert len(images) == SIZES[name]
+            for example, image in enumerate(images):
+                assert (image == np.array(colour(name, example))[:, None, None]).all()
+    assert ImageFolder(root, size=8).classes == dataset.classes
+    others = [ImageFolder(root, size=8, seed=seed) for seed in range(1, 6)]
+    assert any(other.classes != dataset.classes for other in others)
+    assert dataset.protocol()["split_seed"] == 0
+    assert dataset.protocol()["classes"] == {"train": 6, "validation": 2, "test": 2}
+    half = ImageFolder(root, size=8, validation_fraction=0.1, test_fraction=0.5)
+    assert [len(half.classes[split]) for split in SPLITS] == [4, 1, 5]
+
+
+@pytest.mark.parametrize("validation", ["val", "validation"])
+def test_split_folders(tmp_path, validation):
+    parts = {"train": range(5), validation: range(5, 7), "test": range(7, 10)}
+    for part, indices in parts.items():
+        write(tmp_path / part, {f"class{i:02d}": 3 + i for i in indices}, ".jpg")
+    (tmp_path / ".hidden").mkdir()
+    dataset = ImageFolder(str(tmp_path), size=8)
+    assert [len(dataset.classes[split]) for split in SPLITS] == [5, 2, 3]
+    assert len(of_class(dataset, "test", "class08")) == 11
+    assert "split_seed" not in dataset.protocol()
+
+
+def test_missing_validation_is_taken_from_training(tmp_path):
+    write(tmp_path / "train", {f"class{i:02d}": 4 for i in range(5)})
+    write(tmp_path / "test", {f"class{i:02d}": 4 for i in range(5, 8)})
+    dataset = ImageFolder(str(tmp_path), size=8)
+    assert [len(dataset.classes[split]) for split in SPLITS] == [4, 1, 3]
+    assert dataset.protocol()["split_seed"] == 0
+
+
+def test_lists(tmp_path):
+    write(tmp_path / "images", {f"class{i:02d}": 4 for i in range(6)})
+    for part, names in (("train", "012"), ("val", "3"), ("test", "45")):
+        lines = [f"{e:03d}.png,class0{name}" for name in names for e in range(3)]
+        (tmp_path / f"{part}.csv").write_text("\n".join(["filename,label", *lines]))
+    dataset = ImageFolder(str(tmp_path), size=8)
+    assert [len(dataset.classes[split]) for split in SPLITS] == [3, 1, 2]
+    assert len(of_class(dataset, "validation", "class03")) == 3
+
+
+def test_greyscale_and_nested_folders(tmp_path):
+    root = write(tmp_path / "data", {f"class{i:02d}/deep": 4 for i in range(5)}, ".bmp")
+    dataset = ImageFolder(str(root), size=16, channels=1)
+    assert dataset.input_shape == (1, 16, 16)
+    name = dataset.classes["train"][0]
+    grey = np.asarray(Image.new("RGB", (1, 1), colour(name, 2)).convert("L"))[0, 0]
+    assert (of_class(dataset, "train", name)[2] == grey).all()
+
+
+def test_decoded_once_for_each_size_and_again_when_a_file_changes(tmp_path, monkeypatch):
+    calls = []
+    decode = image_files.decode_files
+    monkeypatch.setattr(
+        image_files, "decode_files", lambda *given: calls.append(given[2]) or decode(*given)
+    )
+    root = write(tmp_path / "data", SIZES)
+    for size in (8, 8, 9):
+        ImageFolder(str(root), size=size)
+    assert calls == [8, 9]
+    assert not ImageFolder(str(root), size=8).split_classes("train")[0].flags.writeable
+    Image.new("RGB", (40, 40)).save(root / "class03" / "000.png")
+    ImageFolder(str(root), size=8)
+    assert calls == [8, 9, 8]
+
+
+def test_what_cannot_be_used_is_refused(tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    cases = [(empty, "no images in class folders"), (tmp_path / "none", "no images|cannot be read")]
+    cases.append((write(tmp_path / "two", {"class00": 3, "class01": 3}), "none is left for train"))
+    broken = write(tmp_path / "broken", SIZES)
+    (broken / "class04" / "001.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken")
+    cases.append((broken, r"class04/001.png cannot be decoded"))
+    shared = tmp_path / "shared"
+    for part in ("train", "val"):
+        write(shared / part, {"class00": 3, "class01": 3})
+    cases.append((shared, "class00 of .* is in train and in validation"))
+    for root, message in cases:
+        with pytest.raises(UserError, match=message) as error:
+            ImageFolder(str(root), size=8)
+        assert "\n" not in str(error.value)
+
+
+def test_the_configuration(tmp_path):
+    root = write(tmp_path / "data", SIZES)
+    overrides = [
+        "dataset=folder",
+        f"dataset.root={root}",
+        "dataset.size=8",
+        "dataset.skip_small_classes=true",
+        "dataset.augment.flip=0.5",
+        "dataset.transforms=[{_target_: torchvision.transforms.v2.RandomErasing, p: 1.0},"
+        "{_target_: torchvision.transforms.v2.RandomApply, p: 0.5, transforms: "
+        "[{_target_: torchvision.transforms.v2.ColorJitter, brightness: 0.4}]}]",
+    ]
+    dataset = instantiate(tiny.compose(*overrides).dataset, "dataset")
+    assert [type(each).__name__ for each in dataset.transforms] == ["RandomErasing", "RandomApply"]
+    tasks = FewShotTasks(dataset, 2, 1, 3)
+    plain = FewShotTasks(ImageFolder(str(root), size=8, skip_small_classes=True), 2, 1, 3)
+    for split in SPLITS:
+        key = task_keys(0, split, 0, range(1))[0]
+        one, two, before = (each.sample(key).query.inputs for each in (tasks, tasks, plain))
+        assert torch.equal(one, two)
+        assert torch.equal(one, before) == (split != "train")
+    bad = tiny.compose("dataset=folder", "dataset.transforms=[{_target_: no.such.thing}]").dataset
+    with pytest.raises(UserError, match=r"dataset.transforms.0._target_=no.such.thing cannot be"):
+        instantiate(bad, "dataset")
