@@ -175,7 +175,7 @@ def _protocol(row: Row) -> list[str]:
     others = [
         f"{key.replace('_', ' ')}: {_value(value)}"
         for key, value in {**row.method, **row.protocol}.items()
-        if key not in dict(_NAMED)
+        if key not in (*dict(_NAMED), "model")  # the backbone is in the protocol
     ]
     lines = [f"- **{row.label}**: {', '.join([*named, *others])}."]
     if row.cell.source:

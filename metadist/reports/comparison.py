@@ -55,9 +55,9 @@ def protocol_differences(
 ) -> dict[str, dict[str, Any]]:
     """The keys in which the evaluation protocols of runs differ.
 
-    Ways, shots, queries, inner steps, batch-norm statistics, split, rotations, test tasks, kind
-    of interval and checkpoint must be equal for results to be comparable. Properties of the
-    method, such as its name or inner learning rate, are under `method` and are not compared.
+    Backbone, ways, shots, queries, inner steps, batch-norm statistics, split, rotations, test
+    tasks, kind of interval and checkpoint must be equal for results to be comparable. Properties of
+    the method, such as its name or inner learning rate, are under `method` and are not compared.
 
     Args:
         protocols: `protocol` of the `results.json` of each run, by a name for the run.

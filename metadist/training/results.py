@@ -47,9 +47,10 @@ def results_of(
         "world_size": get_world_size(),
         "strategy": x.strategy.name,
         "seed": x.seed,
-        "method": x.learner.method(),
+        "method": {**x.learner.method(), "model": model_options(experiment)},
         "protocol": {
             **x.tasks.protocol(),
+            "backbone": backbone(experiment),
             **x.learner.protocol(),
             "split": "test",
             "eval_seed": x.trainer.eval_seed,
@@ -59,6 +60,23 @@ def results_of(
             "checkpoint": BEST if x.trainer.test_checkpoint == "best" else "last",
         },
     }
+
+
+def model_options(experiment: Experiment) -> dict[str, Any]:
+    """The class of the network as `name`, and its configured options."""
+    node = experiment.configuration["model"]
+    options = {key: value for key, value in node.items() if key not in ("_target_", "native")}
+    return {"name": node["_target_"].rpartition(".")[2], **options}
+
+
+def backbone(experiment: Experiment) -> str:
+    """The network in one line, such as `Conv4, filters=64, pooling=stride`.
+
+    Batch-norm statistics are left out: the protocol has them.
+    """
+    name, *options = model_options(experiment).items()
+    shown = [f"{key}={value}" for key, value in options if key != "running_statistics"]
+    return ", ".join([name[1], *shown])
 
 
 def own_metrics(estimates: Mapping[str, Estimate], metric: str) -> Iterator[tuple[str, float]]:

@@ -22,6 +22,7 @@ CHANGES = {
     "algorithm.transductive=false": "batch_norm",
     "trainer.test_checkpoint=best": "checkpoint",
     "trainer.eval_seed=4": "eval_seed",
+    "model.pooling=max": "backbone",
 }
 
 
@@ -32,6 +33,18 @@ def test_runs_carry_what_they_differ_in(tmp_path):
     found = protocol_differences({"one": one["protocol"], "other": other["protocol"]})
     assert set(found) == set(CHANGES.values())
     assert [run["method"]["inner_lr"] for run in (one, other)] == [0.4, 0.2]
+    assert [run["method"]["model"]["pooling"] for run in (one, other)] == ["stride", "max"]
+    expected = "Conv4, filters=4, pooling=stride, flatten=False, dropout=0.0"
+    assert one["protocol"]["backbone"] == expected
+
+
+def test_the_width_of_the_network_is_part_of_the_protocol_and_the_kernels_are_not(tmp_path):
+    short = ["strategy=local", "trainer.iterations=1", "trainer.validation_tasks=1"]
+    one = train(str(tmp_path / "a"), *short)
+    wider = train(str(tmp_path / "b"), *short, "model.filters=5", "model.native=false")
+    found = protocol_differences({"one": one["protocol"], "wider": wider["protocol"]})
+    assert set(found) == {"backbone"}
+    assert "native" not in found["backbone"]["wider"]
 
 
 def test_the_best_checkpoint_is_tested_when_asked_for(tmp_path):
