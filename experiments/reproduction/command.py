@@ -9,17 +9,20 @@ import argparse
 import functools
 import shlex
 import sys
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 
-from reproduction.cells import Cell, compose, load_cells, select_cells
+from reproduction.cells import ROOT, Cell, compose, load_cells, select_cells
 from reproduction.plots import plot_curves, plot_pair, plot_sinusoids
-from reproduction.rows import aggregate, find_runs
+from reproduction.quick import load_bands, run_quick
+from reproduction.records import TABLE, add_record, read_records
+from reproduction.rows import Row, Run, aggregate, find_runs
 from reproduction.runs import PresetRun, Runner
 from reproduction.table import csv_text, markdown
 
 from metadist.cli import exit_status
 from metadist.errors import UserError
+from metadist.files import wrap_write_errors
 
 TABLE_FILE = "table.md"
 DATA_FILE = "table.csv"
@@ -60,6 +63,12 @@ def _parser() -> argparse.ArgumentParser:
         help="of the runs and the table",
     )
     add("--table-only", action="store_true", help="no runs: write the table of the existing ones")
+    record = "copy results and thinned metrics of finished runs of one PRESET into the records"
+    add("--record", type=Path, nargs="+", default=[], metavar="RUN", help=record)
+    update = f"write the table of the records into {TABLE.relative_to(ROOT)} and exit"
+    add("--update-docs", action="store_true", help=update)
+    quick = "run every cell for a short time and compare with the expected band of accuracy"
+    add("--quick", action="store_true", help=quick)
     add("--folders", type=Path, nargs="+", default=[], help="further directories with runs")
     sinusoid = "plot the adaptation of two runs to a sine curve (as in MAML's paper) and exit"
     add("--sinusoid", type=Path, nargs=2, metavar=("MAML", "PRETRAINED"), help=sinusoid)
@@ -76,19 +85,37 @@ def _run(options: argparse.Namespace) -> int:
         print(path)
         return 0
     selected = select_cells(cells, [a for a in options.arguments if "=" not in a])
+    if options.record:
+        if len(selected) != 1:
+            raise UserError(
+                "--record needs the one preset that the runs are of, as in PRESET --record RUN."
+            )
+        for run in options.record:
+            print(add_record(selected[0], run.resolve()))
+        return 0
+    if options.update_docs:
+        with wrap_write_errors(TABLE):
+            TABLE.write_text(record_table(cells), encoding="utf-8")
+        print(TABLE)
+        return 0
+    known = {cell.dataset for cell in cells.values()}
+    if options.quick:
+        quick = selected or list(cells.values())
+        roots = _roots(options.root, [cell for cell in quick if cell.preset in load_bands()], known)
+        runner = Runner(options.workers, options.jobs, roots, _print)
+        return run_quick(quick, directory / "quick", runner, _print)
     runner = None
     if not options.table_only:
-        roots = _roots(options.root, selected, {cell.dataset for cell in cells.values()})
+        roots = _roots(options.root, selected, known)
         runs = _runs(options, selected, directory)
         runner = Runner(options.workers, options.jobs, roots, _print)
         runner.run(runs)
     found = find_runs([directory, *options.folders], cells)
     if not found and not (runner and runner.unusable):
         raise UserError(f"no run of a preset in {directory}: name presets, or all.")
-    lengths = {name: _published_iterations(name) for name in {r.cell.preset for r in found}}
-    rows = aggregate(found, lengths)
+    rows = _rows(found)
     command = shlex.join(["python", "experiments/reproduce.py", *sys.argv[1:]])
-    text = markdown(rows, command)
+    text = markdown(rows, command, _without_run(rows, selected))
     try:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / TABLE_FILE).write_text(text, encoding="utf-8")
@@ -105,6 +132,36 @@ def _run(options: argparse.Namespace) -> int:
         return 128 + runner.stopped
     unusable = runner is not None and runner.unusable
     return 1 if unusable or any(row.failures for row in rows) else 0
+
+
+def record_table(cells: Mapping[str, Cell]) -> str:
+    """The table of the records, in Markdown."""
+    rows = _rows(read_records(cells))
+    return markdown(
+        rows, "python experiments/reproduce.py --update-docs", _without_run(rows, cells.values())
+    )
+
+
+def _rows(runs: Sequence[Run]) -> list[Row]:
+    return aggregate(
+        runs, {name: _published_iterations(name) for name in {run.cell.preset for run in runs}}
+    )
+
+
+def _without_run(rows: Sequence[Row], cells: Iterable[Cell]) -> list[str]:
+    """The cells without a measured result, and the algorithms without a preset."""
+    measured = {row.cell.preset for row in rows if row.measured is not None}
+    cells = list(cells)
+    missing = [cell.preset for cell in cells if cell.preset not in measured]
+    if missing:
+        presets = load_cells()
+        algorithms = sorted(path.stem for path in (ROOT / "conf" / "algorithm").glob("*.yaml"))
+        missing += [
+            f"algorithm={name} (no preset)"
+            for name in algorithms
+            if not any(preset.startswith(f"{name}_") for preset in presets)
+        ]
+    return missing
 
 
 def _runs(

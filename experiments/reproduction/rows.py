@@ -14,6 +14,9 @@ from metadist.reports import FAILURE_FILE, protocol_differences, read_results
 _ROUNDING = 1e-9
 """Tolerance for decimal representations."""
 
+MIN_SHARE = 0.5
+"""Share of the published iterations below which a result is not judged."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -65,6 +68,7 @@ class Row:
         failures: errors of failed runs, by seed.
         unfinished: progress of the other runs, by seed.
         seconds: mean wall time of a run.
+        core_hours: mean wall time × workers of a run.
         world: strategy and number of workers.
         protocol: of the runs.
         method: algorithm and options of the runs.
@@ -86,6 +90,7 @@ class Row:
     failures: dict[int, str]
     unfinished: dict[int, str]
     seconds: float | None
+    core_hours: float | None
     world: str
     protocol: dict[str, Any]
     method: dict[str, Any]
@@ -104,8 +109,17 @@ class Row:
         return " ".join((self.cell.preset, *self.options))
 
     @property
+    def share(self) -> float | None:
+        """Iterations divided by those of the preset; None if unknown."""
+        return self.iterations / self.published_iterations if self.published_iterations else None
+
+    @property
     def outcome(self) -> str:
-        """Whether the published result is reached: at least the lower end of its interval."""
+        """The comparison with the published result.
+
+        Reached: at least the lower end of its interval. Otherwise the difference; a plain cell is
+        not judged after less than `MIN_SHARE` of the preset's iterations.
+        """
         if self.measured is None:
             missing = "unfinished" if self.unfinished else "not evaluated at this number of steps"
             return "FAILED" if self.failures else missing
@@ -114,12 +128,20 @@ class Row:
             others += f"; {len(self.unfinished)} of the seeds unfinished"
         if self.published is None:
             return f"no published result{others}"
+        others += "".join(
+            f"; {key.replace('_', ' ')} {measured}, in the paper {published}"
+            for key, (published, measured) in self.differences.items()
+        )
         sign = -1 if self.cell.metric == "mse" else 1
         gap = sign * (self.published - self.measured)
-        if gap <= (self.cell.interval or 0.0) + _ROUNDING:
-            return f"reached{' with a different protocol' * bool(self.differences)}{others}"
+        interval = self.cell.interval or 0.0
+        if gap <= interval + _ROUNDING:
+            return f"reached{others}"
+        if self.share is not None and self.share < MIN_SHARE:
+            return f"not judged: {100 * self.share:.2g}% of the iterations{others}"
         short = f"{100 * gap:.2f} points below" if sign > 0 else f"{gap:.3f} above"
-        return f"NOT reached: {short} the published result{others}"
+        inside = ", inside the intervals" * (gap <= interval + (self.ci95 or 0.0))
+        return f"{short}{inside}{others}"
 
 
 def find_runs(directories: Iterable[Path], cells: Mapping[str, Cell]) -> list[Run]:
@@ -142,8 +164,13 @@ def find_runs(directories: Iterable[Path], cells: Mapping[str, Cell]) -> list[Ru
         preset, seed, iterations, options = saved
         results = read_results(folder)
         found.append(Run(folder, cells[preset], seed, iterations, options, results))
+    return sort_runs(found, cells)
+
+
+def sort_runs(runs: Iterable[Run], cells: Mapping[str, Cell]) -> list[Run]:
+    """Runs in the order of the cells, then by options, length and seed."""
     order = {name: index for index, name in enumerate(cells)}
-    return sorted(found, key=lambda r: (order[r.cell.preset], r.options, r.iterations, r.seed))
+    return sorted(runs, key=lambda r: (order[r.cell.preset], r.options, r.iterations, r.seed))
 
 
 def aggregate(runs: Sequence[Run], lengths: Mapping[str, int]) -> list[Row]:
@@ -188,6 +215,9 @@ def _row(runs: Sequence[Run], steps: int | None, length: int | None) -> Row:
         failures={run.seed: run.failure for run in rest if run.failure is not None},
         unfinished={run.seed: progress_of(run.directory) for run in rest if run.failure is None},
         seconds=_mean([run.results["wall_seconds"] for run in done]),
+        core_hours=_mean(
+            [run.results["wall_seconds"] * run.results["world_size"] / 3600 for run in done]
+        ),
         world=", ".join(
             dict.fromkeys(f"{r.results['strategy']} on {r.results['world_size']}" for r in done)
         ),

@@ -92,16 +92,11 @@ class PresetRun:
             )
         if not (self.directory / RESULTS_FILE).exists() or failure_of(self.directory) is not None:
             return False
-        old = fingerprint(self.directory)
-        composed: Any = OmegaConf.to_container(compose(self.overrides()))
-        new = _without_seed(composed) if old else {}
-        # A key that only one of them has is an option that was added or removed since.
-        for key in sorted(old.keys() & new.keys()):
-            if old[key] != new[key]:
-                raise UserError(
-                    f"{self.directory} holds a run of another {self.preset}, with {key}={old[key]}"
-                    f" where it now has {new[key]}: choose another --directory."
-                )
+        for key, (old, new) in configuration_differences(self.directory, self.overrides()).items():
+            raise UserError(
+                f"{self.directory} holds a run of another {self.preset}, with {key}={old}"
+                f" where it now has {new}: choose another --directory."
+            )
         return True
 
 
@@ -270,6 +265,26 @@ def fingerprint(directory: Path) -> dict[str, str]:
         return _without_seed(read_config(directory))
     except UserError:
         return {}
+
+
+def configuration_differences(
+    directory: Path, overrides: Sequence[str]
+) -> dict[str, tuple[str, str]]:
+    """The keys in which a run's fingerprint differs from a configuration, the seed left out.
+
+    A key that only one of them has is an option that was added or removed since; it is ignored.
+
+    Args:
+        directory: of the run.
+        overrides: of the configuration.
+
+    Returns:
+        key -> (value of the run, value of the configuration).
+    """
+    old = fingerprint(directory)
+    composed: Any = OmegaConf.to_container(compose(overrides))
+    new = _without_seed(composed) if old else {}
+    return {key: (old[key], new[key]) for key in sorted(old.keys() & new) if old[key] != new[key]}
 
 
 def _without_seed(configuration: Mapping[str, Any]) -> dict[str, str]:

@@ -5,7 +5,7 @@ import io
 import json
 from collections.abc import Sequence
 
-from reproduction.rows import Row, task_differences
+from reproduction.rows import MIN_SHARE, Row, task_differences
 
 from metadist.reports import format_differences
 
@@ -20,23 +20,26 @@ _NAMED = (
 """How some keys of a protocol are shown; other keys follow as "key: value"."""
 
 
-def markdown(rows: Sequence[Row], command: str) -> str:
+def markdown(rows: Sequence[Row], command: str, without_run: Sequence[str] = ()) -> str:
     """The document in Markdown.
 
     Args:
         rows: see `aggregate`.
         command: the command that creates it.
+        without_run: names to list as cells without a finished run.
     """
     lines = ["# Reproduction", "", f"Created by `{command}`.", ""]
-    head = ("cell", "published", "measured", "seeds", "iterations", "time per run", "outcome")
+    head = ("cell", "published", "measured", "seeds", "iterations", "cost of a run", "outcome")
     lines += [_line(head), _line(["---"] * len(head))]
     lines += [_line(_cells(row)) for row in rows]
     lines += [
         "",
         "Measured: mean over seeds ± half the width of the 95% interval over test tasks (mean over "
-        "seeds), with the lowest and highest seed in brackets. Reached: at least the lower end of "
-        "the published interval, or the published value without one. Iterations: of those of the "
-        "preset.",
+        "seeds), with the lowest and highest seed in brackets. The interval excludes the variance "
+        "over seeds. Reached: at least the lower end of the published interval, or the published "
+        "value without one. Inside the intervals: the published and the measured interval overlap. "
+        f"Not judged: shorter than {100 * MIN_SHARE:.0f}% of the preset's iterations. Cost: wall "
+        "time × workers.",
         "",
     ]
     if any(row.protocol for row in rows):
@@ -61,6 +64,8 @@ def markdown(rows: Sequence[Row], command: str) -> str:
             for (label, iterations, seed), message in messages.items():
                 lines += [f"- {label}, seed {seed}, {iterations} iterations: {message}"]
             lines += [""]
+    if without_run:
+        lines += ["## No finished run", "", ", ".join(without_run) + ".", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -82,6 +87,7 @@ _COLUMNS = (
     "iterations",
     "published_iterations",
     "seconds",
+    "core_hours",
     "world",
     "outcome",
     "method",
@@ -123,13 +129,14 @@ def _line(cells: Sequence[str]) -> str:
 def _cells(row: Row) -> list[str]:
     of = row.published_iterations
     share = "" if of in (None, row.iterations) else f" of {of:,}"
+    recipe = f" (recipe: {row.cell.recipe})" if row.cell.recipe_of else ""
     return [
-        row.name,
+        row.name + recipe,
         _published(row),
         _measured(row),
         str(len(row.seeds)),
         f"{row.iterations:,}{share}",
-        "" if row.seconds is None else f"{_time(row.seconds)}, {row.world}",
+        "" if row.core_hours is None else f"{row.core_hours:.2f} core-hours, {row.world}",
         row.outcome,
     ]
 
@@ -158,12 +165,6 @@ def _unit(row: Row) -> str:
     return "" if row.cell.metric == "mse" else "%"
 
 
-def _time(seconds: float) -> str:
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}"
-
-
 def _protocol(row: Row) -> list[str]:
     if not row.protocol:
         return []
@@ -178,6 +179,8 @@ def _protocol(row: Row) -> list[str]:
         if key not in (*dict(_NAMED), "model")  # the backbone is in the protocol
     ]
     lines = [f"- **{row.label}**: {', '.join([*named, *others])}."]
+    if row.cell.recipe_of:
+        lines += [f"  - Recipe for {row.cell.recipe_of}: {row.cell.recipe}."]
     if row.cell.source:
         lines += [f"  - Source: {row.cell.source}."]
     if row.cell.remark:

@@ -11,7 +11,9 @@ def overrides_of(preset: str, seed: int, *options: str) -> list[str]:
     return [f"+experiment={preset}", f"seed={seed}", "trainer.iterations=600", *options]
 
 
-def create_run(directory: Path, preset: str, seed: int, *options: str, **results: object) -> None:
+def create_run(
+    directory: Path, preset: str, seed: int, /, *options: str, **results: object
+) -> None:
     """Create the directory of a run, finished if there are results, else unfinished."""
     (directory / ".hydra").mkdir(parents=True)
     overrides = overrides_of(preset, seed, *options)

@@ -28,7 +28,9 @@ def rows(tmp_path):
     create_run(tmp_path / "e", "maml_sinusoid_5_points", 0, **by_steps)
     create_run(tmp_path / "f", "anil_omniglot_5w1s", 0, test_accuracy=0.9, protocol=PROTOCOL)
     create_run(tmp_path / "g", "no_such_preset", 0, test_accuracy=0.9, protocol=PROTOCOL)
-    return aggregate(find_runs([tmp_path], cells), dict.fromkeys(cells, 60_000))
+    lengths = dict.fromkeys(cells, 60_000) | dict.fromkeys(list(cells)[-4:], 600)
+    lengths["reptile_omniglot_5w1s"] = 1000
+    return aggregate(find_runs([tmp_path], cells), lengths)
 
 
 def test_rows_have_means_over_seeds_and_are_compared_with_the_published_interval(rows):
@@ -37,17 +39,48 @@ def test_rows_have_means_over_seeds_and_are_compared_with_the_published_interval
     assert maml.measured == pytest.approx(0.985) and (maml.lowest, maml.highest) == (0.98, 0.99)
     assert maml.seeds == (0, 1) and maml.failures == {2: "the disk is full."}
     assert maml.outcome == "reached; 1 of the seeds FAILED"  # 98.5 with 98.7 ± 0.4
-    assert (
-        by_name["reptile_omniglot_5w1s"].outcome
-        == "NOT reached: 2.68 points below the published result"
-    )
+    reptile = by_name["reptile_omniglot_5w1s"]
+    assert reptile.share == 0.6
+    assert reptile.outcome == "2.68 points below; queries 3, in the paper 1"
     assert by_name["anil_omniglot_5w1s"].outcome == "no published result"
     sinusoid = [by_name[f"maml_sinusoid_5_points, {k}"] for k in ("1 step", "5 steps", "10 steps")]
     assert [row.measured for row in sinusoid] == [1.0, 2 / 6, 2 / 11]
-    other_protocol = "reached with a different protocol"
-    above = "NOT reached: 0.330 above the published result"
-    assert [row.outcome for row in sinusoid] == [above, other_protocol, other_protocol]
+    differences = "; shots 10, in the paper 5"
+    outcomes = ["0.330 above", "reached", "reached"]
+    assert [row.outcome for row in sinusoid] == [each + differences for each in outcomes]
     assert sinusoid[0].differences == {"shots": (5, 10)} and len(rows) == 6
+
+
+def test_short_runs_are_not_judged_and_differences_inside_the_intervals_are_named(tmp_path):
+    cells = {
+        "short": Cell("short", "omniglot", "accuracy", {None: 0.987}, 0.004),
+        "near": Cell("near", "omniglot", "accuracy", {None: 0.987}, 0.004),
+        "far": Cell("far", "omniglot", "accuracy", {None: 0.987}, 0.004),
+        "good": Cell("good", "omniglot", "accuracy", {None: 0.987}, 0.004),
+    }
+    for name, value in {"short": 0.6, "near": 0.97, "far": 0.95, "good": 0.984}.items():
+        create_run(tmp_path / name, name, 0, test_accuracy=value, protocol=PROTOCOL)
+    lengths = {"short": 60_000, "near": 1200, "far": 1200, "good": 60_000}
+    rows = {row.name: row for row in aggregate(find_runs([tmp_path], cells), lengths)}
+    assert rows["short"].outcome == "not judged: 1% of the iterations"
+    assert rows["near"].outcome == "1.70 points below, inside the intervals"  # ± 2.0 and ± 0.4
+    assert rows["far"].outcome == "3.70 points below"
+    assert rows["good"].outcome == "reached"
+
+
+def test_a_recipe_is_labelled_and_compared_with_the_plain_cell(tmp_path):
+    cells = load_cells()
+    recipe, plain = cells["anil_omniglot_20w1s_cosine"], cells["anil_omniglot_20w1s"]
+    assert recipe.results == plain.results and recipe.interval == plain.interval == 0.005
+    create_run(tmp_path, recipe.preset, 0, test_accuracy=0.96, protocol=PROTOCOL)
+    (row,) = aggregate(find_runs([tmp_path], cells), {recipe.preset: 600})
+    label = "| anil_omniglot_20w1s_cosine (recipe: 15,000 iterations, cosine schedule) | 96.20"
+    assert label in markdown([row], "c")
+
+
+def test_cells_without_a_run_are_listed(rows):
+    text = markdown(rows, "c", ["imaml_omniglot_5w1s", "algorithm=supervised (no preset)"])
+    assert text.endswith("imaml_omniglot_5w1s, algorithm=supervised (no preset).\n")
 
 
 def test_the_lower_end_is_reached_and_train_keys_default_to_the_test_keys(tmp_path):
@@ -60,7 +93,7 @@ def test_the_lower_end_is_reached_and_train_keys_default_to_the_test_keys(tmp_pa
     edge, train = aggregate(find_runs([tmp_path], cells), {})
     assert edge.outcome == "reached"
     assert train.differences == {"train_ways": (60, 5)}
-    assert train.outcome == "reached with a different protocol"
+    assert train.outcome == "reached; train ways 5, in the paper 60"
 
 
 def test_different_configurations_of_the_seeds_are_shown(tmp_path):
@@ -92,7 +125,7 @@ def test_the_table_shows_different_protocols_and_failures(rows):
     lines = text.splitlines()
     assert (
         "| maml_omniglot_5w1s | 98.70 ± 0.40% | 98.50 ± 2.00% (98.00 to 99.00) | 2 | "
-        "600 of 60,000 | 0:01:00, rpc on 2 | reached; 1 of the seeds FAILED |"
+        "600 of 60,000 | 0.03 core-hours, rpc on 2 | reached; 1 of the seeds FAILED |"
     ) in lines
     assert "  - Different protocol: shots is 5 in the paper, 10 here." in lines
     assert "  - Different protocol: queries is 1 in the paper, 3 here." in lines

@@ -1,0 +1,84 @@
+"""A short run of each cell, with the band that its test result must be in.
+
+A regression test of learning: bands are of runs of a few dozen iterations, far from the published
+results.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import OmegaConf
+from reproduction.cells import HERE, Cell
+from reproduction.runs import PresetRun, Runner, failure_of
+
+from metadist.errors import UserError
+from metadist.reports import read_results
+
+BANDS = HERE / "quick.yaml"
+_OPTIONS = ("trainer.eval_every=0", "trainer.eval_tasks=100", "trainer.checkpoint_every=0")
+
+
+@dataclass(frozen=True)
+class Band:
+    """The expected result of a short run.
+
+    Attributes:
+        iterations: training iterations.
+        low: the lowest expected test accuracy (0 to 1) or MSE.
+        high: the highest.
+    """
+
+    iterations: int
+    low: float
+    high: float
+
+
+def load_bands(path: Path = BANDS) -> dict[str, Band]:
+    """All bands by preset."""
+    return {str(name): Band(**entry) for name, entry in OmegaConf.load(path).items()}
+
+
+def run_quick(
+    cells: Sequence[Cell], directory: Path, runner: Runner, log: Callable[[str], None]
+) -> int:
+    """Run the cells that have a band and compare.
+
+    Args:
+        cells: the cells.
+        directory: of the runs.
+        runner: runs them.
+        log: receives a line for each cell.
+
+    Returns:
+        The exit status: 0 if every result is in its band, else 1.
+
+    Raises:
+        UserError: none of the cells has a band.
+    """
+    bands = {cell: band for cell in cells if (band := load_bands().get(cell.preset))}
+    if not bands:
+        raise UserError(f"none of these presets has a band in {BANDS.name}: leave the names out.")
+    runs = {
+        cell: PresetRun(
+            cell.preset, cell.dataset, 0, band.iterations, _OPTIONS, directory / cell.preset
+        )
+        for cell, band in bands.items()
+    }
+    runner.run(list(runs.values()))
+    status = 0
+    for cell, band in bands.items():
+        results = read_results(runs[cell].directory)
+        if results is None:
+            log(f"{cell.preset}: no result: {failure_of(runs[cell].directory) or 'stopped'}")
+            status = 1
+            continue
+        value = float(results[f"test_{cell.metric}"])
+        inside = band.low <= value <= band.high
+        status = status if inside else 1
+        log(
+            f"{cell.preset}: {cell.metric} {value:.3f}, expected {band.low} to {band.high}"
+            f"{'' if inside else ': OUTSIDE'} ({band.iterations} iterations, "
+            f"{results['wall_seconds']:.0f} s)"
+        )
+    return status

@@ -1,0 +1,77 @@
+"""Records of finished runs: results and thinned metrics, by cell, length and seed."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from reproduction.cells import HERE, ROOT, Cell
+from reproduction.rows import Run, sort_runs
+from reproduction.runs import configuration_differences
+
+from metadist.errors import UserError
+from metadist.files import wrap_write_errors
+from metadist.loggers import METRICS_FILE, json_value, read_metrics
+from metadist.reports import RESULTS_FILE, read_results
+
+RECORDS = HERE / "records"
+TABLE = ROOT / "docs" / "reproduction_table.md"
+_MAX_LINES = 200
+"""Training iterations that a record keeps of `metrics.jsonl`, beside all validations."""
+
+
+def add_record(cell: Cell, run: Path, records: Path = RECORDS) -> Path:
+    """Copy the results and the thinned metrics of a finished run into the records.
+
+    Args:
+        cell: the cell that the run is of.
+        run: its directory.
+        records: directory of the records.
+
+    Returns:
+        The record's directory, `records/CELL/ITERATIONS/seedN`.
+
+    Raises:
+        UserError: the run has not finished, or its settings are not those of the cell's preset.
+    """
+    results = read_results(run)
+    if results is None:
+        raise UserError(f"{run} has no {RESULTS_FILE}: record runs that have finished.")
+    preset = [f"+experiment={cell.preset}"]
+    for key, (old, new) in configuration_differences(run, preset).items():
+        raise UserError(
+            f"{run} is no run of {cell.preset}: it has {key}={old}, the preset {key}={new}."
+        )
+    record = records / cell.preset / str(results["iterations"]) / f"seed{results['seed']}"
+    with wrap_write_errors(record):
+        record.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(run / RESULTS_FILE, record / RESULTS_FILE)
+        lines = _thin(read_metrics(run / METRICS_FILE))
+        text = "".join(json.dumps(json_value(line)) + "\n" for line in lines)
+        (record / METRICS_FILE).write_text(text, encoding="utf-8")
+    return record
+
+
+def _thin(lines: list[dict]) -> list[dict]:
+    """All validations, and evenly spaced training iterations, the last one included."""
+    training = [line for line in lines if "train_loss" in line]
+    step = -(-len(training) // _MAX_LINES) if training else 1
+    kept = {id(line) for line in training[::-1][::step]}
+    return [line for line in lines if "train_loss" not in line or id(line) in kept]
+
+
+def read_records(cells: Mapping[str, Cell], records: Path = RECORDS) -> list[Run]:
+    """The recorded runs, in the order of the cells.
+
+    Raises:
+        UserError: the results of a record cannot be read, or it is of no cell.
+    """
+    runs = []
+    for file in records.rglob(RESULTS_FILE):
+        results = read_results(file.parent) or {}
+        name = file.relative_to(records).parts[0]
+        if name not in cells:
+            raise UserError(f"{file} is of no cell of published.yaml: rename or remove {name}.")
+        seed, iterations = results["seed"], results["iterations"]
+        runs.append(Run(file.parent, cells[name], seed, iterations, (), results))
+    return sort_runs(runs, cells)

@@ -1,0 +1,70 @@
+"""The records of the reproduction, and the table made from them."""
+
+import json
+import sys
+
+import pytest
+from commands import ROOT
+from reproduction_folders import PROTOCOL, create_run
+
+from metadist.errors import UserError
+
+sys.path.insert(0, str(ROOT / "experiments"))
+from omegaconf import OmegaConf, open_dict
+from reproduction.cells import compose, load_cells
+from reproduction.command import record_table
+from reproduction.records import TABLE, add_record, read_records
+
+CELLS = load_cells()
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of the recipe that was started as the plain preset with overrides."""
+    directory = tmp_path / "run"
+    results = {"test_accuracy": 0.96, "protocol": PROTOCOL, "seed": 3, "iterations": 15000}
+    overrides = ("scheduler=cosine", "trainer.iterations=15000")
+    create_run(directory, "anil_omniglot_20w1s", 3, *overrides, **results)
+    config = compose(["+experiment=anil_omniglot_20w1s", *overrides, "seed=3"])
+    with open_dict(config):
+        config.dataset.root = "/somewhere"
+    OmegaConf.save(config, directory / ".hydra" / "config.yaml")
+    lines = [{"iteration": i, "train_loss": float(i)} for i in range(1, 1001)]
+    lines += [
+        {"iteration": 1000, "validation_accuracy": 0.9},
+        {"iteration": 999, "x": float("nan")},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines).replace("NaN", '"NaN"')
+    (directory / "metrics.jsonl").write_text(text)
+    return directory
+
+
+def test_a_record_holds_results_and_thinned_metrics(run, tmp_path):
+    cell = CELLS["anil_omniglot_20w1s_cosine"]
+    record = add_record(cell, run, tmp_path / "records")
+    assert record == tmp_path / "records" / cell.preset / "15000" / "seed3"
+    assert (record / "results.json").read_bytes() == (run / "results.json").read_bytes()
+    lines = [json.loads(line) for line in (record / "metrics.jsonl").read_text().splitlines()]
+    assert [line for line in lines if "train_loss" not in line] == [
+        {"iteration": 1000, "validation_accuracy": 0.9},
+        {"iteration": 999, "x": "NaN"},
+    ]
+    kept = [line["iteration"] for line in lines if "train_loss" in line]
+    assert kept == list(range(5, 1001, 5))
+    (found,) = read_records(CELLS, tmp_path / "records")
+    assert (found.cell, found.seed, found.iterations, found.options) == (cell, 3, 15000, ())
+
+
+def test_only_finished_runs_of_the_cell_are_recorded(run, tmp_path):
+    with pytest.raises(UserError, match=r"no run of anil_omniglot_20w1s: .*scheduler"):
+        add_record(CELLS["anil_omniglot_20w1s"], run, tmp_path / "records")
+    (run / "results.json").unlink()
+    with pytest.raises(UserError, match="record runs that have finished"):
+        add_record(CELLS["anil_omniglot_20w1s_cosine"], run, tmp_path / "records")
+    assert not (tmp_path / "records").exists()
+
+
+def test_the_table_in_the_documentation_is_current():
+    assert TABLE.read_text(encoding="utf-8") == record_table(CELLS), (
+        "run python experiments/reproduce.py --update-docs"
+    )
