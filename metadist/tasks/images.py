@@ -57,6 +57,7 @@ class ImageClasses:
         transforms: Sequence[ImageTransform] = (),
         class_names: Sequence[str] | None = None,
         skip_small_classes: bool = False,
+        test_drawers: bool = False,
     ) -> None:
         """Take images, without copying them.
 
@@ -79,6 +80,8 @@ class ImageClasses:
             class_names: the name of each base class, for messages.
             skip_small_classes: whether classes with fewer examples than a task needs are left out
                 of the tasks, instead of being an error.
+            test_drawers: in validation and test, take the same example numbers for all classes of a
+                task, so that its k-th images are by one drawer where example numbers are drawers.
 
         Raises:
             UserError: `normalize` does not fit the channels.
@@ -109,6 +112,7 @@ class ImageClasses:
         self.transforms = transforms
         self.class_names = class_names
         self.skip_small_classes = skip_small_classes
+        self.test_drawers = test_drawers
         self.groups = None if groups is None else self._grouped(groups)
 
     def outputs(self, ways: int) -> int:
@@ -209,8 +213,11 @@ class ImageClasses:
         needed = shots + queries
         members = self._large_enough(self._candidates(generator, split, ways), needed)
         classes = members[generator.choice(len(members), ways, replace=False)]
+        examples = [generator.permutation(self.class_sizes[c])[:needed] for c in classes]
+        if self.test_drawers and split != "train":
+            examples = examples[:1] * ways
         pixels = np.stack(
-            [self.images[c][generator.permutation(self.class_sizes[c])[:needed]] for c in classes]
+            [self.images[c][chosen] for c, chosen in zip(classes, examples, strict=True)]
         )  # (ways, shots + queries, …)
         if self.rotations if split == "train" else self.test_rotations:
             rotations = generator.integers(ROTATIONS, size=ways)

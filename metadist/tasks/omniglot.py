@@ -62,6 +62,7 @@ class Omniglot(ImageClasses):
         normalize: Normalize | None = None,
         augment: Augment | None = None,
         transforms: Sequence[ImageTransform] = (),
+        test_drawers: bool = False,
     ) -> None:
         """Find the images in `root`, or download them there, and divide them into splits.
 
@@ -84,6 +85,9 @@ class Omniglot(ImageClasses):
             normalize: normalization of every image; None for none.
             augment: augmentation of training images, before normalization; None for none.
             transforms: further ones, after `augment`; see `apply_transforms`.
+            test_drawers: whether, in validation and test, one drawer drew the k-th images of all
+                classes of a task, as in Lake et al.'s tasks: with one shot and one query, the
+                support set is by one drawer and the query set by another.
 
         Raises:
             UserError: the files are missing, incomplete or damaged, the download fails, or an
@@ -108,6 +112,7 @@ class Omniglot(ImageClasses):
             augment=augment,
             transforms=transforms,
             class_names=names,
+            test_drawers=test_drawers,
         )
         self.split = split
         self.seed = seed
@@ -122,6 +127,7 @@ class Omniglot(ImageClasses):
             "class_split": self.split,
             **({} if self.split == "vinyals" else {"split_seed": self.seed}),
             "within_alphabet": self.groups is not None,
+            **({"test_drawers": True} if self.test_drawers else {}),
             "classes": {name: len(members) for name, members in self.splits.items()},
             "image_size": self.input_shape[-1],
         }

@@ -352,3 +352,20 @@ def test_each_image_has_its_own_transform_and_its_shape_is_kept():
     smaller = ImageClasses("noise", images, SPLIT_CLASSES, transforms=[v2.CenterCrop(6)])
     with pytest.raises(UserError, match=r"shape \(3, 6, 6\), expected .* \(3, 8, 8\)"):
         smaller.inputs(images[0], "train", np.random.default_rng(0))
+
+
+def test_all_classes_of_a_test_task_share_their_example_numbers_if_drawers_do():
+    dataset = ImageClasses("labels", labelled_pixels(), SPLIT_CLASSES, test_drawers=True)
+    tasks = FewShotTasks(dataset, 5, 1, 2)
+    pairs = set()
+    for key in task_keys(0, "test", 0, range(40)):
+        episode = tasks.sample(key)
+        _, support = class_and_example(episode.support.inputs)
+        _, query = class_and_example(episode.query.inputs)
+        first, second, third = support[0], *query[:2]
+        assert support == [first] * 5 and query == [second, third] * 5
+        assert len({first, second, third}) == 3
+        pairs.add((first, second))
+    assert len(pairs) > 20
+    _, mixed = class_and_example(tasks.sample(task_keys(0, "train", 0, range(1))[0]).support.inputs)
+    assert len(set(mixed)) > 1
