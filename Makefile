@@ -35,7 +35,7 @@ scaling: $(VENV)/.installed ## step time by workers, tasks, parameters; cost mod
 overhead: $(VENV)/.installed ## cost of the framework itself; ARGS="latency startup"
 	$(BIN)/python experiments/benchmark.py overhead $(ARGS)
 
-reproduce: $(VENV)/.installed ## published results; ARGS="maml_sinusoid --seeds 3 --fraction 0.03"
+reproduce: $(VENV)/.installed ## published results; ARGS="maml_sinusoid --seeds 3 --fraction 0.03", or ARGS=--quick
 	$(BIN)/python experiments/reproduce.py $(ARGS)
 
 lint: $(VENV)/.installed-dev ## check style, formatting and types

@@ -4,7 +4,7 @@ A regression test of learning: bands are of runs of a few dozen iterations, far 
 results.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,29 +56,38 @@ def run_quick(
     Raises:
         UserError: none of the cells has a band.
     """
-    bands = {cell: band for cell in cells if (band := load_bands().get(cell.preset))}
-    if not bands:
+    bands = load_bands()
+    cells = [cell for cell in cells if cell.preset in bands]
+    if not cells:
         raise UserError(f"none of these presets has a band in {BANDS.name}: leave the names out.")
-    runs = {
-        cell: PresetRun(
-            cell.preset, cell.dataset, 0, band.iterations, _OPTIONS, directory / cell.preset
+    runs = [
+        PresetRun(
+            cell.preset,
+            cell.dataset,
+            0,
+            bands[cell.preset].iterations,
+            _OPTIONS,
+            directory / cell.preset,
         )
-        for cell, band in bands.items()
-    }
-    runner.run(list(runs.values()))
-    status = 0
-    for cell, band in bands.items():
-        results = read_results(runs[cell].directory)
-        if results is None:
-            log(f"{cell.preset}: no result: {failure_of(runs[cell].directory) or 'stopped'}")
-            status = 1
-            continue
-        value = float(results[f"test_{cell.metric}"])
-        inside = band.low <= value <= band.high
-        status = status if inside else 1
-        log(
-            f"{cell.preset}: {cell.metric} {value:.3f}, expected {band.low} to {band.high}"
-            f"{'' if inside else ': OUTSIDE'} ({band.iterations} iterations, "
-            f"{results['wall_seconds']:.0f} s)"
-        )
-    return status
+        for cell in cells
+    ]
+    runner.run(runs)
+    return max([_compare(*each, bands, log) for each in zip(cells, runs, strict=True)])
+
+
+def _compare(
+    cell: Cell, run: PresetRun, bands: Mapping[str, Band], log: Callable[[str], None]
+) -> int:
+    """Log the comparison of a run with its band; 1 if it is outside or has no result, else 0."""
+    band, results = bands[cell.preset], read_results(run.directory)
+    if results is None:
+        log(f"{cell.preset}: no result: {failure_of(run.directory) or 'stopped'}")
+        return 1
+    value = float(results[f"test_{cell.metric}"])
+    inside = band.low <= value <= band.high
+    log(
+        f"{cell.preset}: {cell.metric} {value:.3f}, expected {band.low} to {band.high}"
+        f"{'' if inside else ': OUTSIDE'} ({band.iterations} iterations, "
+        f"{results['wall_seconds']:.0f} s)"
+    )
+    return 0 if inside else 1
