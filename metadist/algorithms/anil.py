@@ -23,6 +23,8 @@ class ANIL(MAML):
     The meta-gradient, by body and head, is differentiated through the steps. The features of a
     task are computed once, since the body is not adapted.
 
+    There is no published code; the differences from MAML's code are those of `MAML`.
+
     Args:
         model: has `features(inputs)` and a linear `head`.
         regression: regression instead of classification.

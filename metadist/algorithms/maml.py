@@ -21,6 +21,14 @@ class MAML(InnerLoopLearner):
     The meta-gradient ∇θ loss is differentiated through the steps (second order) or treats each ∇φ
     as a constant (`first_order`).
 
+    Differences from the authors' code (github.com/cbfinn/maml):
+
+    - The loss is a mean over examples; there its sum over the classes is differentiated, so that an
+      inner learning rate there acts as `ways` times its value here.
+    - All parameters are adapted. There batch norm has no scale, its shift is meta-learned but not
+      adapted, and ε is 1e-3 instead of 1e-5.
+    - The head's initial weights have a standard deviation of 0.01; on Omniglot 1 there.
+
     Args:
         model: the network whose parameters are meta-learned.
         regression: regression instead of classification.

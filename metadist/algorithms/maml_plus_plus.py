@@ -37,6 +37,12 @@ class MAMLPlusPlus(InnerLoopLearner):
     meta-batch. Like every buffer it is sent to all workers and saved in checkpoints, so that
     schedules continue after a restart.
 
+    Differences from the authors' code (github.com/AntreasAntoniou/HowToTrainYourMAMLPytorch):
+
+    - The networks there have LeakyReLU instead of ReLU.
+    - Omniglot's characters there are divided into 1151, 50 and 422; here into 1100, 100 and 423.
+    - The test there is of an ensemble of five checkpoints.
+
     Args:
         model: the network whose parameters are meta-learned. Its batch norms are replaced.
         regression: regression instead of classification.

@@ -22,6 +22,10 @@ class Prototypical(Learner):
     Omniglot. As in the authors' code, support and query set are one batch of the network. The
     authors evaluate with running statistics: `model.running_statistics=true`.
 
+    Difference from the authors' code (github.com/jakesnell/prototypical-networks): the published
+    networks were trained again on the classes of training and validation together, for as many
+    episodes as validation had selected.
+
     Args:
         model: with `features(inputs)` and a linear `head`, which is not used.
         regression: must be False.

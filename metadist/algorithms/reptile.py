@@ -38,6 +38,12 @@ class Reptile(InnerLoopLearner):
     tasks. They are buffers of the learner: every task of a meta-batch starts from them, and they
     are averaged over the tasks.
 
+    Differences from the authors' code (github.com/openai/supervised-reptile):
+
+    - The second moments there decay in series, task after task; here as if tasks were concurrent.
+    - Omniglot's images there are not inverted: strokes are 0 and the background 1.
+    - Batch norm there has an ε of 1e-3 instead of 1e-5.
+
     Args:
         model: the network whose parameters are meta-learned.
         regression: regression instead of classification.

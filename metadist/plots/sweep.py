@@ -1,5 +1,6 @@
 """The test metric of every setting of a sweep, as lines, heat map or rows."""
 
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,8 +25,12 @@ if TYPE_CHECKING:
 
 _COLORS = (BLUE, ORANGE, GREEN, RED, GREY, PURPLE, "#a0622d", "#d169a8")
 _MAX_ROWS = 30
+_MAX_TITLE = 70
 _MAX_CELLS = 200
 _MIN_LINE_POINTS = 3
+_LABEL_WIDTH = 44
+_LABEL_LINES = 4
+_MAX_LEGEND = 60
 
 
 class SweepData(NamedTuple):
@@ -55,8 +60,9 @@ def plot_sweep(
     """Plots the test metric of every setting of a sweep.
 
     A key with at least three numeric values gives lines over it, one for each setting of the
-    other keys, at most eight. Two keys with all combinations of their values give a heat map.
-    Otherwise there is one row per setting, the best first: at most 30, and the selected one.
+    other keys, at most eight and with names that fit a legend. Two keys with all combinations of
+    their values give a heat map. Otherwise there is one row per setting, the best first: at most
+    30, and the selected one. Names of rows are wrapped, and cut after four lines.
 
     Args:
         points: the settings, at least one.
@@ -73,9 +79,12 @@ def plot_sweep(
         UserError: it cannot be written.
     """
     name = "Test accuracy" if metric == "accuracy" else "Test mean squared error"
-    title = f"{name} by {' and '.join(keys)}" if keys else name
+    short = _short_names(keys)
+    title = f"{name} by {' and '.join(keys)}"
+    if not keys or len(title) > _MAX_TITLE:
+        title = name
     label = f"best on {selected_by}"
-    line_key = _line_key(points, len(keys))
+    line_key = _line_key(points, keys)
     if line_key is not None:
         figure = new_figure(7.2, 4.4, title)
         axes = figure.subplots()
@@ -90,12 +99,30 @@ def plot_sweep(
     else:
         ranked = sorted(points, key=lambda point: point.mean, reverse=metric == "accuracy")
         shown = [p for rank, p in enumerate(ranked) if rank < _MAX_ROWS or p.best]
-        figure = new_figure(7.6, 1.7 + 0.32 * len(shown), title)
+        names = [_row_label(short, point.values) for point in shown]
+        lines = max(name.count("\n") + 1 for name in names)
+        figure = new_figure(8.6, 1.7 + (0.18 + 0.15 * lines) * len(shown), title)
         axes = figure.subplots()
-        _plot_rows(axes, shown, keys, len(points), label)
+        _plot_rows(axes, shown, names, len(points), label)
         _label_metric_axis(axes, metric, vertical=False)
     axes.set_title(caption, fontsize=9, color=GREY, parse_math=False)
     return save_figure(figure, path)
+
+
+def _short_names(keys: Sequence[str]) -> list[str]:
+    """The last part of each dotted key where no other key has the same, else the whole key."""
+    last = [key.rpartition(".")[2] for key in keys]
+    return [name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)]
+
+
+def _row_label(names: Sequence[str], values: Sequence[str]) -> str:
+    items = [f"{name}={value}" for name, value in zip(names, values, strict=True)]
+    lines = textwrap.wrap(
+        "  ".join(items), _LABEL_WIDTH, drop_whitespace=True, break_on_hyphens=False
+    )
+    if len(lines) > _LABEL_LINES:
+        lines = [*lines[: _LABEL_LINES - 1], lines[_LABEL_LINES - 1][: _LABEL_WIDTH - 1] + "…"]
+    return "\n".join(lines)
 
 
 def _is_number(text: str) -> bool:
@@ -112,10 +139,10 @@ def _sorted_values(points: Sequence[SweepData], index: int) -> list[str]:
     return sorted(values, key=float) if all(map(_is_number, values)) else values
 
 
-def _line_key(points: Sequence[SweepData], keys: int) -> int | None:
+def _line_key(points: Sequence[SweepData], keys: Sequence[str]) -> int | None:
     """Index of the key on the horizontal axis of lines: the numeric one with most values."""
     counts = {}
-    for index in range(keys):
+    for index in range(len(keys)):
         values = _sorted_values(points, index)
         if len(values) >= _MIN_LINE_POINTS and all(map(_is_number, values)):
             counts[index] = len(values)
@@ -123,6 +150,13 @@ def _line_key(points: Sequence[SweepData], keys: int) -> int | None:
         return None
     line_key = max(counts, key=counts.__getitem__)
     lines = {_without(point.values, line_key) for point in points}
+    others = [key for index, key in enumerate(keys) if index != line_key]
+    longest = max(
+        sum(len(f"{key}={value}, ") for key, value in zip(others, line, strict=True))
+        for line in lines
+    )
+    if longest > _MAX_LEGEND:
+        return None
     # Random search leaves hardly two points on a line.
     return line_key if len(lines) <= len(_COLORS) and len(points) >= 2 * len(lines) else None
 
@@ -221,7 +255,7 @@ def _plot_heat_map(
 
 
 def _plot_rows(
-    axes: "Axes", shown: Sequence[SweepData], keys: Sequence[str], total: int, label: str
+    axes: "Axes", shown: Sequence[SweepData], names: Sequence[str], total: int, label: str
 ) -> None:
     for index, point in enumerate(shown):
         axes.errorbar(
@@ -229,10 +263,6 @@ def _plot_rows(
             marker="o", markersize=5, elinewidth=1.2, capsize=3, linestyle="none",
             label=label if point.best else None,
         )  # fmt: skip
-    names = [
-        "  ".join(f"{key}={value}" for key, value in zip(keys, point.values, strict=True))
-        for point in shown
-    ]
     axes.set_yticks(range(len(shown)), names, fontsize=8.5, parse_math=False)
     axes.set_ylim(len(shown) - 0.4, -0.6)
     if total > len(shown):

@@ -4,7 +4,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _RUNTIME_GROUPS = frozenset(("hydra", "launcher", "logger", "resume", "sweep", "timeout_seconds"))
-_RUNTIME_KEYS = frozenset(("dataset.root", "dataset.download"))
+_RUNTIME_KEYS = frozenset(
+    (
+        "dataset.root",
+        "dataset.download",
+        "trainer.checkpoint_every",
+        "trainer.keep_checkpoints",
+    )
+)
 
 _FINGERPRINT_GROUPS = frozenset(
     ("seed", "model", "algorithm", "task", "dataset", "optimizer", "scheduler", "reducer")
@@ -16,7 +23,7 @@ MISSING = "—"
 
 
 def is_runtime_key(key: str) -> bool:
-    """Whether a dotted key only sets data paths, logging or how processes are started.
+    """Whether a dotted key only sets data paths, logging, checkpoints or how processes are started.
 
     Runs that differ in runtime keys alone are the same run.
     """

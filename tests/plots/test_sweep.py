@@ -1,5 +1,7 @@
 """Plots of sweeps: which kind is chosen, and what each shows."""
 
+import itertools
+
 import pytest
 
 from metadist.plots import SweepData, plot_sweep
@@ -54,3 +56,33 @@ def test_the_selected_setting_is_shown_however_many_have_a_better_test(tmp_path,
     plot_sweep(many, ("a", "b"), "accuracy", tmp_path / "sweep.png", "three seeds")
     labels = [label.get_text() for label in saved_figures[0].axes[0].get_yticklabels()]
     assert len(labels) == 31 and labels[-1] == "a=w1  b=v1"
+
+
+def test_names_of_runs_that_differ_in_many_keys_fit_the_figure(tmp_path, saved_figures):
+    keys = ("experiment", "trainer.iterations", "trainer.eval_tasks", "trainer.meta_batch_size",
+            "algorithm.inner_lr", "optimizer.lr", "dataset.within_alphabet")  # fmt: skip
+    runs = points(
+        *(
+            (f"{name}_omniglot_20w1s_cosine", str(n), "600", "16", "0.4", "0.001", "false")
+            for n, name in enumerate(("maml", "prototypical", "maml_plus_plus", "imaml"))
+        )
+    )
+    plot_sweep(runs, keys, "accuracy", tmp_path / "sweep.png", "one seed")
+    (figure,) = saved_figures
+    (axes,) = figure.axes
+    assert kind_of(axes) == "rows" and figure.get_suptitle() == "Test accuracy"
+    assert "iterations=" in axes.get_yticklabels()[0].get_text().replace("\n", " ")
+    width, height = figure.canvas.get_width_height()
+    for text in (*axes.get_yticklabels(), axes.xaxis.label):
+        box = text.get_window_extent()
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height
+    boxes = [label.get_window_extent() for label in axes.get_yticklabels()]
+    assert not any(a.overlaps(b) for a, b in itertools.pairwise(boxes))
+    assert axes.get_window_extent().width > 0.4 * width
+
+
+def test_lines_whose_names_do_not_fit_a_legend_are_rows(tmp_path, saved_figures):
+    name = "a_very_long_name_of_a_preset_that_does_not_fit_beside_another_one"
+    runs = points(*((str(n), f"{name}{m}") for n in range(3) for m in range(2)))
+    plot_sweep(runs, ("shots", "experiment"), "accuracy", tmp_path / "sweep.png", "one seed")
+    assert kind_of(saved_figures[0].axes[0]) in ("rows", "heat map")
