@@ -90,3 +90,29 @@ def test_conjugate_gradient_converges_in_one_step_per_distinct_eigenvalue():
 def test_conjugate_gradient_stops_at_negative_curvature():
     right = torch.tensor([1.0, 0.0], dtype=torch.float64)
     assert torch.equal(conjugate_gradient(lambda v: -v, right, 5), right)
+
+
+def test_the_proximal_term_in_a_last_step_as_in_the_authors_code():
+    # A step on m (w - s)² multiplies w - s by 1 - 2 α m.
+    weight, lam, alpha, steps, damping, offset = -1.0, 2.0, 0.1, 3, 1.0, 10.0
+    descended = SLOPE + (1 - 2 * alpha * POWER) ** steps * (weight - SLOPE)
+    end = descended - alpha * lam * (descended - weight)
+    model = Scale(weight)
+    learner = IMAML(
+        model,
+        True,
+        inner_lr=alpha,
+        inner_steps=steps,
+        proximal_weight=lam,
+        cg_damping=damping,
+        proximal_step="last",
+        cg_proximal_offset=offset,
+    ).train()
+    result = learner(LINES)
+    result.loss.backward()
+    expected = 2 * QUERY_POWER * (end - SLOPE) / (1 + damping + 2 * POWER / (lam + offset))
+    assert result.loss.item() == pytest.approx(QUERY_POWER * (end - SLOPE) ** 2, rel=1e-12)
+    assert model.weight.grad.item() == pytest.approx(expected, rel=1e-12)
+    # The test has no proximal term.
+    evaluated = learner.eval()(LINES).loss.item()
+    assert evaluated == pytest.approx(QUERY_POWER * (descended - SLOPE) ** 2, rel=1e-12)

@@ -16,6 +16,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from metadist.algorithms import MAML, MetaSGD
+from metadist.errors import UserError
 from metadist.models import Conv4
 
 
@@ -85,3 +86,15 @@ def test_gradients_of_unequal_rates_against_a_reference():
     wanted = torch.autograd.grad(loss(phi, task.query), theta + alpha)
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+def test_rates_are_drawn_from_an_interval():
+    torch.manual_seed(0)
+    learner = MetaSGD(Conv4((1, 16, 16), 3, filters=8), inner_lr=0.005, inner_lr_max=0.1)
+    rates = torch.cat([rate.detach().flatten() for rate in learner.rates])
+    assert rates.min() >= 0.005 and rates.max() <= 0.1
+    assert rates.mean().item() == pytest.approx(0.0525, abs=0.002)
+    assert rates.std().item() == pytest.approx(0.095 / 12**0.5, abs=0.002)
+    assert learner.method()["inner_lr"] == "learned, initially uniform in [0.005, 0.1]"
+    with pytest.raises(UserError, match=r"inner_lr_max=0\.1 is below algorithm\.inner_lr=0\.5"):
+        MetaSGD(Conv4((1, 16, 16), 3), inner_lr=0.5, inner_lr_max=0.1)
