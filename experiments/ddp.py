@@ -6,7 +6,7 @@ the options.
 
 from metadist.cli import hydra_main
 
-main = hydra_main(__file__)
+main = hydra_main("ddp", script=__file__)
 
 if __name__ == "__main__":
     main()

@@ -5,7 +5,7 @@
 
 from metadist.cli import hydra_main
 
-main = hydra_main(__file__)
+main = hydra_main("maml", script=__file__)
 
 if __name__ == "__main__":
     main()

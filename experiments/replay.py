@@ -1,35 +1,8 @@
-"""Replay a single task of a run: python experiments/replay.py RUN_DIRECTORY --key 0,train,17,3.
+"""Replay a task: python experiments/replay.py RUN --key 0,train,17,3, or metadist replay."""
 
-Prints the loss of the task and its gradient for each parameter, with the same bits as in the run,
-and plots the task into RUN_DIRECTORY/replays. A key is seed,split,iteration,index, as reported for
-a task with a non-finite loss.
-"""
-
-import argparse
 import sys
-from pathlib import Path
 
-from metadist.cli import exit_status
-from metadist.config import load_experiment
-from metadist.training.replay import parse_key, replay
-
-
-def main() -> int:
-    """Replay from the command line; returns the exit status."""
-    _, description = (__doc__ or "").split("\n\n", 1)
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("directory", type=Path, help="the run's directory")
-    parser.add_argument("--key", required=True, help="seed,split,iteration,index")
-    parser.add_argument("--checkpoint", type=Path, help="load the parameters from this checkpoint")
-    options = parser.parse_args()
-
-    def show() -> None:
-        key = parse_key(options.key)
-        experiment = load_experiment(options.directory.resolve())
-        print("\n".join(replay(experiment, key, options.checkpoint).lines()))
-
-    return exit_status(show)
-
+from metadist.cli.replay import main
 
 if __name__ == "__main__":
     sys.exit(main())

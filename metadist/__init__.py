@@ -2,7 +2,7 @@
 
 `import metadist as todist` gives the primitives of distributed training; see
 `metadist.distributed`. Models, datasets, algorithms and the trainer are in the other packages;
-`experiments/` has the entry points.
+the `metadist` command runs experiments.
 """
 
 import importlib

@@ -1,5 +1,5 @@
 """The command line: Hydra around a run, sweeps, and exit statuses."""
 
-from metadist.cli.main import exit_status, hydra_main
+import lazy_loader
 
-__all__ = ["exit_status", "hydra_main"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

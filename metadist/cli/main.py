@@ -30,27 +30,35 @@ from metadist.launchers.launcher import create_launcher
 from metadist.reports import CHECKPOINT_DIRECTORY
 from metadist.training.checkpoints import has_checkpoints
 
+CONFIG_PATH = "pkg://metadist.conf"
+"""Where Hydra finds metadist's configuration: `conf/` of the repository, which is installed too."""
 
-def hydra_main(script: str) -> Callable[[], None]:
-    """The main function of an experiment's script.
 
-    It composes `conf/NAME.yaml` with the command line, for a script `experiments/NAME.py`, and
-    runs the job on every rank. All ranks share one run directory, which rank zero alone writes
-    to. A user error is one sentence on rank zero and exit status 2. The process ends with it.
+def hydra_main(
+    config_name: str, config_path: str = CONFIG_PATH, *, script: str | None = None
+) -> Callable[[], None]:
+    """The main function of a program that runs an experiment.
+
+    It composes the configuration CONFIG_NAME.yaml with the command line and runs the job on every
+    rank. All ranks share one run directory, which rank zero alone writes to. A user error is one
+    sentence on rank zero and exit status 2. The process ends with it.
 
     Args:
-        script: the script's `__file__`; `conf/` is beside its folder.
+        config_name: "maml" or "ddp", or the name of a configuration in `config_path`.
+        config_path: a package (`pkg://…`) or an absolute directory. A configuration outside of
+            metadist builds on metadist's own with `hydra.searchpath: [pkg://metadist.conf]`.
+        script: the program's `__file__`, if another program may call the main function.
     """
-    path = Path(script).resolve()
     compose_and_run = hydra.main(
-        version_base="1.3", config_path=str(path.parent.parent / "conf"), config_name=path.stem
+        version_base="1.3", config_path=config_path, config_name=config_name
     )(run_task)
 
     @functools.wraps(compose_and_run)
     def main() -> None:
         with report_errors() as status, sweep_jobs():
             compose_and_run()
-        exit_process(finish_sweep(status.value), is_main_program(path))
+        is_program = script is None or is_main_program(Path(script).resolve())
+        exit_process(finish_sweep(status.value), is_program)
 
     return main
 
@@ -136,3 +144,10 @@ def exit_status(work: Callable[[], int | None]) -> int:
     except (UserError, HydraException) as error:
         print(f"error: {error}", file=sys.stderr)
         return USER_ERROR_STATUS
+
+
+maml = hydra_main("maml")
+"""`metadist maml`: meta-learning, with the options of `conf/maml.yaml`."""
+
+ddp = hydra_main("ddp")
+"""`metadist ddp`: supervised data-parallel training, with the options of `conf/ddp.yaml`."""

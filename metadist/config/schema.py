@@ -5,6 +5,7 @@ The groups (model, algorithm, trainer, …) are checked against the signatures o
 """
 
 import difflib
+import re
 from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
@@ -14,6 +15,10 @@ from metadist.errors import UserError
 
 _NOT_IN_DEFAULTS = ("experiment", "partition")
 """Groups that are not in the defaults list, so that Hydra requires the plus: +partition=dim0."""
+
+
+_REFERENCE = re.compile(r"\$\{\s*(?:oc\.select:\s*)?([A-Za-z_]\w*)\s*[.\[},]")
+"""An interpolation of an absolute key; one of another resolver has a colon after the name."""
 
 
 class SweepSettings(BaseModel):
@@ -70,24 +75,45 @@ class Settings(BaseModel):
 def validate(configuration: DictConfig) -> Settings:
     """Check the top level of a composed configuration. Any process.
 
+    Keys of the user's own are allowed, see `_own_keys`.
+
     Raises:
         UserError: an unknown key (with the nearest known one), a key that is missing, or a value
             that does not fit.
     """
     known = Settings.model_fields
+    own = _own_keys(configuration)
     for key in map(str, configuration):
-        if key not in known:
+        if key not in known and key not in own:
             near = nearest_key(key)
             plus = "+" if near in _NOT_IN_DEFAULTS else ""
             hint = f"did you mean {plus}{near}=…?" if near else "check its spelling."
             raise UserError(f"{key} is not a key or group of the configuration: {hint}")
-    values = {str(key): configuration[key] for key in configuration}
+    values = {str(key): configuration[key] for key in configuration if key not in own}
     if isinstance(values.get("sweep"), DictConfig):
         values["sweep"] = OmegaConf.to_container(values["sweep"], resolve=True)
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
         raise UserError(_sentence(error)) from None
+
+
+def _own_keys(configuration: DictConfig) -> set[str]:
+    """Top-level keys that the user adds: groups and values that other keys refer to.
+
+    A key is the user's if an interpolation (`${key}`) refers to it, or if its node has a
+    `_target_` and its name is not close to that of a known key. An object of a group of the user's
+    is built where it is referred to: `dataset.augment=${my_augment}`.
+    """
+    referred = set(_REFERENCE.findall(OmegaConf.to_yaml(configuration)))
+    nodes: Any = OmegaConf.to_container(configuration, resolve=False)
+    own = set()
+    for key in nodes.keys() - Settings.model_fields.keys():
+        node = nodes[key]
+        is_group = isinstance(node, dict) and "_target_" in node and nearest_key(key) is None
+        if key in referred or is_group:
+            own.add(key)
+    return own
 
 
 def nearest_key(key: str) -> str | None:

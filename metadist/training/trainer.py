@@ -300,7 +300,7 @@ class Trainer:
         if not report.key:
             return ""
         directory = self.experiment.directory
-        return f"look at it with experiments/replay.py {directory} --key {report.key}, "
+        return f"look at it with metadist replay {directory} --key {report.key}, "
 
     def _warn(self, message: str) -> None:
         if self._is_main and not self.experiment.logger.log_message(message):

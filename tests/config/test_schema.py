@@ -29,6 +29,19 @@ def test_both_experiments_fit(name):
 
 
 @pytest.mark.parametrize(
+    "values",
+    [
+        {"shift": {"_target_": "metadist.tasks.Augment"}},
+        {"shift": {"padding": 1}, "model": {"_target_": "my.Model", "padding": "${shift.padding}"}},
+        {"width": 32, "model": {"_target_": "my.Model", "widths": ["${width}"]}},
+        {"width": 32, "model": {"_target_": "my.Model", "width": "${oc.select:width,64}"}},
+    ],
+)
+def test_a_group_or_a_value_of_the_users_own_is_accepted(composed, values):
+    assert validate(changed(composed, **values)).seed == 0
+
+
+@pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"seed": -1}, "seed=-1 does not fit: .* greater than or equal to 0"),
@@ -54,6 +67,8 @@ def test_both_experiments_fit(name):
         ),
         ({"partitions": 1}, r"partitions is not a key or group .*: did you mean \+partition=…\?"),
         ({"sede": 1}, r"sede is not a key .*: did you mean seed=…\?"),
+        ({"modell": {"_target_": "my.Model"}}, r"modell is not a key .*: did you mean model=…\?"),
+        ({"shift": {"padding": 1}}, "shift is not a key or group of the configuration"),
         ({"zzz": 1}, "zzz is not a key or group of the configuration: check its spelling"),
     ],
 )

@@ -8,7 +8,6 @@ import pytest
 
 pytest.importorskip("ray")
 
-from commands import ROOT
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from tiny import SMALL, compose
@@ -18,7 +17,6 @@ from metadist.launchers.ray.tune import format_value, tune_experiment
 
 pytestmark = pytest.mark.slow  # `make test-slow` installs Ray
 
-MAML = ROOT / "experiments" / "maml.py"
 LONGER = (
     "model.filters=8",
     "trainer.iterations=30",
@@ -84,12 +82,12 @@ def test_a_groups_option_and_null_can_be_searched_over():
 
 def test_options_that_do_not_fit_are_refused_before_any_trial(ray, tmp_path):
     with pytest.raises(UserError, match="the options do not fit"):
-        tune_experiment(MAML, {}, ["modell=mlp"], directory=tmp_path)
+        tune_experiment("maml", {}, ["modell=mlp"], directory=tmp_path)
     for metric, mode in (("validation_mse", "max"), ("validation_accuracy", "min")):
         with pytest.raises(UserError, match="leave mode="):
-            tune_experiment(MAML, {}, directory=tmp_path, metric=metric, mode=mode)
+            tune_experiment("maml", {}, directory=tmp_path, metric=metric, mode=mode)
     with pytest.raises(UserError, match="num_workers=99 asks for 99 workers"):
-        tune_experiment(MAML, {}, directory=tmp_path, num_workers=99)
+        tune_experiment("maml", {}, directory=tmp_path, num_workers=99)
     assert not list(tmp_path.iterdir())
 
 
@@ -101,7 +99,7 @@ def test_it_finds_the_better_inner_rate_on_glyphs(ray, tmp_path, scheduler):
     asha = ASHAScheduler(time_attr="iteration", max_t=30, grace_period=5, reduction_factor=2)
     others = {"strategy": "rpc", "trainer.clip_norm": None}
     found = tune_experiment(
-        MAML,
+        "maml",
         {"algorithm.inner_lr": tune.grid_search([0.4, 0.0001])} | others,
         [*SMALL, *LONGER],
         directory=tmp_path,

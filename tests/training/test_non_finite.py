@@ -55,9 +55,7 @@ def test_the_task_is_found_and_the_run_stops_before_the_step(tmp_path, strategy,
         with_a_nan_task, size, str(tmp_path), "stop", *strategy.split(), may_fail=True
     )[0]
     assert "iteration 3: 1 of 5 tasks are not finite" in messages
-    assert (
-        f"experiments/replay.py {tmp_path} --key 0,train,3,2" in messages and "\n" not in messages
-    )
+    assert f"metadist replay {tmp_path} --key 0,train,3,2" in messages and "\n" not in messages
     newest = read_checkpoint(Checkpoints(tmp_path / "checkpoints").newest())
     assert newest["iteration"] == 2
     assert all(torch.isfinite(tensor).all() for tensor in newest["learner"].values())

@@ -28,7 +28,7 @@ _PLAIN = re.compile(r"(?!(?:null|true|false|inf|nan)\Z)[a-z_][a-z0-9_./-]*", re.
 
 
 def tune_experiment(
-    script: str | Path,
+    config_name: str,
     space: Mapping[str, Any],
     overrides: Sequence[str] = (),
     *,
@@ -45,15 +45,16 @@ def tune_experiment(
 ) -> Any:
     """Search over an experiment's options with Ray Tune.
 
-    A trial is the run of `python SCRIPT launcher=ray OVERRIDES KEY=VALUE …`, with a run directory
-    of its own below `directory`. Ray's `TuneReportCallback` passes the reports of the run's
-    validations on to Tune: `iteration` (finished outer steps), `train_loss`, `validation_…` and
-    `run_directory`; the last of them when the run has been tested. A scheduler such as
+    A trial is the run of `metadist CONFIG_NAME launcher=ray OVERRIDES KEY=VALUE …`, with a run
+    directory of its own below `directory`. Ray's `TuneReportCallback` passes the reports of the
+    run's validations on to Tune: `iteration` (finished outer steps), `train_loss`, `validation_…`
+    and `run_directory`; the last of them when the run has been tested. A scheduler such as
     `ASHAScheduler(time_attr="iteration")` can stop a trial early. As many trials run concurrently
     as the cluster has resources for.
 
     Args:
-        script: the experiment's, such as `experiments/maml.py`; `conf/` lies beside its folder.
+        config_name: "maml", "ddp", or a configuration in a directory that the overrides add, as in
+            "hydra.searchpath=[file:///home/me/conf]".
         space: option, as on the command line -> a search space of Tune
             (`tune.grid_search([0.01, 0.4])`, `tune.loguniform(1e-3, 1)`), or a value: None,
             a number, a string, or lists and dictionaries of them.
@@ -83,11 +84,11 @@ def tune_experiment(
     tune = load_ray("ray.tune")
     init_ray(address)
     check_resources(num_workers, use_gpu, f"num_workers={num_workers}")
-    script, directory = Path(script).resolve(), Path(directory).resolve()
-    _compose(script, overrides)
+    directory = Path(directory).resolve()
+    _compose(config_name, overrides)
     trial = tune.with_parameters(
         _run_trial,
-        script=script,
+        config_name=config_name,
         overrides=tuple(overrides),
         directory=directory / "runs",
         workers={"num_workers": num_workers, "use_gpu": use_gpu, "max_failures": max_failures},
@@ -110,7 +111,7 @@ def tune_experiment(
 
 def _run_trial(
     config: dict[str, Any],
-    script: Path,
+    config_name: str,
     overrides: tuple[str, ...],
     directory: Path,
     workers: dict[str, Any],
@@ -120,10 +121,10 @@ def _run_trial(
     directory = directory / load_ray("ray.tune").get_context().get_trial_id()
     directory.mkdir(parents=True, exist_ok=True)
     overrides = (*overrides, *(f"{key}={format_value(config[key])}" for key in config))
-    configuration = _compose(script, overrides)
+    configuration = _compose(config_name, overrides)
     configuration.resume = "auto"  # a trial that Tune restarts resumes
     spec = RunSpec(
-        name=script.stem,
+        name=config_name,
         directory=directory,
         configuration=configuration,
         overrides=overrides,
@@ -201,15 +202,15 @@ def _key(key: Any) -> str:
     return format_value(key)
 
 
-def _compose(script: Path, overrides: Sequence[str]) -> DictConfig:
+def _compose(config_name: str, overrides: Sequence[str]) -> DictConfig:
     """The configuration of an experiment, as composed for its command line.
 
     Raises:
         UserError: Hydra refuses the overrides.
     """
     try:
-        with hydra.initialize_config_dir(str(script.parent.parent / "conf"), version_base="1.3"):
-            configuration = hydra.compose(script.stem, list(overrides))
+        with hydra.initialize_config_module("metadist.conf", version_base="1.3"):
+            configuration = hydra.compose(config_name, list(overrides))
     except hydra.errors.HydraException as error:
         raise UserError(f"the options do not fit: {' '.join(str(error).split())}") from None
     with open_dict(configuration):

@@ -1,0 +1,1 @@
+"""The configuration: one folder per group. Hydra finds it as pkg://metadist.conf."""

@@ -1,0 +1,71 @@
+"""The `metadist` command: a table of subcommands, each imported when it is used."""
+
+import importlib
+import sys
+from typing import NamedTuple
+
+from metadist import __version__
+from metadist.distributed import get_rank
+
+
+class Command(NamedTuple):
+    """A subcommand.
+
+    Attributes:
+        target: "module:function". The function takes no arguments, reads `sys.argv[1:]`, and
+            returns the exit status, None for success.
+        summary: one line for `metadist --help`.
+    """
+
+    target: str
+    summary: str
+
+
+COMMANDS = {
+    "maml": Command("metadist.cli.main:maml", "meta-learning; KEY=VALUE sets an option"),
+    "ddp": Command("metadist.cli.main:ddp", "supervised data-parallel training"),
+    "report": Command("metadist.cli.report:main", "table and plot of a folder of runs"),
+    "replay": Command("metadist.cli.replay:main", "replay a single task of a run"),
+    "init": Command("metadist.cli.init:main", "write a small project of your own"),
+}
+"""The subcommands, in the order of `metadist --help`."""
+
+
+def main() -> int | None:
+    """Run a subcommand. The entry point of `metadist` and of `python -m metadist`.
+
+    Returns:
+        The exit status, None for success: 2 if there is no such subcommand.
+    """
+    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if name == "--version":
+        print(f"metadist {__version__}")
+    elif name in ("-h", "--help"):
+        print(usage())
+    elif name in COMMANDS:
+        module, _, function = COMMANDS[name].target.partition(":")
+        sys.argv = [f"metadist {name}", *sys.argv[2:]]
+        status: int | None = getattr(importlib.import_module(module), function)()
+        return status
+    else:
+        if get_rank() == 0:
+            known = ", ".join(COMMANDS)
+            print(f"error: metadist has no command {name}: choose one of {known}.", file=sys.stderr)
+        return 2
+    return None
+
+
+def usage() -> str:
+    """The text of `metadist --help`."""
+    width = max(map(len, COMMANDS))
+    rows = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: metadist COMMAND ...",
+            "",
+            *rows,
+            "",
+            "metadist COMMAND --help describes a command, metadist --version prints the version.",
+            "On several workers: torchrun --standalone --nproc_per_node=2 -m metadist maml ...",
+        ]
+    )

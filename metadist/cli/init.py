@@ -1,0 +1,54 @@
+"""Write a small project of your own: metadist init DIR.
+
+The project has an algorithm, a model, a dataset, their configuration, tests, and a README with the
+commands to run.
+"""
+
+import argparse
+import shutil
+from pathlib import Path
+
+from metadist.cli.main import exit_status
+from metadist.errors import UserError
+
+_TEMPLATE = Path(__file__).with_name("project")
+
+
+def write_project(directory: Path) -> None:
+    """Write the project's files.
+
+    Args:
+        directory: new or empty.
+
+    Raises:
+        UserError: it exists and is not an empty directory, or cannot be written.
+    """
+    try:
+        if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
+            raise UserError(f"{directory} exists and is not an empty directory: give another one.")
+        shutil.copytree(
+            _TEMPLATE,
+            directory,
+            ignore=shutil.ignore_patterns("__pycache__"),
+            copy_function=shutil.copyfile,
+            dirs_exist_ok=True,
+        )
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(
+            f"{directory} cannot be written ({reason}): give another directory."
+        ) from None
+
+
+def main() -> int:
+    """Write a project from the command line; returns the exit status."""
+    _, description = (__doc__ or "").split("\n\n", 1)
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("directory", metavar="DIR", type=Path, help="new or empty")
+    directory = parser.parse_args().directory
+
+    def write() -> None:
+        write_project(directory)
+        print(f"wrote {directory}: its README.md has the commands to run")
+
+    return exit_status(write)

@@ -1,0 +1,1 @@
+"""An algorithm, a model and a dataset for metadist."""
