@@ -1,6 +1,6 @@
 """The base class of algorithms: a module whose forward processes one task."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -35,8 +35,8 @@ class Learner(nn.Module):
     """Base class of algorithms. Its parameters are the meta-learned parameters.
 
     Subclasses implement `forward(episode) -> TaskResult` for one task, independent of ranks and
-    other tasks. The meta-gradient is the mean over tasks of the gradient of `loss`. In evaluation
-    mode (`learner.eval()`) results are not differentiated.
+    other tasks; in training a scalar loss will do. The meta-gradient is the mean over tasks of the
+    gradient of `loss`. In evaluation mode (`learner.eval()`) results are not differentiated.
 
     Args:
         model: the network, built for the problem.
@@ -50,11 +50,16 @@ class Learner(nn.Module):
         outputs_are_classes: whether the model has one output per class. A subclass whose outputs
             are features sets it to False.
         batches_tasks: whether `forward` supports batched tasks. Default: False.
+        published_optimizers: names of the outer optimizers that it was published with, where
+            others change the algorithm; a run with another one warns. Default: any.
+        published_optimizer_options: the command-line options that select one of them.
     """
 
     evaluate_each_step = False
     outputs_are_classes = True
     batches_tasks = False
+    published_optimizers: tuple[str, ...] = ()
+    published_optimizer_options = ""
 
     def __init__(
         self, model: nn.Module, regression: bool = False, transductive: bool = True
@@ -124,6 +129,53 @@ class Learner(nn.Module):
             episode: has `support` and `query`, each with `inputs` and `targets`.
         """
         raise NotImplementedError
+
+
+def as_task_result(returned: Any, learner: Learner) -> TaskResult:
+    """What a learner's `forward` returned for one task, as a `TaskResult`.
+
+    A scalar tensor is taken as the loss, without metrics; metrics that are Python numbers become
+    tensors.
+
+    Raises:
+        UserError: it is neither a `TaskResult` nor a scalar tensor, or a part of it has another
+            type or shape.
+    """
+    if isinstance(returned, Tensor):
+        returned = TaskResult(returned, {})
+    name = f"{type(learner).__name__}.forward"
+    if not isinstance(returned, TaskResult):
+        raise UserError(
+            f"{name} returned a {type(returned).__name__}: return "
+            "metadist.algorithms.TaskResult(loss, metrics, predictions)."
+        )
+    loss, metrics = returned.loss, returned.metrics
+    if not isinstance(metrics, Mapping):
+        raise UserError(
+            f"{name} returned metrics of type {type(metrics).__name__}: return a dict of numbers "
+            "or scalar tensors by name, {} for none."
+        )
+    if not isinstance(loss, Tensor) or loss.dim():
+        found = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+        raise UserError(f"{name} returned a loss {found}: return a scalar tensor.")
+    if all(isinstance(value, Tensor) and not value.dim() for value in metrics.values()):
+        return returned
+    try:
+        numbers = {
+            key: value if isinstance(value, Tensor) else loss.new_tensor(float(value))
+            for key, value in metrics.items()
+        }
+        scalars = {key: value.detach().reshape(()) for key, value in numbers.items()}
+    except (TypeError, ValueError, RuntimeError):
+        found = {
+            key: tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            for key, value in metrics.items()
+        }
+        raise UserError(
+            f"{name} returned metrics that are not scalars ({found}): return a number or a scalar "
+            "tensor for each."
+        ) from None
+    return returned._replace(metrics=scalars)
 
 
 def predict_queries_separately(

@@ -8,6 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from metadist.algorithms import Learner
 from metadist.config.instantiate import instantiate
+from metadist.config.sanity_check import run_sanity_check
 from metadist.config.schema import validate
 from metadist.config.secrets import redact_secrets
 from metadist.distributed import get_rank, get_worker_id, get_world_size
@@ -23,7 +24,6 @@ from metadist.training import (
     Experiment,
     MetaBatch,
     Strategy,
-    TaskMapper,
     TrainerConfig,
     TrainMapper,
     resolve_device,
@@ -62,13 +62,15 @@ def assemble_experiment(configuration: DictConfig, directory: Path, name: str) -
     learner: Learner = instantiate(
         cfg.algorithm, "algorithm", model=model, regression=tasks.regression
     )
+    _check_type(model, torch.nn.Module, "model", cfg.model)
+    _check_type(learner, Learner, "algorithm", cfg.algorithm)
     learner.to(device if strategy.parameter_device == "device" else "cpu")
     optimizer = instantiate(cfg.optimizer, "optimizer", params=learner.parameters())
     _check_scheduler(cfg.scheduler, optimizer)
     scheduler = instantiate(cfg.scheduler, "scheduler", optimizer=optimizer)
     _check_partition(strategy, learner, trainer)
     _check_ways(tasks, learner)
-    _run_sanity_check(tasks, learner)
+    run_sanity_check(tasks, learner)
     # Every rank builds a job's experiments in the same order, so the names agree.
     local_tasks = WorkerLocal(current_job().new_name("tasks"), tasks)
     return Experiment(
@@ -109,20 +111,13 @@ def _strategy(cfg: DictConfig, timeout_seconds: float) -> Strategy:
     )
 
 
-def _run_sanity_check(tasks: TaskDistribution, learner: Learner) -> None:
-    """Run one training and one test task, to find a model that does not fit before training."""
-    device = next(learner.parameters()).device
-    for training, split in ((True, "train"), (False, "test")):
-        mapper = TaskMapper(WorkerLocal("sanity check", tasks), str(device))
-        try:
-            mapper.run_each(learner.train(training), MetaBatch(task_keys(0, split, 0, range(1))))
-        except UserError:
-            raise
-        except (ValueError, RuntimeError, IndexError) as error:
-            raise UserError(
-                f"the model and the algorithm cannot process a {split} task of this shape "
-                f"({str(error).splitlines()[0]}): change model, algorithm or task."
-            ) from error
+def _check_type(built: Any, base: type, path: str, node: DictConfig) -> None:
+    if not isinstance(built, base):
+        raise UserError(
+            f"{path}._target_={node._target_} gives a {type(built).__name__}, which is no "
+            f"{base.__module__.removesuffix('.learner')}.{base.__qualname__}: derive the class "
+            "from it and call super().__init__() first."
+        )
 
 
 def _check_scheduler(node: DictConfig, optimizer: torch.optim.Optimizer) -> None:

@@ -273,7 +273,7 @@ def _build_on_all_ranks(job: Job, spec: RunSpec) -> Experiment:
     for rank, each in enumerate(messages):
         if each["user_error"]:
             on_rank = "" if messages[0]["user_error"] else f"on rank {rank}: "
-            raise UserError(f"{on_rank}{each['user_error']}")
+            raise UserError(f"{on_rank}{each['user_error']}") from error
     if error is not None:
         raise error
     for rank, each in enumerate(messages):

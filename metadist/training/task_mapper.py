@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from metadist.algorithms import Learner, TaskResult
+from metadist.algorithms.learner import as_task_result
 from metadist.distributed import get_local_rank, module_clone
 from metadist.distributed.reducers import leaf_dtypes
 from metadist.distributed.worker_calls import Call, Gradients, WorkerResponse
@@ -240,9 +241,9 @@ def _run_with_buffers(learner: Learner, episode: Episode) -> TaskResult:
     """The learner's result for a task, with the changes that the task made to its buffers."""
     before = dict(learner.named_buffers())
     if not before:
-        return learner(episode)
+        return as_task_result(learner(episode), learner)
     clone = module_clone(learner, by="reference", detach_buffers=True)
-    result = clone(episode)
+    result = as_task_result(clone(episode), learner)
     changes = {name: after.double() - before[name] for name, after in clone.named_buffers()}
     return result._replace(buffers=changes if learner.training else {})
 

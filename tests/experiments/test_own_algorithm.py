@@ -52,3 +52,23 @@ def test_errors_are_one_sentence(directory):
         (outcome,) = run(directory, *overrides, "strategy=local")
         assert outcome.status == 2
         assert message in outcome.err and len(outcome.err.strip().splitlines()) == 1
+
+
+def test_an_error_in_it_keeps_its_traceback(directory):
+    file = directory / "my_module.py"
+    source = file.read_text().replace("self.model(episode", "7 @ self.model(episode")
+    number = 1 + next(i for i, line in enumerate(source.splitlines()) if "7 @" in line)
+    file.write_text(source)
+    outcomes = run(directory, TARGET, "strategy=allreduce", size=2)
+    (text,) = [outcome.err for outcome in outcomes if outcome.err]
+    assert [outcome.status for outcome in outcomes] == [1, 1]
+    assert f'my_module.py", line {number}, in forward' in text
+    assert text.splitlines()[-1].startswith(f"RuntimeError: my_module.py:{number}, in forward: ")
+
+
+def test_another_class_is_refused(directory):
+    with (directory / "my_module.py").open("a") as file:
+        file.write("\n\ndef build(model):\n    return model\n")
+    (outcome,) = run(directory, "algorithm._target_=my_module.build", "strategy=local")
+    assert outcome.status == 2
+    assert "gives a Conv4, which is no metadist.algorithms.Learner: derive" in outcome.err

@@ -1,0 +1,80 @@
+"""Runs one training and one test task before training, to find errors early."""
+
+import sys
+import traceback
+from pathlib import Path
+
+from metadist.algorithms import Learner
+from metadist.distributed.worker_local import WorkerLocal
+from metadist.errors import UserError
+from metadist.tasks import TaskDistribution, task_keys
+from metadist.training import MetaBatch, TaskMapper
+
+_LIBRARIES = sys.stdlib_module_names | {"metadist", "numpy", "optree", "torch"}
+
+
+def run_sanity_check(tasks: TaskDistribution, learner: Learner) -> None:
+    """Run one training and one test task. Every rank calls it.
+
+    Args:
+        tasks: of this rank.
+        learner: on its device; its parameters and buffers stay as they are.
+
+    Raises:
+        UserError: model, algorithm and task do not fit together, or the learner returns something
+            else than a result.
+        RuntimeError: the user's own code raised an error. The message names the file and line,
+            and the error is the cause.
+    """
+    device = str(next(learner.parameters()).device)
+    metric = "mse" if learner.regression else "accuracy"
+    for training, split in ((True, "train"), (False, "test")):
+        mapper = TaskMapper(WorkerLocal("sanity check", tasks), device)
+        batch = MetaBatch(task_keys(0, split, 0, range(1)))
+        try:
+            (result,) = mapper.run_each(learner.train(training), batch)
+        except UserError:
+            raise
+        except Exception as error:
+            if place := user_frame(error):
+                message = f"{place}: {type(error).__name__}: {error} (in a {split} task)"
+                raise RuntimeError(message) from error
+            if not isinstance(error, ValueError | RuntimeError | IndexError):
+                raise
+            raise UserError(
+                f"the model and the algorithm cannot process a {split} task of this shape "
+                f"({str(error).splitlines()[0]}): change model, algorithm or task."
+            ) from error
+        name = type(learner).__name__
+        if training and not result.loss.requires_grad:
+            raise UserError(
+                f"the loss that {name}.forward returned in training has no gradient: compute it "
+                "from the learner's parameters, without detach() or torch.no_grad()."
+            )
+        if not training and metric not in result.metrics:
+            raise UserError(
+                f"{name}.forward returned the metrics {sorted(result.metrics)} in evaluation, "
+                f'which lack "{metric}": return '
+                "TaskResult(loss, self.metrics(predictions, targets), predictions)."
+            )
+
+
+def user_frame(error: BaseException) -> str:
+    """The innermost frame of an error that is outside metadist, torch and Python's library.
+
+    Returns:
+        Such as "my_module.py:9, in forward"; "" without such a frame.
+    """
+    frames = traceback.walk_tb(error.__traceback__)
+    own = [
+        (frame.f_code, line)
+        for frame, line in frames
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in _LIBRARIES
+    ]
+    if not own:
+        return ""
+    code, line = own[-1]
+    path = Path(code.co_filename)
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    return f"{path}:{line}, in {code.co_name}"

@@ -1,0 +1,114 @@
+"""Errors of a user's own learner, found before training."""
+
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from metadist.algorithms import MAML, Learner, TaskResult
+from metadist.config.sanity_check import run_sanity_check
+from metadist.distributed.worker_local import WorkerLocal
+from metadist.errors import UserError
+from metadist.models import MLP
+from metadist.tasks import FewShotTasks, Glyphs, task_keys
+from metadist.training import MetaBatch, TrainMapper
+
+
+class Returns(Learner):
+    """Returns what a function makes of the loss."""
+
+    def __init__(self, model: nn.Module, make) -> None:
+        super().__init__(model)
+        self.make = make
+
+    def forward(self, episode):
+        predictions = self.model(episode.query.inputs)
+        loss = self.loss(predictions, episode.query.targets)
+        if self.training:
+            return self.make(loss)
+        return TaskResult(loss, self.metrics(predictions, episode.query.targets), predictions)
+
+
+class WrongShape(nn.Module):
+    """A model with a shape error of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(7, 3)
+
+    def forward(self, inputs):
+        return self.layer(inputs.flatten(1))  # the line of the error
+
+
+@pytest.fixture(scope="module")
+def tasks() -> FewShotTasks:
+    dataset = Glyphs(train_classes=4, validation_classes=4, test_classes=4, examples=4)
+    return FewShotTasks(dataset, ways=3, shots=1, queries=2)
+
+
+@pytest.fixture
+def model(tasks) -> MLP:
+    return MLP(tasks.input_shape, tasks.outputs, [4])
+
+
+def test_an_error_of_the_users_model_names_its_line_and_is_chained(tasks):
+    lines = Path(__file__).read_text().splitlines()
+    number = 1 + next(i for i, text in enumerate(lines) if "# the line of the error" in text)
+    with pytest.raises(RuntimeError, match=rf"test_sanity_check\.py:{number}, in forward: ") as got:
+        run_sanity_check(tasks, MAML(WrongShape()))
+    assert not isinstance(got.value, UserError)
+    assert "shapes cannot be multiplied" in str(got.value.__cause__)
+    text = "".join(traceback.format_exception(got.value))
+    assert f'test_sanity_check.py", line {number}' in text
+
+
+def test_a_misfit_outside_the_users_code_is_one_sentence(tasks):
+    with pytest.raises(UserError, match="cannot process a train task of this shape"):
+        run_sanity_check(tasks, MAML(nn.Sequential(nn.Flatten(), nn.Linear(7, 3))))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda loss: (loss, {}), r"Returns\.forward returned a tuple: return .*TaskResult\("),
+        (lambda loss: None, "returned a NoneType: return"),
+        (lambda loss: TaskResult(loss.item(), {}), r"returned a loss \d.*: return a scalar tensor"),
+        (lambda loss: loss.expand(3), r"returned a loss of shape \(3,\): return a scalar tensor"),
+        (lambda loss: TaskResult(loss, None), "metrics of type NoneType: return a dict"),
+        (lambda loss: TaskResult(loss, {"a": "b"}), r"not scalars \({'a': 'str'}\): return a num"),
+        (lambda loss: TaskResult(loss, {"a": torch.ones(2)}), r"not scalars \({'a': \(2,\)}\)"),
+        (lambda loss: loss.detach(), "has no gradient: compute it from the learner's parameters"),
+    ],
+)
+def test_a_wrong_result_is_one_sentence(tasks, model, make, message):
+    with pytest.raises(UserError, match=message):
+        run_sanity_check(tasks, Returns(model, make))
+
+
+def test_an_evaluation_without_the_metric_is_one_sentence(tasks, model):
+    learner = Returns(model, lambda loss: loss)
+    learner.metrics = lambda predictions, targets: {"mine": 1.0}
+    with pytest.raises(UserError, match=r"metrics \['mine'\] in evaluation, which lack \"accuracy"):
+        run_sanity_check(tasks, learner)
+
+
+@pytest.mark.parametrize(
+    ("make", "metrics"),
+    [
+        (lambda loss: loss, {}),
+        (lambda loss: TaskResult(loss, {"a": 0.5, "b": 2}), {"a": 0.5, "b": 2.0}),
+        (lambda loss: TaskResult(loss, {"a": torch.ones(1)}), {"a": 1.0}),
+    ],
+)
+def test_a_bare_loss_and_plain_numbers_are_accepted(tasks, model, make, metrics):
+    learner = Returns(model, make)
+    run_sanity_check(tasks, learner)
+    results = []
+    for size in (1, 2):
+        mapper = TrainMapper(WorkerLocal(f"plain numbers {size}", tasks), "cpu")
+        results.append(mapper(learner, MetaBatch(task_keys(0, "train", 1, range(size)))))
+    for result in results:
+        assert {name: value.item() for name, value in result.metrics.items()} == metrics
+        assert result.loss.requires_grad
