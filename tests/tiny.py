@@ -62,7 +62,5 @@ def records(directory: Path) -> list[dict[str, Any]]:
 
 def without_times(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Records without the fields that measure time."""
-    return [
-        {key: value for key, value in line.items() if key not in ("seconds", "tasks_per_second")}
-        for line in lines
-    ]
+    times = ("seconds", "tasks_per_second", "samples_per_second")
+    return [{key: value for key, value in line.items() if key not in times} for line in lines]

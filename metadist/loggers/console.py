@@ -69,7 +69,10 @@ class ConsoleLogger(Logger):
         assert self._progress is not None, "log_metrics() before start()"
         iteration = int(metrics["iteration"])
         if is_validation(metrics):
-            self._print((f"iteration {iteration}: ", "bold"), (format_validation(metrics), "green"))
+            assert self._run is not None
+            of = self._run.split_descriptions.get("validation")
+            text = format_validation(metrics) + (f" ({of})" if of else "")
+            self._print((f"iteration {iteration}: ", "bold"), (text, "green"))
             return
         task = self._progress.tasks[0]
         parts = format_training(metrics)
@@ -106,7 +109,8 @@ class ConsoleLogger(Logger):
         ]
         contents += [(os.path.relpath(plot, directory), "plot") for plot in plots]
         self._print(("", ""))
-        self._print_rows(summarize_results(results), first_style="bold green")
+        tested = self._run.split_descriptions.get("test", "")
+        self._print_rows(summarize_results(results, tested), first_style="bold green")
         self._print(("", ""))
         self._print((str(directory), "bold"))
         self._print_rows(contents)

@@ -5,6 +5,8 @@ from typing import Any
 
 _MAX_STEPS_SHOWN = 10
 
+_KNOWN_METRICS = ("loss", "accuracy", "mse", "ci95")
+
 
 def is_validation(metrics: Mapping[str, Any]) -> bool:
     """Whether the metrics are those of a validation rather than of a training iteration."""
@@ -29,14 +31,17 @@ def format_duration(seconds: float) -> str:
     return f"{f'{days}d ' if days else ''}{hour}:{minute:02}:{second:02}"
 
 
-def format_throughput(tasks_per_second: float) -> str:
-    """Tasks per second."""
-    digits = 0 if tasks_per_second >= 100 else 1 if tasks_per_second >= 1 else 3
-    return f"{tasks_per_second:.{digits}f} tasks/s"
+def format_throughput(values: Mapping[str, Any]) -> str:
+    """Samples per second where they are given, else tasks per second."""
+    unit = "samples" if "samples_per_second" in values else "tasks"
+    speed = values[f"{unit}_per_second"]
+    digits = 0 if speed >= 100 else 1 if speed >= 1 else 3
+    return f"{speed:.{digits}f} {unit}/s"
 
 
 def format_training(metrics: Mapping[str, Any]) -> list[str]:
-    """Loss, accuracy or MSE, and throughput of a training iteration, as far as they are given.
+    """Loss, accuracy or MSE, throughput and the learner's own metrics of a training iteration, as
+    far as they are given.
 
     Accuracies have a fixed width so that a progress bar does not move.
     """
@@ -48,8 +53,8 @@ def format_training(metrics: Mapping[str, Any]) -> list[str]:
     elif "train_mse" in metrics:
         parts.append(f"MSE {format_number(metrics['train_mse'])}")
     if "tasks_per_second" in metrics:
-        parts.append(format_throughput(metrics["tasks_per_second"]))
-    return parts
+        parts.append(format_throughput(metrics))
+    return parts + _own_metrics(metrics, "train")
 
 
 def format_validation(metrics: Mapping[str, Any]) -> str:
@@ -63,11 +68,16 @@ def format_validation(metrics: Mapping[str, Any]) -> str:
         parts.append(f"MSE {_with_interval(metrics['validation_mse'], ci95, format_number)}")
     if "validation_loss" in metrics:
         parts.append(f"loss {format_number(metrics['validation_loss'])}")
-    return "validation " + ", ".join(parts)
+    return "validation " + ", ".join(parts + _own_metrics(metrics, "validation"))
 
 
-def summarize_results(results: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The results of a run as rows of label and text; missing results are left out."""
+def summarize_results(results: Mapping[str, Any], tested: str = "") -> list[tuple[str, str]]:
+    """The results of a run as rows of label and text; missing results are left out.
+
+    Args:
+        results: the content of `results.json`.
+        tested: what is tested, where the name of the split does not tell.
+    """
     rows = []
     for metric, label, text in (
         ("accuracy", "accuracy", format_percent),
@@ -77,11 +87,14 @@ def summarize_results(results: Mapping[str, Any]) -> list[tuple[str, str]]:
             continue
         value = _with_interval(results[f"test_{metric}"], results.get("ci95"), text)
         tasks = f" over {results['test_tasks']} tasks" if "test_tasks" in results else ""
+        tasks += f" ({tested})" if tested else ""
         rows.append((f"test {label}", value + tasks))
         if f"test_{metric}_before" in results:
             rows.append(("before adaptation", text(results[f"test_{metric}_before"])))
         if by_steps := results.get(f"test_{metric}_by_steps"):
             rows.append(("after each step", _format_steps(by_steps, text)))
+    if own := _own_metrics(results, "test"):
+        rows.append(("test metrics", ", ".join(own)))
     if "train_loss" in results:
         after = f" after {results['iterations']} iterations" if "iterations" in results else ""
         rows.append(("training loss", format_number(results["train_loss"]) + after))
@@ -92,8 +105,19 @@ def summarize_results(results: Mapping[str, Any]) -> list[tuple[str, str]]:
         if "strategy" in results and "world_size" in results:
             size = results["world_size"]
             workers = f", {results['strategy']} on {size} worker{'' if size == 1 else 's'}"
-        rows.append(("speed", format_throughput(results["tasks_per_second"]) + workers))
+        rows.append(("speed", format_throughput(results) + workers))
     return rows
+
+
+def _own_metrics(values: Mapping[str, Any], split: str) -> list[str]:
+    """Name and value of the metrics that the user's learner adds."""
+    return [
+        f"{metric} {format_number(value)}"
+        for name, value in values.items()
+        if name.startswith(f"{split}_") and isinstance(value, float)
+        if (metric := name.removeprefix(f"{split}_")) not in _KNOWN_METRICS
+        and not metric.endswith("_before")
+    ]
 
 
 def _with_interval(value: float, ci95: float | None, text: Callable[[float], str]) -> str:

@@ -23,6 +23,8 @@ class Run:
             metrics then have `iteration` `start_iteration + 1`.
         title: one line, such as `MAML on glyphs, 5-way 1-shot, rpc on 2 workers`.
         contents: files and directories that the run directory may hold, with a description each.
+        split_descriptions: what "validation" and "test" measure, where they measure different
+            things.
     """
 
     directory: Path
@@ -32,6 +34,7 @@ class Run:
     start_iteration: int
     title: str
     contents: Mapping[str, str] = field(default_factory=dict)
+    split_descriptions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def resumed(self) -> bool:
@@ -98,6 +101,24 @@ class Logger:
 
     def close(self) -> None:
         """Closes the output, after an error too. Never raises; may be called more than once."""
+
+
+def grouped_name(name: str) -> str:
+    """The name of a metric in services that group by prefix.
+
+    `train_loss` is `train/loss`, `validation_accuracy` is `validation/accuracy`, `test_loss` is
+    `test/loss`; any other is measured in training: `gradient_norm` is `train/gradient_norm`.
+    """
+    split, _, metric = name.partition("_")
+    return f"{split}/{metric}" if split in ("train", "validation", "test") else f"train/{name}"
+
+
+def grouped_test_metrics(results: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a test among the results of a run, by `grouped_name`."""
+    values = {name: value for name, value in results.items() if name.startswith("test_")}
+    if "ci95" in results:
+        values["test_ci95"] = results["ci95"]
+    return {grouped_name(name): value for name, value in values.items() if isinstance(value, float)}
 
 
 class LoggerCollection(Logger):

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from metadist.files import wrap_write_errors
 from metadist.loggers.jsonl import json_value
-from metadist.loggers.logger import Logger, Metrics, Run
+from metadist.loggers.logger import Logger, Metrics, Run, grouped_name, grouped_test_metrics
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
 class TensorBoardLogger(Logger):
-    """Writes event files: a scalar for every metric, and the plots at the end.
+    """Writes event files: a scalar for every metric, and test metrics and plots at the end.
+
+    Tags are grouped: `train/loss`, `validation/accuracy`, `test/accuracy`.
 
     Events are flushed every few seconds and before each checkpoint, so the last ones may be lost
     if the process dies. A resumed run purges the events after its checkpoint and writes them
@@ -57,13 +59,13 @@ class TensorBoardLogger(Logger):
             )
 
     def log_metrics(self, metrics: Metrics) -> None:
-        """Adds a scalar for every metric, by its name."""
+        """Adds a scalar for every metric."""
         assert self._writer is not None, "log_metrics() before start()"
         step = int(metrics["iteration"])
         with wrap_write_errors(self._path):
             for name, value in metrics.items():
                 if name != "iteration" and not isinstance(value, (str, bool)):
-                    self._writer.add_scalar(name, float(value), step)
+                    self._writer.add_scalar(grouped_name(name), float(value), step)
 
     def flush(self) -> None:
         """Flushes the events to disk."""
@@ -72,13 +74,15 @@ class TensorBoardLogger(Logger):
             self._writer.flush()
 
     def finish(self, results: Mapping[str, Any], plots: Sequence[Path]) -> None:
-        """Adds the plots as images, and the results as text."""
+        """Adds the test metrics, the plots as images, and the results as text."""
         assert self._writer is not None, "finish() before start()"
         from matplotlib.image import imread
 
         text = json.dumps(json_value(results), indent=2, default=str)
         with wrap_write_errors(self._path):
             self._writer.add_text("results", f"```json\n{text}\n```", self._iterations)
+            for name, value in grouped_test_metrics(results).items():
+                self._writer.add_scalar(name, value, self._iterations)
             for plot in plots:
                 pixels = imread(plot)[..., :3]  # without the alpha channel
                 self._writer.add_image(plot.stem, pixels, self._iterations, dataformats="HWC")

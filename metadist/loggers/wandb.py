@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from metadist.errors import UserError
 from metadist.files import atomic_write, wrap_write_errors
-from metadist.loggers.logger import Logger, Metrics, Run
+from metadist.loggers.logger import Logger, Metrics, Run, grouped_name, grouped_test_metrics
 
 if TYPE_CHECKING:
     import wandb
@@ -96,19 +96,18 @@ class WandbLogger(Logger):
     def log_metrics(self, metrics: Metrics) -> None:
         """Logs the metrics at their iteration."""
         assert self._wandb_run is not None, "log_metrics() before start()"
-        values = {name: value for name, value in metrics.items() if name != "iteration"}
+        values = {grouped_name(name): v for name, v in metrics.items() if name != "iteration"}
         with wrap_write_errors("the files of Weights & Biases"):
             self._wandb_run.log(values, step=int(metrics["iteration"]))
 
     def finish(self, results: Mapping[str, Any], plots: Sequence[Path]) -> None:
-        """Logs the plots as images, and the results as the summary of the run."""
+        """Logs test metrics and plots, and the results as the summary of the run."""
         assert self._wandb_run is not None, "finish() before start()"
         import wandb
 
         with wrap_write_errors("the files of Weights & Biases"):
-            if plots:
-                images = {plot.stem: wandb.Image(str(plot)) for plot in plots}
-                self._wandb_run.log(images, step=self._iterations)
+            images = {plot.stem: wandb.Image(str(plot)) for plot in plots}
+            self._wandb_run.log({**grouped_test_metrics(results), **images}, step=self._iterations)
             self._wandb_run.summary.update(_redact_api_key(dict(results)))
         self._exit_code = 0
 

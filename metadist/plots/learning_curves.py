@@ -32,6 +32,7 @@ _COLORS = (BLUE, ORANGE, GREEN, RED, PURPLE, "#8c5a3c", "#d05c9f", GREY)
 _STYLES = ("-", "--", ":", "-.")
 _COLUMNS = 3
 _LEGEND_WIDTH = 60  # characters
+_LABEL_WIDTH = 40
 
 
 class ComparisonData(NamedTuple):
@@ -54,14 +55,17 @@ def plot_learning_curves(
     path: Path,
     title: str,
     test: tuple[float, float] | None = None,
+    split_descriptions: Mapping[str, str] | None = None,
 ) -> Path:
-    """Plots the loss and, if there is any, the accuracy or MSE against the training iteration.
+    """Plots the loss, the accuracy or MSE and other metrics against the training iteration.
 
     Args:
         metrics: the metrics of the run.
         path: the PNG file to write.
         title: one line.
         test: test accuracy (0 to 1) or test MSE, and half the width of its 95% interval.
+        split_descriptions: what "validation" and "test" measure. Default: classes that are not
+            in training, for an accuracy.
 
     Returns:
         `path`.
@@ -69,18 +73,21 @@ def plot_learning_curves(
     Raises:
         UserError: it cannot be written.
     """
-    names = {name for each in metrics for name in each}
-    shown = ["loss"]
-    for metric in ("accuracy", "mse"):
-        if len(shown) == 1 and names & {f"train_{metric}", f"validation_{metric}"}:
-            shown.append(metric)
-    figure = new_figure(5.6 * len(shown), 3.9, title, columns=len(shown))
-    grid = figure.subplots(1, len(shown), sharex=True, squeeze=False)[0]
-    for axes, metric in zip(grid, shown, strict=True):
-        _plot_metric(axes, metrics, metric)
-        if test is not None and metric != "loss":
-            _plot_test(axes, metric, *test)
+    shown = _metric_names(metrics)
+    columns = min(len(shown), _COLUMNS)
+    rows = -(-len(shown) // columns)
+    figure = new_figure(5.6 * columns, 3.9 * rows, title, columns if rows == 1 else None)
+    grid = figure.subplots(rows, columns, sharex=True, squeeze=False).ravel()
+    for axes in grid[len(shown) :]:
+        axes.set_visible(False)
+    described = split_descriptions or {}
+    for axes, metric in zip(grid, shown, strict=False):
+        note = described.get("validation", "unseen classes" if metric == "accuracy" else "")
+        _plot_metric(axes, metrics, metric, f"validation, {note}" if note else "validation")
+        if test is not None and metric in ("accuracy", "mse"):
+            _plot_test(axes, metric, *test, described.get("test", ""))
         _style_metric_axes(axes, metric)
+        axes.tick_params(labelbottom=True)  # also in rows above others
     iterations = {int(each["iteration"]) for each in metrics}
     if len(iterations) == 1:  # a single point does not set the limits
         grid[0].set_xlim(min(iterations) - 1, max(iterations) + 1)
@@ -112,7 +119,19 @@ def plot_comparison(panels: Sequence[ComparisonData], path: Path, title: str) ->
     return save_figure(figure, path)
 
 
-def _plot_metric(axes: "Axes", metrics: MetricsList, metric: str) -> None:
+def _metric_names(metrics: MetricsList) -> list[str]:
+    """The loss, then accuracy or MSE, then the metrics that the user's learner adds."""
+    names = dict.fromkeys(name for each in metrics for name in each)
+    found = {
+        metric: None
+        for name in names
+        for split, _, metric in [name.partition("_")]
+        if split in ("train", "validation") and metric != "ci95"
+    }
+    return list({"loss": None} | {m: None for m in ("accuracy", "mse") if m in found} | found)
+
+
+def _plot_metric(axes: "Axes", metrics: MetricsList, metric: str, validation: str) -> None:
     iterations, values = _series(metrics, f"train_{metric}")
     if len(iterations):
         few = len(iterations) < 20
@@ -138,15 +157,17 @@ def _plot_metric(axes: "Axes", metrics: MetricsList, metric: str) -> None:
             linewidth=1.5,
             marker="o",
             markersize=5 if len(iterations) < 40 else 2.5,
-            label="validation, unseen classes" if metric == "accuracy" else "validation",
+            label=textwrap.fill(validation, _LABEL_WIDTH),
         )
 
 
-def _plot_test(axes: "Axes", metric: str, value: float, ci95: float) -> None:
+def _plot_test(axes: "Axes", metric: str, value: float, ci95: float, description: str) -> None:
     if metric == "accuracy":
         label = f"final test: {100 * value:.1f}% ± {100 * ci95:.1f}%"
     else:
         label = f"final test: {value:.3g} ± {ci95:.2g}"
+    if description:
+        label = textwrap.fill(f"{label}, {description}", _LABEL_WIDTH)
     axes.axhline(value, color=GREEN, linestyle="--", linewidth=1.5, label=label)
     axes.axhspan(value - ci95, value + ci95, color=GREEN, alpha=0.15, linewidth=0)
 
@@ -155,7 +176,7 @@ def _style_metric_axes(axes: "Axes", metric: str) -> None:
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     axes.set_xlabel("training iteration")
-    axes.set_ylabel(_LABELS[metric])
+    axes.set_ylabel(_LABELS.get(metric, metric))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     if metric == "accuracy":
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))

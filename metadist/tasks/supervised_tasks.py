@@ -24,6 +24,9 @@ class SupervisedTasks:
     - split "validation": the same, of the held-out examples.
     - split "test": few-shot episodes of the test classes.
 
+    Attributes:
+        split_descriptions: what accuracies of validation and test measure, for people.
+
     Args:
         dataset: images in classes.
         micro_batch_size: examples in a micro-batch, at least two.
@@ -69,6 +72,10 @@ class SupervisedTasks:
         self.input_shape = dataset.input_shape
         self.outputs = len(self.images)
         self.regression = False
+        self.split_descriptions = {
+            "validation": f"classification of held-out examples, {classes} training classes",
+            "test": f"few-shot: {ways}-way {shots}-shot tasks of unseen classes",
+        }
 
     def sample(self, key: Tensor) -> Episode:
         """Sample the micro-batch or the episode of a key of shape (4,)."""

@@ -146,3 +146,15 @@ class Experiment:
     def metric(self) -> str:
         """The metric of validation and test: "mse" for regression, "accuracy" for classes."""
         return "mse" if self.tasks.regression else "accuracy"
+
+    @property
+    def split_descriptions(self) -> dict[str, str]:
+        """What validation and test measure, where they measure different things."""
+        return getattr(self.tasks, "split_descriptions", {})
+
+    def throughput(self, tasks: int, seconds: float) -> dict[str, float]:
+        """Tasks per second, and samples per second where tasks are micro-batches."""
+        found = {"tasks_per_second": tasks / seconds}
+        if samples := getattr(self.tasks, "micro_batch_size", 0):
+            found["samples_per_second"] = samples * tasks / seconds
+        return found

@@ -42,7 +42,7 @@ def results_of(
         "best_validation": state.best,
         "iterations": state.iteration,
         "tested_iteration": tested,
-        "tasks_per_second": tasks / state.train_seconds,
+        **x.throughput(tasks, state.train_seconds),
         "wall_seconds": state.wall_seconds,
         "world_size": get_world_size(),
         "strategy": x.strategy.name,

@@ -25,40 +25,32 @@ _ADAPTATION_STEPS = (0, 1, 10)  # as in MAML's paper
 _ADAPTATION_INPUTS = 201
 
 
-def plot_run(
-    directory: Path,
-    title: str,
-    tasks: TaskDistribution,
-    learner: Learner,
-    seed: int,
-    results: Mapping[str, Any],
-) -> list[Path]:
+def plot_run(experiment: Experiment, results: Mapping[str, Any]) -> list[Path]:
     """Plot the learning curves and the first test tasks of a run. Rank zero calls it.
 
     Args:
-        directory: the run directory, with its `metrics.jsonl`.
-        title: title of the plots.
-        tasks: distribution of the test tasks.
-        learner: the trained learner.
-        seed: keys the test tasks.
+        experiment: the finished run, with `metrics.jsonl` in its directory.
         results: the content of `results.json`.
 
     Returns:
         The files written: the learning curves, and the test tasks if they are images in grey or
         color or scalar functions of a scalar.
     """
-    metric = "mse" if tasks.regression else "accuracy"
+    x, tasks, learner = experiment, experiment.tasks, experiment.learner
     curves = plots.plot_learning_curves(
-        read_metrics(directory / METRICS_FILE),
-        directory / LEARNING_CURVES_FILE,
-        title,
-        (results[f"test_{metric}"], results["ci95"]),
+        read_metrics(x.directory / METRICS_FILE),
+        x.directory / LEARNING_CURVES_FILE,
+        x.title,
+        (results[f"test_{x.metric}"], results["ci95"]),
+        x.split_descriptions,
     )
     if not _can_plot(tasks):
         return [curves]
     learner.eval()
-    episodes = [tasks.sample(key) for key in task_keys(seed, "test", 0, range(_TEST_TASKS))]
-    return [curves, _plot_episodes(tasks, learner, episodes, directory / TEST_TASKS_FILE, title)]
+    keys = task_keys(x.trainer.eval_seed, "test", 0, range(_TEST_TASKS))
+    episodes = [tasks.sample(key) for key in keys]
+    path = x.directory / TEST_TASKS_FILE
+    return [curves, _plot_episodes(tasks, learner, episodes, path, x.title)]
 
 
 def plot_task(path: Path, tasks: TaskDistribution, learner: Learner, key: Tensor) -> Path | None:

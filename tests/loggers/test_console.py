@@ -217,3 +217,27 @@ def test_unwritable_output_is_a_user_error(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"cannot write to the standard output \(No space"):
         logger.start(Run(tmp_path, "maml", {}, 10, 0, "title"))
     logger.close()
+
+
+def test_own_metrics_and_samples_per_second_are_shown(tmp_path, capsys):
+    descriptions = {"validation": "held-out examples", "test": "few-shot tasks"}
+    logger = ConsoleLogger()
+    run = Run(tmp_path, "ddp", {}, 1, 0, "t", {}, descriptions)
+    logger.start(run)
+    speeds = {"tasks_per_second": 10.0, "samples_per_second": 160.0}
+    logger.log_metrics({"iteration": 1, "train_loss": 1.5, "train_entropy": 0.75, **speeds})
+    validation = {"validation_accuracy": 0.01, "validation_ci95": 0.001, "validation_entropy": 0.5}
+    logger.log_metrics({"iteration": 1, **validation})
+    test = {"test_accuracy": 0.6, "test_accuracy_before": 0.2, "test_loss": 1.0, "test_tasks": 9}
+    logger.finish({**test, "test_entropy": 0.25, **speeds}, [])
+    logger.close()
+    text = capsys.readouterr().out
+    for expected in (
+        "loss 1.5000, 160 samples/s, entropy 0.7500, in",
+        "validation accuracy 1.00% ± 0.10%, entropy 0.5000 (held-out examples)\n",
+        "test accuracy      60.00% over 9 tasks (few-shot tasks)\n",
+        "test metrics       entropy 0.2500\n",
+        "speed              160 samples/s\n",
+    ):
+        assert expected in text
+    assert "tasks/s" not in text

@@ -24,7 +24,8 @@ def test_offline_run_resumes_with_its_id_and_does_not_store_the_api_key(
     assert len(runs) == 2
     assert all(run_id.strip() in path.name for path in runs)
     contents = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
-    assert any(b"train_loss" in content for content in contents)  # they are not compressed
+    assert any(b"train/loss" in content for content in contents)  # they are not compressed
+    assert any(b"test/accuracy" in content for content in contents)
     assert not any(KEY.encode() in content for content in contents)
 
 

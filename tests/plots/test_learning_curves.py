@@ -47,6 +47,18 @@ def test_learning_curves_with_validation_and_test(tmp_path, metric):
     assert count_color(pixels, GREEN) > 200  # the dashed line of the test
 
 
+def test_own_metrics_have_panels_of_their_own(tmp_path):
+    metrics = [{"iteration": i, "train_loss": 2.0 / i, "train_accuracy": 0.5} for i in range(1, 50)]
+    path = plot_learning_curves(metrics, tmp_path / "curves.png", "title")
+    two = Image.open(path).size
+    metrics += [{"iteration": 20, "validation_ci95": 0.1, "validation_entropy": 0.5}]
+    three = Image.open(plot_learning_curves(metrics, path, "title")).size
+    assert (three[0] / two[0], three[1]) == (pytest.approx(1.5, abs=0.01), two[1])
+    metrics += [{"iteration": 20, "train_confidence": 0.5}]
+    four = Image.open(plot_learning_curves(metrics, path, "title")).size
+    assert (four[0], four[1] / three[1]) == (three[0], pytest.approx(2, abs=0.01))
+
+
 def test_missing_folder_is_a_user_error(tmp_path):
     metrics = [{"iteration": 1, "train_loss": 1.0}]
     with pytest.raises(UserError, match=r"cannot write .*curves\.png \(No such file"):

@@ -52,7 +52,10 @@ def test_tasks_that_cannot_be_plotted_are_left_out(tmp_path, shape, outputs):
     tasks = tasks_of(shape, outputs)
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 1, "train_loss": 1.0}\n')
     results = {"test_accuracy": 0.5, "test_mse": 0.5, "ci95": 0.1}
-    written = plot_run(tmp_path, "tasks", tasks, torch.nn.Identity(), 0, results)
+    metric = "accuracy" if outputs is None else "mse"
+    x = SimpleNamespace(directory=tmp_path, title="tasks", tasks=tasks, metric=metric)
+    x.learner, x.split_descriptions = torch.nn.Identity(), {}
+    written = plot_run(x, results)
     assert [path.name for path in written] == ["learning_curves.png"]
     key = task_keys(0, "test", 0, range(1))[0]
     assert plot_task(tmp_path / "task.png", tasks, torch.nn.Identity(), key) is None
