@@ -1,6 +1,7 @@
 """Training: the trainer, its strategies, evaluation, checkpoints."""
 
 from metadist.training.experiment import Experiment, TrainerConfig, TrainState
+from metadist.training.prediction import predict_unlabeled
 from metadist.training.resume import restore
 from metadist.training.signals import Interrupted
 from metadist.training.strategies import (
@@ -32,6 +33,7 @@ __all__ = [
     "TrainState",
     "Trainer",
     "TrainerConfig",
+    "predict_unlabeled",
     "resolve_device",
     "restore",
 ]

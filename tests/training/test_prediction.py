@@ -1,0 +1,138 @@
+"""Predictions of unlabeled inputs: one per call as many, by the statistics of the support set."""
+
+import pytest
+import torch
+from torch.func import functional_call
+
+from metadist.algorithms import (
+    ANIL,
+    IMAML,
+    MAML,
+    Learner,
+    MAMLPlusPlus,
+    MetaSGD,
+    Prototypical,
+    Reptile,
+    Supervised,
+    TaskResult,
+)
+from metadist.errors import UserError
+from metadist.models import MLP, Conv4
+from metadist.tasks import Episode, Examples, FewShotTasks, Glyphs, Sinusoid, task_keys
+from metadist.training import predict_unlabeled
+
+
+class Plain(Learner):
+    """A user's algorithm that passes the queries to the model by itself."""
+
+    def forward(self, episode):
+        loss = self.loss(self.model(episode.support.inputs), episode.support.targets)
+        predictions = self.model(episode.query.inputs)
+        return TaskResult(loss, self.metrics(predictions, episode.query.targets), predictions)
+
+
+ALGORITHMS = [ANIL, IMAML, MAML, MAMLPlusPlus, MetaSGD, Plain, Prototypical, Reptile, Supervised]
+
+
+@pytest.fixture(scope="module")
+def tasks() -> FewShotTasks:
+    dataset = Glyphs(train_classes=5, validation_classes=5, test_classes=20, examples=6)
+    return FewShotTasks(dataset, ways=5, shots=1, queries=5)
+
+
+def sample(tasks, index: int) -> Episode:
+    return tasks.sample(task_keys(0, "test", 0, range(index + 1))[index])
+
+
+def model_for(tasks, **options) -> Conv4:
+    torch.manual_seed(0)
+    return Conv4(tasks.input_shape, tasks.outputs, filters=8, pooling="max", **options)
+
+
+def one_by_one(learner, episode, batch_statistics) -> torch.Tensor:
+    return torch.cat(
+        [
+            predict_unlabeled(learner, episode.support, image.unsqueeze(0), batch_statistics)
+            for image in episode.query.inputs
+        ]
+    )
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("running", [False, True], ids=["batch statistics", "running statistics"])
+def test_one_query_per_call_gives_what_all_together_give(tasks, algorithm, running):
+    learner = algorithm(model_for(tasks, running_statistics=running)).train()
+    before = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
+    episode = sample(tasks, 0)
+    together = predict_unlabeled(learner, episode.support, episode.query.inputs)
+    assert together.shape == (25, 5) and not together.requires_grad
+    torch.testing.assert_close(
+        one_by_one(learner, episode, "support"), together, rtol=1e-3, atol=1e-4
+    )
+    transductive = predict_unlabeled(learner, episode.support, episode.query.inputs, "transductive")
+    torch.manual_seed(0)
+    with torch.no_grad():
+        evaluated = learner.eval()(episode).predictions
+    torch.testing.assert_close(transductive, evaluated)
+    # Running statistics are those of no call; prototypes are always in the batch.
+    assert torch.allclose(together, transductive, rtol=1e-3, atol=1e-4) == running
+    assert all(torch.equal(each, before[n]) for n, each in learner.state_dict().items())
+
+
+def test_the_statistics_are_those_of_the_adapted_network_on_the_support_set(tasks):
+    model = model_for(tasks).double()
+    episode = Episode(*(Examples(part.inputs.double(), part.targets) for part in sample(tasks, 1)))
+    learner = MAML(model, inner_lr=0.2, inner_steps=2)
+    found = predict_unlabeled(learner, episode.support, episode.query.inputs)
+    adapted = learner.adapt(learner.initial(), episode.support, 2)
+    reference = model_for(tasks, running_statistics=True).double()
+    buffers = dict(reference.named_buffers())
+    values: list[int] = []
+    for norm in reference.norms:
+        norm.momentum = None  # the running statistics are the mean over batches
+        norm.register_forward_pre_hook(lambda _, given: values.append(given[0][:, 0].numel()))
+    with torch.no_grad():
+        functional_call(reference.train(), adapted | buffers, (episode.support.inputs,))
+        for norm, count in zip(reference.norms, values, strict=True):
+            norm.running_var *= (count - 1) / count  # without Bessel's correction
+        expected = functional_call(reference.eval(), adapted, (episode.query.inputs,))
+    torch.testing.assert_close(found, expected)
+
+
+def test_accuracy_on_glyphs_of_one_image_per_call(tasks):
+    correct = dict.fromkeys(["together", "one", "transductive", "transductive one"], 0.0)
+    maml = MAML(model_for(tasks), inner_lr=0.4, inner_steps=3)
+    for index in range(8):
+        episode = sample(tasks, index)
+        support, queries = episode.support, episode.query.inputs
+        found = {
+            "together": predict_unlabeled(maml, support, queries),
+            "one": one_by_one(maml, episode, "support"),
+            "transductive": predict_unlabeled(maml, support, queries, "transductive"),
+            "transductive one": one_by_one(maml, episode, "transductive"),
+        }
+        for name, predictions in found.items():
+            right = (predictions.argmax(1) == episode.query.targets).double().mean().item()
+            correct[name] += right / 8
+    assert correct["one"] == correct["together"] > 0.4
+    assert abs(correct["together"] - correct["transductive"]) < 0.15
+    assert correct["transductive one"] < 0.3 < correct["transductive"]
+
+
+def test_a_regression(tasks):
+    curves = FewShotTasks(Sinusoid(), shots=5, queries=4)
+    learner = MAML(MLP((1,), 1, [8]), regression=True, inner_lr=0.01, inner_steps=2)
+    episode = curves.sample(task_keys(0, "test", 0, range(1))[0])
+    together = predict_unlabeled(learner, episode.support, episode.query.inputs)
+    assert together.shape == (4, 1)
+    torch.testing.assert_close(one_by_one(learner, episode, "support"), together)
+
+
+def test_a_learner_without_predictions_is_refused(tasks):
+    class Silent(Plain):
+        def forward(self, episode):
+            return super().forward(episode)._replace(predictions=None)
+
+    episode = sample(tasks, 0)
+    with pytest.raises(UserError, match=r"Silent\.forward returned no predictions"):
+        predict_unlabeled(Silent(model_for(tasks)), episode.support, episode.query.inputs)
