@@ -2,18 +2,25 @@
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _NormBase
 from torch.profiler import record_function
 
 from metadist.algorithms.learner import Learner, TaskResult
+from metadist.errors import UserError
 
 Parameters = dict[str, Tensor]
 """Tensors by the names of the model's parameters."""
+
+AdaptedParameters = Literal["all", "no_norm", "head", "body"]
+"""Which parameters inner steps adapt; see `adapted_names`."""
+
+_NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 class InnerLoopLearner(Learner):
@@ -140,6 +147,40 @@ class InnerLoopLearner(Learner):
                     loss.sum(), list(parameters.values()), create_graph=create_graph
                 )
         return dict(zip(parameters, grads, strict=True))
+
+
+def adapted_names(model: nn.Module, adapt: AdaptedParameters) -> list[str]:
+    """The names of the model's parameters that inner steps adapt.
+
+    Args:
+        model: the network.
+        adapt: "all" parameters; "no_norm": all except scale and shift of normalization layers, as
+            in the code of MAML's authors; "head": the last layer only, as ANIL (arXiv 1909.09157);
+            "body": all except the last layer, as BOIL (Oh et al. 2021, arXiv 2008.08882). The last
+            layer is the model's `head`.
+
+    Raises:
+        UserError: the model has no `head`, or no parameter is left.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    if adapt in ("head", "body") and not isinstance(getattr(model, "head", None), nn.Module):
+        raise UserError(
+            f"algorithm.adapt={adapt} needs a model whose last layer is `head`, which "
+            f"{type(model).__name__} lacks: choose model=conv4 or mlp, or algorithm.adapt=all."
+        )
+    if adapt == "head":
+        names = [name for name in names if name.startswith("head.")]
+    elif adapt == "body":
+        names = [name for name in names if not name.startswith("head.")]
+    elif adapt == "no_norm":
+        norms = {name for name, module in model.named_modules() if isinstance(module, _NORMS)}
+        names = [name for name in names if name.rpartition(".")[0] not in norms]
+    if not names:
+        raise UserError(
+            f"algorithm.adapt={adapt} leaves no parameter of {type(model).__name__} to adapt: "
+            "choose algorithm.adapt=all."
+        )
+    return names
 
 
 def detach_parameters(parameters: Parameters) -> Parameters:

@@ -6,7 +6,12 @@ from typing import Annotated, Any
 from annotated_types import Ge, Gt
 from torch import nn
 
-from metadist.algorithms.inner_loop import InnerLoopLearner, Parameters
+from metadist.algorithms.inner_loop import (
+    AdaptedParameters,
+    InnerLoopLearner,
+    Parameters,
+    adapted_names,
+)
 from metadist.algorithms.learner import TaskResult
 
 
@@ -38,6 +43,11 @@ class MAML(InnerLoopLearner):
         eval_inner_steps: inner steps in evaluation. Default: as many as in training.
         first_order: drop the second derivatives.
         transductive: see `Learner`.
+        adapt: the parameters that inner steps adapt: "all", "no_norm", "head" or "body"; see
+            `adapted_names`. The others are meta-learned and the same in all tasks.
+
+    Raises:
+        UserError: `adapt` does not fit the model.
     """
 
     batches_tasks = True
@@ -51,10 +61,18 @@ class MAML(InnerLoopLearner):
         eval_inner_steps: Annotated[int, Ge(1)] | None = None,
         first_order: bool = False,
         transductive: bool = True,
+        adapt: AdaptedParameters = "all",
     ) -> None:
         super().__init__(model, regression, inner_steps, eval_inner_steps, transductive)
+        self.adapted_names = adapted_names(model, adapt)
+        self.adapt_option = adapt
         self.inner_lr = inner_lr
         self.first_order = first_order
+
+    def initial(self) -> Parameters:
+        """The initial values of the parameters that inner steps adapt."""
+        parameters = dict(self.model.named_parameters())
+        return {name: parameters[name] for name in self.adapted_names}
 
     def train_task(self, episode: Any) -> TaskResult:
         """See the class."""
@@ -78,9 +96,10 @@ class MAML(InnerLoopLearner):
         return {name: each - self.inner_lr * gradients[name] for name, each in parameters.items()}
 
     def method(self) -> dict[str, Any]:
-        """Inner learning rate."""
+        """Inner learning rate and adapted parameters."""
         name = "FOMAML" if self.first_order else "MAML"
         return {
             "algorithm": name if self.inner_steps else "pretrained on all tasks",
             "inner_lr": self.inner_lr,
+            "adapt": self.adapt_option,
         }

@@ -6,13 +6,13 @@ import torch
 from annotated_types import Ge, Gt
 from torch import nn
 
-from metadist.algorithms.inner_loop import Parameters
+from metadist.algorithms.inner_loop import AdaptedParameters, Parameters
 from metadist.algorithms.maml import MAML
 from metadist.errors import UserError
 
 
 class MetaSGD(MAML):
-    """MAML with a learned inner learning rate for each parameter.
+    """MAML with a learned inner learning rate for each adapted parameter.
 
     In a task (algorithm 1 of the paper), with a vector of rates α of the size of θ and the
     elementwise product:
@@ -36,6 +36,7 @@ class MetaSGD(MAML):
         eval_inner_steps: inner steps in evaluation. Default: as many as in training.
         first_order: treat the inner gradients as constants.
         transductive: see `Learner`.
+        adapt: see `MAML`.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class MetaSGD(MAML):
         first_order: bool = False,
         transductive: bool = True,
         inner_lr_max: Annotated[float, Gt(0)] | None = None,
+        adapt: AdaptedParameters = "all",
     ) -> None:
         if inner_lr_max is not None and inner_lr_max < inner_lr:
             raise UserError(
@@ -55,14 +57,21 @@ class MetaSGD(MAML):
                 "give the upper end of the interval, or null for equal rates."
             )
         super().__init__(
-            model, regression, inner_lr, inner_steps, eval_inner_steps, first_order, transductive
+            model,
+            regression,
+            inner_lr,
+            inner_steps,
+            eval_inner_steps,
+            first_order,
+            transductive,
+            adapt,
         )
         self.inner_lr_max = inner_lr_max
         self.rates = nn.ParameterList(
             torch.full_like(parameter, inner_lr)
             if inner_lr_max is None
             else torch.empty_like(parameter).uniform_(inner_lr, inner_lr_max)
-            for parameter in model.parameters()
+            for parameter in self.initial().values()
         )
 
     def step(self, parameters: Parameters, gradients: Parameters) -> Parameters:
@@ -73,7 +82,7 @@ class MetaSGD(MAML):
         }
 
     def method(self) -> dict[str, Any]:
-        """Initial rate and order of the gradient."""
+        """Initial rate, order of the gradient and adapted parameters."""
         initial = f"{self.inner_lr}"
         if self.inner_lr_max is not None:
             initial = f"uniform in [{self.inner_lr}, {self.inner_lr_max}]"
@@ -81,4 +90,5 @@ class MetaSGD(MAML):
             "algorithm": "Meta-SGD",
             "inner_lr": f"learned, initially {initial}",
             "first_order": self.first_order,
+            "adapt": self.adapt_option,
         }
