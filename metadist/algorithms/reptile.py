@@ -29,10 +29,10 @@ class Reptile(InnerLoopLearner):
         gradient = φ - W
 
     An outer SGD step with learning rate ε is the paper's φ ← φ + ε mean(W - φ):
-    `optimizer=sgd optimizer.momentum=0 optimizer.lr=ε`, with ε = 1 decaying to 0 in most of its
-    experiments. The query set is not used in training: the gradient of the reported loss, the query
-    loss of W, is φ - W by construction. Training tasks may have more shots than test tasks
-    (`task.train_shots`); the authors use 10 to 15.
+    `optimizer=reptile optimizer.lr=ε`, the default of `algorithm=reptile`, with ε = 1 decaying to
+    0 (`scheduler=linear`) in most of its experiments. The query set is not used in training: the
+    gradient of the reported loss, the query loss of W, is φ - W by construction. Training tasks
+    may have more shots than test tasks (`task.train_shots`); the authors use 10 to 15.
 
     The inner Adam is that of the authors' code: β₁ = 0, and second moments that persist across
     tasks. They are buffers of the learner: every task of a meta-batch starts from them, and they
@@ -55,6 +55,9 @@ class Reptile(InnerLoopLearner):
         eval_inner_batch_size: examples per minibatch in evaluation; None for the whole support set.
         transductive: see `Learner`; the paper reports both.
     """
+
+    published_optimizers = ("SGD",)
+    published_optimizer_options = "optimizer=reptile optimizer.lr=1.0"
 
     # Buffers, with the inner Adam only.
     exp_avg_sq: Tensor

@@ -32,6 +32,7 @@ from metadist.training.profiling import (
     write_profile,
     write_worker_profile,
 )
+from metadist.training.result_warnings import optimizer_warnings, result_warnings
 from metadist.training.results import own_metrics, results_of
 from metadist.training.resume import checkpoint_contents, checkpoints_of, load_best, state_tensors
 from metadist.training.run_plots import plot_run
@@ -104,9 +105,10 @@ class Trainer:
                     results = self.test()
                     if self._is_main:
                         write_results(x.directory, results)
-                        seed = self.config.eval_seed
-                        plots = plot_run(x.directory, x.title, x.tasks, x.learner, seed, results)
+                        plots = plot_run(x, results)
                         x.logger.finish(results, plots)
+                        for warning in results["warnings"]:
+                            self._warn(warning)
         return results
 
     @contextlib.contextmanager
@@ -149,6 +151,7 @@ class Trainer:
                         start_iteration=self.state.iteration,
                         title=x.title,
                         contents=CONTENTS,
+                        split_descriptions=x.split_descriptions,
                     )
                 )
             yield
@@ -166,6 +169,8 @@ class Trainer:
         if config.profile:
             left = config.iterations - state.iteration
             profiler = start_profiler(left, state.iteration)
+        for warning in optimizer_warnings(x):
+            self._warn(warning)
         if self._validation_is_due():  # the run may have been stopped before it
             self.validate()
         self._step_started = time.perf_counter()
@@ -273,7 +278,7 @@ class Trainer:
             **{f"train_{n}": each.item() / weight for n, each in output.result.metrics.items()},
             "gradient_norm": output.gradient_norm,
             "learning_rate": learning_rate,
-            "tasks_per_second": self.config.meta_batch_size / seconds,
+            **self.experiment.throughput(self.config.meta_batch_size, seconds),
             "seconds": total,
         }
         if report is not None:
@@ -359,7 +364,9 @@ class Trainer:
             tested = int(self.state.best["iteration"])
         estimates = self._evaluate("test", self.config.eval_tasks, self._raise_if_stopped)
         self.state.wall_seconds = time.perf_counter() - self._started
-        return results_of(x, estimates, tested)
+        results = results_of(x, estimates, tested)
+        results["warnings"] = result_warnings(x, results)
+        return results
 
     def _evaluate(
         self, split: str, tasks: int, between_chunks: Callable[[], None]

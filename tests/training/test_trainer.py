@@ -194,3 +194,17 @@ def test_a_learners_own_metric_is_logged_in_training_validation_and_test(tmp_pat
     assert len(validations) == 2 and all(1 / 3 <= value <= 1 for value in validations)
     assert 1 / 3 <= results["test_confidence"] <= 1
     assert not [name for line in lines for name in line if name.endswith("_before")]
+
+
+def test_supervised_training_counts_samples_and_says_what_is_measured(tmp_path, capsys):
+    options = ("task.ways=3", "task.micro_batch_size=4", "logger=console")
+    small = [item for item in SMALL if not item.startswith(("task.", "logger"))]
+    configuration = compose(*small, *options, "strategy=local", name="ddp")
+    results = Trainer(build_experiment(configuration, tmp_path, "ddp")).run()
+    assert results["samples_per_second"] == 4 * results["tasks_per_second"]
+    training = [line for line in records(tmp_path) if "train_loss" in line]
+    assert all(each["samples_per_second"] == 4 * each["tasks_per_second"] for each in training)
+    text = capsys.readouterr().out
+    assert "samples/s" in text and "tasks/s" not in text
+    assert "(classification of held-out examples, 12 training classes)" in text
+    assert "over 7 tasks (few-shot: 3-way 1-shot tasks of unseen classes)" in text

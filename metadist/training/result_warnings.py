@@ -1,0 +1,82 @@
+"""Warnings about results that look wrong, each one sentence that says what to try."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from metadist.tasks import task_keys
+from metadist.training.experiment import Experiment
+
+_EXPLODED = 10.0
+"""Times the loss of a constant prediction."""
+
+_TASKS = 16
+"""Test tasks from which the loss of a constant prediction is computed in regression."""
+
+
+def optimizer_warnings(experiment: Experiment) -> list[str]:
+    """The warning about an optimizer that the algorithm was not published with, if it is such."""
+    learner, used = experiment.learner, type(experiment.optimizer).__name__
+    published = learner.published_optimizers
+    if not published or used in published:
+        return []
+    name = learner.method()["algorithm"]
+    return [
+        f"the outer optimizer is {used}, and {name} was published with {' or '.join(published)}: "
+        f"try {learner.published_optimizer_options}"
+    ]
+
+
+def result_warnings(experiment: Experiment, results: Mapping[str, Any]) -> list[str]:
+    """What looks wrong in a run and the results of its test. The drivers call it.
+
+    Args:
+        experiment: the finished run.
+        results: as in `results.json`.
+    """
+    found = (_loss(experiment, results), _steps(experiment, results))
+    return [*optimizer_warnings(experiment), *filter(None, found)]
+
+
+def _loss(x: Experiment, results: Mapping[str, Any]) -> str:
+    """A test loss that is not finite, or far above that of a constant prediction."""
+    loss = results["test_loss"]
+    remedy = "lower algorithm.inner_lr or optimizer.lr, or set trainer.clip_norm"
+    if not hasattr(x.learner, "inner_lr"):
+        remedy = "lower optimizer.lr, or set trainer.clip_norm"
+    if not math.isfinite(loss):
+        return f"the test loss is {loss}: {remedy}"
+    if x.tasks.regression:
+        keys = task_keys(x.trainer.eval_seed, "test", 0, range(_TASKS))
+        targets = [x.tasks.sample(key).query.targets.double() for key in keys]
+        constant, prediction = torch.cat(targets).square().mean().item(), "predicting 0"
+    else:
+        constant, prediction = math.log(max(x.tasks.outputs, 2)), "the uniform distribution"
+    if constant and loss > _EXPLODED * constant:
+        return (
+            f"the test loss {loss:.3g} is {loss / constant:.2g} times that of {prediction} "
+            f"({constant:.3g}): {remedy}"
+        )
+    return ""
+
+
+def _steps(x: Experiment, results: Mapping[str, Any]) -> str:
+    """A test metric that is worse after the last inner step than after an earlier one."""
+    rows = results.get(f"test_{x.metric}_by_steps", [])
+    if not rows:
+        return ""
+    sign = 1 if x.tasks.regression else -1
+    best = min(rows, key=lambda row: sign * row["mean"])
+    last = rows[-1]
+    worse = sign * (last["mean"] - best["mean"])
+    if not worse > max(best["ci95"], last["ci95"]):
+        return ""
+    names = [f"{row['mean']:.3g} after {row['steps']}" for row in (best, last)]
+    fewer = f", or set algorithm.eval_inner_steps={best['steps']}" if best["steps"] else ""
+    direction = "rises" if x.tasks.regression else "falls"
+    return (
+        f"the test {x.metric} {direction} with inner steps ({', '.join(names)}): lower "
+        f"algorithm.inner_lr{fewer}"
+    )

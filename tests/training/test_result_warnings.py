@@ -1,0 +1,85 @@
+"""Results that look wrong are reported with what to try."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+from tiny import SMALL, build, compose, train
+
+from metadist.config import build_experiment
+from metadist.training import Trainer
+from metadist.training.result_warnings import result_warnings
+
+SINUSOID = [
+    *(item for item in SMALL if not item.startswith(("++dataset.", "model.", "task."))),
+    *("dataset=sinusoid", "model=mlp", "model.hidden=[8]", "model.batch_norm=false"),
+    *("task.shots=5", "strategy=local", "logger=console"),
+]
+
+
+@pytest.fixture(scope="module")
+def classification(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("run"), "strategy=local")
+
+
+def rows(*means: float) -> dict:
+    found = [{"steps": k, "mean": mean, "ci95": 0.02} for k, mean in enumerate(means)]
+    return {"test_loss": 1.0, "test_accuracy_by_steps": found}
+
+
+@pytest.mark.parametrize(
+    ("results", "expected"),
+    [
+        ({"test_loss": 1.0}, []),
+        ({"test_loss": 10.9}, []),  # the uniform distribution over 3 classes has ln 3 = 1.0986
+        ({"test_loss": 11.0}, ["11 is 10 times that of the uniform distribution (1.1): lower alg"]),
+        ({"test_loss": math.nan}, ["the test loss is nan: lower algorithm.inner_lr or optimizer"]),
+        (rows(0.2, 0.60, 0.59), []),  # within the interval
+        (rows(0.2, 0.5, 0.6), []),
+        (rows(0.2, 0.776, 0.64, 0.583), ["0.776 after 1, 0.583 after 3): lower algorithm.inner_"]),
+        (rows(0.3, 0.2), ["the test accuracy falls with inner steps (0.3 after 0, 0.2 after 1)"]),
+    ],
+)
+def test_classification(classification, results, expected):
+    found = result_warnings(classification, results)
+    assert len(found) == len(expected)
+    assert all(part in text for part, text in zip(expected, found, strict=True)), found
+    assert not found or "eval_inner_steps=" not in found[0] or "eval_inner_steps=1" in found[0]
+
+
+def test_a_diverging_inner_loop_is_reported_at_the_end(tmp_path, capsys):
+    configuration = compose(*SINUSOID, "algorithm.inner_lr=2.0", "algorithm.eval_inner_steps=3")
+    results = Trainer(build_experiment(configuration, tmp_path, "maml")).run()
+    assert results["test_mse"] > 100
+    loss, steps = json.loads((tmp_path / "results.json").read_text())["warnings"]
+    assert "times that of predicting 0" in loss and "lower algorithm.inner_lr" in loss
+    assert steps.startswith("the test mse rises with inner steps (")
+    text = capsys.readouterr().out
+    assert text.index("test MSE") < text.index(f"warning: {loss}") < text.index(steps)
+
+
+def test_a_usual_run_has_no_warnings(tmp_path):
+    configuration = compose(*SINUSOID, "algorithm.inner_lr=0.01")
+    assert Trainer(build_experiment(configuration, tmp_path, "maml")).run()["warnings"] == []
+
+
+def test_reptile_has_its_published_outer_step(tmp_path, capsys):
+    short = ("strategy=local", "algorithm=reptile", "trainer.iterations=1", "logger=console")
+    x = build(tmp_path / "published", *short)
+    (group,) = x.optimizer.param_groups
+    assert (type(x.optimizer).__name__, group["lr"], group["momentum"]) == ("SGD", 1.0, 0)
+    assert result_warnings(x, {"test_loss": 1.0}) == []
+    results = train(str(tmp_path / "adam"), *short, "optimizer=adam")
+    warning = "the outer optimizer is Adam, and Reptile was published with SGD: try optimizer=rep"
+    assert results["warnings"][0].startswith(warning)
+    text = capsys.readouterr().out
+    assert text.index(warning) < text.index("iteration 1 of 1")
+    assert train(str(tmp_path / "lr"), *short, "optimizer.lr=0.1")["warnings"] == []
+
+
+def test_losses_without_inner_loop_name_the_optimizer(classification):
+    x = SimpleNamespace(**vars(classification))
+    x.metric, x.learner = "accuracy", SimpleNamespace(published_optimizers=())
+    (found,) = result_warnings(x, {"test_loss": math.inf})
+    assert found == "the test loss is inf: lower optimizer.lr, or set trainer.clip_norm"
