@@ -95,6 +95,13 @@ def write_caches(root: Path, protocol: int = 4) -> Path:
     return root
 
 
+def write_caches_of_learn2learn(root: Path) -> Path:
+    write_caches(root)
+    file = root / "mini-imagenet-cache-val.pkl"
+    file.rename(file.with_name("mini-imagenet-cache-validation.pkl"))
+    return root
+
+
 def write_phases(root: Path, protocol: int = 2) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     for part, name in PHASES.items():

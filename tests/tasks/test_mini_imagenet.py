@@ -16,6 +16,7 @@ from mini_imagenet_tree import (
     phases,
     pixels,
     write_caches,
+    write_caches_of_learn2learn,
     write_folders,
     write_image,
     write_lists,
@@ -45,6 +46,7 @@ LAYOUTS = [
     lambda root: write_lists(root, nested=True),
     write_caches,
     lambda root: write_caches(root, protocol=2),
+    write_caches_of_learn2learn,
     write_phases,
     lambda root: write_phases(root, protocol=5),
 ]
