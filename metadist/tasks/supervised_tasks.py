@@ -73,7 +73,7 @@ class SupervisedTasks:
         self.outputs = len(self.images)
         self.regression = False
         self.split_descriptions = {
-            "validation": f"classification of held-out examples, {classes} training classes",
+            "validation": f"classification of held-out examples, {self.outputs} training classes",
             "test": f"few-shot: {ways}-way {shots}-shot tasks of unseen classes",
         }
 
