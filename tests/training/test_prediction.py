@@ -99,23 +99,32 @@ def test_the_statistics_are_those_of_the_adapted_network_on_the_support_set(task
     torch.testing.assert_close(found, expected)
 
 
-def test_accuracy_on_glyphs_of_one_image_per_call(tasks):
+def test_accuracy_on_glyphs_of_one_image_per_call():
+    dataset = Glyphs(train_classes=40, validation_classes=5, test_classes=20, examples=6)
+    tasks = FewShotTasks(dataset, ways=5, shots=1, queries=5)
+    torch.manual_seed(0)
+    learner = MAML(Conv4(tasks.input_shape, 5, filters=16), inner_lr=0.4, eval_inner_steps=3)
+    optimizer = torch.optim.Adam(learner.parameters(), 0.005)
+    for iteration in range(30):
+        optimizer.zero_grad()
+        for key in task_keys(0, "train", iteration, range(4)):
+            learner.train()(tasks.sample(key)).loss.backward()
+        optimizer.step()
     correct = dict.fromkeys(["together", "one", "transductive", "transductive one"], 0.0)
-    maml = MAML(model_for(tasks), inner_lr=0.4, inner_steps=3)
-    for index in range(8):
+    for index in range(5):
         episode = sample(tasks, index)
         support, queries = episode.support, episode.query.inputs
         found = {
-            "together": predict_unlabeled(maml, support, queries),
-            "one": one_by_one(maml, episode, "support"),
-            "transductive": predict_unlabeled(maml, support, queries, "transductive"),
-            "transductive one": one_by_one(maml, episode, "transductive"),
+            "together": predict_unlabeled(learner, support, queries),
+            "one": one_by_one(learner, episode, "support"),
+            "transductive": predict_unlabeled(learner, support, queries, "transductive"),
+            "transductive one": one_by_one(learner, episode, "transductive"),
         }
         for name, predictions in found.items():
             right = (predictions.argmax(1) == episode.query.targets).double().mean().item()
-            correct[name] += right / 8
+            correct[name] += right / 5
     assert correct["one"] == correct["together"] > 0.4
-    assert abs(correct["together"] - correct["transductive"]) < 0.15
+    assert abs(correct["together"] - correct["transductive"]) < 0.1
     assert correct["transductive one"] < 0.3 < correct["transductive"]
 
 
