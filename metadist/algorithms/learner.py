@@ -156,8 +156,8 @@ def as_task_result(returned: Any, learner: Learner) -> TaskResult:
             "or scalar tensors by name, {} for none."
         )
     if not isinstance(loss, Tensor) or loss.dim():
-        found = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-        raise UserError(f"{name} returned a loss {found}: return a scalar tensor.")
+        given = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+        raise UserError(f"{name} returned a loss {given}: return a scalar tensor.")
     if all(isinstance(value, Tensor) and not value.dim() for value in metrics.values()):
         return returned
     try:

@@ -49,7 +49,7 @@ def test_classification(classification, results, expected):
 
 
 def test_a_diverging_inner_loop_is_reported_at_the_end(tmp_path, capsys):
-    configuration = compose(*SINUSOID, "algorithm.inner_lr=2.0", "algorithm.eval_inner_steps=3")
+    configuration = compose(*SINUSOID, "algorithm.inner_lr=2.0", "algorithm.eval_inner_steps=2")
     results = Trainer(build_experiment(configuration, tmp_path, "maml")).run()
     assert results["test_mse"] > 100
     loss, steps = json.loads((tmp_path / "results.json").read_text())["warnings"]
