@@ -115,8 +115,12 @@ class Learner(nn.Module):
         return predictions.narrow(axis, support.shape[axis], queries.shape[axis])
 
     def protocol(self) -> dict[str, Any]:
-        """Settings of the algorithm that must be equal for two results to be comparable."""
-        return {}
+        """Settings of the algorithm that must be equal for two results to be comparable.
+
+        Default: the attributes `inner_steps` and `eval_inner_steps`, where the learner has them.
+        """
+        names = ("inner_steps", "eval_inner_steps")
+        return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
     def method(self) -> dict[str, Any]:
         """Settings of the algorithm in which compared results may differ."""

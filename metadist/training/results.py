@@ -47,7 +47,11 @@ def results_of(
         "world_size": get_world_size(),
         "strategy": x.strategy.name,
         "seed": x.seed,
-        "method": {**x.learner.method(), "model": model_options(experiment)},
+        "method": {
+            **x.learner.method(),
+            "options": {n: v for n, v in x.configuration["algorithm"].items() if n != "_target_"},
+            "model": model_options(experiment),
+        },
         "protocol": {
             **x.tasks.protocol(),
             "backbone": backbone(experiment),

@@ -86,6 +86,7 @@ def test_the_head_is_a_command_that_composes_and_uses_the_file(path):
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
 def test_targets_take_their_keys(path):
     tree = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    tree.pop("defaults", None)  # Hydra's
     found = list(nodes(tree))
     if path.parent != CONF and path.parent.name != "experiment":
         assert found, f"{path} configures nothing"
@@ -100,6 +101,7 @@ def test_targets_take_their_keys(path):
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
 def test_a_misspelt_key_is_refused(path):
     tree = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    tree.pop("defaults", None)
     for where, node in nodes(tree):
         if any(
             p.kind is p.VAR_KEYWORD

@@ -31,7 +31,10 @@ def test_an_algorithm_is_selected_by_its_target(directory):
         assert [each.status for each in outcomes] == [0, 0], outcomes[0].err
         results[strategy] = without_times(records(directory / strategy))
     assert results["rpc"] == results["allreduce"]
-    assert json.loads((directory / "rpc/results.json").read_text())["iterations"] == 4
+    written = json.loads((directory / "rpc/results.json").read_text())
+    assert written["iterations"] == 4
+    assert written["method"]["algorithm"] == "MyAlgorithm"
+    assert written["method"]["options"] == {"first_rate": 0.4}
 
 
 def test_an_algorithm_is_selected_by_a_configuration_file(directory):

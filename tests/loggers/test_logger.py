@@ -31,7 +31,7 @@ def test_flushed_metrics_survive_the_death_of_the_process(tmp_path):
     assert os.read(reader, 1) == b"x"
     os.waitpid(child, 0)
     (events,) = (tmp_path / "tensorboard").iterdir()
-    assert b"train_loss" in events.read_bytes()
+    assert b"train/loss" in events.read_bytes()
     assert b"train_loss" in (tmp_path / "metrics.jsonl").read_bytes()
 
 

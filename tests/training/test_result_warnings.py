@@ -66,6 +66,7 @@ def test_a_usual_run_has_no_warnings(tmp_path):
 
 def test_reptile_has_its_published_outer_step(tmp_path, capsys):
     short = ("strategy=local", "algorithm=reptile", "trainer.iterations=1", "logger=console")
+    short += ("algorithm.eval_inner_steps=2", "trainer.eval_every=0")
     x = build(tmp_path / "published", *short)
     (group,) = x.optimizer.param_groups
     assert (type(x.optimizer).__name__, group["lr"], group["momentum"]) == ("SGD", 1.0, 0)
