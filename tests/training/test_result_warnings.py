@@ -52,11 +52,10 @@ def test_a_diverging_inner_loop_is_reported_at_the_end(tmp_path, capsys):
     configuration = compose(*SINUSOID, "algorithm.inner_lr=2.0", "algorithm.eval_inner_steps=2")
     results = Trainer(build_experiment(configuration, tmp_path, "maml")).run()
     assert results["test_mse"] > 100
-    loss, steps = json.loads((tmp_path / "results.json").read_text())["warnings"]
+    (loss,) = json.loads((tmp_path / "results.json").read_text())["warnings"]
     assert "times that of predicting 0" in loss and "lower algorithm.inner_lr" in loss
-    assert steps.startswith("the test mse rises with inner steps (")
     text = capsys.readouterr().out
-    assert text.index("test MSE") < text.index(f"warning: {loss}") < text.index(steps)
+    assert text.index("test MSE") < text.index(f"warning: {loss}")
 
 
 def test_a_usual_run_has_no_warnings(tmp_path):
