@@ -36,14 +36,53 @@ class Ending(NamedTuple):
         return not self.problems
 
 
+class Fault(NamedTuple):
+    """A component that fails.
+
+    Attributes:
+        options: overrides that select it; STRATEGY stands for "Rpc" or "AllReduce".
+        error: a pattern of the error, which is printed once; "" if the process just ends.
+        strategies: those in which it can happen.
+    """
+
+    options: tuple[str, ...]
+    error: str = r"^(faults\.faulty\.)?FaultInjected: "
+    strategies: tuple[str, ...] = ("rpc", "allreduce")
+
+
+def _in_algorithm(where: str, rank: int, error: str = Fault._field_defaults["error"]) -> Fault:
+    options = ("algorithm._target_=faults.faulty.FaultyMAML", f"+algorithm.where={where}")
+    return Fault((*options, f"+algorithm.rank={rank}"), error)
+
+
+_EXIT = r"^SystemExit: 3|sys\.exit\(3\) was called"
 _RAISES = {
-    "raises at its start, rank 1": ("algorithm", "FaultyMAML", "where=start"),
-    "raises in a task, rank 1": ("algorithm", "FaultyMAML", "where=task"),
-    "raises in a task, rank 0": ("algorithm", "FaultyMAML", "where=task", "rank=0"),
-    "raises in the reducer": ("reducer", "FaultyReducer"),
-    "raises in the logger": ("+logger.faulty", "FaultyLogger"),
-    "exits (os._exit), rank 1": ("algorithm", "FaultyMAML", "where=exit"),
+    "raises at its start, rank 1": _in_algorithm("start", 1),
+    "raises in a task, rank 1": _in_algorithm("task", 1),
+    "raises in a task, rank 0": _in_algorithm("task", 0),
+    "raises in the reducer": Fault(("reducer._target_=faults.faulty.FaultyReducer",)),
+    "raises in the logger": Fault(("+logger.faulty._target_=faults.faulty.FaultyLogger",)),
+    "raises in a task, close takes 10 s, rank 0": Fault(
+        (
+            *_in_algorithm("task", 0).options,
+            "strategy._target_=faults.faulty.SlowToCloseSTRATEGY",
+        )
+    ),
+    "returns what cannot be pickled, rank 1": Fault(
+        ("+logger.faulty._target_=faults.faulty.UnpicklableResultLogger",),
+        r"its arguments or its result cannot be transferred: .*injected fault",
+        ("rpc",),
+    ),
+    "CPU tensor in a group for GPUs": Fault(
+        ("strategy._target_=faults.faulty.GpuGroupAllReduce",),
+        r"^RuntimeError: No backend type associated with device type cpu",
+        ("allreduce",),
+    ),
+    "exits (sys.exit), rank 1": _in_algorithm("sys.exit", 1, _EXIT),
+    "exits (sys.exit), rank 0": _in_algorithm("sys.exit", 0, _EXIT),
+    "exits (os._exit), rank 1": _in_algorithm("os._exit", 1, ""),
 }
+_STRATEGIES = {"rpc": "Rpc", "allreduce": "AllReduce"}
 _SIGNALS = {
     "SIGKILL, rank 1": (signal.SIGKILL, 1),
     "SIGKILL, rank 0": (signal.SIGKILL, 0),
@@ -52,16 +91,52 @@ _SIGNALS = {
 }
 
 
+_RANK_ZERO_ENDS_FIRST = "without torchrun, rank 0 ends first"
+
+
 def rows(folder: Path, timeout: float, only: str = "") -> list[Ending]:
     """Every fault whose name contains `only`, under rpc and allreduce."""
     faults = [fault for fault in [*_RAISES, *_SIGNALS] if only in fault]
-    cases = [(fault, strategy) for fault in faults for strategy in ("rpc", "allreduce")]
+    cases = [
+        (fault, strategy)
+        for fault in faults
+        for strategy in ("rpc", "allreduce")
+        if fault not in _RAISES or strategy in _RAISES[fault].strategies
+    ]
     # Frozen jobs are idle until their timeout, so they run concurrently.
     frozen = [case for case in cases if "SIGSTOP" in case[0]]
     found = [_end(folder, *case, timeout) for case in cases if case not in frozen]
     with ThreadPoolExecutor(4) as pool:
         found += pool.map(lambda case: _end(folder, *case, timeout), frozen)
+    if only in _RANK_ZERO_ENDS_FIRST:
+        found += [_rank_zero_ends_first(folder, each) for each in ("rpc", "allreduce")]
     return found
+
+
+def _rank_zero_ends_first(folder: Path, strategy: str) -> Ending:
+    """A run without a fault, whose rank zero hosts the store and ends before the other rank."""
+    target = f"strategy._target_=faults.faulty.EndsLate{_STRATEGIES[strategy]}"
+    started = time.time()
+    with Run(folder / f"by-hand-{strategy}", strategy, target, by_hand=True) as run:
+        status = run.wait()
+        seconds = time.time() - started
+        leaked, output = run.leaked(), run.output()
+    problems = [f"exit status {status}"] if status else []
+    problems += ["an error"] if "error" in output else []
+    problems += ["leaked resources"] if leaked else []
+    allowed = 120.0
+    return print_row(
+        Ending(
+            _RANK_ZERO_ENDS_FIRST,
+            strategy,
+            round(seconds, 1),
+            allowed,
+            status,
+            output[-2000:] if problems else "",
+            ", ".join(leaked),
+            ", ".join(problems),
+        )
+    )
 
 
 def _end(folder: Path, fault: str, strategy: str, timeout: float) -> Ending:
@@ -69,11 +144,8 @@ def _end(folder: Path, fault: str, strategy: str, timeout: float) -> Ending:
     time_file = folder / f"{name}.time"
     options = [f"timeout_seconds={timeout:g}"]
     if fault in _RAISES:
-        group, target, *more = _RAISES[fault]
-        options += [
-            f"{group}._target_=faults.faulty.{target}",
-            *(f"+{group}.{each}" for each in more),
-        ]
+        chosen = _RAISES[fault].options
+        options += [each.replace("STRATEGY", _STRATEGIES[strategy]) for each in chosen]
     environment = {"METADIST_FAULT_TIME": str(time_file)}
     with Run(folder / name, strategy, *options, environment=environment) as run:
         sent = 0.0
@@ -90,9 +162,8 @@ def _end(folder: Path, fault: str, strategy: str, timeout: float) -> Ending:
     seconds = ended - (sent or float(time_file.read_text()))
     frozen = "SIGSTOP" in fault
     allowed = timeout + SLACK_SECONDS + (AGENT_GRACE_SECONDS if frozen else 0.0)
-    return print_row(
-        check(fault, strategy, seconds, allowed, status, output, leaked, fault in _RAISES)
-    )
+    error = _RAISES[fault].error if fault in _RAISES else ""
+    return print_row(check(fault, strategy, seconds, allowed, status, output, leaked, error))
 
 
 def check(
@@ -103,9 +174,9 @@ def check(
     status: int,
     output: str,
     leaked: list[str],
-    raises: bool,
+    error: str,
 ) -> Ending:
-    """Check the end of a job against the expectations."""
+    """Check the end of a job against the expectations; `error` is a pattern, or ""."""
     errors = [line for line in output.splitlines() if line.startswith("error: ")]
     problems = []
     if seconds > allowed:
@@ -116,9 +187,9 @@ def check(
         problems.append(f"{len(errors)} errors")
     elif not re.search(r"rank \d+ on \S+", errors[0]):
         problems.append("rank and host not named")
-    tracebacks = len(re.findall(r"^(faults\.faulty\.)?FaultInjected: ", output, re.MULTILINE))
-    if raises and "exits" not in fault and tracebacks != 1:
-        problems.append(f"{tracebacks} tracebacks")
+    found = len(re.findall(error, output, re.MULTILINE)) if error else 1
+    if found != 1:
+        problems.append(f"the error of the fault is printed {found} times")
     if leaked:
         problems.append("leaked resources")
     return Ending(

@@ -57,6 +57,7 @@ class Run:
         overrides: further overrides.
         ranks: number of processes under torchrun; `local` runs without torchrun.
         torchrun: options of torchrun; None for `--standalone`.
+        by_hand: start the processes without torchrun.
         prefix: prepended to the command, such as `ip netns exec NAME`.
         environment: further variables.
     """
@@ -68,6 +69,7 @@ class Run:
         *overrides: str,
         ranks: int = 2,
         torchrun: Sequence[str] | None = None,
+        by_hand: bool = False,
         prefix: Sequence[str] = (),
         environment: dict[str, str] | None = None,
     ) -> None:
@@ -76,7 +78,9 @@ class Run:
         self._scratch = tempfile.TemporaryDirectory(prefix="metadist-faults-")
         self._before = _system_state()
         launch: list[str] = [sys.executable]
-        if strategy != "local" or torchrun is not None:
+        if by_hand:
+            launch += ["-m", "faults.by_hand", str(ranks)]
+        elif strategy != "local" or torchrun is not None:
             launch += ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
             launch += ["--standalone"] if torchrun is None else list(torchrun)
         options = [*TINY, f"strategy={strategy}", f"hydra.run.dir={directory}", *overrides]
