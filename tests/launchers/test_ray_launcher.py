@@ -124,6 +124,15 @@ def test_a_user_error_is_one_sentence_and_not_retried(ray, tmp_path, capsys):
     assert output.count("error: ") == 1 and output.count("\n") == 1 and "attempt" not in output
 
 
+def test_a_programming_error_in_a_collective_is_not_retried(ray, tmp_path, capsys):
+    target = "strategy._target_=broken_parts.GroupForGpus"
+    launcher = RayLauncher(num_workers=2, max_failures=3)
+    assert launcher.run(planned(tmp_path, "strategy=allreduce", target)) == 1
+    output = capsys.readouterr().err
+    assert "No backend type associated with device type cpu" in output
+    assert output.count("error: ") == 1 and "attempt" not in output and "lost" not in output
+
+
 def test_ctrl_c_saves_and_leaves_nothing_behind(tmp_path):
     command = [sys.executable, str(ROOT / "experiments" / "maml.py"), "launcher=ray", *SMALL]
     options = ["trainer.iterations=100000", f"hydra.run.dir={tmp_path}"]

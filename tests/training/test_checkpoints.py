@@ -1,8 +1,11 @@
 """Checkpoints: whole or not there, checked when read, never unpickled."""
 
+import errno
 import hashlib
 import io
+import os
 import resource
+import stat
 import zipfile
 from pathlib import Path
 
@@ -97,6 +100,20 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
         write_checkpoint(path, {"iteration": 4})
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["a.pt"]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_without_fsync_of_directories(tmp_path, monkeypatch, number):
+    fsync = os.fsync
+
+    def only_files(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", only_files)
+    write_checkpoint(tmp_path / "a.pt", CONTENTS)
+    assert read_checkpoint(tmp_path / "a.pt")["iteration"] == 3
 
 
 def test_the_newest_are_kept_and_for_each_the_best_until_then(tmp_path):

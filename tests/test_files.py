@@ -1,0 +1,42 @@
+"""Atomic writes."""
+
+import errno
+import os
+import stat
+
+import pytest
+
+from metadist.files import atomic_write
+
+
+def test_the_new_content_replaces_the_old_one(tmp_path):
+    for content in (b"old", b"new"):
+        atomic_write(tmp_path / "a", content)
+        assert (tmp_path / "a").read_bytes() == content
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_failed_write_leaves_the_old_file_alone(tmp_path, monkeypatch):
+    atomic_write(tmp_path / "a", b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        atomic_write(tmp_path / "a", b"new")
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_file_system_without_fsync_of_directories(tmp_path, monkeypatch):
+    fsync = os.fsync
+
+    def only_files(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", only_files)
+    atomic_write(tmp_path / "a", b"whole")
+    assert (tmp_path / "a").read_bytes() == b"whole"
