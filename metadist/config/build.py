@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from metadist.algorithms import Learner
 from metadist.config.instantiate import instantiate
 from metadist.config.sanity_check import run_sanity_check
-from metadist.config.schema import validate
+from metadist.config.schema import Settings, validate
 from metadist.config.secrets import redact_secrets
 from metadist.distributed import get_rank, get_worker_id, get_world_size
 from metadist.distributed.job import current_job
@@ -53,7 +53,7 @@ def assemble_experiment(configuration: DictConfig, directory: Path, name: str) -
     torch.set_num_threads(settings.threads)
     tune_malloc()
     trainer: TrainerConfig = instantiate(cfg.trainer, "trainer")
-    strategy = _strategy(cfg, settings.timeout_seconds)
+    strategy = _strategy(cfg, settings)
     device = resolve_device(str(cfg.device))
     dataset = instantiate(cfg.dataset, "dataset")
     tasks: TaskDistribution = instantiate(cfg.task, "task", dataset=dataset)
@@ -97,7 +97,7 @@ def assemble_experiment(configuration: DictConfig, directory: Path, name: str) -
     )
 
 
-def _strategy(cfg: DictConfig, timeout_seconds: float) -> Strategy:
+def _strategy(cfg: DictConfig, settings: Settings) -> Strategy:
     # `+partition=…` adds the group: Hydra takes the plus only for one outside the defaults list.
     chosen = "partition" if "partition" in cfg else "default_partition"
     partitioner = instantiate(cfg[chosen], chosen)
@@ -107,7 +107,8 @@ def _strategy(cfg: DictConfig, timeout_seconds: float) -> Strategy:
         "strategy",
         partitioner=partitioner,
         reducer=reducer,
-        timeout_seconds=timeout_seconds,
+        timeout_seconds=settings.timeout_seconds,
+        rendezvous_timeout_seconds=settings.rendezvous_timeout_seconds,
     )
 
 

@@ -7,9 +7,7 @@ from omegaconf import OmegaConf
 
 from metadist.distributed import get_rank
 from metadist.distributed.errors import RendezvousTimeoutError
-from metadist.distributed.rendezvous import world_store
-
-_TIMEOUT = 30.0
+from metadist.distributed.rendezvous import RENDEZVOUS_TIMEOUT, world_store
 
 
 def fraction(part: float, whole: int) -> int:
@@ -22,7 +20,7 @@ def fraction(part: float, whole: int) -> int:
     return max(1, round(part * whole))
 
 
-def run_stamp(timeout_seconds: object = _TIMEOUT) -> str:
+def run_stamp(timeout_seconds: object = RENDEZVOUS_TIMEOUT) -> str:
     """`${run_stamp:}`: the date and time at which rank zero started.
 
     The same on every rank and after restarts, to the microsecond, so that two runs that start at
@@ -31,7 +29,9 @@ def run_stamp(timeout_seconds: object = _TIMEOUT) -> str:
     Raises:
         RendezvousTimeoutError: rank zero did not set it within `timeout_seconds`.
     """
-    timeout = float(timeout_seconds) if isinstance(timeout_seconds, int | float) else _TIMEOUT
+    timeout = (
+        float(timeout_seconds) if isinstance(timeout_seconds, int | float) else RENDEZVOUS_TIMEOUT
+    )
     now = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
     store, key = world_store(timeout), "metadist/run_stamp"
     if get_rank() == 0:

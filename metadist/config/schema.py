@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from metadist.distributed.rendezvous import RENDEZVOUS_TIMEOUT
 from metadist.errors import UserError
 
 _NOT_IN_DEFAULTS = ("experiment", "partition")
@@ -40,6 +41,7 @@ class Settings(BaseModel):
         seed: keys the initial parameters and the training tasks.
         threads: CPU threads of each worker.
         timeout_seconds: within which a lost worker ends the job.
+        rendezvous_timeout_seconds: that workers may start apart.
         device: "auto", "cpu", "cuda" or "cuda:N".
         resume: None, "auto", or the path of a checkpoint.
         sweep: options of a sweep.
@@ -50,6 +52,9 @@ class Settings(BaseModel):
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**63)]
     threads: Annotated[int, Field(strict=True, ge=1, le=4096)]
     timeout_seconds: Annotated[float, Field(strict=True, gt=0, lt=1e6)]
+    rendezvous_timeout_seconds: Annotated[float, Field(strict=True, gt=0, lt=1e6)] = (
+        RENDEZVOUS_TIMEOUT  # for runs that were saved without it
+    )
     device: Any
     resume: Any = None
     sweep: SweepSettings

@@ -50,10 +50,19 @@ def init_process_group(
         )
 
 
-def destroy_process_group() -> None:
-    """Leave the process group; without one, do nothing."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
+def destroy_process_group(graceful: bool = True) -> None:
+    """Leave the process group; without one, do nothing.
+
+    Args:
+        graceful: wait for collectives that this rank has started. With False, abort them, as after
+            an error: NCCL otherwise waits for ranks that may be gone.
+    """
+    group = dist.group.WORLD
+    if group is None:
+        return
+    if not graceful and hasattr(group, "abort"):  # torch 2.6 has no such method
+        group.abort()
+    dist.destroy_process_group()
 
 
 class _SumOverRanks(torch.autograd.Function):

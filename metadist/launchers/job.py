@@ -200,7 +200,8 @@ def run_job(spec: RunSpec, on_built: Callable[[Experiment], None] | None = None)
     """
     in_job = False
     try:
-        job = begin_job(validate(spec.configuration).timeout_seconds, end_process)
+        settings = validate(spec.configuration)
+        job = begin_job(settings.timeout_seconds, end_process, settings.rendezvous_timeout_seconds)
         in_job = True
         results = _finished_results_on_all_ranks(job, spec) if spec.in_sweep else None
         if results is None:
@@ -212,6 +213,11 @@ def run_job(spec: RunSpec, on_built: Callable[[Experiment], None] | None = None)
             results = Trainer(experiment).run()
     except Exception as error:
         raise JobFailure(error, in_job) from error
+    except SystemExit as error:
+        if get_world_size() == 1:  # submitit exits so when SLURM preempts the job
+            raise
+        ended = RuntimeError(f"sys.exit({error.code!r}) was called during the job")
+        raise JobFailure(ended.with_traceback(error.__traceback__), in_job) from error
     if not spec.in_sweep:  # in a sweep the ranks exchange first how the job ended
         job.end()
     return results

@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_RUNTIME_GROUPS = frozenset(("hydra", "launcher", "logger", "resume", "sweep", "timeout_seconds"))
+_RUNTIME_GROUPS = frozenset(("hydra", "launcher", "logger", "resume", "sweep"))
 _RUNTIME_KEYS = frozenset(
     (
         "dataset.root",
         "dataset.download",
+        "rendezvous_timeout_seconds",
+        "timeout_seconds",
         "trainer.checkpoint_every",
         "trainer.keep_checkpoints",
     )

@@ -28,6 +28,7 @@ from metadist.distributed.collectives import (
 from metadist.distributed.data_parallel import DataParallel
 from metadist.distributed.partitioners import Partitioner, WorkerID, as_shards
 from metadist.distributed.reducers import LinearReducer, finish_sum
+from metadist.distributed.rendezvous import RENDEZVOUS_TIMEOUT
 from metadist.distributed.worker_calls import WorkerRequest, WorkerResponse, tensors_of
 from metadist.errors import UserError
 
@@ -199,7 +200,7 @@ class AllReduceStrategy(_InProcessStrategy):
             number of ranks; "ddp" uses torch's DistributedDataParallel, which exchanges the
             gradient in buckets, in the parameters' own type, during the last shard's backward
             pass.
-        timeout_seconds: seconds that ranks may arrive apart.
+        rendezvous_timeout_seconds: seconds that ranks may arrive apart.
         call_timeout: seconds that a collective waits for the slowest rank. Ranks that died or
             froze are found long before, by the job's heartbeat.
     """
@@ -211,18 +212,20 @@ class AllReduceStrategy(_InProcessStrategy):
         partitioner: Partitioner,
         reducer: LinearReducer,
         engine: Literal["sum", "ddp"] = "sum",
-        timeout_seconds: Annotated[float, Gt(0)] = 30.0,
+        rendezvous_timeout_seconds: Annotated[float, Gt(0)] = RENDEZVOUS_TIMEOUT,
         call_timeout: Annotated[float, Gt(0)] = 3600.0,
     ) -> None:
         super().__init__(partitioner, reducer)
         self.engine = engine
-        self.timeout_seconds = timeout_seconds
+        self.rendezvous_timeout_seconds = rendezvous_timeout_seconds
         self.call_timeout = call_timeout
         self._ddp: DataParallel | None = None
 
     def open(self) -> None:
         """Open the process group."""
-        init_process_group(timeout=self.call_timeout, rendezvous_timeout=self.timeout_seconds)
+        init_process_group(
+            timeout=self.call_timeout, rendezvous_timeout=self.rendezvous_timeout_seconds
+        )
 
     def close(self, graceful: bool = True) -> None:
         """Leave the process group, after the slowest rank when graceful."""
@@ -230,8 +233,11 @@ class AllReduceStrategy(_InProcessStrategy):
         try:
             if graceful:
                 all_reduce(0.0)
+        except BaseException:
+            graceful = False
+            raise
         finally:
-            destroy_process_group()
+            destroy_process_group(graceful)
 
     def forward_backward(self, mapper: Mapper, learner: nn.Module, batch: Any) -> Any:
         """See `Strategy`."""
@@ -311,8 +317,9 @@ class RpcStrategy(Strategy):
         gradient: "worker": each worker returns its part of the loss and of the gradient in one
             RPC and holds the graph of one shard at a time. "dist_autograd": the graph spans the
             workers, and distributed autograd computes the gradient in a second pass.
-        timeout_seconds: seconds that ranks may arrive apart, and within which a worker that died,
-            froze or cannot be reached is found.
+        timeout_seconds: seconds within which a worker that died, froze or cannot be reached is
+            found.
+        rendezvous_timeout_seconds: seconds that ranks may arrive apart.
         call_timeout: seconds that a call may take on workers that are alive.
     """
 
@@ -325,17 +332,19 @@ class RpcStrategy(Strategy):
         reducer: Callable[[list], Any],
         gradient: Literal["worker", "dist_autograd"] = "worker",
         timeout_seconds: Annotated[float, Gt(0)] = 30.0,
+        rendezvous_timeout_seconds: Annotated[float, Gt(0)] = RENDEZVOUS_TIMEOUT,
         call_timeout: Annotated[float, Gt(0)] = 3600.0,
     ) -> None:
         super().__init__(partitioner, reducer)
         self.gradient = gradient
         self.timeout_seconds = timeout_seconds
+        self.rendezvous_timeout_seconds = rendezvous_timeout_seconds
         self.call_timeout = call_timeout
 
     def open(self) -> None:
         """Initialize RPC."""
         distributed.init_rpc(
-            rendezvous_timeout=self.timeout_seconds,
+            rendezvous_timeout=self.rendezvous_timeout_seconds,
             ping_timeout=_PING_SHARE * self.timeout_seconds,
         )
 

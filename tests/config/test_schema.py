@@ -55,6 +55,7 @@ def test_a_group_or_a_value_of_the_users_own_is_accepted(composed, values):
         ({"timeout_seconds": 1e6}, "timeout_seconds=1000000.0 does not fit"),
         ({"timeout_seconds": float("nan")}, "timeout_seconds=nan does not fit"),
         ({"timeout_seconds": True}, "timeout_seconds=True does not fit"),
+        ({"rendezvous_timeout_seconds": 0}, "rendezvous_timeout_seconds=0 does not fit"),
         ({"timeout_seconds": "30"}, "timeout_seconds=30 does not fit: .* number"),
         ({"sweep": "continue"}, "sweep=continue does not fit: write sweep.on_failure="),
         ({"sweep": 1}, "sweep=1 does not fit: write sweep.on_failure="),
