@@ -1,12 +1,16 @@
-"""An algorithm with a mistake in it, as a user may write one."""
+"""Components with a mistake in them, as a user may write them."""
 
 import os
+import sys
+import threading
 import time
 
 from torch import nn
 
 from metadist.algorithms import MAML
 from metadist.distributed import get_rank
+from metadist.distributed.collectives import init_process_group
+from metadist.training.strategies import AllReduceStrategy, RpcStrategy
 
 tasks = 0
 
@@ -28,9 +32,36 @@ class BrokenMAML(MAML):
         if tasks > 8 and get_rank() == self.rank:
             if self.where == "exit":
                 os._exit(3)
-            if self.where == "hang and fail elsewhere":
+            if self.where == "sys.exit":
+                sys.exit(0)
+            if self.where in ("hang", "hang and fail elsewhere"):
                 time.sleep(60)
             raise LookupError("a mistake on purpose")
         if tasks > 8 and self.where == "hang and fail elsewhere":
             raise LookupError("a mistake on purpose")
         return super().forward(episode)
+
+
+class SlowToCloseRpc(RpcStrategy):
+    """RPC that takes a minute to shut down after an error."""
+
+    def close(self, graceful: bool = True) -> None:
+        if not graceful:
+            threading.Event().wait(60)
+        super().close(graceful)
+
+
+class SlowToCloseAllReduce(AllReduceStrategy):
+    """A process group that takes a minute to abort after an error."""
+
+    def close(self, graceful: bool = True) -> None:
+        if not graceful:
+            threading.Event().wait(60)
+        super().close(graceful)
+
+
+class GroupForGpus(AllReduceStrategy):
+    """A process group with a backend for GPUs alone, and parameters on the CPU."""
+
+    def open(self) -> None:
+        init_process_group("cuda:gloo")

@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 from metadist.config import validate
 from metadist.distributed import get_rank, get_world_size
 from metadist.distributed.job import current_job
+from metadist.distributed.leaving import has_left
 from metadist.distributed.rendezvous import all_gather_object, world_store
 from metadist.distributed.world import restart_count
 from metadist.errors import UserError
@@ -197,20 +198,25 @@ def run_sweep_job(spec: RunSpec) -> float | None:
         if not failure.in_job:
             fail_job(spec, failure)
             return None
-        ending = {"failed": True, "stops": _stops_sweep(spec, failure.error)}
+        ending = {
+            "failed": True,
+            "stops": _stops_sweep(spec, failure.error),
+            "left": has_left(),
+        }
         if ending["stops"]:
             with contextlib.suppress(RuntimeError):  # the other ranks are not waited for
                 current_job().store.set(f"ending/{get_rank()}", json.dumps(ending))
             fail_job(spec, failure)
             return None
         fail_job(spec, failure)
-        _exchange_endings(ending)
+        _require_left(_exchange_endings(ending), spec)
         current_job().end()
         return None
     endings = _exchange_endings({"failed": False, "value": value})
     failed = [ending for ending in endings if ending["failed"]]
     if any(ending["stops"] for ending in failed):
         raise JobFailure(RemoteRankFailed(), in_job=True)
+    _require_left(endings, spec)
     current_job().end()
     if failed:
         _count_failed(spec)
@@ -226,6 +232,23 @@ def _exchange_endings(ending: dict[str, Any]) -> list[dict[str, Any]]:
         return all_gather_object(current_job().store, "ending", ending, timeout=None)
     except Exception as error:
         raise JobFailure(error, in_job=True) from error
+
+
+def _require_left(endings: list[dict[str, Any]], spec: RunSpec) -> None:
+    """Whether all ranks have left the failed job's RPC or process group.
+
+    Raises:
+        JobFailure: on all ranks: one has not, so it cannot run another job.
+    """
+    if not all(ending.get("left", True) for ending in endings):
+        raise JobFailure(UserError(_stuck_sentence(spec)), in_job=True)
+
+
+def _stuck_sentence(spec: RunSpec) -> str:
+    return (
+        f"the sweep ends, because a rank is still running a task of job {spec.number}: start it "
+        f"again with hydra.sweep.dir={spec.directory.parent} to run the other jobs."
+    )
 
 
 def fail_job(spec: RunSpec, failure: JobFailure) -> None:
@@ -248,7 +271,10 @@ def fail_job(spec: RunSpec, failure: JobFailure) -> None:
             raise SweepJobFailed(spec.number, message, status) from None
         raise failure
     report_error_and_continue(
-        error, failure.in_job, f"job {spec.number} of the sweep failed; going on"
+        error,
+        failure.in_job,
+        f"job {spec.number} of the sweep failed; going on",
+        _stuck_sentence(spec),
     )
     _count_failed(spec)
 

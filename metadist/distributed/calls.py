@@ -283,7 +283,8 @@ class _Call:
                 ) from None
             # The worker is alive, so this is about what the call transfers.
             message = f"its arguments or its result cannot be transferred: {first_line(error)}"
-            response = RemoteFailure(type(error).__name__, message, "", of_user=False)
+            where = describe_worker(worker).removeprefix(worker)
+            response = RemoteFailure(type(error).__name__, message, "", False, where)
         if isinstance(response, RemoteFailure):
             if response.of_user:
                 raise UserError(response.message)

@@ -47,10 +47,12 @@ class Heartbeat:
         self._ended = threading.Event()
         self._write_lock = threading.Lock()
         self._lost_lock = threading.Lock()
+        self._grace = _GRACE_SECONDS
         self._failed_at = 0.0  # when this rank read of a first failure
         watched = range(1, len(hosts)) if self._rank == 0 else range(1)
         self._counters = dict.fromkeys(watched, "")
         self._reset_deadlines()
+        self._signal_passed = False
         self.stop_signal = 0
         """The number of a signal that this rank received, for rank zero."""
         self.received_stop_signal = 0
@@ -72,6 +74,10 @@ class Heartbeat:
     def _write_finished(self) -> None:
         with self._write_lock:  # after a beat that is under way
             self._store.set(self._key(self._rank), _FINISHED)
+
+    def extend_grace(self) -> None:
+        """Let this rank wait, after a failure, for others that have not left the job."""
+        self._grace = self._timeout
 
     def silent_ranks(self, seconds: float) -> list[int]:
         """The watched ranks without a heartbeat for this long."""
@@ -105,8 +111,9 @@ class Heartbeat:
             )
 
     def _pass_signals(self) -> None:
-        if self.stop_signal:
+        if self.stop_signal and not self._signal_passed:
             self._store.set(STOP, str(self.stop_signal))
+            self._signal_passed = True
         if self._rank == 0 and not self.received_stop_signal and self._store.check([STOP]):
             self.received_stop_signal = int(self._store.get(STOP))
 
@@ -133,7 +140,7 @@ class Heartbeat:
         self._failed_at = self._failed_at or now
         own = self._store.get(FIRST_FAILURE).decode() == str(self._rank)
         unreported = own and not self._store.check([REPORTED])
-        if now - self._failed_at > (self._timeout if unreported else _GRACE_SECONDS):
+        if now - self._failed_at > (self._timeout if unreported else self._grace):
             self._lose("")
 
     def _watch_beat(self) -> None:

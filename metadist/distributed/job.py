@@ -36,6 +36,7 @@ class Job:
         restarted: whether torchrun has restarted any of them before.
         key: the job's unique name.
         owns_first_failure: whether this rank failed first.
+        message_if_ended: as of `wait_for_others`.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Job:
         self.restarted = restarted
         self.key = key
         self.owns_first_failure = False
+        self.message_if_ended = ""
         self._names = 0
         self._heartbeat = heartbeat
         self._stop_signal = 0
@@ -113,6 +115,16 @@ class Job:
             self._reachable = bool(answers) or thread.is_alive()  # slow, or it has failed
         return answers[0] if answers else default
 
+    def wait_for_others(self, message: str) -> None:
+        """After a failure that is reported, this rank waits until the others have left the job.
+
+        Args:
+            message: the error to print if this rank is ended because one has not; "" for none.
+        """
+        self.message_if_ended = message
+        if self._heartbeat is not None:
+            self._heartbeat.extend_grace()
+
     def silent_ranks(self) -> list[str]:
         """The watched ranks without a heartbeat for three seconds, with their machines."""
         ranks = [] if self._heartbeat is None else self._heartbeat.silent_ranks(3.0)
@@ -167,7 +179,7 @@ def begin_job(
     _current = Job(dist.HashStore(), [host_name()])  # errors before the rendezvous are its own
     wait = timeout if rendezvous_timeout is None else rendezvous_timeout
     own = {"host": host_name(), "restarts": restart_count(), "key": secrets.token_hex(8)}
-    ranks = all_gather_object(rendezvous("job", wait), "job", own, wait)
+    ranks = all_gather_object(rendezvous("job", wait), "job", own, timeout)
     hosts, key = [rank["host"] for rank in ranks], ranks[0]["key"]
     prefix = f"metadist/job/{key}"
     heartbeat = None

@@ -19,6 +19,7 @@ from torch.distributed.rpc import constants
 from torch.futures import Future
 
 from metadist.distributed.errors import WorkerLostError, first_line
+from metadist.distributed.leaving import leave
 from metadist.distributed.rendezvous import (
     RENDEZVOUS_TIMEOUT,
     all_gather_object,
@@ -52,9 +53,6 @@ answered, so at most this many can run on a worker at once. An idle thread costs
 
 SHUTDOWN_SECONDS = 20.0
 """Seconds that torch's shutdown handshake may take once every rank has reached it."""
-
-LEAVE_SECONDS = 3.0
-"""Seconds that leaving after an error may take: a call stuck in user code is not waited for."""
 
 
 def backend_options(
@@ -154,9 +152,7 @@ class RpcTransport:
         finally:
             if rpc._is_current_rpc_agent_set():
                 # The agent waits here for calls that run in this process.
-                leaving = threading.Thread(target=_leave, name="metadist-leave", daemon=True)
-                leaving.start()
-                leaving.join(LEAVE_SECONDS)
+                leave(functools.partial(rpc.shutdown, graceful=False))
 
     def send(self, worker: str, request: WorkerRequest, timeout: float | None) -> Future:
         """See `Transport.send`."""
@@ -182,11 +178,6 @@ def _rendezvous_handler(url: str, **_: Any) -> Iterator[tuple[dist.Store, int, i
 
 with contextlib.suppress(RuntimeError):  # registered before, when this module is reloaded
     dist.register_rendezvous_handler("metadist", _rendezvous_handler)
-
-
-def _leave() -> None:
-    with contextlib.suppress(RuntimeError):
-        rpc.shutdown(graceful=False)
 
 
 def _answer_ping() -> None:

@@ -44,6 +44,9 @@ _EXIT_SECONDS = 3.0
 _REPORT_SECONDS = 5.0
 """Seconds that a rank waits for another one's report."""
 
+_END_SECONDS = 10.0
+"""Seconds after which `end_process` ends the process even if it cannot report why."""
+
 _report_lock = threading.Lock()  # held from this process's first report on
 
 
@@ -116,13 +119,14 @@ def report_error(error: Exception, tracebacks: bool, in_job: bool) -> int:
     return FAILURE_STATUS
 
 
-def report_error_and_continue(error: Exception, in_job: bool, message: str) -> None:
+def report_error_and_continue(error: Exception, in_job: bool, message: str, if_ended: str) -> None:
     """Report an error, and prepare for another job. Any rank, in its main thread.
 
     Args:
         error: what was raised.
         in_job: as of `report_error`.
         message: what rank zero prints after it.
+        if_ended: the error that rank zero prints if a rank does not leave this job.
     """
     numbers = (signal.SIGTERM, signal.SIGINT)
     handlers = [signal.getsignal(number) for number in numbers]
@@ -131,6 +135,7 @@ def report_error_and_continue(error: Exception, in_job: bool, message: str) -> N
         signal.signal(number, handler)
     if _report_lock.locked():
         _report_lock.release()
+    current_job().wait_for_others(if_ended if get_rank() == 0 else "")
     if get_rank() == 0:
         print(message, file=sys.stderr, flush=True)
 
@@ -164,8 +169,13 @@ def end_process(message: str) -> None:
     Args:
         message: which rank was lost; "" when another rank reports the failure.
     """
+    timer = threading.Timer(_END_SECONDS, os._exit, [FAILURE_STATUS])  # nobody may read the output
+    timer.daemon = True
+    timer.start()
     if not current_job().is_reachable():
         _kill_stuck_agent()
+    if not message and current_job().message_if_ended:
+        print_error(f"error: {current_job().message_if_ended}")
     if message:
         with contextlib.suppress(Exception):
             _report_first(_prefixed(f": {message}"))

@@ -1,6 +1,7 @@
 """The training loop: train, validate, save checkpoints, test."""
 
 import contextlib
+import functools
 import logging
 import math
 import random
@@ -18,6 +19,7 @@ from torch.profiler import record_function
 from metadist.algorithms import TaskResult
 from metadist.distributed import WorkerLostError, get_rank
 from metadist.distributed.job import current_job
+from metadist.distributed.leaving import leave
 from metadist.distributed.reducers import LinearReducer
 from metadist.errors import UserError
 from metadist.loggers import Run
@@ -126,7 +128,7 @@ class Trainer:
                 strategy.close()
             write_worker_profile(self.experiment.directory / PROFILE_DIRECTORY)
         except Interrupted:
-            strategy.close(graceful=False)
+            leave(functools.partial(strategy.close, graceful=False))
             raise
         except BaseException as error:
             # An error that all ranks raise is left to rank zero.
@@ -134,7 +136,8 @@ class Trainer:
                 self._is_main or not isinstance(error, UserError)
             ):
                 current_job().claim_first_failure()  # before the others miss this rank
-            strategy.close(graceful=False)
+            with contextlib.suppress(Interrupted):  # torchrun's SIGTERM: the error is reported
+                leave(functools.partial(strategy.close, graceful=False))
             raise
 
     @contextlib.contextmanager

@@ -289,5 +289,6 @@ def call_what_fails(gradient: str) -> list[str] | None:
 def test_an_exit_and_a_result_that_cannot_be_transferred_are_errors_of_the_call(gradient):
     exited, unpicklable, unloadable = run_world(call_what_fails, 2, gradient)[0]
     assert "worker1 (rank 1" in exited and "raised SystemExit: 3" in exited
+    assert unpicklable.startswith("worker1 (rank 1")
     assert "cannot be transferred" in unpicklable and "this does not pickle" in unpicklable
     assert "cannot be transferred" in unloadable and "invalid literal" in unloadable

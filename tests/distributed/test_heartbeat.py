@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 
 import pytest
 import torch.distributed as dist
@@ -142,6 +143,36 @@ def test_a_late_beat_does_not_undo_the_end(monkeypatch):
     beat.end()
     time.sleep(1.0)
     assert not store.get("heartbeat/1").isdigit() and not lost.happened.is_set()
+
+
+class CountingStore:
+    """A store that counts how often a key is written."""
+
+    def __init__(self) -> None:
+        self.store = dist.HashStore()
+        self.writes: Counter[str] = Counter()
+
+    def set(self, key: str, value: str) -> None:
+        self.writes[key] += 1
+        self.store.set(key, value)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.store, name)
+
+
+def test_a_signal_is_written_once(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    store = CountingStore()
+    store.store.set("heartbeat/0", "finished")  # rank zero is not expected
+    beat = heartbeat.Heartbeat(store, ["here", "there"], 1.0, Lost())
+    beat.stop_signal = 15
+    beat.start()
+    deadline = time.monotonic() + 20
+    while store.writes["heartbeat/1"] < 10 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    beat.end()
+    assert store.get(heartbeat.STOP) == b"15" and store.writes[heartbeat.STOP] == 1
 
 
 def report_slowly() -> tuple:

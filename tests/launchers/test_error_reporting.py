@@ -1,11 +1,14 @@
 """The first error is reported once, by the failing rank, and all ranks exit."""
 
 import os
+import subprocess
+import sys
 import time
 
 import pytest
-from commands import run_command
+from commands import CommandResult, command, run_command
 from tiny import SMALL
+from worlds import run_world
 
 HOST = os.uname().nodename
 
@@ -16,13 +19,14 @@ def outcomes(directory, *overrides: str, size: int = 2) -> list:
     )
 
 
-def broken(directory, strategy: str, where: str, rank: int) -> list:
+def broken(directory, strategy: str, where: str, rank: int, *overrides: str) -> list:
     return outcomes(
         directory,
         f"strategy={strategy}",
         "algorithm._target_=broken_parts.BrokenMAML",
         f"+algorithm.where={where}",
         f"+algorithm.rank={rank}",
+        *overrides,
     )
 
 
@@ -46,6 +50,79 @@ def test_a_rank_that_exits_silently_is_named(tmp_path, strategy):
     assert isinstance(one, ProcessLookupError)
     assert zero.status == 1 and zero.err.count("error: ") == 1
     assert f"rank 1 on {HOST}" in zero.err and "was lost" in zero.err
+
+
+@pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_sys_exit_in_a_task_is_an_error(tmp_path, strategy, rank):
+    ranks = broken(tmp_path, strategy, "sys.exit", rank)
+    assert all(outcome.status == 1 for outcome in ranks), ranks
+    printed = "".join(outcome.err for outcome in ranks)
+    assert printed.count("error: ") == 1 and "in forward" in printed, printed
+    assert f"rank {rank} on {HOST}" in printed
+    assert ("SystemExit: 0" if strategy == "rpc" else "sys.exit(0) was called") in printed
+
+
+@pytest.mark.parametrize(
+    ("strategy", "target"), [("rpc", "SlowToCloseRpc"), ("allreduce", "SlowToCloseAllReduce")]
+)
+def test_an_error_is_reported_although_leaving_takes_long(tmp_path, strategy, target):
+    start = time.monotonic()
+    ranks = broken(tmp_path, strategy, "task", 0, f"strategy._target_=broken_parts.{target}")
+    assert time.monotonic() - start < 40  # closing takes 60 s
+    assert ranks[0].status == 1, ranks
+    printed = "".join(outcome.err for outcome in ranks if hasattr(outcome, "err"))
+    assert printed.count("error: ") == 1 and "LookupError: a mistake on purpose" in printed, printed
+
+
+def test_a_programming_error_in_a_collective_is_not_a_lost_worker(tmp_path):
+    target = "strategy._target_=broken_parts.GroupForGpus"
+    ranks = outcomes(tmp_path, "strategy=allreduce", target)
+    assert all(outcome.status == 1 for outcome in ranks), ranks
+    printed = "".join(outcome.err for outcome in ranks)
+    assert printed.count("error: ") == 1 and "lost" not in printed, printed
+    assert printed.count("RuntimeError: No backend type associated with device type cpu") == 1
+
+
+def start_late(seconds: float, overrides: tuple[str, ...]) -> CommandResult:
+    if os.environ["RANK"] == "1":
+        time.sleep(seconds)
+    return command("maml.py", overrides)
+
+
+def test_ranks_may_start_further_apart_than_the_timeout_of_lost_ranks(tmp_path):
+    options = (*SMALL, "strategy=allreduce", "trainer.iterations=1", "timeout_seconds=4")
+    ranks = run_world(start_late, 2, 6.0, (*options, f"hydra.run.dir={tmp_path}"))
+    assert [rank.status for rank in ranks] == [0, 0], ranks
+
+
+def test_a_rank_that_is_missing_at_the_rendezvous_is_named_in_time(tmp_path):
+    options = ("rendezvous_timeout_seconds=2", f"hydra.run.dir={tmp_path}", *SMALL)
+    ranks = run_world(start_late, 2, 600.0, options, may_fail=True, timeout=40)
+    assert ranks[0].status == 1 and ranks[0].err.count("error: ") == 1
+    assert "ranks [1] (world size 2) did not arrive within 2 s" in ranks[0].err
+
+
+FULL_PIPE = """
+import os
+from metadist.launchers import error_reporting
+
+reader, writer = os.pipe()
+os.set_blocking(writer, False)
+try:
+    while True:
+        os.write(writer, bytes(4096))
+except BlockingIOError:
+    os.set_blocking(writer, True)
+os.dup2(writer, 2)
+error_reporting._END_SECONDS = 1.0
+error_reporting.end_process("rank 1 was lost")
+"""
+
+
+def test_a_process_ends_although_nobody_reads_its_error():
+    ended = subprocess.run([sys.executable, "-c", FULL_PIPE], timeout=60)
+    assert ended.returncode == 1
 
 
 def test_a_worker_stuck_in_a_task_is_not_waited_for_after_an_error(tmp_path):
