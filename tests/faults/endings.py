@@ -55,7 +55,7 @@ def _in_algorithm(where: str, rank: int, error: str = Fault._field_defaults["err
     return Fault((*options, f"+algorithm.rank={rank}"), error)
 
 
-_EXIT = r"^SystemExit: 3|sys\.exit\(3\) was called"
+_EXIT = r"^(SystemExit: 3|RuntimeError: sys\.exit\(3\) was called)"
 _RAISES = {
     "raises at its start, rank 1": _in_algorithm("start", 1),
     "raises in a task, rank 1": _in_algorithm("task", 1),
@@ -70,7 +70,7 @@ _RAISES = {
     ),
     "returns what cannot be pickled, rank 1": Fault(
         ("+logger.faulty._target_=faults.faulty.UnpicklableResultLogger",),
-        r"its arguments or its result cannot be transferred: .*injected fault",
+        r"^error: worker1 .*its result cannot be transferred: .*injected fault",
         ("rpc",),
     ),
     "CPU tensor in a group for GPUs": Fault(
