@@ -1,4 +1,7 @@
-"""The error that metadist raises for mistakes of the user."""
+"""The error that metadist raises for mistakes of the user, and hints at correct spellings."""
+
+import difflib
+from collections.abc import Iterable
 
 
 class UserError(ValueError):
@@ -8,3 +11,14 @@ class UserError(ValueError):
     points print it on rank zero, without a traceback, and exit with status 2; any other exception
     is printed with its traceback.
     """
+
+
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """A hint at the name that is nearest to a misspelt word, ignoring case.
+
+    Returns:
+        " (did you mean NAME?)", or "" if no name is near.
+    """
+    lower = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(word.lower(), lower, n=1)
+    return f" (did you mean {lower[near[0]]}?)" if near else ""

@@ -9,7 +9,8 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-import metadist.config  # noqa: F401  (registers the resolvers of conf/)
+from metadist.config import compose as compose_overrides
+from metadist.config.hydra_version import VERSION_BASE
 from metadist.errors import UserError
 
 HERE = Path(__file__).resolve().parent
@@ -103,8 +104,8 @@ def select_cells(cells: Mapping[str, Cell], names: Sequence[str]) -> list[Cell]:
 
 def compose(overrides: Sequence[str]) -> DictConfig:
     """The configuration of `experiments/maml.py`; interpolations are not resolved."""
-    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        configuration = hydra.compose("maml", list(overrides))
+    with hydra.initialize_config_dir(str(ROOT / "conf"), **VERSION_BASE):
+        configuration = compose_overrides("maml", overrides)
     with open_dict(configuration):
         configuration.pop("launcher", None)
     return configuration

@@ -21,7 +21,8 @@ from metadist.cli.sweeps import (
     run_sweep_job,
     sweep_jobs,
 )
-from metadist.config import validate
+from metadist.config import replace_options
+from metadist.config.hydra_version import VERSION_BASE
 from metadist.distributed import get_rank
 from metadist.errors import UserError
 from metadist.launchers.error_reporting import USER_ERROR_STATUS, exit_process
@@ -49,9 +50,9 @@ def hydra_main(
             metadist builds on metadist's own with `hydra.searchpath: [pkg://metadist.conf]`.
         script: the program's `__file__`, if another program may call the main function.
     """
-    compose_and_run = hydra.main(
-        version_base="1.3", config_path=config_path, config_name=config_name
-    )(run_task)
+    compose_and_run = hydra.main(config_path=config_path, config_name=config_name, **VERSION_BASE)(
+        run_task
+    )
 
     @functools.wraps(compose_and_run)
     def main() -> None:
@@ -79,7 +80,7 @@ def run_task(configuration: DictConfig) -> float | None:
     spec = spec_from_hydra(configuration)
     try:
         try:
-            validate(configuration)
+            spec.settings  # noqa: B018  (checks them before anything is started)
             launcher = create_launcher(configuration)
         except Exception as error:
             fail_job(spec, JobFailure(error, in_job=False))
@@ -111,9 +112,11 @@ def spec_from_hydra(configuration: DictConfig) -> RunSpec:
         resume = configuration.get("resume")
         if in_sweep and resume is None and has_checkpoints(directory / CHECKPOINT_DIRECTORY):
             configuration.resume = "auto"
+    name = str(hydra_node.job.config_name)
     overrides: Any = OmegaConf.to_container(hydra_node.overrides.task, resolve=False)
+    replace_options(configuration, name, overrides, hydra_node.searchpath)
     return RunSpec(
-        name=str(hydra_node.job.config_name),
+        name=name,
         directory=directory,
         configuration=configuration,
         overrides=tuple(map(str, overrides)),

@@ -20,11 +20,14 @@ def main() -> int:
     parser.add_argument("directory", metavar="RUN", type=Path, help="the run's directory")
     parser.add_argument("--key", required=True, help="seed,split,iteration,index")
     parser.add_argument("--checkpoint", type=Path, help="load the parameters from this checkpoint")
+    parser.add_argument(
+        "--trust-code", action="store_true", help="build any class that the run names"
+    )
     options = parser.parse_args()
 
     def show() -> None:
         key = parse_key(options.key)
-        experiment = load_experiment(options.directory.resolve())
+        experiment = load_experiment(options.directory.resolve(), trust_code=options.trust_code)
         print("\n".join(replay(experiment, key, options.checkpoint).lines()))
 
     return exit_status(show)

@@ -10,10 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from metadist.config import validate
+from metadist.config.instantiate import locate_target
 from metadist.distributed import get_rank, get_world_size
 from metadist.distributed.job import current_job
 from metadist.distributed.leaving import has_left
@@ -86,6 +87,31 @@ class SweepCallback(Callback):
             direction=str(sweeper.get("direction", "")).rpartition(".")[2].lower(),
             starts_all=names == ["BasicSweeper", "BasicLauncher"],
         )
+        try:
+            _check_direction(_sweep.direction, _is_regression(config))
+        except UserError as error:  # Hydra would only warn of an Exception
+            raise JobFailure(error, in_job=False) from None
+
+
+def _is_regression(config: DictConfig) -> bool | None:
+    """Whether the sweep's dataset is of regression tasks; None if it is swept over or unknown."""
+    parsed = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
+    swept = {each.key_or_group for each in parsed if each.is_sweep_override()}
+    swept |= set(config.hydra.sweeper.get("params") or ())
+    if not swept.isdisjoint(("dataset", "dataset._target_")):
+        return None
+    dataset = locate_target(str(config.dataset._target_), "dataset")
+    return getattr(dataset, "regression", None)
+
+
+def _check_direction(direction: str, regression: bool | None) -> None:
+    """Refuse to optimize in the wrong direction, if it is known."""
+    right, metric = ("minimize", "mse") if regression else ("maximize", "accuracy")
+    if regression is not None and direction in ("minimize", "maximize") and direction != right:
+        raise UserError(
+            f"hydra.sweeper.direction={direction} would look for the worst validation {metric}: "
+            f"write hydra.sweeper.direction={right}."
+        )
 
 
 def objective_value(results: Mapping[str, Any]) -> float | None:
@@ -98,17 +124,11 @@ def objective_value(results: Mapping[str, Any]) -> float | None:
     Raises:
         UserError: the sweeper optimizes in the wrong direction.
     """
-    value, metric, right = results.get("validation_accuracy"), "accuracy", "maximize"
-    if value is None:
-        value, metric, right = results.get("validation_mse"), "mse", "minimize"
-    direction = _sweep.direction if _sweep is not None else ""
+    value = results.get("validation_accuracy", results.get("validation_mse"))
     if value is None:
         return None
-    if direction in ("minimize", "maximize") and direction != right:
-        raise UserError(
-            f"hydra.sweeper.direction={direction} would look for the worst validation {metric}: "
-            f"write hydra.sweeper.direction={right}."
-        )
+    if _sweep is not None:
+        _check_direction(_sweep.direction, "validation_accuracy" not in results)
     return float(value)
 
 
@@ -291,7 +311,7 @@ def _is_interrupted(error: Exception) -> bool:
 
 def _stops_sweep(spec: RunSpec, error: Exception) -> bool:
     try:
-        return _is_interrupted(error) or validate(spec.configuration).sweep.on_failure == "stop"
+        return _is_interrupted(error) or spec.settings.sweep.on_failure == "stop"
     except Exception:
         return True
 

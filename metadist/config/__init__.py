@@ -1,18 +1,24 @@
 """From the composed configuration to the objects of an experiment."""
 
 from metadist.config.build import build_experiment
-from metadist.config.instantiate import drop_stale_keys, instantiate
+from metadist.config.instantiate import instantiate
+from metadist.config.overrides import compose, replace_options
+from metadist.config.plain import to_plain
 from metadist.config.resolvers import fraction, run_stamp
-from metadist.config.saved import load_experiment
+from metadist.config.saved import SavedLearner, load_experiment, load_learner
 from metadist.config.schema import Settings, validate
 
 __all__ = [
+    "SavedLearner",
     "Settings",
     "build_experiment",
-    "drop_stale_keys",
+    "compose",
     "fraction",
     "instantiate",
     "load_experiment",
+    "load_learner",
+    "replace_options",
     "run_stamp",
+    "to_plain",
     "validate",
 ]

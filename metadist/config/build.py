@@ -1,13 +1,18 @@
 """Builds the experiment that a configuration describes."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
+from torch import nn
 
 from metadist.algorithms import Learner
-from metadist.config.instantiate import instantiate
+from metadist.config.instantiate import instantiate as instantiate_node
+from metadist.config.instantiate import locate_target
+from metadist.config.plain import to_plain
 from metadist.config.sanity_check import run_sanity_check
 from metadist.config.schema import Settings, validate
 from metadist.config.secrets import redact_secrets
@@ -24,6 +29,7 @@ from metadist.training import (
     Experiment,
     MetaBatch,
     Strategy,
+    TaskShape,
     TrainerConfig,
     TrainMapper,
     resolve_device,
@@ -31,45 +37,59 @@ from metadist.training import (
 )
 
 
-def build_experiment(configuration: DictConfig, directory: Path, name: str) -> Experiment:
+def build_experiment(
+    configuration: DictConfig, directory: Path, name: str, settings: Settings | None = None
+) -> Experiment:
     """Build everything that a run needs and restore its checkpoint. Every rank calls it.
 
     Args:
         configuration: composed from `conf/maml.yaml` or `conf/ddp.yaml`.
         directory: the run's directory.
         name: the experiment's name.
+        settings: what `validate` returned for the configuration. Default: it is validated.
 
     Raises:
         UserError: the configuration or the checkpoint does not fit.
     """
-    experiment = assemble_experiment(configuration, directory, name)
+    experiment = assemble_experiment(configuration, directory, name, settings)
     restore(experiment)
     return experiment
 
 
-def assemble_experiment(configuration: DictConfig, directory: Path, name: str) -> Experiment:
-    """`build_experiment` without the checkpoint: the state at iteration 0. Every rank calls it."""
-    cfg, settings = configuration, validate(configuration)
+def assemble_experiment(
+    configuration: DictConfig,
+    directory: Path,
+    name: str,
+    settings: Settings | None = None,
+    locate: Callable[[str, str], Any] = locate_target,
+) -> Experiment:
+    """`build_experiment` without the checkpoint: the state at iteration 0. Every rank calls it.
+
+    Args:
+        configuration: as of `build_experiment`.
+        directory: as of `build_experiment`.
+        name: as of `build_experiment`.
+        settings: as of `build_experiment`.
+        locate: imports the targets.
+    """
+    cfg, settings = configuration, settings or validate(configuration)
+    instantiate = partial(instantiate_node, locate=locate)
     torch.set_num_threads(settings.threads)
     tune_malloc()
     trainer: TrainerConfig = instantiate(cfg.trainer, "trainer")
-    strategy = _strategy(cfg, settings)
+    strategy = _strategy(cfg, settings, instantiate)
     device = resolve_device(str(cfg.device))
     dataset = instantiate(cfg.dataset, "dataset")
     tasks: TaskDistribution = instantiate(cfg.task, "task", dataset=dataset)
     torch.manual_seed(settings.seed)
-    model = instantiate(cfg.model, "model", input_shape=tasks.input_shape, outputs=tasks.outputs)
-    learner: Learner = instantiate(
-        cfg.algorithm, "algorithm", model=model, regression=tasks.regression
-    )
-    _check_type(model, torch.nn.Module, "model", cfg.model)
-    _check_type(learner, Learner, "algorithm", cfg.algorithm)
+    learner = build_learner(cfg.model, cfg.algorithm, tasks, locate)
     learner.to(device if strategy.parameter_device == "device" else "cpu")
     optimizer = instantiate(cfg.optimizer, "optimizer", params=learner.parameters())
-    _check_scheduler(cfg.scheduler, optimizer)
+    _check_scheduler(cfg.scheduler, optimizer, instantiate)
     scheduler = instantiate(cfg.scheduler, "scheduler", optimizer=optimizer)
     _check_partition(strategy, learner, trainer)
     _check_ways(tasks, learner)
+    _check_batch_norm(tasks, learner)
     run_sanity_check(tasks, learner)
     # Every rank builds a job's experiments in the same order, so the names agree.
     local_tasks = WorkerLocal(current_job().new_name("tasks"), tasks)
@@ -77,7 +97,7 @@ def assemble_experiment(configuration: DictConfig, directory: Path, name: str) -
         name=name,
         title=_title(tasks, learner, strategy),
         directory=directory,
-        configuration=redact_secrets(OmegaConf.to_container(cfg, resolve=True)),
+        configuration=redact_secrets(to_plain(cfg, resolve=True)),
         seed=settings.seed,
         trainer=trainer,
         tasks=tasks,
@@ -92,12 +112,34 @@ def assemble_experiment(configuration: DictConfig, directory: Path, name: str) -
             profile=trainer.profile and strategy.name == "rpc",
         ),
         evaluate_mapper=EvaluateMapper(local_tasks, settings.device, trainer.task_chunk_size),
-        logger=_logger(cfg),
-        resume=None if settings.resume is None else str(settings.resume),
+        logger=_logger(cfg, instantiate),
+        resume=None if cfg.get("resume") is None else str(cfg.resume),
     )
 
 
-def _strategy(cfg: DictConfig, settings: Settings) -> Strategy:
+def build_learner(
+    model: Any, algorithm: Any, task: TaskShape, locate: Callable[[str, str], Any] = locate_target
+) -> Learner:
+    """A model and its algorithm, with newly drawn parameters, on the CPU.
+
+    Args:
+        model: the node of the model.
+        algorithm: the node of the algorithm.
+        task: a task distribution, or what is saved of one.
+        locate: imports the targets.
+    """
+    built = instantiate_node(
+        model, "model", locate=locate, input_shape=task.input_shape, outputs=task.outputs
+    )
+    learner: Learner = instantiate_node(
+        algorithm, "algorithm", locate=locate, model=built, regression=task.regression
+    )
+    _check_type(built, nn.Module, "model", model)
+    _check_type(learner, Learner, "algorithm", algorithm)
+    return learner
+
+
+def _strategy(cfg: DictConfig, settings: Settings, instantiate: Callable[..., Any]) -> Strategy:
     # `+partition=…` adds the group: Hydra takes the plus only for one outside the defaults list.
     chosen = "partition" if "partition" in cfg else "default_partition"
     partitioner = instantiate(cfg[chosen], chosen)
@@ -121,7 +163,9 @@ def _check_type(built: Any, base: type, path: str, node: DictConfig) -> None:
         )
 
 
-def _check_scheduler(node: DictConfig, optimizer: torch.optim.Optimizer) -> None:
+def _check_scheduler(
+    node: DictConfig, optimizer: torch.optim.Optimizer, instantiate: Callable[..., Any]
+) -> None:
     """Dry-run of the scheduler on a dummy optimizer."""
     rates = [group["lr"] for group in optimizer.param_groups]
     groups = [{"params": [torch.nn.Parameter(torch.zeros(()))], "lr": rate} for rate in rates]
@@ -149,6 +193,20 @@ def _check_ways(tasks: TaskDistribution, learner: Learner) -> None:
         )
 
 
+def _check_batch_norm(tasks: TaskDistribution, learner: Learner) -> None:
+    """Batch norm of vectors has no variance over a single example."""
+    if not isinstance(tasks, FewShotTasks):
+        return
+    ways = 1 if tasks.regression else tasks.ways
+    train_ways = 1 if tasks.regression else tasks.train_ways
+    fewest = min(ways * tasks.shots, train_ways * tasks.train_shots)
+    if fewest == 1 and any(isinstance(each, nn.BatchNorm1d) for each in learner.modules()):
+        raise UserError(
+            "batch norm cannot normalize a single example, and a task has one support example: "
+            "set model.batch_norm=false, or ask for more, as in task.shots=10."
+        )
+
+
 def _check_partition(strategy: Strategy, learner: Learner, trainer: TrainerConfig) -> None:
     """Partition one meta-batch, to find unknown workers before training."""
     keys = task_keys(0, "train", 1, range(trainer.meta_batch_size))
@@ -156,7 +214,7 @@ def _check_partition(strategy: Strategy, learner: Learner, trainer: TrainerConfi
         get_worker_id(worker)
 
 
-def _logger(cfg: DictConfig) -> Logger:
+def _logger(cfg: DictConfig, instantiate: Callable[..., Any]) -> Logger:
     """The configured loggers on rank zero; on other ranks one that does nothing."""
     nodes: dict[str, Any] = {} if cfg.get("logger") is None else dict(cfg.logger)
     loggers = [instantiate(node, f"logger.{name}") for name, node in nodes.items()]

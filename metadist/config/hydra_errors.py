@@ -1,6 +1,11 @@
 """One-sentence messages for errors of Hydra, OmegaConf and the operating system."""
 
+import contextlib
+import inspect
 import re
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
 
 from hydra.errors import (
     ConfigCompositionException,
@@ -8,9 +13,12 @@ from hydra.errors import (
     MissingConfigException,
     OverrideParseException,
 )
+from omegaconf import DictConfig
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from metadist.config.schema import nearest_key
+from metadist.config.instantiate import locate_target
+from metadist.config.schema import Settings, nearest_key
+from metadist.errors import UserError, did_you_mean
 
 _SWEEPS_EXTRA = ("optuna", "joblib", "submitit")
 """Hydra's sweepers and launchers that the extra `sweeps` installs."""
@@ -23,16 +31,16 @@ def describe_error(error: BaseException) -> str:
         error: of Hydra, OmegaConf or the operating system; the text of any other is unchanged.
     """
     text = " ".join(str(error).split())
-    if isinstance(error, MissingConfigException) and error.options:
-        group, _, option = str(error.missing_cfg_file or "").rpartition("/")
-        options = ", ".join(sorted(error.options))
-        if group in ("hydra/launcher", "hydra/sweeper") and option.startswith(_SWEEPS_EXTRA):
-            return f"{group}={option} is not installed: pip install -e '.[sweeps]'."
-        return f"{group}={option} is not an option of {group}: choose one of {options}."
+    if isinstance(error, MissingConfigException):
+        # Hydra does not say file and options for a list such as logger=[console,…].
+        listed = re.search(r"Could not load '([^']+)'", text)
+        missing = str(error.missing_cfg_file or (listed[1] if listed else ""))
+        options = error.options or _group_options(str(error), missing.rpartition("/")[0])
+        return _missing_option(missing, options) if options else text
     if isinstance(error, OverrideParseException):
         return f"the override {error.override!r} cannot be read: write KEY=VALUE, as in seed=1."
     if isinstance(error, ConfigCompositionException):
-        return _composition(text)
+        return _composition(text, error.__cause__)
     if isinstance(error, MissingMandatoryValue):
         return f"{text.split(' full_key')[0]}: give it a value on the command line."
     if isinstance(error, InstantiationException | OmegaConfBaseException):
@@ -59,17 +67,65 @@ def raised_by_hydra(error: BaseException) -> bool:
     return module.split(".")[0] in ("hydra", "omegaconf", "antlr4", "yaml")
 
 
-def _composition(text: str) -> str:
+def _missing_option(missing: str, options: Sequence[str]) -> str:
+    """An option that a group does not have; without a group, a primary configuration."""
+    groups = [group for group in Settings.model_fields if missing.startswith(f"{group}/")]
+    group, _, option = missing.rpartition("/")
+    if groups:
+        group, option = groups[0], missing.removeprefix(f"{groups[0]}/")
+    if group == "dataset" and "/" in option:
+        return f"dataset={option} is a path: write dataset=folder dataset.root={option}."
+    if group in ("hydra/launcher", "hydra/sweeper") and option.startswith(_SWEEPS_EXTRA):
+        return f"{group}={option} is not installed: pip install -e '.[sweeps]'."
+    listed = ", ".join(sorted(options))
+    hint = did_you_mean(option, options)
+    return f"{option} is not an option of {group}{hint}: choose one of {listed}."
+
+
+def _group_options(text: str, group: str) -> list[str]:
+    """The options of a group, from the search path in a message of Hydra."""
+    options = set()
+    for scheme, where in re.findall(r"path=(file|pkg)://(\S+)", text):
+        with contextlib.suppress(ModuleNotFoundError, OSError):
+            folder = Path(where) if scheme == "file" else files(where)
+            entries = [each.name for each in folder.joinpath(group).iterdir()]
+            options |= {name.removesuffix(".yaml") for name in entries if name.endswith(".yaml")}
+    return sorted(options)
+
+
+def _composition(text: str, cause: BaseException | None) -> str:
     match = re.search(r"Could not override '([^']+)'", text)
     if match is None:
         return text.split(" Set the environment variable")[0]
     key = match[1]
-    near = None if "." in key else nearest_key(key)
-    if near == key:
-        return f"{key} is not in the defaults list: write +{key}=VALUE to add it."
+    node = getattr(cause, "parent_node", None)
+    if "." in key and isinstance(node, DictConfig):
+        return _unknown_key(str(getattr(cause, "full_key", key)), node)
+    near = nearest_key(key)
+    if near == f"+{key}":
+        return f"{key} is not in the defaults list: write {near}=VALUE to add it."
     guess = f" (did you mean {near}?)" if near else ""
-    add = f", or write +{key}=VALUE to add it" if "." in key else ""  # no new top-level keys
     return (
         f"{key} is not a key or group of the configuration{guess}: check its spelling (--cfg job "
-        f"shows all keys, --help the groups){add}."
+        "shows all keys, --help the groups)."
+    )
+
+
+def _unknown_key(key: str, node: DictConfig) -> str:
+    """A key that a node does not have: it may be one of the target's, which needs the plus."""
+    path, _, name = key.rpartition(".")
+    names, kwargs = {str(each): str(each) for each in node if each != "_target_"}, False
+    with contextlib.suppress(UserError, ValueError, OmegaConfBaseException):
+        accepted = inspect.signature(locate_target(str(node._target_), path)).parameters
+        kwargs = any(each.kind is each.VAR_KEYWORD for each in accepted.values())
+        # Objects that the program gives have no default.
+        optional = [n for n, each in accepted.items() if each.default is not each.empty]
+        names = {each: f"+{path}.{each}" for each in optional} | {n: n for n in names}
+    if name in names:
+        return f"{key} is not in conf/, but it is an option: write {names[name]}=VALUE to set it."
+    hint = did_you_mean(name, names)
+    add = f", or write +{key}=VALUE to add it" if kwargs or not names else ""
+    return (
+        f"{key} is not a key of the configuration{hint}: the keys of {path} are "
+        f"{', '.join(names)}{add}."
     )

@@ -4,28 +4,41 @@
 lines; here a wrong key or value is one sentence that names the configuration key.
 """
 
+import functools
 import inspect
 import pydoc
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from metadist.errors import UserError
+from metadist.errors import UserError, did_you_mean
 
 _TARGET = "_target_"
+_PARTIAL = "_partial_"
+_UNSUPPORTED = {"_args_", "_recursive_", "_convert_"}
+"""Keys of `hydra.utils.instantiate` that would bypass the check of the arguments."""
 
 
-def instantiate(node: DictConfig | Mapping[str, Any], path: str, **given: Any) -> Any:
+def instantiate(
+    node: DictConfig | Mapping[str, Any],
+    path: str,
+    *,
+    locate: Callable[[str, str], Any] | None = None,
+    **given: Any,
+) -> Any:
     """Call the target of a configuration node with its checked arguments.
 
     Args:
         node: `_target_`, the dotted path of a class or function, and values of its parameters.
+            With `_partial_: true` the result is a `functools.partial` of the target.
         path: the node's dotted path in the configuration, for error messages ("trainer").
+        locate: imports the target of a node and of the nodes in its values. Default:
+            `locate_target`.
         given: arguments that do not come from the configuration. Those that the target does not
             accept are left out; keys of the node take precedence.
 
@@ -33,7 +46,9 @@ def instantiate(node: DictConfig | Mapping[str, Any], path: str, **given: Any) -
         UserError: the target cannot be imported, a key is unknown or missing, a value does not
             fit, or the target itself rejects its arguments.
     """
-    target, arguments = bind_arguments(node, path, given)
+    target, arguments = bind_arguments(node, path, given, locate or locate_target)
+    if node.get(_PARTIAL):
+        return functools.partial(target, **arguments)
     try:
         return target(**arguments)
     except UserError:
@@ -45,12 +60,17 @@ def instantiate(node: DictConfig | Mapping[str, Any], path: str, **given: Any) -
 
 
 def bind_arguments(
-    node: DictConfig | Mapping[str, Any], path: str, given: Mapping[str, Any]
+    node: DictConfig | Mapping[str, Any],
+    path: str,
+    given: Mapping[str, Any],
+    locate: Callable[[str, str], Any] | None = None,
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The target of a node and its checked arguments, without the call.
 
-    Values that are nodes themselves are instantiated. Arguments and errors as of `instantiate`.
+    Values that are nodes themselves are instantiated, also in lists and dictionaries. Arguments
+    and errors as of `instantiate`.
     """
+    locate = locate or locate_target
     values: Any = node
     if OmegaConf.is_config(node):
         values = OmegaConf.to_container(node, resolve=True)
@@ -59,14 +79,38 @@ def bind_arguments(
             f"{path} must name a {_TARGET} and its arguments, got {values!r}: choose one of the "
             f"options of {path}, as in {path}=NAME."
         )
-    target = locate_target(str(values[_TARGET]), path)
-    accepted = inspect.signature(target).parameters
+    for key in _UNSUPPORTED & values.keys():
+        raise UserError(f"{path}.{key} is not supported: give the arguments by name.")
+    partial = values.get(_PARTIAL, False)
+    if not isinstance(partial, bool):
+        raise UserError(f"{path}.{_PARTIAL}={partial} does not fit: write true or false.")
+    target = locate(str(values[_TARGET]), path)
+    accepted = _signature(target, path)
     chosen = {
-        key: _built(value, f"{path}.{key}") for key, value in values.items() if key != _TARGET
+        key: _instantiate_nodes(value, f"{path}.{key}", locate)
+        for key, value in values.items()
+        if key not in (_TARGET, _PARTIAL)
     }
     arguments = {key: value for key, value in given.items() if key in accepted} | chosen
-    _check_keys(target, chosen, arguments, path)
+    _check_keys(target, accepted, chosen, path)
+    if not partial:
+        _check_missing(target, accepted, arguments, path)
     return target, arguments | _converted(target, chosen, path)
+
+
+def _instantiate_nodes(value: Any, path: str, locate: Callable[[str, str], Any]) -> Any:
+    """A value with each node in it, at any depth of lists and dictionaries, instantiated."""
+    if isinstance(value, Mapping):
+        if _TARGET in value:
+            return instantiate(value, path, locate=locate)
+        return {
+            key: _instantiate_nodes(each, f"{path}.{key}", locate) for key, each in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [
+            _instantiate_nodes(each, f"{path}.{index}", locate) for index, each in enumerate(value)
+        ]
+    return value
 
 
 def locate_target(target: str, path: str) -> Any:
@@ -83,64 +127,64 @@ def locate_target(target: str, path: str) -> Any:
         sys.path.append(str(Path.cwd()))
     try:
         found = pydoc.locate(target)
-        reason = "there is no such name"
     except pydoc.ErrorDuringImport as error:
-        found, reason = None, f"{type(error.value).__name__}: {error.value}"
-    if found is None:
+        reason = f"{type(error.value).__name__}: {error.value}"
         raise UserError(
-            f"{path}.{_TARGET}={target} cannot be imported ({reason}): give the dotted path of a "
-            "class or function."
-        )
+            f"{path}.{_TARGET}={target} cannot be imported ({reason}): correct that module, or "
+            "install what it imports."
+        ) from error.value
+    if found is None:
+        raise UserError(f"{path}.{_TARGET}={target} cannot be imported: {_missing(target)}")
     if not callable(found):
         raise UserError(f"{path}.{_TARGET}={target} is not a class or function.")
     return found
 
 
-def drop_stale_keys(configuration: DictConfig, overrides: Sequence[str]) -> None:
-    """Delete, in place, keys of an option whose target the command line replaces.
+def _missing(target: str) -> str:
+    """Which part of a dotted path does not exist: the module, or a name in it."""
+    parts = target.split(".")
+    for count in range(len(parts) - 1, 0, -1):
+        parent, name = ".".join(parts[:count]), parts[count]
+        found = pydoc.locate(parent)
+        if found is not None:
+            kind = "module" if inspect.ismodule(found) else "class"
+            names = [each for each in dir(found) if not each.startswith("_")]
+            return f"the {kind} {parent} has no {name}{did_you_mean(name, names)}."
+    if len(parts) == 1:
+        return "give the dotted path of a class or function, as in my_module.MyClass."
+    return (
+        f"there is no module {parts[0]}: start the command in the folder of {parts[0]}.py, or put "
+        "that folder in PYTHONPATH."
+    )
 
-    `algorithm._target_=my_module.MyAlgorithm` replaces the target of the option `algorithm=maml`:
-    the option's other keys are deleted unless the new target accepts them. Keys that the command
-    line sets are kept, so that a misspelt one is still an error.
 
-    Args:
-        configuration: composed by Hydra.
-        overrides: the command-line overrides that it was composed with.
-
-    Raises:
-        UserError: a target that cannot be imported.
-    """
-    pairs = [override.lstrip("+~").partition("=") for override in overrides]
-    set_keys = {key for key, _, _ in pairs}
-    for key, _, target in pairs:
-        path = key.removesuffix(f".{_TARGET}")
-        node = OmegaConf.select(configuration, path) if path != key else None
-        if not isinstance(node, DictConfig):
-            continue
-        accepted = inspect.signature(locate_target(target, path)).parameters.values()
-        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted):
-            continue
-        kept = {_TARGET, *(parameter.name for parameter in accepted)}
-        kept |= {each.removeprefix(f"{path}.").split(".")[0] for each in set_keys}
-        with open_dict(node):
-            for name in [name for name in node if name not in kept]:
-                del node[name]
+def _signature(target: Any, path: str) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(target).parameters
+    except ValueError:
+        raise UserError(
+            f"{path}.{_TARGET}={_name(target)} has no signature to check arguments against: wrap "
+            "it in a function."
+        ) from None
 
 
 def _check_keys(
-    target: Any, chosen: Mapping[str, Any], arguments: Mapping[str, Any], path: str
+    target: Any, accepted: Mapping[str, inspect.Parameter], chosen: Mapping[str, Any], path: str
 ) -> None:
-    parameters = inspect.signature(target).parameters
-    has_kwargs = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    unknown = [key for key in chosen if key not in parameters]
-    if unknown and not has_kwargs:
-        options = ", ".join(parameters)
+    unknown = [key for key in chosen if key not in accepted]
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
         raise UserError(
-            f"{path}.{unknown[0]} is not an option of {_name(target)}: its options are {options}."
+            f"{path}.{unknown[0]} is not an option of {_name(target)}"
+            f"{did_you_mean(unknown[0], accepted)}: its options are {', '.join(accepted)}."
         )
+
+
+def _check_missing(
+    target: Any, accepted: Mapping[str, inspect.Parameter], arguments: Mapping[str, Any], path: str
+) -> None:
     missing = [
         name
-        for name, parameter in parameters.items()
+        for name, parameter in accepted.items()
         if parameter.default is parameter.empty
         and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         and name not in arguments
@@ -176,15 +220,6 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
         return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
     except PydanticUserError:  # the type has a configuration of its own
         return TypeAdapter(hint)
-
-
-def _built(value: Any, path: str) -> Any:
-    """A value with its nodes instantiated, those in lists too."""
-    if isinstance(value, Mapping) and _TARGET in value:
-        return instantiate(value, path)
-    if isinstance(value, list):
-        return [_built(each, f"{path}.{index}") for index, each in enumerate(value)]
-    return value
 
 
 def _name(target: Any) -> str:

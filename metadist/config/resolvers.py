@@ -2,9 +2,11 @@
 
 import datetime
 import time
+from typing import Any
 
 from omegaconf import OmegaConf
 
+from metadist.config.hydra_version import IS_HYDRA_1_3
 from metadist.distributed import get_rank
 from metadist.distributed.errors import RendezvousTimeoutError
 from metadist.distributed.rendezvous import RENDEZVOUS_TIMEOUT, world_store
@@ -46,5 +48,8 @@ def run_stamp(timeout_seconds: object = RENDEZVOUS_TIMEOUT) -> str:
     return store.get(key).decode()
 
 
-OmegaConf.register_new_resolver("fraction", fraction, replace=True)
-OmegaConf.register_new_resolver("run_stamp", run_stamp, use_cache=True, replace=True)
+_register: Any = OmegaConf.register_new_resolver
+if not IS_HYDRA_1_3:  # whose OmegaConf has another function of the other name
+    _register = OmegaConf.register_resolver
+_register("fraction", fraction, replace=True)
+_register("run_stamp", run_stamp, use_cache=True, replace=True)

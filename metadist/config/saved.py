@@ -1,15 +1,28 @@
-"""Loads the experiment of an existing run directory."""
+"""Loads runs and checkpoints, without executing anything that they contain."""
 
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import torch
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from metadist.config.build import assemble_experiment
-from metadist.config.instantiate import drop_stale_keys
+from metadist.algorithms import Learner
+from metadist.config.build import assemble_experiment, build_learner
+from metadist.config.instantiate import locate_target
+from metadist.config.trusted import check_interpolations, locate_trusted
 from metadist.errors import UserError
+from metadist.reports import CHECKPOINT_DIRECTORY, CONFIG_FILE, HYDRA_FILE
 from metadist.training import Experiment
+from metadist.training.checkpoints import Checkpoints, read_checkpoint
+from metadist.training.resume import load_learner_state
 
 _SINGLE_PROCESS = {
     "logger": None,
@@ -18,23 +31,141 @@ _SINGLE_PROCESS = {
 }
 
 
-def load_experiment(directory: Path) -> Experiment:
-    """The experiment that a run's `.hydra/config.yaml` describes, at iteration 0, in one process.
+@dataclass(frozen=True)
+class SavedLearner:
+    """A trained learner, without its dataset.
 
-    The strategy is `local`, nothing is logged, and no checkpoint is read or written.
+    Attributes:
+        learner: model and algorithm with the checkpoint's parameters, on the CPU.
+        configuration: of the run, resolved, as plain containers.
+        input_shape: shape of one input, without a batch dimension.
+        outputs: width of the model's last layer.
+        regression: whether targets are real numbers.
+        iteration: finished outer steps.
+        checkpoint: the file.
+    """
+
+    learner: Learner
+    configuration: Mapping[str, Any]
+    input_shape: tuple[int, ...]
+    outputs: int
+    regression: bool
+    iteration: int
+    checkpoint: Path
+
+
+def load_learner(path: str | Path, *, trust_code: bool = False) -> SavedLearner:
+    """Load the trained learner of a run directory or a checkpoint file. No dataset is needed.
+
+    Of a run directory it is the state that the run tests: the best checkpoint with
+    `trainer.test_checkpoint=best`, else the newest one.
 
     Args:
-        directory: the run's directory.
+        path: of a run directory or a checkpoint.
+        trust_code: build any class that the checkpoint names. By default only classes of
+            metadist are built.
+
+    Raises:
+        UserError: there is no checkpoint, it is corrupt, or it names another class.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path, contents = _tested_checkpoint(path)
+    else:
+        contents = read_checkpoint(path)
+    configuration, task = contents.get("configuration"), contents.get("task")
+    if not isinstance(configuration, Mapping) or not isinstance(task, Mapping):
+        raise UserError(
+            f"the checkpoint {path} does not hold the configuration of its run, because an earlier "
+            "version of metadist wrote it: use load_experiment with the run's directory."
+        )
+    try:
+        shape = SimpleNamespace(
+            input_shape=tuple(map(int, task["input_shape"])),
+            outputs=int(task["outputs"]),
+            regression=bool(task["regression"]),
+        )
+        with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay the same
+            learner = build_learner(
+                configuration.get("model"),
+                configuration.get("algorithm"),
+                shape,
+                _locate(trust_code),
+            )
+        load_learner_state(learner, contents)
+        iteration = int(contents["iteration"])
+    except UserError:
+        raise
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"the checkpoint {path} does not fit the configuration that it holds "
+            f"({' '.join(str(error).split())[:300]}): load another checkpoint of the run."
+        ) from None
+    return SavedLearner(
+        learner,
+        configuration,
+        shape.input_shape,
+        shape.outputs,
+        shape.regression,
+        iteration,
+        path,
+    )
+
+
+def load_experiment(path: str | Path, *overrides: str, trust_code: bool = False) -> Experiment:
+    """The experiment that a run's `.hydra/config.yaml` describes, at iteration 0, in one process.
+
+    The strategy is `local`, nothing is logged, and no checkpoint is read or written. The dataset
+    is opened: a relative `dataset.root` that does not exist here is looked up in the directory
+    where the run was started.
+
+    Args:
+        path: the run's directory.
+        overrides: values to replace, as on the command line: "dataset.root=DIR".
+        trust_code: build any class that the configuration names, and resolve interpolations such
+            as `${oc.env:…}`. By default only classes of metadist and torch.optim are built.
 
     Raises:
         UserError: it is not a run directory, or its configuration cannot be used.
     """
-    path = directory / ".hydra" / "config.yaml"
-    overrides_path = path.with_name("overrides.yaml")
+    directory = Path(path)
+    configuration = _read_configuration(directory)
+    with open_dict(configuration):
+        configuration.update(_SINGLE_PROCESS)
+        for key in ("partition", "default_partition"):
+            if isinstance(configuration.get(key), DictConfig):
+                configuration[key].pop("workers", None)  # ranks of another job
+        _apply_overrides(configuration, overrides)
+    if not trust_code:
+        check_interpolations(OmegaConf.to_container(configuration, resolve=False))
+    _find_dataset(configuration, directory)
+    return assemble_experiment(configuration, directory, "replay", locate=_locate(trust_code))
+
+
+def _locate(trust_code: bool) -> Callable[[str, str], Any]:
+    return locate_target if trust_code else locate_trusted
+
+
+def _tested_checkpoint(directory: Path) -> tuple[Path, dict[str, Any]]:
+    saved = Checkpoints(directory / CHECKPOINT_DIRECTORY)
+    candidates = saved.candidates()
+    if not candidates:
+        raise UserError(
+            f"{directory} holds no checkpoint: give the directory of a run, or the path of a "
+            "checkpoint file."
+        )
+    contents = read_checkpoint(candidates[0])
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        if contents["configuration"]["trainer"]["test_checkpoint"] == "best":
+            best = saved.best_path(int(contents["best"]["iteration"]))
+            return best, read_checkpoint(best)
+    return candidates[0], contents
+
+
+def _read_configuration(directory: Path) -> DictConfig:
+    path = directory / CONFIG_FILE
     try:
         configuration = OmegaConf.load(path)
-        saved = overrides_path.read_text("utf-8") if overrides_path.exists() else "[]"
-        overrides = yaml.safe_load(saved)
     except OSError as error:
         raise UserError(
             f"{directory} is not a run directory ({path} cannot be read: {error.strerror}): give "
@@ -45,10 +176,27 @@ def load_experiment(directory: Path) -> Experiment:
         raise UserError(f"{path} is corrupt ({reason}): restore it from a copy.") from None
     if not isinstance(configuration, DictConfig) or "trainer" not in configuration:
         raise UserError(f"{path} is corrupt (it has no trainer): restore it from a copy.")
-    drop_stale_keys(configuration, [str(override) for override in overrides])
-    with open_dict(configuration):
-        configuration.update(_SINGLE_PROCESS)
-        for key in ("partition", "default_partition"):
-            if isinstance(configuration.get(key), DictConfig):
-                configuration[key].pop("workers", None)  # ranks of another job
-    return assemble_experiment(configuration, directory, "replay")
+    return configuration
+
+
+def _apply_overrides(configuration: DictConfig, overrides: tuple[str, ...]) -> None:
+    try:
+        for each in OverridesParser.create().parse_overrides(list(overrides)):
+            OmegaConf.update(configuration, each.key_or_group, each.value(), force_add=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(
+            f"the overrides {' '.join(overrides)} cannot be applied "
+            f"({' '.join(str(error).split())}): write KEY=VALUE, as in dataset.root=DIR."
+        ) from None
+
+
+def _find_dataset(configuration: DictConfig, directory: Path) -> None:
+    """Make a relative `dataset.root` that is not below the current directory absolute."""
+    root = OmegaConf.select(configuration, "dataset.root")
+    if not isinstance(root, str) or Path(root).exists():
+        return
+    with contextlib.suppress(OSError, yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError):
+        saved = yaml.safe_load((directory / HYDRA_FILE).read_text("utf-8"))
+        started = Path(saved["hydra"]["runtime"]["cwd"])
+        if (started / root).exists():
+            configuration.dataset.root = str(started / root)

@@ -91,8 +91,7 @@ def validate(configuration: DictConfig) -> Settings:
     for key in map(str, configuration):
         if key not in known and key not in own:
             near = nearest_key(key)
-            plus = "+" if near in _NOT_IN_DEFAULTS else ""
-            hint = f"did you mean {plus}{near}=…?" if near else "check its spelling."
+            hint = f"did you mean {near}=…?" if near else "check its spelling."
             raise UserError(f"{key} is not a key or group of the configuration: {hint}")
     values = {str(key): configuration[key] for key in configuration if key not in own}
     if isinstance(values.get("sweep"), DictConfig):
@@ -122,9 +121,11 @@ def _own_keys(configuration: DictConfig) -> set[str]:
 
 
 def nearest_key(key: str) -> str | None:
-    """The top-level key or group whose name is close to a misspelt one."""
+    """The top-level key or group whose name is close to a misspelt one, as the command line
+    writes it: with a plus if the group is not in the defaults list.
+    """
     near = difflib.get_close_matches(key, [*Settings.model_fields, *_NOT_IN_DEFAULTS], n=1)
-    return near[0] if near else None
+    return None if not near else f"+{near[0]}" if near[0] in _NOT_IN_DEFAULTS else near[0]
 
 
 def _sentence(error: ValidationError) -> str:

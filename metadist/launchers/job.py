@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -14,7 +15,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from metadist.config import build_experiment, drop_stale_keys, validate
+from metadist.config import Settings, build_experiment, to_plain, validate
 from metadist.distributed import get_rank, get_world_size
 from metadist.distributed.job import Job, begin_job
 from metadist.distributed.rendezvous import all_gather_object
@@ -28,7 +29,10 @@ from metadist.launchers.error_reporting import (
 )
 from metadist.reports import (
     CHECKPOINT_DIRECTORY,
+    CONFIG_FILE,
     FAILURE_FILE,
+    HYDRA_FILE,
+    OVERRIDES_FILE,
     RESULTS_FILE,
     flatten_config,
     read_results,
@@ -70,14 +74,23 @@ class RunSpec:
     number: int = 0
     concurrent: bool = False
 
+    @cached_property
+    def settings(self) -> Settings:
+        """The top level of the configuration, checked once.
+
+        Raises:
+            UserError: it does not fit; see `validate`.
+        """
+        return validate(self.configuration)
+
     def to_yaml(self) -> str:
         """The specification as text, for another process; see `from_yaml`."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
         plain = {
             "directory": str(self.directory),
-            "configuration": _plain(self.configuration),
+            "configuration": to_plain(self.configuration, resolve=False),
             "overrides": list(self.overrides),
-            "hydra": None if self.hydra is None else _plain(self.hydra),
+            "hydra": None if self.hydra is None else to_plain(self.hydra, resolve=False),
             "module_paths": list(self.module_paths),
         }
         return yaml.safe_dump(fields | plain, allow_unicode=True, sort_keys=False)
@@ -96,10 +109,6 @@ class RunSpec:
             "module_paths": tuple(fields["module_paths"]),
         }
         return cls(**fields | converted)
-
-
-def _plain(configuration: DictConfig) -> Any:
-    return OmegaConf.to_container(configuration, resolve=False, enum_to_str=True)
 
 
 class JobFailure(BaseException):
@@ -200,7 +209,7 @@ def run_job(spec: RunSpec, on_built: Callable[[Experiment], None] | None = None)
     """
     in_job = False
     try:
-        settings = validate(spec.configuration)
+        settings = spec.settings
         job = begin_job(settings.timeout_seconds, end_process, settings.rendezvous_timeout_seconds)
         in_job = True
         results = _finished_results_on_all_ranks(job, spec) if spec.in_sweep else None
@@ -264,8 +273,7 @@ def _build_on_all_ranks(job: Job, spec: RunSpec) -> Experiment:
     error: Exception | None = None
     experiment: Experiment | None = None
     try:
-        drop_stale_keys(spec.configuration, spec.overrides)
-        experiment = build_experiment(spec.configuration, spec.directory, spec.name)
+        experiment = build_experiment(spec.configuration, spec.directory, spec.name, spec.settings)
     except Exception as any_error:
         error = any_error
     is_driver = experiment is not None and experiment.strategy.is_driver
@@ -320,21 +328,19 @@ def _is_restarted(job: Job, spec: RunSpec) -> bool:
 def save_configuration(spec: RunSpec) -> None:
     """Write `.hydra/`: the configuration as it was built from, the overrides, Hydra's node.
 
-    Rank zero calls it once the experiment is built, so that a refused run leaves no files, and
-    keys that `drop_stale_keys` deleted are not saved. Results of an earlier run in the directory,
-    such as a shorter one that is now continued, are removed.
+    Rank zero calls it once the experiment is built, so that a refused run leaves no files. Results
+    of an earlier run in the directory, such as a shorter one that is now continued, are removed.
     """
     (spec.directory / RESULTS_FILE).unlink(missing_ok=True)
-    folder = spec.directory / ".hydra"
-    folder.mkdir(parents=True, exist_ok=True)
+    (spec.directory / CONFIG_FILE).parent.mkdir(parents=True, exist_ok=True)
     texts = {
-        "config.yaml": OmegaConf.to_yaml(spec.configuration),
-        "overrides.yaml": yaml.safe_dump(list(spec.overrides), allow_unicode=True),
+        CONFIG_FILE: OmegaConf.to_yaml(spec.configuration),
+        OVERRIDES_FILE: yaml.safe_dump(list(spec.overrides), allow_unicode=True),
     }
     if spec.hydra is not None:
-        texts["hydra.yaml"] = OmegaConf.to_yaml(spec.hydra)
+        texts[HYDRA_FILE] = OmegaConf.to_yaml(spec.hydra)
     for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        (spec.directory / name).write_text(text, encoding="utf-8")
     (spec.directory / FAILURE_FILE).unlink(missing_ok=True)
 
 
@@ -352,10 +358,8 @@ def finished_results(spec: RunSpec) -> dict[str, Any] | None:
     if results is None:
         return None
     try:
-        saved = OmegaConf.load(spec.directory / ".hydra" / "config.yaml")
-        requested = spec.configuration.copy()
-        drop_stale_keys(requested, spec.overrides)
-        same = isinstance(saved, DictConfig) and _values(saved) == _values(requested)
+        saved = OmegaConf.load(spec.directory / CONFIG_FILE)
+        same = isinstance(saved, DictConfig) and _values(saved) == _values(spec.configuration)
     except (OSError, yaml.YAMLError, OmegaConfBaseException, UserError):
         return None
     if not same:

@@ -10,9 +10,12 @@ from metadist.reports.comparison import (
 )
 from metadist.reports.run_directory import (
     CHECKPOINT_DIRECTORY,
+    CONFIG_FILE,
     CONTENTS,
     FAILURE_FILE,
+    HYDRA_FILE,
     LEARNING_CURVES_FILE,
+    OVERRIDES_FILE,
     PROFILE_DIRECTORY,
     REPLAY_DIRECTORY,
     RESULTS_FILE,
@@ -30,10 +33,13 @@ from metadist.reports.statistics import mean_and_ci95
 
 __all__ = [
     "CHECKPOINT_DIRECTORY",
+    "CONFIG_FILE",
     "CONTENTS",
     "FAILURE_FILE",
+    "HYDRA_FILE",
     "LEARNING_CURVES_FILE",
     "METRICS_FILE",
+    "OVERRIDES_FILE",
     "PROFILE_DIRECTORY",
     "REPLAY_DIRECTORY",
     "RESULTS_FILE",

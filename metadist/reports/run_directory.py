@@ -21,6 +21,7 @@ WORKER_ERROR_FILE = "worker_error.txt"
 
 CONFIG_FILE = ".hydra/config.yaml"
 OVERRIDES_FILE = ".hydra/overrides.yaml"
+HYDRA_FILE = ".hydra/hydra.yaml"
 
 CHECKPOINT_DIRECTORY = "checkpoints"
 PROFILE_DIRECTORY = "profile"

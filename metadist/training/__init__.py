@@ -1,6 +1,6 @@
 """Training: the trainer, its strategies, evaluation, checkpoints."""
 
-from metadist.training.experiment import Experiment, TrainerConfig, TrainState
+from metadist.training.experiment import Experiment, TaskShape, TrainerConfig, TrainState
 from metadist.training.prediction import predict_unlabeled
 from metadist.training.resume import restore
 from metadist.training.signals import Interrupted
@@ -29,6 +29,7 @@ __all__ = [
     "RpcStrategy",
     "Strategy",
     "TaskMapper",
+    "TaskShape",
     "TrainMapper",
     "TrainState",
     "Trainer",

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from annotated_types import Ge, Gt, Le
@@ -76,6 +76,20 @@ class TrainerConfig:
                 "trainer.test_checkpoint=best needs validations: set "
                 "trainer.eval_every, or take trainer.test_checkpoint=last."
             )
+
+
+class TaskShape(Protocol):
+    """What a model is built for: the part of a task distribution that needs no data.
+
+    Attributes:
+        input_shape: shape of one input, without a batch dimension.
+        outputs: width of the model's last layer.
+        regression: whether targets are real numbers.
+    """
+
+    input_shape: tuple[int, ...]
+    outputs: int
+    regression: bool
 
 
 @dataclass

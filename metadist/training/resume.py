@@ -10,6 +10,7 @@ from typing import Any
 import optree
 from torch import Tensor
 
+from metadist.algorithms import Learner
 from metadist.distributed import get_rank
 from metadist.errors import UserError
 from metadist.reports import CHECKPOINT_DIRECTORY, config_fingerprint
@@ -32,7 +33,7 @@ def checkpoints_of(experiment: Experiment) -> Checkpoints:
 
 
 def checkpoint_contents(experiment: Experiment) -> dict[str, Any]:
-    """Everything that the rest of a run depends on, beside its configuration.
+    """Everything that the rest of a run depends on, and what its learner is built from.
 
     States of random generators are not needed: tasks and what is random in them (dropout) are
     keyed by (seed, split, iteration, index), and the generators of the process are set from
@@ -43,6 +44,13 @@ def checkpoint_contents(experiment: Experiment) -> dict[str, Any]:
     return {
         **asdict(x.state),
         "fingerprint": config_fingerprint(x.configuration),
+        # What the learner is built from where there is no dataset.
+        "configuration": x.configuration,
+        "task": {
+            "input_shape": list(x.tasks.input_shape),
+            "outputs": x.tasks.outputs,
+            "regression": x.tasks.regression,
+        },
         "learner": learner,
         # Non-persistent buffers change in training too.
         "buffers": {
@@ -83,6 +91,12 @@ def restore(experiment: Experiment) -> None:
         found = path, read_checkpoint(path)
     if found is not None:
         restore_from(experiment, *found)
+    elif get_rank() == 0:
+        _log.info(
+            "resume=auto: %s has no checkpoint, so the run starts at iteration 0; to resume an "
+            "earlier run, give its directory, as in hydra.run.dir=DIR",
+            experiment.directory,
+        )
     if get_rank() == 0:
         saved.rename_later(experiment.state.iteration)
 
@@ -121,7 +135,7 @@ def load_best(experiment: Experiment) -> int:
             "result: resume with trainer.test_checkpoint=last to test the last state."
         )
     contents = read_checkpoint(saved.best_path(int(best)))
-    _load_learner(experiment, contents)
+    load_learner_state(experiment.learner, contents)
     return int(contents["iteration"])
 
 
@@ -177,16 +191,22 @@ def _make_writable(directory: Path) -> None:
         ) from None
 
 
-def _load_learner(experiment: Experiment, contents: Mapping[str, Any]) -> None:
-    experiment.learner.load_state_dict(contents["learner"])
-    buffers = dict(experiment.learner.named_buffers())
+def load_learner_state(learner: Learner, contents: Mapping[str, Any]) -> None:
+    """Load a checkpoint's parameters and buffers into a learner.
+
+    Raises:
+        RuntimeError: they are of another learner.
+        KeyError: the contents are not a checkpoint's.
+    """
+    learner.load_state_dict(contents["learner"])
+    buffers = dict(learner.named_buffers())
     for name, saved in contents["buffers"].items():
         buffers[name].copy_(saved)
 
 
 def _load(path: Path, experiment: Experiment, contents: Mapping[str, Any]) -> None:
     try:
-        _load_learner(experiment, contents)
+        load_learner_state(experiment.learner, contents)
         experiment.optimizer.load_state_dict(contents["optimizer"])
         experiment.scheduler.load_state_dict(contents["scheduler"])
         # Checkpoints of earlier versions say no more of how long the run had taken.

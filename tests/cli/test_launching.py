@@ -50,13 +50,17 @@ def spec_of(directory: Path, number: int = 0, in_sweep: bool = True) -> RunSpec:
     return RunSpec("a", directory, OmegaConf.create(), in_sweep=in_sweep, number=number)
 
 
-def start_sweep(directory: Path, sweeper: str, direction: str = "maximize") -> None:
+def start_sweep(directory: Path, sweeper: str, direction: str = "maximize", **values) -> None:
     nodes = {
         "sweeper": {"_target_": f"x.{sweeper}", "direction": direction},
         "launcher": {"_target_": "x.BasicLauncher"},
         "sweep": {"dir": str(directory)},
+        "overrides": {"task": values.pop("overrides", [])},
     }
-    SweepCallback().on_multirun_start(OmegaConf.create({"hydra": nodes}))
+    dataset = {"_target_": "metadist.tasks.Glyphs"}
+    SweepCallback().on_multirun_start(
+        OmegaConf.create({"hydra": nodes, "dataset": dataset, **values})
+    )
 
 
 def launched(directory: Path, sweeper: str) -> tuple:
@@ -77,7 +81,7 @@ def test_a_sweeper_that_optimizes_waits_for_each_job(tmp_path, sweeper, values, 
 
 
 def launched_to_find_the_worst(directory: Path) -> str:
-    start_sweep(directory, "OptunaSweeper", "minimize")
+    start_sweep(directory, "OptunaSweeper", "minimize", overrides=["dataset=glyphs,sinusoid"])
     try:
         launch_job(Writer(), 1, spec_of(directory))
     except JobFailure as failure:
@@ -88,6 +92,24 @@ def launched_to_find_the_worst(directory: Path) -> str:
 def test_a_sweeper_that_would_find_the_worst_is_refused(tmp_path):
     (message,) = run_world(launched_to_find_the_worst, 1, tmp_path)
     assert "would look for the worst validation accuracy" in message
+
+
+SINUSOID = {"_target_": "metadist.tasks.Sinusoid"}
+
+
+@pytest.mark.parametrize(
+    ("values", "direction", "message"),
+    [
+        ({}, "minimize", "worst validation accuracy: write hydra.sweeper.direction=maximize"),
+        ({"dataset": SINUSOID}, "maximize", "worst validation mse"),
+    ],
+)
+def test_a_wrong_direction_is_refused_before_any_job(tmp_path, values, direction, message):
+    with pytest.raises(JobFailure, match=message) as failure:
+        start_sweep(tmp_path, "OptunaSweeper", direction, **values)
+    assert isinstance(failure.value.error, UserError)
+    right = {"minimize": "maximize", "maximize": "minimize"}[direction]
+    start_sweep(tmp_path, "OptunaSweeper", right, **values)
 
 
 def test_what_a_launcher_raises_is_the_jobs_failure(tmp_path):

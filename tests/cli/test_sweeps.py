@@ -144,7 +144,16 @@ def test_a_refused_run_leaves_no_directory_and_torchrun_gets_its_error(tmp_path)
     [
         (["sweep.on_failure=maybe"], "'stop' or 'continue'"),
         (["launcher=torchrun"], "already running under torchrun"),
-        (["hydra/sweeper=nowhere"], "nowhere"),
+        (["hydra/sweeper=nowhere"], "nowhere is not an option of hydra/sweeper"),
+        (["logger=[tensorbord]"], "not an option of logger (did you mean tensorboard?)"),
+        (["dataset=/a/b"], "write dataset=folder dataset.root=/a/b."),
+        (["dataset=omniglott"], "(did you mean omniglot?): choose one of"),
+        (["trainer.iteratons=3"], "(did you mean iterations?): the keys of trainer are"),
+        (["dataset.size=9"], "it is an option: write +dataset.size=VALUE"),
+        (["optimiser=sgd"], "(did you mean optimizer?)"),
+        (["partition=dim0"], "write +partition=VALUE to add it"),
+        (["algorithm._target_=my_modul.Mine"], "there is no module my_modul: start"),
+        (["algorithm._target_=metadist.algorithms.Mam"], "(did you mean MAML?)"),
     ],
 )
 def test_refused_overrides(tmp_path, overrides, message):
@@ -165,6 +174,7 @@ def test_optuna_finds_the_best_and_refuses_the_wrong_direction(tmp_path):
         tmp_path / "worst", *options, size=1
     )  # the sweeper's own default is minimize
     assert outcome.status == 2 and "direction=maximize" in outcome.err
+    assert outcome.err.count("\n") == 1 and not (tmp_path / "worst" / "0").exists()
 
 
 def start(*overrides: str) -> subprocess.Popen:

@@ -73,6 +73,15 @@ def test_outputs_that_training_would_leave_out_are_refused(tmp_path):
     build(tmp_path, "strategy=local", "task.train_ways=2", "algorithm=prototypical")
 
 
+def test_batch_norm_of_a_single_example_is_refused(tmp_path):
+    overrides = ("strategy=local", "dataset=sinusoid", "model=mlp")
+    small = ("++dataset", "model")
+    with pytest.raises(UserError, match=r"set model\.batch_norm=false"):
+        build(tmp_path, *overrides, omit=small)
+    build(tmp_path, *overrides, "model.batch_norm=false", omit=small)
+    build(tmp_path, *overrides, "task.shots=2", omit=small)
+
+
 def rates(directory, *overrides: str) -> list[float]:
     x = build(directory, "strategy=local", "optimizer=sgd", "optimizer.lr=0.1", *overrides)
     found = []

@@ -1,12 +1,13 @@
-"""Instantiating nodes, with which errors, and stale keys of replaced targets."""
+"""Instantiating nodes, with which errors."""
 
+import functools
 from typing import Annotated, Literal
 
 import pytest
 from annotated_types import Ge
 from omegaconf import OmegaConf
 
-from metadist.config import drop_stale_keys, instantiate
+from metadist.config import instantiate
 from metadist.errors import UserError
 
 
@@ -33,6 +34,32 @@ def test_builds_with_given_and_nested_objects():
     assert (cart.wheel.spokes, cart.load) == (5, 2.5)
 
 
+class Train:
+    def __init__(self, carts: list[Cart], spare: dict[str, list[Wheel]] | None = None):
+        self.carts, self.spare = carts, spare
+
+
+def test_builds_nodes_in_lists_and_dictionaries():
+    cart = {"_target_": CART, "wheel": {"_target_": WHEEL}, "load": 1.0}
+    spare = {"front": [{"_target_": WHEEL, "spokes": 4}, {"_target_": WHEEL}]}
+    node = {"_target_": f"{__name__}.Train", "carts": [cart, cart], "spare": spare}
+    for given in (node, OmegaConf.create(node)):
+        train = instantiate(given, "train")
+        assert [type(each.wheel) for each in train.carts] == [Wheel, Wheel]
+        assert [each.spokes for each in train.spare["front"]] == [4, 8]
+    spare["front"][1]["spokes"] = 2
+    with pytest.raises(UserError, match=r"train\.spare\.front\.1\.spokes=2 does not fit"):
+        instantiate(node, "train")
+
+
+def test_partial_nodes_are_functions_of_what_is_missing():
+    node = {"_target_": CART, "_partial_": True, "wheel": {"_target_": WHEEL, "spokes": 5}}
+    make = instantiate(node, "cart")
+    assert isinstance(make, functools.partial)
+    assert (make(load=1.5).load, make(load=2.5).wheel.spokes) == (1.5, 5)
+    assert instantiate({"_target_": WHEEL, "_partial_": False}, "wheel").spokes == 8
+
+
 def test_configured_values_win_over_given_ones():
     assert instantiate({"_target_": WHEEL, "rim": "steel"}, "wheel", rim="wood").rim == "steel"
 
@@ -46,7 +73,13 @@ def test_configured_values_win_over_given_ones():
         ({"_target_": WHEEL, "hub": 1}, ["wheel.hub", "spokes, rim"]),
         ({"_target_": CART, "load": 1.0}, ["wheel.wheel", "missing"]),
         ({"_target_": WHEEL, "spokes": 13}, ["nobody builds thirteen"]),
-        ({"_target_": "no.such.thing"}, ["no.such.thing", "cannot be imported"]),
+        ({"_target_": "no.such.thing"}, ["no.such.thing", "there is no module no:"]),
+        ({"_target_": f"{__name__}.Weel"}, [f"module {__name__} has no Weel", "mean Wheel?"]),
+        ({"_target_": "metadist.models.Conv5"}, ["metadist.models has no Conv5", "mean Conv4?"]),
+        ({"_target_": WHEEL, "spoke": 9}, ["wheel.spoke ", "did you mean spokes?"]),
+        ({"_target_": WHEEL, "_args_": [9]}, ["wheel._args_ is not supported"]),
+        ({"_target_": WHEEL, "_partial_": "yes"}, ["wheel._partial_=yes", "true or false"]),
+        ({"_target_": WHEEL, "_partial_": True, "hub": 1}, ["wheel.hub", "spokes, rim"]),
         ({"_target_": f"{__name__}.WHEEL"}, ["not a class or function"]),
         ("round", ["_target_", "wheel=NAME"]),
     ],
@@ -57,52 +90,3 @@ def test_refusals_are_one_sentence(node, parts):
     message = str(caught.value)
     assert "\n" not in message
     assert all(part in message for part in parts), message
-
-
-class Mine:
-    def __init__(self, model: object, inner_lr: float = 0.1, rank: int = 1):
-        pass
-
-
-class Greedy:
-    def __init__(self, **options: object):
-        pass
-
-
-COMPOSED = {
-    "algorithm": {"_target_": "metadist.algorithms.MAML", "inner_lr": 0.4, "inner_steps": 1},
-    "model": {"_target_": "metadist.models.MLP", "hidden": [4]},
-}
-
-
-def dropped(*overrides: str) -> dict:
-    configuration = OmegaConf.merge(COMPOSED, OmegaConf.from_dotlist([*overrides]))
-    OmegaConf.set_struct(configuration, True)
-    drop_stale_keys(configuration, overrides)
-    return OmegaConf.to_container(configuration)
-
-
-def test_no_key_is_stale_without_another_target():
-    assert dropped() == COMPOSED
-    assert dropped("algorithm.inner_steps=3")["algorithm"].keys() == COMPOSED["algorithm"].keys()
-
-
-def test_keys_that_the_new_target_does_not_accept_are_dropped():
-    found = dropped(f"algorithm._target_={__name__}.Mine")
-    assert found["algorithm"] == {"_target_": f"{__name__}.Mine", "inner_lr": 0.4}
-    assert found["model"] == COMPOSED["model"]
-
-
-def test_keys_of_the_command_line_are_kept():
-    found = dropped(f"algorithm._target_={__name__}.Mine", "algorithm.inner_steps=2")
-    assert found["algorithm"]["inner_steps"] == 2
-
-
-def test_a_target_with_kwargs_keeps_all_keys():
-    found = dropped(f"algorithm._target_={__name__}.Greedy")
-    assert found["algorithm"].keys() == COMPOSED["algorithm"].keys()
-
-
-def test_a_target_that_does_not_exist_is_refused():
-    with pytest.raises(UserError, match=r"no\.such\.Thing cannot be imported"):
-        dropped("algorithm._target_=no.such.Thing")

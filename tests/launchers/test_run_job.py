@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from commands import CommandResult, command, run_command
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 from tiny import SMALL, compose, records
 from worlds import run_world
@@ -46,6 +47,12 @@ def test_a_specification_is_the_same_after_it_was_text(monkeypatch):
     assert resolved[0] == resolved[1]
     with pytest.raises(Exception, match="not in struct"):
         _ = read.configuration.misspelt
+
+
+def test_paths_and_enumerations_of_a_configuration_become_text():
+    values = {"root": Path("/data"), "mode": RunMode.RUN, "list": [Path("a"), 1]}
+    read = RunSpec.from_yaml(RunSpec("a", Path("/b"), OmegaConf.create(values)).to_yaml())
+    assert read.configuration == {"root": "/data", "mode": "RUN", "list": ["a", 1]}
 
 
 def test_a_specification_is_data(tmp_path):

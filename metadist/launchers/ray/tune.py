@@ -11,6 +11,8 @@ import hydra
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, open_dict
 
+from metadist.config import compose
+from metadist.config.hydra_version import VERSION_BASE
 from metadist.errors import UserError
 from metadist.launchers.job import RunSpec
 from metadist.launchers.ray.cluster import (
@@ -209,8 +211,8 @@ def _compose(config_name: str, overrides: Sequence[str]) -> DictConfig:
         UserError: Hydra refuses the overrides.
     """
     try:
-        with hydra.initialize_config_module("metadist.conf", version_base="1.3"):
-            configuration = hydra.compose(config_name, list(overrides))
+        with hydra.initialize_config_module("metadist.conf", **VERSION_BASE):
+            configuration = compose(config_name, overrides)
     except hydra.errors.HydraException as error:
         raise UserError(f"the options do not fit: {' '.join(str(error).split())}") from None
     with open_dict(configuration):

@@ -1,0 +1,91 @@
+"""What a saved run may name: classes that are made to be built, and no code."""
+
+import importlib
+import inspect
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from metadist.algorithms import Learner
+from metadist.distributed.reducers import LinearReducer
+from metadist.errors import UserError
+from metadist.training import Strategy, TrainerConfig
+
+_TARGET = "_target_"
+
+_CLASSES: Mapping[str, tuple[type, ...]] = {
+    "metadist.algorithms": (Learner,),
+    "metadist.distributed.reducers": (LinearReducer,),
+    "metadist.models": (nn.Module,),
+    "metadist.tasks": (object,),
+    "metadist.training": (Strategy, TrainerConfig),
+    "torch.optim": (Optimizer,),
+    "torch.optim.lr_scheduler": (LRScheduler,),
+}
+"""Packages whose exported classes may be built, if they are subclasses of these."""
+
+_FUNCTIONS = {
+    f"metadist.distributed.{name}"
+    for name in ("batch_partitioner", "dim_partitioner", "exclusive_batch_partitioner")
+}
+
+_SAFE_INTERPOLATION = re.compile(r"\$\{(?:[\w.]+\}|fraction:|oc\.select:)")
+"""The start of an interpolation that reads nothing but the configuration itself."""
+
+
+def locate_trusted(target: str, path: str) -> Any:
+    """Import the target of a saved node, which may be a class of metadist or of `torch.optim`.
+
+    Only the packages above are imported, whatever the target is.
+
+    Args:
+        target: the dotted path.
+        path: of the node that names it, for error messages.
+
+    Raises:
+        UserError: it is something else.
+    """
+    package, _, name = target.rpartition(".")
+    if target in _FUNCTIONS:
+        return getattr(importlib.import_module(package), name)
+    for public, bases in _CLASSES.items():
+        if package == public or package.startswith(f"{public}."):
+            found = getattr(importlib.import_module(public), name, None)
+            if not inspect.isclass(found) or not issubclass(found, bases):
+                continue
+            if found.__module__.startswith(public) and package in (public, found.__module__):
+                return found
+    raise UserError(
+        f"{path}.{_TARGET}={target} is code that metadist does not know, and a saved run is not "
+        f"executed: if you trust where the run and {target} come from, load it with "
+        "trust_code=True in Python or --trust-code on the command line."
+    )
+
+
+def check_interpolations(values: Any, path: str = "") -> None:
+    """Refuse interpolations of a saved configuration that read anything but the configuration.
+
+    Args:
+        values: plain containers, interpolations unresolved.
+        path: of the values, for error messages.
+
+    Raises:
+        UserError: a resolver such as `oc.env` is used.
+    """
+    if isinstance(values, Mapping):
+        for key, value in values.items():
+            check_interpolations(key, path)
+            check_interpolations(value, f"{path}.{key}".lstrip("."))
+    elif isinstance(values, list | tuple):
+        for index, value in enumerate(values):
+            check_interpolations(value, f"{path}[{index}]")
+    elif isinstance(values, str) and "${" in _SAFE_INTERPOLATION.sub("", values):
+        raise UserError(
+            f"{path}={values} of the saved run reads something outside of its configuration: give "
+            f"the value itself, as in {path}=VALUE, or, if you trust where the run comes from, "
+            "load it with trust_code=True in Python or --trust-code on the command line."
+        )

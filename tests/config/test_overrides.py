@@ -1,0 +1,96 @@
+"""Options that the command line replaces: no values of those that they replace."""
+
+import hydra
+import pytest
+from omegaconf import OmegaConf
+from tiny import CONF
+
+from metadist.algorithms import MAML
+from metadist.config import compose, instantiate
+from metadist.errors import UserError
+
+
+class Mine(MAML):
+    """An algorithm with defaults of its own."""
+
+    def __init__(self, model: object, inner_lr: float = 0.7, inner_steps: int = 3):
+        super().__init__(model)
+
+
+MINE = f"{__name__}.Mine"
+
+PRESET = """# @package _global_
+defaults:
+  - override /algorithm: reptile
+  - override /optimizer: sgd
+  - override /scheduler: step
+  - override /model: mlp
+algorithm: {inner_steps: 7}
+optimizer: {lr: 0.5, momentum: 0.0}
+scheduler: {step_size: 12}
+model: {batch_norm: false}
+"""
+
+
+@pytest.fixture
+def composed(tmp_path):
+    """Composes with conf/ and the preset `mine` of the user."""
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(PRESET)
+
+    def composed(*overrides: str):
+        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+            return compose("maml", [f"hydra.searchpath=[file://{tmp_path}]", *overrides])
+
+    return composed
+
+
+def values(node) -> dict:
+    return {key: node[key] for key in node if key != "_target_"}
+
+
+def test_a_class_of_the_user_has_its_own_defaults(composed):
+    cfg = composed(f"algorithm._target_={MINE}", "algorithm.inner_lr=0.2")
+    assert values(cfg.algorithm) == {"inner_lr": 0.2} and cfg.algorithm._target_ == MINE
+    assert cfg.model == composed().model
+
+
+def test_a_misspelt_key_of_a_class_of_the_user_is_refused(composed):
+    cfg = composed(f"algorithm._target_={MINE}", "+algorithm.inner_step=2")
+    with pytest.raises(UserError, match=r"inner_step is not an option .*did you mean inner_steps"):
+        instantiate(cfg.algorithm, "algorithm", model=None)
+
+
+def test_nodes_below_a_replaced_class_stay_if_the_command_line_sets_them(composed):
+    cfg = composed("dataset._target_=metadist.tasks.Glyphs", "dataset.normalize.mean=[0.5]")
+    assert values(cfg.dataset).keys() == {"normalize"}
+    assert cfg.dataset.normalize == {**composed().dataset.normalize, "mean": [0.5]}
+
+
+@pytest.mark.parametrize("group", ["algorithm", "optimizer", "scheduler", "model"])
+def test_the_options_of_a_preset_can_be_replaced(composed, group):
+    option = {"algorithm": "maml", "optimizer": "adam", "scheduler": "cosine", "model": "conv4"}
+    chosen = f"{group}={option[group]}"
+    preset, replaced = composed("+experiment=mine"), composed("+experiment=mine", chosen)
+    assert replaced[group] == composed(chosen)[group]
+    plain = [OmegaConf.to_container(each, resolve=False) for each in (replaced, preset)]
+    assert {key for key in plain[0] if plain[0][key] != plain[1][key]} == {group}
+
+
+def test_the_command_line_sets_values_of_what_it_chooses(composed):
+    cfg = composed("scheduler=cosine", "+experiment=mine", "scheduler.eta_min=${optimizer.lr}")
+    assert cfg.scheduler.eta_min == 0.5 and "step_size" not in cfg.scheduler
+    cfg = composed("+experiment=mine", "algorithm=maml", f"algorithm._target_={MINE}")
+    assert values(cfg.algorithm) == {}
+
+
+def test_a_key_of_the_replaced_option_is_refused(composed):
+    cfg = composed("+experiment=mine", "scheduler=cosine", "scheduler.step_size=3")
+    with pytest.raises(UserError, match="step_size is not an option of CosineAnnealingLR"):
+        instantiate(cfg.scheduler, "scheduler", optimizer=None)
+
+
+def test_choosing_what_the_preset_chooses_keeps_its_values(composed):
+    preset = composed("+experiment=mine")
+    assert preset.scheduler.step_size == 12
+    assert composed("+experiment=mine", "scheduler=step", "model=mlp") == preset
