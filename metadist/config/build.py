@@ -154,10 +154,10 @@ def _strategy(cfg: DictConfig, settings: Settings, instantiate: Callable[..., An
     )
 
 
-def _check_type(built: Any, base: type, path: str, node: DictConfig) -> None:
+def _check_type(built: Any, base: type, path: str, node: Any) -> None:
     if not isinstance(built, base):
         raise UserError(
-            f"{path}._target_={node._target_} gives a {type(built).__name__}, which is no "
+            f"{path}._target_={node['_target_']} gives a {type(built).__name__}, which is no "
             f"{base.__module__.removesuffix('.learner')}.{base.__qualname__}: derive the class "
             "from it and call super().__init__() first."
         )
