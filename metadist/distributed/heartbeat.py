@@ -31,17 +31,25 @@ class Heartbeat:
         timeout: seconds within which a rank that died, froze or cannot be reached is detected.
         on_lost: called in a thread with a sentence that names the lost rank, or with "" when
             another rank failed and this one has not exited. It must end the process.
+        clock: seconds that never go back.
     """
 
     def __init__(
-        self, store: dist.Store, hosts: list[str], timeout: float, on_lost: Callable[[str], None]
+        self,
+        store: dist.Store,
+        hosts: list[str],
+        timeout: float,
+        on_lost: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._hosts = hosts
         self._timeout = timeout
         self._on_lost = on_lost
         self._rank = get_world_info().rank
-        self._interval = min(1.0, timeout / 20)
+        self._clock = clock
+        self.interval = min(1.0, timeout / 20)
+        """Seconds between two heartbeats."""
         self._max_silence = 0.9 * timeout
         self._parent = os.getppid()
         self._ended = threading.Event()
@@ -49,6 +57,8 @@ class Heartbeat:
         self._lost_lock = threading.Lock()
         self._grace = _GRACE_SECONDS
         self._failed_at = 0.0  # when this rank read of a first failure
+        self._count = 0
+        self._watched = clock()
         watched = range(1, len(hosts)) if self._rank == 0 else range(1)
         self._counters = dict.fromkeys(watched, "")
         self._reset_deadlines()
@@ -60,9 +70,15 @@ class Heartbeat:
         store.set(self._key(self._rank), "0")
 
     def start(self) -> None:
-        """Start the threads."""
-        for loop in (self._beat, self._watch_beat):
-            threading.Thread(target=loop, name="metadist-heartbeat", daemon=True).start()
+        """Start the threads, which call `beat` and `watch` every `interval` seconds."""
+        for step in (self.beat, self.watch):
+            threading.Thread(
+                target=self._repeat, args=(step,), name="metadist-heartbeat", daemon=True
+            ).start()
+
+    def _repeat(self, step: Callable[[], None]) -> None:
+        while not self._ended.wait(self.interval):
+            step()
 
     def end(self) -> None:
         """Stop; the others no longer expect heartbeats of this rank."""
@@ -81,7 +97,7 @@ class Heartbeat:
 
     def silent_ranks(self, seconds: float) -> list[int]:
         """The watched ranks without a heartbeat for this long."""
-        now = time.monotonic()
+        now = self._clock()
         return [rank for rank in self._counters if now - self._last_beat[rank] > seconds]
 
     @staticmethod
@@ -89,22 +105,23 @@ class Heartbeat:
         return f"heartbeat/{rank}"
 
     def _reset_deadlines(self) -> None:
-        self._store_reached = time.monotonic()
+        self._store_reached = self._clock()
         self._last_beat = dict.fromkeys(range(len(self._hosts)), self._store_reached)
 
-    def _beat(self) -> None:
-        count = 0
+    def beat(self) -> None:
+        """Write one heartbeat, pass signals on, and look for ranks that are silent or failed."""
         try:
-            while not self._ended.wait(self._interval):
-                count += 1
-                with self._write_lock:
-                    if self._ended.is_set():
-                        return
-                    self._store.set(self._key(self._rank), str(count))
-                self._pass_signals()
-                self._check_counters()
-                self._store_reached = time.monotonic()
-                self._check_first_failure()
+            with self._write_lock:
+                if self._ended.is_set():
+                    return
+                self._count += 1
+                self._store.set(self._key(self._rank), str(self._count))
+            if self._was_suspended():
+                self._reset_deadlines()
+            self._pass_signals()
+            self._check_counters()
+            self._store_reached = self._clock()
+            self._check_first_failure()
         except RuntimeError as error:
             self._lose(
                 f"the job's store, which torchrun's agent hosts, is gone ({first_line(error)})."
@@ -121,7 +138,7 @@ class Heartbeat:
         keys = [self._key(rank) for rank in self._counters]
         if not keys or not self._store.check(keys):
             return  # a rank has not started its heartbeat yet
-        now = time.monotonic()
+        now = self._clock()
         counters = [counter.decode() for counter in self._store.multi_get(keys)]
         for rank, counter in zip(self._counters, counters, strict=True):
             if counter != self._counters[rank] or counter == _FINISHED:
@@ -136,28 +153,30 @@ class Heartbeat:
         """End this process if it has not exited some seconds after the first failure."""
         if not self._store.check([FIRST_FAILURE]):
             return
-        now = time.monotonic()
+        now = self._clock()
         self._failed_at = self._failed_at or now
         own = self._store.get(FIRST_FAILURE).decode() == str(self._rank)
         unreported = own and not self._store.check([REPORTED])
         if now - self._failed_at > (self._timeout if unreported else self._grace):
             self._lose("")
 
-    def _watch_beat(self) -> None:
-        """Detect that `_beat` hangs in a dead connection, or that torchrun's agent died."""
-        tick = time.monotonic()
-        while not self._ended.wait(self._interval):
-            now = time.monotonic()
-            if now - tick > self._interval + self._max_silence / 4:
-                self._reset_deadlines()  # this process was suspended
-            elif now - self._store_reached > self._max_silence:
-                self._lose(
-                    f"the job's store cannot be reached from {self._hosts[self._rank]} since "
-                    f"{now - self._store_reached:.0f} s: rank zero's machine or the network failed."
-                )
-            if launched_by_torchrun() and os.getppid() != self._parent:
-                self._lose("torchrun's agent, which started this process, died.")
-            tick = now
+    def watch(self) -> None:
+        """Detect that `beat` hangs in a dead connection, or that torchrun's agent died."""
+        now = self._clock()
+        if self._was_suspended():
+            self._reset_deadlines()
+        elif now - self._store_reached > self._max_silence:
+            self._lose(
+                f"the job's store cannot be reached from {self._hosts[self._rank]} since "
+                f"{now - self._store_reached:.0f} s: rank zero's machine or the network failed."
+            )
+        if launched_by_torchrun() and os.getppid() != self._parent:
+            self._lose("torchrun's agent, which started this process, died.")
+        self._watched = now
+
+    def _was_suspended(self) -> bool:
+        """Whether this process did not run for a while: it has not noticed the others' beats."""
+        return self._clock() - self._watched > self.interval + self._max_silence / 4
 
     def _lose(self, message: str) -> None:
         with self._lost_lock:

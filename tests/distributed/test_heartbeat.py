@@ -12,8 +12,9 @@ import torch.distributed as dist
 from worlds import run_world
 
 import metadist as todist
-from metadist.distributed import heartbeat
+from metadist.distributed.heartbeat import FIRST_FAILURE, REPORTED, STOP, Heartbeat
 from metadist.distributed.job import begin_job, current_job
+from metadist.distributed.rendezvous import all_gather_object
 
 TIMEOUT = 3.0
 
@@ -79,70 +80,207 @@ def test_a_long_task_and_an_early_end_are_no_faults():
     assert run_world(compute_and_finish_early, 3) == ["", "", ""]
 
 
-def name_a_cause() -> tuple:
-    heartbeat._GRACE_SECONDS = 0.5
-    lost = Lost()
-    job = begin_job(TIMEOUT, lost)
-    if todist.get_rank() == 1:
-        owns = job.claim_first_failure()
-        job.mark_reported()
-        time.sleep(2.0)
-    else:
-        while not job.has_first_failure():
-            time.sleep(0.01)
-        owns = job.claim_first_failure()
-        assert lost.happened.wait(3)  # whoever goes on all the same is to be ended
-    return owns, job.owns_first_failure, job.is_reported(), lost.sentence
+# --- two heartbeats in this process, with a clock of the test's -------------------------------
 
 
-def test_the_first_cause_is_one_ranks_and_ends_the_others():
-    zero, one = run_world(name_a_cause, 2)
-    assert one[:3] == (True, True, True)
-    assert zero == (False, False, True, "")
-
-
-def pass_a_signal_on() -> int:
-    job = begin_job(TIMEOUT, Lost())
-    if todist.get_rank() == 1:
-        job.request_stop(15)
-    until = time.monotonic() + 3
-    while todist.get_rank() == 0 and not job.stop_signal and time.monotonic() < until:
-        time.sleep(0.01)
-    time.sleep(0.5)
-    return current_job().stop_signal
-
-
-def test_a_signal_to_one_rank_reaches_rank_zero():
-    assert run_world(pass_a_signal_on, 2) == [15, 0]
-
-
-class SlowStore:
-    """A store in which a write of a counter takes its time."""
+class Clock:
+    """Seconds that pass when the test says so."""
 
     def __init__(self) -> None:
-        self.store = dist.HashStore()
-        self.writing = threading.Event()
+        self.now = 100.0
 
-    def set(self, key: str, value: str) -> None:
-        if value.isdigit() and value != "0":
-            self.writing.set()
-            time.sleep(0.5)
-        self.store.set(key, value)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.store, name)
+    def __call__(self) -> float:
+        return self.now
 
 
-def test_a_late_beat_does_not_undo_the_end(monkeypatch):
+class Ranks:
+    """Heartbeats of several ranks that share a store, without threads."""
+
+    def __init__(self, monkeypatch, size: int = 2, timeout: float = 20.0) -> None:
+        self.clock, self.store = Clock(), dist.HashStore()
+        self.lost: list[list[str]] = [[] for _ in range(size)]
+        self.beats = []
+        for rank in range(size):
+            monkeypatch.setenv("RANK", str(rank))
+            monkeypatch.setenv("WORLD_SIZE", str(size))
+            hosts = [f"host{each}" for each in range(size)]
+            args = (self.store, hosts, timeout, self.lost[rank].append, self.clock)
+            self.beats.append(Heartbeat(*args))
+
+    def run(self, seconds: float, *ranks: int) -> None:
+        """So many seconds pass, in which these ranks live."""
+        end = self.clock.now + seconds
+        while self.clock.now < end - 1e-9:
+            self.clock.now += min(self.beats[0].interval, end - self.clock.now)
+            for rank in ranks:
+                self.beats[rank].beat()
+                self.beats[rank].watch()
+
+
+@pytest.fixture
+def ranks(monkeypatch) -> Ranks:
+    return Ranks(monkeypatch)
+
+
+@pytest.mark.parametrize(("doomed", "watcher"), [(0, 1), (1, 0)])
+def test_a_lost_rank_is_found_within_the_timeout_and_not_much_before(ranks, doomed, watcher):
+    ranks.run(100, 0, 1)
+    ranks.run(17.9, watcher)
+    assert ranks.lost == [[], []]
+    ranks.run(2, watcher)  # 19.9 of 20 seconds
+    (sentence,) = ranks.lost[watcher]
+    assert f"rank {doomed} on host{doomed} was lost: no heartbeat" in sentence
+    assert ranks.lost[doomed] == []
+
+
+def test_a_rank_that_returns_in_time_is_not_lost(ranks):
+    for _ in range(5):
+        ranks.run(15, 0)
+        assert ranks.beats[0].silent_ranks(14.0) == [1]
+        ranks.run(2, 0, 1)
+        assert ranks.beats[0].silent_ranks(14.0) == []
+    assert ranks.lost == [[], []]
+
+
+@pytest.mark.parametrize("first", ["beat", "watch"])
+def test_a_rank_that_was_suspended_gives_the_others_the_whole_time(ranks, first):
+    ranks.run(10, 0, 1)
+    ranks.clock.now += 60  # rank zero is stopped, and continued
+    getattr(ranks.beats[0], first)()
+    assert ranks.lost == [[], []]
+    ranks.run(17, 0)
+    assert ranks.lost == [[], []]
+    ranks.run(3, 0)
+    assert len(ranks.lost[0]) == 1
+
+
+def test_a_store_that_does_not_answer_is_noticed_beside_the_beat_that_waits_for_it(ranks):
+    ranks.run(10, 0, 1)
+    for _ in range(17):  # `beat` does not return
+        ranks.clock.now += 1
+        ranks.beats[1].watch()
+    assert ranks.lost == [[], []]
+    for _ in range(2):
+        ranks.clock.now += 1
+        ranks.beats[1].watch()
+    (sentence,) = ranks.lost[1]
+    assert "the job's store cannot be reached from host1 since 19 s" in sentence
+
+
+def test_the_death_of_torchruns_agent_is_noticed(ranks, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
+    ranks.run(2, 0, 1)
+    assert ranks.lost == [[], []]
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    ranks.run(1, 1)
+    assert ranks.lost == [[], ["torchrun's agent, which started this process, died."]]
+
+
+def test_without_torchrun_another_parent_means_nothing(ranks, monkeypatch):
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    ranks.run(5, 0, 1)
+    assert ranks.lost == [[], []]
+
+
+def test_a_store_that_is_gone_is_noticed(ranks, monkeypatch):
+    class Gone:
+        def __getattr__(self, name: str):
+            raise RuntimeError("Connection reset by peer\nand more")
+
+    monkeypatch.setenv("RANK", "1")
+    lost: list[str] = []
+    store = dist.HashStore()
+
+    class Breaking:
+        def __getattr__(self, name: str):
+            return getattr(store if not broken else Gone(), name)
+
+    broken = False
+    beat = Heartbeat(Breaking(), ["a", "b"], 20.0, lost.append, ranks.clock)
+    beat.beat()
+    broken = True
+    beat.beat()
+    beat.beat()  # said once
+    assert lost == [
+        "the job's store, which torchrun's agent hosts, is gone (Connection reset by peer)."
+    ]
+
+
+def test_a_rank_that_finished_is_not_missed(ranks):
+    ranks.run(5, 0, 1)
+    ranks.beats[1].end()
+    ranks.run(60, 0)
+    assert ranks.lost == [[], []]
+    ranks.beats[1].beat()  # one that was under way does not undo the end
+    ranks.run(60, 0)
+    assert ranks.lost == [[], []]
+
+
+def test_a_beat_under_way_does_not_undo_the_end(monkeypatch):
+    class SlowStore:
+        """A store in which the write of a counter waits until the test has seen it."""
+
+        store, writing, go_on = dist.HashStore(), threading.Event(), threading.Event()
+
+        def set(self, key: str, value: str) -> None:
+            if value == "1":
+                self.writing.set()
+                assert self.go_on.wait(10)
+            self.store.set(key, value)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.store, name)
+
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    store, lost = SlowStore(), Lost()
-    beat = heartbeat.Heartbeat(store, ["here", "there"], 1.0, lost)
-    beat.start()
-    assert store.writing.wait(5)
-    beat.end()
-    time.sleep(1.0)
-    assert not store.get("heartbeat/1").isdigit() and not lost.happened.is_set()
+    slow = SlowStore()
+    beat = Heartbeat(slow, ["a", "b"], 20.0, lambda _: None, Clock())
+    writer = threading.Thread(target=beat.beat)
+    writer.start()
+    assert slow.writing.wait(10)
+    ending = threading.Thread(target=beat.end)
+    ending.start()
+    slow.go_on.set()
+    writer.join(10)
+    ending.join(10)
+    assert slow.store.get("heartbeat/1") == b"finished"
+
+
+def test_after_a_failure_that_is_reported_the_others_have_five_seconds_to_exit(ranks):
+    ranks.run(5, 0, 1)
+    ranks.store.set(FIRST_FAILURE, "1")
+    ranks.store.set(REPORTED, "yes")
+    ranks.run(4.9, 0, 1)
+    assert ranks.lost == [[], []]
+    ranks.run(2.2, 0, 1)
+    assert ranks.lost == [[""], [""]]  # another rank has said why
+
+
+def test_who_failed_first_has_the_whole_timeout_to_report_it(ranks):
+    ranks.run(5, 0, 1)
+    ranks.store.set(FIRST_FAILURE, "1")
+    ranks.run(8, 0, 1)
+    assert ranks.lost == [[""], []]  # its traceback is long, its strategy closes slowly
+    ranks.store.set(REPORTED, "yes")
+    ranks.run(1, 1)
+    assert ranks.lost == [[""], [""]]
+
+
+def test_who_failed_first_and_never_reports_it_is_ended_too(ranks):
+    ranks.store.set(FIRST_FAILURE, "0")
+    ranks.run(20, 0, 1)
+    assert ranks.lost[0] == []
+    ranks.run(3, 0, 1)
+    assert ranks.lost[0] == [""]
+
+
+def test_a_signal_to_one_rank_reaches_rank_zero(ranks):
+    ranks.run(1, 0, 1)
+    assert ranks.beats[0].received_stop_signal == 0
+    ranks.beats[1].stop_signal = 15
+    ranks.run(2, 0, 1)
+    assert [beat.received_stop_signal for beat in ranks.beats] == [15, 0]
 
 
 class CountingStore:
@@ -164,32 +302,44 @@ def test_a_signal_is_written_once(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     store = CountingStore()
-    store.store.set("heartbeat/0", "finished")  # rank zero is not expected
-    beat = heartbeat.Heartbeat(store, ["here", "there"], 1.0, Lost())
+    beat = Heartbeat(store, ["a", "b"], 20.0, lambda _: None, Clock())
     beat.stop_signal = 15
-    beat.start()
-    deadline = time.monotonic() + 20
-    while store.writes["heartbeat/1"] < 10 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    beat.end()
-    assert store.get(heartbeat.STOP) == b"15" and store.writes[heartbeat.STOP] == 1
+    for _ in range(10):
+        beat.beat()
+    assert store.get(STOP) == b"15" and store.writes[STOP] == 1
+    assert store.writes["heartbeat/1"] == 11
 
 
-def report_slowly() -> tuple:
-    heartbeat._GRACE_SECONDS = 0.2
-    lost = Lost()
-    job = begin_job(TIMEOUT, lost)
-    job.store.set(f"pid/{todist.get_rank()}", "here")
+def request_stop_on_rank_one() -> int:
+    job = begin_job(TIMEOUT, Lost())
     if todist.get_rank() == 1:
-        job.claim_first_failure()
-        time.sleep(1.5)  # its traceback is long, its strategy closes slowly
-        ended_before = lost.happened.is_set()
+        job.request_stop(15)
+    until = time.monotonic() + 30
+    while todist.get_rank() == 0 and not job.stop_signal and time.monotonic() < until:
+        time.sleep(0.01)
+    wait_for_all(job)
+    return current_job().stop_signal
+
+
+def test_a_jobs_stop_signal_is_known_on_rank_zero():
+    assert run_world(request_stop_on_rank_one, 2) == [15, 0]
+
+
+def claim() -> tuple:
+    job = begin_job(60.0, Lost())
+    if todist.get_rank() == 0:
+        while not job.has_first_failure():
+            time.sleep(0.01)
+    owns = job.claim_first_failure()
+    if todist.get_rank() == 1:
         job.mark_reported()
-        lost.happened.wait(3)
-        return ended_before, lost.happened.is_set()
-    lost.happened.wait(3)
-    return lost.happened.is_set(), lost.sentence
+    wait_for_all(job)
+    return owns, job.owns_first_failure, job.is_reported()
 
 
-def test_who_failed_first_is_not_ended_before_it_has_reported():
-    assert run_world(report_slowly, 2) == [(True, ""), (False, True)]
+def test_the_first_failure_is_one_ranks():
+    assert run_world(claim, 2) == [(False, False, True), (True, True, True)]
+
+
+def wait_for_all(job) -> None:
+    all_gather_object(job.store, "done", None, timeout=60.0)
