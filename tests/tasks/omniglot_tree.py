@@ -1,4 +1,4 @@
-"""A small synthetic Omniglot, checks of it, and the path of the real one."""
+"""Small synthetic Omniglots, checks of them, and the path of the real one."""
 
 import io
 import zipfile
@@ -11,6 +11,104 @@ from metadist.tasks import SPLITS
 
 SMALL = {"images_background": 4, "images_evaluation": 3}
 REAL = Path(__file__).parents[3] / "shared" / "data" / "omniglot"
+
+ALPHABETS = {
+    "images_background": {
+        "Alphabet_of_the_Magi": 20,
+        "Anglo-Saxon_Futhorc": 29,
+        "Arcadian": 26,
+        "Armenian": 41,
+        "Asomtavruli_(Georgian)": 40,
+        "Balinese": 24,
+        "Bengali": 46,
+        "Blackfoot_(Canadian_Aboriginal_Syllabics)": 14,
+        "Braille": 26,
+        "Burmese_(Myanmar)": 34,
+        "Cyrillic": 33,
+        "Early_Aramaic": 22,
+        "Futurama": 26,
+        "Grantha": 43,
+        "Greek": 24,
+        "Gujarati": 48,
+        "Hebrew": 22,
+        "Inuktitut_(Canadian_Aboriginal_Syllabics)": 16,
+        "Japanese_(hiragana)": 52,
+        "Japanese_(katakana)": 47,
+        "Korean": 40,
+        "Latin": 26,
+        "Malay_(Jawi_-_Arabic)": 40,
+        "Mkhedruli_(Georgian)": 41,
+        "N_Ko": 33,
+        "Ojibwe_(Canadian_Aboriginal_Syllabics)": 14,
+        "Sanskrit": 42,
+        "Syriac_(Estrangelo)": 23,
+        "Tagalog": 17,
+        "Tifinagh": 55,
+    },
+    "images_evaluation": {
+        "Angelic": 20,
+        "Atemayar_Qelisayer": 26,
+        "Atlantean": 26,
+        "Aurek-Besh": 26,
+        "Avesta": 26,
+        "Ge_ez": 26,
+        "Glagolitic": 45,
+        "Gurmukhi": 45,
+        "Kannada": 41,
+        "Keble": 26,
+        "Malayalam": 47,
+        "Manipuri": 40,
+        "Mongolian": 30,
+        "Old_Church_Slavonic_(Cyrillic)": 45,
+        "Oriya": 46,
+        "Sylheti": 28,
+        "Syriac_(Serto)": 23,
+        "Tengwar": 25,
+        "Tibetan": 42,
+        "ULOG": 26,
+    },
+}
+"""Omniglot's alphabets and how many characters each has."""
+
+MINIMAL = {
+    "images_background_small1": ("Balinese", "Early_Aramaic", "Greek", "Korean", "Latin"),
+    "images_background_small2": ("Greek", "Japanese_(katakana)", "Latin", "Sanskrit", "Tagalog"),
+}
+"""The alphabets of the minimal background sets."""
+
+
+def character_names() -> list[str]:
+    """All 1623 characters, sorted, such as `images_background/Latin/character01`."""
+    return sorted(
+        f"{part}/{alphabet}/character{number:02d}"
+        for part, alphabets in ALPHABETS.items()
+        for alphabet, count in alphabets.items()
+        for number in range(1, count + 1)
+    )
+
+
+def write_whole(root: Path, examples: int) -> Path:
+    """Zip files of every character of Omniglot in its layout, with so many generated images."""
+    parts: dict[str, dict[str, bytes]] = {}
+    for index, name in enumerate(character_names(), 1):
+        part, alphabet, character = name.split("/")
+        random = np.random.default_rng(index)
+        strokes = random.integers(5, 100, size=(4, 2))
+        for example in range(1, examples + 1):
+            image = Image.new("1", (105, 105), 1)
+            points = [tuple(p) for p in (strokes + random.integers(-4, 5, size=(4, 2))).tolist()]
+            ImageDraw.Draw(image).line(points, fill=0, width=3)
+            data = io.BytesIO()
+            image.save(data, "PNG")
+            file = f"{alphabet}/{character}/{index:04d}_{example:02d}.png"
+            parts.setdefault(part, {})[f"{part}/{file}"] = data.getvalue()
+            for small, alphabets in MINIMAL.items():
+                if part == "images_background" and alphabet in alphabets:
+                    parts.setdefault(small, {})[f"{small}/{file}"] = data.getvalue()
+    root.mkdir(parents=True, exist_ok=True)
+    for part, members in parts.items():
+        write_zip(root / f"{part}.zip", members)
+    return root
 
 
 def png(character: int, example: int) -> bytes:
