@@ -30,7 +30,7 @@ def peak(
     """This rank's greatest resident memory, in MB, after some meta-batches of so many tasks."""
     size = f"trainer.meta_batch_size={tasks}"
     x = build_experiment(compose(*LARGE_TASKS, *strategy, size), Path(directory), "maml")
-    gc.map_tasks()
+    gc.collect()
     x.strategy.open()
     for iteration in range(1, batches + 1) if x.strategy.is_driver else ():
         keys = task_keys(0, "train", iteration, range(tasks))
