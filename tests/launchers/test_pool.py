@@ -12,18 +12,26 @@ from metadist.training import Interrupted
 
 
 class Sleeper:
-    """A job that takes `seconds`, or ends when it is stopped."""
+    """A job that takes `seconds`, or ends when it is stopped.
+
+    It begins when the other jobs of `together` run too.
+    """
 
     running = most = 0
     lock = threading.Lock()
 
-    def __init__(self, seconds: float, status: int = 0) -> None:
+    def __init__(
+        self, seconds: float, status: int = 0, together: threading.Barrier | None = None
+    ) -> None:
         self.seconds, self.status, self.stopped = seconds, status, threading.Event()
+        self.together = together
 
     def run(self) -> int:
         with Sleeper.lock:
             Sleeper.running += 1
             Sleeper.most = max(Sleeper.most, Sleeper.running)
+        if self.together is not None:
+            self.together.wait(50)
         stopped = self.stopped.wait(self.seconds)
         with Sleeper.lock:
             Sleeper.running -= 1
@@ -48,7 +56,8 @@ def test_at_most_as_many_as_allowed_and_each_result_is_its_own():
 
         return note
 
-    jobs = [submit(pool, Sleeper(0.05, n), 2, finish(n)) for n in range(5)]
+    pair = threading.Barrier(2)
+    jobs = [submit(pool, Sleeper(0.05, n, pair if n < 2 else None), 2, finish(n)) for n in range(5)]
     for _ in range(2):
         assert [job.result() for job in jobs] == [0, 1.01, 2.02, 3.03, 4.04]
     assert sorted(ended) == [0, 1, 2, 3, 4] and Sleeper.most == 2

@@ -2,13 +2,11 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
-import time
 import tracemalloc
 
 import numpy as np
 import pytest
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from metadist.errors import UserError
 from metadist.tasks import array_cache
@@ -49,28 +47,63 @@ def test_a_failed_creation_leaves_nothing(tmp_path):
     assert load_any(tmp_path, "a") is None
 
 
+class BusyLock(FileLock):
+    """A lock that another process holds during five waits for it."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.waits = []
+
+    def acquire(self, timeout=None, **kwargs):
+        self.waits.append(timeout)
+        if len(self.waits) <= 5:
+            self.during_a_wait(len(self.waits))
+            raise Timeout(self.lock_file)
+        return super().acquire(timeout=timeout, **kwargs)
+
+
 def test_others_wait_as_long_as_the_file_grows(tmp_path, monkeypatch):
-    monkeypatch.setattr(array_cache, "LOCK_SECONDS", 0.5)
     path = tmp_path / "a.npy"
-    lock = FileLock(tmp_path / ".a.npy.lock", thread_local=False)
-    lock.acquire()
+    locks = []
 
-    def grow():
-        for count in range(15):
-            partial_path(path).write_bytes(bytes(count))
-            time.sleep(0.1)
-        lock.release()
+    def lock(name):
+        locks.append(BusyLock(name))
+        locks[0].during_a_wait = lambda wait: partial_path(path).write_bytes(bytes(wait))
+        return locks[0]
 
-    maker = threading.Thread(target=grow)
-    maker.start()
-    started = time.monotonic()
-    try:
-        with file_lock(path, "nothing"):
-            assert time.monotonic() - started > 1
-    finally:
-        maker.join()
-    with lock, pytest.raises(UserError, match="without progress"), file_lock(path, "nothing"):
+    monkeypatch.setattr(array_cache, "FileLock", lock)
+    with file_lock(path, "nothing"):
+        assert locks[0].waits == [array_cache.LOCK_SECONDS] * 6
+
+
+@pytest.mark.parametrize("grows_until", [0, 3])
+def test_a_file_that_does_not_grow_is_waited_for_once(tmp_path, monkeypatch, grows_until):
+    path = tmp_path / "a.npy"
+    waits = []
+
+    def lock(name):
+        made = BusyLock(name)
+        made.waits = waits
+        made.during_a_wait = lambda wait: partial_path(path).write_bytes(
+            bytes(min(wait, grows_until) + 1)
+        )
+        return made
+
+    partial_path(path).write_bytes(bytes(1))
+    monkeypatch.setattr(array_cache, "FileLock", lock)
+    with pytest.raises(UserError, match="without progress"), file_lock(path, "nothing"):
         pass
+    assert len(waits) == grows_until + 1
+
+
+def test_a_lock_is_held_by_one_and_released(tmp_path, monkeypatch):
+    monkeypatch.setattr(array_cache, "LOCK_SECONDS", 0.05)
+    path = tmp_path / "folder" / "a.npy"
+    for _ in range(2):
+        with file_lock(path, "nothing"):
+            other = FileLock(path.with_name(".a.npy.lock"))
+            with pytest.raises(Timeout):
+                other.acquire(timeout=0.01)
 
 
 LOAD = """
