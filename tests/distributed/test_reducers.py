@@ -4,6 +4,7 @@ import pickle
 from fractions import Fraction
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -235,3 +236,37 @@ def reduce_by_a_plain_function() -> float | None:
 
 def test_a_plain_function_serves_as_reducer():
     assert run_world(reduce_by_a_plain_function, 2)[0] == 8.0
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_means_of_integers_are_float64(dtype):
+    large = {torch.int64: 2**40, torch.int32: 2**24, torch.uint8: 200}[dtype]
+    values = [torch.tensor([large + 1, 3], dtype=dtype), torch.tensor([large + 2, 4], dtype=dtype)]
+    mean = todist.mean_reducer(todist.ShardResults(values, [1, 2]))
+    exact = np.stack([value.numpy().astype(np.float64) for value in values])
+    assert mean.dtype is torch.float64  # float32 has no 2**24 + 1
+    assert mean.tolist() == (np.array([1.0, 2.0]) @ exact / 3).tolist()
+
+
+@pytest.mark.parametrize("sizes", [[1, 1], [3, 2, 2], [1, 9]])
+def test_reducers_against_numpy(sizes):
+    rows = np.random.default_rng(0).normal(size=(sum(sizes), 4)).astype(np.float32)
+    exact = rows.astype(np.float64)
+    bounds = np.cumsum(sizes)[:-1]
+    means = [torch.from_numpy(part.mean(0)) for part in np.split(exact, bounds)]
+    shards = todist.ShardResults(means, sizes)
+    np.testing.assert_allclose(todist.mean_reducer(shards), exact.mean(0), rtol=1e-12, atol=1e-15)
+    of_items = SumReducer(of_items=True)(shards)
+    np.testing.assert_allclose(of_items, exact.sum(0), rtol=1e-12, atol=1e-14)
+    of_shards = todist.sum_reducer(shards)
+    np.testing.assert_allclose(of_shards, np.stack(means).sum(0), rtol=1e-12, atol=1e-14)
+    items = [torch.from_numpy(row) for row in rows]
+    np.testing.assert_array_equal(todist.sum_reducer(items), exact.sum(0).astype(np.float32))
+    np.testing.assert_array_equal(todist.mean_reducer(items), exact.mean(0).astype(np.float32))
+
+
+def test_a_sum_with_float_weights_makes_floats_of_integers():
+    results = [{"n": torch.tensor([2**24 + 1])}, {"n": torch.tensor([1])}]
+    total = weighted_sum(results, [1.0, 0.0])["n"]
+    assert total.dtype is torch.float64 and total.item() == 2**24 + 1
+    assert weighted_sum(results, [1, 2])["n"].tolist() == [2**24 + 3]

@@ -1,0 +1,144 @@
+"""What all algorithms share: losses, metrics, batch norm, and predictions of queries."""
+
+import numpy as np
+import pytest
+import torch
+from problems import images
+from torch import nn
+
+from metadist.algorithms import MAML, Learner, batch_norm_protocol
+from metadist.algorithms.inner_loop import (
+    detach_parameters,
+    flatten_tensors,
+    unflatten_tensors,
+    with_gradient,
+)
+from metadist.algorithms.learner import (
+    predict_queries_separately,
+    require_features,
+    uses_batch_statistics,
+)
+from metadist.errors import UserError
+from metadist.models import MLP, Conv4
+
+
+def random(*shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("tasks", [(), (3,)])
+def test_cross_entropy_and_accuracy_against_numpy(tasks):
+    logits = random(*tasks, 6, 4)
+    targets = (torch.arange(logits[..., 0].numel()) % 4).view(*tasks, 6)
+    learner = Learner(nn.Identity())
+    rows, classes = logits.numpy().reshape(-1, 4), targets.numpy().ravel()
+    shifted = rows - np.log(np.exp(rows).sum(1, keepdims=True))
+    losses = -shifted[np.arange(len(rows)), classes].reshape(*tasks, 6).mean(-1)
+    right = (rows.argmax(1) == classes).reshape(*tasks, 6).mean(-1)
+    np.testing.assert_allclose(learner.loss(logits, targets).numpy(), losses, rtol=1e-12)
+    (name, accuracy), *more = learner.metrics(logits, targets, "_before").items()
+    assert name == "accuracy_before" and not more
+    np.testing.assert_allclose(accuracy.numpy(), right, rtol=1e-12)
+
+
+@pytest.mark.parametrize("tasks", [(), (3,)])
+def test_squared_error_against_numpy(tasks):
+    predictions, targets = random(*tasks, 6, 2).requires_grad_(), random(*tasks, 6, 2) + 1
+    learner = Learner(nn.Identity(), regression=True)
+    expected = ((predictions.detach().numpy() - targets.numpy()) ** 2).mean((-2, -1))
+    np.testing.assert_allclose(learner.loss(predictions, targets).detach(), expected, rtol=1e-12)
+    metrics = learner.metrics(predictions, targets)
+    assert list(metrics) == ["mse"] and not metrics["mse"].requires_grad
+    np.testing.assert_allclose(metrics["mse"], expected, rtol=1e-12)
+
+
+def norms(track: bool) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=track))
+
+
+def test_which_modules_use_the_statistics_of_the_batch():
+    assert uses_batch_statistics(norms(track=False).eval())
+    assert uses_batch_statistics(norms(track=True).train())
+    assert not uses_batch_statistics(norms(track=True).eval())
+    assert not uses_batch_statistics(nn.Linear(2, 2).train())
+
+
+def test_batch_norm_in_the_protocol():
+    assert batch_norm_protocol(nn.Linear(2, 2), True) == "none"
+    assert batch_norm_protocol(norms(True), True) == "running statistics (not transductive)"
+    assert batch_norm_protocol(norms(False), True) == "batch statistics (transductive)"
+    separate = "batch statistics of one query with the support set (not transductive)"
+    assert batch_norm_protocol(norms(False), False) == separate
+    both = nn.Sequential(norms(True), norms(False))
+    assert batch_norm_protocol(both, True) == "batch statistics (transductive)"
+
+
+def test_queries_that_are_predicted_separately_do_not_see_each_other():
+    def centred(inputs):
+        return inputs - inputs.mean(0)
+
+    support, queries = random(4, 2), random(3, 2)
+    found = predict_queries_separately(centred, support, queries)
+    for query, prediction in zip(queries, found, strict=True):
+        mean = (support.sum(0) + query) / 5
+        torch.testing.assert_close(prediction, query - mean)
+
+
+@pytest.mark.parametrize(
+    ("transductive", "training", "separately"),
+    [(True, True, False), (True, False, False), (False, True, False), (False, False, True)],
+)
+def test_when_queries_are_predicted_separately(transductive, training, separately):
+    sizes = []
+
+    def predict(inputs):
+        sizes.append(len(inputs))
+        return inputs
+
+    learner = Learner(norms(False), transductive=transductive).train(training)
+    task = images(ways=2, shots=1, queries=2)
+    learner.predict_queries(predict, task)
+    assert sizes == ([3] * 4 if separately else [4])
+    sizes.clear()
+    found = learner.predict_queries(predict, task, jointly=True)
+    assert sizes == ([3] * 4 if separately else [6])
+    assert torch.equal(found, task.query.inputs)
+    without_norm = Learner(nn.Linear(2, 2), transductive=False).eval()
+    sizes.clear()
+    without_norm.predict_queries(predict, task)
+    assert sizes == [4]
+
+
+def test_when_tasks_can_be_batched():
+    small = Conv4((1, 16, 16), 3, filters=2)
+    learner = MAML(small, transductive=False)
+    assert learner.train().supports_batched_tasks and not learner.eval().supports_batched_tasks
+    assert MAML(small).eval().supports_batched_tasks
+    assert not Learner(small).supports_batched_tasks
+    assert not MAML(nn.Linear(2, 2)).supports_batched_tasks
+
+
+def test_models_without_features_are_refused():
+    require_features(Conv4((1, 16, 16), 3, filters=2), "anil")
+    require_features(MLP((2,), 3), "anil")
+    with pytest.raises(UserError, match=r"algorithm=anil needs .* Linear lacks"):
+        require_features(nn.Linear(2, 2), "anil")
+
+
+def test_helpers_of_explicit_meta_gradients():
+    parameters = {"a": random(2, 3).requires_grad_(), "b": random(4).requires_grad_()}
+    gradient = {"a": random(2, 3) + 1, "b": random(4) + 1}
+    value = with_gradient(torch.tensor(2.5, dtype=torch.float64), parameters, gradient)
+    assert value.item() == pytest.approx(2.5)
+    value.backward()
+    for name, parameter in parameters.items():
+        torch.testing.assert_close(parameter.grad, gradient[name])
+    vector = flatten_tensors(gradient.values())
+    assert vector.tolist() == [*gradient["a"].flatten().tolist(), *gradient["b"].tolist()]
+    again = unflatten_tensors(vector, parameters)
+    assert list(again) == ["a", "b"] and all(torch.equal(again[n], gradient[n]) for n in again)
+    copies = detach_parameters(parameters)
+    assert all(
+        copy.is_leaf and copy.requires_grad and copy.grad is None for copy in copies.values()
+    )
