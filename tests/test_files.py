@@ -1,12 +1,14 @@
-"""Atomic writes."""
+"""Atomic writes, and errors that name the file."""
 
 import errno
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
-from metadist.files import atomic_write
+from metadist.errors import UserError
+from metadist.files import atomic_write, wrap_write_errors
 
 
 def test_the_new_content_replaces_the_old_one(tmp_path):
@@ -40,3 +42,29 @@ def test_a_file_system_without_fsync_of_directories(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", only_files)
     atomic_write(tmp_path / "a", b"whole")
     assert (tmp_path / "a").read_bytes() == b"whole"
+
+
+def test_the_content_is_on_disk_before_the_file_is_replaced(tmp_path, monkeypatch):
+    path, events = tmp_path / "a.txt", []
+    fsync, replace = os.fsync, type(path).replace
+
+    def sync(descriptor: int) -> None:
+        events.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(
+        type(path), "replace", lambda *args: events.append("replace") or replace(*args)
+    )
+    atomic_write(path, b"new")
+    assert events == [".a.txt.tmp", "replace", tmp_path.name]
+
+
+def test_write_errors_name_the_file():
+    with (
+        pytest.raises(UserError, match=r"cannot write a\.txt \(No space left on device\): free"),
+        wrap_write_errors("a.txt"),
+    ):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(ZeroDivisionError), wrap_write_errors("a.txt"):
+        _ = 1 // 0

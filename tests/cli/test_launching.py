@@ -1,25 +1,36 @@
 """Jobs that a launcher starts: at the same time, or waited for by the sweeper."""
 
 import json
+import pickle
 import threading
-import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from tiny import compose
 from worlds import run_world
 
-from metadist.cli.sweeps import SweepCallback, launch_job, sweep_jobs
+from metadist.cli.sweeps import (
+    SweepCallback,
+    fail_job,
+    launch_job,
+    objective_value,
+    sweep_jobs,
+)
 from metadist.errors import UserError
 from metadist.launchers import Launcher, RunSpec
-from metadist.launchers.job import JobFailure
+from metadist.launchers.error_reporting import WorkerGroupFailed
+from metadist.launchers.job import JobFailure, report_errors
+from metadist.reports import read_failure
 
 
 class Writer(Launcher):
-    """Its jobs write results, after a while, and count how many run at the same time."""
+    """Its jobs write results and count how many run at the same time."""
 
     running = most = 0
     lock = threading.Lock()
+    together: threading.Barrier | None = None
 
     def check(self, configuration):
         pass
@@ -28,7 +39,8 @@ class Writer(Launcher):
         with Writer.lock:
             Writer.running += 1
             Writer.most = max(Writer.most, Writer.running)
-        time.sleep(0.3)
+        if Writer.together is not None:  # each job waits until another one runs
+            Writer.together.wait(50)
         with Writer.lock:
             Writer.running -= 1
         results = {"validation_accuracy": spec.number / 10}
@@ -65,6 +77,8 @@ def start_sweep(directory: Path, sweeper: str, direction: str = "maximize", **va
 
 def launched(directory: Path, sweeper: str) -> tuple:
     start_sweep(directory, sweeper)
+    if sweeper == "BasicSweeper":
+        Writer.together = threading.Barrier(2)
     with sweep_jobs():
         values = [launch_job(Writer(), 2, spec_of(directory, number)) for number in range(4)]
     finished = sorted(path.parent.name for path in directory.glob("*/results.json"))
@@ -126,3 +140,102 @@ def test_a_job_without_results_is_a_user_error(tmp_path):
     with pytest.raises(JobFailure, match="left no results") as failure:
         launch_job(Silent(), 1, spec_of(tmp_path, in_sweep=False))
     assert isinstance(failure.value.error, UserError)
+
+
+def objective_values(directory: Path) -> dict:
+    """What each direction makes of some results: the value, or why it is refused."""
+    results = {
+        "accuracy": {"validation_accuracy": 0.25, "test_accuracy": 0.75, "test_loss": 1.0},
+        "mse": {"validation_mse": 4.0, "test_mse": 2.0},
+        "both": {"validation_accuracy": 0.5, "validation_mse": 4.0},
+        "test only": {"test_accuracy": 0.75, "test_mse": 2.0},
+        "none": {},
+    }
+    found = {}
+    for direction in ("maximize", "minimize", ""):
+        start_sweep(directory, "OptunaSweeper", direction)
+        for name, each in results.items():
+            try:
+                found[name, direction] = objective_value(each)
+            except UserError as error:
+                found[name, direction] = str(error)
+    return found
+
+
+def test_a_sweeper_optimizes_the_validation_metric_in_the_right_direction(tmp_path):
+    (found,) = run_world(objective_values, 1, tmp_path)
+    for name, value, right, wrong in (
+        ("accuracy", 0.25, "maximize", "minimize"),
+        ("mse", 4.0, "minimize", "maximize"),
+        ("both", 0.5, "maximize", "minimize"),
+    ):
+        assert found[name, right] == found[name, ""] == value
+        assert f"write hydra.sweeper.direction={right}" in found[name, wrong]
+        metric = "mse" if name == "mse" else "accuracy"
+        assert f"{wrong} would look for the worst validation {metric}" in found[name, wrong]
+    for name in ("test only", "none"):
+        assert {found[name, each] for each in ("maximize", "minimize", "")} == {None}
+
+
+def no_sweep_here(directory: Path, status: int, on_failure: str) -> dict:
+    """What becomes of a job that failed in a process of joblib or submitit."""
+    configuration = compose(f"sweep.on_failure={on_failure}")
+    spec = replace(spec_of(directory, 4), configuration=configuration, overrides=("seed=4",))
+    ending: Exception = UserError("too many ways") if status == 2 else LookupError("on purpose")
+    raised = ""
+    with report_errors() as exit_status:
+        try:
+            fail_job(spec, JobFailure(ending, in_job=True))
+        except BaseException as error:
+            raised = f"{type(error).__name__}: {error}"
+            raise pickle.loads(pickle.dumps(error)) from None
+    return {"raised": raised, "status": exit_status.value, "failure": read_failure(spec.directory)}
+
+
+@pytest.mark.parametrize(
+    ("status", "message"), [(2, "too many ways"), (1, "LookupError: on purpose")]
+)
+def test_a_job_that_fails_in_a_process_of_hydras_launcher_has_its_exit_status(
+    tmp_path, status, message
+):
+    (found,) = run_world(no_sweep_here, 1, tmp_path, status, "stop")
+    assert found["raised"] == f"SweepJobFailed: job 4: {message}" and found["status"] == status
+    failure = found["failure"]
+    assert (failure["error"], failure["exit_status"]) == (message, status)
+    assert failure["overrides"] == ["seed=4"]
+
+
+def test_a_sweep_that_continues_only_records_the_failure(tmp_path):
+    (found,) = run_world(no_sweep_here, 1, tmp_path, 1, "continue")
+    assert found["raised"] == "" and found["status"] == 0
+    assert found["failure"]["exit_status"] == 1
+
+
+def failed_group(directory: Path, status: int, on_failure: str, in_sweep: bool) -> tuple:
+    start_sweep(directory, "BasicSweeper")
+    configuration = compose(f"sweep.on_failure={on_failure}")
+    spec = replace(spec_of(directory, 1, in_sweep), configuration=configuration)
+    try:
+        fail_job(spec, JobFailure(WorkerGroupFailed(status), in_job=False))
+    except JobFailure as failure:
+        return failure.error.exit_status, read_failure(spec.directory)
+    return "goes on", read_failure(spec.directory)
+
+
+@pytest.mark.parametrize("status", [130, 143])
+@pytest.mark.parametrize("on_failure", ["stop", "continue"])
+def test_a_job_that_a_signal_stopped_has_not_failed_and_ends_the_sweep(
+    tmp_path, status, on_failure
+):
+    assert run_world(failed_group, 1, tmp_path, status, on_failure, True) == [(status, None)]
+
+
+@pytest.mark.parametrize(("on_failure", "ending"), [("stop", 1), ("continue", "goes on")])
+def test_a_job_that_failed_is_recorded(tmp_path, on_failure, ending):
+    (found,) = run_world(failed_group, 1, tmp_path, 1, on_failure, True)
+    assert found[0] == ending
+    assert found[1]["error"] == "its processes ended with status 1"
+
+
+def test_a_job_outside_of_a_sweep_leaves_no_record(tmp_path):
+    assert run_world(failed_group, 1, tmp_path, 1, "continue", False) == [(1, None)]

@@ -23,6 +23,12 @@ class Cart:
         self.wheel, self.load = wheel, load
 
 
+class Lamp:
+    def __init__(self, lit: bool, watts: float | bool = 1.0):
+        self.values = (lit, watts)
+
+
+LAMP = f"{__name__}.Lamp"
 WHEEL = f"{__name__}.Wheel"
 CART = f"{__name__}.Cart"
 
@@ -60,6 +66,17 @@ def test_partial_nodes_are_functions_of_what_is_missing():
     assert instantiate({"_target_": WHEEL, "_partial_": False}, "wheel").spokes == 8
 
 
+def test_numbers_and_truth_values_are_converted_to_the_types_of_the_signature():
+    wheel = {"_target_": WHEEL}
+    cart = instantiate({"_target_": CART, "wheel": wheel, "load": 3}, "cart")
+    assert cart.load == 3.0 and type(cart.load) is float
+    assert instantiate({"_target_": WHEEL, "spokes": "5"}, "wheel").spokes == 5
+    assert instantiate({"_target_": LAMP, "lit": True, "watts": False}, "lamp").values == (
+        True,
+        False,
+    )
+
+
 def test_configured_values_win_over_given_ones():
     assert instantiate({"_target_": WHEEL, "rim": "steel"}, "wheel", rim="wood").rim == "steel"
 
@@ -70,6 +87,11 @@ def test_configured_values_win_over_given_ones():
         ({"_target_": WHEEL, "spokes": 2}, ["wheel.spokes=2", "greater than or equal to 3"]),
         ({"_target_": WHEEL, "spokes": "many"}, ["wheel.spokes=many", "integer"]),
         ({"_target_": WHEEL, "rim": "gold"}, ["wheel.rim=gold", "'wood' or 'steel'"]),
+        ({"_target_": WHEEL, "spokes": True}, ["wheel.spokes=True", "must be a number"]),
+        (
+            {"_target_": CART, "wheel": {"_target_": WHEEL}, "load": True},
+            ["wheel.load=True", "must be a number"],
+        ),
         ({"_target_": WHEEL, "hub": 1}, ["wheel.hub", "spokes, rim"]),
         ({"_target_": CART, "load": 1.0}, ["wheel.wheel", "missing"]),
         ({"_target_": WHEEL, "spokes": 13}, ["nobody builds thirteen"]),

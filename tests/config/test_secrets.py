@@ -1,5 +1,6 @@
 """Secrets stay in the environment."""
 
+import pytest
 from commands import run_command
 from tiny import SMALL, compose
 from worlds import run_world
@@ -16,6 +17,27 @@ def test_texts_that_hold_a_secret_are_blotted_out(monkeypatch):
     monkeypatch.setenv("SHORT_KEY", "abc")
     found = redact_secrets({"a": [f"x {KEY} y", 3, None], KEY: {"b": ("abc", KEY[:10])}})
     assert found == {"a": ["x *** y", 3, None], "***": {"b": ["abc", "***"]}}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["WANDB_API_KEY", "HF_TOKEN", "CLIENT_SECRET", "DB_PASSWORD", "MYSQL_PASSWD", "CREDENTIALS"],
+)
+def test_which_variables_hold_secrets(monkeypatch, name):
+    monkeypatch.setenv(name, "12345678")
+    monkeypatch.setenv("HARMLESS", "abcdefgh")
+    assert redact_secrets("12345678 abcdefgh") == "*** abcdefgh"
+    monkeypatch.setenv(name, "1234567")  # too short to be a secret
+    assert redact_secrets("1234567 abcdefgh") == "1234567 abcdefgh"
+    monkeypatch.delenv(name)
+    monkeypatch.setenv(name.lower(), "12345678")
+    assert redact_secrets("12345678") == "***"
+
+
+def test_a_secret_that_holds_another_one_is_redacted_as_a_whole(monkeypatch):
+    monkeypatch.setenv("A_KEY", "12345678")
+    monkeypatch.setenv("B_KEY", "1234567890")
+    assert redact_secrets(["1234567890", "12345678"]) == ["***", "***"]
 
 
 def configured(directory) -> str:

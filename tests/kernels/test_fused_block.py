@@ -23,7 +23,7 @@ class Block(nn.Module):
     def __init__(self, before, after, native):
         super().__init__()
         self.convolution = Conv2d(before, after, 3, padding=1, native=native)
-        self.norm = nn.BatchNorm2d(after, track_running_stats=False)
+        self.norm = nn.BatchNorm2d(after, 0.1, track_running_stats=False)
         self.native = native
 
     def forward(self, images):
@@ -34,7 +34,7 @@ class Plain(nn.Sequential):
     def __init__(self, before, after):
         super().__init__()
         self.convolution = nn.Conv2d(before, after, 3, padding=1)
-        self.norm = nn.BatchNorm2d(after, track_running_stats=False)
+        self.norm = nn.BatchNorm2d(after, 0.1, track_running_stats=False)
         self.relu, self.pool = nn.ReLU(), nn.MaxPool2d(2)
 
 

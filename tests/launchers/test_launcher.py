@@ -1,5 +1,7 @@
 """Launchers: checks of their options, and what the workers are started with."""
 
+import io
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -132,6 +134,67 @@ def test_the_specification_is_the_users_alone_and_is_removed(tmp_path, monkeypat
     assert TorchrunLauncher().run(replace(spec_of(str(tmp_path)), in_sweep=True)) == 0
     assert seen == [(tmp_path, 0o600, False, ("seed=1",))]
     assert [path.name for path in tmp_path.iterdir()] == ["stdin"]
+
+
+class RecordedAgent:
+    """A process of torchrun's, without the process."""
+
+    def __init__(self, status: int, on_wait) -> None:
+        self.status, self.on_wait, self.signals = status, on_wait, []
+        self.stdin = io.BytesIO()
+        self.options: dict = {}
+
+    def __call__(self, command, **options):
+        self.options = options
+        return self
+
+    def wait(self):
+        self.on_wait()
+        return self.status
+
+    def send_signal(self, number):
+        self.signals.append(number)
+
+
+@pytest.mark.parametrize(("status", "expected"), [(0, 0), (2, 2), (1, 1), (143, 143), (-9, 1)])
+def test_the_exit_status_of_a_job(tmp_path, monkeypatch, status, expected):
+    agent = RecordedAgent(status, lambda: None)
+    monkeypatch.setattr(module.subprocess, "Popen", agent)
+    assert TorchrunLauncher().run(spec_of(str(tmp_path))) == expected
+    assert agent.stdin.closed and agent.options["start_new_session"]
+    assert agent.options["stdout"] is None
+
+
+def test_a_job_beside_others_prints_to_a_file(tmp_path, monkeypatch):
+    agent = RecordedAgent(0, lambda: agent.options["stdout"].write(b"said\n"))
+    monkeypatch.setattr(module.subprocess, "Popen", agent)
+    for _ in range(2):
+        TorchrunLauncher().run(replace(spec_of(str(tmp_path)), concurrent=True))
+    assert (tmp_path / "console.log").read_text() == "said\nsaid\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_reaches_the_running_agents_as_sigterm(tmp_path, monkeypatch, number):
+    launcher = TorchrunLauncher()
+    agent = RecordedAgent(143, lambda: launcher.stop(number))
+    monkeypatch.setattr(module.subprocess, "Popen", agent)
+    assert launcher.run(spec_of(str(tmp_path))) == 143
+    assert agent.signals == [signal.SIGTERM]
+    launcher.stop(number)  # it has ended
+    assert agent.signals == [signal.SIGTERM]
+
+
+def test_the_environment_of_the_workers(monkeypatch, tmp_path):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("METADIST_ERROR_FILE", raising=False)
+    spec = spec_of(str(tmp_path))
+    environment = TorchrunLauncher().environment(spec, 0)
+    assert environment["OMP_NUM_THREADS"] == "3" and environment["PYTHONSAFEPATH"] == "1"
+    assert "METADIST_ERROR_FILE" not in environment
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    environment = TorchrunLauncher().environment(replace(spec, in_sweep=True), 0)
+    assert environment["OMP_NUM_THREADS"] == "5"
+    assert environment["METADIST_ERROR_FILE"] == str(tmp_path / "worker_error.txt")
 
 
 def test_torchruns_status_tells_and_its_report_is_left_out(tmp_path):

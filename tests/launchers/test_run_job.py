@@ -8,13 +8,14 @@ import pytest
 from commands import CommandResult, command, run_command
 from hydra.types import RunMode
 from omegaconf import OmegaConf
-from tiny import SMALL, compose, records
+from tiny import SMALL, compose, records, train
 from worlds import run_world
 
 from metadist import kernels as native
+from metadist.distributed import get_rank
 from metadist.errors import UserError
 from metadist.launchers import RunSpec
-from metadist.launchers.job import finished_results, save_configuration
+from metadist.launchers.job import JobFailure, finished_results, run_job, save_configuration
 from metadist.reports import WORKER_ERROR_FILE, pop_worker_error, write_failure
 
 WORDS = (*SMALL, "strategy=allreduce", "model.pooling=max", "trainer.iterations=2")
@@ -122,3 +123,35 @@ def test_native_kernels_are_used_on_all_ranks_or_none(tmp_path):
         for each in (mixed, plain)
     ]
     assert len(losses[0]) == 2 and losses[0] == losses[1]
+
+
+def run_in_own_directory(directory: str) -> tuple[str, bool]:
+    """What a rank says whose run directory is not that of the others."""
+    configuration = compose(*SMALL, "strategy=allreduce", "resume=auto")
+    spec = RunSpec("maml", Path(directory) / str(get_rank()), configuration)
+    try:
+        run_job(spec)
+    except JobFailure as failure:
+        return str(failure.error), failure.in_job
+    return "finished", False
+
+
+def test_ranks_that_see_different_checkpoints_do_not_train(tmp_path):
+    train(str(tmp_path / "0"), "strategy=local", "trainer.iterations=2")
+    for message, in_job in run_world(run_in_own_directory, 2, str(tmp_path)):
+        assert "the ranks found checkpoints of different iterations, [0, 2]" in message and in_job
+
+
+def results_and_files(directory: str) -> tuple:
+    built = []
+    spec = RunSpec("maml", Path(directory), compose(*SMALL), ("a=1",))
+    results = run_job(spec, on_built=built.append)
+    return results.get("test_tasks"), len(built)
+
+
+def test_a_job_trains_tests_and_saves_its_configuration(tmp_path):
+    assert run_world(results_and_files, 2, str(tmp_path)) == [(7, 1), (None, 1)]
+    saved = OmegaConf.load(tmp_path / ".hydra" / "config.yaml")
+    assert saved == compose(*SMALL)
+    assert OmegaConf.load(tmp_path / ".hydra" / "overrides.yaml") == ["a=1"]
+    assert json.loads((tmp_path / "results.json").read_text())["world_size"] == 2

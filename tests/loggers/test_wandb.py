@@ -29,6 +29,55 @@ def test_offline_run_resumes_with_its_id_and_does_not_store_the_api_key(
     assert not any(KEY.encode() in content for content in contents)
 
 
+@pytest.mark.parametrize("mode", ["offline", "online", "disabled"])
+def test_the_run_has_the_options_of_the_logger(tmp_path, monkeypatch, mode):
+    import wandb
+
+    given = {}
+    monkeypatch.setenv("WANDB_API_KEY", KEY)  # needed for online
+    monkeypatch.setattr(wandb, "init", lambda **options: given.update(options))
+    logger = WandbLogger(project="waves", entity="a team", mode=mode, tags=("a", "b"))
+    logger.start(example_run(tmp_path, configuration={"seed": 3}))
+    logger.close()
+    assert given["mode"] == mode
+    assert (given["project"], given["entity"], given["tags"]) == ("waves", "a team", ("a", "b"))
+    assert given["config"] == {"seed": 3} and given["name"] == "maml"
+    assert given["dir"] == tmp_path and given["notes"] == "MAML on glyphs"
+    assert given["id"] == (tmp_path / "wandb_run_id").read_text().strip()
+
+
+class RecordedRun:
+    """What a logger calls of a W&B run."""
+
+    def __init__(self):
+        self.logged, self.summary, self.finished = [], {}, []
+
+    def log(self, values, step):
+        self.logged.append((step, values))
+
+    def finish(self, exit_code):
+        self.finished.append(exit_code)
+
+
+@pytest.mark.parametrize("finish", [False, True])
+def test_metrics_have_their_iteration_and_a_run_without_results_has_failed(
+    tmp_path, monkeypatch, finish
+):
+    import wandb
+
+    run = RecordedRun()
+    monkeypatch.setattr(wandb, "init", lambda **_: run)
+    log_run(WandbLogger(), tmp_path, 0, 2, finish=finish)
+    first, second, validation, *images = run.logged
+    assert first == (1, {"train_loss": 1.0, "s": "x"}) and second[0] == 2
+    assert validation == (2, {"validation_accuracy": 0.5})
+    assert [(step, list(values)) for step, values in images] == (
+        [(6, ["learning_curves"])] if finish else []
+    )
+    assert run.summary == ({"test_accuracy": 0.75} if finish else {})
+    assert run.finished == [0 if finish else 1]
+
+
 def test_disabled_mode_writes_no_run(tmp_path):
     log_run(WandbLogger(mode="disabled"), tmp_path, 0, 2, finish=True)
     assert not list(tmp_path.rglob("*run-*"))

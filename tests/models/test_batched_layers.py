@@ -20,8 +20,8 @@ class Norm(nn.Module):
         return norm_relu(self.norm, inputs, self.pool, self.native)
 
 
-def norm(channels):
-    return nn.BatchNorm2d(channels, track_running_stats=False)
+def norm(channels, eps=1e-5):
+    return nn.BatchNorm2d(channels, eps, track_running_stats=False)
 
 
 CASES = {
@@ -52,6 +52,16 @@ CASES = {
         (6, 3),
     ),
     "norm of maps": (Norm(norm(3)), nn.Sequential(norm(3), nn.ReLU()), (4, 3, 3, 2)),
+    "norm with a large eps": (
+        Norm(norm(3, 0.5)),
+        nn.Sequential(norm(3, 0.5), nn.ReLU()),
+        (4, 3, 2, 2),
+    ),
+    "native norm with a large eps": (
+        Norm(norm(16, 0.5), native=True),
+        nn.Sequential(norm(16, 0.5), nn.ReLU()),
+        (4, 16, 2, 2),
+    ),
     "norm and pooling": (
         Norm(norm(3), pool=True),
         nn.Sequential(norm(3), nn.ReLU(), nn.MaxPool2d(2)),

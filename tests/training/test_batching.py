@@ -149,5 +149,8 @@ def test_how_many_tasks_run_at_once():
     assert max_chunk_size(small, task(1, 28, 28), 1) == 1
     keeps = MAML(Conv4((1, 28, 28), 5, filters=2, running_statistics=True))
     assert max_chunk_size(keeps, task(1, 28, 28), 5) == 0
+    counts = MAML(Conv4((1, 28, 28), 5, filters=2))
+    counts.register_buffer("tasks_seen", torch.zeros(()))
+    assert max_chunk_size(counts, task(1, 28, 28), 5) == 0
     foreign = MAML(nn.Sequential(nn.Flatten(), nn.Linear(784, 5)))
     assert max_chunk_size(foreign, task(1, 28, 28), "auto") == 0

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tiny import build, records, train, without_times
@@ -12,7 +13,9 @@ from worlds import run_world
 
 from metadist.distributed import get_rank
 from metadist.distributed.job import begin_job
-from metadist.training import Trainer
+from metadist.training import Interrupted, Trainer
+from metadist.training import signals as signals_module
+from metadist.training.signals import StopSignals
 
 
 def signal_one(directory: str, rank: int, strategy: str, after: int) -> str:
@@ -69,3 +72,29 @@ def test_a_signal_during_validation_saves_and_the_resumed_run_validates_anew(tmp
     run_world(train, 1, str(tmp_path / "whole"), *options)
     parts, whole = records(tmp_path / "parts"), records(tmp_path / "whole")
     assert without_times(parts) == without_times(whole)
+
+
+def signalled(seconds: float, *numbers: int) -> tuple:
+    """Signals to this process, so many seconds apart."""
+    now = 0.0
+    before = signal.getsignal(signal.SIGTERM)
+    signals_module.time = SimpleNamespace(monotonic=lambda: now)
+    with StopSignals() as stop:
+        first = stop.number
+        for number in numbers:
+            now += seconds
+            os.kill(os.getpid(), number)
+        inside = stop.number
+    return first, inside, signal.getsignal(signal.SIGTERM) == before
+
+
+def test_the_first_signal_counts_and_repetitions_within_a_second_are_one():
+    both = (signal.SIGTERM, signal.SIGINT, signal.SIGTERM)
+    assert run_world(signalled, 1, 0.4, *both) == [(0, signal.SIGTERM, True)]
+    assert run_world(signalled, 1, 0.4, signal.SIGINT) == [(0, signal.SIGINT, True)]
+    (ended,) = run_world(signalled, 1, 1.1, *both[::2], may_fail=True)
+    assert isinstance(ended, ProcessLookupError)  # the second one ends the process at once
+
+
+def test_the_exit_status_of_an_interrupted_run():
+    assert [Interrupted(number, "").exit_status for number in (2, 15)] == [130, 143]

@@ -1,0 +1,172 @@
+"""Mappers: random numbers of a task, its buffers, and devices."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from metadist.algorithms import Learner, TaskResult
+from metadist.distributed.worker_local import WorkerLocal
+from metadist.errors import UserError
+from metadist.tasks import Episode, Examples, task_keys
+from metadist.training import EvaluateMapper, MetaBatch, TaskMapper, TrainMapper, resolve_device
+
+
+class Numbers:
+    """Tasks whose only number is their index."""
+
+    def sample(self, key):
+        part = Examples(key[3:].float(), key[3:])
+        return Episode(part, part)
+
+
+class Dice(Learner):
+    """Its metrics are numbers of every generator; its loss is the task's index times a weight."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(1, 1, bias=False))
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64), persistent=False)
+        nn.init.constant_(self.model.weight, 2.0)
+
+    def forward(self, episode):
+        index = episode.query.inputs.squeeze()
+        self.seen += index + 1
+        self.count += 1
+        drawn = {
+            "torch": torch.rand(()),
+            "numpy": torch.tensor(np.random.rand()),
+            "python": torch.tensor(random.random()),
+        }
+        predictions = torch.ones(1, 2)
+        return TaskResult(self.model.weight.sum() * index, drawn, predictions)
+
+
+KEYS = task_keys(0, "train", 1, range(6))
+
+
+def mapper_of(kind, **options):
+    return kind(WorkerLocal("numbers of the mappers' test", Numbers()), "cpu", **options)
+
+
+def drawn(keys: torch.Tensor) -> list[tuple[float, ...]]:
+    results = mapper_of(TaskMapper).run_each(Dice(), MetaBatch(keys))
+    return [tuple(value.item() for value in result.metrics.values()) for result in results]
+
+
+def test_every_task_has_random_numbers_of_its_own_from_every_generator():
+    rows = drawn(KEYS)
+    for column in zip(*rows, strict=True):
+        assert len(set(column)) == len(KEYS)
+    assert drawn(KEYS.flip(0)) == rows[::-1]  # they depend on the key alone
+    assert drawn(KEYS[4]) == rows[4:5]
+
+
+@pytest.mark.parametrize(
+    "other", [(1, "train", 1, 0), (0, "validation", 1, 0), (0, "train", 2, 0), (0, "train", 1, 1)]
+)
+def test_random_numbers_depend_on_seed_split_iteration_and_index(other):
+    seed, split, iteration, index = other
+    key = task_keys(seed, split, iteration, range(index, index + 1))
+    assert not set(drawn(key)[0]) & set(drawn(KEYS[:1])[0])
+
+
+def test_the_generator_of_the_process_is_left_as_it_was():
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    drawn(KEYS)
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_tasks_start_from_the_same_buffers_and_report_their_changes():
+    learner = Dice().train()
+    learner.seen.fill_(10.0)
+    results = mapper_of(TaskMapper).run_each(learner, MetaBatch(KEYS))
+    assert [result.buffers["seen"].item() for result in results] == [1, 2, 3, 4, 5, 6]
+    assert all(result.buffers["count"].item() == 1 for result in results)
+    assert results[0].buffers["seen"].dtype is torch.float64
+    assert (learner.seen.item(), learner.count.item()) == (10.0, 0)
+    evaluated = mapper_of(TaskMapper).run_each(learner.eval(), MetaBatch(KEYS))
+    assert all(result.buffers == {} for result in evaluated)
+
+
+def test_a_shards_result_is_the_mean_of_its_tasks():
+    learner = Dice()
+    one_by_one = mapper_of(TaskMapper).run_each(learner.train(), MetaBatch(KEYS))
+    result = mapper_of(TrainMapper)(learner, MetaBatch(KEYS))
+    assert result.loss.item() == pytest.approx(2.0 * np.mean(range(6)))
+    assert torch.autograd.grad(result.loss, learner.model.weight)[0].item() == 2.5
+    assert result.buffers["seen"].item() == 3.5 and result.predictions is None
+    for name, value in result.metrics.items():
+        values = [each.metrics[name].item() for each in one_by_one]
+        assert value.item() == pytest.approx(np.mean(values), rel=1e-6)
+    single = mapper_of(TrainMapper)(learner, MetaBatch(KEYS[3]))
+    assert single.loss.item() == 6.0 and single.predictions is None
+
+
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [3.0, 1.0, 2.0], [0.5, 0.0, 0.25]])
+def test_a_weighted_sum_by_hand(weights):
+    learner = Dice()
+    shards = [MetaBatch(KEYS[:3]), MetaBatch(KEYS[3]), MetaBatch(KEYS[4:])]
+    calls = [((learner,), {"batch": shard}) for shard in shards]
+    response = mapper_of(TrainMapper).weighted_sum(calls, weights, list(learner.parameters()))
+    means = np.array([1.0, 3.0, 4.5])  # of the indices in each shard
+    assert response.value.loss.item() == pytest.approx(2.0 * means @ weights, abs=1e-15)
+    assert response.gradients.by_input[0].item() == pytest.approx(means @ weights, abs=1e-15)
+    assert response.value.buffers["seen"].item() == pytest.approx((means + 1) @ weights, abs=1e-15)
+    assert response.value.loss.dtype is response.gradients.by_input[0].dtype is torch.float64
+    assert response.dtypes[0] is torch.float32
+
+
+def test_weights_of_a_sum_are_not_rounded_to_float32():
+    learner = Dice()
+    calls = [((learner, MetaBatch(KEYS[1])), {}), ((learner, MetaBatch(KEYS[2])), {})]
+    weights = [2.0**24 + 1, 1 / 3]
+    response = mapper_of(TrainMapper).weighted_sum(calls, weights, list(learner.parameters()))
+    assert response.value.loss.item() == 2 * weights[0] + 4 * weights[1]
+    assert response.gradients.by_input[0].item() == weights[0] + 2 * weights[1]
+
+
+def test_evaluation_keeps_tasks_apart_and_in_order():
+    learner = Dice()
+    calls = [((learner, MetaBatch(KEYS[:4])), {}), ((learner, MetaBatch(KEYS[4])), {})]
+    first, second = mapper_of(EvaluateMapper).map_batched(calls)
+    assert first["loss"].tolist() == [0, 2, 4, 6] and second["loss"].tolist() == [8]
+    assert first["torch"].shape == (4,) and not first["loss"].requires_grad
+    assert not learner.training
+
+
+def test_tasks_that_were_sent_are_not_sampled():
+    class Forbidden:
+        def sample(self, key):
+            raise AssertionError("sampled")
+
+    part = Examples(torch.tensor([[5.0], [7.0]]), torch.zeros(2, 1))
+    mapper = TrainMapper(WorkerLocal("nothing to sample", Forbidden()), "cpu")
+    result = mapper(Dice(), MetaBatch(KEYS[:2], Episode(part, part)))
+    assert result.loss.item() == 12.0
+    alone = Examples(torch.tensor([5.0]), torch.zeros(1))
+    assert mapper(Dice(), MetaBatch(KEYS[0], Episode(alone, alone))).loss.item() == 10.0
+
+
+def test_sizes_of_batches():
+    assert MetaBatch(KEYS).size == 6 and MetaBatch(KEYS[0]).size == 1
+
+
+def test_devices(monkeypatch):
+    assert resolve_device("cpu") == torch.device("cpu")
+    with pytest.raises(UserError, match=r"device=abacus cannot be used here .* take auto or cpu"):
+        resolve_device("abacus")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device("auto") == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for rank, index in ((0, 0), (1, 1), (2, 0), (3, 1)):
+        for name, value in (("RANK", rank), ("LOCAL_RANK", rank)):
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+        assert resolve_device("auto") == torch.device("cuda", index)

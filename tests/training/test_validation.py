@@ -1,0 +1,274 @@
+"""Validations: when they are due, which one is the best, and in which order files are written."""
+
+import copy
+import math
+
+import pytest
+import torch
+from tiny import build, records
+
+from metadist.errors import UserError
+from metadist.loggers import Logger
+from metadist.tasks import task_keys
+from metadist.training import Trainer
+from metadist.training import trainer as trainer_module
+from metadist.training.checkpoints import read_checkpoint
+from metadist.training.evaluation import Estimate
+from metadist.training.resume import checkpoint_contents, load_best, restore_from
+from metadist.training.trainer import gradient_norm, total_weight
+
+
+class Recorder(Logger):
+    """Notes what is logged, and in which order files are written."""
+
+    def __init__(self):
+        self.events, self.metrics = [], []
+
+    def log_metrics(self, metrics):
+        self.events.append("metrics")
+        self.metrics.append(dict(metrics))
+
+    def flush(self):
+        self.events.append("flush")
+
+
+def validated(monkeypatch, directory, values: list[float], regression: bool) -> tuple:
+    """A trainer after a validation with each of the values, one outer step after another."""
+    x = build(directory, "strategy=local")
+    x.tasks.regression = regression
+    x.logger = logger = Recorder()
+    trainer = Trainer(x)
+    for name in ("save_best", "save"):
+        write = getattr(trainer.checkpoints, name)
+        noted = lambda *given, n=name, w=write: logger.events.append(n) or w(*given)  # noqa: E731
+        monkeypatch.setattr(trainer.checkpoints, name, noted)
+    for value in values:
+        metric = Estimate(value, 0.25, 3)
+        estimates = {"loss": Estimate(7.0, 9.0, 3), x.metric: metric}
+        monkeypatch.setattr(trainer_module, "evaluate", lambda *_, e=estimates: e)
+        x.state.iteration += 1
+        trainer.validate()
+    return x, trainer, logger
+
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("regression", "values", "iteration"),
+    [
+        (False, [0.2, 0.6, 0.4], 2),
+        (False, [0.6, 0.2, 0.4], 1),
+        (False, [0.6, 0.6], 1),
+        (False, [NAN, 0.1, NAN], 2),
+        (True, [2.0, 0.5, 1.0], 2),
+        (True, [0.5, 2.0, 1.0], 1),
+        (True, [3.0, 2.0, 1.0], 3),
+        (True, [NAN, INF, 9.0, NAN, -INF], 3),
+    ],
+)
+def test_the_best_is_the_highest_accuracy_or_the_lowest_mse(
+    tmp_path, monkeypatch, regression, values, iteration
+):
+    x, trainer, _ = validated(monkeypatch, tmp_path, values, regression)
+    metric = "mse" if regression else "accuracy"
+    assert x.state.best == {"iteration": iteration, metric: values[iteration - 1]}
+    contents = read_checkpoint(trainer.checkpoints.best)
+    assert contents["iteration"] == iteration and contents["best"] == x.state.best
+    assert x.state.validated == len(values)
+    (last,) = x.state.validation.items()
+    assert last[0] == f"validation_{metric}"
+    assert last[1] == values[-1] or math.isnan(values[-1])
+
+
+def test_without_a_finite_validation_there_is_no_best(tmp_path, monkeypatch):
+    x, trainer, logger = validated(monkeypatch, tmp_path, [NAN, INF], False)
+    assert x.state.best == {} and trainer.checkpoints.best is None
+    assert "save_best" not in logger.events
+    with pytest.raises(UserError, match="no best checkpoint, because no validation had a finite"):
+        load_best(x)
+
+
+def test_metrics_are_on_disk_before_the_checkpoints_that_follow_them(tmp_path, monkeypatch):
+    _, trainer, logger = validated(monkeypatch, tmp_path, [0.5, 0.1], False)
+    assert logger.events == ["metrics", "flush", "save_best", "metrics"]
+    logger.events.clear()
+    trainer.save_checkpoint()
+    assert logger.events == ["flush", "save"]
+
+
+def test_what_a_validation_logs(tmp_path, monkeypatch):
+    _, _, logger = validated(monkeypatch, tmp_path, [0.5], False)
+    assert logger.metrics == [
+        {
+            "iteration": 1,
+            "validation_loss": 7.0,
+            "validation_accuracy": 0.5,
+            "validation_ci95": 0.25,
+        }
+    ]
+
+
+def test_a_validations_tasks_mean_and_interval_by_hand(tmp_path):
+    x = build(tmp_path, "strategy=local", "trainer.validation_tasks=9", "trainer.eval_seed=4")
+    x.logger = logger = Recorder()
+    estimates = Trainer(x).validate()
+    learner, found = copy.deepcopy(x.learner).eval(), []
+    with torch.no_grad():
+        for key in task_keys(4, "validation", 0, range(9)):
+            found.append(learner(x.tasks.sample(key)).metrics["accuracy"].item())
+    accuracies = torch.tensor(found, dtype=torch.float64)
+    assert estimates["accuracy"].mean == pytest.approx(accuracies.mean().item(), abs=1e-7)
+    interval = 1.96 * accuracies.std().item() / 3
+    assert estimates["accuracy"].ci95 == pytest.approx(interval, abs=1e-7)
+    assert logger.metrics[0]["validation_ci95"] == estimates["accuracy"].ci95
+
+
+@pytest.mark.parametrize(
+    ("every", "iterations", "expected"), [(2, 4, [2, 4]), (3, 4, [3, 4]), (9, 4, [4]), (0, 4, [])]
+)
+def test_when_validations_are_due(tmp_path, every, iterations, expected):
+    options = (f"trainer.eval_every={every}", f"trainer.iterations={iterations}")
+    Trainer(build(tmp_path, "strategy=local", "trainer.checkpoint_every=0", *options)).run()
+    lines = records(tmp_path)
+    assert [line["iteration"] for line in lines if "validation_loss" in line] == expected
+    saved = sorted(path.name for path in (tmp_path / "checkpoints").glob("iteration-*"))
+    assert saved == ["iteration-00000004.pt"]
+
+
+@pytest.mark.parametrize(("every", "expected"), [(1, [2, 3, 4]), (2, [2, 4]), (3, [3, 4])])
+def test_when_checkpoints_are_due(tmp_path, every, expected):
+    options = ("trainer.eval_every=0", f"trainer.checkpoint_every={every}")
+    Trainer(build(tmp_path, "strategy=local", *options)).run()
+    saved = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert saved == [f"iteration-{number:08d}.pt" for number in expected]  # at most three
+
+
+@pytest.mark.parametrize("which", ["last", "best"])
+def test_the_tested_state_is_the_last_or_the_best(tmp_path, monkeypatch, which):
+    x = build(tmp_path, "strategy=local", f"trainer.test_checkpoint={which}")
+    x.logger = Recorder()
+    trainer, weight = Trainer(x), x.learner.model.head.weight
+    evaluate = trainer_module.evaluate
+    for number, value in ((1, 0.75), (2, 0.25)):
+        fixed = {"loss": Estimate(1.0, 0.1, 3), "accuracy": Estimate(value, 0.1, 3)}
+        monkeypatch.setattr(trainer_module, "evaluate", lambda *_, e=fixed: e)
+        x.state.iteration = number
+        with torch.no_grad():
+            weight.fill_(float(number))
+        trainer.validate()
+    monkeypatch.setattr(trainer_module, "evaluate", evaluate)
+    x.state.train_seconds = 2.0
+    results = trainer.test()
+    assert results["tested_iteration"] == {"last": 2, "best": 1}[which]
+    assert (weight == results["tested_iteration"]).all()
+    assert results["validation_accuracy"] == {"last": 0.25, "best": 0.75}[which]
+    assert results["best_validation"] == {"iteration": 1, "accuracy": 0.75}
+    assert (
+        results["protocol"]["checkpoint"] == {"last": "last", "best": "best by validation"}[which]
+    )
+    assert results["tasks_per_second"] == 2 * 5 / 2.0 and results["iterations"] == 2
+    assert results["test_tasks"] == results["protocol"]["test_tasks"] == 7
+
+
+def test_the_best_cannot_be_tested_without_validations(tmp_path):
+    options = ("trainer.test_checkpoint=best", "trainer.eval_every=0")
+    with pytest.raises(UserError, match="needs validations"):
+        build(tmp_path, "strategy=local", *options)
+
+
+# --- running statistics -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reducer", ["mean", "sum"])
+def test_running_statistics_change_by_the_mean_over_tasks(tmp_path, reducer):
+    options = ("strategy=local", "model.running_statistics=true", f"reducer={reducer}")
+    x = build(tmp_path, *options)
+    x.logger = recorder = Recorder()
+    before = {name: buffer.clone() for name, buffer in x.learner.named_buffers()}
+    changes: dict[str, torch.Tensor] = {name: torch.zeros_like(b) for name, b in before.items()}
+    losses, accuracies = [], []
+    for key in task_keys(0, "train", 1, range(5)):
+        alone = copy.deepcopy(x.learner).train()
+        result = alone(x.tasks.sample(key))
+        losses.append(result.loss.item())
+        accuracies.append(result.metrics["accuracy"].item())
+        for name, buffer in alone.named_buffers():
+            changes[name] += buffer - before[name]
+    Trainer(x).train_step(1)
+    assert len(before) == 12
+    for name, buffer in x.learner.named_buffers():
+        expected = before[name] + changes[name] / 5
+        torch.testing.assert_close(buffer, expected.to(buffer), rtol=1e-5, atol=1e-6)
+    scale = {"mean": 5, "sum": 1}[reducer]
+    line = recorder.metrics[0]
+    assert line["train_loss"] == pytest.approx(sum(losses) / scale, rel=1e-5)
+    assert line["train_accuracy"] == pytest.approx(sum(accuracies) / 5, rel=1e-6)
+    assert total_weight(x) == 5 / scale
+
+
+def test_the_gradient_norm_is_that_of_all_gradients():
+    module = torch.nn.Linear(2, 1)
+    assert gradient_norm(module) == 0.0
+    module.weight.grad, module.bias.grad = torch.tensor([[3.0, 0.0]]), torch.tensor([4.0])
+    assert gradient_norm(module) == 5.0
+    module.weight.grad = torch.tensor([[3e30, 0.0]])  # its square is no float32
+    module.bias.grad = torch.tensor([4e30])
+    assert gradient_norm(module) == pytest.approx(5e30)
+    module.weight.grad = None
+    assert gradient_norm(module) == pytest.approx(4e30)
+
+
+# --- what a run resumes from ------------------------------------------------------------------
+
+
+def test_a_configuration_key_that_only_one_side_has_is_another_run(tmp_path):
+    x = build(tmp_path, "strategy=local")
+    contents = checkpoint_contents(x)
+    restore_from(x, tmp_path / "a.pt", contents)
+    more = {**contents["fingerprint"], "algorithm.old": "1"}
+    with pytest.raises(UserError, match=r"algorithm\.old was 1 there and is None now"):
+        restore_from(x, tmp_path / "a.pt", {**contents, "fingerprint": more})
+    less = {k: v for k, v in contents["fingerprint"].items() if k != "algorithm.inner_lr"}
+    with pytest.raises(UserError, match=r"algorithm.inner_lr was None there and is 0\.4 now"):
+        restore_from(x, tmp_path / "a.pt", {**contents, "fingerprint": less})
+
+
+def test_a_checkpoint_that_does_not_say_its_run_is_refused(tmp_path):
+    x = build(tmp_path, "strategy=local")
+    contents = checkpoint_contents(x)
+    del contents["fingerprint"]
+    with pytest.raises(UserError, match="does not say which run"):
+        restore_from(x, tmp_path / "a.pt", contents)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"iteration": -1},
+        {"iteration": 1.5},
+        {"train_seconds": math.inf},
+        {"train_seconds": -1.0},
+        {"wall_seconds": "1"},
+        {"best": None, "learner": {}},
+        {"optimizer": {}},
+    ],
+)
+def test_contents_that_do_not_fit_are_refused(tmp_path, wrong):
+    x = build(tmp_path, "strategy=local")
+    with pytest.raises(UserError, match="another model or optimizer"):
+        restore_from(x, tmp_path / "a.pt", {**checkpoint_contents(x), **wrong})
+
+
+def test_resuming_from_an_earlier_checkpoint_renames_the_later_ones(tmp_path):
+    Trainer(build(tmp_path, "strategy=local", "trainer.checkpoint_every=1")).run()
+    folder = tmp_path / "checkpoints"
+    assert (folder / "iteration-00000003.pt").exists()
+    x = build(tmp_path, "strategy=local", f"resume={folder}/iteration-00000002.pt")
+    assert x.state.iteration == 2
+    left = sorted(path.name for path in folder.iterdir() if path.name.startswith("iteration"))
+    assert left == [
+        "iteration-00000002.pt",
+        "iteration-00000003.pt.superseded",
+        "iteration-00000004.pt.superseded",
+    ]
