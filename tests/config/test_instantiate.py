@@ -24,7 +24,7 @@ class Cart:
 
 
 class Lamp:
-    def __init__(self, lit: bool, watts: float | bool = 1.0):
+    def __init__(self, lit: bool, watts: float | bool = 1.0, bulbs: int = 1):
         self.values = (lit, watts)
 
 
@@ -87,7 +87,10 @@ def test_configured_values_win_over_given_ones():
         ({"_target_": WHEEL, "spokes": 2}, ["wheel.spokes=2", "greater than or equal to 3"]),
         ({"_target_": WHEEL, "spokes": "many"}, ["wheel.spokes=many", "integer"]),
         ({"_target_": WHEEL, "rim": "gold"}, ["wheel.rim=gold", "'wood' or 'steel'"]),
-        ({"_target_": WHEEL, "spokes": True}, ["wheel.spokes=True", "must be a number"]),
+        (
+            {"_target_": LAMP, "lit": True, "bulbs": True},
+            ["wheel.bulbs=True", "must be a number"],
+        ),
         (
             {"_target_": CART, "wheel": {"_target_": WHEEL}, "load": True},
             ["wheel.load=True", "must be a number"],
