@@ -257,6 +257,14 @@ def test_after_a_failure_that_is_reported_the_others_have_five_seconds_to_exit(r
     assert ranks.lost == [[""], [""]]  # another rank has said why
 
 
+def test_a_rank_that_asks_for_it_has_the_whole_timeout_to_exit(ranks):
+    ranks.store.set(FIRST_FAILURE, "1")
+    ranks.store.set(REPORTED, "yes")
+    ranks.beats[0].extend_grace()
+    ranks.run(8, 0, 1)
+    assert ranks.lost == [[], [""]]
+
+
 def test_who_failed_first_has_the_whole_timeout_to_report_it(ranks):
     ranks.run(5, 0, 1)
     ranks.store.set(FIRST_FAILURE, "1")
