@@ -53,7 +53,9 @@ def test_durations(seconds, text):
     ],
 )
 def test_throughput(speed, text):
-    assert format_throughput(speed) == text
+    assert format_throughput({"tasks_per_second": speed}) == text
+    both = {"tasks_per_second": 7.0, "samples_per_second": speed}
+    assert format_throughput(both) == text.replace("tasks", "samples")
 
 
 def test_training_and_validation():

@@ -69,10 +69,10 @@ def test_metrics_have_their_iteration_and_a_run_without_results_has_failed(
     monkeypatch.setattr(wandb, "init", lambda **_: run)
     log_run(WandbLogger(), tmp_path, 0, 2, finish=finish)
     first, second, validation, *images = run.logged
-    assert first == (1, {"train_loss": 1.0, "s": "x"}) and second[0] == 2
-    assert validation == (2, {"validation_accuracy": 0.5})
+    assert first == (1, {"train/loss": 1.0, "train/s": "x"}) and second[0] == 2
+    assert validation == (2, {"validation/accuracy": 0.5})
     assert [(step, list(values)) for step, values in images] == (
-        [(6, ["learning_curves"])] if finish else []
+        [(6, ["test/accuracy", "learning_curves"])] if finish else []
     )
     assert run.summary == ({"test_accuracy": 0.75} if finish else {})
     assert run.finished == [0 if finish else 1]
