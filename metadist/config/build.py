@@ -32,6 +32,7 @@ from metadist.training import (
     TaskShape,
     TrainerConfig,
     TrainMapper,
+    compile_options,
     resolve_device,
     restore,
 )
@@ -110,6 +111,9 @@ def assemble_experiment(
             settings.device,
             trainer.task_chunk_size,
             profile=trainer.profile and strategy.name == "rpc",
+            compiled=compile_options(
+                trainer, tasks, learner.train(), device, repr(to_plain(cfg, resolve=True))
+            ),
         ),
         evaluate_mapper=EvaluateMapper(local_tasks, settings.device, trainer.task_chunk_size),
         logger=_logger(cfg, instantiate),

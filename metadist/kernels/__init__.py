@@ -1,6 +1,19 @@
 """C++ kernels and their bindings, some with a PyTorch implementation beside them."""
 
-from metadist.kernels.loader import disable_native, in_transform, library, native_available
+from metadist.kernels.loader import (
+    disable_native,
+    in_transform,
+    library,
+    native_available,
+    pytorch_operations,
+)
 from metadist.kernels.malloc import tune_malloc
 
-__all__ = ["disable_native", "in_transform", "library", "native_available", "tune_malloc"]
+__all__ = [
+    "disable_native",
+    "in_transform",
+    "library",
+    "native_available",
+    "pytorch_operations",
+    "tune_malloc",
+]

@@ -10,7 +10,10 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +59,21 @@ def can_call(name: str, tensor: Tensor) -> bool:
 
 
 def in_transform() -> bool:
-    """Whether a torch.func transform, such as vmap, is active."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    """Whether a torch.func transform, such as vmap, or `pytorch_operations` is active."""
+    return _tracing.get() or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+@contextmanager
+def pytorch_operations() -> Iterator[None]:
+    """Use PyTorch's own operations in the block instead of the kernels: they can be traced."""
+    token = _tracing.set(True)
+    try:
+        yield
+    finally:
+        _tracing.reset(token)
+
+
+_tracing: ContextVar[bool] = ContextVar("tracing", default=False)
 
 
 def call(

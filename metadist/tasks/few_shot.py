@@ -8,6 +8,7 @@ from torch import Tensor
 from metadist.errors import UserError
 from metadist.tasks.dataset import TaskDataset
 from metadist.tasks.episode import Episode, key_generator, key_split
+from metadist.tasks.generators import key_generators
 
 
 class FewShotTasks:
@@ -80,6 +81,22 @@ class FewShotTasks:
         """
         split = key_split(key)
         return self.dataset.episode(key_generator(key), split, *self._counts(split))
+
+    def sample_batch(self, keys: Tensor) -> Episode | None:
+        """Sample the tasks of several keys at once, if the dataset has `episodes`.
+
+        Args:
+            keys: int64 of shape (tasks, 4), of one split.
+
+        Returns:
+            The same episodes as of `sample`, every tensor with a first dimension of tasks; None
+            if the dataset samples one task at a time.
+        """
+        episodes = getattr(self.dataset, "episodes", None)
+        if episodes is None:
+            return None
+        split = key_split(keys[0])
+        return episodes(key_generators(keys), split, *self._counts(split))
 
     def protocol(self) -> dict[str, object]:
         """What must be equal for two results to be comparable.

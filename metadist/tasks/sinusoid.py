@@ -1,6 +1,6 @@
 """Regression tasks: sine waves of random amplitude and phase."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -56,12 +56,39 @@ class Sinusoid:
         Returns:
             inputs and targets float32 of shape (shots, 1) and (queries, 1).
         """
-        amplitude, phase = _wave(generator)
-        positions = generator.uniform(*POSITIONS, size=(shots + queries, 1))
+        batch = self.episodes([generator], split, ways, shots, queries)
+        return Episode(*(Examples(part.inputs[0], part.targets[0]) for part in batch))
+
+    def episodes(
+        self,
+        generators: Iterable[np.random.Generator],
+        split: str,
+        ways: int,
+        shots: int,
+        queries: int,
+    ) -> Episode:
+        """The episodes of several generators, the same as `episode` samples with each.
+
+        Args:
+            generators: of the tasks; each is used before the next one is taken.
+            split: ignored.
+            ways: ignored.
+            shots: support points.
+            queries: query points.
+
+        Returns:
+            as of `episode`, every tensor with a first dimension of tasks.
+        """
+        # One draw of a task gives the amplitude, the phase and the positions, in this order.
+        uniform = np.stack([each.random(2 + shots + queries) for each in generators])
+        amplitude, phase = _scaled(uniform[:, 0], AMPLITUDES), _scaled(uniform[:, 1], PHASES)
+        positions = _scaled(uniform[:, 2:, None], POSITIONS)
+        values = amplitude[:, None, None] * np.sin(positions - phase[:, None, None])
         inputs = torch.from_numpy(positions.astype(np.float32))
-        targets = torch.from_numpy((amplitude * np.sin(positions - phase)).astype(np.float32))
+        targets = torch.from_numpy(values.astype(np.float32))
         return Episode(
-            Examples(inputs[:shots], targets[:shots]), Examples(inputs[shots:], targets[shots:])
+            Examples(inputs[:, :shots], targets[:, :shots]),
+            Examples(inputs[:, shots:], targets[:, shots:]),
         )
 
     def curve(self, generator: np.random.Generator, positions: np.ndarray) -> np.ndarray:
@@ -74,7 +101,7 @@ class Sinusoid:
         Returns:
             float64, of the same shape.
         """
-        amplitude, phase = _wave(generator)
+        amplitude, phase = generator.uniform(*AMPLITUDES), generator.uniform(*PHASES)
         return amplitude * np.sin(positions - phase)
 
     def protocol(self) -> dict[str, object]:
@@ -82,6 +109,7 @@ class Sinusoid:
         return {"dataset": "sinusoid"}
 
 
-def _wave(generator: np.random.Generator) -> tuple[float, float]:
-    """Sample the amplitude and phase of a task, before its points."""
-    return generator.uniform(*AMPLITUDES), generator.uniform(*PHASES)
+def _scaled(uniform: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:
+    """Numbers from [0, 1) moved into an interval, as `Generator.uniform` does it."""
+    low, high = bounds
+    return low + (high - low) * uniform

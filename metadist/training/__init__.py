@@ -1,6 +1,12 @@
 """Training: the trainer, its strategies, evaluation, checkpoints."""
 
-from metadist.training.experiment import Experiment, TaskShape, TrainerConfig, TrainState
+from metadist.training.experiment import (
+    Experiment,
+    TaskShape,
+    TrainerConfig,
+    TrainState,
+    compile_options,
+)
 from metadist.training.prediction import predict_unlabeled
 from metadist.training.resume import restore
 from metadist.training.signals import Interrupted
@@ -34,6 +40,7 @@ __all__ = [
     "TrainState",
     "Trainer",
     "TrainerConfig",
+    "compile_options",
     "predict_unlabeled",
     "resolve_device",
     "restore",

@@ -5,14 +5,15 @@ its own copy of the parameters and its own gradient.
 """
 
 import math
-from collections.abc import Iterable, Iterator
-from typing import Literal
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.func import functional_call
 
 from metadist.algorithms import Learner, TaskResult
-from metadist.tasks import Episode, stack_episodes
+from metadist.tasks import Episode, Examples, stack_episodes
 
 ChunkSize = int | Literal["auto"]
 
@@ -21,7 +22,7 @@ _MAX_ELEMENTS_CPU = 2**16
 _MAX_ELEMENTS_GPU = 2**22
 _MIN_CHUNK = 3
 """A CPU is faster one task at a time than with smaller chunks."""
-_MAX_CHUNK = 64
+MAX_CHUNK = 64
 
 
 def max_chunk_size(learner: Learner, episode: Episode, chunk_size: ChunkSize) -> int:
@@ -43,13 +44,28 @@ def max_chunk_size(learner: Learner, episode: Episode, chunk_size: ChunkSize) ->
     limit = _MAX_ELEMENTS_GPU
     if episode.query.inputs.device.type == "cpu":
         limit = getattr(learner.model, "max_batched_elements", _MAX_ELEMENTS_CPU)
-    size = min(_MAX_CHUNK, limit // max(1, elements))
+    size = min(MAX_CHUNK, limit // max(1, elements))
     return size if size >= _MIN_CHUNK else 0
+
+
+class Chunk(NamedTuple):
+    """Tasks that are computed together.
+
+    Attributes:
+        keys: of the tasks, shape (tasks, 4).
+        episodes: every tensor with a first dimension of tasks; of a single task, without, where
+            `batched` is False.
+        batched: whether to run it with `forward_batched`; else it is one task.
+    """
+
+    keys: Tensor
+    episodes: Episode
+    batched: bool
 
 
 def split_into_chunks(
     learner: Learner, tasks: Iterable[tuple[Tensor, Episode]], count: int, chunk_size: ChunkSize
-) -> Iterator[tuple[bool, list[tuple[Tensor, Episode]]]]:
+) -> Iterator[Chunk]:
     """The tasks in order, in chunks of one shape whose sizes differ by at most one.
 
     Args:
@@ -57,44 +73,78 @@ def split_into_chunks(
         tasks: keys and episodes.
         count: the number of tasks.
         chunk_size: as of `max_chunk_size`.
-
-    Yields:
-        Whether to run the chunk with `forward_batched`, and the chunk; if not, it is one task.
     """
+
+    def chunk_of(some: list[tuple[Tensor, Episode]], batched: bool) -> Chunk:
+        keys = torch.stack([key for key, _ in some])
+        episodes = [episode for _, episode in some]
+        return Chunk(keys, stack_episodes(episodes) if batched else episodes[0], batched)
+
     chunk: list[tuple[Tensor, Episode]] = []
     shapes, largest, size = None, 0, 1
     for number, (key, episode) in enumerate(tasks):
         found = [tensor.shape for part in episode for tensor in part]
         if found != shapes or len(chunk) == size:
             if chunk:
-                yield largest > 0, chunk
+                yield chunk_of(chunk, largest > 0)
             chunk, shapes, largest = [], found, max_chunk_size(learner, episode, chunk_size)
             left = max(1, count - number)
             size = math.ceil(left / math.ceil(left / max(1, largest)))
         chunk.append((key, episode))
     if chunk:
-        yield largest > 0, chunk
+        yield chunk_of(chunk, largest > 0)
+
+
+def split_stacked(
+    learner: Learner, keys: Tensor, episodes: Episode, chunk_size: ChunkSize
+) -> Iterator[Chunk]:
+    """The same of tasks that were sampled together.
+
+    Args:
+        learner: on its device.
+        keys: of the tasks, shape (tasks, 4).
+        episodes: every tensor with a first dimension of tasks.
+        chunk_size: as of `max_chunk_size`.
+    """
+    largest = max_chunk_size(learner, _select(episodes, 0), chunk_size)
+    start = 0
+    while start < len(keys):
+        left = len(keys) - start
+        stop = start + math.ceil(left / math.ceil(left / max(1, largest)))
+        part = keys[start:stop]
+        if not largest:
+            yield Chunk(part, _select(episodes, start), False)
+        elif left == len(keys) == stop:
+            yield Chunk(part, episodes, True)
+        else:
+            yield Chunk(part, _select(episodes, slice(start, stop)), True)
+        start = stop
+
+
+def _select(episodes: Episode, index: int | slice) -> Episode:
+    return Episode(*(Examples(part.inputs[index], part.targets[index]) for part in episodes))
 
 
 def forward_batched(
-    learner: Learner, episodes: list[Episode]
+    learner: Learner, parameters: Mapping[str, Tensor], episodes: Episode
 ) -> tuple[TaskResult, dict[str, Tensor]]:
     """Run the learner on several tasks at once.
 
     Args:
         learner: with `supports_batched_tasks`.
-        episodes: of one shape.
+        parameters: values of the learner's parameters, by name.
+        episodes: every tensor with a first dimension of tasks.
 
     Returns:
         The result, every tensor with a first dimension of tasks; and each task's own parameters,
         by name, to differentiate the sum of the losses by.
     """
-    parameters = {
-        name: _repeat(parameter.detach(), len(episodes)).requires_grad_(parameter.requires_grad)
+    count = len(episodes.query.inputs)
+    own = {
+        name: _repeat(parameters[name].detach(), count).requires_grad_(parameter.requires_grad)
         for name, parameter in learner.named_parameters()
     }
-    stacked = stack_episodes(episodes)
-    return functional_call(learner, parameters, (stacked,)), parameters
+    return functional_call(learner, own, (episodes,)), own
 
 
 def _repeat(parameter: Tensor, tasks: int) -> Tensor:

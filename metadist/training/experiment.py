@@ -1,21 +1,27 @@
 """The parts of a run: configuration of the trainer, training state, built objects."""
 
+import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from annotated_types import Ge, Gt, Le
+from torch import nn
 
 from metadist.algorithms import Learner
 from metadist.errors import UserError
 from metadist.loggers import Logger
-from metadist.tasks import TaskDistribution
+from metadist.tasks import TaskDistribution, task_keys
+from metadist.training.batching import max_chunk_size
+from metadist.training.outer_step import CompileOptions
 from metadist.training.strategies import Strategy
 from metadist.training.task_mapper import EvaluateMapper, TrainMapper
 
 _MAX_TASKS = 1_000_000
 """Upper bound of numbers of tasks, whose keys are held in memory."""
+_MIN_COMPILED = 5000
+"""Iterations from which on compiling a small model takes less time than it saves."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,9 @@ class TrainerConfig:
             dataset; by default keys are sent and every worker samples its own tasks.
         task_chunk_size: how many tasks a worker computes in one batch, where algorithm and model
             support it: small tasks are then faster. "auto" goes by the tasks' size.
+        compile: whether to compile the outer step of batched tasks with TorchInductor. "auto" does
+            so where launching operations takes most of the time and the run is long enough to
+            gain: models without convolutions on CPUs, from 5,000 iterations on.
         profile: run torch.profiler over a few outer steps: a table, printed after training, and a
             trace of every rank, both in `profile/` of the run's directory.
     """
@@ -63,6 +72,7 @@ class TrainerConfig:
     clip_norm: Annotated[float, Gt(0)] | None = None
     send_tasks: bool = False
     task_chunk_size: Annotated[int, Ge(1)] | Literal["auto"] = "auto"
+    compile: bool | Literal["auto"] = "auto"
     profile: bool = False
 
     def __post_init__(self) -> None:
@@ -172,3 +182,34 @@ class Experiment:
         if samples := getattr(self.tasks, "micro_batch_size", 0):
             found["samples_per_second"] = samples * tasks / seconds
         return found
+
+
+def compile_options(
+    trainer: TrainerConfig,
+    tasks: TaskDistribution,
+    learner: Learner,
+    device: torch.device,
+    configuration: str,
+) -> CompileOptions | None:
+    """How the outer step of a run is compiled; None if it is not. Any rank may call it.
+
+    The size of a chunk does not depend on the number of workers: all use one compiled form.
+
+    Args:
+        trainer: with `compile`, `task_chunk_size` and the number of iterations.
+        tasks: of training.
+        learner: in training mode.
+        device: where tasks are computed.
+        configuration: whatever the learner was built from.
+    """
+    if not trainer.compile:
+        return None
+    convolutions = any(isinstance(layer, nn.Conv2d) for layer in learner.modules())
+    pays = device.type == "cpu" and not convolutions and trainer.iterations >= _MIN_COMPILED
+    if trainer.compile == "auto" and not pays:
+        return None
+    episode = tasks.sample(task_keys(0, "train", 0, range(1))[0])
+    size = min(max_chunk_size(learner, episode, trainer.task_chunk_size), trainer.meta_batch_size)
+    if not size:
+        return None
+    return CompileOptions(hashlib.sha256(configuration.encode()).hexdigest(), size)

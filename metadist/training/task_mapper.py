@@ -4,7 +4,6 @@ import random
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, cast
 
@@ -17,12 +16,25 @@ from torch.profiler import record_function
 from metadist.algorithms import Learner, TaskResult
 from metadist.algorithms.learner import as_task_result
 from metadist.distributed import get_local_rank, module_clone
-from metadist.distributed.reducers import leaf_dtypes
 from metadist.distributed.worker_calls import Call, Gradients, WorkerResponse
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
 from metadist.tasks import Episode, Examples
-from metadist.training.batching import ChunkSize, forward_batched, split_into_chunks
+from metadist.training.batching import (
+    MAX_CHUNK,
+    Chunk,
+    ChunkSize,
+    forward_batched,
+    split_into_chunks,
+    split_stacked,
+)
+from metadist.training.outer_step import (
+    CompileOptions,
+    StepSum,
+    compiled_steps,
+    outer_step,
+    weighted_step_sum,
+)
 from metadist.training.profiling import profiled_request
 
 
@@ -75,24 +87,31 @@ class TaskMapper:
             self._run_one(learner, key, episode) for key, episode in self._sample(batch, device)
         ]
 
-    def _run(
-        self, calls: list[Call], learner: Learner
-    ) -> Iterator[tuple[TaskResult, dict[str, Tensor]]]:
-        """The results of several batches of one learner, in order: of a chunk of tasks, with each
-        task's own parameters, or of a single task, without.
-        """
-        device = resolve_device(self.device)
-        learner = self._prepare(learner, device)
+    def _chunks(
+        self, calls: list[Call], learner: Learner, device: torch.device, chunk_size: ChunkSize
+    ) -> Iterator[Chunk]:
+        """The tasks of several batches, in order, in chunks."""
         batches = [learner_and_batch(call)[1] for call in calls]
-        tasks = (task for batch in batches for task in self._sample(batch, device))
         count = sum(batch.size for batch in batches)
-        for batched, chunk in split_into_chunks(learner, tasks, count, self.chunk_size):
-            if batched:
-                with record_function("metadist::forward"):
-                    result, parameters = forward_batched(learner, [each for _, each in chunk])
-                yield result, parameters
-            else:
-                yield self._run_one(learner, *chunk[0]), {}
+        for keys, episodes in self._sampled_together(batches):
+            yield from split_stacked(learner, keys, _to(episodes, device), chunk_size)
+            count -= len(keys)
+        if count:
+            tasks = (task for batch in batches for task in self._sample(batch, device))
+            yield from split_into_chunks(learner, tasks, count, chunk_size)
+
+    def _sampled_together(self, batches: list[MetaBatch]) -> Iterator[tuple[Tensor, Episode]]:
+        """Keys and tasks, if the distribution samples many tasks at once; else nothing."""
+        sample_batch = getattr(self.tasks.value, "sample_batch", None)
+        if sample_batch is None or any(batch.episodes is not None for batch in batches):
+            return
+        keys = torch.cat([batch.keys.view(-1, batch.keys.shape[-1]) for batch in batches])
+        for some in keys.split(MAX_CHUNK):
+            with record_function("metadist::data"):
+                episodes = sample_batch(some)
+            if episodes is None:
+                return
+            yield some, episodes
 
     def _prepare(self, learner: Learner, device: torch.device) -> Learner:
         learner = _on_device(learner, device)
@@ -123,8 +142,15 @@ class TaskMapper:
             yield key, _to(episode, device)
 
 
+@dataclass(frozen=True)
 class TrainMapper(TaskMapper):
-    """Mapper of training: the mean loss and metrics of the tasks in a shard."""
+    """Mapper of training: the mean loss and metrics of the tasks in a shard.
+
+    Attributes:
+        compiled: how batched tasks are compiled; None runs them eagerly.
+    """
+
+    compiled: CompileOptions | None = None
 
     def __call__(self, learner: Learner, batch: MetaBatch) -> TaskResult:
         """Returns a `TaskResult` whose loss can be differentiated."""
@@ -161,27 +187,47 @@ class TrainMapper(TaskMapper):
         task_weights = iter(
             [w / count for w, count in zip(weights, counts, strict=True) for _ in range(count)]
         )
+        trained = [names[id(tensor)] for tensor in inputs]
+        device = resolve_device(self.device)
+        learner = self._prepare(learner, device)
+        parameters = dict(learner.named_parameters())
+        size = self.chunk_size if self.compiled is None else self.compiled.chunk_size
         values: list[Any] = []
         gradients: list[Tensor | None] = [None] * len(inputs)
         dtypes: list[torch.dtype | None] = []
-        for result, parameters in self._run(calls, learner):
-            by = [parameters[names[id(tensor)]] if parameters else tensor for tensor in inputs]
-            found: Sequence[Tensor | None] = [None] * len(by)
-            if result.loss.requires_grad:
-                with record_function("metadist::backward"):
-                    found = torch.autograd.grad(result.loss.sum(), by, allow_unused=True)
-            if not parameters:
-                result, found = as_batch_of_one(result), as_batch_of_one(found)
-            weight = torch.tensor(list(islice(task_weights, len(result.loss))), dtype=torch.float64)
-            dtypes = dtypes or leaf_dtypes(result)
-            with record_function("metadist::reduce"):
-                values.append(_map_tensors(partial(_sum, weights=weight), result))
-                for i, gradient in enumerate(found):
-                    if gradient is not None:
-                        gradients[i] = _add(gradients[i], _sum(gradient, weight))
+        for chunk in self._chunks(calls, learner, device, size):
+            weight = torch.tensor(list(islice(task_weights, len(chunk.keys))), dtype=torch.float64)
+            if not chunk.batched:
+                found = self._single_step(learner, chunk, trained, weight)
+            elif self.compiled is not None:
+                found = compiled_steps(
+                    self.compiled, learner, parameters, trained, chunk.episodes, weight
+                )
+            else:
+                found = outer_step(learner, parameters, trained, chunk.episodes, weight)
+            dtypes = dtypes or found.dtypes
+            values.append(found.result)
+            for i, gradient in enumerate(found.gradients):
+                if gradient is not None:
+                    gradients[i] = _add(gradients[i], gradient)
         none = all(gradient is None for gradient in gradients)
-        total = optree.tree_map(lambda *parts: torch.stack(parts).sum(0), *values)
+        total = values[0]
+        if len(values) > 1:
+            total = optree.tree_map(lambda *parts: torch.stack(parts).sum(0), *values)
         return WorkerResponse(total, None if none else Gradients(0, gradients), dtypes)
+
+    def _single_step(
+        self, learner: Learner, chunk: Chunk, trained: Sequence[str], weight: Tensor
+    ) -> StepSum:
+        """The step of a task that is not batched."""
+        result = self._run_one(learner, chunk.keys[0], chunk.episodes)
+        found: Sequence[Tensor | None] = [None] * len(trained)
+        if result.loss.requires_grad:
+            with record_function("metadist::backward"):
+                by = [learner.get_parameter(name) for name in trained]
+                found = torch.autograd.grad(result.loss, by, allow_unused=True)
+        with record_function("metadist::reduce"):
+            return weighted_step_sum(as_batch_of_one(result), as_batch_of_one(found), weight)
 
 
 class EvaluateMapper(TaskMapper):
@@ -195,9 +241,16 @@ class EvaluateMapper(TaskMapper):
     def map_batched(self, calls: list[Call]) -> list[dict[str, Tensor]]:
         """See `BatchedMapper`."""
         chunks: list[dict[str, Tensor]] = []
-        for result, parameters in self._run(calls, learner_and_batch(calls[0])[0].eval()):
-            values = {"loss": result.loss, **result.metrics}
-            chunks.append(values if parameters else as_batch_of_one(values))
+        device = resolve_device(self.device)
+        learner = self._prepare(learner_and_batch(calls[0])[0].eval(), device)
+        for chunk in self._chunks(calls, learner, device, self.chunk_size):
+            if chunk.batched:
+                with record_function("metadist::forward"):
+                    parameters = dict(learner.named_parameters())
+                    result, _ = forward_batched(learner, parameters, chunk.episodes)
+            else:
+                result = as_batch_of_one(self._run_one(learner, chunk.keys[0], chunk.episodes))
+            chunks.append({"loss": result.loss, **result.metrics})
         counts = [learner_and_batch(call)[1].size for call in calls]
         merged = {n: torch.cat([c[n] for c in chunks]).cpu().split(counts) for n in chunks[0]}
         return [{n: parts[i] for n, parts in merged.items()} for i in range(len(calls))]
@@ -219,11 +272,6 @@ def as_batch_of_one(tree: Any) -> Any:
 
 def _map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
     return optree.tree_map(function, tree)
-
-
-def _sum(leaf: Tensor, weights: Tensor) -> Tensor:
-    """The weighted sum over tasks, (tasks, …) -> (…), in float64."""
-    return torch.tensordot(weights.to(leaf.device), leaf.detach().double(), 1)
 
 
 def _add(total: Tensor | None, term: Tensor) -> Tensor:

@@ -7,7 +7,15 @@ from torch import nn
 from metadist.algorithms import MAML
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.models import MLP, Conv4
-from metadist.tasks import Episode, Examples, FewShotTasks, Glyphs, Sinusoid, task_keys
+from metadist.tasks import (
+    Episode,
+    Examples,
+    FewShotTasks,
+    Glyphs,
+    Sinusoid,
+    stack_episodes,
+    task_keys,
+)
 from metadist.training.batching import forward_batched, max_chunk_size, split_into_chunks
 from metadist.training.task_mapper import EvaluateMapper, MetaBatch, TrainMapper
 
@@ -77,7 +85,8 @@ def test_a_tasks_gradient_is_the_same_bits_in_chunks_of_any_size(kind):
     episodes = [tasks.sample(key) for key in task_keys(0, "train", 1, range(6))]
 
     def gradients(first, last):
-        result, parameters = forward_batched(learner, episodes[first:last])
+        whole = stack_episodes(episodes[first:last])
+        result, parameters = forward_batched(learner, dict(learner.named_parameters()), whole)
         return torch.autograd.grad(result.loss.sum(), list(parameters.values()))
 
     whole = gradients(0, 6)
@@ -119,15 +128,11 @@ def test_chunks_keep_the_order_and_hold_tasks_of_one_shape():
     sizes = [3, 3, 3, 5, 3, 3, 3, 3]
     tasks = [(torch.tensor([i]), task(size)) for i, size in enumerate(sizes)]
     found = list(split_into_chunks(learner, tasks, len(tasks), 3))
-    assert [batched for batched, _ in found] == [True] * 4
-    assert [[int(key) for key, _ in group] for _, group in found] == [
-        [0, 1, 2],
-        [3],
-        [4, 5],
-        [6, 7],
-    ]
+    assert [chunk.batched for chunk in found] == [True] * 4
+    assert [chunk.keys.flatten().tolist() for chunk in found] == [[0, 1, 2], [3], [4, 5], [6, 7]]
+    assert [len(chunk.episodes.query.inputs) for chunk in found] == [3, 1, 2, 2]
     alone = list(split_into_chunks(learner, tasks, len(tasks), 1))
-    assert [(batched, len(group)) for batched, group in alone] == [(True, 1)] * 8
+    assert [(chunk.batched, len(chunk.keys)) for chunk in alone] == [(True, 1)] * 8
     assert list(split_into_chunks(learner, [], 0, "auto")) == []
 
 

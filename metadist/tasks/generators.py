@@ -1,0 +1,68 @@
+"""The random generators of many tasks at once.
+
+`numpy.random.default_rng(key)` takes some 20 microseconds, which is more than a small task takes to
+compute. Here the keys of a batch are hashed together. NumPy guarantees the algorithm of
+`SeedSequence` (Melissa O'Neill's `seed_seq` replacement) and the seeding of PCG64 (NEP 19).
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+_POOL = 4
+_MASK = 2**128 - 1
+_PCG_MULTIPLIER = 0x2360ED051FC65DA44385DF649FCCF645
+
+
+def key_generators(keys: Tensor) -> Iterator[np.random.Generator]:
+    """The generators of some tasks, each in the state of `key_generator(key)`.
+
+    They share their memory: each may be used until the next one is taken.
+
+    Args:
+        keys: int64 of shape (tasks, 4), rows of `task_keys`.
+    """
+    if len(keys) and int(keys.max()) >= 2**32:  # such a number has several words
+        yield from (np.random.default_rng(key.tolist()) for key in keys)
+        return
+    bits = np.random.PCG64(0)
+    generator = np.random.Generator(bits)
+    for high, low, sequence_high, sequence_low in _seeds(keys.numpy().astype(np.uint32)).tolist():
+        increment = ((((sequence_high << 64) | sequence_low) << 1) | 1) & _MASK
+        start = (increment + ((high << 64) | low)) & _MASK
+        numbers: Any = {"state": (start * _PCG_MULTIPLIER + increment) & _MASK, "inc": increment}
+        bits.state = {"bit_generator": "PCG64", "state": numbers, "has_uint32": 0, "uinteger": 0}
+        yield generator
+
+
+def _seeds(entropy: np.ndarray) -> np.ndarray:
+    """`SeedSequence(row).generate_state(4, uint64)` of each row, (n, 4) -> (n, 4)."""
+    hash_constant = 0x43B0D7E5
+
+    def hashed(words: np.ndarray) -> np.ndarray:
+        nonlocal hash_constant
+        words = words ^ np.uint32(hash_constant)
+        hash_constant = hash_constant * 0x931E8875 & 0xFFFFFFFF
+        words = words * np.uint32(hash_constant)
+        return words ^ (words >> np.uint32(16))
+
+    pool = [hashed(entropy[:, i]) for i in range(_POOL)]
+    for source in range(_POOL):
+        for target in range(_POOL):
+            if source != target:
+                mixed: Any = np.uint32(0xCA01F9DD) * pool[target] - np.uint32(0x4973F715) * hashed(
+                    pool[source]
+                )
+                pool[target] = mixed ^ (mixed >> np.uint32(16))
+
+    words = np.empty((len(entropy), 2 * _POOL), np.uint32)
+    constant = 0x8B51F9DD
+    for i in range(2 * _POOL):
+        word: Any = pool[i % _POOL] ^ np.uint32(constant)
+        constant = constant * 0x58F38DED & 0xFFFFFFFF
+        word = word * np.uint32(constant)
+        words[:, i] = word ^ (word >> np.uint32(16))
+    low, high = words[:, ::2].astype(np.uint64), words[:, 1::2].astype(np.uint64)
+    return low | (high << np.uint64(32))

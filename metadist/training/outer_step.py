@@ -1,0 +1,207 @@
+"""The outer step of a chunk of tasks as a pure function, run eagerly or compiled.
+
+The compiled form is what `make_fx` records of the eager one, including the inner gradients and the
+derivative through them, compiled with TorchInductor. It has one shape: chunks with fewer tasks are
+padded with tasks that count zero times.
+"""
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import optree
+import torch
+from torch import Tensor
+from torch.profiler import record_function
+
+from metadist.algorithms import Learner, TaskResult
+from metadist.distributed.reducers import leaf_dtypes
+from metadist.kernels import pytorch_operations
+from metadist.tasks import Episode, Examples
+from metadist.training.batching import forward_batched
+
+_log = logging.getLogger(__name__)
+
+
+class StepSum(NamedTuple):
+    """The weighted sum of the tasks' results and gradients.
+
+    Attributes:
+        result: the results, in float64.
+        gradients: of the loss by each trained parameter, in float64; None where no loss depends
+            on it.
+        dtypes: of the leaves of a task's result, None for what is no real tensor.
+    """
+
+    result: TaskResult
+    gradients: list[Tensor | None]
+    dtypes: list[torch.dtype | None]
+
+
+def outer_step(
+    learner: Learner,
+    parameters: Mapping[str, Tensor],
+    trained: Sequence[str],
+    episodes: Episode,
+    weights: Tensor,
+) -> StepSum:
+    """Run a chunk of tasks, and differentiate their losses by the learner's parameters.
+
+    Args:
+        learner: with `supports_batched_tasks`, in training mode.
+        parameters: the learner's, by name.
+        trained: names of the parameters to differentiate by.
+        episodes: the tasks, every tensor with a first dimension of tasks.
+        weights: how often each task counts, float64, shape (tasks,).
+    """
+    with record_function("metadist::forward"):
+        result, own = forward_batched(learner, parameters, episodes)
+    gradients: Sequence[Tensor | None] = [None] * len(trained)
+    if result.loss.requires_grad:
+        with record_function("metadist::backward"):
+            by = [own[name] for name in trained]
+            gradients = torch.autograd.grad(result.loss.sum(), by, allow_unused=True)
+    with record_function("metadist::reduce"):
+        return weighted_step_sum(result, gradients, weights)
+
+
+def weighted_step_sum(
+    result: TaskResult, gradients: Sequence[Tensor | None], weights: Tensor
+) -> StepSum:
+    """The weighted sum of results and gradients with a first dimension of tasks."""
+
+    def total(leaf: Tensor) -> Tensor:
+        return torch.tensordot(weights.to(leaf.device), leaf.detach().double(), 1)
+
+    tree: Any = result
+    summed: Any = optree.tree_map(total, tree)
+    sums = [None if gradient is None else total(gradient) for gradient in gradients]
+    return StepSum(summed, sums, leaf_dtypes(result))
+
+
+class CompileOptions(NamedTuple):
+    """What a compiled step depends on beside its arguments.
+
+    Attributes:
+        configuration: a digest of what the learner was built from. Learners of one digest differ
+            in the values of their parameters only.
+        chunk_size: tasks of a compiled chunk.
+    """
+
+    configuration: str
+    chunk_size: int
+
+
+class CompiledSteps:
+    """Compiled forms of `outer_step`, one for each configuration and shape of a task.
+
+    A form that cannot be compiled is run eagerly, which is logged once.
+    """
+
+    def __init__(self) -> None:
+        self._steps: dict[Any, Callable[..., StepSum] | None] = {}
+
+    def __call__(
+        self,
+        options: CompileOptions,
+        learner: Learner,
+        parameters: Mapping[str, Tensor],
+        trained: Sequence[str],
+        episodes: Episode,
+        weights: Tensor,
+    ) -> StepSum:
+        """The same as `outer_step` up to rounding.
+
+        Args:
+            options: of the run.
+            learner: as of `outer_step`.
+            parameters: as of `outer_step`.
+            trained: as of `outer_step`.
+            episodes: at most `options.chunk_size` tasks.
+            weights: as of `outer_step`.
+        """
+        shapes = tuple((each.shape[1:], each.dtype) for part in episodes for each in part)
+        key = (options, tuple(trained), shapes, episodes.query.inputs.device)
+        padding = options.chunk_size - len(weights)
+        if padding:
+            episodes = Episode(*(Examples(_pad(x, padding), _pad(y, padding)) for x, y in episodes))
+            weights = torch.cat([weights, weights.new_zeros(padding)])
+        arguments = ([each.detach() for each in parameters.values()], episodes, weights)
+        if key not in self._steps:
+            step = functools.partial(_eager, learner, tuple(parameters), tuple(trained))
+            try:
+                compiled = _compile(step, arguments)
+                compiled(*arguments)
+                self._steps[key] = compiled
+            except Exception as error:
+                _log.warning(
+                    "the outer step runs eagerly: it could not be compiled (%s: %s); "
+                    "trainer.compile=false avoids the attempt",
+                    type(error).__name__,
+                    str(error).splitlines()[0] if str(error) else "",
+                )
+                self._steps[key] = None
+        found = self._steps[key]
+        if found is None:
+            return outer_step(learner, parameters, trained, episodes, weights)
+        with record_function("metadist::compiled_step"):
+            return found(*arguments)
+
+
+compiled_steps = CompiledSteps()
+"""Those of this process."""
+
+
+def _eager(
+    learner: Learner,
+    names: Sequence[str],
+    trained: Sequence[str],
+    parameters: list[Tensor],
+    episodes: Episode,
+    weights: Tensor,
+) -> StepSum:
+    return outer_step(
+        learner, dict(zip(names, parameters, strict=True)), trained, episodes, weights
+    )
+
+
+def _compile(step: Callable[..., StepSum], arguments: Any) -> Callable[..., StepSum]:
+    """A compiled function of the arguments' structure and shapes."""
+    structure: Any = None
+    dtypes: list[torch.dtype | None] = []
+
+    def flat(*leaves: Tensor) -> list[Tensor]:
+        nonlocal structure, dtypes
+        given: Any = optree.tree_unflatten(inputs, leaves)
+        found = step(*given)
+        dtypes = found.dtypes
+        sums: Any = (found.result, found.gradients)
+        outputs, structure = optree.tree_flatten(sums)
+        return outputs
+
+    from torch.fx.experimental.proxy_tensor import make_fx  # takes time to import
+
+    leaves, inputs = optree.tree_flatten(arguments)
+    with pytorch_operations():
+        # With fake tensors, control flow that depends on values is an error, not recorded once.
+        graph = make_fx(flat, tracing_mode="fake")(*leaves)
+    for node in reversed(graph.graph.nodes):
+        if getattr(node.target, "namespace", "") == "profiler":  # would split the graph
+            graph.graph.erase_node(node)
+    graph.recompile()
+    run = torch.compile(graph, dynamic=False)
+
+    def compiled(*arguments: Any) -> StepSum:
+        with torch.no_grad():
+            given: Any = arguments
+            outputs: Any = run(*optree.tree_leaves(given))
+            result, gradients = cast(Any, optree.tree_unflatten(structure, outputs))
+        return StepSum(result, gradients, dtypes)
+
+    return compiled
+
+
+def _pad(tensor: Tensor, tasks: int) -> Tensor:
+    """Append copies of the first task."""
+    return torch.cat([tensor, tensor[:1].expand(tasks, *tensor.shape[1:])])

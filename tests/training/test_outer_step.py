@@ -1,0 +1,140 @@
+"""The outer step: a pure function of tensors, eager and compiled."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from metadist.algorithms import ANIL, MAML
+from metadist.distributed.worker_local import WorkerLocal
+from metadist.kernels import pytorch_operations
+from metadist.models import MLP, Conv4
+from metadist.tasks import FewShotTasks, Glyphs, Sinusoid, stack_episodes, task_keys
+from metadist.training import MetaBatch, TrainerConfig, TrainMapper, compile_options
+from metadist.training.outer_step import CompileOptions, outer_step
+
+
+def sinusoid() -> tuple[MAML, FewShotTasks]:
+    torch.manual_seed(0)
+    model = MLP((1,), 1, hidden=[8, 8], batch_norm=False)
+    return MAML(model, True, 0.01, 2).train(), FewShotTasks(Sinusoid(), 1, 5, 5)
+
+
+def glyphs(algorithm: type = MAML) -> tuple[MAML, FewShotTasks]:
+    torch.manual_seed(0)
+    sizes = {"train_classes": 6, "validation_classes": 5, "test_classes": 5, "examples": 4}
+    tasks = FewShotTasks(Glyphs(**sizes), 3, 1, 2)
+    return algorithm(Conv4((1, 28, 28), 3, filters=4), inner_steps=2).train(), tasks
+
+
+def response(learner, tasks, count, compiled=None, first=0):
+    keys = task_keys(0, "train", 1, range(first, first + count))
+    mapper = TrainMapper(WorkerLocal("tasks of a test", tasks), "cpu", compiled=compiled)
+    calls = [((learner, MetaBatch(keys)), {})]
+    return mapper.weighted_sum(calls, [float(count)], list(learner.parameters()))
+
+
+def test_compiled_and_eager_steps_agree_and_padded_tasks_do_not_count():
+    learner, tasks = sinusoid()
+    options = CompileOptions("agree", 4)
+    for count in (4, 3, 6):  # a full chunk, a padded one, two of them
+        eager = response(learner, tasks, count)
+        compiled = response(learner, tasks, count, options)
+        torch.testing.assert_close(compiled.value, eager.value, rtol=1e-6, atol=1e-6)
+        assert compiled.dtypes == eager.dtypes
+        for found, expected in zip(
+            compiled.gradients.by_input, eager.gradients.by_input, strict=True
+        ):
+            assert found.dtype is torch.float64
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_chunks_of_one_compiled_size_give_the_same_bits_in_any_split():
+    learner, tasks = sinusoid()
+    options = CompileOptions("agree", 4)
+    whole = response(learner, tasks, 5, options)
+    parts = [
+        response(learner, tasks, count, options, first) for first, count in ((0, 1), (1, 3), (4, 1))
+    ]
+    assert torch.equal(whole.value.loss, sum(part.value.loss for part in parts))
+    gradients = [part.gradients.by_input for part in parts]
+    for found, *pieces in zip(whole.gradients.by_input, *gradients, strict=True):
+        assert torch.equal(found, sum(pieces))
+
+
+class DependsOnValues(MAML):
+    """Control flow that cannot be traced."""
+
+    def train_task(self, episode):
+        result = super().train_task(episode)
+        if result.loss.sum().item() > 0:
+            return result
+        return result._replace(loss=-result.loss)
+
+
+def test_a_step_that_cannot_be_compiled_runs_eagerly_with_one_line(caplog):
+    learner, tasks = sinusoid()
+    learner = DependsOnValues(learner.model, True, 0.01, 2).train()
+    options = CompileOptions("depends on values", 4)
+    with caplog.at_level(logging.WARNING, "metadist"):
+        first = response(learner, tasks, 4, options)
+        second = response(learner, tasks, 4, options)
+    (record,) = caplog.records
+    assert "the outer step runs eagerly" in record.getMessage()
+    expected = response(learner, tasks, 4)
+    for found in (first, second):
+        assert torch.equal(found.value.loss, expected.value.loss)
+
+
+class Operations(TorchDispatchMode):
+    """Records the operations of a block."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.name())
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("make", "ceiling"), [(sinusoid, 600), (glyphs, 4000), (lambda: glyphs(ANIL), 1500)]
+)
+def test_a_step_reads_no_value_and_its_operations_do_not_grow_with_the_tasks(make, ceiling):
+    learner, tasks = make()
+    parameters = dict(learner.named_parameters())
+    counts = []
+    for number in (2, 32):
+        keys = task_keys(0, "train", 1, range(number))
+        episodes = stack_episodes([tasks.sample(key) for key in keys])
+        weights = torch.ones(number, dtype=torch.float64)
+        with pytorch_operations(), Operations() as seen:
+            outer_step(learner, parameters, tuple(parameters), episodes, weights)
+        names = set(seen.names)
+        assert not {name for name in names if "_local_scalar_dense" in name or "nonzero" in name}
+        counts.append(len(seen.names))
+    assert counts[0] == counts[1]
+    assert counts[1] <= ceiling
+
+
+def test_what_is_compiled_by_default():
+    learner, tasks = sinusoid()
+    cpu = torch.device("cpu")
+
+    def options(learner, tasks, **trainer):
+        return compile_options(TrainerConfig(**trainer), tasks, learner, cpu, "text")
+
+    assert options(learner, tasks, iterations=4999) is None
+    assert options(learner, tasks, iterations=5000, compile=False) is None
+    found = options(learner, tasks, iterations=5000, meta_batch_size=25)
+    assert found == options(learner, tasks, iterations=1, compile=True, meta_batch_size=25)
+    assert found.chunk_size == 25
+    assert options(learner, tasks, compile=True, task_chunk_size=7).chunk_size == 7
+    images, glyph_tasks = glyphs()
+    assert options(images, glyph_tasks, iterations=60_000) is None
+    assert options(images, glyph_tasks, compile=True).chunk_size == 32
+    foreign = MAML(nn.Sequential(nn.Flatten(), nn.Linear(784, 3))).train()
+    assert options(foreign, glyph_tasks, compile=True) is None
