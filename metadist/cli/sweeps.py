@@ -18,7 +18,8 @@ from metadist.config.instantiate import locate_target
 from metadist.distributed import get_rank, get_world_size
 from metadist.distributed.job import current_job
 from metadist.distributed.leaving import has_left
-from metadist.distributed.rendezvous import all_gather_object, world_store
+from metadist.distributed.rendezvous import all_gather_object
+from metadist.distributed.store import world_store
 from metadist.distributed.world import restart_count
 from metadist.errors import UserError
 from metadist.launchers.error_reporting import (

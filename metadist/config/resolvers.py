@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from metadist.config.hydra_version import IS_HYDRA_1_3
 from metadist.distributed import get_rank
 from metadist.distributed.errors import RendezvousTimeoutError
-from metadist.distributed.rendezvous import RENDEZVOUS_TIMEOUT, world_store
+from metadist.distributed.store import RENDEZVOUS_TIMEOUT, world_store
 
 
 def fraction(part: float, whole: int) -> int:

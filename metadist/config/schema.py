@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from metadist.distributed.rendezvous import RENDEZVOUS_TIMEOUT
+from metadist.distributed.store import RENDEZVOUS_TIMEOUT
 from metadist.errors import UserError
 
 _NOT_IN_DEFAULTS = ("experiment", "partition")

@@ -10,7 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from metadist.distributed.errors import connection_errors_as_worker_lost
-from metadist.distributed.rendezvous import RENDEZVOUS_TIMEOUT, bound_to_loopback, rendezvous
+from metadist.distributed.interfaces import bound_to_interface
+from metadist.distributed.rendezvous import all_gather_object, rendezvous
+from metadist.distributed.store import RENDEZVOUS_TIMEOUT
 from metadist.distributed.world import get_world_info
 from metadist.errors import UserError
 
@@ -33,6 +35,10 @@ def init_process_group(
             own, else Gloo.
         timeout: seconds that a collective waits for the slowest rank.
         rendezvous_timeout: seconds that ranks may arrive apart.
+
+    Raises:
+        UserError: on all ranks: they chose different backends, for instance because a GPU of one
+            node does not work.
     """
     info = get_world_info()
     if backend is None:
@@ -40,10 +46,24 @@ def init_process_group(
         backends = "cpu:gloo,cuda:nccl" if own_gpu and dist.is_nccl_available() else "gloo"
     else:
         backends = backend
-    with bound_to_loopback():
+    store = rendezvous("process_group", rendezvous_timeout)
+    chosen = all_gather_object(store, "backend", backends, rendezvous_timeout)
+    if len(set(chosen)) > 1:
+        ranks = {each: [r for r, other in enumerate(chosen) if other == each] for each in chosen}
+        raise UserError(
+            "the ranks chose different backends of torch.distributed ("
+            + ", ".join(f"{name} on ranks {found}" for name, found in ranks.items())
+            + "): check the GPU driver of the nodes without NCCL, or start fewer ranks per node."
+        )
+    device = None
+    if "nccl" in backends:
+        device = torch.device("cuda", info.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    with bound_to_interface():
         dist.init_process_group(
             backends,
-            store=rendezvous("process_group", rendezvous_timeout),
+            device_id=device,  # NCCL connects here, while its interface is set
+            store=store,
             rank=info.rank,
             world_size=info.world_size,
             timeout=timedelta(seconds=timeout),

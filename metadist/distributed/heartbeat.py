@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 
 from metadist.distributed.errors import first_line
+from metadist.distributed.store import Counters
 from metadist.distributed.world import get_world_info, launched_by_torchrun
 
 FIRST_FAILURE, REPORTED, STOP = "first_failure", "reported", "stop"
@@ -32,6 +33,7 @@ class Heartbeat:
         on_lost: called in a thread with a sentence that names the lost rank, or with "" when
             another rank failed and this one has not exited. It must end the process.
         clock: seconds that never go back.
+        counters: where the ranks count their heartbeats. Default: the store.
     """
 
     def __init__(
@@ -41,8 +43,10 @@ class Heartbeat:
         timeout: float,
         on_lost: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        counters: Counters | None = None,
     ) -> None:
         self._store = store
+        self._shared_counters: Counters = store if counters is None else counters
         self._hosts = hosts
         self._timeout = timeout
         self._on_lost = on_lost
@@ -67,7 +71,7 @@ class Heartbeat:
         """The number of a signal that this rank received, for rank zero."""
         self.received_stop_signal = 0
         """On rank zero: the number of a signal that another rank received."""
-        store.set(self._key(self._rank), "0")
+        self._shared_counters.set(self._key(self._rank), "0")
 
     def start(self) -> None:
         """Start the threads, which call `beat` and `watch` every `interval` seconds."""
@@ -89,7 +93,7 @@ class Heartbeat:
 
     def _write_finished(self) -> None:
         with self._write_lock:  # after a beat that is under way
-            self._store.set(self._key(self._rank), _FINISHED)
+            self._shared_counters.set(self._key(self._rank), _FINISHED)
 
     def extend_grace(self) -> None:
         """Let this rank wait, after a failure, for others that have not left the job."""
@@ -115,17 +119,15 @@ class Heartbeat:
                 if self._ended.is_set():
                     return
                 self._count += 1
-                self._store.set(self._key(self._rank), str(self._count))
+                self._shared_counters.set(self._key(self._rank), str(self._count))
             if self._was_suspended():
                 self._reset_deadlines()
             self._pass_signals()
             self._check_counters()
             self._store_reached = self._clock()
             self._check_first_failure()
-        except RuntimeError as error:
-            self._lose(
-                f"the job's store, which torchrun's agent hosts, is gone ({first_line(error)})."
-            )
+        except (RuntimeError, OSError) as error:
+            self._lose(f"the job's store is gone ({first_line(error)}).")
 
     def _pass_signals(self) -> None:
         if self.stop_signal and not self._signal_passed:
@@ -136,10 +138,10 @@ class Heartbeat:
 
     def _check_counters(self) -> None:
         keys = [self._key(rank) for rank in self._counters]
-        if not keys or not self._store.check(keys):
+        if not keys or not self._shared_counters.check(keys):
             return  # a rank has not started its heartbeat yet
         now = self._clock()
-        counters = [counter.decode() for counter in self._store.multi_get(keys)]
+        counters = [counter.decode() for counter in self._shared_counters.multi_get(keys)]
         for rank, counter in zip(self._counters, counters, strict=True):
             if counter != self._counters[rank] or counter == _FINISHED:
                 self._counters[rank], self._last_beat[rank] = counter, now

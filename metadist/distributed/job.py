@@ -13,10 +13,11 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from metadist.distributed.heartbeat import FIRST_FAILURE, REPORTED, Heartbeat
-from metadist.distributed.rendezvous import (
-    all_gather_object,
+from metadist.distributed.rendezvous import all_gather_object, rendezvous
+from metadist.distributed.store import (
     connect_store,
-    rendezvous,
+    elastic_store,
+    heartbeat_counters,
     world_store,
 )
 from metadist.distributed.worker_local import delete_worker_local
@@ -132,11 +133,11 @@ class Job:
 
     def mark_started(self, run: str) -> None:
         """Record, for processes after a restart, that a run has started. Rank zero."""
-        world_store().set(f"metadist/started/{run}", "yes")
+        elastic_store().set(f"metadist/started/{run}", "yes")
 
     def has_started(self, run: str) -> bool:
         """Whether a run started in these processes or before a restart."""
-        return world_store().check([f"metadist/started/{run}"])
+        return elastic_store().check([f"metadist/started/{run}"])
 
     def request_stop(self, number: int) -> None:
         """Pass a signal that this rank received on to rank zero. Safe in a signal handler."""
@@ -185,7 +186,8 @@ def begin_job(
     heartbeat = None
     if len(ranks) > 1:
         store = dist.PrefixStore(prefix, connect_store(wait))
-        heartbeat = Heartbeat(store, hosts, timeout, on_lost)
+        counters = heartbeat_counters(prefix, store)
+        heartbeat = Heartbeat(store, hosts, timeout, on_lost, counters=counters)
     restarted = any(rank["restarts"] > 0 for rank in ranks)
     store = dist.PrefixStore(prefix, world_store())
     _current = Job(store, hosts, restarted, key, heartbeat)

@@ -1,112 +1,28 @@
 """Rendezvous of a job's processes under a fresh prefix of the key-value store.
 
-torchrun's store outlives a restart, together with the keys of dead processes. The live ranks
-therefore agree on a random session name that counts only once rank zero has confirmed the nonce of
-every rank. This needs neither a restart count (each agent keeps its own) nor a count of calls.
+Under torchrun the store outlives a restart, together with the keys of dead processes. The live
+ranks therefore agree on a random session name that counts only once rank zero has confirmed the
+nonce of every rank. This needs neither a restart count (each agent keeps its own) nor a count of
+calls.
 """
 
-import contextlib
 import json
-import os
 import secrets
-import socket
 import time
-from collections.abc import Iterator
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
-from metadist.distributed.errors import (
-    RendezvousClosedError,
-    RendezvousTimeoutError,
-    WorkerLostError,
-    first_line,
+from metadist.distributed.errors import RendezvousClosedError, RendezvousTimeoutError
+from metadist.distributed.store import (
+    RENDEZVOUS_TIMEOUT,
+    store_errors_as_worker_lost,
+    world_store,
 )
-from metadist.distributed.world import get_world_info, is_single_node
-from metadist.errors import UserError
-
-RENDEZVOUS_TIMEOUT = 300.0
-"""Seconds that ranks may start apart: nodes boot, imports are slow."""
+from metadist.distributed.world import get_world_info
 
 _POLL_SECONDS = 0.005
 _MAX_POLL_SECONDS = 0.1
-
-_store: dist.Store | None = None
-
-
-def world_store(timeout: float = RENDEZVOUS_TIMEOUT) -> dist.Store:
-    """The job's key-value store, shared by all ranks and all restarts. Any rank, any time.
-
-    Under torchrun it is the agent's store, else rank zero's at MASTER_ADDR:MASTER_PORT; a single
-    process has one in memory.
-
-    Args:
-        timeout: seconds to wait for the store, in the first call.
-
-    Raises:
-        WorkerLostError: nothing listens there.
-        UserError: the environment does not name its address.
-    """
-    global _store
-    if _store is None:
-        info = get_world_info()
-        if info.world_size == 1:
-            _store = dist.HashStore()
-        else:
-            _store = _connect(timeout, host=info.rank == 0 and not _agent_hosts_store())
-    return _store
-
-
-def connect_store(timeout: float) -> dist.Store:
-    """The job's store over a new connection, which other threads' requests do not block."""
-    store = world_store(timeout)
-    return store if isinstance(store, dist.HashStore) else _connect(timeout, host=False)
-
-
-def _connect(timeout: float, host: bool) -> dist.Store:
-    try:
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    except (KeyError, ValueError) as error:
-        raise UserError(
-            f"MASTER_ADDR and MASTER_PORT must hold the address of rank zero ({error}); start the "
-            "script with torchrun, which sets them."
-        ) from None
-    listening: int | None = None
-    if not _agent_hosts_store() and is_single_node():
-        address = "127.0.0.1"  # by default a store listens on all interfaces
-        listening = _listen(address, port) if host else None
-    with _store_errors_as_worker_lost(f"the job's store at {address}:{port}"):
-        return dist.TCPStore(
-            address,
-            port,
-            is_master=host,
-            timeout=timedelta(seconds=timeout),
-            wait_for_workers=False,
-            master_listen_fd=listening,
-        )
-
-
-def _agent_hosts_store() -> bool:
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
-def _listen(address: str, port: int) -> int:
-    """The descriptor of a listening socket for the store."""
-    try:
-        return socket.create_server((address, port), backlog=1024).detach()
-    except OSError as error:
-        raise UserError(
-            f"MASTER_PORT={port} cannot be bound ({error.strerror}): choose a free port."
-        ) from None
-
-
-@contextlib.contextmanager
-def _store_errors_as_worker_lost(store: str = "the job's store") -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:  # torch.distributed's errors are subclasses
-        raise WorkerLostError(f"{store} cannot be reached ({first_line(error)}).") from None
 
 
 def rendezvous(topic: str, timeout: float = RENDEZVOUS_TIMEOUT) -> dist.Store:
@@ -125,7 +41,7 @@ def rendezvous(topic: str, timeout: float = RENDEZVOUS_TIMEOUT) -> dist.Store:
     """
     info = get_world_info()
     store = dist.PrefixStore(f"metadist/{topic}", world_store(timeout))
-    with _store_errors_as_worker_lost():
+    with store_errors_as_worker_lost():
         if info.rank == 0:
             session = host_rendezvous(store, info.world_size, timeout)
         else:
@@ -202,7 +118,7 @@ def all_gather_object(store: dist.Store, name: str, value: Any, timeout: float |
     """
     info = get_world_info()
     keys = [f"{name}/{rank}" for rank in range(info.world_size)]
-    with _store_errors_as_worker_lost():
+    with store_errors_as_worker_lost():
         store.set(keys[info.rank], json.dumps(value))
         missing = wait_for_keys(store, keys, timeout)
         if missing:
@@ -224,23 +140,3 @@ def wait_for_keys(store: dist.Store, keys: list[str], timeout: float | None) -> 
         time.sleep(pause)
         pause = min(pause * 1.1, _MAX_POLL_SECONDS)
     return []
-
-
-@contextlib.contextmanager
-def bound_to_loopback() -> Iterator[None]:
-    """In a job on one node, sockets of RPC and Gloo opened inside bind to loopback.
-
-    Interfaces that the user named in the environment stay.
-    """
-    added = []
-    if is_single_node():
-        interfaces = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
-        for variable in ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-            if interfaces and variable not in os.environ:
-                os.environ[variable] = interfaces[0]
-                added.append(variable)
-    try:
-        yield
-    finally:
-        for variable in added:
-            del os.environ[variable]

@@ -13,26 +13,24 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch.distributed import rpc
 from torch.distributed.rpc import constants
 from torch.futures import Future
 
 from metadist.distributed.errors import WorkerLostError, first_line
+from metadist.distributed.interfaces import bound_to_interface
 from metadist.distributed.leaving import leave
-from metadist.distributed.rendezvous import (
-    RENDEZVOUS_TIMEOUT,
-    all_gather_object,
-    bound_to_loopback,
-    rendezvous,
-)
+from metadist.distributed.rendezvous import all_gather_object, rendezvous
+from metadist.distributed.store import RENDEZVOUS_TIMEOUT
 from metadist.distributed.transport import (
     PING_TIMEOUT,
     open_transport,
     rpc_is_initialized,
     shutdown_rpc,
 )
-from metadist.distributed.worker_calls import WorkerRequest
+from metadist.distributed.worker_calls import WorkerRequest, tensors_of
 from metadist.distributed.world import (
     WorkerNameFormat,
     default_worker_name_format,
@@ -125,7 +123,7 @@ class RpcTransport:
         # prefix they are not needed.
         rpc._init_counter = 0
         rpc.api._all_gather_sequence_id.clear()
-        with bound_to_loopback(), warnings.catch_warnings():
+        with bound_to_interface(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="You are using a Backend")  # torch's own use
             try:
                 rpc.init_rpc(
@@ -203,15 +201,24 @@ def _respond(request: WorkerRequest) -> Future:
     """
     future: Future = Future()
     if request.in_context:
-        future.set_result(request.respond())
+        future.set_result(_synchronized_response(request))
     elif request.single_worker and _inline_slots.acquire(blocking=False):
         try:
-            future.set_result(request.respond())
+            future.set_result(_synchronized_response(request))
         finally:
             _inline_slots.release()
     else:
-        _executor.submit(lambda: future.set_result(request.respond()))
+        _executor.submit(lambda: future.set_result(_synchronized_response(request)))
     return future
+
+
+def _synchronized_response(request: WorkerRequest) -> Any:
+    """The response, whose GPU tensors are complete: a future without devices records no events."""
+    response = request.respond()
+    if request.keep_device:
+        for device in {tensor.device for tensor in tensors_of(response) if tensor.is_cuda}:
+            torch.cuda.synchronize(device)
+    return response
 
 
 def init_rpc(

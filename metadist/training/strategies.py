@@ -28,7 +28,7 @@ from metadist.distributed.collectives import (
 from metadist.distributed.data_parallel import DataParallel
 from metadist.distributed.partitioners import Partitioner, WorkerID, as_shards
 from metadist.distributed.reducers import LinearReducer, finish_sum
-from metadist.distributed.rendezvous import RENDEZVOUS_TIMEOUT
+from metadist.distributed.store import RENDEZVOUS_TIMEOUT
 from metadist.distributed.worker_calls import WorkerRequest, WorkerResponse, tensors_of
 from metadist.errors import UserError
 

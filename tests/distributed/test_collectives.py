@@ -217,3 +217,20 @@ def reduce_a_type_that_gloo_lacks() -> int:
 
 def test_a_programming_error_is_not_a_lost_worker():
     assert run_world(in_a_group, 2, reduce_a_type_that_gloo_lacks) == [2, 2]
+
+
+def choose_backend_with_a_broken_driver() -> str:
+    patch = pytest.MonkeyPatch()
+    patch.setattr(torch.cuda, "is_available", lambda: todist.get_rank() == 0)
+    patch.setattr(torch.cuda, "device_count", lambda: 2)
+    patch.setattr(dist, "is_nccl_available", lambda: True)
+    with pytest.raises(todist.UserError) as caught:
+        collectives.init_process_group(rendezvous_timeout=20)
+    assert not dist.is_initialized()
+    return str(caught.value)
+
+
+def test_ranks_with_and_without_a_gpu_are_told_at_once():
+    messages = run_world(choose_backend_with_a_broken_driver, 2)
+    assert messages[0] == messages[1]
+    assert "cpu:gloo,cuda:nccl on ranks [0]" in messages[0] and "gloo on ranks [1]" in messages[0]

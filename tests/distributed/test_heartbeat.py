@@ -202,9 +202,7 @@ def test_a_store_that_is_gone_is_noticed(ranks, monkeypatch):
     broken = True
     beat.beat()
     beat.beat()  # said once
-    assert lost == [
-        "the job's store, which torchrun's agent hosts, is gone (Connection reset by peer)."
-    ]
+    assert lost == ["the job's store is gone (Connection reset by peer)."]
 
 
 def test_a_rank_that_finished_is_not_missed(ranks):

@@ -1,0 +1,267 @@
+"""The job's key-value store: where it is, who hosts it, and who can reach it.
+
+Whoever can write to the store decides which addresses RPC connects to, and RPC runs code. The store
+of torchrun's agent listens on all interfaces without authentication, so it is used between nodes
+only. On one node the workers of torchrun share a file in the agent's own log directory, which only
+this user can read; without torchrun they share a store of rank zero on the loopback interface.
+"""
+
+import atexit
+import contextlib
+import errno
+import ipaddress
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Protocol
+
+import torch.distributed as dist
+
+from metadist.distributed.errors import WorkerLostError, first_line
+from metadist.distributed.world import get_world_info, is_single_node, launched_by_torchrun
+from metadist.errors import UserError
+
+RENDEZVOUS_TIMEOUT = 300.0
+"""Seconds that ranks may start apart: nodes boot, imports are slow."""
+
+_EXIT_TIMEOUT = 30.0
+"""Seconds that rank zero, which hosts the store, waits at its exit for the other ranks' exit."""
+
+_LEAVE_TIMEOUT = 2.0
+"""Seconds that another rank waits at its exit for the store to take note of it."""
+
+_store: dist.Store | None = None
+
+
+class Counters(Protocol):
+    """The part of `dist.Store` that heartbeats need every second."""
+
+    def set(self, key: str, value: str) -> None:
+        """Set a key."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys are set."""
+
+    def multi_get(self, keys: list[str]) -> Sequence[bytes]:
+        """The values of keys that are set."""
+
+
+class FileCounters:
+    """Short values in one file each, where a `FileStore` would grow with every write.
+
+    Args:
+        directory: where the files are; it is created.
+    """
+
+    _WIDTH = 24
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        self._directory = directory
+        self._descriptors: dict[str, int] = {}
+
+    def set(self, key: str, value: str) -> None:
+        """Set a key. The value is overwritten in place, so that a full disk does not matter."""
+        if key not in self._descriptors:
+            path = self._path(key)
+            self._descriptors[key] = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        os.pwrite(self._descriptors[key], value.encode().ljust(self._WIDTH), 0)
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys are set."""
+        return all(self._path(key).exists() for key in keys)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """The values of keys that are set."""
+        return [self._path(key).read_bytes().strip() for key in keys]
+
+    def _path(self, key: str) -> Path:
+        return self._directory / key.replace("/", "-")
+
+
+def world_store(timeout: float = RENDEZVOUS_TIMEOUT) -> dist.Store:
+    """The job's key-value store, shared by all ranks and, under torchrun, all restarts.
+
+    Any rank, any time. On one node it is a file under torchrun, else rank zero's store on
+    loopback; on several nodes it is the agent's store under torchrun, else rank zero's at
+    MASTER_ADDR:MASTER_PORT. A single process has one in memory.
+
+    Args:
+        timeout: seconds to wait for the store, in the first call.
+
+    Raises:
+        WorkerLostError: nothing listens there.
+        UserError: the environment does not name its address; torchrun's log directory is not
+            private.
+    """
+    global _store
+    if _store is None:
+        info = get_world_info()
+        if info.world_size == 1:
+            _store = dist.HashStore()
+        elif _is_file_store():
+            _store = _open_file_store()
+        elif _agent_hosts_store():
+            _store = _connect(timeout)
+        else:
+            _store = _connect(timeout, host=info.rank == 0)
+            atexit.register(_outlive_other_ranks if info.rank == 0 else _leave, _store)
+            if info.rank:
+                _store.set(f"metadist/connected/{info.rank}", "")
+    return _store
+
+
+def connect_store(timeout: float) -> dist.Store:
+    """The job's store over a new connection, which other threads' requests do not block."""
+    store = world_store(timeout)
+    if isinstance(store, dist.HashStore):
+        return store
+    return _open_file_store() if _is_file_store() else _connect(timeout)
+
+
+def heartbeat_counters(prefix: str, store: dist.Store) -> Counters:
+    """Where the ranks of a job count their heartbeats: `store`, or files beside a file store."""
+    if _is_file_store():
+        return FileCounters(_agent_directory() / f"metadist-{prefix.replace('/', '-')}")
+    return store
+
+
+def elastic_store() -> dist.Store:
+    """The store that a job keeps when nodes join or leave: the agent's, or `world_store`.
+
+    Other machines can write to the agent's store: nothing that decides where RPC connects may be
+    read from it on one node.
+    """
+    store = world_store()
+    if _is_file_store() and _agent_hosts_store():
+        return _connect(RENDEZVOUS_TIMEOUT)
+    return store
+
+
+def _is_file_store() -> bool:
+    return get_world_info().world_size > 1 and launched_by_torchrun() and is_single_node()
+
+
+def _agent_hosts_store() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _open_file_store() -> dist.Store:
+    return dist.FileStore(str(_agent_directory() / "metadist-store"), -1)
+
+
+def _agent_directory() -> Path:
+    """The log directory that torchrun's agent has created for this run with `mkdtemp`.
+
+    Every worker finds it without asking another process: its error file is
+    DIRECTORY/attempt_N/LOCAL_RANK/error.json (torch.distributed.elastic's `DefaultLogsSpecs`).
+
+    Raises:
+        UserError: there is none, or other users can open it.
+    """
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    directory = Path(error_file).parent.parent.parent
+    try:
+        status = directory.lstat()
+        private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
+        if error_file and private and status.st_uid == os.geteuid():
+            return directory
+        reason = "other users can open it" if error_file else "there is none"
+    except OSError as error:
+        reason = str(error.strerror)
+    raise UserError(
+        f"the workers of one node exchange addresses in torchrun's log directory ({reason}): start "
+        "torchrun without --log-dir and --logs-specs, or with a --log-dir on a local file system."
+    )
+
+
+def _connect(timeout: float, host: bool = False) -> dist.Store:
+    try:
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    except (KeyError, ValueError) as error:
+        raise UserError(
+            f"MASTER_ADDR and MASTER_PORT must hold the address of rank zero ({error}); start the "
+            "script with torchrun, which sets them."
+        ) from None
+    if not _agent_hosts_store() and is_single_node():
+        address = "127.0.0.1"
+    with store_errors_as_worker_lost(f"the job's store at {address}:{port}"):
+        return dist.TCPStore(
+            address,
+            port,
+            is_master=host,
+            timeout=timedelta(seconds=timeout),
+            wait_for_workers=False,
+            master_listen_fd=_listen(address, port) if host else None,
+        )
+
+
+def _listen(address: str, port: int) -> int | None:
+    """The descriptor of a listening socket for the store, bound to one address of this machine.
+
+    Returns:
+        None where the address is not this machine's own as other nodes see it: a host name that
+        is loopback here (Debian's 127.0.1.1), or an address that is translated. The store then
+        listens on all interfaces.
+    """
+    try:
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return None
+    for family, _, _, _, (host, *_) in found:
+        if ipaddress.ip_address(str(host).split("%")[0]).is_loopback and not is_single_node():
+            continue
+        try:
+            server = socket.create_server((str(host), port), family=family, backlog=1024)
+        except OSError as error:
+            if error.errno in _NOT_OWN_ADDRESS:
+                continue
+            raise UserError(
+                f"MASTER_PORT={port} cannot be bound ({error.strerror}): choose a free port."
+            ) from None
+        return server.detach()
+    return None
+
+
+_NOT_OWN_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+@contextlib.contextmanager
+def store_errors_as_worker_lost(store: str = "the job's store") -> Iterator[None]:
+    """Raise torch's errors of an unreachable store as `WorkerLostError`."""
+    try:
+        yield
+    except RuntimeError as error:  # torch.distributed's errors are subclasses
+        raise WorkerLostError(f"{store} cannot be reached ({first_line(error)}).") from None
+
+
+def _outlive_other_ranks(store: dist.Store) -> None:
+    """Wait at exit for the other ranks that are connected to the store of this process.
+
+    They may still poll it, or write their last heartbeat.
+    """
+    deadline = time.monotonic() + _EXIT_TIMEOUT
+    with contextlib.suppress(RuntimeError):
+        for rank in range(1, get_world_info().world_size):
+            connected, left = (f"metadist/{word}/{rank}" for word in ("connected", "left"))
+            while store.check([connected]) and not store.check([left]):
+                if time.monotonic() > deadline:
+                    return
+                time.sleep(0.02)
+
+
+def _leave(store: dist.Store) -> None:
+    """Let rank zero, which hosts the store, know that this rank no longer needs it."""
+
+    def write() -> None:
+        with contextlib.suppress(RuntimeError):
+            store.set(f"metadist/left/{get_world_info().rank}", "")
+
+    thread = threading.Thread(target=write, daemon=True)  # rank zero's machine may be unreachable
+    thread.start()
+    thread.join(_LEAVE_TIMEOUT)

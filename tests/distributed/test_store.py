@@ -1,0 +1,210 @@
+"""Where a job's store is, who can write to it, and who leaves it last."""
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import ROOT
+from faults.runs import listening
+from worlds import run_world
+
+import metadist as todist
+from metadist.distributed.interfaces import bound_to_interface
+from metadist.distributed.rendezvous import rendezvous
+from metadist.distributed.store import FileCounters, elastic_store, world_store
+
+
+def worker_environment(directory: Path, **more: object) -> dict[str, str]:
+    """What torchrun's agent sets on a node, besides the ranks."""
+    variables = {
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_ERROR_FILE": directory / "attempt_0" / "0" / "error.json",
+        **more,
+    }
+    return {name: str(value) for name, value in variables.items()}
+
+
+def meet_and_exchange() -> tuple[str, bool, bool]:
+    """A rendezvous; then what the agent's store has of it, and whether a started run is there."""
+    store = rendezvous("test", 10)
+    rank = todist.get_rank()
+    store.set(f"address/{rank}", f"of {rank}")
+    other = store.get(f"address/{1 - rank}").decode()
+    agent, started = elastic_store(), "metadist/started/run"
+    agent.set(started, "yes")
+    return other, agent.check(["metadist/test/session"]), world_store().check([started])
+
+
+def test_on_one_node_addresses_are_not_in_the_agents_store(tmp_path):
+    tmp_path.chmod(0o700)
+    seen = run_world(meet_and_exchange, 2, environment=worker_environment(tmp_path))
+    assert seen == [("of 1", False, False), ("of 0", False, False)]
+    store = tmp_path / "metadist-store"
+    assert store.exists() and stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
+
+
+def refused() -> str:
+    with pytest.raises(todist.UserError) as caught:
+        world_store()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("case", ["mode", "owner", "link", "missing", "none"])
+def test_a_log_directory_that_others_may_write_to_is_refused(tmp_path, case):
+    directory = tmp_path / "log"
+    directory.mkdir(mode=0o700)
+    environment = worker_environment(directory)
+    if case == "mode":
+        directory.chmod(0o770)
+    elif case == "owner":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a directory away")
+        os.chown(directory, 65534, -1)
+    elif case == "link":
+        directory.rename(tmp_path / "elsewhere")
+        directory.symlink_to(tmp_path / "elsewhere")
+    elif case == "missing":
+        directory.rmdir()
+    else:
+        environment["TORCHELASTIC_ERROR_FILE"] = ""  # torchrun --log-dir=/dev/null
+    for message in run_world(refused, 2, environment=environment):
+        assert "torchrun's log directory" in message and "\n" not in message
+
+
+PRINT_STORE = """
+import metadist as todist
+from metadist.distributed.rendezvous import all_gather_object, rendezvous
+from metadist.distributed.store import world_store
+print(todist.get_rank(), type(world_store()).__name__)
+todist.init_rpc()
+assert todist.remote_sync_call(pow, args=(2, 5), partitioner=1) == 32
+todist.shutdown_rpc()
+"""
+
+
+def test_torchruns_workers_find_the_file_by_themselves(tmp_path):
+    (tmp_path / "program.py").write_text(PRINT_STORE)
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc_per_node=2", str(tmp_path / "program.py")),
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.split("\n")[:2]) == ["0 FileStore", "1 FileStore"]
+
+
+def test_a_file_of_counters_does_not_grow(tmp_path):
+    counters = FileCounters(tmp_path / "counters")
+    assert not counters.check(["beat/0"])
+    for value in ("0", "123456", "finished", "7"):
+        counters.set("beat/0", value)
+        counters.set("beat/1", "1")
+        again = FileCounters(tmp_path / "counters")
+        assert again.check(["beat/0", "beat/1"])
+        assert again.multi_get(["beat/0", "beat/1"]) == [value.encode(), b"1"]
+    assert {path.stat().st_size for path in (tmp_path / "counters").iterdir()} == {24}
+
+
+# --- worlds without torchrun ----------------------------------------------------------------------
+
+FINISH = """
+import os, sys, time
+from metadist.distributed.job import begin_job
+rank = int(os.environ["RANK"])
+job = begin_job(5.0, lambda lost: os._exit(3))
+if rank:
+    time.sleep(2)  # rank zero has finished long before
+job.end()
+print("rank", rank, "has finished", flush=True)
+"""
+
+
+def test_rank_zero_which_hosts_the_store_exits_last(free_port):
+    def start(rank: int) -> subprocess.Popen:
+        variables = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
+        variables |= {"MASTER_PORT": free_port, "OMP_NUM_THREADS": 1}
+        return subprocess.Popen(
+            [sys.executable, "-c", FINISH],
+            env={**os.environ, **{name: str(value) for name, value in variables.items()}},
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    ranks = [start(rank) for rank in range(2)]
+    outputs = [process.communicate(timeout=60)[0] for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0], outputs
+    assert outputs == [f"rank {rank} has finished\n" for rank in range(2)]
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+def own_address() -> str:
+    """This machine's address for others; no packet is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine has no network address")
+        return probe.getsockname()[0]
+
+
+def listening_store(port: int) -> list[str]:
+    if todist.get_rank() == 0:
+        world_store().set("listens", "yes")
+    world_store().get("listens")
+    rendezvous("before the end", 10)
+    return [address for address, number, _ in listening() if number == port]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_store_of_rank_zero_listens_on_one_address(free_port, nodes):
+    address = own_address()
+    environment = {
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(free_port),
+        "LOCAL_WORLD_SIZE": str(2 // nodes),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        **({"LOCAL_RANK": "0"} if nodes == 2 else {}),
+    }
+    expected = ["127.0.0.1"] if nodes == 1 else [address]
+    assert run_world(listening_store, 2, free_port, environment=environment)[0] == expected
+
+
+def interfaces(**variables: str) -> dict[str, str]:
+    names = ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in names:
+            patch.delenv(name, raising=False)
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        with bound_to_interface():
+            inside = {name: os.environ[name] for name in names if name in os.environ}
+        assert {name for name in names if name in os.environ} == set(variables) & set(names)
+    return inside
+
+
+def test_rpc_gloo_and_nccl_bind_to_the_same_interface():
+    names = ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    one_node = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    nodes = {**one_node, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    assert interfaces(**one_node) == dict.fromkeys(names, "lo")
+    assert interfaces(**nodes) == {}
+    assert interfaces(**nodes, GLOO_SOCKET_IFNAME="ib0") == dict.fromkeys(names, "ib0")
+    chosen = {"TP_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "^docker"}
+    assert interfaces(**nodes, **chosen) == {**dict.fromkeys(names, "eth1"), **chosen}
