@@ -80,6 +80,8 @@ def assemble_experiment(
     trainer: TrainerConfig = instantiate(cfg.trainer, "trainer")
     strategy = _strategy(cfg, settings, instantiate)
     device = resolve_device(str(cfg.device))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # what names no index is on this rank's GPU
     dataset = instantiate(cfg.dataset, "dataset")
     tasks: TaskDistribution = instantiate(cfg.task, "task", dataset=dataset)
     torch.manual_seed(settings.seed)

@@ -37,7 +37,7 @@ from metadist.reports import (
     flatten_config,
     read_results,
 )
-from metadist.training import Experiment, Interrupted, Trainer
+from metadist.training import Experiment, Interrupted, Trainer, resolve_device
 from metadist.training.checkpoints import has_checkpoints
 
 _log = logging.getLogger(__name__)
@@ -282,6 +282,7 @@ def _build_on_all_ranks(job: Job, spec: RunSpec) -> Experiment:
         "error": "" if error is None else f"{type(error).__name__}: {error}",
         "iteration": experiment.state.iteration if experiment and is_driver else None,
         "native": native_available(experiment.learner) if experiment else None,
+        "device": resolve_device(experiment.train_mapper.device).type if experiment else None,
     }
     messages = all_gather_object(job.store, "built", message, timeout=None)
     for rank, each in enumerate(messages):
@@ -293,6 +294,7 @@ def _build_on_all_ranks(job: Job, spec: RunSpec) -> Experiment:
     for rank, each in enumerate(messages):
         if each["error"]:
             raise RemoteRankFailed(f"rank {rank} failed while building: {each['error']}")
+    check_same_device([each["device"] for each in messages], job.hosts)
     iterations = {each["iteration"] for each in messages} - {None}
     if len(iterations) > 1:
         raise UserError(
@@ -311,6 +313,25 @@ def _build_on_all_ranks(job: Job, spec: RunSpec) -> Experiment:
     if get_rank() == 0:
         job.mark_started(str(spec.directory))
     return experiment
+
+
+def check_same_device(devices: list[str], hosts: list[str]) -> None:
+    """Refuse to train on the CPUs of some ranks and the GPUs of others.
+
+    Args:
+        devices: the device type of each rank.
+        hosts: the machine of each rank.
+
+    Raises:
+        UserError: on every rank that calls it: the types differ.
+    """
+    if len(set(devices)) > 1:
+        on_cpu = [rank for rank, device in enumerate(devices) if device == "cpu"]
+        machines = ", ".join(sorted({hosts[rank] for rank in on_cpu}))
+        raise UserError(
+            f"ranks {on_cpu} ({machines}) compute on the CPU and the others on GPUs: check the GPU "
+            "driver there, or set device=cpu on all ranks."
+        )
 
 
 def _is_restarted(job: Job, spec: RunSpec) -> bool:

@@ -300,15 +300,15 @@ def resolve_device(device: str) -> torch.device:
     """The device of a configured name, in this process.
 
     Args:
-        device: "auto" for the GPU of the local rank where there is one, else the CPU; or a name
-            that torch accepts.
+        device: "auto" for the GPU of the local rank where there is one, else the CPU; "cuda" for
+            the GPU of the local rank; or a name that torch accepts.
 
     Raises:
         UserError: there is no such device here.
     """
-    if device == "auto":
-        if not torch.cuda.is_available():
-            return torch.device("cpu")
+    if device == "auto" and not torch.cuda.is_available():
+        return torch.device("cpu")
+    if device in ("auto", "cuda") and torch.cuda.is_available():
         return torch.device("cuda", get_local_rank() % torch.cuda.device_count())
     try:
         chosen = torch.device(device)

@@ -473,4 +473,4 @@ def _seed_generators(seed: int, iteration: int) -> None:
     np.random.seed(number % 2**32)
     torch.default_generator.manual_seed(number)
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.manual_seed(number)
+        torch.cuda.manual_seed(number)  # of the rank's own GPU, see `assemble_experiment`

@@ -15,7 +15,13 @@ from metadist import kernels as native
 from metadist.distributed import get_rank
 from metadist.errors import UserError
 from metadist.launchers import RunSpec
-from metadist.launchers.job import JobFailure, finished_results, run_job, save_configuration
+from metadist.launchers.job import (
+    JobFailure,
+    check_same_device,
+    finished_results,
+    run_job,
+    save_configuration,
+)
 from metadist.reports import WORKER_ERROR_FILE, pop_worker_error, write_failure
 
 WORDS = (*SMALL, "strategy=allreduce", "model.pooling=max", "trainer.iterations=2")
@@ -155,3 +161,10 @@ def test_a_job_trains_tests_and_saves_its_configuration(tmp_path):
     assert saved == compose(*SMALL)
     assert OmegaConf.load(tmp_path / ".hydra" / "overrides.yaml") == ["a=1"]
     assert json.loads((tmp_path / "results.json").read_text())["world_size"] == 2
+
+
+def test_ranks_on_cpus_among_ranks_on_gpus_are_refused():
+    check_same_device(["cuda", "cuda"], ["a", "b"])
+    check_same_device(["cpu"], ["a"])
+    with pytest.raises(UserError, match=r"ranks \[1, 3\] \(b, d\) compute on the CPU"):
+        check_same_device(["cuda", "cpu", "cuda", "cpu"], ["a", "b", "c", "d"])
