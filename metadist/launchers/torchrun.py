@@ -110,6 +110,7 @@ class TorchrunLauncher(Launcher):
             output = None
             if spec.concurrent:
                 output = stack.enter_context((spec.directory / CONSOLE_FILE).open("ab"))
+            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="metadist-"))
             # Readable by this user alone, with a name of its own on each node.
             file = stack.enter_context(
                 tempfile.NamedTemporaryFile(
@@ -119,7 +120,8 @@ class TorchrunLauncher(Launcher):
             # The launching process has looked for finished results already.
             file.write(replace(spec, in_sweep=False).to_yaml())
             file.flush()
-            command, environment = self.command(spec, Path(file.name)), self.environment(spec, slot)
+            command = self.command(spec, Path(file.name), Path(scratch) / "rendezvous")
+            environment = self.environment(spec, slot)
             with self._lock:  # `stop` comes before the agent has started, or finds it
                 if self._stopped:
                     return 128 + signal.SIGTERM
@@ -147,12 +149,13 @@ class TorchrunLauncher(Launcher):
             for agent in self._agents:
                 agent.send_signal(signal.SIGTERM)  # Python would die of SIGINT while it starts
 
-    def command(self, spec: RunSpec, spec_file: Path) -> list[str]:
+    def command(self, spec: RunSpec, spec_file: Path, rendezvous_file: Path) -> list[str]:
         """The command line that starts the job's workers.
 
         Args:
             spec: the job.
             spec_file: holds the specification that the workers read.
+            rendezvous_file: for the agent of a single node, which then opens no port.
         """
         if self.rdzv_endpoint:
             rendezvous = [
@@ -163,7 +166,14 @@ class TorchrunLauncher(Launcher):
                 *([] if self.node_rank is None else [f"--node-rank={self.node_rank}"]),
             ]
         else:
-            rendezvous = ["--standalone"]
+            rendezvous = [
+                "--nnodes=1",
+                "--rdzv-backend=c10d",
+                "--rdzv-conf=store_type=file",
+                f"--rdzv-endpoint={rendezvous_file}",
+                f"--rdzv-id=metadist-{spec.directory.name}",
+                "--local-addr=127.0.0.1",
+            ]
         return [
             *(sys.executable, "-m", "metadist.distributed.torchrun"),
             *rendezvous,
@@ -181,6 +191,8 @@ class TorchrunLauncher(Launcher):
         """
         environment = dict(os.environ)
         environment.setdefault("OMP_NUM_THREADS", str(spec.configuration.get("threads", 1)))
+        if not self.rdzv_endpoint:
+            environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # no store of the agent's
         # Modules of the working directory come after installed ones, as in this process.
         environment["PYTHONSAFEPATH"] = "1"
         if spec.in_sweep:

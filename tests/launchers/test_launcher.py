@@ -106,12 +106,12 @@ def test_concurrent_jobs_have_gpus_of_their_own(monkeypatch):
 
 def test_torchrun_gets_its_options_and_the_specification():
     command = TorchrunLauncher(nproc_per_node=2, max_restarts=1).command(
-        spec_of(), Path("a b.yaml")
+        spec_of(), Path("a b.yaml"), Path("file")
     )
-    assert {"--standalone", "--nproc-per-node=2", "--max-restarts=1"} <= set(command)
+    assert {"--nnodes=1", "--nproc-per-node=2", "--max-restarts=1"} <= set(command)
     assert command[-3:] == ["-m", "metadist.launchers.worker", "a b.yaml"]
     nodes = TorchrunLauncher(nnodes=2, node_rank=1, rdzv_endpoint="a:1")
-    command = nodes.command(spec_of(), Path("spec.yaml"))
+    command = nodes.command(spec_of(), Path("spec.yaml"), Path("file"))
     assert {"--nnodes=2", "--node-rank=1", "--rdzv-endpoint=a:1"} <= set(command)
 
 
