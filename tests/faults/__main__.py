@@ -1,7 +1,7 @@
 """Fault injection on real runs: `make faults ARGS="PART … --number 20 --seed 0"`.
 
 Processes are killed, frozen or disconnected. The outcome of each fault is printed and saved as a
-table in outputs/faults/. Parts: kills, restarts, endings, inputs, ports, hosts.
+table in outputs/faults/. Parts: kills, restarts, endings, inputs, ports, scans, hosts.
 """
 
 import argparse
@@ -24,6 +24,7 @@ PARTS: dict[str, Callable[[Path, argparse.Namespace], Sequence[Any]]] = {
     "endings": lambda folder, options: endings.rows(folder, options.timeout, options.only),
     "inputs": lambda folder, options: inputs.rows(options.seed),
     "ports": lambda folder, options: listening_ports.rows(folder),
+    "scans": lambda folder, options: listening_ports.scans(folder),
     "hosts": lambda folder, options: hosts.rows(folder, options.timeout),
 }
 

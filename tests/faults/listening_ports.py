@@ -1,12 +1,15 @@
-"""The listening sockets of a run's processes, read from /proc."""
+"""The listening sockets of a run's processes, and a scan of them from another host."""
 
 import contextlib
 import ipaddress
+import json
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from faults.namespaces import renamed_host, unavailable_reason
+from faults.namespaces import HOSTS, TwoHosts, renamed_host, unavailable_reason
 from faults.runs import Run, RunFailed, listening, marked
 from faults.tables import print_row
 
@@ -82,3 +85,91 @@ def _has_rank(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return b"\0LOCAL_RANK=" in Path(f"/proc/{pid}/environ").read_bytes()
     return False
+
+
+class Scan(NamedTuple):
+    """A scan of a run's host, a network namespace, from another one."""
+
+    run: str
+    listening: str
+    """Every listening port of the host: address:port."""
+    reachable: str
+    """Those that the other host can connect to."""
+    addresses_in_reach: str
+    """Keys of metadist's rendezvous in a reachable store."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing that decides where RPC connects can be reached."""
+        return not self.addresses_in_reach and self.reachable.count(":") <= _AGENT_PORTS[self.run]
+
+
+_AGENT_PORTS = {
+    "torchrun, rpc": 2,
+    "torchrun, allreduce": 2,
+    "launcher=torchrun, rpc": 0,
+    "launcher=torchrun, allreduce": 0,
+    "without torchrun, rpc": 0,
+    "without torchrun, allreduce": 0,
+}
+"""How many ports torch's agent opens to other hosts, by the way to start a run."""
+
+_SCAN = """
+import json, socket, sys
+from datetime import timedelta
+import torch.distributed as dist
+host, ports = sys.argv[1], json.loads(sys.argv[2])
+reachable, keys = [], []
+for port in ports:
+    try:
+        socket.create_connection((host, port), timeout=2).close()
+    except OSError:
+        continue
+    reachable.append(port)
+    try:
+        store = dist.TCPStore(host, port, wait_for_workers=False, timeout=timedelta(seconds=3))
+        topics = ("job", "rpc", "process_group")
+        keys += [t for t in topics if store.check([f"metadist/{t}/session"])]
+    except RuntimeError:
+        pass
+print(json.dumps([reachable, keys]))
+"""
+
+
+def scans(folder: Path) -> list[Scan]:
+    """Runs on one node, started in three ways, each scanned from another host."""
+    if reason := unavailable_reason():
+        print(f"skipped: a scan from another host: {reason}")
+        return []
+    found = []
+    with TwoHosts() as hosts:
+        for title in _AGENT_PORTS:
+            start, strategy = title.split(", ")
+            with _start(folder, hosts, start, strategy) as run:
+                run.wait_until(lambda run=run: run.iteration() >= 10)
+                sockets = {(address, port) for address, port, _ in listening(run.process.pid)}
+                ports = json.dumps(sorted({port for _, port in sockets}))
+                scan = subprocess.run(
+                    [*hosts.prefix(1), sys.executable, "-c", _SCAN, HOSTS[0], ports],
+                    capture_output=True,
+                    text=True,
+                    timeout=120,
+                )
+                if scan.returncode:
+                    raise RunFailed(scan.stderr)
+            reachable, keys = json.loads(scan.stdout.splitlines()[-1])
+            listed = ", ".join(f"{address}:{port}" for address, port in sorted(sockets))
+            reached = ", ".join(f"{HOSTS[0]}:{port}" for port in reachable)
+            found.append(print_row(Scan(title, listed, reached, ", ".join(keys))))
+    return found
+
+
+def _start(folder: Path, hosts: TwoHosts, start: str, strategy: str) -> Run:
+    """A run of two workers on the first host, which goes on until it is ended."""
+    directory = folder / f"scan-{start.replace(' ', '-').replace('=', '-')}-{strategy}"
+    options = ["trainer.iterations=100000", "trainer.eval_every=0", "trainer.checkpoint_every=0"]
+    if start == "torchrun":
+        return Run(directory, strategy, *options, prefix=hosts.prefix(0))
+    if start == "launcher=torchrun":
+        return Run(directory, strategy, *options, start, plain=True, prefix=hosts.prefix(0))
+    return Run(directory, strategy, *options, by_hand=True, prefix=hosts.prefix(0))

@@ -58,6 +58,7 @@ class Run:
         ranks: number of processes under torchrun; `local` runs without torchrun.
         torchrun: options of torchrun; None for `--standalone`.
         by_hand: start the processes without torchrun.
+        plain: start the script with python, whatever the strategy.
         prefix: prepended to the command, such as `ip netns exec NAME`.
         environment: further variables.
     """
@@ -70,6 +71,7 @@ class Run:
         ranks: int = 2,
         torchrun: Sequence[str] | None = None,
         by_hand: bool = False,
+        plain: bool = False,
         prefix: Sequence[str] = (),
         environment: dict[str, str] | None = None,
     ) -> None:
@@ -80,7 +82,7 @@ class Run:
         launch: list[str] = [sys.executable]
         if by_hand:
             launch += ["-m", "faults.by_hand", str(ranks)]
-        elif strategy != "local" or torchrun is not None:
+        elif not plain and (strategy != "local" or torchrun is not None):
             launch += ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
             launch += ["--standalone"] if torchrun is None else list(torchrun)
         options = [*TINY, f"strategy={strategy}", f"hydra.run.dir={directory}", *overrides]
