@@ -66,15 +66,17 @@ def test_metrics_have_their_iteration_and_a_run_without_results_has_failed(
     import wandb
 
     run = RecordedRun()
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setattr(wandb, "init", lambda **_: run)
-    log_run(WandbLogger(), tmp_path, 0, 2, finish=finish)
+    log_run(WandbLogger(), tmp_path, 0, 2, finish=finish, results={"path": [f"/{KEY}/a"]})
     first, second, validation, *images = run.logged
     assert first == (1, {"train/loss": 1.0, "train/s": "x"}) and second[0] == 2
     assert validation == (2, {"validation/accuracy": 0.5})
     assert [(step, list(values)) for step, values in images] == (
         [(6, ["test/accuracy", "learning_curves"])] if finish else []
     )
-    assert run.summary == ({"test_accuracy": 0.75} if finish else {})
+    results = {"test_accuracy": 0.75, "path": ["/***/a"]}
+    assert run.summary == (results if finish else {})
     assert run.finished == [0 if finish else 1]
 
 
