@@ -1,0 +1,178 @@
+"""Backbones of other libraries, torchvision and timm, with a new linear head."""
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import replace_all_batch_norm_modules_
+
+from metadist.errors import UserError
+
+
+class Backbone(nn.Module):
+    """A network that computes features, and a new linear layer as its head.
+
+    Batch norm uses the statistics of the batch, in training and in evaluation, and keeps no running
+    statistics (MAML's protocol): running statistics would be changed in place by every inner step,
+    which `torch.func` does not support, and would mix tasks. Those of pretrained weights are
+    dropped. With `running_statistics` they are kept, and evaluation uses them.
+
+    Args:
+        body: images (n, channels, height, width) -> features (n, features).
+        input_shape: (channels, height, width) of an image.
+        outputs: number of classes.
+        running_statistics: whether batch norm keeps running statistics for evaluation.
+        model: the choice of `model` in the configuration, for messages.
+
+    Raises:
+        UserError: inputs that are not images, or that the body does not take.
+    """
+
+    def __init__(
+        self,
+        body: nn.Module,
+        input_shape: tuple[int, ...],
+        outputs: int,
+        running_statistics: bool,
+        model: str,
+    ) -> None:
+        super().__init__()
+        self.running_statistics = running_statistics
+        if not running_statistics:
+            replace_all_batch_norm_modules_(body)
+        self.body = body
+        self.head = nn.Linear(self._count_features(input_shape, model), outputs)
+        nn.init.zeros_(self.head.bias)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Inputs of the linear layer: (n, channels, height, width) -> (n, features)."""
+        return self.body(images)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits: (n, channels, height, width) -> (n, outputs)."""
+        return self.head(self.features(images))
+
+    @torch.no_grad()
+    def _count_features(self, input_shape: tuple[int, ...], model: str) -> int:
+        training = self.body.training
+        try:
+            features = self.body.eval()(torch.zeros(2, *input_shape))
+        except (RuntimeError, ValueError, AssertionError, IndexError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise UserError(
+                f"{model} does not take inputs of shape {input_shape} ({reason}): choose another "
+                "network or dataset.size, or set what it needs in model.options."
+            ) from error
+        finally:
+            self.body.train(training)
+        if not isinstance(features, Tensor) or features.dim() != 2:
+            raise UserError(f"{model} does not compute one vector per image: choose another one.")
+        return features.shape[1]
+
+
+class Torchvision(Backbone):
+    """A classification network of torchvision, such as resnet18; its last linear layer is replaced.
+
+    Images of one channel are repeated to three.
+
+    Args:
+        input_shape: (channels, height, width) of an image.
+        outputs: number of classes.
+        name: as in `torchvision.models.list_models(torchvision.models)`.
+        weights: pretrained weights, such as DEFAULT or IMAGENET1K_V1, downloaded by torchvision;
+            None for random weights. Inputs should be normalized as in their training.
+        options: further arguments of the network, such as {image_size: 84} of vision transformers.
+        running_statistics: see `Backbone`.
+
+    Raises:
+        UserError: there is no such network, it has no linear head, or the download fails.
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        outputs: int,
+        name: str = "resnet18",
+        weights: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        running_statistics: bool = False,
+    ) -> None:
+        import torchvision.models as library
+
+        model = f"model=torchvision model.name={name}"
+        _check_name(name, library.list_models(library), "torchvision")
+        body = _create(
+            lambda: library.get_model(name, weights=weights, **dict(options or {})), model
+        )
+        linear = [key for key, module in body.named_modules() if isinstance(module, nn.Linear)]
+        if not linear:
+            raise UserError(f"{model} has no linear head to replace: choose another network.")
+        body.set_submodule(linear[-1], nn.Identity())
+        if input_shape[0] == 1:
+            body = nn.Sequential(_Repeat(), body)
+        super().__init__(body, input_shape, outputs, running_statistics, model)
+
+
+class Timm(Backbone):
+    """A network of timm (PyTorch Image Models), without its classifier.
+
+    Args:
+        input_shape: (channels, height, width) of an image.
+        outputs: number of classes.
+        name: as in `timm.list_models()`.
+        pretrained: whether to load timm's pretrained weights, downloaded by timm. Inputs should be
+            normalized as in their training.
+        options: further arguments of `timm.create_model`, such as {img_size: 84} of vision
+            transformers.
+        running_statistics: see `Backbone`.
+
+    Raises:
+        UserError: timm is not installed, there is no such network, or the download fails.
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        outputs: int,
+        name: str = "resnet18",
+        pretrained: bool = False,
+        options: Mapping[str, Any] | None = None,
+        running_statistics: bool = False,
+    ) -> None:
+        try:
+            import timm
+        except ImportError as error:
+            raise UserError(
+                "model=timm needs timm, which is not installed: pip install metadist[timm]."
+            ) from error
+        model = f"model=timm model.name={name}"
+        _check_name(name.partition(".")[0], timm.list_models(), "timm")
+        arguments = {"num_classes": 0, "in_chans": input_shape[0], **dict(options or {})}
+        body = _create(lambda: timm.create_model(name, pretrained=pretrained, **arguments), model)
+        super().__init__(body, input_shape, outputs, running_statistics, model)
+
+
+class _Repeat(nn.Module):
+    """One channel as three."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.expand(-1, 3, -1, -1)
+
+
+def _create(create: Callable[[], nn.Module], model: str) -> nn.Module:
+    try:
+        return create()
+    except Exception as error:  # whatever a network's constructor and a download raise
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(
+            f"{model} cannot be created ({reason}): change model.options, or the pretrained "
+            "weights that are asked for."
+        ) from error
+
+
+def _check_name(name: str, known: list[str], library: str) -> None:
+    if name not in known:
+        near = ", ".join(difflib.get_close_matches(name, known, 3)) or "resnet18"
+        raise UserError(f"model.name={name} is no network of {library}: did you mean {near}?")

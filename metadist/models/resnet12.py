@@ -1,0 +1,123 @@
+"""The 12-layer residual network of few-shot learning."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Annotated
+
+import torch.nn.functional as F
+from annotated_types import Ge, Len, Lt
+from torch import Tensor, nn
+
+from metadist.errors import UserError
+
+
+class ResNet12(nn.Module):
+    """ResNet-12: four residual blocks of three 3×3 convolutions, then a linear layer.
+
+    As in MetaOptNet (Lee et al. 2019, arXiv 1904.03758, and its code): no convolution has a bias,
+    each is followed by batch norm, LeakyReLU 0.1 follows the first, the second and the sum with the
+    1×1 shortcut, and each block ends with 2×2 max-pooling and dropout, which is DropBlock
+    (Ghiasi et al. 2018, arXiv 1810.12890) in the last two blocks. The last feature map is averaged
+    (Tian et al. 2020, arXiv 2003.11539) or, with `flatten`, flattened (MetaOptNet).
+
+    - widths=[64, 160, 320, 640]: MetaOptNet, 12.4 million parameters before the linear layer.
+    - widths=[64, 128, 256, 512]: Meta-Baseline (Chen et al. 2021, arXiv 2003.04390), 8.0 million.
+
+    DropBlock's rate is constant here; MetaOptNet's code increases it linearly over 40,000 batches.
+    Batch norm as in `Conv4`.
+
+    Args:
+        input_shape: (channels, height, width) of an image.
+        outputs: number of classes.
+        widths: channels of the four blocks.
+        drop_rate: probability of dropping a feature after each block, 0.1 in MetaOptNet's code.
+        dropblock_size: side of the squares that DropBlock drops in the last two blocks, in pixels;
+            5 for 84×84 and 2 for 32×32 images in MetaOptNet's code; 1 for plain dropout.
+        flatten: whether the last feature map is flattened instead of averaged.
+        running_statistics: whether batch norm keeps running statistics for evaluation.
+
+    Raises:
+        UserError: inputs that are not images, or images too small for four halvings.
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        outputs: int,
+        widths: Annotated[Sequence[Annotated[int, Ge(1)]], Len(4, 4)] = (64, 160, 320, 640),
+        drop_rate: Annotated[float, Ge(0), Lt(1)] = 0.0,
+        dropblock_size: Annotated[int, Ge(1)] = 1,
+        flatten: bool = False,
+        running_statistics: bool = False,
+    ) -> None:
+        super().__init__()
+        if len(input_shape) != 3 or min(input_shape[1:]) < 16:
+            raise UserError(
+                f"model=resnet12 takes images of 16×16 pixels or more, of shape (channels, height, "
+                f"width), not {input_shape}; choose model=mlp or conv4 for this dataset."
+            )
+        self.running_statistics = running_statistics
+        self.flatten = flatten
+        channels = [input_shape[0], *widths]
+        sizes = (1, 1, dropblock_size, dropblock_size)
+        self.blocks = nn.Sequential(
+            *(
+                _Block(before, after, running_statistics, _dropout(drop_rate, size))
+                for (before, after), size in zip(itertools.pairwise(channels), sizes, strict=True)
+            )
+        )
+        features = widths[-1]
+        if flatten:
+            features *= (input_shape[1] // 16) * (input_shape[2] // 16)
+        self.head = nn.Linear(features, outputs)
+        for module in self.blocks.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(
+                    module.weight, a=0.1, mode="fan_out", nonlinearity="leaky_relu"
+                )
+        nn.init.zeros_(self.head.bias)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Inputs of the linear layer: (n, channels, height, width) -> (n, features)."""
+        features = self.blocks(images)
+        return features.flatten(1) if self.flatten else features.mean((-2, -1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits: (n, channels, height, width) -> (n, outputs)."""
+        return self.head(self.features(images))
+
+
+class _Block(nn.Module):
+    """Three convolutions and a shortcut, 2×2 max-pooling, dropout."""
+
+    def __init__(
+        self, before: int, after: int, running_statistics: bool, dropout: nn.Module
+    ) -> None:
+        super().__init__()
+        channels = [before, after, after, after]
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+            for inputs, outputs in itertools.pairwise(channels)
+        )
+        self.shortcut = nn.Conv2d(before, after, 1, bias=False)
+        self.norms = nn.ModuleList(
+            nn.BatchNorm2d(after, track_running_stats=running_statistics) for _ in range(4)
+        )
+        self.dropout = dropout
+
+    def forward(self, images: Tensor) -> Tensor:
+        outputs = images
+        for index, convolution in enumerate(self.convolutions):
+            outputs = F.leaky_relu(outputs, 0.1) if index else outputs
+            outputs = self.norms[index](convolution(outputs))
+        outputs = F.leaky_relu(outputs + self.norms[3](self.shortcut(images)), 0.1)
+        return self.dropout(F.max_pool2d(outputs, 2))
+
+
+def _dropout(rate: float, size: int) -> nn.Module:
+    """Dropout of squares of `size` pixels; of single features if it is 1."""
+    if size == 1 or not rate:
+        return nn.Dropout(rate)
+    from torchvision.ops import DropBlock2d  # imported here because torchvision takes a second
+
+    return DropBlock2d(rate, size)
