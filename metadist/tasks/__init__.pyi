@@ -1,4 +1,5 @@
 from .cifar_fs import CifarFS
+from .cub import CUB
 from .dataset import ImageDataset, TaskDataset
 from .episode import (
     SPLITS,
@@ -10,6 +11,7 @@ from .episode import (
     stack_episodes,
     task_keys,
 )
+from .fc100 import FC100
 from .few_shot import FewShotTasks
 from .glyphs import Glyphs
 from .image_folder import ImageFolder
@@ -18,9 +20,12 @@ from .mini_imagenet import MiniImageNet
 from .omniglot import Omniglot
 from .sinusoid import Sinusoid
 from .supervised_tasks import SupervisedTasks
+from .tiered_imagenet import TieredImageNet
 from .transforms import Augment, Normalize
 
 __all__ = [
+    "CUB",
+    "FC100",
     "SPLITS",
     "Augment",
     "CifarFS",
@@ -38,6 +43,7 @@ __all__ = [
     "SupervisedTasks",
     "TaskDataset",
     "TaskDistribution",
+    "TieredImageNet",
     "key_generator",
     "key_split",
     "stack_episodes",

@@ -4,7 +4,7 @@ import gzip
 import io
 import tarfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,12 @@ class CifarFS(ImageClasses):
     Attributes:
         input_shape: (3, 32, 32).
         regression: False.
+        classes: for each split CIFAR-100's names of its classes.
     """
+
+    dataset_name = "cifar_fs"
+    class_split = "bertinetto"
+    classes: Mapping[str, Sequence[str]] = CLASSES
 
     def __init__(
         self,
@@ -94,9 +99,11 @@ class CifarFS(ImageClasses):
                 download fails. The message names the file.
         """
         images, names = load_images(Path(root).expanduser(), download)
-        splits = {split: np.array([names.index(n) for n in CLASSES[split]]) for split in SPLITS}
+        splits = {
+            split: np.array([names.index(name) for name in self.classes[split]]) for split in SPLITS
+        }
         super().__init__(
-            "cifar_fs",
+            self.dataset_name,
             images,
             splits,
             rotations,
@@ -104,13 +111,14 @@ class CifarFS(ImageClasses):
             normalize=normalize,
             augment=augment,
             transforms=transforms,
+            class_names=names,
         )
 
     def protocol(self) -> dict[str, object]:
         """Name of the dataset, its split, rotations, image size, and transforms if any."""
         return {
             **super().protocol(),
-            "class_split": "bertinetto",
+            "class_split": self.class_split,
             "classes": {split: len(members) for split, members in self.splits.items()},
             "image_size": self.input_shape[-1],
         }

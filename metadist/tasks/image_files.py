@@ -26,7 +26,7 @@ FORMATS = {
 MAX_IMAGE_BYTES = 1 << 26
 MAX_IMAGE_PIXELS = 1 << 26
 _PLAIN_NAME = re.compile(r"(?!\.\.?$)[^/\\\0]+")
-_CHUNK = 256
+CHUNK = 256
 """Images that are decoded before the first of them is used."""
 
 
@@ -72,7 +72,12 @@ def find_classes(root: Path, dataset: str) -> list[ImageClass]:
         lists = _of_splits(root, ".csv", Path.is_file)
         if lists and (root / "images").is_dir():
             return list(read_lists(root / "images", lists))
-        return [ImageClass("", f.name, images_below(f)) for f in subfolders(root)]
+        return class_folders(root)
+
+
+def class_folders(root: Path) -> list[ImageClass]:
+    """A class for each folder in a directory, without splits."""
+    return [ImageClass("", folder.name, images_below(folder)) for folder in subfolders(root)]
 
 
 def _of_splits(root: Path, suffix: str, exists: Callable[[Path], bool]) -> dict[str, Path]:
@@ -218,7 +223,7 @@ def decode_files(files: Iterable[Path], mode: str, size: int) -> Iterator[np.nda
     remaining = iter(files)
     # Pillow releases the GIL while it decodes, and other processes wait for this one.
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        while chunk := list(itertools.islice(remaining, _CHUNK)):
+        while chunk := list(itertools.islice(remaining, CHUNK)):
             yield from pool.map(decode, chunk)
 
 

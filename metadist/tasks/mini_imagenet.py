@@ -41,8 +41,8 @@ class MiniImageNet(ImageClasses):
     """MiniImageNet in the split of Ravi and Larochelle (2017, openreview rJY0-Kcll).
 
     64 classes for training, 16 for validation and 20 for test, in RGB; images of another size
-    are resized to 84 x 84 by Lanczos' filter, as in MAML's code. There is no download: ImageNet's
-    terms do not allow one.
+    are resized to 84 x 84 by Lanczos' filter, as in MAML's code. `metadist fetch
+    mini_imagenet` downloads them, after showing ImageNet's terms.
 
     One process decodes the images once, into a file of 1.27 GB that every process maps.
 
@@ -67,9 +67,10 @@ class MiniImageNet(ImageClasses):
             root: directory with one of these layouts, in this order of precedence: folders
                 `train`, `val` and `test` with a folder of images for each class; `images/` with
                 `train.csv`, `val.csv` and `test.csv` (`filename,label`), the images in it or in a
-                subfolder for each class; `mini-imagenet-cache-train.pkl`, `-val.pkl` and
-                `-test.pkl`; `miniImageNet_category_split_train_phase_train.pickle`, `_val.pickle`
-                and `_test.pickle`. It need not be writable: the images are then cached in
+                subfolder for each class; `mini-imagenet-cache-train.pkl`, `-val.pkl` (learn2learn:
+                `-validation.pkl`) and `-test.pkl`;
+                `miniImageNet_category_split_train_phase_train.pickle`, `_val.pickle` and
+                `_test.pickle`. It need not be writable: the images are then cached in
                 `$METADIST_CACHE`, `$XDG_CACHE_HOME/metadist` or `~/.cache/metadist`.
             rotations: whether sampled training classes are rotated by multiples of 90°.
             test_rotations: the same for validation and test.

@@ -78,8 +78,8 @@ def no_layout(root: Path) -> str:
         f"{root} has none of the layouts of MiniImageNet (it has {', '.join(names) or 'nothing'}): "
         "put there the folders train, val and test with a folder of images for each class, or "
         "images/ with train.csv, val.csv and test.csv, or "
-        f"{', '.join(_PICKLES[0].values())}, or {', '.join(_PICKLES[2].values())}; ImageNet's "
-        "terms do not allow a download"
+        f"{', '.join(_PICKLES[0].values())}, or {', '.join(_PICKLES[2].values())}; or run "
+        "metadist fetch mini_imagenet"
     )
 
 

@@ -12,16 +12,22 @@ import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from metadist.errors import UserError
 from metadist.tasks.data_files import error_with_type
 
+_T = TypeVar("_T")
+
 MAX_READS = 5_000_000
 """Most reads of one pickle, of which an opcode takes one to three; CIFAR-100 takes 0.5 million."""
 
+MAX_LIST_READS = 100_000_000
+"""The same for a list of arrays, of which tieredImageNet's longest has 448,695."""
+
+_SMALL_VIEW_BYTES = 1 << 10
 _VIEW_BYTES = 1 << 16
 """Longer strings are memory views of the file instead of copies."""
 
@@ -40,14 +46,17 @@ def load_file(path: Path) -> dict[str, Any]:
     Raises:
         UserError: as `load`, or the file cannot be read.
     """
+    return load(_map_file(path), str(path))
+
+
+def _map_file(path: Path) -> mmap.mmap:
     try:
         with path.open("rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:  # ValueError: the file is empty
         raise UserError(
             f"{path} cannot be read ({error}); replace it with a complete copy"
         ) from error
-    return load(data, str(path))
 
 
 def load(data: bytes | mmap.mmap, name: str) -> dict[str, Any]:
@@ -65,7 +74,8 @@ def load(data: bytes | mmap.mmap, name: str) -> dict[str, Any]:
         UserError: the pickle is no dictionary, is damaged, is too long, or has anything but
             arrays, numbers, text, lists, tuples and dictionaries. Nothing in it was executed.
     """
-    try:
+
+    def read() -> dict[str, Any]:
         loaded = _Unpickler(_Source(data), encoding="bytes").load()
         if not isinstance(loaded, dict):
             raise RefusedError(f"has a {type(loaded).__name__} instead of a dictionary")
@@ -73,6 +83,31 @@ def load(data: bytes | mmap.mmap, name: str) -> dict[str, Any]:
             to_text(key): value.array if isinstance(value, _Array) else value
             for key, value in loaded.items()
         }
+
+    return _refuse_errors(read, name)
+
+
+def load_arrays(path: Path) -> list[np.ndarray]:
+    """The arrays in a pickle of a list of arrays; they are views of the mapped file.
+
+    Raises:
+        UserError: as `load`, or the file cannot be read.
+    """
+    data = _map_file(path)
+
+    def read() -> list[np.ndarray]:
+        source = _Source(data, view_bytes=_SMALL_VIEW_BYTES, max_reads=MAX_LIST_READS)
+        loaded = _Unpickler(source, encoding="bytes").load()
+        if not isinstance(loaded, list) or not all(isinstance(each, _Array) for each in loaded):
+            raise RefusedError("has anything but a list of arrays")
+        return [each.array for each in loaded]
+
+    return _refuse_errors(read, str(path))
+
+
+def _refuse_errors(read: Callable[[], _T], name: str) -> _T:
+    try:
+        return read()
     except RefusedError as error:
         raise UserError(
             f"{name} {error}, where only arrays, numbers, text, lists and dictionaries are "
@@ -133,7 +168,14 @@ def to_integers(values: object, max_length: int) -> np.ndarray:
 class _Source:
     """The pickle as the file that the unpickler reads; long reads return views, not copies."""
 
-    def __init__(self, data: bytes | mmap.mmap) -> None:
+    def __init__(
+        self,
+        data: bytes | mmap.mmap,
+        view_bytes: int = _VIEW_BYTES,
+        max_reads: int | None = None,
+    ) -> None:
+        self.view_bytes = view_bytes
+        self.max_reads = MAX_READS if max_reads is None else max_reads
         self.data = memoryview(data)
         self.position = 0
         self.reads = 0
@@ -141,13 +183,13 @@ class _Source:
     def read(self, size: int, /) -> Any:
         """Bytes, or a memory view if they are long."""
         self.reads += 1
-        if self.reads > MAX_READS:
-            raise RefusedError(f"takes more than {MAX_READS:,} reads")
+        if self.reads > self.max_reads:
+            raise RefusedError(f"takes more than {self.max_reads:,} reads")
         found = self.data[self.position : self.position + size]
         if len(found) < size:
             raise EOFError("it is truncated")
         self.position += size
-        return found if size > _VIEW_BYTES else bytes(found)
+        return found if size > self.view_bytes else bytes(found)
 
     def readline(self) -> bytes:
         line = bytes(self.data[self.position : self.position + _MAX_NAME])

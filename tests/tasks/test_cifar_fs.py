@@ -10,8 +10,17 @@ import numpy as np
 import pytest
 
 from metadist.errors import UserError
-from metadist.tasks import SPLITS, CifarFS, FewShotTasks, ImageDataset, cifar_fs, task_keys
+from metadist.tasks import (
+    FC100,
+    SPLITS,
+    CifarFS,
+    FewShotTasks,
+    ImageDataset,
+    cifar_fs,
+    task_keys,
+)
 from metadist.tasks.cifar_fs import CLASSES
+from metadist.tasks.fc100 import SUPERCLASSES
 
 NAMES = sorted(name for names in CLASSES.values() for name in names)
 COUNTS = {"train": 3, "test": 1}
@@ -261,3 +270,20 @@ def test_half_an_archive(tmp_path, end):
     file = root / "cifar-100-python.tar.gz"
     file.write_bytes(file.read_bytes()[:end])
     refused(root, file, "complete")
+
+
+def test_fc100(tmp_path):
+    assert [len(FC100.classes[split]) for split in SPLITS] == [60, 20, 20]
+    assert sorted(name for split in SPLITS for name in FC100.classes[split]) == NAMES
+    assert [len(SUPERCLASSES[split]) for split in SPLITS] == [12, 4, 4]
+    root = write_archive(tmp_path / "data", contents())
+    dataset = FC100(str(root), download=False)
+    for split in SPLITS:
+        for name, images in zip(FC100.classes[split], dataset.split_classes(split), strict=True):
+            assert (images[:, 0, 0] == NAMES.index(name)).all()
+    protocol = dataset.protocol()
+    assert (protocol["dataset"], protocol["class_split"]) == ("fc100", "oreshkin")
+    assert protocol["classes"] == {"train": 60, "validation": 20, "test": 20}
+    # One array for both.
+    CifarFS(str(root), download=False)
+    assert len(list(root.glob("*.npy"))) == 1
