@@ -1,0 +1,261 @@
+"""Download a dataset: metadist fetch DATASET [--root DIR] [--yes].
+
+Shows the dataset's terms first and asks for agreement. Files are verified by their checksums; an
+interrupted download continues where it stopped. DATASET is mini_imagenet, tiered_imagenet, cub or
+fc100.
+"""
+
+import argparse
+import contextlib
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.progress import Progress
+
+from metadist.cli.main import exit_status
+from metadist.errors import UserError
+
+_TIMEOUT_SECONDS = 30.0
+_CHUNK_BYTES = 1 << 16
+
+_IMAGENET_TERMS = (
+    "The images are ImageNet's: for non-commercial research and education only, under the terms of "
+    "https://image-net.org/download."
+)
+_ZENODO = "https://zenodo.org/records/7978538/files"
+_ZENODO_LISTING = "https://zenodo.org/api/records/7978538"
+
+
+class RemoteFile(NamedTuple):
+    """A file to download.
+
+    Attributes:
+        url: where it is.
+        path: where it goes, below the dataset's directory.
+        checksum: "md5:…" or "sha256:…"; None for that of the dataset's `listing`.
+        unpack: whether it is a tar archive to unpack into the dataset's directory.
+    """
+
+    url: str
+    path: str
+    checksum: str | None
+    unpack: bool = False
+
+
+class RemoteDataset(NamedTuple):
+    """The files of a dataset and the terms of its use.
+
+    Attributes:
+        terms: who may use it for what.
+        source: where the files come from, and who else downloads them there.
+        gigabytes: of all files.
+        files: to download.
+        listing: URL of a JSON document of a Zenodo record, with checksums of its files.
+    """
+
+    terms: str
+    source: str
+    gigabytes: float
+    files: tuple[RemoteFile, ...]
+    listing: str | None = None
+
+
+DATASETS = {
+    "mini_imagenet": RemoteDataset(
+        terms=_IMAGENET_TERMS,
+        source="learn2learn's copy at Zenodo (record 7978538)",
+        gigabytes=1.8,
+        files=tuple(
+            RemoteFile(f"{_ZENODO}/{name}?download=1", name, f"md5:{checksum}")
+            for name, checksum in (
+                ("mini-imagenet-cache-train.pkl", "ee4e80dc7b716f3ceec891d199b5277a"),
+                ("mini-imagenet-cache-validation.pkl", "c1145a80890b88d54a67d6e0022d53a5"),
+                ("mini-imagenet-cache-test.pkl", "389b6c59d348b2e1ae9610f00a5e6724"),
+            )
+        ),
+    ),
+    "tiered_imagenet": RemoteDataset(
+        terms=_IMAGENET_TERMS,
+        source="learn2learn's copy at Zenodo (record 7978538) of the files of Ren et al. 2018",
+        gigabytes=12.9,
+        files=tuple(
+            RemoteFile(
+                f"{_ZENODO}/tiered-imagenet-{name}?download=1", f"tiered-imagenet/{name}", None
+            )
+            for split in ("train", "val", "test")
+            for name in (f"{split}_labels.pkl", f"{split}_images_png.pkl")
+        ),
+        listing=_ZENODO_LISTING,
+    ),
+    "cub": RemoteDataset(
+        terms="The images of CUB-200-2011 are for non-commercial research and education only; "
+        "Caltech does not hold their copyright.",
+        source="https://data.caltech.edu/records/65de6-vp158 (checksum as in torchmeta)",
+        gigabytes=1.2,
+        files=(
+            RemoteFile(
+                "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz?download=1",
+                "CUB_200_2011.tgz",
+                "md5:97eceeb196236b17998738112f37df78",
+                unpack=True,
+            ),
+        ),
+    ),
+    "fc100": RemoteDataset(
+        terms="FC100 and CIFAR-FS are CIFAR-100 in other classes. Cite Krizhevsky 2009, Learning "
+        "Multiple Layers of Features from Tiny Images; no licence is stated.",
+        source="https://www.cs.toronto.edu/~kriz/cifar.html (checksum as in torchvision)",
+        gigabytes=0.17,
+        files=(
+            RemoteFile(
+                "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+                "cifar-100-python.tar.gz",
+                "md5:eb9058c3a382ffc7106e4002c42a8d85",
+            ),
+        ),
+    ),
+}
+"""The datasets by the names of their options in the configuration."""
+
+DEFAULT_ROOTS = {"fc100": "data/cifar100"}
+"""Directories other than `data/DATASET`, as in the configuration."""
+
+
+def main() -> int:
+    """Download from the command line; returns the exit status."""
+    _, description = (__doc__ or "").split("\n\n", 1)
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("dataset", choices=DATASETS)
+    parser.add_argument("--root", type=Path, help="directory of the dataset; as dataset.root")
+    parser.add_argument("--yes", action="store_true", help="agree to the terms without a question")
+    given = parser.parse_args()
+    root = given.root or Path(DEFAULT_ROOTS.get(given.dataset, f"data/{given.dataset}"))
+
+    def run() -> None:
+        remote = DATASETS[given.dataset]
+        print(f"{remote.terms}\nSource: {remote.source}, {remote.gigabytes} GB, to {root}.")
+        if not given.yes:
+            ask_for_agreement()
+        fetch(remote, root.expanduser())
+        print(f"{root} is complete: dataset={given.dataset} dataset.root={root}")
+
+    return exit_status(run)
+
+
+def ask_for_agreement() -> None:
+    """Ask the user to agree to the terms that were printed.
+
+    Raises:
+        UserError: the user does not agree, or cannot be asked.
+    """
+    if not sys.stdin.isatty():
+        raise UserError("the terms need your agreement: read them and add --yes")
+    if input("Do you agree to these terms? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise UserError("nothing was downloaded, because you did not agree to the terms")
+
+
+def fetch(remote: RemoteDataset, root: Path) -> None:
+    """Download the files that are missing; each gets its name when it is verified.
+
+    A part of a file stays beside it as `.NAME.part`, and the next call continues it.
+
+    Args:
+        remote: the dataset.
+        root: the directory, which is created.
+
+    Raises:
+        UserError: pooch is not installed, a download fails, or a checksum does not fit.
+    """
+    try:
+        import pooch
+    except ImportError as error:
+        raise UserError(
+            "metadist fetch needs pooch, which is not installed: pip install metadist[fetch]"
+        ) from error
+    pooch.get_logger().setLevel("WARNING")
+    checksums = _listed_checksums(remote)
+    for file in remote.files:
+        target = root / file.path
+        checksum = file.checksum or checksums.get(file.url.partition("?")[0].rpartition("/")[2])
+        if checksum is None:
+            raise UserError(f"{remote.listing} has no checksum of {file.path}; try again later")
+        with _download_errors(file, target):
+            pooch.retrieve(file.url, checksum, target.name, target.parent, downloader=_download)
+            if file.unpack:
+                print(f"unpacking {target}")
+                with tarfile.open(target) as archive:
+                    archive.extractall(root, filter="data")
+
+
+def _download(url: str, output_file: Any, _: Any) -> None:
+    """Pooch's downloader: continues `.NAME.part`, which becomes `output_file` when complete."""
+    import requests
+
+    # Pooch passes a new name each time, NAME.… in the target's directory.
+    part = _part_of(url, Path(output_file).parent)
+    start = part.stat().st_size if part.exists() else 0
+    headers = {"Range": f"bytes={start}-"} if start else {}
+    with requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT_SECONDS) as response:
+        if response.status_code != requests.codes.requested_range_not_satisfiable:
+            response.raise_for_status()
+            if response.status_code != requests.codes.partial_content:
+                start = 0
+            length = int(response.headers.get("Content-Length", 0))
+            with Progress() as progress, part.open("ab" if start else "wb") as file:
+                bar = progress.add_task(part.name[1:-5], total=start + length, completed=start)
+                for data in response.iter_content(_CHUNK_BYTES):
+                    file.write(data)
+                    progress.advance(bar, len(data))
+    part.replace(output_file)
+
+
+def _part_of(url: str, folder: Path) -> Path:
+    return folder / f".{url.partition('?')[0].rpartition('/')[2]}.part"
+
+
+@contextlib.contextmanager
+def _download_errors(file: RemoteFile, target: Path) -> Iterator[None]:
+    import requests
+
+    try:
+        yield
+    except requests.RequestException as error:
+        part = _part_of(file.url, target.parent)
+        kept = f"; {part} is kept, and the next start continues it" if part.exists() else ""
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{file.url} could not be downloaded ({reason}){kept}: check the network, or put "
+            f"{target.name} into {target.parent} yourself"
+        ) from error
+    except ValueError as error:  # pooch's, for a checksum that does not fit
+        raise UserError(
+            f"{file.url} does not have the expected checksum; nothing was kept: start again, or "
+            f"put {target.name} into {target.parent} yourself"
+        ) from error
+    except (OSError, tarfile.TarError) as error:
+        raise UserError(f"{target} cannot be written or unpacked ({error})") from error
+
+
+def _listed_checksums(remote: RemoteDataset) -> dict[str, str]:
+    """The checksums of a Zenodo record's files by their names."""
+    import requests
+
+    if remote.listing is None:
+        return {}
+    try:
+        response = requests.get(remote.listing, timeout=_TIMEOUT_SECONDS)
+        response.raise_for_status()
+        return {str(each["key"]): str(each["checksum"]) for each in response.json()["files"]}
+    except (requests.RequestException, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{remote.listing} with the files' checksums cannot be read ({reason}): check the "
+            "network"
+        ) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""Downloads from a local server: complete, broken, truncated and absent."""
+
+import hashlib
+import http.server
+import io
+import json
+import tarfile
+import threading
+
+import pytest
+
+pytest.importorskip("pooch")
+
+from metadist.cli import fetch as fetch_command
+from metadist.cli.fetch import DATASETS, RemoteDataset, RemoteFile, fetch
+from metadist.errors import UserError
+
+CONTENT = bytes(range(256)) * 4000
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Serves `files`; `truncate_at` cuts the next answer short; `requests` has names and ranges."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files, self.requests, self.truncate_at = {}, [], None
+
+    def url(self, name):
+        return f"http://127.0.0.1:{self.server_address[1]}/{name}?download=1"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        name = self.path.partition("?")[0][1:]
+        given = self.headers.get("Range")
+        self.server.requests.append((name, given))
+        if name not in self.server.files:
+            self.send_error(404)
+            return
+        content = self.server.files[name]
+        start = int(given.removeprefix("bytes=").rstrip("-")) if given else 0
+        if given and start >= len(content):
+            self.send_error(416)
+            return
+        self.send_response(206 if given else 200)
+        self.send_header("Content-Length", str(len(content) - start))
+        self.end_headers()
+        end, self.server.truncate_at = self.server.truncate_at, None
+        self.wfile.write(content[start:end])
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server():
+    with Server() as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def checksum(content):
+    return f"md5:{hashlib.md5(content).hexdigest()}"
+
+
+def dataset(server, content=CONTENT, **options):
+    server.files["data.bin"] = content
+    file = RemoteFile(server.url("data.bin"), "folder/data.bin", checksum(CONTENT), **options)
+    return RemoteDataset("the terms", "here", 0.1, (file,))
+
+
+def refused(remote, root, *parts):
+    with pytest.raises(UserError) as error:
+        fetch(remote, root)
+    assert "\n" not in str(error.value)
+    assert all(part in str(error.value) for part in parts), error.value
+    assert not (root / "folder" / "data.bin").exists()
+
+
+def test_success_and_nothing_to_do(server, tmp_path):
+    remote = dataset(server)
+    fetch(remote, tmp_path)
+    assert (tmp_path / "folder" / "data.bin").read_bytes() == CONTENT
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["data.bin"]
+    fetch(remote, tmp_path)
+    assert len(server.requests) == 1
+
+
+def test_a_truncated_download_is_resumed(server, tmp_path):
+    remote = dataset(server)
+    server.truncate_at = 300_000
+    refused(remote, tmp_path, "could not be downloaded", ".data.bin.part is kept")
+    part = tmp_path / "folder" / ".data.bin.part"
+    size = part.stat().st_size
+    assert 0 < size <= 300_000
+    fetch(remote, tmp_path)
+    assert server.requests == [("data.bin", None), ("data.bin", f"bytes={size}-")]
+    assert (tmp_path / "folder" / "data.bin").read_bytes() == CONTENT
+    assert not part.exists()
+
+
+def test_a_complete_part_is_verified(server, tmp_path):
+    remote = dataset(server)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / ".data.bin.part").write_bytes(CONTENT)
+    fetch(remote, tmp_path)
+    assert (tmp_path / "folder" / "data.bin").read_bytes() == CONTENT
+
+
+def test_a_wrong_checksum_is_refused_and_nothing_is_kept(server, tmp_path):
+    remote = dataset(server, CONTENT[:-1] + b"?")
+    refused(remote, tmp_path, "does not have the expected checksum")
+    assert not list((tmp_path / "folder").iterdir())
+    fetch(dataset(server), tmp_path)
+
+
+def test_a_missing_file_and_no_network(server, tmp_path):
+    remote = dataset(server)
+    server.files.clear()
+    refused(remote, tmp_path, "404", "put data.bin into")
+    server.shutdown()
+    server.server_close()
+    refused(remote, tmp_path, "could not be downloaded", "check the network")
+
+
+def test_checksums_of_a_listing(server, tmp_path):
+    server.files["record"] = json.dumps(
+        {"files": [{"key": "data.bin", "checksum": checksum(CONTENT)}]}
+    ).encode()
+    [file] = dataset(server).files
+    remote = dataset(server)._replace(
+        files=(file._replace(checksum=None),), listing=server.url("record")
+    )
+    fetch(remote, tmp_path)
+    assert (tmp_path / "folder" / "data.bin").read_bytes() == CONTENT
+    server.files["record"] = b'{"files": []}'
+    refused(remote, tmp_path / "other", "has no checksum of folder/data.bin")
+
+
+def test_archives_are_unpacked_and_stay_inside(server, tmp_path):
+    def archive(name):
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w:gz") as packed:
+            member = tarfile.TarInfo(name)
+            member.size = 3
+            packed.addfile(member, io.BytesIO(b"abc"))
+        return buffer.getvalue()
+
+    for name, inside in (("CUB/images/a.jpg", True), ("../escaped", False)):
+        content = archive(name)
+        server.files["a.tgz"] = content
+        file = RemoteFile(server.url("a.tgz"), "a.tgz", checksum(content), unpack=True)
+        remote = RemoteDataset("the terms", "here", 0.1, (file,))
+        root = tmp_path / str(inside)
+        if inside:
+            fetch(remote, root)
+            assert (root / name).read_bytes() == b"abc"
+        else:
+            with pytest.raises(UserError, match="unpacked"):
+                fetch(remote, root)
+            assert not (tmp_path / "escaped").exists()
+
+
+def test_the_terms_come_first(server, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(DATASETS, "cub", dataset(server))
+    monkeypatch.setattr("sys.argv", ["metadist fetch", "cub", "--root", str(tmp_path)])
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert fetch_command.main() == 2
+    output = capsys.readouterr()
+    assert "the terms" in output.out
+    assert "add --yes" in output.err
+    assert not server.requests
+    monkeypatch.setattr("sys.argv", ["metadist fetch", "cub", "--root", str(tmp_path), "--yes"])
+    assert fetch_command.main() == 0
+    assert f"dataset=cub dataset.root={tmp_path}" in capsys.readouterr().out
+
+
+def test_every_dataset_has_checksums_or_a_listing():
+    for remote in DATASETS.values():
+        assert remote.terms
+        assert all(file.url.startswith("https://") for file in remote.files)
+        assert remote.listing or all(file.checksum for file in remote.files)
