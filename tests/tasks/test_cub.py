@@ -18,7 +18,7 @@ def write(folder, images=2):
     "below", [".", "images", "CUB_200_2011/images", "cubirds200/CUB_200_2011/images"]
 )
 def test_the_split_of_chen_et_al(tmp_path, below):
-    write(tmp_path / below)
+    write(tmp_path / below, images=3)
     dataset = CUB(str(tmp_path), size=8)
     found = {
         split: [int(images[0, 0, 0, 0]) for images in dataset.split_classes(split)]
