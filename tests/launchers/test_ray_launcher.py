@@ -183,6 +183,26 @@ def test_ray_listens_on_loopback_alone(ray):
     assert listening and set(listening) <= loopback
 
 
+JOIN = """
+import os, ray
+ray.init(address=os.environ["ADDRESS"], logging_level=50)
+print(ray.cluster_resources()["CPU"] > 0)
+"""
+
+
+@pytest.mark.parametrize("knows_token", [True, False])
+def test_a_local_node_is_joined_with_its_token_alone(ray, tmp_path, knows_token):
+    address = ray.get_runtime_context().gcs_address
+    environment = os.environ | {"ADDRESS": address, "HOME": str(tmp_path)}
+    if not knows_token:
+        environment["RAY_AUTH_TOKEN"] = "ab" * 32
+    joined = subprocess.run(
+        [sys.executable, "-c", JOIN], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert (joined.returncode == 0 and joined.stdout == "True\n") == knows_token, joined.stderr
+    assert not (tmp_path / ".ray" / "auth_token").exists()
+
+
 def test_the_error_of_a_sweeps_job_is_left_for_its_record(ray, tmp_path):
     launcher = RayLauncher(num_workers=1)
     for in_sweep in (False, True):

@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import logging
 import os
+import secrets
 import signal
 import socket
 import threading
@@ -84,6 +85,7 @@ def init_ray(address: str | None = None) -> bool:
         with _preserved_signal_handlers():
             if address is None:
                 _bind_to_loopback()
+                _set_token()
                 ray.init(
                     address="local", num_cpus=usable_cpus(), include_dashboard=False, **options
                 )
@@ -179,6 +181,17 @@ def _bind_to_loopback() -> None:
     with contextlib.suppress(ImportError, AttributeError):  # not a public name
         constants: Any = importlib.import_module("ray._private.ray_constants")
         constants.ENABLE_RAY_CLUSTER = os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "1"
+
+
+def _set_token() -> None:
+    """Give a local node an authentication token, which other users of the machine cannot read.
+
+    Ray requires a token of a local node unless RAY_AUTH_MODE says otherwise (since 2.60), and
+    would write one to ~/.ray/auth_token.
+    """
+    chosen = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+    if not any(name in os.environ for name in chosen):
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
 @contextlib.contextmanager
