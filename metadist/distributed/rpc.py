@@ -6,7 +6,10 @@ nodes to the interface that `TP_SOCKET_IFNAME` and `GLOO_SOCKET_IFNAME` name.
 """
 
 import contextlib
+import ctypes
 import functools
+import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -123,6 +126,7 @@ class RpcTransport:
         # prefix they are not needed.
         rpc._init_counter = 0
         rpc.api._all_gather_sequence_id.clear()
+        _use_one_malloc_arena()
         with bound_to_interface(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="You are using a Backend")  # torch's own use
             try:
@@ -176,6 +180,21 @@ def _rendezvous_handler(url: str, **_: Any) -> Iterator[tuple[dist.Store, int, i
 
 with contextlib.suppress(RuntimeError):  # registered before, when this module is reloaded
     dist.register_rendezvous_handler("metadist", _rendezvous_handler)
+
+
+def _use_one_malloc_arena() -> None:
+    """Have all threads share glibc's first arena, unless the environment says otherwise.
+
+    The agent's threads take turns. With an arena each, every one keeps the memory of the largest
+    graph that was ever recorded on it for a distributed autograd context: several times as much.
+    """
+    if "MALLOC_ARENA_MAX" in os.environ or not sys.platform.startswith("linux"):
+        return
+    with contextlib.suppress(OSError, AttributeError):  # other C libraries
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+
+
+_M_ARENA_MAX = -8  # of mallopt, in glibc's malloc.h
 
 
 def _answer_ping() -> None:

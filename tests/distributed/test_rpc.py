@@ -1,6 +1,7 @@
 """RPC: opening, rendezvous, shutdown, and the loss of workers."""
 
 import contextlib
+import ctypes
 import os
 import pickle
 import signal
@@ -399,3 +400,37 @@ def open_with_maps() -> str:
 def test_maps_of_devices_that_are_not_there_are_refused_in_a_sentence():
     message = run_world(open_with_maps, 1)[0]
     assert "device_maps" in message and "\n" not in message
+
+
+def count_arenas(directory: Path) -> int:
+    """The arenas of glibc's allocator in this process."""
+    libc = ctypes.CDLL(None)
+    libc.fopen.restype, libc.fopen.argtypes = ctypes.c_void_p, [ctypes.c_char_p] * 2
+    libc.malloc_info.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    libc.fclose.argtypes = [ctypes.c_void_p]
+    path = directory / f"malloc-{todist.get_rank()}.xml"
+    file = libc.fopen(str(path).encode(), b"w")
+    libc.malloc_info(0, file)
+    libc.fclose(file)
+    return path.read_text().count("<heap nr=")
+
+
+def arenas_before_and_in_rpc(directory: Path) -> tuple[int, int]:
+    before = count_arenas(directory)
+    todist.init_rpc()
+    parameter = torch.ones(1000, requires_grad=True)
+    for _ in range(8):
+        with todist.autograd.context() as context:
+            results = todist.remote_sync_call(
+                torch.exp, args=(parameter.clone(),), partitioner=todist.batch_partitioner
+            )
+            todist.autograd.backward(context, sum(each.sum() for each in results))
+    within = count_arenas(directory)
+    todist.shutdown_rpc()
+    return before, within
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), reason="needs glibc")
+def test_threads_of_rpc_have_no_arenas_of_their_own(tmp_path):
+    for before, within in run_world(arenas_before_and_in_rpc, 2, tmp_path):
+        assert 0 < within == before
