@@ -1,5 +1,6 @@
 """Builds the experiment that a configuration describes."""
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -33,15 +34,20 @@ from metadist.training import (
     TrainerConfig,
     TrainMapper,
     compile_options,
+    initialize,
     resolve_device,
     restore,
 )
+
+_log = logging.getLogger(__name__)
 
 
 def build_experiment(
     configuration: DictConfig, directory: Path, name: str, settings: Settings | None = None
 ) -> Experiment:
     """Build everything that a run needs and restore its checkpoint. Every rank calls it.
+
+    A run that does not resume starts with the weights of `init_from`, if it is given.
 
     Args:
         configuration: composed from `conf/maml.yaml` or `conf/ddp.yaml`.
@@ -54,6 +60,12 @@ def build_experiment(
     """
     experiment = assemble_experiment(configuration, directory, name, settings)
     restore(experiment)
+    init_from = configuration.get("init_from")
+    resumed = experiment.state.iteration > 0
+    if init_from is not None and experiment.strategy.is_driver and not resumed:
+        message = initialize(experiment.learner, Path(init_from))
+        if get_rank() == 0:
+            _log.info(message)
     return experiment
 
 

@@ -19,10 +19,9 @@ from metadist.config.build import assemble_experiment, build_learner
 from metadist.config.instantiate import locate_target
 from metadist.config.trusted import check_interpolations, locate_trusted
 from metadist.errors import UserError
-from metadist.reports import CHECKPOINT_DIRECTORY, CONFIG_FILE, HYDRA_FILE
+from metadist.reports import CONFIG_FILE, HYDRA_FILE
 from metadist.training import Experiment
-from metadist.training.checkpoints import Checkpoints, read_checkpoint
-from metadist.training.resume import load_learner_state
+from metadist.training.resume import load_learner_state, tested_checkpoint
 
 _SINGLE_PROCESS = {
     "logger": None,
@@ -57,22 +56,15 @@ class SavedLearner:
 def load_learner(path: str | Path, *, trust_code: bool = False) -> SavedLearner:
     """Load the trained learner of a run directory or a checkpoint file. No dataset is needed.
 
-    Of a run directory it is the state that the run tests: the best checkpoint with
-    `trainer.test_checkpoint=best`, else the newest one.
-
     Args:
-        path: of a run directory or a checkpoint.
+        path: of a run directory or a checkpoint; see `tested_checkpoint`.
         trust_code: build any class that the checkpoint names. By default only classes of
             metadist are built.
 
     Raises:
         UserError: there is no checkpoint, it is corrupt, or it names another class.
     """
-    path = Path(path)
-    if path.is_dir():
-        path, contents = _tested_checkpoint(path)
-    else:
-        contents = read_checkpoint(path)
+    path, contents = tested_checkpoint(Path(path))
     configuration, task = contents.get("configuration"), contents.get("task")
     if not isinstance(configuration, Mapping) or not isinstance(task, Mapping):
         raise UserError(
@@ -144,22 +136,6 @@ def load_experiment(path: str | Path, *overrides: str, trust_code: bool = False)
 
 def _locate(trust_code: bool) -> Callable[[str, str], Any]:
     return locate_target if trust_code else locate_trusted
-
-
-def _tested_checkpoint(directory: Path) -> tuple[Path, dict[str, Any]]:
-    saved = Checkpoints(directory / CHECKPOINT_DIRECTORY)
-    candidates = saved.candidates()
-    if not candidates:
-        raise UserError(
-            f"{directory} holds no checkpoint: give the directory of a run, or the path of a "
-            "checkpoint file."
-        )
-    contents = read_checkpoint(candidates[0])
-    with contextlib.suppress(KeyError, TypeError, ValueError):
-        if contents["configuration"]["trainer"]["test_checkpoint"] == "best":
-            best = saved.best_path(int(contents["best"]["iteration"]))
-            return best, read_checkpoint(best)
-    return candidates[0], contents
 
 
 def _read_configuration(directory: Path) -> DictConfig:

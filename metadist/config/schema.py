@@ -44,6 +44,7 @@ class Settings(BaseModel):
         rendezvous_timeout_seconds: that workers may start apart.
         device: "auto", "cpu", "cuda" or "cuda:N".
         resume: None, "auto", or the path of a checkpoint.
+        init_from: None, or the path of a run or checkpoint that gives the initial weights.
         sweep: options of a sweep.
     """
 
@@ -57,6 +58,7 @@ class Settings(BaseModel):
     )
     device: Any
     resume: Any = None
+    init_from: str | None = None
     sweep: SweepSettings
 
     dataset: Any

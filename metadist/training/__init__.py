@@ -7,6 +7,7 @@ from metadist.training.experiment import (
     TrainState,
     compile_options,
 )
+from metadist.training.initialization import initialize
 from metadist.training.prediction import predict_unlabeled
 from metadist.training.resume import restore
 from metadist.training.signals import Interrupted
@@ -41,6 +42,7 @@ __all__ = [
     "Trainer",
     "TrainerConfig",
     "compile_options",
+    "initialize",
     "predict_unlabeled",
     "resolve_device",
     "restore",

@@ -14,6 +14,7 @@ from metadist.reports import CHECKPOINT_DIRECTORY, REPLAY_DIRECTORY
 from metadist.tasks import SPLITS
 from metadist.training.checkpoints import Checkpoints, read_checkpoint
 from metadist.training.experiment import Experiment
+from metadist.training.initialization import initialize
 from metadist.training.non_finite import format_key, task_gradient
 from metadist.training.resume import restore_from
 from metadist.training.run_plots import plot_task
@@ -78,8 +79,8 @@ def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) 
     """Compute one task as the run did: the same loss, bit for bit.
 
     The learner's state before the key's iteration comes from the newest checkpoint until then,
-    or from the seed; the outer steps between are taken again. For another split than
-    "train" it is the newest checkpoint's, and the task is evaluated.
+    from `init_from`, or from the seed; the outer steps between are taken again. For another split
+    than "train" it is the newest checkpoint's, and the task is evaluated.
 
     Args:
         experiment: as the run's, newly built, with strategy=local.
@@ -102,10 +103,14 @@ def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) 
         raise UserError(f"training begins with iteration 1, the key has {iteration}.")
     done = iteration - 1 if training else x.trainer.iterations
     start, x.state.iteration = "the seed", 0
+    init_from = x.configuration.get("init_from")
     path = checkpoint or _newest_until(Checkpoints(x.directory / CHECKPOINT_DIRECTORY), done)
     if path is not None:
         restore_from(x, path, read_checkpoint(path))
         start = str(path)
+    elif init_from is not None:
+        initialize(x.learner, Path(init_from))
+        start = str(init_from)
     steps = range(x.state.iteration + 1, done + 1) if training and checkpoint is None else ()
     if x.trainer.on_non_finite == "stop":  # steps of the run were finite, or skipped after it
         x.trainer = replace(x.trainer, on_non_finite="skip")

@@ -1,5 +1,6 @@
 """What a checkpoint of a run contains, and how a run is restored from one."""
 
+import contextlib
 import logging
 import tempfile
 from collections.abc import Mapping
@@ -137,6 +138,33 @@ def load_best(experiment: Experiment) -> int:
     contents = read_checkpoint(saved.best_path(int(best)))
     load_learner_state(experiment.learner, contents)
     return int(contents["iteration"])
+
+
+def tested_checkpoint(path: Path) -> tuple[Path, dict[str, Any]]:
+    """The file and the contents of a checkpoint.
+
+    Args:
+        path: of a checkpoint, or of a run directory. Of a run it is the state that the run tests:
+            the best checkpoint with `trainer.test_checkpoint=best`, else the newest one.
+
+    Raises:
+        UserError: there is no checkpoint, or it cannot be read.
+    """
+    if not path.is_dir():
+        return path, read_checkpoint(path)
+    saved = Checkpoints(path / CHECKPOINT_DIRECTORY)
+    candidates = saved.candidates()
+    if not candidates:
+        raise UserError(
+            f"{path} holds no checkpoint: give the directory of a run, or the path of a checkpoint "
+            "file."
+        )
+    contents = read_checkpoint(candidates[0])
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        if contents["configuration"]["trainer"]["test_checkpoint"] == "best":
+            best = saved.best_path(int(contents["best"]["iteration"]))
+            return best, read_checkpoint(best)
+    return candidates[0], contents
 
 
 def _newest_intact(saved: Checkpoints) -> tuple[Path, dict[str, Any]] | None:

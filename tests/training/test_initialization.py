@@ -1,0 +1,95 @@
+"""`init_from`: the weights of another run, also of another algorithm."""
+
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import build, records, train, without_times
+from worlds import run_world
+
+from metadist.errors import UserError
+from metadist.training.checkpoints import Checkpoints, read_checkpoint
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    """A finished run of ANIL."""
+    directory = tmp_path_factory.mktemp("anil")
+    train(str(directory), "algorithm=anil", "strategy=local")
+    return directory
+
+
+def weights(source: Path) -> dict[str, torch.Tensor]:
+    return read_checkpoint(Checkpoints(source / "checkpoints").newest())["learner"]
+
+
+def test_maml_starts_with_the_weights_of_anil(source, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    x = build(tmp_path, "strategy=local", f"init_from={source}")
+    found = x.learner.state_dict()
+    assert found.keys() == weights(source).keys()
+    assert all(torch.equal(tensor, weights(source)[name]) for name, tensor in found.items())
+    assert x.state.iteration == 0
+    (message,) = [text for text in caplog.messages if "initialized" in text]
+    assert message.endswith(f"(iteration 4): {len(found)} of {len(found)} tensors loaded")
+
+
+def test_a_checkpoint_file_is_the_same_as_its_run(source, tmp_path):
+    file = Checkpoints(source / "checkpoints").newest()
+    x = build(tmp_path, "strategy=local", f"init_from={file}")
+    assert torch.equal(
+        x.learner.state_dict()["model.head.weight"], weights(source)["model.head.weight"]
+    )
+
+
+def test_what_does_not_fit_keeps_its_initial_value_and_is_named(source, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    options = ["strategy=local", "algorithm=meta_sgd", "task.ways=4"]
+    fresh = build(tmp_path / "fresh", *options).learner.state_dict()
+    found = build(tmp_path / "run", *options, f"init_from={source}").learner.state_dict()
+    heads = {"model.head.weight", "model.head.bias"}
+    for name, tensor in found.items():
+        known = name in weights(source) and name not in heads
+        assert torch.equal(tensor, weights(source)[name] if known else fresh[name]), name
+    (message,) = [text for text in caplog.messages if "initialized" in text]
+    assert "of another shape: model.head.weight, model.head.bias" in message
+    assert "not in the checkpoint: " in message and "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model=mlp", "task.ways=4"], "has no tensor that fits MAML and its model"),
+        (["init_from=missing"], "missing cannot be read"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(source, tmp_path, overrides, message):
+    options = [f"init_from={source}", *overrides]
+    with pytest.raises(UserError, match=message):
+        build(tmp_path, "strategy=local", *options, omit=("model.filters",))
+
+
+def test_a_resumed_run_goes_on_from_its_own_checkpoint(source, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(source, copy)
+    options = ["strategy=local", f"init_from={copy}"]
+    train(str(tmp_path / "run"), *options, "trainer.iterations=2")
+    shutil.rmtree(copy)
+    train(str(tmp_path / "run"), *options, "resume=auto")
+    train(str(tmp_path / "whole"), "strategy=local", f"init_from={source}")
+    resumed, whole = (without_times(records(tmp_path / name)) for name in ("run", "whole"))
+    losses = [
+        [line["train_loss"] for line in lines if "train_loss" in line] for lines in (resumed, whole)
+    ]
+    assert losses[0] == losses[1] and len(losses[0]) == 4
+
+
+@pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
+def test_any_strategy_starts_with_the_same_weights(source, tmp_path, strategy):
+    options = [f"init_from={source}", f"strategy={strategy}"]
+    run_world(train, 2, str(tmp_path / "two"), *options)
+    train(str(tmp_path / "one"), f"init_from={source}", "strategy=local")
+    one, two = (without_times(records(tmp_path / name)) for name in ("one", "two"))
+    assert one == two
