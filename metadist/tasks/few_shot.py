@@ -90,10 +90,10 @@ class FewShotTasks:
 
         Returns:
             The same episodes as of `sample`, every tensor with a first dimension of tasks; None
-            if the dataset samples one task at a time.
+            if the dataset or a subclass samples one task at a time.
         """
         episodes = getattr(self.dataset, "episodes", None)
-        if episodes is None:
+        if episodes is None or type(self).sample is not FewShotTasks.sample:
             return None
         split = key_split(keys[0])
         return episodes(key_generators(keys), split, *self._counts(split))

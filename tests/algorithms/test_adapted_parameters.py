@@ -10,6 +10,7 @@ from torch.func import functional_call
 from metadist.algorithms import ANIL, MAML, MetaSGD
 from metadist.errors import UserError
 from metadist.models import MLP, Conv4
+from metadist.tasks import stack_episodes
 from metadist.training.batching import forward_batched
 
 ADAPTED = {
@@ -69,7 +70,8 @@ def test_loss_and_meta_gradient_against_a_reference(adapt, algorithm):
 def test_evaluation_and_batched_tasks(adapt):
     learner = MAML(conv4(), inner_lr=RATE, inner_steps=STEPS, adapt=adapt).train()
     tasks = [images(seed=seed) for seed in range(3)]
-    result, parameters = forward_batched(learner, tasks)
+    start = dict(learner.named_parameters())
+    result, parameters = forward_batched(learner, start, stack_episodes(tasks))
     found = torch.autograd.grad(result.loss.sum(), list(parameters.values()))
     for index, task in enumerate(tasks):
         alone = learner(task)

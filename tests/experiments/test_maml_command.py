@@ -52,7 +52,7 @@ def test_interrupt_and_resume_under_torchrun(tmp_path):
     assert [outcome.status for outcome in outcomes] == [0, 0], outcomes
 
     second = start(*options, f"hydra.run.dir={resumed}")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while time.monotonic() < deadline:
         time.sleep(0.02)
         if (resumed / "metrics.jsonl").exists() and len(records(resumed)) > 3:

@@ -24,7 +24,7 @@ def error_message(*overrides: str, size: int = 2) -> str:
         (["datset=glyphs"], ["datset", "spelling"]),
         (["dataset=letters"], ["letters", "glyphs", "omniglot", "sinusoid"]),
         (["+partition=dim9"], ["dim9", "dim0", "batch"]),
-        (["trainer.iteration=5"], ["trainer.iteration", "spelling"]),
+        (["trainer.iteration=5"], ["trainer.iteration", "did you mean iterations"]),
         (["+trainer.iteration=5"], ["trainer.iteration", "iterations"]),
         (["trainer.iterations=many"], ["trainer.iterations=many", "integer"]),
         (["trainer.iterations=0"], ["trainer.iterations=0", "1"]),
