@@ -12,6 +12,8 @@ KEY = "0123456789abcdef0123456789abcdef01234567"
 def test_offline_run_resumes_with_its_id_and_does_not_store_the_api_key(
     tmp_path, monkeypatch, capfd
 ):
+    import wandb
+
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     configuration = {"task": {"ways": 5}, "secrets": [f"key {KEY}"]}
     log_run(WandbLogger(), tmp_path, 0, 4, configuration)
@@ -23,6 +25,7 @@ def test_offline_run_resumes_with_its_id_and_does_not_store_the_api_key(
     runs = list((tmp_path / "wandb").glob("offline-run-*"))
     assert len(runs) == 2
     assert all(run_id.strip() in path.name for path in runs)
+    wandb.teardown()  # its service writes the files
     contents = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert any(b"train/loss" in content for content in contents)  # they are not compressed
     assert any(b"test/accuracy" in content for content in contents)
