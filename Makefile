@@ -2,11 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# One thread per worker: results do not depend on the number of workers (see README.md).
+# One thread per worker: results do not depend on the number of workers (see docs/strategies.md).
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow faults fuzz benchmark scaling overhead reproduce lint format clean
+.PHONY: help run test test-slow faults fuzz benchmark scaling overhead reproduce docs lint format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ overhead: $(VENV)/.installed ## cost of the framework itself; ARGS="latency star
 
 reproduce: $(VENV)/.installed ## published results; ARGS="maml_sinusoid --seeds 3 --fraction 0.03", or ARGS=--quick
 	$(BIN)/python experiments/reproduce.py $(ARGS)
+
+docs: $(VENV)/.installed-docs ## build the documentation into site/; warnings are errors
+	$(BIN)/mkdocs build --strict $(ARGS)
 
 lint: $(VENV)/.installed-dev ## check style, formatting and types
 	$(BIN)/ruff check .
@@ -70,4 +73,8 @@ $(VENV)/.installed-slow: $(VENV)/.installed
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	@touch $@

@@ -1,0 +1,246 @@
+"""README.md and docs/: links, Python blocks, commands and the list of pages."""
+
+import functools
+import importlib.util
+import json
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import hydra
+import pytest
+import tiny
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from omegaconf import OmegaConf
+from worlds import run_world
+
+from metadist.cli.command import COMMANDS
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+FENCE = re.compile(r"^(?:<!-- ([^\n]*) -->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NOT_RUN = ("not run", "not checked")
+"""What the comment before a block begins with that is not run, with the reason."""
+RUN = "outputs/run1"
+"""The run that pages use."""
+PROGRAMS = ("torchrun", "python", "python3", "pip", "pre-commit", "sbatch")
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@functools.cache
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate_pages", DOCS / "generate_pages.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def blocks(text: str, language: str) -> list[tuple[str, str]]:
+    """The comment before each block of a language, and its text."""
+    return [(comment, body) for comment, each, body in FENCE.findall(text) if each == language]
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of headings, as GitHub and MkDocs make them for plain words."""
+    titles = re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.MULTILINE)
+    words = [re.sub(r"[^\w\- ]", "", title.lower()) for title in titles]
+    return {re.sub(r" ", "-", each.strip()) for each in words}
+
+
+def broken_links(page: Path, text: str) -> list[str]:
+    generated = generator().generated_pages()
+    found = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", text)):
+        if re.match(r"\w+:", link):
+            continue
+        target, _, anchor = link.partition("#")
+        path = (page.parent / target).resolve() if target else page
+        inside = str(path.relative_to(DOCS)) if path.is_relative_to(DOCS) else ""
+        if path == page:
+            content = text
+        elif inside in generated:
+            content = generated[inside]
+        elif path.is_file():
+            content = path.read_text("utf-8") if path.suffix == ".md" else ""
+        else:
+            found.append(link)
+            continue
+        if anchor and anchor not in anchors(content):
+            found.append(link)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_have_a_target(page):
+    assert broken_links(page, page.read_text("utf-8")) == []
+
+
+def test_links_without_a_target_are_found():
+    good = (
+        "# One two\n[a](sweeps.md) [b](#one-two) [c](strategies.md#determinism) [d](api/tasks.md)"
+    )
+    bad = ["no_such.md", "#three", "sweeps.md#no_such", "api/no_such.md"]
+    text = good + "".join(f" [e]({link})" for link in bad)
+    assert broken_links(DOCS / "index.md", text) == bad
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 200
+
+
+def test_the_list_of_pages_is_complete():
+    text = (ROOT / "mkdocs.yml").read_text("utf-8").replace("!!python/name:", "")
+    listed = re.findall(r"[\w/]+\.md", json.dumps(yaml.safe_load(text)["nav"]))
+    pages = [str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")]
+    assert sorted(listed) == sorted([*pages, *generator().generated_pages()])
+
+
+def test_the_reference_names_every_option_of_the_configuration():
+    text = generator().configuration_page()
+    for path in (ROOT / "conf").rglob("*.yaml"):
+        assert path.stem in text
+    assert "rendezvous_timeout_seconds: 300" in text
+
+
+def python_blocks(page: Path) -> list[tuple[str, str]]:
+    return blocks(page.read_text("utf-8"), "python")
+
+
+WITH_PYTHON = [page for page in PAGES if python_blocks(page)]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A directory with a finished run in `RUN`."""
+    directory = tmp_path_factory.mktemp("docs")
+    tiny.train(str(directory / RUN), "strategy=local")
+    configuration = OmegaConf.to_yaml(tiny.compose(*tiny.SMALL, "strategy=local"))
+    (directory / RUN / ".hydra").mkdir()
+    (directory / RUN / ".hydra/config.yaml").write_text(configuration)
+    return directory
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=name)
+def test_python_blocks_run(page, trained, monkeypatch, capsys):
+    """In order, as one module, so that classes can be pickled and named by their import path."""
+    monkeypatch.chdir(trained)
+    monkeypatch.setattr(sys, "path", [str(trained), *sys.path])
+    own = []
+    for comment, code in python_blocks(page):
+        compile(code, str(page), "exec")
+        if comment.startswith("run with 2 workers"):
+            script = trained / "script.py"
+            script.write_text(code)
+            run_world(run_script, 2, str(script))
+        elif not comment.startswith(NOT_RUN):
+            own.append(code)
+    module = trained / f"page_{page.stem}.py"
+    module.write_text("\n".join(own))
+    runpy.run_path(str(module), run_name=module.stem)
+
+
+def run_script(path: str) -> None:
+    sys.argv = [path]
+    sys.path.insert(0, str(Path(path).parent))
+    runpy.run_path(path, run_name="__main__")
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The arguments of each command in the Bash blocks of a page."""
+    found = []
+    for comment, body in blocks(page.read_text("utf-8"), "bash"):
+        if comment.startswith(NOT_RUN):
+            continue
+        for line in body.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words and words[0] != "export":
+                found.append(words)
+    text = FENCE.sub("", page.read_text("utf-8"))
+    inline = re.findall(r"`((?:torchrun|python|metadist|make) [^`…]+)`", text)
+    return found + [shlex.split(each) for each in inline]
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def experiment_command(words: list[str]) -> tuple[str, list[str]] | None:
+    """Configuration and arguments of a command that runs an experiment."""
+    for index, word in enumerate(words):
+        if re.fullmatch(r"experiments/(maml|ddp)\.py", word):
+            return Path(word).stem, words[index + 1 :]
+        if word in ("maml", "ddp") and words[index - 1] == "metadist":
+            return word, words[index + 1 :]
+    return None
+
+
+def one_value(override: Override) -> str:
+    """The override, with the first value of a sweep."""
+    if not override.is_sweep_override():
+        return str(override.input_line)
+    if override.is_interval_sweep():
+        return f"{override.input_line.partition('=')[0]}={override.value().start}"
+    return f"{override.input_line.partition('=')[0]}={next(iter(override.sweep_string_iterator()))}"
+
+
+@functools.cache
+def check_overrides(config_name: str, overrides: tuple[str, ...]) -> None:
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    own = [one_value(each) for each in parsed if not each.key_or_group.startswith("hydra")]
+    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        hydra.compose(config_name, own)
+
+
+def check_command(words: list[str]) -> None:
+    """Fail if the program, script, subcommand or an override does not exist."""
+    while re.fullmatch(r"\w+=.*", words[0]):
+        words = words[1:]
+    if words[:3] == ["srun", "bash", "-c"]:
+        return check_command(shlex.split(words[3]))
+    program = words[0].removeprefix(".venv/bin/")
+    if program == "make":
+        assert all(word in make_targets() for word in words[1:] if "=" not in word), words
+    elif program == "metadist":
+        assert words[1] in COMMANDS or words[1].startswith("-"), words
+    else:
+        assert program in PROGRAMS, words
+    for word in words:
+        if re.match(r"(experiments|docs)/.*\.\w+$", word):
+            assert (ROOT / word).is_file(), word
+    found = experiment_command(words)
+    if found is not None:
+        config_name, arguments = found
+        overrides = [word for word in arguments if not word.startswith("-")]
+        check_overrides(config_name, tuple(word for word in overrides if "=" in word))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=name)
+def test_commands_exist_and_their_overrides_compose(page):
+    for words in commands(page):
+        check_command(words)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "torchrun experiments/mamml.py",
+        "python experiments/maml.py algoritm=maml",
+        "python experiments/maml.py trainer.iteration=3",
+        "metadist evaluat RUN",
+        "make runn",
+        "pyton experiments/maml.py",
+    ],
+)
+def test_wrong_commands_are_found(command):
+    with pytest.raises((AssertionError, hydra.errors.HydraException)):
+        check_command(shlex.split(command))
