@@ -26,7 +26,10 @@ BELOW = {
         "loggers",
     },
     "launchers": {"config", "training", "reports", "distributed", "kernels", "loggers", "plots"},
-    "cli": {"launchers", "config", "training", "reports", "distributed"},
+    "cli": {
+        *("launchers", "config", "training", "reports"),
+        *("distributed", "loggers"),
+    },
     "__main__.py": {"cli"},
 }
 TEMPLATE = PACKAGE / "cli" / "project"

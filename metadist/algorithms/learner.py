@@ -47,8 +47,9 @@ class Learner(nn.Module):
     Attributes:
         evaluate_each_step: in evaluation, evaluate the queries after each inner step, which takes
             time. Default: False.
-        outputs_are_classes: whether the model has one output per class. A subclass whose outputs
-            are features sets it to False.
+        outputs_are_classes: whether a few-shot task's classes are the model's outputs, so that it
+            has no more classes than the model outputs. A subclass that uses the model's features
+            instead sets it to False.
         batches_tasks: whether `forward` supports batched tasks. Default: False.
         published_optimizers: names of the outer optimizers that it was published with, where
             others change the algorithm; a run with another one warns. Default: any.

@@ -36,6 +36,7 @@ class Supervised(Learner):
         UserError: a regression problem, or a model without features and head.
     """
 
+    outputs_are_classes = False
     model: Any  # with `features` and `head`, see `require_features`
 
     def __init__(

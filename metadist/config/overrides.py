@@ -54,11 +54,11 @@ def replace_options(
     chosen = {
         each.key_or_group: str(each.value())
         for each in parsed
-        if _is_node(configuration, each.key_or_group) and isinstance(each.value(), str)
+        if is_node(configuration, each.key_or_group) and isinstance(each.value(), str)
     }
     default: Any = None
     for group, option in chosen.items():
-        values = _option_values(group, option, parsed, path_override)
+        values = option_values(group, option, parsed, path_override)
         if values is None or values == configuration[group]:
             continue
         if default is None:
@@ -73,7 +73,7 @@ def replace_options(
             configuration[group] = values
     for each in parsed:
         path, _, key = each.key_or_group.rpartition(".")
-        if key == _TARGET and not each.is_delete() and _is_node(configuration, path):
+        if key == _TARGET and not each.is_delete() and is_node(configuration, path):
             node = OmegaConf.select(configuration, path)
             kept = {_TARGET, *(key.split(".")[0] for key, _ in _values_below(path, parsed))}
             with open_dict(node):
@@ -81,7 +81,7 @@ def replace_options(
                     del node[unused]
 
 
-def _is_node(configuration: DictConfig, path: str) -> bool:
+def is_node(configuration: DictConfig, path: str) -> bool:
     """Whether a path of the configuration is a node with a target."""
     node = OmegaConf.select(configuration, path) if path else None
     return isinstance(node, DictConfig) and _TARGET in node
@@ -97,11 +97,21 @@ def _values_below(path: str, parsed: Sequence[Override]) -> list[tuple[str, Over
     ]
 
 
-def _option_values(
-    group: str, option: str, parsed: Sequence[Override], searchpath: list[str]
+def option_values(
+    group: str, option: str, parsed: Sequence[Override], searchpath: Sequence[str] = ()
 ) -> DictConfig | None:
-    """The values of an option's file and of the command line; None if it has none for the group."""
-    values = OmegaConf.select(hydra.compose(f"{group}/{option}", searchpath), group)
+    """The values of an option's file and of the command line. Hydra must be initialized.
+
+    Args:
+        group: such as "dataset".
+        option: such as "omniglot".
+        parsed: the command-line overrides; those of keys of the group are applied.
+        searchpath: an override of `hydra.searchpath`, where else there are options.
+
+    Returns:
+        None if the file has no values for the group.
+    """
+    values = OmegaConf.select(hydra.compose(f"{group}/{option}", [*searchpath]), group)
     if not isinstance(values, DictConfig):
         return None
     for key, override in _values_below(group, parsed):

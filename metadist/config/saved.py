@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import hydra
 import torch
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -17,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from metadist.algorithms import Learner
 from metadist.config.build import assemble_experiment, build_learner
 from metadist.config.instantiate import locate_target
+from metadist.config.overrides import is_node, option_values
 from metadist.config.trusted import check_interpolations, locate_trusted
 from metadist.errors import UserError
 from metadist.reports import CONFIG_FILE, HYDRA_FILE
@@ -113,7 +115,8 @@ def load_experiment(path: str | Path, *overrides: str, trust_code: bool = False)
 
     Args:
         path: the run's directory.
-        overrides: values to replace, as on the command line: "dataset.root=DIR".
+        overrides: values and options to replace, as on the command line: "dataset.root=DIR",
+            "dataset=omniglot".
         trust_code: build any class that the configuration names, and resolve interpolations such
             as `${oc.env:…}`. By default only classes of metadist and torch.optim are built.
 
@@ -156,13 +159,21 @@ def _read_configuration(directory: Path) -> DictConfig:
 
 
 def _apply_overrides(configuration: DictConfig, overrides: tuple[str, ...]) -> None:
+    """Replace values; an option (`dataset=omniglot`) has the values of its file in `conf/`."""
     try:
-        for each in OverridesParser.create().parse_overrides(list(overrides)):
-            OmegaConf.update(configuration, each.key_or_group, each.value(), force_add=True)
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        for each in parsed:
+            key, value = each.key_or_group, each.value()
+            if is_node(configuration, key) and isinstance(value, str):
+                with hydra.initialize_config_module("metadist.conf", version_base="1.3"):
+                    configuration[key] = option_values(key, value, parsed)
+            else:
+                OmegaConf.update(configuration, key, value, force_add=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(
             f"the overrides {' '.join(overrides)} cannot be applied "
-            f"({' '.join(str(error).split())}): write KEY=VALUE, as in dataset.root=DIR."
+            f"({' '.join(str(error).split())}): write KEY=VALUE, as in dataset.root=DIR, or "
+            "GROUP=OPTION, as in dataset=omniglot."
         ) from None
 
 

@@ -1,0 +1,134 @@
+"""Test a trained run under another protocol: metadist evaluate RUN task.ways=20 dataset=omniglot.
+
+The learner is tested in one process, as at the end of its run, with the given options replaced:
+the number of ways, shots or queries, the dataset, trainer.eval_tasks, options of the algorithm.
+Prints the result and how its protocol differs from the run's own test, and writes both protocols
+into a JSON file.
+"""
+
+import argparse
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from metadist.cli.main import exit_status
+from metadist.config import load_experiment
+from metadist.errors import UserError
+from metadist.files import atomic_write, wrap_write_errors
+from metadist.loggers import json_value
+from metadist.reports import format_differences, protocol_differences, read_results
+from metadist.training import Experiment, Trainer, TrainState
+from metadist.training.resume import load_learner_state, tested_checkpoint
+
+_DIRECTORY = "evaluations"
+_HEAD = ("model.head.weight", "model.head.bias")
+
+
+def evaluate_run(
+    run: Path, overrides: tuple[str, ...] = (), checkpoint: Path | None = None, **options: Any
+) -> dict[str, Any]:
+    """Test the learner of a run, with some options replaced.
+
+    Args:
+        run: the run's directory.
+        overrides: as on the command line.
+        checkpoint: Default: the state that the run tests.
+        options: of `load_experiment`.
+
+    Returns:
+        The results, as in `results.json`, with the `overrides`, the `checkpoint` and the run's own
+        protocol as `trained_protocol`, None if the run has not finished.
+
+    Raises:
+        UserError: the run cannot be read, or its learner does not fit the tasks.
+    """
+    experiment = load_experiment(run, *overrides, **options)
+    path, contents = tested_checkpoint(checkpoint or run)
+    load_for_tasks(experiment, path, contents)
+    experiment.trainer = replace(experiment.trainer, test_checkpoint="last")
+    results = Trainer(experiment).test()
+    trained = read_results(run) or {}
+    about = {"overrides": list(overrides), "checkpoint": str(path)}
+    return {**results, **about, "trained_protocol": trained.get("protocol")}
+
+
+def load_for_tasks(experiment: Experiment, path: Path, contents: Mapping[str, Any]) -> None:
+    """Load a checkpoint into an experiment whose tasks may have another number of classes.
+
+    Raises:
+        UserError: the learner's outputs are the classes, and the tasks have another number of
+            them; or the checkpoint is of another model.
+    """
+    learner, saved = experiment.learner, dict(contents["learner"])
+    own = learner.state_dict()
+    other_head = all(name in saved and name in own for name in _HEAD) and (
+        saved[_HEAD[1]].shape != own[_HEAD[1]].shape
+    )
+    if other_head and learner.outputs_are_classes:
+        outputs, needed = len(saved[_HEAD[1]]), len(own[_HEAD[1]])
+        raise UserError(
+            f"{path} cannot be tested with {needed} outputs: {type(learner).__name__} was trained "
+            f"with {outputs} outputs, one per class; test it with task.ways={outputs}, or train an "
+            "algorithm whose outputs are features, such as algorithm=prototypical."
+        )
+    if other_head:
+        saved |= {name: own[name] for name in _HEAD}
+    try:
+        load_learner_state(learner, {**contents, "learner": saved})
+        names = TrainState.__dataclass_fields__
+        experiment.state = TrainState(**{key: contents[key] for key in names if key in contents})
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+        lines = [line.strip() for line in str(error).splitlines()]
+        raise UserError(
+            f"the checkpoint {path} is of another model or algorithm than the options ask for "
+            f"({lines[1] if len(lines) > 1 else lines[0]}): leave the options of model and "
+            "algorithm as they were in training."
+        ) from None
+
+
+def summary(results: Mapping[str, Any]) -> list[str]:
+    """The lines to print."""
+    protocol, trained = results["protocol"], results["trained_protocol"]
+    if "test_accuracy" in results:
+        value = f"accuracy {results['test_accuracy']:.2%} ± {results['ci95']:.2%}"
+    else:
+        value = f"MSE {results['test_mse']:.4g} ± {results['ci95']:.2g}"
+    lines = [f"test {value} over {results['test_tasks']} tasks (95% interval over tasks)"]
+    lines.append(f"  {results['checkpoint']}, iteration {results['tested_iteration']}")
+    if trained is None:
+        return [*lines, "  the run itself has not been tested"]
+    differences = protocol_differences({"its run": trained, "here": protocol})
+    same = ["the protocol is that of its run"]
+    return [*lines, *(f"  {line}" for line in format_differences(differences) or same)]
+
+
+def main() -> int:
+    """Evaluate from the command line; returns the exit status."""
+    _, description = (__doc__ or "").split("\n\n", 1)
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("run", metavar="RUN", type=Path, help="the run's directory")
+    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="options to replace")
+    parser.add_argument("--checkpoint", type=Path, help="test this checkpoint of the run")
+    parser.add_argument("--output", type=Path, help="default: a file in RUN/evaluations")
+    parser.add_argument(
+        "--trust-code",
+        action="store_true",
+        help="build any class that the run names, such as an algorithm of your own",
+    )
+    options = parser.parse_args()
+
+    def evaluate() -> None:
+        run, overrides = options.run.resolve(), tuple(options.overrides)
+        trust = {"trust_code": options.trust_code}
+        results = evaluate_run(run, overrides, options.checkpoint, **trust)
+        name = re.sub(r"[^\w.=+-]+", "_", ",".join(overrides)) or "own_protocol"
+        output = options.output or run / _DIRECTORY / f"{name[:200]}.json"
+        with wrap_write_errors(output):
+            output.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(output, json.dumps(json_value(results), indent=2).encode() + b"\n")
+        print("\n".join([*summary(results), f"  {output}"]))
+
+    return exit_status(evaluate)

@@ -1,0 +1,108 @@
+"""`metadist evaluate`: a trained run under another protocol."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tiny import SMALL, compose
+from worlds import run_world
+
+from metadist.cli.evaluate import evaluate_run, main
+from metadist.errors import UserError
+from metadist.launchers import RunSpec, run_job
+
+
+def trained(directory: Path, *overrides: str) -> Path:
+    directory.mkdir()
+    configuration = compose(*SMALL, "strategy=local", *overrides)
+    run_world(run_job, 1, RunSpec("maml", directory, configuration, overrides))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def prototypical(tmp_path_factory) -> Path:
+    return trained(tmp_path_factory.mktemp("runs") / "prototypical", "algorithm=prototypical")
+
+
+@pytest.fixture(scope="module")
+def maml(tmp_path_factory) -> Path:
+    return trained(tmp_path_factory.mktemp("runs") / "maml")
+
+
+def run_results(run: Path) -> dict:
+    return json.loads((run / "results.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", ["maml", "prototypical"])
+def test_without_options_it_is_the_test_of_the_run(request, name):
+    run = request.getfixturevalue(name)
+    found, expected = evaluate_run(run), run_results(run)
+    for key in ("test_accuracy", "ci95", "test_loss", "protocol", "tested_iteration"):
+        assert found[key] == expected[key], key
+    assert found["trained_protocol"] == expected["protocol"]
+
+
+def test_more_ways_and_both_protocols(prototypical, tmp_path, monkeypatch, capsys):
+    output = tmp_path / "a" / "five.json"
+    arguments = [str(prototypical), "task.ways=5", "task.shots=2", "--output", str(output)]
+    monkeypatch.setattr(sys, "argv", ["metadist evaluate", *arguments])
+    assert main() == 0
+    printed = capsys.readouterr().out
+    assert "ways differs: 3 (its run), 5 (here)" in printed
+    assert "shots differs: 1 (its run), 2 (here)" in printed and str(output) in printed
+    found = json.loads(output.read_text(encoding="utf-8"))
+    assert (found["protocol"]["ways"], found["trained_protocol"]["ways"]) == (5, 3)
+    assert found["overrides"] == ["task.ways=5", "task.shots=2"]
+    assert found["test_accuracy"] != run_results(prototypical)["test_accuracy"]
+
+
+@pytest.mark.parametrize("ways", [2, 5])
+def test_outputs_that_are_classes_refuse_another_number_of_ways(maml, ways):
+    expected = f"cannot be tested with {ways} outputs: MAML was trained with 3 .* task.ways=3"
+    with pytest.raises(UserError, match=expected):
+        evaluate_run(maml, (f"task.ways={ways}",))
+
+
+def test_more_shots_and_inner_steps(maml):
+    found = evaluate_run(maml, ("task.shots=3", "algorithm.eval_inner_steps=5"))
+    assert found["protocol"]["shots"] == 3 and found["protocol"]["eval_inner_steps"] == 5
+
+
+def write_class_folders(root: Path) -> Path:
+    generator = np.random.default_rng(0)
+    for index in range(10):
+        folder = root / f"class{index}"
+        folder.mkdir(parents=True)
+        for number in range(4):
+            pixels = generator.integers(256, size=(30, 40), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"{number}.png")
+    return root
+
+
+def test_another_dataset_has_the_options_of_its_own_file(prototypical, tmp_path):
+    root = write_class_folders(tmp_path / "images")
+    of_folder = ("dataset.size=28", f"dataset.root={root}", "dataset=folder", "dataset.channels=1")
+    fractions = ("dataset.validation_fraction=0.3", "dataset.test_fraction=0.3")
+    found = evaluate_run(prototypical, (*of_folder, *fractions))
+    assert found["protocol"]["dataset"] == "folder"
+    assert found["protocol"]["classes"] == {"train": 4, "validation": 3, "test": 3}
+    assert found["trained_protocol"]["dataset"] == "glyphs"
+
+
+@pytest.mark.parametrize("override", ["dataset=faces", "task.ways"])
+def test_options_that_do_not_exist_are_refused(prototypical, override):
+    with pytest.raises(UserError):
+        evaluate_run(prototypical, (override,))
+
+
+def test_another_model_is_one_sentence(maml):
+    with pytest.raises(UserError, match="of another model or algorithm"):
+        evaluate_run(maml, ("model.filters=5",))
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(UserError, match="is not a run directory"):
+        evaluate_run(tmp_path)
