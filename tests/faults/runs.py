@@ -243,7 +243,9 @@ def difference(one: Path, other: Path) -> str:
 
     def last(path: Path) -> dict:
         _, newest = Checkpoints(path / "checkpoints").iterations()[-1]
-        return _without_times(read_checkpoint(newest))
+        contents = read_checkpoint(newest)
+        del contents["configuration"]  # a resumed run has another `resume` and directory
+        return _without_times(contents)
 
     if records(one) != records(other):
         return "records"
