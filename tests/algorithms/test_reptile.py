@@ -70,6 +70,7 @@ def test_an_outer_step_interpolates_to_the_result_of_torchs_optimizer(inner_opti
 
 
 def test_minibatches_follow_permutations_of_the_support_set():
+    torch.manual_seed(0)
     learner = Reptile(Scale(1.0), inner_optimizer="sgd", inner_steps=7, inner_batch_size=4).train()
     support = images(3, 2, 1).support  # 6 examples
     support = support._replace(targets=torch.arange(6))
@@ -78,6 +79,7 @@ def test_minibatches_follow_permutations_of_the_support_set():
     order = [index for batch in batches for index in batch]
     for start in range(0, 24, 6):
         assert sorted(order[start : start + 6]) == list(range(6))
+    assert len({tuple(order[start : start + 6]) for start in range(0, 24, 6)}) > 1
     whole = next(learner.eval().minibatches(support, 1))
     assert sorted(whole.targets.tolist()) == list(range(6))
 

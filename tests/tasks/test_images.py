@@ -354,11 +354,12 @@ def test_each_image_has_its_own_transform_and_its_shape_is_kept():
         smaller.inputs(images[0], "train", np.random.default_rng(0))
 
 
-def test_all_classes_of_a_test_task_share_their_example_numbers_if_drawers_do():
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_all_classes_of_a_test_task_share_their_example_numbers_if_drawers_do(split):
     dataset = ImageClasses("labels", labelled_pixels(), SPLIT_CLASSES, test_drawers=True)
     tasks = FewShotTasks(dataset, 5, 1, 2)
     pairs = set()
-    for key in task_keys(0, "test", 0, range(40)):
+    for key in task_keys(0, split, 0, range(40)):
         episode = tasks.sample(key)
         _, support = class_and_example(episode.support.inputs)
         _, query = class_and_example(episode.query.inputs)

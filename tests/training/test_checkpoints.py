@@ -143,6 +143,14 @@ def test_the_newest_are_kept_and_for_each_the_best_until_then(tmp_path):
     ]
 
 
+def test_the_best_of_a_kept_checkpoints_own_iteration_is_kept(tmp_path):
+    saved = Checkpoints(tmp_path, keep=1)
+    saved.save_best(5, {"iteration": 5})
+    saved.save(5, {"iteration": 5})
+    saved.save_best(7, {"iteration": 7})
+    assert [iteration for iteration, _ in saved.bests()] == [5, 7]
+
+
 def test_later_checkpoints_are_renamed_and_never_lost(tmp_path):
     saved = Checkpoints(tmp_path, keep=2)
     for _ in range(2):

@@ -120,7 +120,7 @@ def steps(directory: str, *clippings: str) -> list[torch.Tensor]:
     options = ("strategy=local", "trainer.iterations=1", "optimizer=sgd", "optimizer.momentum=0")
     found = []
     for number, clipping in enumerate(clippings):
-        x = build(f"{directory}/{number}", *options, *([clipping] if clipping else []))
+        x = build(f"{directory}/{number}", *options, *clipping.split())
         before = torch.cat([p.detach().flatten().clone() for p in x.learner.parameters()])
         x.logger = LoggerCollection([])
         Trainer(x).train_step(1)
@@ -135,11 +135,15 @@ def test_clipping_against_its_definition(tmp_path):
     messages = (
         f"trainer.clip_norm={norm / 2}",
         f"trainer.clip_value={limit}",
+        f"trainer.clip_value={limit} trainer.clip_norm={norm / 10}",
         "trainer.clip_norm=99",
     )
-    by_norm, by_value, by_nothing = run_world(steps, 1, str(tmp_path / "b"), *messages)[0]
+    by_norm, by_value, by_both, by_nothing = run_world(steps, 1, str(tmp_path / "b"), *messages)[0]
     torch.testing.assert_close(by_norm, plain / 2, rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(by_value, plain.clamp(-limit, limit), rtol=1e-3, atol=1e-5)
+    cut = plain.clamp(-limit, limit)
+    assert cut.norm() > norm / 10
+    torch.testing.assert_close(by_both, cut / cut.norm() * norm / 10, rtol=1e-3, atol=1e-5)
     assert torch.equal(by_nothing, plain)
 
 
