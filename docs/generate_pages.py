@@ -16,6 +16,7 @@ PACKAGES = (
     "models",
     "training",
     "config",
+    "inference",
     "loggers",
     "plots",
     "launchers",

@@ -25,10 +25,11 @@ BELOW = {
         *("training", "reports", "algorithms", "distributed", "kernels", "tasks", "models"),
         "loggers",
     },
+    "inference": {"config", "training", "algorithms", "tasks"},
     "launchers": {"config", "training", "reports", "distributed", "kernels", "loggers", "plots"},
     "cli": {
-        *("launchers", "config", "training", "reports"),
-        *("distributed", "loggers"),
+        *("launchers", "inference", "config", "training", "reports"),
+        *("distributed", "loggers", "tasks"),
     },
     "__main__.py": {"cli"},
 }

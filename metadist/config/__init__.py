@@ -5,7 +5,12 @@ from metadist.config.instantiate import instantiate
 from metadist.config.overrides import compose, replace_options
 from metadist.config.plain import to_plain
 from metadist.config.resolvers import fraction, run_stamp
-from metadist.config.saved import SavedLearner, load_experiment, load_learner
+from metadist.config.saved import (
+    SavedLearner,
+    image_preprocessing,
+    load_experiment,
+    load_learner,
+)
 from metadist.config.schema import Settings, validate
 
 __all__ = [
@@ -14,6 +19,7 @@ __all__ = [
     "build_experiment",
     "compose",
     "fraction",
+    "image_preprocessing",
     "instantiate",
     "load_experiment",
     "load_learner",

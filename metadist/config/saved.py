@@ -17,11 +17,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from metadist.algorithms import Learner
 from metadist.config.build import assemble_experiment, build_learner
-from metadist.config.instantiate import locate_target
+from metadist.config.instantiate import instantiate, locate_target
 from metadist.config.overrides import is_node, option_values
 from metadist.config.trusted import check_interpolations, locate_trusted
 from metadist.errors import UserError
 from metadist.reports import CONFIG_FILE, HYDRA_FILE
+from metadist.tasks import ImagePreprocessing, Normalize
 from metadist.training import Experiment
 from metadist.training.resume import load_learner_state, tested_checkpoint
 
@@ -103,6 +104,36 @@ def load_learner(path: str | Path, *, trust_code: bool = False) -> SavedLearner:
         shape.regression,
         iteration,
         path,
+    )
+
+
+def image_preprocessing(
+    saved: SavedLearner, *, trust_code: bool = False
+) -> ImagePreprocessing | None:
+    """How images become inputs of a saved learner, as in the evaluation of its run.
+
+    Size and channels are those of the inputs, inversion and normalization those of the run's
+    dataset, which is not built.
+
+    Args:
+        saved: of `load_learner`.
+        trust_code: import the class of the dataset whatever it is. By default only classes of
+            metadist are imported.
+
+    Returns:
+        None if the inputs are no square images of one or three channels.
+
+    Raises:
+        UserError: the checkpoint names another class.
+    """
+    dataset = saved.configuration.get("dataset")
+    if not isinstance(dataset, Mapping) or not ImagePreprocessing.supports(saved.input_shape):
+        return None
+    locate, normalize = _locate(trust_code), dataset.get("normalize")
+    return ImagePreprocessing(
+        saved.input_shape,
+        bool(getattr(locate(str(dataset.get("_target_")), "dataset"), "inverted", False)),
+        instantiate(normalize, "dataset.normalize", locate=locate) if normalize else Normalize(),
     )
 
 

@@ -18,6 +18,7 @@ from .image_folder import ImageFolder
 from .images import ImageClasses
 from .mini_imagenet import MiniImageNet
 from .omniglot import Omniglot
+from .preprocessing import ImagePreprocessing
 from .sinusoid import Sinusoid
 from .supervised_tasks import SupervisedTasks
 from .tiered_imagenet import TieredImageNet
@@ -36,6 +37,7 @@ __all__ = [
     "ImageClasses",
     "ImageDataset",
     "ImageFolder",
+    "ImagePreprocessing",
     "MiniImageNet",
     "Normalize",
     "Omniglot",

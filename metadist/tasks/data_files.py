@@ -130,10 +130,24 @@ def decode_image(
         with Image.open(io.BytesIO(data), formats=formats) as image:
             if image.width * image.height > max_pixels:
                 raise ValueError(f"it has {image.width} x {image.height} pixels")
-            return np.asarray(image.convert(mode).resize((size, size), Image.Resampling.LANCZOS))
+            return resize_image(image, mode, size)
     # Pillow raises these on damaged files, SyntaxError included.
     except (OSError, ValueError, SyntaxError, zlib.error, Image.DecompressionBombError) as error:
         raise ValueError(error_line(error)) from error
+
+
+def resize_image(image: Image.Image, mode: str, size: int) -> np.ndarray:
+    """An image converted to a mode and resized to a square with the Lanczos filter.
+
+    Args:
+        image: of any size and mode.
+        mode: "L" for greyscale or "RGB".
+        size: height and width of the result, in pixels.
+
+    Returns:
+        uint8 of shape (size, size) or (size, size, 3).
+    """
+    return np.asarray(image.convert(mode).resize((size, size), Image.Resampling.LANCZOS))
 
 
 def unreadable(path: Path | str, error: OSError) -> str:

@@ -40,9 +40,12 @@ class ImageClasses:
     Attributes:
         input_shape: (1, height, width) for images in one colour, else (channels, height, width).
         regression: False.
+        inverted: whether the pixels are those of the image files inverted (255 - pixel). A subclass
+            that inverts files sets it to True, so that other images are prepared as its own.
     """
 
     regression = False
+    inverted = False
 
     def __init__(
         self,

@@ -46,7 +46,10 @@ class Omniglot(ImageClasses):
         regression: False.
         characters: for each split the names of its characters, such as
             `images_background/Latin/character01`.
+        inverted: True: files have dark strokes on white, inputs bright strokes on black.
     """
+
+    inverted = True
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 from metadist.tasks import SPLITS
 
 SMALL = {"images_background": 4, "images_evaluation": 3}
-REAL = Path(__file__).parents[3] / "shared" / "data" / "omniglot"
+REAL = Path(__file__).parents[2] / "shared" / "data" / "omniglot"
 
 ALPHABETS = {
     "images_background": {

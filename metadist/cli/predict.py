@@ -1,0 +1,84 @@
+"""Classify images with a trained model: metadist predict RUN --support DIR --query DIR.
+
+RUN is a run directory or a checkpoint. The support directory has a folder of a few images for each
+class. Prints the predicted class of each query image and its probability, and writes a CSV file
+with the probabilities of all classes.
+"""
+
+import argparse
+import csv
+import io
+from pathlib import Path
+
+from metadist.cli.main import exit_status
+from metadist.errors import UserError
+from metadist.files import atomic_write, wrap_write_errors
+from metadist.inference import FewShotClassifier
+from metadist.tasks.image_files import class_folders, images_below
+
+
+def predict_folder(classifier: FewShotClassifier, support: Path, query: Path) -> list[list[str]]:
+    """Classify all images of a directory.
+
+    Args:
+        classifier: to fit.
+        support: the directory of class folders.
+        query: the directory of images, at any depth, or an image.
+
+    Returns:
+        A row per image: its path below `query`, the class, the probability of each class.
+
+    Raises:
+        UserError: a directory has no images, or an image cannot be read.
+    """
+    examples = [(file, each.name) for each in class_folders(support) for file in each.files]
+    files = [query] if query.is_file() else images_below(query)
+    for folder, found in ((support, examples), (query, files)):
+        if not found:
+            below = "in class folders" if folder is support else "in it"
+            raise UserError(f"{folder} has no images {below}: give another directory.")
+    classifier.fit([file for file, _ in examples], [name for _, name in examples])
+    names = [file.name if file == query else file.relative_to(query).as_posix() for file in files]
+    rows = []
+    for name, probabilities in zip(names, classifier.predict_proba(files), strict=True):
+        predicted = str(classifier.classes_[probabilities.argmax()])
+        rows.append([name, predicted, *(f"{value:.6f}" for value in probabilities)])
+    return rows
+
+
+def main() -> int:
+    """Predict from the command line; returns the exit status."""
+    _, description = (__doc__ or "").split("\n\n", 1)
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("run", metavar="RUN", type=Path, help="run directory or checkpoint")
+    parser.add_argument("--support", metavar="DIR", type=Path, required=True)
+    parser.add_argument("--query", metavar="DIR", type=Path, required=True)
+    parser.add_argument(
+        "--output", type=Path, default=Path("predictions.csv"), help="default: %(default)s"
+    )
+    parser.add_argument("--device", default="cpu", help="such as cuda; default: %(default)s")
+    parser.add_argument(
+        "--trust-code",
+        action="store_true",
+        help="build any class that the run names, such as an algorithm of your own",
+    )
+    options = parser.parse_args()
+
+    def predict() -> None:
+        classifier = FewShotClassifier.load(
+            options.run, device=options.device, trust_code=options.trust_code
+        )
+        rows = predict_folder(classifier, options.support, options.query)
+        header = ["image", "prediction", *map(str, classifier.classes_)]
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([header, *rows])
+        with wrap_write_errors(options.output):
+            atomic_write(options.output, text.getvalue().encode())
+        table = [("image", "prediction", "probability")]
+        table += [(row[0], row[1], f"{max(map(float, row[2:])):.1%}") for row in rows]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        for image, prediction, probability in table:
+            print(f"{image:<{widths[0]}}  {prediction:<{widths[1]}}  {probability:>{widths[2]}}")
+        print(f"{len(rows)} images: {options.output}")
+
+    return exit_status(predict)

@@ -1,0 +1,159 @@
+"""A trained model as a classifier with the conventions of scikit-learn."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metadist.algorithms import Learner
+from metadist.config import image_preprocessing, load_learner
+from metadist.errors import UserError
+from metadist.tasks import Examples
+from metadist.training import predict_unlabeled
+
+_BATCH = 256
+"""Queries that are predicted at once, to bound the memory."""
+
+
+class FewShotClassifier:
+    """Classify images by a few labeled examples of each class.
+
+    `fit` keeps the examples, the support set; the learner's parameters stay as they are. Each
+    prediction adapts to the support set.
+
+    Attributes:
+        classes_: the labels, sorted; after `fit`.
+
+    Args:
+        learner: trained, of any algorithm.
+        outputs: width of the model's last layer.
+        preprocess: from what is given as images to the model's inputs, float32 (n, *input shape).
+            Default: the images are these inputs.
+        batch_statistics: of batch norm without running statistics, see
+            `metadist.training.predict_unlabeled`. With "support" the prediction of an image does
+            not depend on the others; with "transductive" it does, as in MAML's evaluation.
+    """
+
+    classes_: np.ndarray
+
+    def __init__(
+        self,
+        learner: Learner,
+        outputs: int,
+        preprocess: Callable[[Any], Tensor] | None = None,
+        batch_statistics: Literal["support", "transductive"] = "support",
+    ) -> None:
+        self.learner = learner
+        self.outputs = outputs
+        self.preprocess = preprocess
+        self.batch_statistics = batch_statistics
+        self._support: Examples | None = None
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        preprocess: Callable[[Any], Tensor] | None = None,
+        batch_statistics: Literal["support", "transductive"] = "support",
+        device: str = "cpu",
+        trust_code: bool = False,
+    ) -> "FewShotClassifier":
+        """The trained classifier of a run directory or a checkpoint. No dataset is needed.
+
+        Args:
+            path: of a run directory, whose tested state is loaded, or of a checkpoint.
+            preprocess: see the class. Default: `metadist.tasks.ImagePreprocessing` with image size,
+                channels, inversion and normalization of the run's dataset.
+            batch_statistics: see the class.
+            device: of the learner.
+            trust_code: build any class that the checkpoint names, such as your own algorithm.
+
+        Raises:
+            UserError: there is no checkpoint, it cannot be used, or it is of a regression problem.
+        """
+        saved = load_learner(path, trust_code=trust_code)
+        if saved.regression:
+            raise UserError(
+                f"{saved.checkpoint} predicts real numbers: choose a run of classification."
+            )
+        if preprocess is None:
+            preprocess = image_preprocessing(saved, trust_code=trust_code)
+        return cls(saved.learner.to(device), saved.outputs, preprocess, batch_statistics)
+
+    def fit(self, images: Any, labels: Sequence[Any] | np.ndarray | Tensor) -> "FewShotClassifier":
+        """Keep the labeled examples of a few-shot task.
+
+        Args:
+            images: see `metadist.tasks.ImagePreprocessing`, or the model's inputs without
+                `preprocess`.
+            labels: a label for each image, of any type that can be sorted.
+
+        Returns:
+            The classifier.
+
+        Raises:
+            UserError: the numbers of images and labels differ, or the algorithm cannot do the
+                number of classes.
+        """
+        given = np.asarray(labels.cpu() if isinstance(labels, Tensor) else labels)
+        if given.shape != (len(images),):
+            raise UserError(
+                f"there are {len(images)} images, and labels of shape {given.shape}: give one "
+                "label for each image."
+            )
+        classes, targets = np.unique(given, return_inverse=True)
+        if len(classes) < 2:
+            raise UserError(f"the labels have {len(classes)} classes: give at least two.")
+        if self.learner.outputs_are_classes and len(classes) > self.outputs:
+            raise UserError(
+                f"the labels have {len(classes)} classes, and {type(self.learner).__name__} was "
+                f"trained with {self.outputs} outputs, one per class: give at most {self.outputs} "
+                "classes, or train an algorithm whose outputs are features, such as "
+                "algorithm=prototypical."
+            )
+        inputs = self._inputs(images)
+        self._support = Examples(inputs, torch.from_numpy(targets).to(inputs.device))
+        self.classes_ = classes
+        return self
+
+    def predict(self, images: Any) -> np.ndarray:
+        """The label of each image, shape (n,).
+
+        Args:
+            images: as of `fit`, any number.
+
+        Raises:
+            UserError: `fit` has not been called, or an image cannot be used.
+        """
+        best = self.predict_proba(images).argmax(1)
+        return self.classes_[best]
+
+    def predict_proba(self, images: Any) -> np.ndarray:
+        """The probability of each class for each image, float32 (n, classes), as in `classes_`.
+
+        Args:
+            images: as of `fit`, any number.
+
+        Raises:
+            UserError: `fit` has not been called, or an image cannot be used.
+        """
+        if self._support is None:
+            raise UserError("the classifier has no labeled examples: call fit(images, labels).")
+        inputs = self._inputs(images)
+        size = len(inputs) if self.batch_statistics == "transductive" else _BATCH
+        # Outputs beyond the classes belong to no label.
+        logits = [
+            predict_unlabeled(self.learner, self._support, batch, self.batch_statistics)
+            for batch in inputs.split(size)
+        ]
+        return torch.cat(logits)[:, : len(self.classes_)].softmax(1).cpu().numpy()
+
+    def _inputs(self, images: Any) -> Tensor:
+        if not len(images):
+            raise UserError("there are no images: give at least one.")
+        prepare = self.preprocess or (lambda inputs: torch.as_tensor(inputs, dtype=torch.float32))
+        return prepare(images).to(next(self.learner.parameters()).device)

@@ -1,0 +1,88 @@
+"""`metadist predict`: a table and a CSV file of predictions for a folder of images."""
+
+import csv
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tiny import SMALL, compose
+from worlds import run_world
+
+from metadist import FewShotClassifier
+from metadist.cli.predict import main
+from metadist.launchers import RunSpec, run_job
+from metadist.tasks import Glyphs
+
+PIXELS = np.stack(
+    Glyphs(train_classes=1, validation_classes=1, test_classes=3, examples=4).split_classes("test")
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("runs") / "run"
+    directory.mkdir()
+    options = ["strategy=local", "algorithm=prototypical", "trainer.iterations=1"]
+    spec = RunSpec("maml", directory, compose(*SMALL, *options), ())
+    run_world(run_job, 1, spec)
+    return directory
+
+
+@pytest.fixture
+def folders(tmp_path) -> list[str]:
+    for name, images in zip(("cat", "ant", "bee"), PIXELS, strict=True):
+        for folder, chosen in (("support", images[:1]), ("query/new", images[1:])):
+            for number, image in enumerate(chosen):
+                path = tmp_path / folder / name / f"{number}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(image).save(path)
+    return ["--support", str(tmp_path / "support"), "--query", str(tmp_path / "query")]
+
+
+def predict(monkeypatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["metadist predict", *arguments])
+    return main()
+
+
+def test_the_table_and_the_file_have_what_the_classifier_predicts(
+    run, folders, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert predict(monkeypatch, str(run), *folders) == 0
+    header, *rows = csv.reader((tmp_path / "predictions.csv").open(encoding="utf-8"))
+    assert header == ["image", "prediction", "ant", "bee", "cat"]
+    classifier = FewShotClassifier.load(run).fit(PIXELS[:, 0], ["cat", "ant", "bee"])
+    query = PIXELS[[1, 2, 0], 1:].reshape(-1, 28, 28)
+    names = [f"new/{name}/{number}.png" for name in header[2:] for number in range(3)]
+    assert [row[0] for row in rows] == names
+    assert [row[1] for row in rows] == classifier.predict(query).tolist()
+    found = np.array([row[2:] for row in rows], float)
+    np.testing.assert_allclose(found, classifier.predict_proba(query), atol=1e-5)
+    first, *lines, last = capsys.readouterr().out.splitlines()
+    assert first.split() == ["image", "prediction", "probability"]
+    assert [line.split()[:2] for line in lines] == [row[:2] for row in rows]
+    assert last == "9 images: predictions.csv"
+
+
+def test_a_checkpoint_and_a_single_image(run, folders, tmp_path, monkeypatch):
+    (checkpoint,) = (run / "checkpoints").glob("iteration-*.pt")
+    image, output = tmp_path / "query" / "new" / "bee" / "1.png", tmp_path / "a.csv"
+    arguments = [*folders[:2], "--query", str(image), "--output", str(output)]
+    assert predict(monkeypatch, str(checkpoint), *arguments) == 0
+    lines = output.read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 2 and lines[1].startswith("1.png,")
+
+
+@pytest.mark.parametrize("option", [0, 2])
+def test_directories_without_images_are_refused(
+    run, folders, option, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "empty").mkdir()
+    folders[option + 1] = str(tmp_path / "empty")
+    assert predict(monkeypatch, str(run), *folders) == 2
+    assert "empty has no images" in capsys.readouterr().err
+    folders[option + 1] = str(tmp_path / "missing")
+    assert predict(monkeypatch, str(run), *folders) == 2
+    assert "missing" in capsys.readouterr().err

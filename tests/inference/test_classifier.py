@@ -1,0 +1,185 @@
+"""FewShotClassifier: a trained model with scikit-learn's conventions."""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from omniglot_tree import SMALL, ink, png, write_zips
+from tiny import build
+from worlds import run_world
+
+from metadist import FewShotClassifier
+from metadist.config import load_learner
+from metadist.errors import UserError
+from metadist.tasks import (
+    Examples,
+    Glyphs,
+    ImagePreprocessing,
+    Normalize,
+    omniglot,
+    omniglot_files,
+)
+from metadist.training import Trainer, predict_unlabeled
+
+DATASET = Glyphs(seed=1, train_classes=1, validation_classes=1, test_classes=5, examples=7)
+PIXELS = np.stack(DATASET.split_classes("test"))
+"""Other characters than in training: uint8 (5, 7, 28, 28)."""
+LEARN = (
+    *("trainer.iterations=60", "trainer.eval_every=0", "++dataset.train_classes=100"),
+    *("model.filters=16", "model.pooling=max"),
+)
+NAMES = ["gimel", "alef", "dalet", "bet", "he"]
+
+
+def trained(directory, *overrides, omit=()) -> None:
+    Trainer(build(directory, "strategy=local", *overrides, omit=omit)).run()
+
+
+def run_of(tmp_path_factory, algorithm: str, *overrides: str) -> Path:
+    directory = tmp_path_factory.mktemp("runs") / algorithm
+    options = (f"algorithm={algorithm}", "task.ways=5", "dataset.normalize.mean=[0.1]")
+    run_world(trained, 1, directory, *options, *overrides)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def maml(tmp_path_factory):
+    return run_of(tmp_path_factory, "maml", *LEARN)
+
+
+@pytest.fixture(scope="module")
+def prototypical(tmp_path_factory):
+    return run_of(tmp_path_factory, "prototypical", *LEARN)
+
+
+def task(ways: int = 5, shots: int = 2) -> tuple[np.ndarray, list[str], np.ndarray, list[str]]:
+    """Images and labels of the support set, then of the queries; the classes interleaved."""
+    support = PIXELS[:ways, :shots].swapaxes(0, 1).reshape(-1, 28, 28)
+    query = PIXELS[:ways, shots:].swapaxes(0, 1).reshape(-1, 28, 28)
+    return support, NAMES[:ways] * shots, query, NAMES[:ways] * (7 - shots)
+
+
+@pytest.mark.parametrize("name", ["maml", "prototypical"])
+def test_one_image_per_call_gives_what_all_together_give(request, name):
+    classifier = FewShotClassifier.load(request.getfixturevalue(name))
+    support, labels, query, truth = task()
+    assert classifier.fit(support, labels) is classifier
+    together = classifier.predict_proba(query)
+    assert classifier.classes_.tolist() == sorted(NAMES) and together.shape == (25, 5)
+    np.testing.assert_allclose(together.sum(1), 1, rtol=1e-5)
+    alone = np.concatenate([classifier.predict_proba([image]) for image in query])
+    np.testing.assert_allclose(alone, together, rtol=1e-3, atol=1e-4)
+    predicted = classifier.predict(query)
+    assert np.array_equal(predicted, [classifier.predict([image])[0] for image in query])
+    assert np.mean(predicted == truth) > 0.6  # chance: 0.2
+
+
+def test_inputs_are_prepared_as_by_the_dataset_of_the_run(maml):
+    support, labels, query, _ = task()
+    saved = load_learner(maml)
+    own = FewShotClassifier(saved.learner, saved.outputs, batch_statistics="transductive")
+    inputs = [torch.from_numpy(each)[:, None] / 255 - 0.1 for each in (support, query)]
+    own.fit(inputs[0], labels)
+    loaded = FewShotClassifier.load(maml, batch_statistics="transductive").fit(support, labels)
+    np.testing.assert_allclose(
+        loaded.predict_proba(query), own.predict_proba(inputs[1]), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_another_preprocessing_can_be_given(maml):
+    support, labels, query, _ = task()
+    prepare = ImagePreprocessing((1, 28, 28), inverted=True, normalize=Normalize([0.1]))
+    inverted = FewShotClassifier.load(maml, preprocess=prepare).fit(255 - support, labels)
+    expected = FewShotClassifier.load(maml).fit(support, labels).predict_proba(query)
+    found = inverted.predict_proba(255 - query)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_many_images_are_predicted_in_parts(prototypical):
+    classifier = FewShotClassifier.load(prototypical)
+    support, labels, query, _ = task()
+    many = np.concatenate([query] * 11)
+    found = classifier.fit(support, labels).predict(many)
+    assert np.array_equal(found, np.tile(classifier.predict(query), 11))
+
+
+@pytest.mark.parametrize("labels", [torch.tensor([7, -1]), np.array([7, -1]), [7, -1]])
+def test_labels_of_any_type(prototypical, labels):
+    classifier = FewShotClassifier.load(prototypical).fit(PIXELS[:2, 0], labels)
+    assert classifier.classes_.tolist() == [-1, 7]
+    assert classifier.predict(PIXELS[:2, 0]).tolist() == [7, -1]
+
+
+def test_fewer_classes_and_unequal_numbers_of_examples(maml):
+    classifier = FewShotClassifier.load(maml)
+    classifier.fit([*PIXELS[0, :3], PIXELS[1, 0], *PIXELS[2, :2]], [0, 0, 0, 1, 2, 2])
+    assert classifier.predict_proba(PIXELS[0]).shape == (7, 3)
+
+
+def test_an_algorithm_of_features_takes_more_classes_than_in_training(tmp_path_factory):
+    run = run_of(tmp_path_factory, "prototypical", "task.ways=2", "trainer.iterations=1")
+    support, labels, query, _ = task()
+    assert FewShotClassifier.load(run).fit(support, labels).predict_proba(query).shape == (25, 5)
+
+
+@pytest.mark.parametrize(
+    ("count", "labels", "message"),
+    [
+        (6, [0, 1, 2, 3, 4, 5], "6 classes, and MAML was trained with 5 outputs"),
+        (6, [0] * 6, "the labels have 1 classes"),
+        (6, [0, 1], r"6 images, and labels of shape \(2,\)"),
+        (0, [], "the labels have 0 classes"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused(maml, count, labels, message):
+    with pytest.raises(UserError, match=message):
+        FewShotClassifier.load(maml).fit(PIXELS.reshape(-1, 28, 28)[:count], labels)
+
+
+def test_a_prediction_needs_examples_and_images(maml):
+    classifier = FewShotClassifier.load(maml)
+    with pytest.raises(UserError, match="call fit"):
+        classifier.predict(PIXELS[0])
+    support, labels, *_ = task()
+    with pytest.raises(UserError, match="there are no images"):
+        classifier.fit(support, labels).predict([])
+
+
+def test_a_regression_is_refused(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("runs") / "sinusoid"
+    options = ("dataset=sinusoid", "model=mlp", "model.hidden=[4]", "model.batch_norm=false")
+    omit = ("++dataset", "model.filters", "task.ways")
+    run_world(partial(trained, omit=omit), 1, directory, *options, "task.shots=5")
+    with pytest.raises(UserError, match="predicts real numbers"):
+        FewShotClassifier.load(directory)
+
+
+def small_omniglot() -> None:
+    """Omniglot is taken to have 7 characters: 3 for training, 2 for validation, 2 for test."""
+    omniglot_files.CHARACTERS = SMALL
+    omniglot.NON_TEST_CHARACTERS = 5
+    omniglot.VALIDATION_CHARACTERS = 2
+
+
+def trained_on_small_omniglot(directory, root) -> None:
+    small_omniglot()
+    options = ("dataset=omniglot", f"dataset.root={root}", "task.ways=2", "task.queries=2")
+    trained(directory, *options, "dataset.normalize.std=[0.3]", omit=("++dataset", "task"))
+
+
+def test_omniglots_files_are_prepared_as_by_the_dataset(tmp_path):
+    root = write_zips(tmp_path / "omniglot")
+    run_world(trained_on_small_omniglot, 1, tmp_path / "run", root)
+    data = [png(character, example) for example in range(1, 5) for character in (1, 3)]
+    files = [tmp_path / f"{number}.png" for number in range(len(data))]
+    for file, contents in zip(files, data, strict=True):
+        file.write_bytes(contents)
+    found = FewShotClassifier.load(tmp_path / "run").fit(files[:2], ["a", "b"])
+    strokes = np.stack([ink(contents, 28) for contents in data])[:, None]
+    inputs = torch.from_numpy(strokes) / 255 / 0.3
+    saved = load_learner(tmp_path / "run")
+    support = Examples(inputs[:2], torch.arange(2))
+    expected = predict_unlabeled(saved.learner, support, inputs[2:]).softmax(1)
+    np.testing.assert_allclose(found.predict_proba(files[2:]), expected, rtol=1e-4, atol=1e-6)
