@@ -215,3 +215,22 @@ def test_whole_numbers_reduce_alike_where_a_rank_has_no_work(reducer):
                 assert torch.equal(found.right, expected.right)
                 assert found.right.dtype is expected.right.dtype
                 torch.testing.assert_close(found.loss, expected.loss, rtol=1e-12, atol=0)
+
+
+def gradients_with_an_unused_parameter(strategy: AllReduceStrategy | RpcStrategy) -> tuple | None:
+    module = torch.nn.Linear(2, 1).double()  # `count` does not use the bias
+    module.bias.grad = torch.ones_like(module.bias)
+    strategy.open()
+    if strategy.is_driver:
+        strategy.forward_backward(count, module, MetaBatch(task_keys(0, "train", 0, range(4))))
+    strategy.close()
+    return (module.weight.grad, module.bias.grad) if strategy.is_driver else None
+
+
+@pytest.mark.parametrize("kind", [RpcStrategy, AllReduceStrategy])
+def test_a_parameter_that_no_loss_depends_on_has_no_gradient(kind):
+    strategy = kind(dim_partitioner(0, exclusive=True), mean_reducer)
+    for found in filter(None, run_world(gradients_with_an_unused_parameter, 2, strategy)):
+        weight, bias = found
+        assert weight.tolist() == [[1.5, 1.5]]  # the mean of 0 to 3
+        assert bias is None
