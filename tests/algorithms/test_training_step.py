@@ -21,13 +21,11 @@ ALGORITHMS = {
 }
 PAIRS = [("resnet12", algorithm) for algorithm in ALGORITHMS]
 PAIRS += [("torchvision", name) for name in ("maml", "anil", "prototypical", "reptile")]
-PAIRS += [("timm", name) for name in ("maml", "prototypical")]
+PAIRS += [pytest.param("timm", name, marks=pytest.mark.slow) for name in ("maml", "prototypical")]
 
 
 @pytest.mark.parametrize(("model", "algorithm"), PAIRS)
 def test_a_training_step(tmp_path, model, algorithm):
-    if model == "timm":
-        pytest.importorskip("timm")
     overrides = [*MODELS[model], f"algorithm={algorithm}", *ALGORITHMS[algorithm]]
     overrides += ["strategy=local", "trainer.meta_batch_size=2", "trainer.iterations=1"]
     overrides += ["trainer.eval_every=0", "trainer.eval_tasks=1"]

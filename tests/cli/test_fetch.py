@@ -9,8 +9,6 @@ import threading
 
 import pytest
 
-pytest.importorskip("pooch")
-
 from metadist.cli import fetch as fetch_command
 from metadist.cli.fetch import DATASETS, RemoteDataset, RemoteFile, fetch
 from metadist.errors import UserError

@@ -31,10 +31,8 @@ def test_channels_and_options():
         Torchvision((3, 32, 32), 5, "vit_b_16", options={"no_such": 1})
 
 
-@pytest.mark.parametrize("create", [Torchvision, Timm])
+@pytest.mark.parametrize("create", [Torchvision, pytest.param(Timm, marks=pytest.mark.slow)])
 def test_batch_norm(create):
-    if create is Timm:
-        pytest.importorskip("timm")
     torch.manual_seed(0)
     images = torch.rand(4, 3, 32, 32)
     model = create((3, 32, 32), 5)
@@ -48,8 +46,8 @@ def test_batch_norm(create):
     assert model.features(images).shape == (4, 512)
 
 
+@pytest.mark.slow
 def test_timm():
-    pytest.importorskip("timm")
     model = Timm((1, 32, 32), 1000, "resnet18")
     # 11,689,512 with three channels; timm's first convolution takes one.
     assert count(model) == 11_689_512 - 2 * 64 * 49
