@@ -24,7 +24,7 @@ from tiny import build
 from worlds import run_world
 
 from metadist.loggers import LoggerCollection
-from metadist.training import Trainer
+from metadist.training import Experiment, Trainer
 from metadist.training.resume import state_tensors
 
 ALGORITHMS = {
@@ -91,7 +91,7 @@ def digests(
 ) -> list[str] | None:
     """Train each case for a few steps; on drivers, a digest of losses, norms and final state."""
     torch.set_num_threads(1)
-    found, opened = [], None
+    trained = []
     for number, case in enumerate(cases):
         for chunk_size in chunk_sizes:
             chunking = f"trainer.task_chunk_size={chunk_size}"
@@ -99,22 +99,25 @@ def digests(
             overrides = (f"strategy={strategy}", *case.overrides(), chunking)
             x = build(folder, *overrides, omit=case.omit)
             x.logger = LoggerCollection([])
-            if opened is None:
-                opened = x.strategy  # one world for all cases
-                opened.open()
-            if not opened.is_driver:
-                continue
-            trainer = Trainer(x)
-            digest = hashlib.sha256()
-            for iteration in range(1, STEPS + 1):
-                output = trainer.train_step(iteration)
-                digest.update(repr((output.loss, output.gradient_norm)).encode())
-            for tensor in state_tensors(x):
-                digest.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy())
-            found.append(digest.hexdigest()[:16])
-    if opened is not None:
-        opened.close()
-    return found if opened is None or opened.is_driver else None
+            trained.append(x)
+    # One world for all cases, opened when every rank has built all: a worker is called at any time.
+    world = trained[0].strategy
+    world.open()
+    found = [digest(x) for x in trained] if world.is_driver else None
+    world.close()
+    return found
+
+
+def digest(x: Experiment) -> str:
+    """Train for a few steps; a digest of losses, norms and the final state."""
+    trainer = Trainer(x)
+    found = hashlib.sha256()
+    for iteration in range(1, STEPS + 1):
+        output = trainer.train_step(iteration)
+        found.update(repr((output.loss, output.gradient_norm)).encode())
+    for tensor in state_tensors(x):
+        found.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy())
+    return found.hexdigest()[:16]
 
 
 def compare(cases: list[Case], worlds: Iterable[tuple[str, int]], timeout: float) -> list[str]:
