@@ -10,6 +10,7 @@ from torch import nn
 from metadist.algorithms import MAML
 from metadist.distributed import get_rank
 from metadist.distributed.collectives import init_process_group
+from metadist.loggers import Logger
 from metadist.training.strategies import AllReduceStrategy, RpcStrategy
 
 tasks = 0
@@ -58,6 +59,13 @@ class SlowToCloseAllReduce(AllReduceStrategy):
         if not graceful:
             threading.Event().wait(60)
         super().close(graceful)
+
+
+class SlowToCloseLogger(Logger):
+    """A logger that takes a minute to close."""
+
+    def close(self) -> None:
+        threading.Event().wait(60)
 
 
 class GroupForGpus(AllReduceStrategy):

@@ -267,8 +267,8 @@ def _require_left(endings: list[dict[str, Any]], spec: RunSpec) -> None:
 
 def _stuck_sentence(spec: RunSpec) -> str:
     return (
-        f"the sweep ends, because a rank is still running a task of job {spec.number}: start it "
-        f"again with hydra.sweep.dir={spec.directory.parent} to run the other jobs."
+        f"the sweep ends, because a rank has not left job {spec.number}: start it again with "
+        f"hydra.sweep.dir={spec.directory.parent} to run the other jobs."
     )
 
 

@@ -1,12 +1,12 @@
-"""Leaving RPC or a process group after an error: in a thread that is waited for some seconds."""
+"""Cleaning up after an error: in a thread that is waited for some seconds."""
 
 import contextlib
 import threading
 from collections.abc import Callable
 
 LEAVE_SECONDS = 3.0
-"""Seconds that leaving after an error may take: a call or a collective that is stuck is not waited
-for."""
+"""Seconds that leaving after an error may take: a call, a collective or an upload that is stuck is
+not waited for."""
 
 _threads: list[threading.Thread] = []
 
@@ -15,8 +15,8 @@ def leave(function: Callable[[], object]) -> None:
     """Call a function, and wait at most `LEAVE_SECONDS` for it. Any rank, after an error.
 
     Args:
-        function: leaves RPC or a process group. What it raises is dropped: the error before it is
-            the one to report.
+        function: leaves RPC or a process group, or closes a logger. What it raises is dropped: the
+            error before it is the one to report.
     """
 
     def call() -> None:
@@ -30,7 +30,7 @@ def leave(function: Callable[[], object]) -> None:
 
 
 def has_left() -> bool:
-    """Whether every `leave` of this process has returned: RPC or a process group can be opened
-    again.
+    """Whether every function that `leave` called in this process has returned, so that another job
+    can run in it.
     """
     return not any(thread.is_alive() for thread in _threads)

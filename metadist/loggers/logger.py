@@ -100,7 +100,10 @@ class Logger:
         """
 
     def close(self) -> None:
-        """Closes the output, after an error too. Never raises; may be called more than once."""
+        """Closes the output. Never raises; may be called more than once.
+
+        After an error it is called in another thread, which is waited for a few seconds only.
+        """
 
 
 def grouped_name(name: str) -> str:

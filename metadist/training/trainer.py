@@ -158,8 +158,10 @@ class Trainer:
                     )
                 )
             yield
-        finally:
-            x.logger.close()
+        except BaseException:
+            leave(x.logger.close)  # a service may take minutes to answer
+            raise
+        x.logger.close()
 
     # --- training ------------------------------------------------------------------------------
 

@@ -64,11 +64,16 @@ def test_sys_exit_in_a_task_is_an_error(tmp_path, strategy, rank):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "target"), [("rpc", "SlowToCloseRpc"), ("allreduce", "SlowToCloseAllReduce")]
+    ("strategy", "slow"),
+    [
+        ("rpc", "strategy._target_=broken_parts.SlowToCloseRpc"),
+        ("allreduce", "strategy._target_=broken_parts.SlowToCloseAllReduce"),
+        ("allreduce", "+logger.slow._target_=broken_parts.SlowToCloseLogger"),
+    ],
 )
-def test_an_error_is_reported_although_leaving_takes_long(tmp_path, strategy, target):
+def test_an_error_is_reported_although_closing_takes_long(tmp_path, strategy, slow):
     start = time.monotonic()
-    ranks = broken(tmp_path, strategy, "task", 0, f"strategy._target_=broken_parts.{target}")
+    ranks = broken(tmp_path, strategy, "task", 0, slow)
     assert time.monotonic() - start < 40  # closing takes 60 s
     assert ranks[0].status == 1, ranks
     printed = "".join(outcome.err for outcome in ranks if hasattr(outcome, "err"))
