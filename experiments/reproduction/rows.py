@@ -9,7 +9,7 @@ from typing import Any
 from reproduction.cells import Cell
 from reproduction.runs import failure_of, fingerprint, progress_of, read_run
 
-from metadist.reports import FAILURE_FILE, protocol_differences, read_results
+from metadist.reports import FAILURE_FILE, OVERRIDES_FILE, protocol_differences, read_results
 
 _ROUNDING = 1e-9
 """Tolerance for decimal representations."""
@@ -151,9 +151,9 @@ def find_runs(directories: Iterable[Path], cells: Mapping[str, Cell]) -> list[Ru
         UserError: the results of a run cannot be read.
     """
     folders = {
-        path.parent.resolve()
+        path.parents[name.count("/")].resolve()
         for directory in directories
-        for name in (".hydra", FAILURE_FILE)
+        for name in (OVERRIDES_FILE, FAILURE_FILE)
         for path in directory.rglob(name)
     }
     found = []
