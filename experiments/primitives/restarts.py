@@ -1,4 +1,4 @@
-"""A job that crashes on its first attempt and resumes on its second.
+"""A job that crashes in its first start and resumes after the restart.
 
     torchrun --standalone --nproc_per_node=2 --max-restarts=1 \
         experiments/primitives/restarts.py /tmp/restarts.json
@@ -23,12 +23,12 @@ CRASH_AT = 3
 def main() -> None:
     """Sum the numbers 0 to STEPS - 1 over all ranks, saving after each."""
     file = Path(sys.argv[1])
-    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    restart_count = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     rank = todist.get_rank()
     collectives.init_process_group("gloo")
 
     def log(message: str) -> None:
-        print(f"attempt {attempt}, rank {rank}: {message}\n", end="", flush=True)
+        print(f"restart count {restart_count}, rank {rank}: {message}\n", end="", flush=True)
 
     state = {"step": 0, "total": 0}
     if rank == 0 and file.exists():
@@ -43,7 +43,7 @@ def main() -> None:
             temporary.write_text(json.dumps(state))
             temporary.replace(file)
         collectives.barrier()  # wait until the state is saved
-        if attempt == 0 and rank == todist.get_world_size() - 1 and state["step"] == CRASH_AT:
+        if restart_count == 0 and rank == todist.get_world_size() - 1 and state["step"] == CRASH_AT:
             log(f"crashes after step {CRASH_AT}")
             os._exit(1)
     log(f"total {state['total']}")

@@ -14,8 +14,8 @@ from metadist.reports import FAILURE_FILE, OVERRIDES_FILE, protocol_differences,
 _ROUNDING = 1e-9
 """Tolerance for decimal representations."""
 
-MIN_SHARE = 0.5
-"""Share of the published iterations below which a result is not judged."""
+MIN_FRACTION = 0.5
+"""Fraction of the published iterations below which a result is not judged."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Row:
         return " ".join((self.cell.preset, *self.options))
 
     @property
-    def share(self) -> float | None:
+    def fraction(self) -> float | None:
         """Iterations divided by those of the preset; None if unknown."""
         return self.iterations / self.published_iterations if self.published_iterations else None
 
@@ -118,7 +118,7 @@ class Row:
         """The comparison with the published result.
 
         Reached: at least the lower end of its interval. Otherwise the difference; a plain cell is
-        not judged after less than `MIN_SHARE` of the preset's iterations.
+        not judged after less than `MIN_FRACTION` of the preset's iterations.
         """
         if self.measured is None:
             missing = "unfinished" if self.unfinished else "not evaluated at this number of steps"
@@ -137,8 +137,8 @@ class Row:
         interval = self.cell.interval or 0.0
         if gap <= interval + _ROUNDING:
             return f"reached{others}"
-        if self.share is not None and self.share < MIN_SHARE:
-            return f"not judged: {100 * self.share:.2g}% of the iterations{others}"
+        if self.fraction is not None and self.fraction < MIN_FRACTION:
+            return f"not judged: {100 * self.fraction:.2g}% of the iterations{others}"
         short = f"{100 * gap:.2f} points below" if sign > 0 else f"{gap:.3f} above"
         inside = ", inside the intervals" * (gap <= interval + (self.ci95 or 0.0))
         return f"{short}{inside}{others}"

@@ -5,7 +5,7 @@ import io
 import json
 from collections.abc import Sequence
 
-from reproduction.rows import MIN_SHARE, Row, task_differences
+from reproduction.rows import MIN_FRACTION, Row, task_differences
 
 from metadist.reports import format_differences
 
@@ -38,8 +38,8 @@ def markdown(rows: Sequence[Row], command: str, without_run: Sequence[str] = ())
         "seeds), with the lowest and highest seed in brackets. The interval excludes the variance "
         "over seeds. Reached: at least the lower end of the published interval, or the published "
         "value without one. Inside the intervals: the published and the measured interval overlap. "
-        f"Not judged: shorter than {100 * MIN_SHARE:.0f}% of the preset's iterations. Cost: wall "
-        "time × workers.",
+        f"Not judged: shorter than {100 * MIN_FRACTION:.0f}% of the preset's iterations. Cost: "
+        "wall time × workers.",
         "",
     ]
     if any(row.protocol for row in rows):
@@ -128,14 +128,14 @@ def _line(cells: Sequence[str]) -> str:
 
 def _cells(row: Row) -> list[str]:
     of = row.published_iterations
-    share = "" if of in (None, row.iterations) else f" of {of:,}"
+    length = "" if of in (None, row.iterations) else f" of {of:,}"
     recipe = f" (recipe: {row.cell.recipe})" if row.cell.recipe_of else ""
     return [
         row.name + recipe,
         _published(row),
         _measured(row),
         str(len(row.seeds)),
-        f"{row.iterations:,}{share}",
+        f"{row.iterations:,}{length}",
         "" if row.core_hours is None else f"{row.core_hours:.2f} core-hours, {row.world}",
         row.outcome,
     ]

@@ -28,7 +28,7 @@ def worker_environment(directory: Path, **more: object) -> dict[str, str]:
     return {name: str(value) for name, value in variables.items()}
 
 
-def meet_and_exchange() -> tuple[str, bool, bool]:
+def rendezvous_and_exchange() -> tuple[str, bool, bool]:
     """A rendezvous; then what the agent's store has of it, and whether a started run is there."""
     store = rendezvous("test", 10)
     rank = todist.get_rank()
@@ -41,7 +41,7 @@ def meet_and_exchange() -> tuple[str, bool, bool]:
 
 def test_on_one_node_addresses_are_not_in_the_agents_store(tmp_path):
     tmp_path.chmod(0o700)
-    seen = run_world(meet_and_exchange, 2, environment=worker_environment(tmp_path))
+    seen = run_world(rendezvous_and_exchange, 2, environment=worker_environment(tmp_path))
     assert seen == [("of 1", False, False), ("of 0", False, False)]
     store = tmp_path / "metadist-store"
     assert store.exists() and stat.S_IMODE(tmp_path.stat().st_mode) == 0o700

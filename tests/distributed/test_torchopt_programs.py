@@ -63,9 +63,9 @@ def adapt(model: nn.Module, use_torchopt: bool, x: Tensor, y: Tensor, query: Ten
     }
     for _ in range(STEPS):
         loss = nn.functional.cross_entropy(torch.func.functional_call(net, state, (x,)), y)
-        slopes = torch.autograd.grad(loss, list(state.values()), create_graph=True)
-        pairs = zip(state.items(), slopes, strict=True)
-        state = {name: value - INNER_LR * slope for (name, value), slope in pairs}
+        gradients = torch.autograd.grad(loss, list(state.values()), create_graph=True)
+        pairs = zip(state.items(), gradients, strict=True)
+        state = {name: value - INNER_LR * gradient for (name, value), gradient in pairs}
     return torch.func.functional_call(net, state, (query,))
 
 
@@ -158,11 +158,11 @@ def in_one_process() -> list[float]:
             state = dict(model.named_parameters())
             for _ in range(STEPS):
                 logits = torch.func.functional_call(model, state, (x,))
-                slopes = torch.autograd.grad(
+                gradients = torch.autograd.grad(
                     nn.functional.cross_entropy(logits, y), list(state.values()), create_graph=True
                 )
-                pairs = zip(state.items(), slopes, strict=True)
-                state = {name: value - INNER_LR * slope for (name, value), slope in pairs}
+                pairs = zip(state.items(), gradients, strict=True)
+                state = {name: value - INNER_LR * gradient for (name, value), gradient in pairs}
             logits = torch.func.functional_call(model, state, (query,))
             right = (logits.argmax(1) == classes).double().mean().item()
             results.append((nn.functional.cross_entropy(logits, classes), right))

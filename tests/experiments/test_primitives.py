@@ -120,13 +120,13 @@ def test_restarts(tmp_path):
     state = tmp_path / "state.json"
     lines = torchrun("--max-restarts=1", PRIMITIVES / "restarts.py", state)
     assert lines == [
-        "attempt 0, rank 0: starts at step 0",
-        "attempt 0, rank 1: crashes after step 3",
-        "attempt 0, rank 1: starts at step 0",
-        "attempt 1, rank 0: starts at step 3",
-        "attempt 1, rank 0: total 30",
-        "attempt 1, rank 1: starts at step 3",
-        "attempt 1, rank 1: total 30",
+        "restart count 0, rank 0: starts at step 0",
+        "restart count 0, rank 1: crashes after step 3",
+        "restart count 0, rank 1: starts at step 0",
+        "restart count 1, rank 0: starts at step 3",
+        "restart count 1, rank 0: total 30",
+        "restart count 1, rank 1: starts at step 3",
+        "restart count 1, rank 1: total 30",
     ]
     assert state.read_text() == '{"step": 6, "total": 30}'
 

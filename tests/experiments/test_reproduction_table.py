@@ -40,7 +40,7 @@ def test_rows_have_means_over_seeds_and_are_compared_with_the_published_interval
     assert maml.seeds == (0, 1) and maml.failures == {2: "the disk is full."}
     assert maml.outcome == "reached; 1 of the seeds FAILED"  # 98.5 with 98.7 ± 0.4
     reptile = by_name["reptile_omniglot_5w1s"]
-    assert reptile.share == 0.6
+    assert reptile.fraction == 0.6
     assert reptile.outcome == "2.68 points below; queries 3, in the paper 1"
     assert by_name["anil_omniglot_5w1s"].outcome == "no published result"
     sinusoid = [by_name[f"maml_sinusoid_5_points, {k}"] for k in ("1 step", "5 steps", "10 steps")]

@@ -63,10 +63,10 @@ def loss_of(weights: tuple, examples) -> torch.Tensor:
 
 def adapted(weights: tuple, support, steps: int, first_order: bool = False) -> tuple:
     for _ in range(steps):
-        slopes = grad(loss_of)(weights, support)
+        gradients = grad(loss_of)(weights, support)
         if first_order:
-            slopes = tuple(slope.detach() for slope in slopes)
-        weights = tuple(w - INNER * s for w, s in zip(weights, slopes, strict=True))
+            gradients = tuple(gradient.detach() for gradient in gradients)
+        weights = tuple(w - INNER * s for w, s in zip(weights, gradients, strict=True))
     return weights
 
 
@@ -79,7 +79,7 @@ def by_hand(x, kind: str, steps: int) -> tuple[float, float, list[torch.Tensor]]
         if kind == "reptile":
             after = adapted(start, support, steps)
             losses.append(loss_of(after, query).item())
-            slopes = tuple(before - now for before, now in zip(start, after, strict=True))
+            gradients = tuple(before - now for before, now in zip(start, after, strict=True))
         else:
             first_order = kind == "fomaml"
 
@@ -87,9 +87,9 @@ def by_hand(x, kind: str, steps: int) -> tuple[float, float, list[torch.Tensor]]
                 return loss_of(adapted(weights, support, steps, first_order), query)
 
             losses.append(outer(start).item())
-            slopes = grad(outer)(start)
-        total = [so_far + slope / TASKS for so_far, slope in zip(total, slopes, strict=True)]
-    norm = float(np.sqrt(sum(float((slope**2).sum()) for slope in total)))
+            gradients = grad(outer)(start)
+        total = [t + g / TASKS for t, g in zip(total, gradients, strict=True)]
+    norm = float(np.sqrt(sum(float((gradient**2).sum()) for gradient in total)))
     return float(np.mean(losses)), norm, [w - OUTER * g for w, g in zip(start, total, strict=True)]
 
 
