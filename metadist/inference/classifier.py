@@ -107,7 +107,7 @@ class FewShotClassifier:
             )
         classes, targets = np.unique(given, return_inverse=True)
         if len(classes) < 2:
-            raise UserError(f"the labels have {len(classes)} classes: give at least two.")
+            raise UserError("the labels are of fewer than two classes: give at least two.")
         if self.learner.outputs_are_classes and len(classes) > self.outputs:
             raise UserError(
                 f"the labels have {len(classes)} classes, and {type(self.learner).__name__} was "

@@ -188,8 +188,9 @@ def split_classes(
     for split, members in found.items():
         if not len(members):
             raise UserError(
-                f"{root} has {len(names)} classes with images and none is left for {split}: add "
-                "class folders, or lower dataset.validation_fraction and dataset.test_fraction"
+                f"the number of classes with images in {root} is {len(names)} and none is left for "
+                f"{split}: add class folders, or lower dataset.validation_fraction and "
+                "dataset.test_fraction"
             )
     return found
 

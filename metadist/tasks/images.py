@@ -172,8 +172,8 @@ class ImageClasses:
         ]
         if small and self.skip_small_classes:
             _log.info(
-                "%d classes of %s have fewer than %d examples and are left out: %s",
-                len(small), self.name, needed, self._listed(small),
+                "classes of %s with fewer than %d examples are left out: %s",
+                self.name, needed, self._listed(small),
             )  # fmt: skip
         elif small:
             raise UserError(
@@ -183,11 +183,12 @@ class ImageClasses:
         for split in splits:
             members = self._large_enough(self.splits[split], needed)
             if ways > len(members):
+                classes = "class" if len(members) == 1 else "classes"
                 enough = f" with {needed} examples" if small else ""
                 raise UserError(
                     f"{key_prefix}ways is {ways}, but the {split} split of {self.name} has only "
-                    f"{len(members)} classes{enough}; lower {key_prefix}ways or use a dataset with "
-                    "more classes"
+                    f"{len(members)} {classes}{enough}; lower {key_prefix}ways or use a dataset "
+                    "with more classes"
                 )
             if self.groups and ways > (largest := max(map(len, self.groups[split]))):
                 raise UserError(
@@ -252,7 +253,7 @@ class ImageClasses:
         if len(small) > 1 and len(sizes := set(self.class_sizes)) == 1:
             return f"a class of {self.name} has only {sizes.pop()} examples; lower one of them"
         return (
-            f"{len(small)} classes of {self.name} have fewer examples: {self._listed(small)}; "
+            f"some classes of {self.name} have fewer examples: {self._listed(small)}; "
             "lower one of them, add images, or leave these classes out with "
             "dataset.skip_small_classes=true"
         )

@@ -133,8 +133,8 @@ def _check(found: dict[str, int], layout: Layout) -> None:
         classes = [name for name in found if name.startswith(f"{split}/")]
         if len(classes) != expected:
             raise UserError(
-                f"{source} has {len(classes)} classes where Ravi and Larochelle's split has "
-                f"{expected}; replace it with a complete copy"
+                f"the number of classes in {source} is {len(classes)}, in Ravi and Larochelle's "
+                f"split {expected}; replace it with a complete copy"
             )
         for name in classes:
             if found[name] != EXAMPLES:

@@ -72,8 +72,9 @@ class TieredImageNet(ImageClasses):
         for split, expected in CLASSES.items():
             if len(splits[split]) != expected:
                 raise UserError(
-                    f"{root} has {len(splits[split])} classes for {split} where tieredImageNet has "
-                    f"{expected}; replace it with a complete copy, or use dataset=folder"
+                    f"the number of classes for {split} in {root} is {len(splits[split])}, in "
+                    f"tieredImageNet {expected}; replace it with a complete copy, or use "
+                    "dataset=folder"
                 )
         super().__init__(
             "tiered_imagenet",

@@ -128,9 +128,9 @@ def test_an_algorithm_of_features_takes_more_classes_than_in_training(tmp_path_f
     ("count", "labels", "message"),
     [
         (6, [0, 1, 2, 3, 4, 5], "6 classes, and MAML was trained with 5 outputs"),
-        (6, [0] * 6, "the labels have 1 classes"),
+        (6, [0] * 6, "the labels are of fewer than two classes"),
         (6, [0, 1], r"6 images, and labels of shape \(2,\)"),
-        (0, [], "the labels have 0 classes"),
+        (0, [], "the labels are of fewer than two classes"),
     ],
 )
 def test_labels_that_do_not_fit_are_refused(maml, count, labels, message):

@@ -270,13 +270,13 @@ def test_classes_that_are_too_small_are_named_or_left_out(caplog):
     with pytest.raises(UserError) as error:
         FewShotTasks(unequal(), 2, 1, 6)
     message = str(error.value)
-    assert "1 + 6 = 7, but 3 classes of unequal have fewer examples" in message
+    assert "1 + 6 = 7, but some classes of unequal have fewer examples" in message
     assert "class00 (4), class01 (5), class02 (6); lower" in message
     assert "dataset.skip_small_classes=true" in message
     with caplog.at_level("INFO", logger="metadist"):
         tasks = FewShotTasks(unequal(skip_small_classes=True), 2, 1, 6)
     [line] = caplog.messages
-    assert line.startswith("3 classes of unequal have fewer than 7 examples and are left out: cl")
+    assert line.startswith("classes of unequal with fewer than 7 examples are left out: cl")
     drawn = {
         index
         for key in task_keys(0, "train", 0, range(100))

@@ -233,7 +233,7 @@ def test_classes_that_are_missing_or_in_two_parts_or_too_small(tmp_path):
     (root / "val" / "n00000021" / "n0000002100000001.png").unlink()
     refused(root, "n00000021", root / "val", "has 3 images where MiniImageNet has 4")
     (root / "val" / "n00000021").rename(root / "test" / "n00000021")
-    refused(root, root / "val", "has 1 classes", "split has 2")
+    refused(root, root / "val", "is 1, in Ravi and Larochelle's split 2")
     (root / "test" / "n00000021").rename(root / "val" / "n00000010")
     refused(root, "n00000010", "in train and in validation")
 
