@@ -114,7 +114,7 @@ def spec_from_hydra(configuration: DictConfig) -> RunSpec:
             configuration.resume = "auto"
     name = str(hydra_node.job.config_name)
     overrides: Any = OmegaConf.to_container(hydra_node.overrides.task, resolve=False)
-    replace_options(configuration, name, overrides, hydra_node.searchpath)
+    replace_options(configuration, hydra_node)
     return RunSpec(
         name=name,
         directory=directory,

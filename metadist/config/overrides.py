@@ -6,13 +6,14 @@ replaced `_target_` remain in the same way.
 """
 
 import logging
-from collections.abc import Container, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
+
+from metadist.config.schema import NOT_IN_DEFAULTS, Settings
 
 _log = logging.getLogger(__name__)
 _TARGET = "_target_"
@@ -26,49 +27,45 @@ def compose(name: str, overrides: Sequence[str]) -> DictConfig:
     """
     configuration = hydra.compose(name, list(overrides), return_hydra_config=True)
     with open_dict(configuration):
-        searchpath = configuration.pop("hydra").searchpath
-    replace_options(configuration, name, overrides, searchpath)
+        hydra_node = configuration.pop("hydra")
+    replace_options(configuration, hydra_node)
     return configuration
 
 
-def replace_options(
-    configuration: DictConfig, name: str, overrides: Sequence[str], searchpath: Sequence[str] = ()
-) -> None:
+def replace_options(configuration: DictConfig, hydra_node: DictConfig) -> None:
     """Drop, in place, values meant for what the command line replaces. Hydra must be initialized.
 
     `scheduler=cosine` replaces the scheduler that a preset chooses: it has the values of
-    `conf/scheduler/cosine.yaml` and those of the command line, not the preset's. The preset's
-    values stay if the command line chooses the option that the preset chooses anyway.
+    `conf/scheduler/cosine.yaml` and those of the command line, not the preset's. So does an option
+    that another one chooses: the optimizer of `algorithm=reptile`. The preset's values stay if
+    the command line chooses the option that the preset chooses anyway.
     `algorithm._target_=my_module.Mine` replaces the class: only values of the command line are
     its arguments, and its own defaults apply to the others.
 
     Args:
-        configuration: composed by Hydra.
-        name: of the primary configuration, such as "maml".
-        overrides: the command-line overrides that it was composed with. Values that they set are
-            kept, so that a misspelt key is still an error.
-        searchpath: `hydra.searchpath`, where else there are options.
+        configuration: composed by Hydra. Values that the command line sets are kept, so that a
+            misspelt key is still an error.
+        hydra_node: Hydra's own node of the same composition.
     """
-    path_override = [f"hydra.searchpath=[{','.join(map(repr, searchpath))}]"]
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
-    chosen = {
-        each.key_or_group: str(each.value())
-        for each in parsed
-        if is_node(configuration, each.key_or_group) and isinstance(each.value(), str)
-    }
-    default: Any = None
-    for group, option in chosen.items():
-        values = option_values(group, option, parsed, path_override)
-        if values is None or values == configuration[group]:
+    name = str(hydra_node.job.config_name)
+    searchpath = [f"hydra.searchpath=[{','.join(map(repr, hydra_node.searchpath))}]"]
+    parsed = OverridesParser.create().parse_overrides(list(hydra_node.overrides.task))
+    groups = [each for each in parsed if "." not in each.key_or_group]
+    others = [each for each in groups if not is_node(configuration, each.key_or_group)]
+    preset: Mapping[str, str | None] = {}
+    if len(others) < len(groups):
+        lines = [str(each.input_line) for each in others]
+        composed = hydra.compose(name, [*searchpath, *lines], return_hydra_config=True)
+        preset = composed.hydra.runtime.choices
+    for group, option in hydra_node.runtime.choices.items():
+        if preset.get(group) in (None, option) or not is_node(configuration, group):
             continue
-        if default is None:
-            default = _default_choices(name, parsed, chosen, path_override)
-        if default.get(group) in (None, option):
-            continue
-        _log.info(
-            "%s=%s replaces %s=%s: the preset's values for %s do not apply",
-            *(group, option, group, default[group], group),
-        )
+        values = option_values(name, group, option, parsed, searchpath)
+        if values != configuration[group]:
+            _log.info(
+                "%s=%s replaces %s=%s: the preset's values for %s do not apply",
+                *(group, option, group, preset[group], group),
+            )
         with open_dict(configuration):
             configuration[group] = values
     for each in parsed:
@@ -98,22 +95,19 @@ def _values_below(path: str, parsed: Sequence[Override]) -> list[tuple[str, Over
 
 
 def option_values(
-    group: str, option: str, parsed: Sequence[Override], searchpath: Sequence[str] = ()
-) -> DictConfig | None:
-    """The values of an option's file and of the command line. Hydra must be initialized.
+    name: str, group: str, option: str, parsed: Sequence[Override], searchpath: Sequence[str] = ()
+) -> DictConfig:
+    """The values of an option without a preset, and of the command line. Hydra must be initialized.
 
     Args:
+        name: of the primary configuration.
         group: such as "dataset".
         option: such as "omniglot".
         parsed: the command-line overrides; those of keys of the group are applied.
         searchpath: an override of `hydra.searchpath`, where else there are options.
-
-    Returns:
-        None if the file has no values for the group.
     """
-    values = OmegaConf.select(hydra.compose(f"{group}/{option}", [*searchpath]), group)
-    if not isinstance(values, DictConfig):
-        return None
+    plus = "+" if group in NOT_IN_DEFAULTS or group not in Settings.model_fields else ""
+    values: DictConfig = hydra.compose(name, [*searchpath, f"{plus}{group}={option}"])[group]
     for key, override in _values_below(group, parsed):
         if override.is_delete():
             with open_dict(values):
@@ -121,16 +115,3 @@ def option_values(
         else:
             OmegaConf.update(values, key, override.value(), force_add=True)
     return values
-
-
-def _default_choices(
-    name: str, parsed: Sequence[Override], chosen: Container[str], searchpath: list[str]
-) -> Any:
-    """The options of the groups without the command line's choices: of presets and defaults."""
-    others = [
-        str(each.input_line)
-        for each in parsed
-        if each.key_or_group not in chosen and "." not in each.key_or_group
-    ]
-    composed = hydra.compose(name, [*searchpath, *others], return_hydra_config=True)
-    return composed.hydra.runtime.choices

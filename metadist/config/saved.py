@@ -197,7 +197,7 @@ def _apply_overrides(configuration: DictConfig, overrides: tuple[str, ...]) -> N
             key, value = each.key_or_group, each.value()
             if is_node(configuration, key) and isinstance(value, str):
                 with hydra.initialize_config_module("metadist.conf", version_base="1.3"):
-                    configuration[key] = option_values(key, value, parsed)
+                    configuration[key] = option_values("maml", key, value, parsed)
             else:
                 OmegaConf.update(configuration, key, value, force_add=True)
     except (HydraException, OmegaConfBaseException) as error:

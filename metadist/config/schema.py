@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from metadist.distributed.store import RENDEZVOUS_TIMEOUT
 from metadist.errors import UserError
 
-_NOT_IN_DEFAULTS = ("experiment", "partition")
+NOT_IN_DEFAULTS = ("experiment", "partition")
 """Groups that are not in the defaults list, so that Hydra requires the plus: +partition=dim0."""
 
 
@@ -126,8 +126,8 @@ def nearest_key(key: str) -> str | None:
     """The top-level key or group whose name is close to a misspelt one, as the command line
     writes it: with a plus if the group is not in the defaults list.
     """
-    near = difflib.get_close_matches(key, [*Settings.model_fields, *_NOT_IN_DEFAULTS], n=1)
-    return None if not near else f"+{near[0]}" if near[0] in _NOT_IN_DEFAULTS else near[0]
+    near = difflib.get_close_matches(key, [*Settings.model_fields, *NOT_IN_DEFAULTS], n=1)
+    return None if not near else f"+{near[0]}" if near[0] in NOT_IN_DEFAULTS else near[0]
 
 
 def _sentence(error: ValidationError) -> str:

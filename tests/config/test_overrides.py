@@ -90,6 +90,22 @@ def test_a_key_of_the_replaced_option_is_refused(composed):
         instantiate(cfg.scheduler, "scheduler", optimizer=None)
 
 
+@pytest.mark.parametrize("preset", [(), ("+experiment=maml_omniglot_5w1s",)])
+def test_an_option_that_another_one_chooses_has_its_own_values(composed, preset):
+    cfg = composed(*preset, "algorithm=reptile")
+    assert values(cfg.optimizer) == {"lr": 1.0, "momentum": 0}
+    cfg = composed(*preset, "algorithm=reptile", "optimizer.lr=0.5")
+    assert values(cfg.optimizer) == {"lr": 0.5, "momentum": 0}
+    cfg = composed(*preset, "algorithm=reptile", "optimizer=adam")
+    assert values(cfg.optimizer) == {"lr": 0.001}
+
+
+@pytest.mark.parametrize("group", ["algorithm", "dataset", "model", "optimizer", "scheduler"])
+def test_every_option_can_be_chosen(composed, group):
+    for option in (each.stem for each in (CONF / group).glob("*.yaml")):
+        assert "_target_" in composed(f"{group}={option}")[group], option
+
+
 def test_choosing_what_the_preset_chooses_keeps_its_values(composed):
     preset = composed("+experiment=mine")
     assert preset.scheduler.step_size == 12
