@@ -6,6 +6,7 @@ import json
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -110,6 +111,62 @@ def test_the_reference_names_every_option_of_the_configuration():
     for path in (ROOT / "conf").rglob("*.yaml"):
         assert path.stem in text
     assert "rendezvous_timeout_seconds: 300" in text
+
+
+GROUPS = "|".join(path.name for path in (ROOT / "conf").iterdir() if path.is_dir())
+OPTION = re.compile(rf"`'?\+?((?:{GROUPS})\.[a-z_.]+)(?:=[^`]*)?`")
+PRESET = re.compile(r"`(\w+_(?:omniglot|mini_imagenet|sinusoid)(?:_\w+)?)`")
+
+
+def paths(node: object, prefix: str = "") -> set[str]:
+    """The dotted paths of all keys of a configuration."""
+    if not isinstance(node, dict):
+        return {prefix}
+    return {prefix}.union(*(paths(value, f"{prefix}.{key}") for key, value in node.items()))
+
+
+@functools.cache
+def configured() -> tuple[set[str], set[str]]:
+    """Every option of conf/, and the names of the presets."""
+    found = set()
+    for path in (ROOT / "conf").glob("*/*.yaml"):
+        group = path.parent.name
+        content = yaml.safe_load(path.read_text("utf-8"))
+        if group == "experiment":
+            found |= {each.removeprefix(".") for each in paths(content)}
+        else:
+            found |= paths(content, f"{group}.{path.stem}") | paths(content, group)
+    return found, {path.stem for path in (ROOT / "conf/experiment").glob("*.yaml")}
+
+
+def unknown_options(text: str) -> list[str]:
+    """Options and presets named in the text (not in its blocks) that do not exist."""
+    text = FENCE.sub("", text)
+    options, presets = configured()
+    found = [each for each in OPTION.findall(text) if each not in options]
+    return found + [each for each in PRESET.findall(text) if each not in presets]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name != "CONTRIBUTING.md"], ids=name)
+def test_options_and_presets_in_the_text_exist(page):
+    assert unknown_options(page.read_text("utf-8")) == []
+
+
+def test_options_and_presets_that_do_not_exist_are_found():
+    text = "`trainer.iterations=3` `algorithm.no_such` `maml_sinusoid` `maml_omniglot_3w1s`"
+    assert unknown_options(text) == ["algorithm.no_such", "maml_omniglot_3w1s"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_blocks_of_yaml_and_bash_parse(page):
+    """Files that the page embeds exist; comments exempt a block from more than syntax."""
+    text = page.read_text("utf-8")
+    for _, body in blocks(text, "yaml"):
+        for path in re.findall(r'--8<-- "(.*)"', body):
+            assert (ROOT / path).is_file(), path
+        yaml.safe_load(re.sub(r"^--8<--.*", "", body, flags=re.MULTILINE))
+    script = "\n".join(body for _, body in blocks(text, "bash"))
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
 def python_blocks(page: Path) -> list[tuple[str, str]]:
