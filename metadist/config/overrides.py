@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 import hydra
+from hydra.conf import HydraConf
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -32,7 +33,7 @@ def compose(name: str, overrides: Sequence[str]) -> DictConfig:
     return configuration
 
 
-def replace_options(configuration: DictConfig, hydra_node: DictConfig) -> None:
+def replace_options(configuration: DictConfig, hydra_node: HydraConf) -> None:
     """Drop, in place, values meant for what the command line replaces. Hydra must be initialized.
 
     `scheduler=cosine` replaces the scheduler that a preset chooses: it has the values of
