@@ -34,6 +34,7 @@ from metadist.reports import (
     HYDRA_FILE,
     OVERRIDES_FILE,
     RESULTS_FILE,
+    TEST_PREDICTIONS_FILE,
     flatten_config,
     read_results,
 )
@@ -352,7 +353,8 @@ def save_configuration(spec: RunSpec) -> None:
     Rank zero calls it once the experiment is built, so that a refused run leaves no files. Results
     of an earlier run in the directory, such as a shorter one that is now continued, are removed.
     """
-    (spec.directory / RESULTS_FILE).unlink(missing_ok=True)
+    for name in (RESULTS_FILE, TEST_PREDICTIONS_FILE):
+        (spec.directory / name).unlink(missing_ok=True)
     (spec.directory / CONFIG_FILE).parent.mkdir(parents=True, exist_ok=True)
     texts = {
         CONFIG_FILE: OmegaConf.to_yaml(spec.configuration),

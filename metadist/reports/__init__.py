@@ -19,6 +19,7 @@ from metadist.reports.run_directory import (
     PROFILE_DIRECTORY,
     REPLAY_DIRECTORY,
     RESULTS_FILE,
+    TEST_PREDICTIONS_FILE,
     TEST_TASKS_FILE,
     WORKER_ERROR_FILE,
     pop_worker_error,
@@ -26,8 +27,10 @@ from metadist.reports.run_directory import (
     read_failure,
     read_overrides,
     read_results,
+    read_test_predictions,
     write_failure,
     write_results,
+    write_test_predictions,
 )
 from metadist.reports.statistics import mean_and_ci95
 
@@ -43,6 +46,7 @@ __all__ = [
     "PROFILE_DIRECTORY",
     "REPLAY_DIRECTORY",
     "RESULTS_FILE",
+    "TEST_PREDICTIONS_FILE",
     "TEST_TASKS_FILE",
     "WORKER_ERROR_FILE",
     "config_fingerprint",
@@ -56,6 +60,8 @@ __all__ = [
     "read_failure",
     "read_overrides",
     "read_results",
+    "read_test_predictions",
     "write_failure",
     "write_results",
+    "write_test_predictions",
 ]

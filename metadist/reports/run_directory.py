@@ -2,16 +2,21 @@
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from metadist.errors import UserError
+from metadist.files import atomic_write, wrap_write_errors
 from metadist.loggers import METRICS_FILE, json_value
 
 RESULTS_FILE = "results.json"
+
+TEST_PREDICTIONS_FILE = "test_predictions.jsonl"
+"""One JSON object per test task: names of its classes, labels and predictions of its queries, and
+its metrics."""
 
 FAILURE_FILE = "failure.json"
 """Written for a failed job of a sweep: its error, exit status and overrides."""
@@ -33,6 +38,7 @@ TEST_TASKS_FILE = "test_tasks.png"
 CONTENTS: Mapping[str, str] = {
     RESULTS_FILE: "these metrics and the protocol",
     METRICS_FILE: "one line per iteration",
+    TEST_PREDICTIONS_FILE: "one line per test task",
     CHECKPOINT_DIRECTORY: "to resume from, with resume=auto",
     "tensorboard": "tensorboard --logdir",
     "wandb": "wandb sync",
@@ -88,6 +94,44 @@ def write_results(directory: Path, results: Mapping[str, Any]) -> None:
             f"{path} could not be written ({error.strerror}): free some space, then use "
             "resume=auto."
         ) from None
+
+
+def read_test_predictions(directory: Path) -> list[dict[str, Any]] | None:
+    """Read `test_predictions.jsonl` of a run directory; None if there is none.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    path = directory / TEST_PREDICTIONS_FILE
+    try:
+        records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        if not all(isinstance(record, dict) for record in records):
+            raise ValueError("a line is not a JSON object")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path} cannot be read ({error}): restore a good copy, or test the run again with "
+            "resume=auto."
+        ) from None
+    return records
+
+
+def write_test_predictions(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Write the lines of `test_predictions.jsonl` atomically.
+
+    Args:
+        path: the file.
+        records: one per test task; see `metadist.training.results.prediction_records`.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    lines = (
+        json.dumps(json_value(record), separators=(",", ":"), allow_nan=False) for record in records
+    )
+    with wrap_write_errors(path):
+        atomic_write(path, "".join(f"{line}\n" for line in lines).encode())
 
 
 def read_failure(directory: Path) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ from .dataset import ImageDataset, TaskDataset
 from .episode import (
     SPLITS,
     Episode,
+    EpisodeDescription,
     Examples,
     TaskDistribution,
     key_generator,
@@ -31,6 +32,7 @@ __all__ = [
     "Augment",
     "CifarFS",
     "Episode",
+    "EpisodeDescription",
     "Examples",
     "FewShotTasks",
     "Glyphs",

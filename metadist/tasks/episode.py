@@ -34,6 +34,18 @@ class Episode(NamedTuple):
     query: Examples
 
 
+class EpisodeDescription(NamedTuple):
+    """Which classes and images are in an episode, for people.
+
+    Attributes:
+        classes: names of the classes, in the order of their labels.
+        query_images: for each query the number of its image in its class, from 0.
+    """
+
+    classes: list[str]
+    query_images: list[int]
+
+
 def task_keys(seed: int, split: str, iteration: int, indices: range) -> Tensor:
     """The keys of the tasks `indices` of one iteration.
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from metadist.errors import UserError
 from metadist.tasks.dataset import TaskDataset
-from metadist.tasks.episode import Episode, key_generator, key_split
+from metadist.tasks.episode import Episode, EpisodeDescription, key_generator, key_split
 from metadist.tasks.generators import key_generators
 
 
@@ -97,6 +97,18 @@ class FewShotTasks:
             return None
         split = key_split(keys[0])
         return episodes(key_generators(keys), split, *self._counts(split))
+
+    def describe(self, key: Tensor) -> EpisodeDescription | None:
+        """A task's class names and query images; None if the dataset has no `describe`.
+
+        Args:
+            key: as of `sample`.
+        """
+        describe = getattr(self.dataset, "describe", None)
+        if describe is None or type(self).sample is not FewShotTasks.sample:
+            return None
+        split = key_split(key)
+        return describe(key_generator(key), split, *self._counts(split))
 
     def protocol(self) -> dict[str, object]:
         """What must be equal for two results to be comparable.

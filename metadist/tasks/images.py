@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from metadist.errors import UserError
-from metadist.tasks.episode import SPLITS, Episode, Examples
+from metadist.tasks.episode import SPLITS, Episode, EpisodeDescription, Examples
 from metadist.tasks.transforms import (
     Augment,
     ImageTransform,
@@ -24,6 +25,14 @@ _MAX_NAMED = 8
 """Classes that a message names."""
 
 _log = logging.getLogger(__name__)
+
+
+class _Draw(NamedTuple):
+    """What is random in an episode, apart from augmentation."""
+
+    classes: np.ndarray  # (ways,), indices of base classes
+    examples: list[np.ndarray]  # for each class (shots + queries,)
+    rotations: np.ndarray  # (ways,), in quarter turns
 
 
 class ImageClasses:
@@ -80,7 +89,8 @@ class ImageClasses:
             augment: augmentation of training images, before normalization; None for none.
             transforms: further augmentation of training images, in this order, after `augment` and
                 before normalization; see `metadist.tasks.transforms.apply_transforms`.
-            class_names: the name of each base class, for messages.
+            class_names: the name of each base class, for messages and `describe`; a first part such
+                as the split in `test/dog` is for messages only. Default: its index.
             skip_small_classes: whether classes with fewer examples than a task needs are left out
                 of the tasks, instead of being an error.
             test_drawers: in validation and test, take the same example numbers for all classes of a
@@ -214,25 +224,48 @@ class ImageClasses:
             (ways * queries, *input_shape), all examples of class 0 first; targets int64 of shape
             (ways * shots,) and (ways * queries,).
         """
-        needed = shots + queries
-        members = self._large_enough(self._candidates(generator, split, ways), needed)
-        classes = members[generator.choice(len(members), ways, replace=False)]
-        examples = [generator.permutation(self.class_sizes[c])[:needed] for c in classes]
-        if self.test_drawers and split != "train":
-            examples = examples[:1] * ways
+        drawn = self._draw(generator, split, ways, shots + queries)
         pixels = np.stack(
-            [self.images[c][chosen] for c, chosen in zip(classes, examples, strict=True)]
+            [
+                self.images[c][chosen]
+                for c, chosen in zip(drawn.classes, drawn.examples, strict=True)
+            ]
         )  # (ways, shots + queries, …)
-        if self.rotations if split == "train" else self.test_rotations:
-            rotations = generator.integers(ROTATIONS, size=ways)
-            for rotation in range(1, ROTATIONS):
-                rotated = rotations == rotation
+        for rotation in range(1, ROTATIONS):
+            rotated = drawn.rotations == rotation
+            if rotated.any():
                 pixels[rotated] = np.rot90(pixels[rotated], rotation, axes=(-2, -1))
         support, query = pixels[:, :shots], pixels[:, shots:]
         return Episode(
             Examples(self.inputs(support, split, generator), _targets(ways, shots)),
             Examples(self.inputs(query, split, generator), _targets(ways, queries)),
         )
+
+    def describe(
+        self, generator: np.random.Generator, split: str, ways: int, shots: int, queries: int
+    ) -> EpisodeDescription | None:
+        """The classes and query images of the task that `episode` samples, without loading images.
+
+        Args:
+            generator: in the state before `episode`; it is advanced.
+            split: as of `episode`.
+            ways: as of `episode`.
+            shots: as of `episode`.
+            queries: as of `episode`.
+
+        Returns:
+            None for a subclass with an `episode` of its own.
+        """
+        if type(self).episode is not ImageClasses.episode:
+            return None
+        drawn = self._draw(generator, split, ways, shots + queries)
+        names = []
+        for index, rotation in zip(drawn.classes, drawn.rotations, strict=True):
+            name = str(index) if self.class_names is None else self.class_names[index]
+            angle = f" ({90 * rotation}°)" if rotation else ""
+            names.append(f"{name.partition('/')[2] or name}{angle}")
+        images = [int(number) for examples in drawn.examples for number in examples[shots:]]
+        return EpisodeDescription(names, images)
 
     def protocol(self) -> dict[str, object]:
         """Name of the dataset, whether rotations are classes, and transforms if any."""
@@ -247,6 +280,18 @@ class ImageClasses:
             **{name: t.protocol() for name, t in transforms.items() if not t.is_identity},
             **({"transforms": transform_names(self.transforms)} if self.transforms else {}),
         }
+
+    def _draw(self, generator: np.random.Generator, split: str, ways: int, needed: int) -> _Draw:
+        """Draw the classes of a task, `needed` examples of each, and the rotations."""
+        members = self._large_enough(self._candidates(generator, split, ways), needed)
+        classes = members[generator.choice(len(members), ways, replace=False)]
+        examples = [generator.permutation(self.class_sizes[c])[:needed] for c in classes]
+        if self.test_drawers and split != "train":
+            examples = examples[:1] * ways
+        rotations = np.zeros(ways, np.int64)
+        if self.rotations if split == "train" else self.test_rotations:
+            rotations = generator.integers(ROTATIONS, size=ways)
+        return _Draw(classes, examples, rotations)
 
     def _too_small(self, small: Sequence[int]) -> str:
         """What is wrong with classes that have too few examples, and what to do."""

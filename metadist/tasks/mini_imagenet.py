@@ -94,6 +94,7 @@ class MiniImageNet(ImageClasses):
             normalize=normalize,
             augment=augment,
             transforms=transforms,
+            class_names=names,
         )
         self.classes = {
             split: [names[index].partition("/")[2] for index in members]

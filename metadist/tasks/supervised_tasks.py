@@ -9,7 +9,7 @@ from torch import Tensor
 
 from metadist.errors import UserError
 from metadist.tasks.dataset import ImageDataset
-from metadist.tasks.episode import Episode, Examples, key_generator, key_split
+from metadist.tasks.episode import Episode, EpisodeDescription, Examples, key_generator, key_split
 
 
 class SupervisedTasks:
@@ -91,6 +91,13 @@ class SupervisedTasks:
         inputs = self.dataset.inputs(np.stack(pixels), split, generator)
         batch = Examples(inputs, torch.from_numpy(labels))
         return Episode(support=Examples(batch.inputs[:0], batch.targets[:0]), query=batch)
+
+    def describe(self, key: Tensor) -> EpisodeDescription | None:
+        """The classes and query images of a test task; None for a dataset without `describe`."""
+        describe, split = getattr(self.dataset, "describe", None), key_split(key)
+        if describe is None or split != "test":
+            return None
+        return describe(key_generator(key), split, self.ways, self.shots, self.queries)
 
     def protocol(self) -> dict[str, object]:
         """Of the test episodes and of the micro-batches, whose images are never rotated."""

@@ -8,6 +8,12 @@ import torch
 from torch import Tensor
 
 from metadist.algorithms import Learner
+from metadist.training.query_predictions import (
+    QUERIES,
+    QUERY_VALUES,
+    QueryPredictions,
+    split_queries,
+)
 from metadist.training.strategies import Strategy
 from metadist.training.task_mapper import EvaluateMapper, MetaBatch
 
@@ -28,6 +34,23 @@ class Estimate(NamedTuple):
     tasks: int
 
 
+class Evaluation(NamedTuple):
+    """What a learner does on a list of tasks.
+
+    Attributes:
+        metrics: "loss" and the metrics, each of shape (tasks,).
+        predictions: of the queries of each task; empty without `EvaluateMapper.return_predictions`.
+    """
+
+    metrics: dict[str, Tensor]
+    predictions: list[QueryPredictions]
+
+    @property
+    def estimates(self) -> dict[str, Estimate]:
+        """Mean and interval of loss and metrics over the tasks."""
+        return {name: estimate(values) for name, values in self.metrics.items()}
+
+
 def estimate(values: Tensor) -> Estimate:
     """Mean and interval of values over tasks, shape (tasks,)."""
     count = values.numel()
@@ -44,8 +67,8 @@ def evaluate(
     make_batch: Callable[[Tensor], MetaBatch],
     between_chunks: Callable[[], None] = lambda: None,
     warn: Callable[[int, float], None] = lambda index, loss: None,
-) -> dict[str, Estimate]:
-    """Mean and interval of loss and metrics over the tasks `keys`, of shape (tasks, 4).
+) -> Evaluation:
+    """Loss and metrics of the tasks `keys`, of shape (tasks, 4).
 
     The drivers call it. Every learner is evaluated on the same tasks for the same keys.
 
@@ -67,4 +90,5 @@ def evaluate(
     wrong = (~values["loss"].isfinite()).nonzero()
     if len(wrong):
         warn(int(wrong[0]), values["loss"][wrong[0]].item())
-    return {name: estimate(each) for name, each in values.items()}
+    metrics = {n: each for n, each in values.items() if n not in (QUERIES, *QUERY_VALUES)}
+    return Evaluation(metrics, split_queries(values))

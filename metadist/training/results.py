@@ -3,10 +3,14 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torch import Tensor
+
 from metadist.algorithms import batch_norm_protocol
 from metadist.distributed import get_world_size
-from metadist.training.evaluation import Estimate
+from metadist.tasks import EpisodeDescription, TaskDistribution, task_keys
+from metadist.training.evaluation import Estimate, Evaluation
 from metadist.training.experiment import Experiment
+from metadist.training.query_predictions import QueryPredictions
 
 BEST = "best by validation"
 """What the protocol calls the checkpoint of `trainer.test_checkpoint=best`."""
@@ -64,6 +68,55 @@ def results_of(
             "checkpoint": BEST if x.trainer.test_checkpoint == "best" else "last",
         },
     }
+
+
+def prediction_records(experiment: Experiment, evaluation: Evaluation) -> Iterator[dict[str, Any]]:
+    """The lines of `test_predictions.jsonl`: predictions and metrics of each test task.
+
+    Args:
+        experiment: the finished run.
+        evaluation: of the test, with predictions.
+
+    Yields:
+        `task`, its index among the test tasks; for classification `classes` (names of its classes,
+        in the order of the labels), `query_images` (for each query the number of its image in its
+        class, from 0), `labels` and `predictions`, for regression `targets` and `predictions` with
+        six digits; "accuracy" or "mse", "loss", and the user's own metrics. `classes` and
+        `query_images` are None if the dataset has no `describe`, `labels`, `targets` and
+        `predictions` if the learner returns no predictions.
+    """
+    x, metric = experiment, experiment.metric
+    names = [metric, "loss", *(name for name, _ in own_metrics(evaluation.estimates, metric))]
+    metrics = {name: evaluation.metrics[name].tolist() for name in names}
+    keys = task_keys(x.trainer.eval_seed, "test", 0, range(len(evaluation.predictions)))
+    for index, (key, queries) in enumerate(zip(keys, evaluation.predictions, strict=True)):
+        yield {
+            "task": index,
+            **_query_record(x.tasks, key, queries),
+            **{name: values[index] for name, values in metrics.items()},
+        }
+
+
+def _query_record(
+    tasks: TaskDistribution, key: Tensor, queries: QueryPredictions
+) -> dict[str, list | None]:
+    predictions, targets = (
+        (_rounded(each.tolist()) if tasks.regression else each.tolist()) or None for each in queries
+    )
+    if tasks.regression:
+        return {"targets": targets, "predictions": predictions}
+    describe = getattr(tasks, "describe", None)
+    found: EpisodeDescription | None = None if describe is None else describe(key)
+    return {
+        "classes": None if found is None else found.classes,
+        "query_images": None if found is None else found.query_images,
+        "labels": targets,
+        "predictions": predictions,
+    }
+
+
+def _rounded(rows: list[list[float]]) -> list[list[float]]:
+    return [[float(f"{value:.6g}") for value in row] for row in rows]
 
 
 def model_options(experiment: Experiment) -> dict[str, Any]:

@@ -85,8 +85,8 @@ class Strategy(ABC):
 
     @abstractmethod
     def map_tasks(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
-        """Compute without gradients: each of the mapper's values for all items of the batch, in
-        order. The drivers call it and get the same.
+        """Compute without gradients: each of the mapper's values for all items of the batch,
+        concatenated in order. The drivers call it and get the same.
         """
 
     def any_rank(self, flag: bool) -> bool:
@@ -263,17 +263,17 @@ class AllReduceStrategy(_InProcessStrategy):
     def map_tasks(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
         """See `Strategy`."""
         values, shards = self._map_my_shards(mapper, learner, batch)
-        # Not every partitioner reports shard sizes, so lengths come from the values.
-        lengths = torch.zeros(shards, dtype=torch.int64)
-        for shard, found in values.items():
-            if shard >= 0:
-                lengths[shard] = len(next(iter(found.values())))
-        ends = all_reduce(lengths).cumsum(0).tolist()
         first = next(iter(values.values()))
-        whole = {name: each.new_zeros(ends[-1], *each.shape[1:]) for name, each in first.items()}
+        # Not every partitioner reports shard sizes, so lengths come from the values.
+        lengths = {name: torch.zeros(shards, dtype=torch.int64) for name in first}
         for shard, found in values.items():
             for name, each in found.items() if shard >= 0 else ():
-                whole[name][ends[shard] - len(each) : ends[shard]] = each
+                lengths[name][shard] = len(each)
+        ends = {name: each.cumsum(0).tolist() for name, each in all_reduce(lengths).items()}
+        whole = {n: each.new_zeros(ends[n][-1], *each.shape[1:]) for n, each in first.items()}
+        for shard, found in values.items():
+            for name, each in found.items() if shard >= 0 else ():
+                whole[name][ends[name][shard] - len(each) : ends[name][shard]] = each
         return all_reduce(whole)
 
     def any_rank(self, flag: bool) -> bool:

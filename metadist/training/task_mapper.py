@@ -36,6 +36,7 @@ from metadist.training.outer_step import (
     weighted_step_sum,
 )
 from metadist.training.profiling import profiled_request
+from metadist.training.query_predictions import QUERIES, QUERY_VALUES, query_values
 
 
 class MetaBatch(NamedTuple):
@@ -230,11 +231,20 @@ class TrainMapper(TaskMapper):
             return weighted_step_sum(as_batch_of_one(result), as_batch_of_one(found), weight)
 
 
+@dataclass(frozen=True)
 class EvaluateMapper(TaskMapper):
-    """Mapper of evaluation: each task's loss and metrics."""
+    """Mapper of evaluation: each task's loss and metrics.
+
+    Attributes:
+        return_predictions: whether to return predictions and targets of the queries too.
+    """
+
+    return_predictions: bool = False
 
     def __call__(self, learner: Learner, batch: MetaBatch) -> dict[str, Tensor]:
-        """Returns "loss" and the metrics, each of shape (tasks in the shard,), on the CPU."""
+        """Returns "loss" and the metrics, each of shape (tasks in the shard,), on the CPU; and with
+        `return_predictions` what `query_values` returns.
+        """
         return self.map_batched([((learner, batch), {})])[0]
 
     @torch.no_grad()
@@ -250,9 +260,19 @@ class EvaluateMapper(TaskMapper):
                     result, _ = forward_batched(learner, parameters, chunk.episodes)
             else:
                 result = as_batch_of_one(self._run_one(learner, chunk.keys[0], chunk.episodes))
-            chunks.append({"loss": result.loss, **result.metrics})
+            values = {"loss": result.loss, **result.metrics}
+            if self.return_predictions:
+                targets = chunk.episodes.query.targets
+                targets = targets if chunk.batched else targets.unsqueeze(0)
+                values |= query_values(result.predictions, targets)
+            chunks.append(values)
         counts = [learner_and_batch(call)[1].size for call in calls]
-        merged = {n: torch.cat([c[n] for c in chunks]).cpu().split(counts) for n in chunks[0]}
+        whole = {name: torch.cat([each[name] for each in chunks]).cpu() for name in chunks[0]}
+        lengths = dict.fromkeys(whole, counts)
+        if self.return_predictions:
+            queries = [int(of_call.sum()) for of_call in whole[QUERIES].split(counts)]
+            lengths |= dict.fromkeys(QUERY_VALUES, queries)
+        merged = {name: each.split(lengths[name]) for name, each in whole.items()}
         return [{n: parts[i] for n, parts in merged.items()} for i in range(len(calls))]
 
 

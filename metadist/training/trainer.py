@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -23,9 +24,15 @@ from metadist.distributed.leaving import leave
 from metadist.distributed.reducers import LinearReducer
 from metadist.errors import UserError
 from metadist.loggers import Run
-from metadist.reports import CONTENTS, PROFILE_DIRECTORY, write_results
+from metadist.reports import (
+    CONTENTS,
+    PROFILE_DIRECTORY,
+    TEST_PREDICTIONS_FILE,
+    write_results,
+    write_test_predictions,
+)
 from metadist.tasks import stack_episodes, task_keys
-from metadist.training.evaluation import Estimate, evaluate
+from metadist.training.evaluation import Estimate, Evaluation, evaluate
 from metadist.training.experiment import Experiment
 from metadist.training.non_finite import NonFiniteReport, find_non_finite, format_key
 from metadist.training.profiling import (
@@ -35,7 +42,7 @@ from metadist.training.profiling import (
     write_worker_profile,
 )
 from metadist.training.result_warnings import optimizer_warnings, result_warnings
-from metadist.training.results import own_metrics, results_of
+from metadist.training.results import own_metrics, prediction_records, results_of
 from metadist.training.resume import checkpoint_contents, checkpoints_of, load_best, state_tensors
 from metadist.training.run_plots import plot_run
 from metadist.training.signals import Interrupted, StopSignals
@@ -104,7 +111,7 @@ class Trainer:
             if x.strategy.is_driver:
                 with self._logging():
                     self.train()
-                    results = self.test()
+                    results = self.test(x.directory / TEST_PREDICTIONS_FILE)
                     if self._is_main:
                         write_results(x.directory, results)
                         plots = plot_run(x, results)
@@ -336,7 +343,7 @@ class Trainer:
         x, state, metric = self.experiment, self.state, self.experiment.metric
         estimates = self._evaluate(
             "validation", self.config.validation_tasks, self._save_and_raise_if_stopped
-        )
+        ).estimates
         value = estimates[metric].mean
         if self._is_main:
             x.logger.log_metrics(
@@ -359,25 +366,29 @@ class Trainer:
                 self.checkpoints.save_best(state.iteration, self._checkpoint_contents())
         return estimates
 
-    def test(self) -> dict[str, Any]:
-        """Evaluate the test tasks; the results, as in `results.json`."""
+    def test(self, predictions: Path | None = None) -> dict[str, Any]:
+        """Evaluate the test tasks; the results, as in `results.json`.
+
+        Args:
+            predictions: the file into which rank zero writes the predictions. Default: none.
+        """
         x, tested = self.experiment, self.state.iteration
         if self.config.test_checkpoint == "best":
             if self._is_main:  # other ranks may not see the newest files yet
                 load_best(x)
             x.strategy.broadcast_module(x.learner)
             tested = int(self.state.best["iteration"])
-        estimates = self._evaluate("test", self.config.eval_tasks, self._raise_if_stopped)
+        evaluation = self._evaluate("test", self.config.eval_tasks, self._raise_if_stopped)
+        if self._is_main and predictions is not None:
+            write_test_predictions(predictions, prediction_records(x, evaluation))
         self.state.wall_seconds = time.perf_counter() - self._started
-        results = results_of(x, estimates, tested)
+        results = results_of(x, evaluation.estimates, tested)
         results["warnings"] = result_warnings(x, results)
         return results
 
-    def _evaluate(
-        self, split: str, tasks: int, between_chunks: Callable[[], None]
-    ) -> dict[str, Estimate]:
-        x = self.experiment
-        mapper = replace(x.evaluate_mapper, evaluate_each_step=split == "test")
+    def _evaluate(self, split: str, tasks: int, between_chunks: Callable[[], None]) -> Evaluation:
+        x, testing = self.experiment, split == "test"
+        mapper = replace(x.evaluate_mapper, evaluate_each_step=testing, return_predictions=testing)
         keys = task_keys(self.config.eval_seed, split, 0, range(tasks))
 
         def warn(index: int, loss: float) -> None:

@@ -9,14 +9,17 @@ from metadist.errors import UserError
 from metadist.reports import (
     FAILURE_FILE,
     RESULTS_FILE,
+    TEST_PREDICTIONS_FILE,
     WORKER_ERROR_FILE,
     pop_worker_error,
     read_config,
     read_failure,
     read_overrides,
     read_results,
+    read_test_predictions,
     write_failure,
     write_results,
+    write_test_predictions,
 )
 
 
@@ -56,6 +59,18 @@ def test_damaged_files_are_refused(tmp_path, content):
         (tmp_path / name).write_bytes(content.encode(errors="surrogateescape"))
         with pytest.raises(UserError, match=rf"{name} (cannot be read|is not a JSON object)"):
             read(tmp_path)
+
+
+def test_predictions_are_read_back(tmp_path):
+    assert read_test_predictions(tmp_path) is None
+    records = [{"task": 0, "classes": ["kana/か\u2028", "b\udcff"], "labels": [0, 1], "loss": 0.25}]
+    write_test_predictions(tmp_path / TEST_PREDICTIONS_FILE, [*records, {"task": 1}])
+    assert read_test_predictions(tmp_path) == [*records, {"task": 1}]
+    assert [path.name for path in tmp_path.iterdir()] == [TEST_PREDICTIONS_FILE]
+    for damaged in ("{", "[]\n"):
+        (tmp_path / TEST_PREDICTIONS_FILE).write_text(damaged)
+        with pytest.raises(UserError, match=r"test_predictions\.jsonl cannot be read"):
+            read_test_predictions(tmp_path)
 
 
 def test_worker_error_is_read_once(tmp_path):

@@ -370,3 +370,44 @@ def test_all_classes_of_a_test_task_share_their_example_numbers_if_drawers_do(sp
     assert len(pairs) > 20
     _, mixed = class_and_example(tasks.sample(task_keys(0, "train", 0, range(1))[0]).support.inputs)
     assert len(set(mixed)) > 1
+
+
+@pytest.mark.parametrize("options", [{}, {"test_drawers": True}])
+def test_descriptions_are_of_the_sampled_images(options):
+    names = [f"split/class {index}" for index in range(20)]
+    dataset = ImageClasses("labels", labelled_pixels(), SPLIT_CLASSES, class_names=names, **options)
+    tasks = FewShotTasks(dataset, 3, 1, 2)
+    for key in task_keys(0, "test", 0, range(30)):
+        classes, examples = class_and_example(tasks.sample(key).query.inputs)
+        described = tasks.describe(key)
+        assert described.classes == [f"class {index}" for index in classes[::2]]
+        assert described.query_images == examples
+
+
+def test_descriptions_name_rotations():
+    # In the upper left corner the number of a class, in the others as many more as quarter turns.
+    images = np.zeros((20, 3, 2, 2), dtype=np.uint8)
+    for turns, (row, column) in enumerate([(0, 0), (1, 0), (1, 1), (0, 1)]):
+        images[:, :, row, column] = 20 * turns + np.arange(20)[:, None]
+    dataset = ImageClasses("turned", images, SPLIT_CLASSES, test_rotations=True)
+    tasks = FewShotTasks(dataset, 3, 1, 1)
+    found = set()
+    for key in task_keys(0, "test", 0, range(30)):
+        pixels = (tasks.sample(key).query.inputs * 255).round().to(torch.int64)
+        for image, name in zip(pixels, tasks.describe(key).classes, strict=True):
+            # np.rot90 turns counter-clockwise: the upper left corner moves to the lower left.
+            turns = int((image[0] < 20).nonzero()[0] @ torch.tensor([2, 1]))
+            angle = {0: "", 2: " (90°)", 3: " (180°)", 1: " (270°)"}[turns]
+            assert name == f"{int(image.min())}{angle}"
+            found.add(angle)
+    assert len(found) == 4
+
+
+def test_a_dataset_with_episodes_of_its_own_is_not_described():
+    class Own(ImageClasses):
+        def episode(self, generator, split, ways, shots, queries):
+            generator.random()
+            return super().episode(generator, split, ways, shots, queries)
+
+    tasks = FewShotTasks(Own("own", labelled_pixels(), SPLIT_CLASSES), 3, 1, 2)
+    assert tasks.describe(task_keys(0, "test", 0, range(1))[0]) is None

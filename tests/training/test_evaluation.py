@@ -52,7 +52,7 @@ def test_a_test_says_what_each_inner_step_brings(tmp_path):
     keys = task_keys(0, "test", 0, range(7))
     estimates = evaluate(
         x.strategy, x.evaluate_mapper, x.learner, keys, lambda some: make_batch(x, some)
-    )
+    ).estimates
     assert set(estimates) == {"loss", "accuracy", "accuracy_before"}
     assert estimates["accuracy"].mean == pytest.approx(rows[2]["mean"], abs=1e-12)
 

@@ -57,6 +57,7 @@ def test_a_run_writes_the_listed_files(tmp_path):
         "learning_curves.png",
         "metrics.jsonl",
         "results.json",
+        "test_predictions.jsonl",
         "test_tasks.png",
     }
     saved = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
