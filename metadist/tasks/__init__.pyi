@@ -1,6 +1,7 @@
 from .cifar_fs import CifarFS
 from .cub import CUB
 from .dataset import ImageDataset, TaskDataset
+from .decoded_images import DecodedImages
 from .episode import (
     SPLITS,
     Episode,
@@ -31,6 +32,7 @@ __all__ = [
     "SPLITS",
     "Augment",
     "CifarFS",
+    "DecodedImages",
     "Episode",
     "EpisodeDescription",
     "Examples",

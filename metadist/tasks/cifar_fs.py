@@ -14,8 +14,8 @@ from metadist.errors import UserError
 from metadist.tasks import array_cache, data_files, restricted_pickle
 from metadist.tasks.array_cache import ArraySpec, CachedArray
 from metadist.tasks.data_files import error_line, error_with_type, root_errors
+from metadist.tasks.decoded_images import DecodedImages
 from metadist.tasks.episode import SPLITS
-from metadist.tasks.images import ImageClasses
 from metadist.tasks.restricted_pickle import to_integers, to_text
 from metadist.tasks.transforms import Augment, ImageTransform, Normalize
 
@@ -55,16 +55,26 @@ CLASSES = {split: names.split() for split, names in _CLASSES.items()}
 """The published split, by CIFAR-100's names of its classes."""
 
 
-class CifarFS(ImageClasses):
+class CifarFS(DecodedImages):
     """CIFAR-FS (Bertinetto et al. 2019, arXiv 1805.08136): CIFAR-100 in 64, 16 and 20 classes.
 
-    A class has all its 600 images, from CIFAR-100's training set and test set. One process reads
-    them once, into a file of 184 MB that every process maps.
+    A class has all its 600 images, from CIFAR-100's training set and test set. They are
+    decoded into a file of 184 MB.
+
+    The arguments that are not listed are those of `DecodedImages`.
 
     Attributes:
         input_shape: (3, 32, 32).
         regression: False.
         classes: for each split CIFAR-100's names of its classes.
+
+    Args:
+        root: directory with `cifar-100-python.tar.gz` or the folder of its contents.
+        download: whether to download what is not in `root` (169 MB).
+
+    Raises:
+        UserError: the files are missing, incomplete or damaged, have more than images, or the
+            download fails. The message names the file.
     """
 
     dataset_name = "cifar_fs"
@@ -81,46 +91,15 @@ class CifarFS(ImageClasses):
         transforms: Sequence[ImageTransform] = (),
         download: bool = True,
     ) -> None:
-        """Find CIFAR-100 in `root`, or download it there (169 MB).
+        self.download = download
+        super().__init__(root, rotations, test_rotations, normalize, augment, transforms)
 
-        Args:
-            root: directory with `cifar-100-python.tar.gz` or the folder of its contents. It need
-                not be writable: the images are then cached in `$METADIST_CACHE`,
-                `$XDG_CACHE_HOME/metadist` or `~/.cache/metadist`.
-            rotations: whether sampled training classes are rotated by multiples of 90°.
-            test_rotations: the same for validation and test.
-            normalize: normalization of every image; None for none.
-            augment: augmentation of training images, before normalization; None for none.
-            transforms: further ones, after `augment`; see `apply_transforms`.
-            download: whether to download what is not in `root`.
+    def _load(self, root: Path) -> tuple[np.ndarray, list[str]]:
+        return load_images(root, self.download)
 
-        Raises:
-            UserError: the files are missing, incomplete or damaged, have more than images, or the
-                download fails. The message names the file.
-        """
-        images, names = load_images(Path(root).expanduser(), download)
-        splits = {
-            split: np.array([names.index(name) for name in self.classes[split]]) for split in SPLITS
-        }
-        super().__init__(
-            self.dataset_name,
-            images,
-            splits,
-            rotations,
-            test_rotations,
-            normalize=normalize,
-            augment=augment,
-            transforms=transforms,
-            class_names=names,
-        )
-
-    def protocol(self) -> dict[str, object]:
-        """Name of the dataset, its split, rotations, image size, and transforms if any."""
+    def _split(self, names: Sequence[str], root: Path) -> dict[str, np.ndarray]:
         return {
-            **super().protocol(),
-            "class_split": self.class_split,
-            "classes": {split: len(members) for split, members in self.splits.items()},
-            "image_size": self.input_shape[-1],
+            split: np.array([names.index(name) for name in self.classes[split]]) for split in SPLITS
         }
 
 

@@ -1,6 +1,5 @@
 """MiniImageNet: 100 classes of ImageNet, 600 images each, 84 by 84 pixels."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +7,7 @@ import numpy as np
 from metadist.errors import UserError
 from metadist.tasks import array_cache, mini_imagenet_files
 from metadist.tasks.array_cache import CachedArray
-from metadist.tasks.episode import SPLITS
-from metadist.tasks.images import ImageClasses
-from metadist.tasks.transforms import Augment, ImageTransform, Normalize
+from metadist.tasks.decoded_images import DecodedImages
 
 _PUBLISHED = {
     "train": (
@@ -37,14 +34,22 @@ PUBLISHED = {split: names.split() for split, names in _PUBLISHED.items()}
 """Ravi and Larochelle's split (2017, openreview rJY0-Kcll), by WordNet identifiers, sorted."""
 
 
-class MiniImageNet(ImageClasses):
+class MiniImageNet(DecodedImages):
     """MiniImageNet in the split of Ravi and Larochelle (2017, openreview rJY0-Kcll).
 
     64 classes for training, 16 for validation and 20 for test, in RGB; images of another size
     are resized to 84 x 84 by Lanczos' filter, as in MAML's code. `metadist fetch
     mini_imagenet` downloads them, after showing ImageNet's terms.
 
-    One process decodes the images once, into a file of 1.27 GB that every process maps.
+    `root` has one of these layouts, in this order of precedence: folders `train`, `val` and `test`
+    with a folder of images for each class; `images/` with `train.csv`, `val.csv` and `test.csv`
+    (`filename,label`), the images in it or in a subfolder for each class;
+    `mini-imagenet-cache-train.pkl`, `-val.pkl` (learn2learn: `-validation.pkl`) and `-test.pkl`;
+    `miniImageNet_category_split_train_phase_train.pickle`, `_val.pickle` and `_test.pickle`. They
+    are decoded into a file of 1.27 GB.
+
+    The split in `protocol` is "unknown" unless the classes' names are the WordNet identifiers of
+    Ravi and Larochelle's split.
 
     Attributes:
         input_shape: (3, 84, 84).
@@ -52,73 +57,22 @@ class MiniImageNet(ImageClasses):
         classes: for each split the names of its classes, such as `n01532829`.
     """
 
-    def __init__(
-        self,
-        root: str,
-        rotations: bool = False,
-        test_rotations: bool = False,
-        normalize: Normalize | None = None,
-        augment: Augment | None = None,
-        transforms: Sequence[ImageTransform] = (),
-    ) -> None:
-        """Find the images in `root`.
+    dataset_name = "mini_imagenet"
+    class_split = "ravi_larochelle"
 
-        Args:
-            root: directory with one of these layouts, in this order of precedence: folders
-                `train`, `val` and `test` with a folder of images for each class; `images/` with
-                `train.csv`, `val.csv` and `test.csv` (`filename,label`), the images in it or in a
-                subfolder for each class; `mini-imagenet-cache-train.pkl`, `-val.pkl` (learn2learn:
-                `-validation.pkl`) and `-test.pkl`;
-                `miniImageNet_category_split_train_phase_train.pickle`, `_val.pickle` and
-                `_test.pickle`. It need not be writable: the images are then cached in
-                `$METADIST_CACHE`, `$XDG_CACHE_HOME/metadist` or `~/.cache/metadist`.
-            rotations: whether sampled training classes are rotated by multiples of 90°.
-            test_rotations: the same for validation and test.
-            normalize: normalization of every image; None for none.
-            augment: augmentation of training images, before normalization; None for none.
-            transforms: further ones, after `augment`; see `apply_transforms`.
+    def _load(self, root: Path) -> tuple[np.ndarray, list[str]]:
+        return load_images(root)
 
-        Raises:
-            UserError: the files are missing, incomplete or damaged, or have more than images. The
-                message names the file.
-        """
-        images, names = load_images(Path(root).expanduser())
-        split_of_class = np.array([name.partition("/")[0] for name in names])
-        splits = {split: np.flatnonzero(split_of_class == split) for split in SPLITS}
-        super().__init__(
-            "mini_imagenet",
-            images,
-            splits,
-            rotations,
-            test_rotations,
-            normalize=normalize,
-            augment=augment,
-            transforms=transforms,
-            class_names=names,
+    def _split_protocol(self) -> dict[str, object]:
+        # Some copies have other classes, or other names for them.
+        return (
+            super()._split_protocol() if self.classes == PUBLISHED else {"class_split": "unknown"}
         )
-        self.classes = {
-            split: [names[index].partition("/")[2] for index in members]
-            for split, members in splits.items()
-        }
-
-    def protocol(self) -> dict[str, object]:
-        """Name of the dataset, its split, rotations, image size, and transforms if any.
-
-        The split is "unknown" unless the classes' names are the WordNet identifiers of Ravi and
-        Larochelle's split.
-        """
-        return {
-            **super().protocol(),
-            # Some copies have other classes, or other names for them.
-            "class_split": "ravi_larochelle" if self.classes == PUBLISHED else "unknown",
-            "classes": {split: len(members) for split, members in self.splits.items()},
-            "image_size": self.input_shape[-1],
-        }
 
 
 def load_images(root: Path) -> CachedArray:
     """The decoded images: cached, or from one of the layouts; see `MiniImageNet`."""
-    stem = "mini_imagenet"
+    stem = MiniImageNet.dataset_name
     layout = mini_imagenet_files.find(root)
     if layout is None:
         if (found := array_cache.load_any(root, stem)) is not None:

@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,12 +10,10 @@ import numpy as np
 
 from metadist.errors import UserError
 from metadist.tasks import array_cache, data_files, image_files, restricted_pickle
-from metadist.tasks.array_cache import ArraySpec, CachedArray
+from metadist.tasks.array_cache import ArraySpec
 from metadist.tasks.data_files import error_with_type
-from metadist.tasks.image_folder import group_by_class, load_classes, split_classes
-from metadist.tasks.images import ImageClasses
+from metadist.tasks.decoded_images import DecodedImages, given_splits, group_by_class, load_classes
 from metadist.tasks.restricted_pickle import to_integers, to_text
-from metadist.tasks.transforms import Augment, ImageTransform, Normalize
 
 CLASSES = {"train": 351, "validation": 97, "test": 160}
 """Number of classes of each split in Ren et al."""
@@ -28,79 +26,39 @@ _FORMAT = 1
 """Part of the fingerprint; raise it when the same files are decoded to another array."""
 
 
-class TieredImageNet(ImageClasses):
+class TieredImageNet(DecodedImages):
     """tieredImageNet (Ren et al. 2018, arXiv 1803.00676): 351, 97 and 160 classes.
 
     The classes of a split are those of 20, 6 and 8 categories, so that test classes are less
-    similar to training classes than in MiniImageNet. A class has 732 to 1300 images. One process
-    decodes the images once, into a file of 16.5 GB that every process maps.
+    similar to training classes than in MiniImageNet. A class has 732 to 1300 images.
+
+    `root` has `train_images_png.pkl`, `train_labels.pkl` and the same of `val` and `test`, as
+    published by the authors, possibly in `tiered-imagenet`; or folders `train`, `val` and `test`
+    with a folder of images for each class. They are decoded into a file of 16.5 GB.
 
     Attributes:
         input_shape: (3, 84, 84).
         regression: False.
+        classes: for each split the names of its classes.
     """
 
-    def __init__(
-        self,
-        root: str,
-        rotations: bool = False,
-        test_rotations: bool = False,
-        normalize: Normalize | None = None,
-        augment: Augment | None = None,
-        transforms: Sequence[ImageTransform] = (),
-    ) -> None:
-        """Find the images in `root`.
+    dataset_name = "tiered_imagenet"
+    class_split = "ren"
 
-        Args:
-            root: directory with `train_images_png.pkl`, `train_labels.pkl` and the same of `val`
-                and `test`, as published by the authors, possibly in `tiered-imagenet`; or with
-                folders `train`, `val` and `test` with a folder of images for each class. It need
-                not be writable: the images are then cached in `$METADIST_CACHE`,
-                `$XDG_CACHE_HOME/metadist` or `~/.cache/metadist`.
-            rotations: whether sampled training classes are rotated by multiples of 90°.
-            test_rotations: the same for validation and test.
-            normalize: normalization of every image; None for none.
-            augment: augmentation of training images, before normalization; None for none.
-            transforms: further ones, after `augment`; see `apply_transforms`.
-
-        Raises:
-            UserError: the files are missing, incomplete or damaged, or have more than images.
-        """
-        array, names = load_images(Path(root).expanduser())
-        images, class_names = group_by_class(array, names)
-        splits = split_classes(class_names, 0, 0.2, 0.2, root)
-        for split, expected in CLASSES.items():
-            if len(splits[split]) != expected:
+    def _load(self, root: Path) -> tuple[list[np.ndarray], list[str]]:
+        images, names = load_images(root, self.dataset_name)
+        for split, members in given_splits(names).items():
+            if len(members) != CLASSES[split]:
                 raise UserError(
-                    f"the number of classes for {split} in {root} is {len(splits[split])}, in "
-                    f"tieredImageNet {expected}; replace it with a complete copy, or use "
+                    f"the number of classes for {split} in {root} is {len(members)}, in "
+                    f"tieredImageNet {CLASSES[split]}; replace it with a complete copy, or use "
                     "dataset=folder"
                 )
-        super().__init__(
-            "tiered_imagenet",
-            images,
-            splits,
-            rotations,
-            test_rotations,
-            normalize=normalize,
-            augment=augment,
-            transforms=transforms,
-            class_names=class_names,
-        )
-
-    def protocol(self) -> dict[str, object]:
-        """Name of the dataset, its split, rotations, image size, and transforms if any."""
-        return {
-            **super().protocol(),
-            "class_split": "ren",
-            "classes": {split: len(members) for split, members in self.splits.items()},
-            "image_size": self.input_shape[-1],
-        }
+        return images, names
 
 
-def load_images(root: Path) -> CachedArray:
-    """The decoded images: cached, or from one of the layouts; see `TieredImageNet`."""
-    stem = "tiered_imagenet"
+def load_images(root: Path, stem: str) -> tuple[list[np.ndarray], list[str]]:
+    """The decoded images by class: cached, or from one of the layouts; see `TieredImageNet`."""
     with data_files.root_errors(root, "tieredImageNet"):
         for folder in (root, root / "tiered-imagenet"):
             pickles = {
@@ -110,14 +68,16 @@ def load_images(root: Path) -> CachedArray:
             files = [file for pair in pickles.values() for file in pair]
             if all(file.is_file() for file in files):
                 digest = data_files.fingerprint(((file.name, file) for file in files), _FORMAT)
-                name = f"{stem}_{digest}.npy"
-                return array_cache.load_or_create(root, name, functools.partial(_decode, pickles))
+                decode = functools.partial(_decode, pickles)
+                return group_by_class(
+                    array_cache.load_or_create(root, f"{stem}_{digest}.npy", decode)
+                )
         if all((root / short).is_dir() for short in _SHORT_NAMES.values()):
             classes = image_files.find_classes(root, "tieredImageNet")
             image_files.check_disjoint(((each.split, each.name) for each in classes), root)
             return load_classes(root, stem, [each for each in classes if each.files], SIDE, "RGB")
     if (found := array_cache.load_any(root, stem)) is not None:
-        return found
+        return group_by_class(found)
     raise UserError(
         f"{root} has neither train_images_png.pkl and train_labels.pkl of tieredImageNet, with "
         "those of val and test, nor folders train, val and test of class folders: run metadist "
