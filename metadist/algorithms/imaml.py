@@ -52,6 +52,8 @@ class IMAML(InnerLoopLearner):
         transductive: see `Learner`.
     """
 
+    batches_tasks = True
+
     def __init__(
         self,
         model: nn.Module,
@@ -85,9 +87,12 @@ class IMAML(InnerLoopLearner):
         with torch.enable_grad():
             predictions = self.predict(adapted, episode.query.inputs)
             value = self.loss(predictions, episode.query.targets)
-            outer = flatten_tensors(torch.autograd.grad(value, list(adapted.values())))
+            task_dims = value.dim()
+            outer = flatten_tensors(
+                torch.autograd.grad(value.sum(), list(adapted.values())), task_dims
+            )
             inner = flatten_tensors(
-                self.gradients(adapted, episode.support, create_graph=True).values()
+                self.gradients(adapted, episode.support, create_graph=True).values(), task_dims
             )
 
         system_weight = self.proximal_weight + self.cg_proximal_offset
@@ -101,7 +106,8 @@ class IMAML(InnerLoopLearner):
                 allow_unused=True,
                 materialize_grads=True,
             )
-            return (1 + self.cg_damping) * vector + flatten_tensors(hessian_product) / system_weight
+            flat = flatten_tensors(hessian_product, task_dims)
+            return (1 + self.cg_damping) * vector + flat / system_weight
 
         gradient = conjugate_gradient(system_product, outer, self.cg_steps)
         loss = with_gradient(value, start, unflatten_tensors(gradient, start))
@@ -138,30 +144,33 @@ class IMAML(InnerLoopLearner):
 def conjugate_gradient(
     matvec: Callable[[Tensor], Tensor], b: Tensor, steps: int, tolerance: float = 1e-10
 ) -> Tensor:
-    """Solve A x = b for a symmetric positive definite A, from x = 0.
+    """Solve A x = b for symmetric positive definite A, from x = 0.
 
     Args:
         matvec: x -> A x.
-        b: the right-hand side, shape (n,).
+        b: the right-hand side, shape (n,), or (tasks, n) of a system for each task.
         steps: maximum number of steps.
-        tolerance: stops at this norm of the residual relative to b.
+        tolerance: a system stops at this norm of the residual relative to b.
 
     Returns:
-        Shape (n,). At negative curvature, the solution so far, or b in the first step.
+        The shape of b. At negative curvature, the solution so far, or b in the first step.
     """
     solution = torch.zeros_like(b)
     residual = direction = b
-    square = start = residual @ residual
+    square = start = b.square().sum(-1, keepdim=True)
+    active = torch.ones_like(start, dtype=torch.bool)
     for step in range(steps):
         product = matvec(direction)
-        curvature = direction @ product
-        if curvature <= 0:
-            return solution if step else b
+        curvature = (direction * product).sum(-1, keepdim=True)
+        if step == 0:
+            solution = torch.where(curvature > 0, solution, b)
+        active = active & (curvature > 0)
         step_size = square / curvature
-        solution = solution + step_size * direction
-        residual = residual - step_size * product
-        previous, square = square, residual @ residual
-        if square <= tolerance**2 * start:
+        solution = torch.where(active, solution + step_size * direction, solution)
+        residual = torch.where(active, residual - step_size * product, residual)
+        previous, square = square, residual.square().sum(-1, keepdim=True)
+        active = active & (square > tolerance**2 * start)
+        if not active.any():
             break
         direction = residual + square / previous * direction
     return solution

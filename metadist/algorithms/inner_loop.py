@@ -189,28 +189,38 @@ def detach_parameters(parameters: Parameters) -> Parameters:
 
 
 def with_gradient(value: Tensor, parameters: Parameters, gradient: Parameters) -> Tensor:
-    """A scalar of the given value whose gradient by the parameters is the given gradient.
+    """The given value, whose gradient by the parameters is the given gradient.
 
     For algorithms that compute their meta-gradient explicitly.
 
     Args:
-        value: scalar.
+        value: scalar, or of shape (tasks,).
         parameters: the learner's parameters.
         gradient: of the same names and shapes.
     """
-    products = [(parameters[name] * each.detach()).sum() for name, each in gradient.items()]
-    surrogate = torch.stack(products).sum()
+    products = [
+        (parameters[name] * each.detach()).flatten(value.dim()).sum(-1)
+        for name, each in gradient.items()
+    ]
+    surrogate = torch.stack(products).sum(0)
     return value.detach() + (surrogate - surrogate.detach())
 
 
-def flatten_tensors(tensors: Iterable[Tensor]) -> Tensor:
-    """Concatenate tensors to a vector."""
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+def flatten_tensors(tensors: Iterable[Tensor], task_dims: int = 0) -> Tensor:
+    """Concatenate tensors to a vector.
+
+    Args:
+        tensors: of any shapes.
+        task_dims: 1 for tensors with a first dimension of tasks: a vector for each task.
+    """
+    return torch.cat([tensor.flatten(task_dims) for tensor in tensors], -1)
 
 
 def unflatten_tensors(vector: Tensor, like: Mapping[str, Tensor]) -> Parameters:
-    """Split a vector into tensors with the names and shapes of `like`."""
-    chunks = vector.split([each.numel() for each in like.values()])
+    """Split a vector, or that of each task, into tensors with the names and shapes of `like`."""
+    tasks = vector.shape[:-1].numel()
+    chunks = vector.split([each.numel() // tasks for each in like.values()], -1)
     return {
-        name: chunk.view_as(each) for (name, each), chunk in zip(like.items(), chunks, strict=True)
+        name: chunk.view(each.shape)
+        for (name, each), chunk in zip(like.items(), chunks, strict=True)
     }

@@ -1,6 +1,6 @@
 """The base class of algorithms: a module whose forward processes one task."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -51,6 +51,10 @@ class Learner(nn.Module):
             has no more classes than the model outputs. A subclass that uses the model's features
             instead sets it to False.
         batches_tasks: whether `forward` supports batched tasks. Default: False.
+        batches_buffers: whether the learner's buffers, too, may have a first dimension of tasks.
+            Default: False; a learner with buffers then runs tasks one at a time.
+        needs_task_seeds: whether `forward` of batched tasks draws random numbers. Default: False.
+        task_seeds: then the seed of each task of the batch, for a generator of its own.
         published_optimizers: names of the outer optimizers that it was published with, where
             others change the algorithm; a run with another one warns. Default: any.
         published_optimizer_options: the command-line options that select one of them.
@@ -59,6 +63,9 @@ class Learner(nn.Module):
     evaluate_each_step = False
     outputs_are_classes = True
     batches_tasks = False
+    batches_buffers = False
+    needs_task_seeds = False
+    task_seeds: Sequence[int] = ()
     published_optimizers: tuple[str, ...] = ()
     published_optimizer_options = ""
 
@@ -74,11 +81,17 @@ class Learner(nn.Module):
     def supports_batched_tasks(self) -> bool:
         """Whether `forward` supports batched tasks in the current mode and with this model.
 
-        All tensors of the episode, of the result and of the learner's parameters then have a first
-        dimension of tasks; `loss` has shape (tasks,).
+        All tensors of the episode, of the result and of the learner's parameters and buffers then
+        have a first dimension of tasks; `loss` has shape (tasks,).
         """
         supported = self.batches_tasks and getattr(self.model, "supports_batched_tasks", False)
+        if not self.batches_buffers and any(True for _ in self.buffers()):
+            return False
         return supported and (self.training or self.transductive)
+
+    def task_dims(self, examples: Any) -> int:
+        """The number of leading dimensions of tasks: 1 for batched tasks, else 0."""
+        return examples.targets.dim() - (2 if self.regression else 1)
 
     def loss(self, predictions: Tensor, targets: Tensor) -> Tensor:
         """The mean loss over queries: predictions (…, n, outputs) -> (…)."""
@@ -111,7 +124,7 @@ class Learner(nn.Module):
             return predict_queries_separately(predict, support, queries)
         if not jointly:
             return predict(queries)
-        axis = episode.query.targets.dim() - (2 if self.regression else 1)
+        axis = self.task_dims(episode.query)
         predictions = predict(torch.cat([support, queries], axis))
         return predictions.narrow(axis, support.shape[axis], queries.shape[axis])
 

@@ -1,8 +1,7 @@
 """MAML++ (Antoniou, Edwards and Storkey 2019, arXiv 1810.09502)."""
 
-import copy
 from collections.abc import Iterator
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge, Gt
@@ -44,7 +43,8 @@ class MAMLPlusPlus(InnerLoopLearner):
     - The test there is of an ensemble of five checkpoints.
 
     Args:
-        model: the network whose parameters are meta-learned. Its batch norms are replaced.
+        model: the network whose parameters are meta-learned. Parameters and statistics of its
+            batch norms get a first dimension of steps.
         regression: regression instead of classification.
         inner_lr: initial value of every rate.
         inner_steps: K.
@@ -54,6 +54,8 @@ class MAMLPlusPlus(InnerLoopLearner):
         transductive: see `Learner`.
     """
 
+    batches_tasks = True
+    batches_buffers = True
     iteration: Tensor  # a buffer
 
     def __init__(
@@ -71,25 +73,31 @@ class MAMLPlusPlus(InnerLoopLearner):
         self.inner_lr = inner_lr
         self.multi_step_iterations = multi_step_iterations
         self.first_order_iterations = first_order_iterations
-        self._norms = replace_batch_norms(model, inner_steps)
+        self._norm_tensors = repeat_batch_norms(model, inner_steps)
         self._adapted = [
-            name
-            for name, _ in model.named_parameters()
-            if not name.startswith(tuple(f"{norm}." for norm in self._norms))
+            name for name, _ in model.named_parameters() if name not in self._norm_tensors
         ]
+        self._step_index = 0
         like = next(model.parameters())
         self.rates = nn.Parameter(like.new_full((len(self._adapted), inner_steps), inner_lr))
         self.register_buffer("iteration", torch.zeros((), dtype=torch.int64))
 
     def initial(self) -> Parameters:
         """The parameters that inner steps adapt; selects the norms of the first step."""
-        self._select_norms(0)
+        self._step_index = 0
         parameters = dict(self.model.named_parameters())
         return {name: parameters[name] for name in self._adapted}
 
+    def predict(self, parameters: Parameters, inputs: Tensor) -> Tensor:
+        """See `InnerLoopLearner`; with the norms of the selected step."""
+        axis = self.iteration.dim()  # batched tasks have their own
+        tensors = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        norms = {name: tensors[name].select(axis, self._step_index) for name in self._norm_tensors}
+        return super().predict(parameters | norms, inputs)
+
     def train_task(self, episode: Any) -> TaskResult:
         """See the class."""
-        iteration = int(self.iteration)
+        iteration = int(self.iteration.max())  # the same in all tasks
         second_order = iteration >= self.first_order_iterations
         parameters = self.initial()
         losses = []
@@ -100,7 +108,7 @@ class MAMLPlusPlus(InnerLoopLearner):
                 losses.append(weight * self.loss(predictions, episode.query.targets))
         self.iteration += 1
         metrics = self.metrics(predictions, episode.query.targets)
-        return TaskResult(torch.stack(losses).sum(), metrics)
+        return TaskResult(torch.stack(losses).sum(0), metrics)
 
     def loss_weights(self, iteration: int) -> list[float]:
         """v_0 … v_{K-1} in an iteration, counted from 0; their sum is 1."""
@@ -121,18 +129,13 @@ class MAMLPlusPlus(InnerLoopLearner):
     def _step(
         self, parameters: Parameters, support: Any, step: int, create_graph: bool
     ) -> Parameters:
-        self._select_norms(step)
+        self._step_index = min(step, self.inner_steps - 1)
         gradients = self.gradients(parameters, support, create_graph)
-        rates = self.rates[:, min(step, self.inner_steps - 1)]
+        rates = self.rates[..., self._step_index].unbind(-1)
         return {
-            name: parameter - rate * gradients[name]
-            for (name, parameter), rate in zip(parameters.items(), rates, strict=True)
+            name: each - _like(rate, each) * gradients[name]
+            for (name, each), rate in zip(parameters.items(), rates, strict=True)
         }
-
-    def _select_norms(self, step: int) -> None:
-        for name in self._norms:
-            norm = cast(PerStepBatchNorm, self.model.get_submodule(name))
-            norm.step = step
 
     def method(self) -> dict[str, Any]:
         """Initial rate and schedules."""
@@ -144,37 +147,33 @@ class MAMLPlusPlus(InnerLoopLearner):
         }
 
 
-class PerStepBatchNorm(nn.Module):
-    """One batch norm per inner step (arXiv 1810.09502, section 4).
+def repeat_batch_norms(model: nn.Module, steps: int) -> list[str]:
+    """Repeat parameters and statistics of a model's batch norms for each step, in place.
 
     Args:
-        norm: the batch norm to copy.
-        steps: number of copies.
-
-    Attributes:
-        step: the current step, from 0; steps beyond the last use the last norm.
-    """
-
-    def __init__(self, norm: _BatchNorm, steps: int) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList(copy.deepcopy(norm) for _ in range(steps))
-        self.step = 0
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Apply the norm of the current step."""
-        return self.norms[min(self.step, len(self.norms) - 1)](inputs)
-
-
-def replace_batch_norms(model: nn.Module, steps: int) -> list[str]:
-    """Replace each batch norm of a model by a `PerStepBatchNorm`, in place.
+        model: the network. Its batch norms are called with those of one step.
+        steps: number of copies, in a new first dimension.
 
     Returns:
-        The names of the replaced modules within the model.
+        The names of the repeated parameters and buffers.
     """
-    norms = {
-        name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)
-    }
-    for name, norm in norms.items():
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, PerStepBatchNorm(norm, steps))
-    return list(norms)
+    names = []
+    for prefix, module in list(model.named_modules()):
+        if not isinstance(module, _BatchNorm):
+            continue
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            setattr(module, name, nn.Parameter(_repeat(parameter, steps)))
+            names.append(f"{prefix}.{name}".lstrip("."))
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, _repeat(buffer, steps))
+            names.append(f"{prefix}.{name}".lstrip("."))
+    return names
+
+
+def _repeat(tensor: Tensor, steps: int) -> Tensor:
+    return torch.stack([tensor.detach()] * steps)
+
+
+def _like(rate: Tensor, parameter: Tensor) -> Tensor:
+    """A rate, or one for each task, in a shape that multiplies a parameter."""
+    return rate.view(rate.shape + (1,) * (parameter.dim() - rate.dim()))

@@ -56,6 +56,9 @@ class Reptile(InnerLoopLearner):
         transductive: see `Learner`; the paper reports both.
     """
 
+    batches_tasks = True
+    batches_buffers = True
+    needs_task_seeds = True
     published_optimizers = ("SGD",)
     published_optimizer_options = "optimizer=reptile optimizer.lr=1.0"
 
@@ -101,13 +104,14 @@ class Reptile(InnerLoopLearner):
         self, parameters: Parameters, support: Any, steps: int, create_graph: bool = False
     ) -> Iterator[Parameters]:
         """See `InnerLoopLearner`; the steps are never differentiated."""
-        vector = flatten_tensors(parameters.values())
+        task_dims = self.task_dims(support)
+        vector = flatten_tensors(parameters.values(), task_dims)
         adam = self.inner_optimizer == "adam"
         if adam:
-            exp_avg_sq, count = self.exp_avg_sq, int(self.step)
+            exp_avg_sq, count = self.exp_avg_sq, int(self.step.max())  # the same in all tasks
         for batch in self.minibatches(support, steps):
             gradient = flatten_tensors(
-                self.gradients(unflatten_tensors(vector, parameters), batch).values()
+                self.gradients(unflatten_tensors(vector, parameters), batch).values(), task_dims
             )
             if adam:
                 count += 1
@@ -121,13 +125,29 @@ class Reptile(InnerLoopLearner):
 
     def minibatches(self, support: Any, steps: int) -> Iterator[Any]:
         """One minibatch per step, from consecutive permutations of the support set."""
-        examples = len(support.targets)
+        axis = self.task_dims(support)
+        examples = support.targets.shape[axis]
         size = (self.inner_batch_size if self.training else self.eval_inner_batch_size) or examples
         epochs = -(-steps * size // examples)
         device = support.inputs.device
-        indices = torch.cat([torch.randperm(examples, device=device) for _ in range(epochs)])
-        for batch in indices[: steps * size].split(size):
-            yield type(support)(support.inputs[batch], support.targets[batch])
+
+        def permutations(generator: torch.Generator | None) -> Tensor:
+            drawn = [
+                torch.randperm(examples, generator=generator, device=device) for _ in range(epochs)
+            ]
+            return torch.cat(drawn)[: steps * size]
+
+        if not axis:
+            for batch in permutations(None).split(size):
+                yield type(support)(support.inputs[batch], support.targets[batch])
+            return
+        generator = torch.Generator(device)
+        indices = torch.stack(
+            [permutations(generator.manual_seed(seed)) for seed in self.task_seeds]
+        )
+        tasks = torch.arange(len(indices), device=device).unsqueeze(1)
+        for batch in indices.split(size, 1):
+            yield type(support)(support.inputs[tasks, batch], support.targets[tasks, batch])
 
     def method(self) -> dict[str, Any]:
         """Inner optimizer, learning rate and batch sizes."""

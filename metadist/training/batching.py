@@ -36,7 +36,7 @@ def max_chunk_size(learner: Learner, episode: Episode, chunk_size: ChunkSize) ->
         episode: one task.
         chunk_size: the configured size; "auto" goes by the number of elements of the inputs.
     """
-    if not learner.supports_batched_tasks or any(True for _ in learner.buffers()):
+    if not learner.supports_batched_tasks:
         return 0
     if chunk_size != "auto":
         return chunk_size
@@ -136,15 +136,22 @@ def forward_batched(
         episodes: every tensor with a first dimension of tasks.
 
     Returns:
-        The result, every tensor with a first dimension of tasks; and each task's own parameters,
-        by name, to differentiate the sum of the losses by.
+        The result, every tensor with a first dimension of tasks, with the tasks' changes of the
+        buffers in training; and each task's own parameters, by name, to differentiate the sum of
+        the losses by.
     """
     count = len(episodes.query.inputs)
     own = {
         name: _repeat(parameters[name].detach(), count).requires_grad_(parameter.requires_grad)
         for name, parameter in learner.named_parameters()
     }
-    return functional_call(learner, own, (episodes,)), own
+    before = dict(learner.named_buffers())
+    tensors = own | {name: _repeat(buffer.detach(), count) for name, buffer in before.items()}
+    result = functional_call(learner, tensors, (episodes,))
+    if before and learner.training:
+        changes = {name: tensors[name].double() - each for name, each in before.items()}
+        result = result._replace(buffers=changes)
+    return result, own
 
 
 def _repeat(parameter: Tensor, tasks: int) -> Tensor:

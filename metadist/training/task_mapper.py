@@ -93,6 +93,18 @@ class TaskMapper:
     ) -> Iterator[Chunk]:
         """The tasks of several batches, in order, in chunks."""
         batches = [learner_and_batch(call)[1] for call in calls]
+        for chunk in self._split(batches, learner, device, chunk_size):
+            if learner.needs_task_seeds:
+                learner.task_seeds = [task_seed(key) for key in chunk.keys]
+            yield chunk
+
+    def _split(
+        self,
+        batches: list[MetaBatch],
+        learner: Learner,
+        device: torch.device,
+        chunk_size: ChunkSize,
+    ) -> Iterator[Chunk]:
         count = sum(batch.size for batch in batches)
         for keys, episodes in self._sampled_together(batches):
             yield from split_stacked(learner, keys, _to(episodes, device), chunk_size)
@@ -122,7 +134,7 @@ class TaskMapper:
     def _run_one(self, learner: Learner, key: Tensor, episode: Episode) -> TaskResult:
         device = episode.query.inputs.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            number = hash(tuple(key.tolist()))
+            number = task_seed(key)
             _generator(device).manual_seed(number)
             np.random.seed(number % 2**32)
             random.seed(number)
@@ -192,7 +204,10 @@ class TrainMapper(TaskMapper):
         device = resolve_device(self.device)
         learner = self._prepare(learner, device)
         parameters = dict(learner.named_parameters())
-        size = self.chunk_size if self.compiled is None else self.compiled.chunk_size
+        # A compiled step has neither changes of buffers nor random numbers.
+        stateful = learner.needs_task_seeds or any(True for _ in learner.buffers())
+        compiled = None if stateful else self.compiled
+        size = self.chunk_size if compiled is None else compiled.chunk_size
         values: list[Any] = []
         gradients: list[Tensor | None] = [None] * len(inputs)
         dtypes: list[torch.dtype | None] = []
@@ -200,9 +215,9 @@ class TrainMapper(TaskMapper):
             weight = torch.tensor(list(islice(task_weights, len(chunk.keys))), dtype=torch.float64)
             if not chunk.batched:
                 found = self._single_step(learner, chunk, trained, weight)
-            elif self.compiled is not None:
+            elif compiled is not None:
                 found = compiled_steps(
-                    self.compiled, learner, parameters, trained, chunk.episodes, weight
+                    compiled, learner, parameters, trained, chunk.episodes, weight
                 )
             else:
                 found = outer_step(learner, parameters, trained, chunk.episodes, weight)
@@ -296,6 +311,11 @@ def _map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
 
 def _add(total: Tensor | None, term: Tensor) -> Tensor:
     return term if total is None else total.add_(term)
+
+
+def task_seed(key: Tensor) -> int:
+    """The seed of a task's random numbers, apart from those that sample the task."""
+    return hash(tuple(key.tolist()))
 
 
 def _generator(device: torch.device) -> torch.Generator:

@@ -83,15 +83,15 @@ def test_each_step_has_its_own_norms(running):
     ).train()
     learner.iteration.fill_(1)
     learner.rates.data.uniform_(0.05, 0.5)
-    for norm in (each for group in model.norms for each in group.norms):
+    for norm in model.norms:
         norm.weight.data.uniform_(0.5, 1.5), norm.bias.data.uniform_(-0.5, 0.5)
 
     # Reference: one plain network whose norm weights and statistics are replaced in each step.
     def of_step(step: int) -> dict[str, torch.Tensor]:
         return {
-            f"norms.{index}.{name}": each
-            for index, group in enumerate(model.norms)
-            for name, each in group.norms[step].named_parameters()
+            f"norms.{index}.{name}": each[step]
+            for index, norm in enumerate(model.norms)
+            for name, each in norm.named_parameters()
         }
 
     statistics = [
@@ -118,9 +118,9 @@ def test_each_step_has_its_own_norms(running):
     torch.testing.assert_close(result.loss, expected, rtol=1e-12, atol=0)
     assert_equal_gradients(gradients(learner), reference)
     for step in range(steps if running else 0):
-        for index, group in enumerate(model.norms):
-            for name, buffer in group.norms[step].named_buffers():
-                torch.testing.assert_close(buffer, statistics[step][f"norms.{index}.{name}"])
+        for index, norm in enumerate(model.norms):
+            for name, buffer in norm.named_buffers():
+                torch.testing.assert_close(buffer[step], statistics[step][f"norms.{index}.{name}"])
 
 
 def test_evaluation_beyond_the_trained_steps_repeats_the_last_rates_and_norms():
@@ -128,16 +128,15 @@ def test_evaluation_beyond_the_trained_steps_repeats_the_last_rates_and_norms():
     model = Conv4((1, 16, 16), 3, filters=3).double()
     learner, task = MAMLPlusPlus(model, inner_steps=2, eval_inner_steps=4), images()
     learner.rates.data.uniform_(0.05, 0.5)
-    for norm in (each for group in model.norms for each in group.norms):
+    for norm in model.norms:
         norm.weight.data.uniform_(0.5, 1.5)
     longer = MAMLPlusPlus(
         Conv4((1, 16, 16), 3, filters=3).double(), inner_steps=4, eval_inner_steps=4
     )
     state = learner.state_dict()
     for name in longer.state_dict():
-        if name.startswith("model.norms") and name.split(".")[4] in ("2", "3"):
-            parts = name.split(".")
-            state[name] = state[".".join([*parts[:4], "1", *parts[5:]])]
+        if name.startswith("model.norms"):
+            state[name] = state[name][[0, 1, 1, 1]]
     state["rates"] = learner.rates[:, [0, 1, 1, 1]].detach()
     longer.load_state_dict(state)
     found, expected = learner.eval()(task), longer.eval()(task)

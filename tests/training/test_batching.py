@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from metadist.algorithms import MAML
+from metadist.algorithms import IMAML, MAML, MAMLPlusPlus, Reptile
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.models import MLP, Conv4
 from metadist.tasks import (
@@ -36,11 +36,38 @@ def learner_of(kind: str) -> tuple[MAML, object]:
         "stride": lambda: Conv4((1, 28, 28), 3, filters=4),
         "max": lambda: Conv4((1, 28, 28), 3, filters=4, pooling="max"),
         "mlp": lambda: MLP((1, 28, 28), 3, hidden=[8]),
-    }[kind]()
+    }.get(kind, lambda: Conv4((1, 28, 28), 3, filters=4))()
+    if kind == "maml_plus_plus":
+        learner = MAMLPlusPlus(model, inner_steps=2, multi_step_iterations=9)
+        learner.iteration.fill_(3)
+        learner.rates.data.uniform_(0.05, 0.5)
+        for norm in model.norms:
+            norm.weight.data.uniform_(0.5, 1.5)
+        return learner, glyph_tasks()
+    if kind in ("reptile", "reptile_sgd"):
+        inner = "adam" if kind == "reptile" else "sgd"
+        learner = Reptile(model, False, inner, 0.01, 3, inner_batch_size=2, eval_inner_steps=2)
+        if inner == "adam":
+            learner.exp_avg_sq.uniform_(), learner.step.fill_(7)
+        return learner, glyph_tasks()
+    if kind == "imaml":
+        return IMAML(model, inner_steps=3, eval_inner_steps=2), glyph_tasks()
     return MAML(model, inner_steps=2, first_order=kind == "max"), glyph_tasks()
 
 
-@pytest.mark.parametrize("kind", ["stride", "max", "mlp", "sinusoid"])
+ALL_KINDS = [
+    "stride",
+    "max",
+    "mlp",
+    "sinusoid",
+    "maml_plus_plus",
+    "reptile",
+    "reptile_sgd",
+    "imaml",
+]
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_sum_and_gradient_equal_those_one_by_one(kind):
     learner, tasks = learner_of(kind)
     learner.double()
@@ -95,7 +122,7 @@ def test_a_tasks_gradient_is_the_same_bits_in_chunks_of_any_size(kind):
         assert torch.equal(all_six, torch.cat(pieces))
 
 
-@pytest.mark.parametrize("kind", ["stride", "max", "mlp", "sinusoid"])
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_evaluation_returns_the_values_of_every_task(kind):
     learner, tasks = learner_of(kind)
     keys = task_keys(0, "test", 0, range(5))
