@@ -1,5 +1,6 @@
 """The `metadist` command: a table of subcommands, each imported when it is used."""
 
+import argparse
 import importlib
 import sys
 from typing import NamedTuple
@@ -56,6 +57,25 @@ def main() -> int | None:
             print(f"error: metadist has no command {name}: choose one of {known}.", file=sys.stderr)
         return 2
     return None
+
+
+def argument_parser(documentation: str | None) -> argparse.ArgumentParser:
+    """The parser of a subcommand's arguments.
+
+    Args:
+        documentation: of the subcommand's module; what follows its first line is the description.
+    """
+    _, description = (documentation or "").split("\n\n", 1)
+    return argparse.ArgumentParser(description=description)
+
+
+def add_trust_code(parser: argparse.ArgumentParser) -> None:
+    """Add `--trust-code`, for subcommands that load a run."""
+    parser.add_argument(
+        "--trust-code",
+        action="store_true",
+        help="build any class that the run names, such as an algorithm of your own",
+    )
 
 
 def usage() -> str:

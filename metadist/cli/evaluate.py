@@ -6,7 +6,6 @@ Prints the result and how its protocol differs from the run's own test, and writ
 into a JSON file.
 """
 
-import argparse
 import json
 import re
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from metadist.cli.command import add_trust_code, argument_parser
 from metadist.cli.main import exit_status
 from metadist.config import load_experiment
 from metadist.errors import UserError
@@ -107,17 +107,12 @@ def summary(results: Mapping[str, Any]) -> list[str]:
 
 def main() -> int:
     """Evaluate from the command line; returns the exit status."""
-    _, description = (__doc__ or "").split("\n\n", 1)
-    parser = argparse.ArgumentParser(description=description)
+    parser = argument_parser(__doc__)
     parser.add_argument("run", metavar="RUN", type=Path, help="the run's directory")
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="options to replace")
     parser.add_argument("--checkpoint", type=Path, help="test this checkpoint of the run")
     parser.add_argument("--output", type=Path, help="default: a file in RUN/evaluations")
-    parser.add_argument(
-        "--trust-code",
-        action="store_true",
-        help="build any class that the run names, such as an algorithm of your own",
-    )
+    add_trust_code(parser)
     options = parser.parse_args()
 
     def evaluate() -> None:

@@ -5,7 +5,6 @@ interrupted download continues where it stopped. DATASET is mini_imagenet, tiere
 fc100.
 """
 
-import argparse
 import contextlib
 import sys
 import tarfile
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 
 from rich.progress import Progress
 
+from metadist.cli.command import argument_parser
 from metadist.cli.main import exit_status
 from metadist.errors import UserError
 
@@ -126,8 +126,7 @@ DEFAULT_ROOTS = {"fc100": "data/cifar100"}
 
 def main() -> int:
     """Download from the command line; returns the exit status."""
-    _, description = (__doc__ or "").split("\n\n", 1)
-    parser = argparse.ArgumentParser(description=description)
+    parser = argument_parser(__doc__)
     parser.add_argument("dataset", choices=DATASETS)
     parser.add_argument("--root", type=Path, help="directory of the dataset; as dataset.root")
     parser.add_argument("--yes", action="store_true", help="agree to the terms without a question")

@@ -4,10 +4,10 @@ The project has an algorithm, a model, a dataset, their configuration, tests, an
 commands to run.
 """
 
-import argparse
 import shutil
 from pathlib import Path
 
+from metadist.cli.command import argument_parser
 from metadist.cli.main import exit_status
 from metadist.errors import UserError
 
@@ -42,8 +42,7 @@ def write_project(directory: Path) -> None:
 
 def main() -> int:
     """Write a project from the command line; returns the exit status."""
-    _, description = (__doc__ or "").split("\n\n", 1)
-    parser = argparse.ArgumentParser(description=description)
+    parser = argument_parser(__doc__)
     parser.add_argument("directory", metavar="DIR", type=Path, help="new or empty")
     directory = parser.parse_args().directory
 

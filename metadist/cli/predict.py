@@ -5,11 +5,11 @@ class. Prints the predicted class of each query image and its probability, and w
 with the probabilities of all classes.
 """
 
-import argparse
 import csv
 import io
 from pathlib import Path
 
+from metadist.cli.command import add_trust_code, argument_parser
 from metadist.cli.main import exit_status
 from metadist.errors import UserError
 from metadist.files import atomic_write, wrap_write_errors
@@ -48,8 +48,7 @@ def predict_folder(classifier: FewShotClassifier, support: Path, query: Path) ->
 
 def main() -> int:
     """Predict from the command line; returns the exit status."""
-    _, description = (__doc__ or "").split("\n\n", 1)
-    parser = argparse.ArgumentParser(description=description)
+    parser = argument_parser(__doc__)
     parser.add_argument("run", metavar="RUN", type=Path, help="run directory or checkpoint")
     parser.add_argument("--support", metavar="DIR", type=Path, required=True)
     parser.add_argument("--query", metavar="DIR", type=Path, required=True)
@@ -57,11 +56,7 @@ def main() -> int:
         "--output", type=Path, default=Path("predictions.csv"), help="default: %(default)s"
     )
     parser.add_argument("--device", default="cpu", help="such as cuda; default: %(default)s")
-    parser.add_argument(
-        "--trust-code",
-        action="store_true",
-        help="build any class that the run names, such as an algorithm of your own",
-    )
+    add_trust_code(parser)
     options = parser.parse_args()
 
     def predict() -> None:

@@ -5,9 +5,9 @@ and plots the task into RUN/replays. A key is seed,split,iteration,index, as rep
 with a non-finite loss.
 """
 
-import argparse
 from pathlib import Path
 
+from metadist.cli.command import add_trust_code, argument_parser
 from metadist.cli.main import exit_status
 from metadist.config import load_experiment
 from metadist.training.replay import parse_key, replay
@@ -15,14 +15,11 @@ from metadist.training.replay import parse_key, replay
 
 def main() -> int:
     """Replay from the command line; returns the exit status."""
-    _, description = (__doc__ or "").split("\n\n", 1)
-    parser = argparse.ArgumentParser(description=description)
+    parser = argument_parser(__doc__)
     parser.add_argument("directory", metavar="RUN", type=Path, help="the run's directory")
     parser.add_argument("--key", required=True, help="seed,split,iteration,index")
     parser.add_argument("--checkpoint", type=Path, help="load the parameters from this checkpoint")
-    parser.add_argument(
-        "--trust-code", action="store_true", help="build any class that the run names"
-    )
+    add_trust_code(parser)
     options = parser.parse_args()
 
     def show() -> None:
