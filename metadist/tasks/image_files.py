@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from metadist.tasks.data_files import decode_image, root_errors, unreadable
 
 SPLIT_NAMES = {"train": ("train",), "validation": ("val", "validation"), "test": ("test",)}
 """Names of each split's folder or list, in order of precedence."""
+
+SHORT_NAMES = {split: names[0] for split, names in SPLIT_NAMES.items()}
+"""The published names of the splits in few-shot datasets: train, val and test."""
 
 FORMATS = {
     ".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".bmp": "BMP", ".gif": "GIF",
@@ -26,8 +29,10 @@ FORMATS = {
 MAX_IMAGE_BYTES = 1 << 26
 MAX_IMAGE_PIXELS = 1 << 26
 _PLAIN_NAME = re.compile(r"(?!\.\.?$)[^/\\\0]+")
-CHUNK = 256
+_CHUNK = 256
 """Images that are decoded before the first of them is used."""
+
+_T = TypeVar("_T")
 
 
 class ImageClass(NamedTuple):
@@ -202,7 +207,7 @@ def check_disjoint(classes: Iterable[tuple[str, str]], root: Path) -> None:
 
 
 def decode_files(files: Iterable[Path], mode: str, size: int) -> Iterator[np.ndarray]:
-    """Decode image files, some at a time in threads.
+    """Decode image files in threads.
 
     Args:
         files: the files.
@@ -220,10 +225,19 @@ def decode_files(files: Iterable[Path], mode: str, size: int) -> Iterator[np.nda
         pixels = decode_file(file, mode, size)
         return pixels.transpose(2, 0, 1) if mode == "RGB" else pixels
 
-    remaining = iter(files)
-    # Pillow releases the GIL while it decodes, and other processes wait for this one.
+    yield from map_in_threads(decode, files)
+
+
+def map_in_threads(
+    decode: Callable[[_T], np.ndarray], images: Iterable[_T]
+) -> Iterator[np.ndarray]:
+    """Decode images in threads, some at a time; the results are in the order of the images.
+
+    Pillow releases the GIL while it decodes, and other processes wait for this one.
+    """
+    remaining = iter(images)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        while chunk := list(itertools.islice(remaining, CHUNK)):
+        while chunk := list(itertools.islice(remaining, _CHUNK)):
             yield from pool.map(decode, chunk)
 
 

@@ -12,7 +12,7 @@ from metadist.errors import UserError
 from metadist.tasks import data_files, image_files, restricted_pickle
 from metadist.tasks.array_cache import ArraySpec
 from metadist.tasks.data_files import error_with_type, root_errors
-from metadist.tasks.image_files import ImageClass
+from metadist.tasks.image_files import SHORT_NAMES, ImageClass
 from metadist.tasks.restricted_pickle import to_integers, to_text
 
 CLASSES = {"train": 64, "validation": 16, "test": 20}
@@ -24,10 +24,9 @@ EXAMPLES = 600
 SIDE = 84
 """Height and width in pixels."""
 
-_SHORT_NAMES = {"train": "train", "validation": "val", "test": "test"}
 _PICKLES = (
-    {split: f"mini-imagenet-cache-{short}.pkl" for split, short in _SHORT_NAMES.items()},
-    {split: f"mini-imagenet-cache-{split}.pkl" for split in _SHORT_NAMES},  # learn2learn's
+    {split: f"mini-imagenet-cache-{short}.pkl" for split, short in SHORT_NAMES.items()},
+    {split: f"mini-imagenet-cache-{split}.pkl" for split in SHORT_NAMES},  # learn2learn's
     {
         "train": "miniImageNet_category_split_train_phase_train.pickle",
         "validation": "miniImageNet_category_split_val.pickle",
@@ -59,9 +58,9 @@ def find(root: Path) -> Layout | None:
         UserError: `root` is not a directory or cannot be read.
     """
     with root_errors(root, "MiniImageNet"):
-        if all((root / short).is_dir() for short in _SHORT_NAMES.values()):
+        if all((root / short).is_dir() for short in SHORT_NAMES.values()):
             return Layout(root, "folders", {})
-        lists = {split: root / f"{short}.csv" for split, short in _SHORT_NAMES.items()}
+        lists = {split: root / f"{short}.csv" for split, short in SHORT_NAMES.items()}
         if (root / "images").is_dir() and all(path.is_file() for path in lists.values()):
             return Layout(root, "csv", lists)
         for names in _PICKLES:
@@ -129,7 +128,7 @@ def _check(found: dict[str, int], layout: Layout) -> None:
     pairs = ((split, label) for split, _, label in (name.partition("/") for name in found))
     image_files.check_disjoint(pairs, layout.root)
     for split, expected in CLASSES.items():
-        source = layout.files.get(split, layout.root / _SHORT_NAMES[split])
+        source = layout.files.get(split, layout.root / SHORT_NAMES[split])
         classes = [name for name in found if name.startswith(f"{split}/")]
         if len(classes) != expected:
             raise UserError(

@@ -1,9 +1,6 @@
 """tieredImageNet: 608 classes of ImageNet, divided by their categories, 84 by 84 pixels."""
 
 import functools
-import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +10,7 @@ from metadist.tasks import array_cache, data_files, image_files, restricted_pick
 from metadist.tasks.array_cache import ArraySpec
 from metadist.tasks.data_files import error_with_type
 from metadist.tasks.decoded_images import DecodedImages, given_splits, group_by_class, load_classes
+from metadist.tasks.image_files import SHORT_NAMES
 from metadist.tasks.restricted_pickle import to_integers, to_text
 
 CLASSES = {"train": 351, "validation": 97, "test": 160}
@@ -21,7 +19,6 @@ CLASSES = {"train": 351, "validation": 97, "test": 160}
 SIDE = 84
 """Height and width in pixels."""
 
-_SHORT_NAMES = {"train": "train", "validation": "val", "test": "test"}
 _FORMAT = 1
 """Part of the fingerprint; raise it when the same files are decoded to another array."""
 
@@ -63,7 +60,7 @@ def load_images(root: Path, stem: str) -> tuple[list[np.ndarray], list[str]]:
         for folder in (root, root / "tiered-imagenet"):
             pickles = {
                 split: (folder / f"{short}_images_png.pkl", folder / f"{short}_labels.pkl")
-                for split, short in _SHORT_NAMES.items()
+                for split, short in SHORT_NAMES.items()
             }
             files = [file for pair in pickles.values() for file in pair]
             if all(file.is_file() for file in files):
@@ -72,7 +69,7 @@ def load_images(root: Path, stem: str) -> tuple[list[np.ndarray], list[str]]:
                 return group_by_class(
                     array_cache.load_or_create(root, f"{stem}_{digest}.npy", decode)
                 )
-        if all((root / short).is_dir() for short in _SHORT_NAMES.values()):
+        if all((root / short).is_dir() for short in SHORT_NAMES.values()):
             classes = image_files.find_classes(root, "tieredImageNet")
             image_files.check_disjoint(((each.split, each.name) for each in classes), root)
             return load_classes(root, stem, [each for each in classes if each.files], SIDE, "RGB")
@@ -94,13 +91,8 @@ def _decode(pickles: dict[str, tuple[Path, Path]]) -> ArraySpec:
         for name, indices in _classes(labels_file, len(images)).items():
             names += [f"{split}/{name}/{index}" for index in indices.tolist()]
             encoded += [(images[index], images_file) for index in indices.tolist()]
-
-    def rows() -> Iterator[np.ndarray]:
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            for start in range(0, len(encoded), image_files.CHUNK):
-                yield from pool.map(_decode_png, encoded[start : start + image_files.CHUNK])
-
-    return ArraySpec((3, SIDE, SIDE), names, rows())
+    rows = image_files.map_in_threads(_decode_png, encoded)
+    return ArraySpec((3, SIDE, SIDE), names, rows)
 
 
 def _decode_png(given: tuple[np.ndarray, Path]) -> np.ndarray:
