@@ -16,7 +16,7 @@ from metadist.tasks.array_cache import ArraySpec, CachedArray
 from metadist.tasks.data_files import error_line, error_with_type, root_errors
 from metadist.tasks.decoded_images import DecodedImages
 from metadist.tasks.episode import SPLITS
-from metadist.tasks.restricted_pickle import to_integers, to_text
+from metadist.tasks.restricted_pickle import CONTENT_ERRORS, to_images, to_integers, to_text
 from metadist.tasks.transforms import Augment, ImageTransform, Normalize
 
 EXAMPLES = 600
@@ -167,7 +167,7 @@ def read(source: Path, names: Sequence[str]) -> ArraySpec:
         members = [[np.flatnonzero(labels == i) for _, labels in parts] for i in indices]
     except UserError:
         raise
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+    except CONTENT_ERRORS as error:
         raise UserError(
             f"{source} is no copy of CIFAR-100 ({error_with_type(error)}); replace it with a "
             "complete copy"
@@ -189,11 +189,7 @@ def read(source: Path, names: Sequence[str]) -> ArraySpec:
 
 def _images_and_labels(contents: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """Images (n, 3072) with red, green and blue in turn, and labels (n,)."""
-    images = contents["data"]
-    if not isinstance(images, np.ndarray):
-        raise TypeError(f"its images are a {type(images).__name__}")
-    if images.dtype != np.uint8 or images.shape[1:] != (3 * SIDE * SIDE,):
-        raise ValueError(f"its images are {images.dtype} of shape {images.shape}")
+    images = to_images(contents["data"], (3 * SIDE * SIDE,))
     labels = to_integers(contents["fine_labels"], len(images))
     if len(labels) != len(images):
         raise ValueError(f"{len(labels)} labels for {len(images)} images")

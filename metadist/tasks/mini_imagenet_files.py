@@ -13,7 +13,7 @@ from metadist.tasks import data_files, image_files, restricted_pickle
 from metadist.tasks.array_cache import ArraySpec
 from metadist.tasks.data_files import error_with_type, root_errors
 from metadist.tasks.image_files import SHORT_NAMES, ImageClass
-from metadist.tasks.restricted_pickle import to_integers, to_text
+from metadist.tasks.restricted_pickle import CONTENT_ERRORS, to_images, to_integers, to_text
 
 CLASSES = {"train": 64, "validation": 16, "test": 20}
 """Number of classes of each split in Ravi and Larochelle."""
@@ -178,11 +178,8 @@ def _in_pickles(layout: Layout) -> dict[str, _PickledClass]:
 def _read_pickle(file: Path) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     contents = restricted_pickle.load_file(file)
     try:
-        images = contents["image_data" if "image_data" in contents else "data"]
-        if not isinstance(images, np.ndarray):
-            raise TypeError(f"its images are a {type(images).__name__}")
-        if images.dtype != np.uint8 or images.shape[1:] != (SIDE, SIDE, 3):
-            raise ValueError(f"its images are {images.dtype} of shape {images.shape}")
+        key = "image_data" if "image_data" in contents else "data"
+        images = to_images(contents[key], (SIDE, SIDE, 3))
         if "image_data" in contents:
             classes = _class_indices(contents["class_dict"], len(images))
         else:
@@ -195,7 +192,7 @@ def _read_pickle(file: Path) -> tuple[np.ndarray, dict[str, np.ndarray]]:
                 names.get(label, f"{file.stem} {label}"): np.flatnonzero(labels == label)
                 for label in np.unique(labels).tolist()
             }
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+    except CONTENT_ERRORS as error:
         raise UserError(
             f"{file} is no cache of MiniImageNet ({error_with_type(error)}): it needs "
             f"image_data, uint8 of shape (n, {SIDE}, {SIDE}, 3), with class_dict, or data of that "

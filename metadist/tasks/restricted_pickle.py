@@ -36,6 +36,10 @@ _MAX_INT_KEY = 1 << 31  # the hashes of larger integers can be made to collide
 _NUMERIC_TYPE = re.compile(r"[biuf]\d{1,2}")
 
 
+CONTENT_ERRORS = (AttributeError, KeyError, OverflowError, TypeError, ValueError)
+"""Raised where the values of a loaded dictionary are other ones than the reader expects."""
+
+
 class RefusedError(pickle.UnpicklingError):
     """The pickle has something that data does not need; the message continues the file's name."""
 
@@ -163,6 +167,20 @@ def to_integers(values: object, max_length: int) -> np.ndarray:
     if not integers:
         raise ValueError("expected a flat list of integers")
     return np.asarray(values, dtype=np.int64)
+
+
+def to_images(values: object, shape: tuple[int, ...]) -> np.ndarray:
+    """An array of images, uint8 of shape (n, *shape).
+
+    Raises:
+        TypeError: `values` is no array.
+        ValueError: it has another type or shape.
+    """
+    if not isinstance(values, np.ndarray):
+        raise TypeError(f"its images are a {type(values).__name__}")
+    if values.dtype != np.uint8 or values.shape[1:] != shape:
+        raise ValueError(f"its images are {values.dtype} of shape {values.shape}")
+    return values
 
 
 class _Source:

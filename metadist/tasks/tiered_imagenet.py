@@ -11,7 +11,7 @@ from metadist.tasks.array_cache import ArraySpec
 from metadist.tasks.data_files import error_with_type
 from metadist.tasks.decoded_images import DecodedImages, given_splits, group_by_class, load_classes
 from metadist.tasks.image_files import SHORT_NAMES
-from metadist.tasks.restricted_pickle import to_integers, to_text
+from metadist.tasks.restricted_pickle import CONTENT_ERRORS, to_integers, to_text
 
 CLASSES = {"train": 351, "validation": 97, "test": 160}
 """Number of classes of each split in Ren et al."""
@@ -119,7 +119,7 @@ def _classes(file: Path, images: int) -> dict[str, np.ndarray]:
             raise ValueError(f"{len(labels)} labels of {len(known)} classes for {images} images")
         if len(set(known)) != len(known) or any("/" in name for name in known):
             raise ValueError("the names of its classes are not unique, or have slashes")
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+    except CONTENT_ERRORS as error:
         raise UserError(
             f"{file} has no labels of tieredImageNet ({error_with_type(error)}): it needs "
             "label_specific and label_specific_str; replace it with a complete copy"
