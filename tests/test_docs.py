@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import json
+import os
 import re
 import runpy
 import shlex
@@ -18,6 +19,7 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
+from PIL import Image
 from worlds import run_world
 
 from metadist.cli.command import COMMANDS
@@ -26,11 +28,14 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 FENCE = re.compile(r"^(?:<!-- ([^\n]*) -->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-NOT_RUN = ("not run", "not checked")
-"""What the comment before a block begins with that is not run, with the reason."""
+NOT_RUN = ("not run", "not checked", "slow")
+"""What the comment before a block begins with that `make test` does not run, with the reason.
+
+`make test-slow` runs the "slow" ones. "not checked": the commands are checked for syntax only.
+"""
 RUN = "outputs/run1"
 """The run that pages use."""
-PROGRAMS = ("torchrun", "python", "python3", "pip", "pre-commit", "sbatch")
+PROGRAMS = ("torchrun", "python", "python3", "pip", "pre-commit", "sbatch", "ray")
 
 
 def name(path: Path) -> str:
@@ -178,12 +183,17 @@ WITH_PYTHON = [page for page in PAGES if python_blocks(page)]
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A directory with a finished run in `RUN`."""
+    """A directory with a finished run in `RUN`, and images in class folders and beside them."""
     directory = tmp_path_factory.mktemp("docs")
     tiny.train(str(directory / RUN), "strategy=local")
     configuration = OmegaConf.to_yaml(tiny.compose(*tiny.SMALL, "strategy=local"))
     (directory / RUN / ".hydra").mkdir()
     (directory / RUN / ".hydra/config.yaml").write_text(configuration)
+    image = Image.effect_noise((12, 12), 64)
+    names = [f"my_images/class{label}/{number}.png" for label in range(15) for number in range(3)]
+    for each in [*names, "a1.png", "b1.png", "new.png"]:
+        (directory / each).parent.mkdir(parents=True, exist_ok=True)
+        image.save(directory / each)
     return directory
 
 
@@ -204,6 +214,24 @@ def test_python_blocks_run(page, trained, monkeypatch, capsys):
     module = trained / f"page_{page.stem}.py"
     module.write_text("\n".join(own))
     runpy.run_path(str(module), run_name=module.stem)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["ray.md"])
+def test_slow_python_blocks_run(page, tmp_path):
+    pytest.importorskip("ray")
+    blocks = [code for comment, code in python_blocks(DOCS / page) if comment.startswith("slow")]
+    assert blocks
+    for number, code in enumerate(blocks):
+        script = tmp_path / f"block{number}.py"
+        script.write_text(code)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, check=True)
+
+
+def test_pages_with_slow_blocks_have_a_test():
+    marked = [p.name for p in PAGES if any(c.startswith("slow") for c, _ in python_blocks(p))]
+    assert marked == ["ray.md"]
 
 
 def run_script(path: str) -> None:
