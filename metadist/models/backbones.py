@@ -1,6 +1,5 @@
 """Backbones of other libraries, torchvision and timm, with a new linear head."""
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import replace_all_batch_norm_modules_
 
-from metadist.errors import UserError
+from metadist.errors import UserError, did_you_mean
 
 
 class Backbone(nn.Module):
@@ -174,5 +173,7 @@ def _create(create: Callable[[], nn.Module], model: str) -> nn.Module:
 
 def _check_name(name: str, known: list[str], library: str) -> None:
     if name not in known:
-        near = ", ".join(difflib.get_close_matches(name, known, 3)) or "resnet18"
-        raise UserError(f"model.name={name} is no network of {library}: did you mean {near}?")
+        raise UserError(
+            f"model.name={name} is no network of {library}{did_you_mean(name, known)}: choose "
+            "another one, such as resnet18."
+        )

@@ -72,7 +72,7 @@ def test_torch_func_gives_the_gradients_of_each_task():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"name": "resnet81"}, r"resnet81 is no network of torchvision: did you mean resnet"),
+        ({"name": "resnet81"}, r"resnet81 is no network of torchvision \(did you mean resnet"),
         ({"name": "squeezenet1_0"}, "no linear head"),
         ({"weights": "NO_SUCH"}, "cannot be created"),
         ({"input_shape": (2, 32, 32)}, r"does not take inputs of shape \(2, 32, 32\)"),
