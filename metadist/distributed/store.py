@@ -63,14 +63,14 @@ class FileCounters:
     def __init__(self, directory: Path) -> None:
         directory.mkdir(mode=0o700, exist_ok=True)
         self._directory = directory
-        self._descriptors: dict[str, int] = {}
 
     def set(self, key: str, value: str) -> None:
         """Set a key. The value is overwritten in place, so that a full disk does not matter."""
-        if key not in self._descriptors:
-            path = self._path(key)
-            self._descriptors[key] = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-        os.pwrite(self._descriptors[key], value.encode().ljust(self._WIDTH), 0)
+        descriptor = os.open(self._path(key), os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.write(descriptor, value.encode().ljust(self._WIDTH))
+        finally:
+            os.close(descriptor)
 
     def check(self, keys: list[str]) -> bool:
         """Whether all keys are set."""

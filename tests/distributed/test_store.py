@@ -104,6 +104,7 @@ def test_torchruns_workers_find_the_file_by_themselves(tmp_path):
 
 
 def test_a_file_of_counters_does_not_grow(tmp_path):
+    open_files = len(list(Path("/proc/self/fd").iterdir()))
     counters = FileCounters(tmp_path / "counters")
     assert not counters.check(["beat/0"])
     for value in ("0", "123456", "finished", "7"):
@@ -113,6 +114,7 @@ def test_a_file_of_counters_does_not_grow(tmp_path):
         assert again.check(["beat/0", "beat/1"])
         assert again.multi_get(["beat/0", "beat/1"]) == [value.encode(), b"1"]
     assert {path.stat().st_size for path in (tmp_path / "counters").iterdir()} == {24}
+    assert len(list(Path("/proc/self/fd").iterdir())) == open_files  # a sweep has one for each job
 
 
 # --- worlds without torchrun ----------------------------------------------------------------------
