@@ -1,5 +1,6 @@
 """Heartbeats in the job's store: they detect a lost rank whatever the other ranks wait for."""
 
+import contextlib
 import os
 import threading
 import time
@@ -92,7 +93,8 @@ class Heartbeat:
         ending.join(_GRACE_SECONDS)
 
     def _write_finished(self) -> None:
-        with self._write_lock:  # after a beat that is under way
+        # After a beat that is under way. Without a store nobody expects a heartbeat.
+        with self._write_lock, contextlib.suppress(RuntimeError, OSError):
             self._shared_counters.set(self._key(self._rank), _FINISHED)
 
     def extend_grace(self) -> None:

@@ -203,6 +203,10 @@ def test_a_store_that_is_gone_is_noticed(ranks, monkeypatch):
     beat.beat()
     beat.beat()  # said once
     assert lost == ["the job's store is gone (Connection reset by peer)."]
+    raised: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    beat.end()
+    assert raised == []
 
 
 def test_a_rank_that_finished_is_not_missed(ranks):
