@@ -5,6 +5,7 @@ import ctypes
 import os
 import pickle
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -384,6 +385,49 @@ def open_two_worlds() -> list[tuple]:
 @pytest.mark.parametrize("size", [1, 2])
 def test_one_set_of_options_serves_two_worlds(size):
     assert run_world(open_two_worlds, size) == [[(40, 7.5, 3)] * 2] * size
+
+
+class GpuTensor(torch.Tensor):
+    """A tensor that is taken for one on a GPU."""
+
+    is_cuda = True
+
+
+def gpu_tensor() -> torch.Tensor:
+    return torch.ones(2).as_subclass(GpuTensor)
+
+
+def call_for_a_gpu_tensor(partitioner) -> tuple:
+    """Whether the response came before the GPU had finished; the devices waited for; its length."""
+    synchronizing, finished = threading.Event(), threading.Event()
+    devices = []
+
+    def synchronize(device: torch.device) -> None:
+        devices.append(device)
+        synchronizing.set()
+        assert finished.wait(20)
+
+    torch.cuda.synchronize = synchronize
+    todist.init_rpc()
+    current_transport().carries_devices = True  # as with device maps
+    future = todist.remote_async_call(gpu_tensor, partitioner=partitioner, reducer=len)
+    assert synchronizing.wait(20)
+    early = future.done()
+    finished.set()
+    shards = future.wait()
+    todist.shutdown_rpc()
+    return early, devices, shards
+
+
+def two_shards() -> list[tuple]:
+    return [(0, (), {}), (0, (), {})]
+
+
+@pytest.mark.parametrize(("partitioner", "shards"), [(0, 1), (two_shards, 2)])
+def test_a_response_waits_for_the_gpu_that_computes_its_tensors(partitioner, shards):
+    waited_for = [torch.device("cpu")]  # where the stand-in is
+    expected = (False, waited_for, shards)
+    assert run_world(call_for_a_gpu_tensor, 1, partitioner)[0] == expected
 
 
 def open_with_maps() -> str:
