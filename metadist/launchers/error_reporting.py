@@ -44,7 +44,7 @@ _EXIT_SECONDS = 3.0
 _REPORT_SECONDS = 5.0
 """Seconds that a rank waits for another one's report."""
 
-_END_SECONDS = 10.0
+END_SECONDS = 10.0
 """Seconds after which `end_process` ends the process even if it cannot report why."""
 
 _report_lock = threading.Lock()  # held from this process's first report on
@@ -169,7 +169,7 @@ def end_process(message: str) -> None:
     Args:
         message: which rank was lost; "" when another rank reports the failure.
     """
-    timer = threading.Timer(_END_SECONDS, os._exit, [FAILURE_STATUS])  # nobody may read the output
+    timer = threading.Timer(END_SECONDS, os._exit, [FAILURE_STATUS])  # nobody may read the output
     timer.daemon = True
     timer.start()
     if not current_job().is_reachable():
