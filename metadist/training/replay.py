@@ -132,5 +132,5 @@ def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) 
 
 
 def _newest_until(saved: Checkpoints, iteration: int) -> Path | None:
-    found = sorted((number, path) for number, path in saved.iterations() + saved.bests())
+    found = saved.iterations() + saved.bests()
     return max((each for each in found if each[0] <= iteration), default=(0, None))[1]
