@@ -26,8 +26,9 @@ from metadist.config.hydra_version import VERSION_BASE
 from metadist.distributed import get_rank
 from metadist.errors import UserError
 from metadist.launchers.error_reporting import USER_ERROR_STATUS, exit_process
-from metadist.launchers.job import JobFailure, RunSpec, report_errors, run_job
+from metadist.launchers.job import JobFailure, report_errors, run_job
 from metadist.launchers.launcher import create_launcher
+from metadist.launchers.run_spec import RunSpec
 from metadist.reports import CHECKPOINT_DIRECTORY
 from metadist.training.checkpoints import has_checkpoints
 

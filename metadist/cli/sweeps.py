@@ -30,15 +30,10 @@ from metadist.launchers.error_reporting import (
     print_error,
     report_error_and_continue,
 )
-from metadist.launchers.job import (
-    JobFailure,
-    RunSpec,
-    SweepJobFailed,
-    finished_results,
-    run_job,
-)
+from metadist.launchers.job import JobFailure, SweepJobFailed, run_job
 from metadist.launchers.launcher import Launcher
 from metadist.launchers.pool import Ending, JobPool
+from metadist.launchers.run_spec import RunSpec, finished_results
 from metadist.reports import (
     WORKER_ERROR_FILE,
     pop_worker_error,

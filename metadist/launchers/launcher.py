@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 from metadist.config import instantiate
 from metadist.distributed import get_world_size
 from metadist.errors import UserError
-from metadist.launchers.job import RunSpec
+from metadist.launchers.run_spec import RunSpec
 
 
 class Launcher(ABC):

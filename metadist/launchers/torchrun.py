@@ -18,9 +18,9 @@ from omegaconf import DictConfig
 from metadist.distributed.world import usable_cpus
 from metadist.errors import UserError
 from metadist.launchers.error_reporting import FAILURE_STATUS
-from metadist.launchers.job import CONSOLE_FILE, RunSpec
 from metadist.launchers.launcher import Launcher
 from metadist.launchers.pool import Slots
+from metadist.launchers.run_spec import CONSOLE_FILE, RunSpec
 from metadist.reports import WORKER_ERROR_FILE
 
 _slots = Slots()

@@ -13,7 +13,8 @@ from hydra.core.utils import configure_log, setup_globals
 from omegaconf import OmegaConf
 
 from metadist.launchers.error_reporting import exit_process
-from metadist.launchers.job import RunSpec, report_errors, run_job
+from metadist.launchers.job import report_errors, run_job
+from metadist.launchers.run_spec import RunSpec
 
 
 def set_up_process(spec: RunSpec) -> None:

@@ -1,4 +1,4 @@
-"""A job's specification, its files in the run's directory, and what the ranks agree on."""
+"""A job: what its ranks agree on before it trains, and what it leaves in the run's directory."""
 
 import json
 import os
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from commands import CommandResult, command, run_command
-from hydra.types import RunMode
 from omegaconf import OmegaConf
 from tiny import SMALL, compose, records, train
 from worlds import run_world
@@ -15,97 +14,9 @@ from metadist import kernels as native
 from metadist.distributed import get_rank
 from metadist.errors import UserError
 from metadist.launchers import RunSpec
-from metadist.launchers.job import (
-    JobFailure,
-    check_same_device,
-    finished_results,
-    run_job,
-    save_configuration,
-)
-from metadist.reports import WORKER_ERROR_FILE, pop_worker_error, write_failure
+from metadist.launchers.job import JobFailure, check_same_device, run_job
 
 WORDS = (*SMALL, "strategy=allreduce", "model.pooling=max", "trainer.iterations=2")
-
-
-def spec_of(directory: Path, iterations: int = 10, root: str = "here") -> RunSpec:
-    configuration = OmegaConf.create(
-        {"seed": 0, "dataset": {"root": root}, "trainer": {"iterations": iterations}}
-    )
-    return RunSpec("a", directory, configuration, ("seed=0",))
-
-
-def finish(directory: Path) -> None:
-    (directory / "results.json").write_text(json.dumps({"test_accuracy": 0.5}))
-
-
-def test_a_specification_is_the_same_after_it_was_text(monkeypatch):
-    monkeypatch.setenv("A_TOKEN", "0123456789")
-    configuration = compose(
-        "task.ways=3", "model.dropout=1e-05", "++dataset.root=${oc.env:A_TOKEN}"
-    )
-    overrides = ("task.ways=3", "a='${b}: \"c\"'", "-x=é")
-    spec = RunSpec("maml", Path("/a b's/1"), configuration, overrides, None, ("/x",), True, 3, True)
-    text = spec.to_yaml()
-    assert "0123456789" not in text  # interpolations are resolved by the process that reads it
-    read = RunSpec.from_yaml(text)
-    assert read == spec
-    assert read.configuration.dataset.root == "0123456789"
-    resolved = [OmegaConf.to_container(each.configuration, resolve=True) for each in (read, spec)]
-    assert resolved[0] == resolved[1]
-    with pytest.raises(Exception, match="not in struct"):
-        _ = read.configuration.misspelt
-
-
-def test_paths_and_enumerations_of_a_configuration_become_text():
-    values = {"root": Path("/data"), "mode": RunMode.RUN, "list": [Path("a"), 1]}
-    read = RunSpec.from_yaml(RunSpec("a", Path("/b"), OmegaConf.create(values)).to_yaml())
-    assert read.configuration == {"root": "/data", "mode": "RUN", "list": ["a", 1]}
-
-
-def test_a_specification_is_data(tmp_path):
-    text = spec_of(tmp_path).to_yaml() + "evil: !!python/object/apply:os.getcwd []\n"
-    with pytest.raises(Exception, match="could not determine a constructor"):
-        RunSpec.from_yaml(text)
-
-
-def test_results_belong_to_the_configuration_beside_them(tmp_path):
-    assert finished_results(spec_of(tmp_path)) is None
-    save_configuration(spec_of(tmp_path))
-    assert finished_results(spec_of(tmp_path)) is None
-    finish(tmp_path)
-    assert finished_results(spec_of(tmp_path)) == {"test_accuracy": 0.5}
-    assert finished_results(spec_of(tmp_path, root="there")) == {"test_accuracy": 0.5}
-    assert finished_results(spec_of(tmp_path, 20)) is None
-
-
-def test_a_run_that_is_extended_has_no_results_until_it_ends(tmp_path):
-    save_configuration(spec_of(tmp_path))
-    finish(tmp_path)
-    save_configuration(spec_of(tmp_path, 20))  # and now it is killed
-    assert finished_results(spec_of(tmp_path, 20)) is None
-    assert not (tmp_path / "results.json").exists()
-
-
-def test_a_refused_start_does_not_spoil_a_finished_run(tmp_path):
-    save_configuration(spec_of(tmp_path))
-    finish(tmp_path)
-    write_failure(tmp_path, ["seed=0"], "too many workers", 2)
-    assert (tmp_path / "failure.json").exists()
-    assert finished_results(spec_of(tmp_path)) == {"test_accuracy": 0.5}
-    assert not (tmp_path / "failure.json").exists()
-
-
-def test_unreadable_results_are_a_user_error(tmp_path):
-    (tmp_path / "results.json").write_text("{")
-    with pytest.raises(UserError, match=r"results\.json cannot be read"):
-        finished_results(spec_of(tmp_path))
-
-
-def test_the_workers_error_message_is_taken_once(tmp_path):
-    assert pop_worker_error(tmp_path) == ""
-    (tmp_path / WORKER_ERROR_FILE).write_text("Traceback …\nLookupError: on purpose\n")
-    assert pop_worker_error(tmp_path) == "LookupError: on purpose"
-    assert pop_worker_error(tmp_path) == ""
 
 
 def no_compiler_on_rank_one(arguments: tuple[str, ...]) -> CommandResult:

@@ -11,7 +11,7 @@ from tiny import CONF
 from worlds import run_world
 
 from metadist.launchers import RunSpec
-from metadist.launchers.job import save_configuration
+from metadist.launchers.run_spec import save_configuration
 from metadist.launchers.worker import set_up_process
 
 

@@ -15,7 +15,6 @@ from omegaconf import DictConfig, OmegaConf
 from metadist.distributed.world import usable_cpus
 from metadist.errors import UserError
 from metadist.launchers.error_reporting import wants_traceback
-from metadist.launchers.job import RunSpec
 from metadist.launchers.launcher import Launcher
 from metadist.launchers.ray.cluster import (
     check_resources,
@@ -23,6 +22,7 @@ from metadist.launchers.ray.cluster import (
     load_ray,
     max_concurrent_trials,
 )
+from metadist.launchers.run_spec import RunSpec
 from metadist.reports import WORKER_ERROR_FILE
 
 _POLL_SECONDS = 0.3

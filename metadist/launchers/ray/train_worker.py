@@ -24,8 +24,9 @@ from metadist.distributed import WorkerLostError, get_rank
 from metadist.distributed.job import current_job
 from metadist.distributed.world import restart_count
 from metadist.launchers.error_reporting import report_error
-from metadist.launchers.job import CONSOLE_FILE, JobFailure, RunSpec, run_job
+from metadist.launchers.job import JobFailure, run_job
 from metadist.launchers.ray.cluster import reserve_port
+from metadist.launchers.run_spec import CONSOLE_FILE, RunSpec
 from metadist.loggers import Logger, LoggerCollection, Metrics, Run
 from metadist.training import Experiment
 from metadist.training.checkpoints import Checkpoints

@@ -14,7 +14,6 @@ from omegaconf import DictConfig, open_dict
 from metadist.config import compose
 from metadist.config.hydra_version import VERSION_BASE
 from metadist.errors import UserError
-from metadist.launchers.job import RunSpec
 from metadist.launchers.ray.cluster import (
     check_resources,
     init_ray,
@@ -23,6 +22,7 @@ from metadist.launchers.ray.cluster import (
     trial_resources,
 )
 from metadist.launchers.ray.ray_launcher import TrainRun
+from metadist.launchers.run_spec import RunSpec
 
 _POLL_SECONDS = 0.5
 _runs: list[TrainRun] = []

@@ -1,0 +1,140 @@
+"""A job as data: what it runs, and where. What of it is saved in the run's directory."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from metadist.config import Settings, to_plain, validate
+from metadist.errors import UserError
+from metadist.reports import (
+    CONFIG_FILE,
+    FAILURE_FILE,
+    HYDRA_FILE,
+    OVERRIDES_FILE,
+    RESULTS_FILE,
+    TEST_PREDICTIONS_FILE,
+    flatten_config,
+    read_results,
+)
+
+CONSOLE_FILE = "console.log"
+"""Standard output of a launched job beside which other jobs run."""
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """Everything that a process needs to run a job: data only, no objects of the experiment.
+
+    Attributes:
+        name: the experiment's name, that of its configuration file.
+        directory: the run's directory, absolute.
+        configuration: as composed, interpolations unresolved, without Hydra's node and without
+            `launcher`.
+        overrides: the command-line overrides that it was composed with, as typed; in a sweep
+            those of this job.
+        hydra: Hydra's own node, below the key `hydra`; None without Hydra.
+        module_paths: where the composing process looks for modules (`sys.path`).
+        in_sweep: whether it is a job of a sweep. If it has finished before, it is not run again.
+        number: of the job in its sweep, from 0.
+        concurrent: whether other jobs run at the same time; workers then print to `CONSOLE_FILE`.
+    """
+
+    name: str
+    directory: Path
+    configuration: DictConfig
+    overrides: tuple[str, ...] = ()
+    hydra: DictConfig | None = None
+    module_paths: tuple[str, ...] = ()
+    in_sweep: bool = False
+    number: int = 0
+    concurrent: bool = False
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The top level of the configuration, checked once.
+
+        Raises:
+            UserError: it does not fit; see `validate`.
+        """
+        return validate(self.configuration)
+
+    def to_yaml(self) -> str:
+        """The specification as text, for another process; see `from_yaml`."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        plain = {
+            "directory": str(self.directory),
+            "configuration": to_plain(self.configuration, resolve=False),
+            "overrides": list(self.overrides),
+            "hydra": None if self.hydra is None else to_plain(self.hydra, resolve=False),
+            "module_paths": list(self.module_paths),
+        }
+        return yaml.safe_dump(fields | plain, allow_unicode=True, sort_keys=False)
+
+    @classmethod
+    def from_yaml(cls, text: str) -> "RunSpec":
+        """The specification that `to_yaml` wrote. It executes nothing that the text contains."""
+        fields = yaml.safe_load(text)
+        configuration = OmegaConf.create(fields["configuration"])
+        OmegaConf.set_struct(configuration, True)
+        converted = {
+            "directory": Path(fields["directory"]),
+            "configuration": configuration,
+            "overrides": tuple(fields["overrides"]),
+            "hydra": None if fields["hydra"] is None else OmegaConf.create(fields["hydra"]),
+            "module_paths": tuple(fields["module_paths"]),
+        }
+        return cls(**fields | converted)
+
+
+def save_configuration(spec: RunSpec) -> None:
+    """Write `.hydra/`: the configuration as it was built from, the overrides, Hydra's node.
+
+    Rank zero calls it once the experiment is built, so that a refused run leaves no files. Results
+    of an earlier run in the directory, such as a shorter one that is now continued, are removed.
+    """
+    for name in (RESULTS_FILE, TEST_PREDICTIONS_FILE):
+        (spec.directory / name).unlink(missing_ok=True)
+    (spec.directory / CONFIG_FILE).parent.mkdir(parents=True, exist_ok=True)
+    texts = {
+        CONFIG_FILE: OmegaConf.to_yaml(spec.configuration),
+        OVERRIDES_FILE: yaml.safe_dump(list(spec.overrides), allow_unicode=True),
+    }
+    if spec.hydra is not None:
+        texts[HYDRA_FILE] = OmegaConf.to_yaml(spec.hydra)
+    for name, text in texts.items():
+        (spec.directory / name).write_text(text, encoding="utf-8")
+    (spec.directory / FAILURE_FILE).unlink(missing_ok=True)
+
+
+def finished_results(spec: RunSpec) -> dict[str, Any] | None:
+    """The results in the run's directory if they are of the same run, else None.
+
+    The paths of data, the loggers and the launcher may differ. With any other difference, such as
+    `trainer.iterations`, it is another run, which is started or resumed. The failure record of a
+    refused later attempt is removed.
+
+    Raises:
+        UserError: the results exist but cannot be read.
+    """
+    results = read_results(spec.directory)
+    if results is None:
+        return None
+    try:
+        saved = OmegaConf.load(spec.directory / CONFIG_FILE)
+        same = isinstance(saved, DictConfig) and _values(saved) == _values(spec.configuration)
+    except (OSError, yaml.YAMLError, OmegaConfBaseException, UserError):
+        return None
+    if not same:
+        return None
+    (spec.directory / FAILURE_FILE).unlink(missing_ok=True)
+    return results
+
+
+def _values(configuration: DictConfig) -> dict[str, str]:
+    resolved: Any = OmegaConf.to_container(configuration, resolve=True)
+    return flatten_config(resolved)
