@@ -26,6 +26,7 @@ from metadist.kernels import tune_malloc
 from metadist.loggers import JsonlLogger, Logger, LoggerCollection
 from metadist.tasks import FewShotTasks, TaskDistribution, task_keys
 from metadist.training import (
+    Callback,
     EvaluateMapper,
     Experiment,
     MetaBatch,
@@ -131,6 +132,7 @@ def assemble_experiment(
         ),
         evaluate_mapper=EvaluateMapper(local_tasks, settings.device, trainer.task_chunk_size),
         logger=_logger(cfg, instantiate),
+        callbacks=_callbacks(cfg, instantiate),
         resume=None if cfg.get("resume") is None else str(cfg.resume),
     )
 
@@ -242,6 +244,15 @@ def _logger(cfg: DictConfig, instantiate: Callable[..., Any]) -> Logger:
     if not any(isinstance(logger, JsonlLogger) for logger in loggers):
         loggers.insert(0, JsonlLogger())
     return LoggerCollection(loggers)
+
+
+def _callbacks(cfg: DictConfig, instantiate: Callable[..., Any]) -> dict[str, Callback]:
+    nodes: dict[str, Any] = {} if cfg.get("callbacks") is None else dict(cfg.callbacks)
+    found = {}
+    for name, node in nodes.items():
+        found[name] = instantiate(node, f"callbacks.{name}")
+        _check_type(found[name], Callback, f"callbacks.{name}", node)
+    return found
 
 
 def _title(tasks: TaskDistribution, learner: Learner, strategy: Strategy) -> str:

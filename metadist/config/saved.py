@@ -28,6 +28,7 @@ from metadist.training.resume import load_learner_state, tested_checkpoint
 
 _SINGLE_PROCESS = {
     "logger": None,
+    "callbacks": None,
     "resume": None,
     "strategy": {"_target_": "metadist.training.LocalStrategy"},
 }

@@ -73,6 +73,7 @@ class Settings(BaseModel):
     default_partition: Any
     partition: Any = None
     logger: Any = None
+    callbacks: Any = None
     launcher: Any = None
 
     allreduce_engine: Any = None  # of conf/ddp.yaml; conf/strategy/allreduce.yaml refers to it

@@ -33,7 +33,6 @@ class TensorBoardLogger(Logger):
         self._directory = directory
         self._path = Path(directory)
         self._writer: SummaryWriter | None = None
-        self._iterations = 0
 
     def start(self, run: Run) -> None:
         """Opens an event file, and writes the title and the configuration as text."""
@@ -43,7 +42,6 @@ class TensorBoardLogger(Logger):
             warnings.simplefilter("ignore")
             from torch.utils.tensorboard import SummaryWriter
 
-        self._iterations = run.iterations
         self._path = run.directory / self._directory
         configuration = json.dumps(run.configuration, indent=2, default=str)
         with wrap_write_errors(self._path):
@@ -79,13 +77,14 @@ class TensorBoardLogger(Logger):
         from matplotlib.image import imread
 
         text = json.dumps(json_value(results), indent=2, default=str)
+        iterations = int(results["iterations"])
         with wrap_write_errors(self._path):
-            self._writer.add_text("results", f"```json\n{text}\n```", self._iterations)
+            self._writer.add_text("results", f"```json\n{text}\n```", iterations)
             for name, value in grouped_test_metrics(results).items():
-                self._writer.add_scalar(name, value, self._iterations)
+                self._writer.add_scalar(name, value, iterations)
             for plot in plots:
                 pixels = imread(plot)[..., :3]  # without the alpha channel
-                self._writer.add_image(plot.stem, pixels, self._iterations, dataformats="HWC")
+                self._writer.add_image(plot.stem, pixels, iterations, dataformats="HWC")
             self._writer.flush()
 
     def close(self) -> None:

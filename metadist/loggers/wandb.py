@@ -48,7 +48,6 @@ class WandbLogger(Logger):
         self._entity = entity
         self._mode = mode
         self._tags = tags
-        self._iterations = 0
         self._wandb_run: wandb.Run | None = None
         self._exit_code = 1
 
@@ -58,7 +57,6 @@ class WandbLogger(Logger):
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
-        self._iterations = run.iterations
         run_id = _run_id(run)
         session = wandb.setup(settings=wandb.Settings(silent=True))
         if self._mode == "online" and not _has_credentials(session.settings.base_url):
@@ -107,7 +105,8 @@ class WandbLogger(Logger):
 
         with wrap_write_errors("the files of Weights & Biases"):
             images = {plot.stem: wandb.Image(str(plot)) for plot in plots}
-            self._wandb_run.log({**grouped_test_metrics(results), **images}, step=self._iterations)
+            values = {**grouped_test_metrics(results), **images}
+            self._wandb_run.log(values, step=int(results["iterations"]))
             self._wandb_run.summary.update(_redact_api_key(dict(results)))
         self._exit_code = 0
 

@@ -1,5 +1,6 @@
 """Training: the trainer, its strategies, evaluation, checkpoints."""
 
+from metadist.training.callbacks import Callback, EarlyStopping, WeightAveraging
 from metadist.training.experiment import (
     Experiment,
     TaskShape,
@@ -28,6 +29,8 @@ from metadist.training.trainer import Trainer
 
 __all__ = [
     "AllReduceStrategy",
+    "Callback",
+    "EarlyStopping",
     "EvaluateMapper",
     "Experiment",
     "Interrupted",
@@ -41,6 +44,7 @@ __all__ = [
     "TrainState",
     "Trainer",
     "TrainerConfig",
+    "WeightAveraging",
     "compile_options",
     "initialize",
     "predict_unlabeled",

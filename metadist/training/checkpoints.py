@@ -66,7 +66,7 @@ class Checkpoints:
 
     def save(self, iteration: int, contents: dict[str, Any]) -> Path:
         """Write the checkpoint of an iteration, then delete those that are not kept."""
-        path = self.directory / f"iteration-{iteration:08d}.pt"
+        path = self.path(iteration)
         write_checkpoint(path, contents)
         for _, old in self.iterations()[: -self.keep]:
             old.unlink(missing_ok=True)
@@ -79,6 +79,10 @@ class Checkpoints:
         write_checkpoint(path, contents)
         self._delete_bests()
         return path
+
+    def path(self, iteration: int) -> Path:
+        """The file of the numbered checkpoint of an iteration."""
+        return self.directory / f"iteration-{iteration:08d}.pt"
 
     def best_path(self, iteration: int) -> Path:
         """The file of the best checkpoint of an iteration."""

@@ -1,6 +1,7 @@
 """The parts of a run: configuration of the trainer, training state, built objects."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
@@ -14,6 +15,7 @@ from metadist.errors import UserError
 from metadist.loggers import Logger
 from metadist.tasks import TaskDistribution, task_keys
 from metadist.training.batching import max_chunk_size
+from metadist.training.callbacks import Callback
 from metadist.training.outer_step import CompileOptions
 from metadist.training.strategies import Strategy
 from metadist.training.task_mapper import EvaluateMapper, TrainMapper
@@ -115,6 +117,7 @@ class TrainState:
         train_seconds: spent in outer steps, over all parts of a resumed run.
         wall_seconds: of training, validation and test on rank zero, over all parts; of an
             interrupted part, up to the checkpoint that the next one resumed from.
+        should_stop: whether a callback has asked to end training after this iteration.
     """
 
     iteration: int = 0
@@ -124,6 +127,7 @@ class TrainState:
     train_loss: float = float("nan")
     train_seconds: float = 0.0
     wall_seconds: float = 0.0
+    should_stop: bool = False
 
 
 @dataclass
@@ -145,6 +149,7 @@ class Experiment:
         train_mapper: what a worker does in training.
         evaluate_mapper: what a worker does in evaluation.
         logger: logs metrics; one that does nothing except on rank zero.
+        callbacks: by their names in the configuration.
         resume: None, "auto", or a checkpoint's path.
         state: how far the run has come; `resume.restore` sets it.
     """
@@ -163,6 +168,7 @@ class Experiment:
     train_mapper: TrainMapper
     evaluate_mapper: EvaluateMapper
     logger: Logger
+    callbacks: Mapping[str, Callback] = field(default_factory=dict)
     resume: str | None = None
     state: TrainState = field(default_factory=TrainState)
 
@@ -170,6 +176,12 @@ class Experiment:
     def metric(self) -> str:
         """The metric of validation and test: "mse" for regression, "accuracy" for classes."""
         return "mse" if self.tasks.regression else "accuracy"
+
+    @property
+    def evaluated_learner(self) -> Learner:
+        """What is validated, tested and saved: the learner, or the one that a callback gives."""
+        found = (callback.evaluated_learner() for callback in self.callbacks.values())
+        return next((learner for learner in found if learner is not None), self.learner)
 
     @property
     def split_descriptions(self) -> dict[str, str]:

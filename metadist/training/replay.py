@@ -16,7 +16,7 @@ from metadist.training.checkpoints import Checkpoints, read_checkpoint
 from metadist.training.experiment import Experiment
 from metadist.training.initialization import initialize
 from metadist.training.non_finite import format_key, task_gradient
-from metadist.training.resume import restore_from
+from metadist.training.resume import load_learner_state, restore_from
 from metadist.training.run_plots import plot_task
 from metadist.training.task_mapper import MetaBatch
 from metadist.training.trainer import Trainer
@@ -106,7 +106,10 @@ def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) 
     init_from = x.configuration.get("init_from")
     path = checkpoint or _newest_until(Checkpoints(x.directory / CHECKPOINT_DIRECTORY), done)
     if path is not None:
-        restore_from(x, path, read_checkpoint(path))
+        contents = read_checkpoint(path)
+        restore_from(x, path, contents)
+        if not training:
+            load_learner_state(x.learner, contents)
         start = str(path)
     elif init_from is not None:
         initialize(x.learner, Path(init_from))

@@ -53,8 +53,9 @@ def results_of(
         "seed": x.seed,
         "method": {
             **x.learner.method(),
-            "options": {n: v for n, v in x.configuration["algorithm"].items() if n != "_target_"},
+            "options": _options(x.configuration["algorithm"]),
             "model": model_options(experiment),
+            **callback_options(experiment),
         },
         "protocol": {
             **x.tasks.protocol(),
@@ -124,6 +125,20 @@ def model_options(experiment: Experiment) -> dict[str, Any]:
     node = experiment.configuration["model"]
     options = {key: value for key, value in node.items() if key not in ("_target_", "native")}
     return {"name": node["_target_"].rpartition(".")[2], **options}
+
+
+def callback_options(experiment: Experiment) -> dict[str, Any]:
+    """Class and options of each callback, under `callbacks`; {} without any."""
+    nodes = experiment.configuration.get("callbacks") or {}
+    found = {
+        name: {"name": node["_target_"].rpartition(".")[2], **_options(node)}
+        for name, node in nodes.items()
+    }
+    return {"callbacks": found} if found else {}
+
+
+def _options(node: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in node.items() if key != "_target_"}
 
 
 def backbone(experiment: Experiment) -> str:

@@ -15,6 +15,7 @@ from metadist.algorithms import Learner
 from metadist.distributed import get_rank
 from metadist.errors import UserError
 from metadist.reports import CHECKPOINT_DIRECTORY, config_fingerprint
+from metadist.training.callbacks import Callback
 from metadist.training.checkpoints import (
     Checkpoints,
     CorruptCheckpointError,
@@ -41,7 +42,7 @@ def checkpoint_contents(experiment: Experiment) -> dict[str, Any]:
     (seed, iteration) before the optimizer's step.
     """
     x = experiment
-    learner = x.learner.state_dict()
+    trains_another = x.evaluated_learner is not x.learner
     return {
         **asdict(x.state),
         "fingerprint": config_fingerprint(x.configuration),
@@ -52,14 +53,37 @@ def checkpoint_contents(experiment: Experiment) -> dict[str, Any]:
             "outputs": x.tasks.outputs,
             "regression": x.tasks.regression,
         },
-        "learner": learner,
-        # Non-persistent buffers change in training too.
-        "buffers": {
-            name: buffer for name, buffer in x.learner.named_buffers() if name not in learner
-        },
+        **_learner_contents(x.evaluated_learner),
+        # What training goes on with, if something else is evaluated.
+        **({"trained": _learner_contents(x.learner)} if trains_another else {}),
         "optimizer": x.optimizer.state_dict(),
         "scheduler": x.scheduler.state_dict(),
+        "callbacks": {name: _callback_state(name, each) for name, each in x.callbacks.items()},
     }
+
+
+def _learner_contents(learner: Learner) -> dict[str, Any]:
+    """The learner's state, and its non-persistent buffers, which change in training too."""
+    state = learner.state_dict()
+    buffers = {name: buffer for name, buffer in learner.named_buffers() if name not in state}
+    return {"learner": state, "buffers": buffers}
+
+
+def _callback_state(name: str, callback: Callback) -> dict[str, Any]:
+    """A callback's state.
+
+    Raises:
+        TypeError: it holds something that a checkpoint cannot.
+    """
+    state: Any = callback.state_dict()
+    for leaf in optree.tree_leaves(state, none_is_leaf=True):
+        if not isinstance(leaf, Tensor | str | int | float | None):
+            raise TypeError(
+                f"{type(callback).__name__}.state_dict (callbacks.{name}) holds a "
+                f"{type(leaf).__name__}: return tensors, numbers, strings, None and containers of "
+                "them."
+            )
+    return state
 
 
 def restore(experiment: Experiment) -> None:
@@ -136,7 +160,7 @@ def load_best(experiment: Experiment) -> int:
             "result: resume with trainer.test_checkpoint=last to test the last state."
         )
     contents = read_checkpoint(saved.best_path(int(best)))
-    load_learner_state(experiment.learner, contents)
+    load_learner_state(experiment.evaluated_learner, contents)
     return int(contents["iteration"])
 
 
@@ -234,11 +258,11 @@ def load_learner_state(learner: Learner, contents: Mapping[str, Any]) -> None:
 
 def _load(path: Path, experiment: Experiment, contents: Mapping[str, Any]) -> None:
     try:
-        load_learner_state(experiment.learner, contents)
+        load_learner_state(experiment.learner, contents.get("trained", contents))
         experiment.optimizer.load_state_dict(contents["optimizer"])
         experiment.scheduler.load_state_dict(contents["scheduler"])
         # Checkpoints of earlier versions say no more of how long the run had taken.
-        saved = {"wall_seconds": contents["train_seconds"], **contents}
+        saved = {"wall_seconds": contents["train_seconds"], "should_stop": False, **contents}
         state = TrainState(**{key: saved[key] for key in TrainState.__dataclass_fields__})
         if not isinstance(state.iteration, int) or state.iteration < 0:
             raise ValueError(f"iteration {state.iteration!r}")
@@ -253,6 +277,9 @@ def _load(path: Path, experiment: Experiment, contents: Mapping[str, Any]) -> No
             f"for ({lines[1] if len(lines) > 1 else lines[0]}): give the options that it was "
             "trained with."
         ) from None
+    for name, state in contents.get("callbacks", {}).items():
+        if name in experiment.callbacks:
+            experiment.callbacks[name].load_state_dict(state)
 
 
 def state_tensors(experiment: Experiment) -> list[Tensor]:

@@ -17,7 +17,7 @@ from metadist.reports import LEARNING_CURVES_FILE, TEST_TASKS_FILE
 from metadist.tasks import Episode, Examples, TaskDistribution, key_generator, task_keys
 from metadist.training.checkpoints import read_checkpoint
 from metadist.training.experiment import Experiment
-from metadist.training.resume import checkpoints_of, load_best, restore_from
+from metadist.training.resume import checkpoints_of, load_best, load_learner_state, restore_from
 
 _TEST_TASKS = 4
 
@@ -36,7 +36,7 @@ def plot_run(experiment: Experiment, results: Mapping[str, Any]) -> list[Path]:
         The files written: the learning curves, and the test tasks if they are images in grey or
         color or scalar functions of a scalar.
     """
-    x, tasks, learner = experiment, experiment.tasks, experiment.learner
+    x, tasks, learner = experiment, experiment.tasks, experiment.evaluated_learner
     curves = plots.plot_learning_curves(
         read_metrics(x.directory / METRICS_FILE),
         x.directory / LEARNING_CURVES_FILE,
@@ -118,7 +118,9 @@ def plot_adaptation(
         newest = checkpoints_of(x).newest()
         if newest is None:
             raise UserError(f"{x.directory} holds no checkpoint: give a run that has trained.")
-        restore_from(x, newest, read_checkpoint(newest))
+        contents = read_checkpoint(newest)
+        restore_from(x, newest, contents)
+        load_learner_state(x.learner, contents)
         if x.trainer.test_checkpoint == "best":
             load_best(x)
     eval_seed = next(iter(experiments.values())).trainer.eval_seed

@@ -85,6 +85,7 @@ class Trainer:
         self.experiment = experiment
         self.config = experiment.trainer
         self.state = experiment.state
+        self.callbacks = list(experiment.callbacks.values())
         self.checkpoints = checkpoints_of(experiment)
         self._is_main = get_rank() == 0
         self._stop = StopSignals()
@@ -183,27 +184,38 @@ class Trainer:
             profiler = start_profiler(left, state.iteration)
         for warning in optimizer_warnings(x):
             self._warn(warning)
+        for callback in self.callbacks:
+            callback.on_train_start(self)
         if self._validation_is_due():  # the run may have been stopped before it
             self.validate()
+            if self._is_last_iteration():
+                self.save_checkpoint()
         self._step_started = time.perf_counter()
-        while state.iteration < config.iterations:
+        while not self._is_last_iteration():
             with record_function("metadist::train_step"):
-                self.train_step(state.iteration + 1)
+                output = self.train_step(state.iteration + 1)
             if profiler is not None:
                 profiler.step()
-            last = state.iteration == config.iterations
-            stopping = x.strategy.any_rank(self._stop.number != 0) and not last
+            for callback in self.callbacks:
+                callback.on_iteration_end(self, output)
+            self._share_stop_request()
+            stopping = x.strategy.any_rank(self._stop.number != 0)
             every = config.checkpoint_every
-            saving = last or stopping or (every and state.iteration % every == 0)
+            saving = stopping or (every and state.iteration % every == 0)
             validating = self._validation_is_due()
             with self._not_timed():
-                if saving or validating or state.iteration % REPLICA_CHECK_EVERY == 0:
+                if (
+                    saving
+                    or validating
+                    or self._is_last_iteration()
+                    or state.iteration % REPLICA_CHECK_EVERY == 0
+                ):
                     x.strategy.check_replicas(state_tensors(x), state.iteration)
                 if validating:
                     self.validate()
-                if saving:
+                if saving or self._is_last_iteration():
                     self.save_checkpoint()
-            if stopping:
+            if stopping and not self._is_last_iteration():
                 self._raise_interrupted()
         if profiler is not None:
             table = write_profile(profiler, x.directory / PROFILE_DIRECTORY)
@@ -336,7 +348,7 @@ class Trainer:
         done, every = self.state.iteration, self.config.eval_every
         if not every or not done or done == self.state.validated:
             return False
-        return done % every == 0 or done == self.config.iterations
+        return done % every == 0 or self._is_last_iteration()
 
     def validate(self) -> dict[str, Estimate]:
         """Evaluate the validation tasks, and save the state if it is the best so far."""
@@ -345,25 +357,26 @@ class Trainer:
             "validation", self.config.validation_tasks, self._save_and_raise_if_stopped
         ).estimates
         value = estimates[metric].mean
+        metrics = {
+            "validation_loss": estimates["loss"].mean,
+            f"validation_{metric}": value,
+            "validation_ci95": estimates[metric].ci95,
+            **{f"validation_{name}": each for name, each in own_metrics(estimates, metric)},
+        }
         if self._is_main:
-            x.logger.log_metrics(
-                {
-                    "iteration": state.iteration,
-                    "validation_loss": estimates["loss"].mean,
-                    f"validation_{metric}": value,
-                    "validation_ci95": estimates[metric].ci95,
-                    **{f"validation_{name}": each for name, each in own_metrics(estimates, metric)},
-                }
-            )
+            x.logger.log_metrics({"iteration": state.iteration, **metrics})
         state.validated = state.iteration
         state.validation = {f"validation_{metric}": value}
         sign = -1 if x.tasks.regression else 1
         best = state.best.get(metric)
-        if math.isfinite(value) and (best is None or sign * value > sign * best):
+        improved = math.isfinite(value) and (best is None or sign * value > sign * best)
+        if improved:
             state.best = {"iteration": state.iteration, metric: value}
-            if self._is_main:
-                x.logger.flush()
-                self.checkpoints.save_best(state.iteration, self._checkpoint_contents())
+        for callback in self.callbacks:
+            callback.on_validation_end(self, metrics)
+        self._share_stop_request()
+        if improved:
+            self._save(self.checkpoints.best_path(state.iteration), self.checkpoints.save_best)
         return estimates
 
     def test(self, predictions: Path | None = None) -> dict[str, Any]:
@@ -376,7 +389,7 @@ class Trainer:
         if self.config.test_checkpoint == "best":
             if self._is_main:  # other ranks may not see the newest files yet
                 load_best(x)
-            x.strategy.broadcast_module(x.learner)
+            x.strategy.broadcast_module(x.evaluated_learner)
             tested = int(self.state.best["iteration"])
         evaluation = self._evaluate("test", self.config.eval_tasks, self._raise_if_stopped)
         if self._is_main and predictions is not None:
@@ -384,6 +397,8 @@ class Trainer:
         self.state.wall_seconds = time.perf_counter() - self._started
         results = results_of(x, evaluation.estimates, tested)
         results["warnings"] = result_warnings(x, results)
+        for callback in self.callbacks:
+            callback.on_test_end(self, results)
         return results
 
     def _evaluate(self, split: str, tasks: int, between_chunks: Callable[[], None]) -> Evaluation:
@@ -400,7 +415,7 @@ class Trainer:
         return evaluate(
             x.strategy,
             mapper,
-            x.learner,
+            x.evaluated_learner,
             keys,
             lambda some: make_batch(x, some),
             between_chunks,
@@ -410,15 +425,29 @@ class Trainer:
     # --- checkpoints and stopping --------------------------------------------------------------
 
     def save_checkpoint(self) -> None:
-        """Save what a resumed run continues from. Rank zero writes."""
+        """Save what a resumed run continues from. The drivers call it, rank zero writes."""
+        self._save(self.checkpoints.path(self.state.iteration), self.checkpoints.save)
+
+    def _save(self, path: Path, save: Callable[[int, dict[str, Any]], Path]) -> None:
         if self._is_main:
             # The metrics first: a resumed run finds those of every iteration before it.
             self.experiment.logger.flush()
-            self.checkpoints.save(self.state.iteration, self._checkpoint_contents())
+            save(self.state.iteration, self._checkpoint_contents())
+        for callback in self.callbacks:
+            callback.on_checkpoint(self, path)
 
     def _checkpoint_contents(self) -> dict[str, Any]:
         self.state.wall_seconds = time.perf_counter() - self._started
         return checkpoint_contents(self.experiment)
+
+    def _is_last_iteration(self) -> bool:
+        """Whether training ends with the iteration that is finished."""
+        return self.state.should_stop or self.state.iteration >= self.config.iterations
+
+    def _share_stop_request(self) -> None:
+        """Stop on all drivers if a callback on any of them asked for it."""
+        if self.callbacks:
+            self.state.should_stop = self.experiment.strategy.any_rank(self.state.should_stop)
 
     def _raise_interrupted(self) -> NoReturn:
         x = self.experiment

@@ -36,6 +36,6 @@ def log_run(
     if finish:
         metrics = [{"iteration": 1, "train_loss": 1.0}]
         plot = plot_learning_curves(metrics, directory / "learning_curves.png", "title")
-        logger.finish({"test_accuracy": 0.75, **(results or {})}, [plot])
+        logger.finish({"test_accuracy": 0.75, "iterations": 6, **(results or {})}, [plot])
     logger.close()
     logger.close()

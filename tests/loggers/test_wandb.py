@@ -78,7 +78,7 @@ def test_metrics_have_their_iteration_and_a_run_without_results_has_failed(
     assert [(step, list(values)) for step, values in images] == (
         [(6, ["test/accuracy", "learning_curves"])] if finish else []
     )
-    results = {"test_accuracy": 0.75, "path": ["/***/a"]}
+    results = {"test_accuracy": 0.75, "iterations": 6, "path": ["/***/a"]}
     assert run.summary == (results if finish else {})
     assert run.finished == [0 if finish else 1]
 

@@ -54,7 +54,7 @@ def test_tasks_that_cannot_be_plotted_are_left_out(tmp_path, shape, outputs):
     results = {"test_accuracy": 0.5, "test_mse": 0.5, "ci95": 0.1}
     metric = "accuracy" if outputs is None else "mse"
     x = SimpleNamespace(directory=tmp_path, title="tasks", tasks=tasks, metric=metric)
-    x.learner, x.split_descriptions = torch.nn.Identity(), {}
+    x.evaluated_learner, x.split_descriptions = torch.nn.Identity(), {}
     written = plot_run(x, results)
     assert [path.name for path in written] == ["learning_curves.png"]
     key = task_keys(0, "test", 0, range(1))[0]

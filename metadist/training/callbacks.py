@@ -1,0 +1,254 @@
+"""Callbacks: code that the trainer calls at fixed points, with early stopping and averaging."""
+
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import torch
+from annotated_types import Ge, Lt
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from metadist.algorithms import Learner
+from metadist.distributed import get_rank
+from metadist.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from metadist.training.trainer import StepOutput, Trainer
+
+_log = logging.getLogger(__name__)
+
+
+class Callback:
+    """Base class of callbacks. Every method does nothing; a subclass overrides what it needs.
+
+    Every rank makes the configured callbacks. Hooks are called on the drivers, the ranks that run
+    the training loop: rank zero with `strategy=rpc` and `local`, every rank with `allreduce`. There
+    they get equal values on every rank, and what changes the learner must be the same on every
+    rank; `metadist.distributed.get_rank()` tells the ranks apart, for what one of them writes.
+
+    A hook finds everything in the trainer: `trainer.experiment` (learner, optimizer, tasks, logger,
+    directory), `trainer.config`, and `trainer.state` with the number of finished iterations.
+    `trainer.state.should_stop = True`, set in `on_iteration_end` or `on_validation_end` on any
+    rank, ends training after this iteration: a last validation, a checkpoint and the test follow.
+
+    Callbacks are called in the order of the configuration. What a hook raises ends the run.
+
+    Raises:
+        TypeError: a subclass defines a method `on_…` that is no hook.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        hooks = [name for name in vars(Callback) if name.startswith("on_")]
+        for name in dir(cls):
+            if name.startswith("on_") and name not in hooks:
+                raise TypeError(
+                    f"{cls.__qualname__}.{name} is no hook of Callback"
+                    f"{did_you_mean(name, hooks)}: the hooks are {', '.join(hooks)}."
+                )
+
+    def on_train_start(self, trainer: "Trainer") -> None:
+        """Called before the first outer step, also of a resumed run, after `load_state_dict`.
+
+        Args:
+            trainer: of the run.
+        """
+
+    def on_iteration_end(self, trainer: "Trainer", output: "StepOutput") -> None:
+        """Called after each outer step, before a validation and a checkpoint of that iteration.
+
+        Args:
+            trainer: of the run.
+            output: loss, gradient norm and metrics of the step.
+        """
+
+    def on_validation_end(self, trainer: "Trainer", metrics: Mapping[str, float]) -> None:
+        """Called after each validation, before its checkpoint is written.
+
+        Args:
+            trainer: of the run.
+            metrics: "validation_loss", "validation_accuracy" or "validation_mse",
+                "validation_ci95" and the learner's own metrics, as they are logged.
+        """
+
+    def on_test_end(self, trainer: "Trainer", results: dict[str, Any]) -> None:
+        """Called after the test, before `results.json` is written.
+
+        Args:
+            trainer: of the run.
+            results: what will be written; entries may be added.
+        """
+
+    def on_checkpoint(self, trainer: "Trainer", path: Path) -> None:
+        """Called after a checkpoint has been written, also one of the best validation so far.
+
+        Args:
+            trainer: of the run.
+            path: the file, which rank zero wrote.
+        """
+
+    def evaluated_learner(self) -> Learner | None:
+        """The learner to validate, to test and to save for later use instead of the trained one.
+
+        The first callback that returns one decides. Default: None.
+        """
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs: tensors, numbers, strings, None and containers of them."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned. Called before `on_train_start` if the run resumes.
+
+        Args:
+            state: from the checkpoint, tensors on the CPU.
+        """
+
+
+class EarlyStopping(Callback):
+    """Stop when a validation metric has not improved for some validations in a row.
+
+    What is tested is the last state, or the best one with `trainer.test_checkpoint=best`.
+
+    Args:
+        metric: a metric of the validation, without the prefix: "loss", "accuracy" or a metric of
+            the learner's own. Default: "accuracy", for regression "mse".
+        mode: whether the metric is to be minimized or maximized. Default: "max" for accuracy, "min"
+            for loss and MSE.
+        patience: validations in a row without improvement after which training stops.
+        min_delta: smallest change that counts as an improvement.
+    """
+
+    def __init__(
+        self,
+        metric: str | None = None,
+        mode: Literal["min", "max"] | None = None,
+        patience: Annotated[int, Ge(1)] = 5,
+        min_delta: Annotated[float, Ge(0)] = 0.0,
+    ) -> None:
+        self.metric = metric
+        self.mode = mode
+        self.patience = patience
+        self.min_delta = min_delta
+        self.best: float | None = None
+        self.validations_since_best = 0
+
+    def on_train_start(self, trainer: "Trainer") -> None:
+        """Fill in the defaults.
+
+        Raises:
+            UserError: the run has no validations, or `mode` is missing for a metric of one's own.
+        """
+        if not trainer.config.eval_every:
+            raise UserError(
+                "early stopping needs validations: set trainer.eval_every, or leave the callback "
+                "out."
+            )
+        self.metric = self.metric or trainer.experiment.metric
+        self.mode = self.mode or _MODES.get(self.metric)
+        if self.mode is None:
+            raise UserError(
+                f"early stopping by {self.metric} needs a mode: set mode to min or max beside "
+                "metric."
+            )
+
+    def on_validation_end(self, trainer: "Trainer", metrics: Mapping[str, float]) -> None:
+        """Compare the metric with the best so far. NaN is no improvement.
+
+        Raises:
+            UserError: the validation has no such metric.
+        """
+        value = metrics.get(f"validation_{self.metric}")
+        if value is None:
+            names = sorted(name.removeprefix("validation_") for name in metrics)
+            raise UserError(
+                f"early stopping found no validation metric {self.metric}: choose one of "
+                f"{', '.join(names)}."
+            )
+        sign = 1 if self.mode == "max" else -1
+        best = self.best
+        if not math.isnan(value) and (best is None or sign * (value - best) > self.min_delta):
+            self.best, self.validations_since_best = value, 0
+            return
+        self.validations_since_best += 1
+        if self.validations_since_best >= self.patience:
+            trainer.state.should_stop = True
+            if get_rank() == 0:
+                _log.info(
+                    "early stopping after iteration %d: validation_%s has not improved on %s for "
+                    "%d validations",
+                    trainer.state.iteration, self.metric, best, self.validations_since_best,
+                )  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best value, and how many validations ago it was."""
+        return {"best": self.best, "validations_since_best": self.validations_since_best}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Callback`."""
+        self.best = state["best"]
+        self.validations_since_best = state["validations_since_best"]
+
+
+class WeightAveraging(Callback):
+    """Keep an exponential moving average of the weights, and validate, test and save that.
+
+    After the first iteration the average is the learner's weights θ, afterwards
+
+        average ← decay · average + (1 - decay) · θ
+
+    after each iteration (Polyak and Juditsky 1992, doi 10.1137/0330046, average with equal
+    weights). Running statistics are averaged in the same way. Training itself does not change. A
+    checkpoint holds the average as its learner, which `init_from`, `metadist evaluate` and
+    `FewShotClassifier` load, and beside it the weights that a resumed run goes on with.
+
+    Args:
+        decay: from 0, no averaging, to 1; about 1 - 1/n for an average over n iterations.
+    """
+
+    def __init__(self, decay: Annotated[float, Ge(0), Lt(1)] = 0.999) -> None:
+        self.decay = decay
+        self._averaged: AveragedModel | None = None
+        self._loaded: Mapping[str, Any] | None = None
+
+    def on_train_start(self, trainer: "Trainer") -> None:
+        """Copy the learner, or restore the average."""
+        self._averaged = AveragedModel(
+            trainer.experiment.learner,
+            multi_avg_fn=get_ema_multi_avg_fn(self.decay),
+            use_buffers=True,
+        )
+        if self._loaded is not None:
+            with torch.no_grad():
+                for name, tensor in _named_tensors(self._averaged).items():
+                    tensor.copy_(self._loaded[name])
+
+    def on_iteration_end(self, trainer: "Trainer", output: "StepOutput") -> None:
+        """Update the average."""
+        assert self._averaged is not None, "on_iteration_end() before on_train_start()"
+        self._averaged.update_parameters(trainer.experiment.learner)
+
+    def evaluated_learner(self) -> Learner | None:
+        """The average, once training has started."""
+        learner: Any = None if self._averaged is None else self._averaged.module
+        return learner
+
+    def state_dict(self) -> dict[str, Any]:
+        """The average, and over how many iterations."""
+        return {} if self._averaged is None else _named_tensors(self._averaged)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Keep the average for `on_train_start`."""
+        self._loaded = state
+
+
+_MODES: Mapping[str, Literal["min", "max"]] = {"accuracy": "max", "loss": "min", "mse": "min"}
+
+
+def _named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and all buffers, detached and sharing the memory."""
+    named = [*module.named_parameters(), *module.named_buffers()]
+    return {name: tensor.detach() for name, tensor in named}

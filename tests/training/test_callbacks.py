@@ -1,0 +1,338 @@
+"""Callbacks: hooks, early stopping, weight averaging; every strategy, stopped and resumed."""
+
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny import build, compose, records, train, without_times
+from worlds import RankFailed, run_world
+
+from metadist.config import load_learner
+from metadist.distributed import get_rank
+from metadist.errors import UserError
+from metadist.reports import read_results, read_test_predictions
+from metadist.training import Callback, EarlyStopping, Trainer
+from metadist.training.checkpoints import Checkpoints, read_checkpoint
+
+STRATEGIES = [("local", 1), ("rpc", 2), ("allreduce", 2)]
+
+
+class Recorder(Callback):
+    """Counts the calls of its hooks, and keeps the count in the checkpoints."""
+
+    def __init__(self, stop_at: int = 0, stop_rank: int = 0) -> None:
+        self.stop_at, self.stop_rank = stop_at, stop_rank
+        self.calls: list[str] = []
+
+    def on_train_start(self, trainer):
+        self.calls.append(f"start {trainer.state.iteration}")
+
+    def on_iteration_end(self, trainer, output):
+        assert output.loss == trainer.state.train_loss
+        self.calls.append(f"iteration {trainer.state.iteration}")
+        if trainer.state.iteration == self.stop_at and get_rank() == self.stop_rank:
+            trainer.state.should_stop = True
+
+    def on_validation_end(self, trainer, metrics):
+        assert {"validation_loss", "validation_accuracy", "validation_ci95"} <= metrics.keys()
+        self.calls.append(f"validation {trainer.state.iteration}")
+
+    def on_test_end(self, trainer, results):
+        self.calls.append("test")
+        results["calls"] = list(self.calls)
+
+    def on_checkpoint(self, trainer, path):
+        assert get_rank() or path.is_file()
+        self.calls.append(path.name)
+
+    def state_dict(self):
+        return {"calls": list(self.calls)}
+
+    def load_state_dict(self, state):
+        self.calls = state["calls"]
+
+
+class Failing(Callback):
+    def on_iteration_end(self, trainer, output):
+        raise ZeroDivisionError("in the user's callback")
+
+
+class Unsaved(Callback):
+    def state_dict(self):
+        return {"path": Path("somewhere")}
+
+
+def run(size: int, directory: Path, *overrides: str) -> list:
+    """Train in this process, or in a world; the results of each rank."""
+    if size == 1:
+        return [train(str(directory), *overrides)]
+    return run_world(train, size, str(directory), *overrides)
+
+
+def mine(name: str) -> str:
+    return f"+callbacks.mine._target_={__name__}.{name}"
+
+
+@pytest.mark.parametrize(("strategy", "size"), STRATEGIES)
+def test_hooks_are_called_in_order_on_every_driver(tmp_path, strategy, size):
+    results = run(size, tmp_path, f"strategy={strategy}", mine("Recorder"))
+    for rank, found in enumerate(results):
+        if rank and strategy == "rpc":
+            assert found == {}
+            continue
+        best = [call for call in found["calls"] if call.startswith("best")]
+        assert best[0] == "best-00000002.pt"
+        assert [call for call in found["calls"] if call not in best] == [
+            "start 0",
+            "iteration 1",
+            "iteration 2",
+            "validation 2",
+            "iteration-00000002.pt",
+            "iteration 3",
+            "iteration 4",
+            "validation 4",
+            "iteration-00000004.pt",
+            "test",
+        ]
+    assert read_results(tmp_path)["calls"] == results[0]["calls"]
+
+
+@pytest.mark.parametrize(("strategy", "size"), STRATEGIES)
+def test_a_callback_of_any_driver_stops_training(tmp_path, strategy, size):
+    rank = size - 1 if strategy == "allreduce" else 0
+    stop = ("+callbacks.mine.stop_at=3", f"+callbacks.mine.stop_rank={rank}")
+    results = run(size, tmp_path, f"strategy={strategy}", mine("Recorder"), *stop)[0]
+    assert results["iterations"] == results["tested_iteration"] == 3
+    assert results["calls"][-3:-1] in (
+        ["validation 3", "iteration-00000003.pt"],
+        ["best-00000003.pt", "iteration-00000003.pt"],
+    )
+    # The state that is tested is that of three iterations.
+    three = train(str(tmp_path / "three"), "strategy=local", "trainer.iterations=3")
+    for name in ("test_accuracy", "test_loss", "train_loss", "validation_accuracy"):
+        assert results[name] == three[name]
+
+
+def interrupted(directory: str, after: str, *overrides: str) -> str:
+    """Train, with a signal to this rank at a call of a hook."""
+    kind, _, iteration = after.partition(" ")
+    x = build(directory, *overrides)
+    log_metrics = x.logger.log_metrics
+
+    def record_and_stop(line) -> None:
+        log_metrics(line)
+        logged = "validation" if "validation_loss" in line else "iteration"
+        if (logged, line["iteration"]) == (kind, int(iteration)):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    x.logger.log_metrics = record_and_stop
+    try:
+        Trainer(x).run()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "finished"
+
+
+EARLY = (
+    "callbacks=[early_stopping,ema]",
+    "callbacks.early_stopping.patience=2",
+    "callbacks.early_stopping.min_delta=10",
+    "callbacks.ema.decay=0.5",
+    "trainer.iterations=12",
+)
+"""Stops at the third validation, of iteration 6: no accuracy improves by 10."""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "size", "after"),
+    [
+        ("local", 1, "iteration 3"),
+        ("rpc", 2, "iteration 6"),
+        ("rpc", 2, "validation 6"),
+        ("allreduce", 2, "iteration 3"),
+        ("allreduce", 2, "iteration 6"),
+    ],
+)
+def test_early_stopping_and_averaging_resume_with_the_same_bits(tmp_path, strategy, size, after):
+    options = (f"strategy={strategy}", *EARLY)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run(size, whole, *options)
+    message = run_world(interrupted, size, str(parts), after, *options)[0]
+    assert message.startswith("Interrupted: ")
+    assert not (parts / "results.json").exists()
+    run(size, parts, *options, "resume=auto")
+    assert read_results(parts)["iterations"] == read_results(whole)["iterations"] == 6
+    assert without_times(records(parts)) == without_times(records(whole))
+    assert read_test_predictions(parts) == read_test_predictions(whole)
+    left, right = (
+        read_checkpoint(directory / "checkpoints/iteration-00000006.pt")
+        for directory in (whole, parts)
+    )
+    assert left["should_stop"] is right["should_stop"] is True
+    assert left["callbacks"]["early_stopping"] == right["callbacks"]["early_stopping"]
+    for one, other in (
+        (left["learner"], right["learner"]),
+        (left["trained"]["learner"], right["trained"]["learner"]),
+        (left["callbacks"]["ema"], right["callbacks"]["ema"]),
+    ):
+        assert one.keys() == other.keys() and len(one) > 3
+        assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def test_strategies_stop_and_average_alike(tmp_path):
+    for strategy, size in STRATEGIES:
+        run(size, tmp_path / strategy, f"strategy={strategy}", *EARLY)
+    local, rpc, allreduce = (tmp_path / strategy for strategy, _ in STRATEGIES)
+    assert read_test_predictions(local) == read_test_predictions(rpc)
+    assert read_test_predictions(local) == read_test_predictions(allreduce)
+
+
+@pytest.mark.parametrize("test_checkpoint", ["last", "best"])
+def test_the_average_is_validated_tested_and_saved(tmp_path, test_checkpoint):
+    weights, evaluated = [], []
+
+    x = build(
+        tmp_path,
+        "strategy=local",
+        "callbacks=ema",
+        "callbacks.ema.decay=0.75",
+        f"trainer.test_checkpoint={test_checkpoint}",
+    )
+    map_tasks, log_metrics = x.strategy.map_tasks, x.logger.log_metrics
+
+    def record_weights(line):
+        if "train_loss" in line:
+            weights.append([each.detach().double() for each in x.learner.parameters()])
+        log_metrics(line)
+
+    def record_evaluated(mapper, learner, batch):
+        evaluated.append([each.detach().double() for each in learner.parameters()])
+        return map_tasks(mapper, learner, batch)
+
+    x.logger.log_metrics, x.strategy.map_tasks = record_weights, record_evaluated
+    results = Trainer(x).run()
+
+    average, averages = weights[0], []
+    for step in weights:
+        average = [0.75 * a + 0.25 * w for a, w in zip(average, step, strict=True)]
+        averages.append(average)
+    tested = results["tested_iteration"]
+    for found, iteration in zip(evaluated, (2, 4, tested), strict=True):
+        torch.testing.assert_close(found, averages[iteration - 1], rtol=1e-5, atol=1e-7)
+    saved = load_learner(tmp_path).learner
+    found = [each.detach().double() for each in saved.parameters()]
+    torch.testing.assert_close(found, averages[tested - 1], rtol=1e-5, atol=1e-7)
+    assert results["method"]["callbacks"] == {"ema": {"name": "WeightAveraging", "decay": 0.75}}
+    # Training is the same as without it.
+    plain = train(str(tmp_path / "plain"), "strategy=local")
+    assert plain["train_loss"] == results["train_loss"]
+    losses = [
+        [line["train_loss"] for line in records(directory) if "train_loss" in line]
+        for directory in (tmp_path, tmp_path / "plain")
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_running_statistics_are_averaged(tmp_path):
+    options = ("strategy=local", "model.running_statistics=true", "callbacks=ema")
+    train(str(tmp_path), *options)
+    saved = read_checkpoint(Checkpoints(tmp_path / "checkpoints").newest())
+    name = next(name for name in saved["learner"] if name.endswith("running_mean"))
+    assert not torch.equal(saved["learner"][name], saved["trained"]["learner"][name])
+
+
+class Values:
+    """What early stopping reads of a trainer."""
+
+    def __init__(self, metric="accuracy", eval_every=1) -> None:
+        self.experiment = SimpleNamespace(metric=metric)
+        self.config = SimpleNamespace(eval_every=eval_every)
+        self.state = SimpleNamespace(iteration=0, should_stop=False)
+
+    def stops_after(self, callback, name, values) -> int:
+        callback.on_train_start(self)
+        for value in values:
+            self.state.iteration += 1
+            callback.on_validation_end(self, {f"validation_{name}": value})
+            if self.state.should_stop:
+                break
+        return self.state.iteration
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "values", "expected"),
+    [
+        ({"patience": 1}, "accuracy", [0.1, 0.2, 0.2, 0.3], 3),
+        ({"patience": 2}, "accuracy", [0.5, 0.4, 0.6, 0.5, 0.6, 0.9], 5),
+        ({"patience": 2, "metric": "loss"}, "loss", [3.0, 2.0, 2.5, 1.0, 1.0, 1.0], 6),
+        ({"patience": 1, "min_delta": 0.1}, "accuracy", [0.1, 0.15, 0.5], 2),
+        ({"patience": 1, "min_delta": 0.1}, "accuracy", [0.1, 0.25, 0.5], 3),
+        ({"patience": 2}, "accuracy", [float("nan"), float("nan"), 0.5], 2),
+        ({"patience": 1, "metric": "own", "mode": "min"}, "own", [2.0, 1.0, 1.5], 3),
+    ],
+)
+def test_early_stopping_counts_validations_without_improvement(options, name, values, expected):
+    assert Values().stops_after(EarlyStopping(**options), name, values) == expected
+
+
+def test_early_stopping_refuses_what_cannot_be():
+    with pytest.raises(UserError, match=r"needs validations: set trainer\.eval_every"):
+        Values(eval_every=0).stops_after(EarlyStopping(), "accuracy", [])
+    with pytest.raises(UserError, match="own needs a mode"):
+        Values().stops_after(EarlyStopping(metric="own"), "own", [])
+    with pytest.raises(UserError, match="no validation metric f1: choose one of accuracy"):
+        Values().stops_after(EarlyStopping(metric="f1", mode="max"), "accuracy", [0.5])
+    assert Values("mse").stops_after(EarlyStopping(patience=1), "mse", [2.0, 1.0, 1.5]) == 3
+
+
+def test_a_misspelt_hook_is_refused():
+    with pytest.raises(TypeError, match=r"on_validation_ends .*did you mean on_validation_end\?"):
+
+        class Misspelt(Callback):
+            def on_validation_ends(self, trainer, metrics):
+                pass
+
+
+def test_a_callback_must_be_a_subclass(tmp_path):
+    with pytest.raises(UserError, match=r"callbacks\.mine\._target_=.*Callback: derive the class"):
+        build(tmp_path, "strategy=local", "+callbacks.mine._target_=fractions.Fraction")
+    with pytest.raises(UserError, match=r"callbacks\.ema\.decay=1.0 does not fit"):
+        build(tmp_path, "strategy=local", "callbacks=ema", "callbacks.ema.decay=1.0")
+
+
+@pytest.mark.parametrize(("strategy", "size"), [("rpc", 2), ("allreduce", 2)])
+def test_an_error_in_a_callback_keeps_its_traceback(tmp_path, strategy, size):
+    options = (f"strategy={strategy}", mine("Failing"), "timeout_seconds=10")
+    outcomes = run_world(train, size, str(tmp_path), *options, may_fail=True)
+    assert isinstance(outcomes[0], RankFailed)
+    assert "ZeroDivisionError: in the user's callback" in str(outcomes[0])
+    assert 'test_callbacks.py", line' in str(outcomes[0])
+
+
+def test_a_state_that_a_checkpoint_cannot_hold_is_refused(tmp_path):
+    x = build(tmp_path, "strategy=local", mine("Unsaved"))
+    with pytest.raises(TypeError, match=r"Unsaved\.state_dict \(callbacks\.mine\) holds a Posix"):
+        Trainer(x).run()
+
+
+def test_a_callback_may_be_added_or_left_out_on_resume(tmp_path):
+    half = ("strategy=local", "trainer.iterations=2")
+    whole = train(str(tmp_path / "whole"), "strategy=local")
+    train(str(tmp_path / "left out"), *half, "callbacks=ema")
+    found = train(str(tmp_path / "left out"), "strategy=local", "resume=auto")
+    assert found["test_accuracy"] == whole["test_accuracy"]
+    assert found["train_loss"] == whole["train_loss"]
+    train(str(tmp_path / "added"), *half)
+    found = train(str(tmp_path / "added"), "strategy=local", "resume=auto", "callbacks=ema")
+    assert found["train_loss"] == whole["train_loss"]
+
+
+@pytest.mark.parametrize("name", ["maml", "ddp"])
+def test_the_group_is_chosen_with_and_without_a_plus(name):
+    one = compose("callbacks=early_stopping", name=name).callbacks
+    assert one == compose("+callbacks=early_stopping", name=name).callbacks
+    both = compose("callbacks=[early_stopping,ema]", mine("Recorder"), name=name).callbacks
+    assert list(both) == ["early_stopping", "ema", "mine"]
