@@ -7,6 +7,7 @@ replaced `_target_` remain in the same way.
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import hydra
 from hydra.conf import HydraConf
@@ -50,13 +51,15 @@ def replace_options(configuration: DictConfig, hydra_node: HydraConf) -> None:
     """
     name = str(hydra_node.job.config_name)
     searchpath = [f"hydra.searchpath=[{','.join(map(repr, hydra_node.searchpath))}]"]
-    parsed = OverridesParser.create().parse_overrides(list(hydra_node.overrides.task))
+    # As they were given: an interpolation in them may have no value.
+    lines: Any = OmegaConf.to_container(hydra_node.overrides.task, resolve=False)
+    parsed = OverridesParser.create().parse_overrides(lines)
     groups = [each for each in parsed if "." not in each.key_or_group]
     others = [each for each in groups if not is_node(configuration, each.key_or_group)]
     preset: Mapping[str, str | None] = {}
     if len(others) < len(groups):
-        lines = [str(each.input_line) for each in others]
-        composed = hydra.compose(name, [*searchpath, *lines], return_hydra_config=True)
+        alone = [str(each.input_line) for each in others]
+        composed = hydra.compose(name, [*searchpath, *alone], return_hydra_config=True)
         preset = composed.hydra.runtime.choices
     for group, option in hydra_node.runtime.choices.items():
         if preset.get(group) in (None, option) or not is_node(configuration, group):

@@ -72,6 +72,8 @@ class Heartbeat:
         """The number of a signal that this rank received, for rank zero."""
         self.received_stop_signal = 0
         """On rank zero: the number of a signal that another rank received."""
+        self.store_lost = False
+        """Whether the store has not answered for too long."""
         self._shared_counters.set(self._key(self._rank), "0")
 
     def start(self) -> None:
@@ -170,6 +172,7 @@ class Heartbeat:
         if self._was_suspended():
             self._reset_deadlines()
         elif now - self._store_reached > self._max_silence:
+            self.store_lost = True
             self._lose(
                 f"the job's store cannot be reached from {self._hosts[self._rank]} since "
                 f"{now - self._store_reached:.0f} s: rank zero's machine or the network failed."

@@ -97,7 +97,9 @@ class Job:
         return self._request(lambda: self.store.check([REPORTED]), False)
 
     def is_reachable(self) -> bool:
-        """Whether the job's store answers."""
+        """Whether the job's store answers; a slow one does until the heartbeat gives it up."""
+        if self._heartbeat is not None and self._heartbeat.store_lost:
+            self._reachable = False
         self.is_reported()
         return self._reachable
 

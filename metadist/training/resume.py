@@ -138,6 +138,12 @@ def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]
             f"the checkpoint {path} does not say which run it is of: choose another one."
         )
     _require_same(path, saved, config_fingerprint(experiment.configuration))
+    missing = sorted(checkpoint_contents(experiment).keys() - contents.keys())
+    if missing:
+        raise UserError(
+            f"the checkpoint {path} lacks {', '.join(missing)}: it is of another version of "
+            "metadist or damaged; choose another one."
+        )
     _load(path, experiment, contents)
     if experiment.state.iteration > experiment.trainer.iterations:
         raise UserError(
@@ -261,9 +267,7 @@ def _load(path: Path, experiment: Experiment, contents: Mapping[str, Any]) -> No
         load_learner_state(experiment.learner, contents.get("trained", contents))
         experiment.optimizer.load_state_dict(contents["optimizer"])
         experiment.scheduler.load_state_dict(contents["scheduler"])
-        # Checkpoints of earlier versions say no more of how long the run had taken.
-        saved = {"wall_seconds": contents["train_seconds"], "should_stop": False, **contents}
-        state = TrainState(**{key: saved[key] for key in TrainState.__dataclass_fields__})
+        state = TrainState(**{key: contents[key] for key in TrainState.__dataclass_fields__})
         if not isinstance(state.iteration, int) or state.iteration < 0:
             raise ValueError(f"iteration {state.iteration!r}")
         for seconds in (state.train_seconds, state.wall_seconds):

@@ -67,6 +67,12 @@ def test_nodes_below_a_replaced_class_stay_if_the_command_line_sets_them(compose
     assert cfg.dataset.normalize == {**composed().dataset.normalize, "mean": [0.5]}
 
 
+@pytest.mark.parametrize("value", ["${model.filters}", "${no.such.key}", "${no_such_resolver:1}"])
+def test_an_interpolation_without_a_value_is_left_to_who_reads_it(composed, value):
+    configuration = composed(f"model.filters={value}")
+    assert OmegaConf.to_container(configuration, resolve=False)["model"]["filters"] == value
+
+
 @pytest.mark.parametrize("group", ["algorithm", "optimizer", "scheduler", "model"])
 def test_the_options_of_a_preset_can_be_replaced(composed, group):
     option = {"algorithm": "maml", "optimizer": "adam", "scheduler": "cosine", "model": "conv4"}

@@ -1,12 +1,15 @@
 """Jobs: the participating ranks, and the restart count."""
 
+import threading
 import time
 
 import pytest
+import torch.distributed as dist
 from worlds import open_store, run_world
 
 import metadist as todist
-from metadist.distributed.job import begin_job
+from metadist.distributed.heartbeat import Heartbeat
+from metadist.distributed.job import Job, begin_job
 
 
 def begin(run: str, counts: list[int], work: bool) -> tuple[bool, bool, int]:
@@ -58,3 +61,24 @@ def begin_apart(seconds: float) -> int:
     job = begin_job(1.0, print, rendezvous_timeout=20.0)
     job.end()
     return len(job.hosts)
+
+
+def test_a_slow_store_is_reachable_until_the_heartbeat_gives_it_up(monkeypatch):
+    class Blocking:
+        """A store whose answers never come."""
+
+        def check(self, keys: list[str]) -> bool:
+            return go_on.wait(60)
+
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    go_on, lost, now = threading.Event(), [], [0.0]
+    heartbeat = Heartbeat(dist.HashStore(), ["a", "b"], 20.0, lost.append, lambda: now[0])
+    job = Job(Blocking(), ["a", "b"], heartbeat=heartbeat)
+    assert job.is_reachable()
+    for _ in range(30):  # seconds without a beat
+        now[0] += 1
+        heartbeat.watch()
+    assert "store cannot be reached" in lost[0]
+    assert not job.is_reachable()
+    go_on.set()

@@ -99,11 +99,9 @@ def test_a_resumed_run_takes_as_long_as_its_parts(tmp_path):
     saved = Checkpoints(tmp_path / "checkpoints").newest()
     contents = read_checkpoint(saved)
     assert contents["train_seconds"] < contents["wall_seconds"] < 600
-    for earlier in ({"wall_seconds": 5000.0}, {"train_seconds": 5000.0}):
-        kept = {key: value for key, value in contents.items() if key != "wall_seconds"}
-        write_checkpoint(saved, kept | earlier)  # the second as versions before wrote it
-        results = train(str(tmp_path), "strategy=local", "trainer.iterations=2", f"resume={saved}")
-        assert 5000 < results["wall_seconds"] < 5600
+    write_checkpoint(saved, contents | {"wall_seconds": 5000.0})
+    results = train(str(tmp_path), "strategy=local", "trainer.iterations=2", f"resume={saved}")
+    assert 5000 < results["wall_seconds"] < 5600
 
 
 def test_resumed_with_another_world_size(tmp_path):

@@ -260,6 +260,15 @@ def test_contents_that_do_not_fit_are_refused(tmp_path, wrong):
         restore_from(x, tmp_path / "a.pt", {**checkpoint_contents(x), **wrong})
 
 
+def test_a_checkpoint_that_lacks_a_part_is_refused(tmp_path):
+    x = build(tmp_path, "strategy=local")
+    contents = checkpoint_contents(x)
+    for name in contents.keys() - {"fingerprint"}:
+        rest = {key: value for key, value in contents.items() if key != name}
+        with pytest.raises(UserError, match=f"lacks {name}: it is of another version"):
+            restore_from(x, tmp_path / "a.pt", rest)
+
+
 def test_resuming_from_an_earlier_checkpoint_renames_the_later_ones(tmp_path):
     Trainer(build(tmp_path, "strategy=local", "trainer.checkpoint_every=1")).run()
     folder = tmp_path / "checkpoints"
