@@ -281,7 +281,7 @@ def _load(path: Path, experiment: Experiment, contents: Mapping[str, Any]) -> No
             f"for ({lines[1] if len(lines) > 1 else lines[0]}): give the options that it was "
             "trained with."
         ) from None
-    for name, state in contents.get("callbacks", {}).items():
+    for name, state in contents["callbacks"].items():
         if name in experiment.callbacks:
             experiment.callbacks[name].load_state_dict(state)
 

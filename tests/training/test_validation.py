@@ -2,6 +2,7 @@
 
 import copy
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,6 +33,11 @@ class Recorder(Logger):
         self.events.append("flush")
 
 
+def evaluation_of(estimates: dict[str, Estimate]) -> SimpleNamespace:
+    """What `evaluate` returns, with estimates of the test's."""
+    return SimpleNamespace(estimates=estimates, predictions=[])
+
+
 def validated(monkeypatch, directory, values: list[float], regression: bool) -> tuple:
     """A trainer after a validation with each of the values, one outer step after another."""
     x = build(directory, "strategy=local")
@@ -45,7 +51,7 @@ def validated(monkeypatch, directory, values: list[float], regression: bool) -> 
     for value in values:
         metric = Estimate(value, 0.25, 3)
         estimates = {"loss": Estimate(7.0, 9.0, 3), x.metric: metric}
-        monkeypatch.setattr(trainer_module, "evaluate", lambda *_, e=estimates: e)
+        monkeypatch.setattr(trainer_module, "evaluate", lambda *_, e=estimates: evaluation_of(e))
         x.state.iteration += 1
         trainer.validate()
     return x, trainer, logger
@@ -152,7 +158,7 @@ def test_the_tested_state_is_the_last_or_the_best(tmp_path, monkeypatch, which):
     evaluate = trainer_module.evaluate
     for number, value in ((1, 0.75), (2, 0.25)):
         fixed = {"loss": Estimate(1.0, 0.1, 3), "accuracy": Estimate(value, 0.1, 3)}
-        monkeypatch.setattr(trainer_module, "evaluate", lambda *_, e=fixed: e)
+        monkeypatch.setattr(trainer_module, "evaluate", lambda *_, e=fixed: evaluation_of(e))
         x.state.iteration = number
         with torch.no_grad():
             weight.fill_(float(number))
