@@ -68,7 +68,7 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	@touch $@
 
 $(VENV)/.installed-slow: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --editable '.[test,sweeps,ray,timm,baselines]'
+	$(BIN)/python -m pip install --quiet --editable '.[test,sweeps,ray,timm,baselines,docs]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -1,13 +1,15 @@
-"""Pages of the site that are generated at build: the configuration and API references.
+"""Pages of the site that are generated at build: tutorials, configuration and API references.
 
 `mkdocs build` runs this file (mkdocs-gen-files); tests import `generated_pages`.
 """
 
 import importlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
-CONF = Path(__file__).resolve().parent.parent / "conf"
+DOCS = Path(__file__).resolve().parent
+CONF = DOCS.parent / "conf"
 
 PACKAGES = (
     "distributed",
@@ -29,6 +31,10 @@ RAY = (
     "metadist.launchers.ray.tune.tune_experiment",
 )
 """Public names that need Ray, which need not be installed here."""
+
+
+LINK_TO_NOTEBOOK = re.compile(r"\]\(([\w/.]+)\.ipynb")
+"""Tutorials link to each other as notebooks; the site has pages of them."""
 
 
 def generated_pages() -> dict[str, str]:
@@ -88,9 +94,34 @@ def api_page(package: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def tutorials() -> dict[str, dict[str, bytes]]:
+    """The files of each tutorial by their path below docs/: its page and the images of its outputs.
+
+    The keys are the paths of the pages.
+    """
+    from nbconvert import MarkdownExporter
+
+    found = {}
+    for path in sorted(DOCS.glob("tutorials/*.ipynb")):
+        text, resources = MarkdownExporter().from_filename(
+            str(path), {"unique_key": path.stem, "output_files_dir": f"{path.stem}_files"}
+        )
+        page = f"tutorials/{path.stem}.md"
+        notice = f"[Download this page as a notebook]({path.name})\n\n"
+        title, newline, rest = text.lstrip().partition("\n\n")
+        body = LINK_TO_NOTEBOOK.sub(r"](\1.md", rest)
+        found[page] = {page: (title + newline + notice + body).encode()}
+        for name, data in resources["outputs"].items():
+            found[page][f"tutorials/{name}"] = data
+    return found
+
+
 if __name__ == "<run_path>":  # how mkdocs-gen-files runs it
     import mkdocs_gen_files
 
-    for name, text in generated_pages().items():
-        with mkdocs_gen_files.open(name, "w") as file:
-            file.write(text)
+    files = {name: text.encode() for name, text in generated_pages().items()}
+    for each in tutorials().values():
+        files |= each
+    for name, content in files.items():
+        with mkdocs_gen_files.open(name, "wb") as file:
+            file.write(content)

@@ -1,4 +1,4 @@
-"""README.md and docs/: links, Python blocks, commands and the list of pages."""
+"""README.md and docs/: links, blocks, commands, options, tutorials and the list of pages."""
 
 import functools
 import importlib.util
@@ -19,6 +19,7 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
+from omniglot_tree import REAL, write_whole
 from PIL import Image
 from worlds import run_world
 
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 FENCE = re.compile(r"^(?:<!-- ([^\n]*) -->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NOTEBOOKS = sorted(DOCS.glob("tutorials/*.ipynb"))
 NOT_RUN = ("not run", "not checked", "slow")
 """What the comment before a block begins with that `make test` does not run, with the reason.
 
@@ -63,6 +65,11 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r" ", "-", each.strip()) for each in words}
 
 
+def notebook_cells(path: Path, kind: str) -> list[str]:
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == kind]
+
+
 def broken_links(page: Path, text: str) -> list[str]:
     generated = generator().generated_pages()
     found = []
@@ -74,6 +81,8 @@ def broken_links(page: Path, text: str) -> list[str]:
         inside = str(path.relative_to(DOCS)) if path.is_relative_to(DOCS) else ""
         if path == page:
             content = text
+        elif path.with_suffix(".ipynb") in NOTEBOOKS:
+            content = "\n".join(notebook_cells(path.with_suffix(".ipynb"), "markdown"))
         elif inside in generated:
             content = generated[inside]
         elif path.is_file():
@@ -108,7 +117,8 @@ def test_the_list_of_pages_is_complete():
     text = (ROOT / "mkdocs.yml").read_text("utf-8").replace("!!python/name:", "")
     listed = re.findall(r"[\w/]+\.md", json.dumps(yaml.safe_load(text)["nav"]))
     pages = [str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")]
-    assert sorted(listed) == sorted([*pages, *generator().generated_pages()])
+    notebooks = [f"tutorials/{path.stem}.md" for path in NOTEBOOKS]
+    assert sorted(listed) == sorted([*pages, *notebooks, *generator().generated_pages()])
 
 
 def test_the_reference_names_every_option_of_the_configuration():
@@ -214,6 +224,37 @@ def test_python_blocks_run(page, trained, monkeypatch, capsys):
     module = trained / f"page_{page.stem}.py"
     module.write_text("\n".join(own))
     runpy.run_path(str(module), run_name=module.stem)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+def test_text_and_commands_of_notebooks(path):
+    """Links, options in the text and overrides of the commands; `make test-slow` executes them."""
+    text = "\n\n".join(notebook_cells(path, "markdown"))
+    assert broken_links(path, text) == [] and unknown_options(text) == []
+    lines = "\n".join(notebook_cells(path, "code")).replace("\\\n", " ").splitlines()
+    found = [line.removeprefix("!{metadist} ") for line in lines if line.startswith("!{metadist}")]
+    assert found
+    for line in found:
+        if "inner_lrr" not in line:  # shows the error
+            check_command(["metadist", *shlex.split(line.removesuffix("| cat"))])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+def test_notebooks_run(path, tmp_path, monkeypatch):
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    if "omniglot" in path.read_text("utf-8"):
+        (tmp_path / "data").mkdir()
+        if (REAL / "images_background.zip").exists():
+            (tmp_path / "data/omniglot").symlink_to(REAL)
+        else:
+            write_whole(tmp_path / "data/omniglot", examples=20)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("METADIST_CACHE", str(tmp_path / "cache"))
+    notebook = nbformat.read(path, as_version=4)
+    resources = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=900, resources=resources).execute()
 
 
 @pytest.mark.slow
