@@ -1,5 +1,6 @@
 """The results of a run, as in `results.json`."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,6 +12,9 @@ from metadist.tasks import EpisodeDescription, TaskDistribution, task_keys
 from metadist.training.evaluation import Estimate, Evaluation
 from metadist.training.experiment import Experiment
 from metadist.training.query_predictions import QueryPredictions
+
+_OF_A_STEP = re.compile(r".+_(before|after_\d+)")
+"""Metrics before adaptation and after k inner steps."""
 
 BEST = "best by validation"
 """What the protocol calls the checkpoint of `trainer.test_checkpoint=best`."""
@@ -159,8 +163,7 @@ def own_metrics(estimates: Mapping[str, Estimate], metric: str) -> Iterator[tupl
         metric: "accuracy" or "mse".
     """
     for name, each in estimates.items():
-        of_a_step = name.endswith("_before") or "_after_" in name
-        if name not in ("loss", metric) and not of_a_step:
+        if name not in ("loss", metric) and not _OF_A_STEP.fullmatch(name):
             yield name, each.mean
 
 

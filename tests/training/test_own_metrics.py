@@ -1,0 +1,61 @@
+"""A metric of the user's algorithm: from every strategy to files, console, plots and callbacks."""
+
+import pytest
+from PIL import Image
+from tiny import build, records, train
+from worlds import run_world
+
+from metadist.algorithms import MAML
+from metadist.reports import read_results, read_test_predictions
+from metadist.training import Trainer
+
+CLASS = f"algorithm._target_={__name__}.MAMLWithConfidence"
+NAMES = ("confidence", "seen_after_hours")
+
+
+class MAMLWithConfidence(MAML):
+    def metrics(self, predictions, targets, suffix=""):
+        found = super().metrics(predictions, targets, suffix)
+        confidence = predictions.detach().softmax(-1).amax(-1).mean(-1)
+        return {**found, f"confidence{suffix}": confidence, f"seen_after_hours{suffix}": confidence}
+
+
+@pytest.mark.parametrize(("strategy", "size"), [("rpc", 2), ("allreduce", 2)])
+def test_an_own_metric_is_in_all_files_and_equal_for_every_strategy(tmp_path, strategy, size):
+    run_world(train, size, str(tmp_path / "world"), CLASS, f"strategy={strategy}")
+    train(str(tmp_path / "local"), CLASS, "strategy=local")
+    world, local = read_results(tmp_path / "world"), read_results(tmp_path / "local")
+    tasks = read_test_predictions(tmp_path / "world")
+    for name in NAMES:
+        assert 1 / 3 <= world[f"test_{name}"] == local[f"test_{name}"] <= 1
+        mean = sum(task[name] for task in tasks) / len(tasks)
+        assert mean == pytest.approx(world[f"test_{name}"], rel=1e-12)
+        for split, count in (("train", 4), ("validation", 2)):
+            both = [
+                [line[f"{split}_{name}"] for line in records(directory) if f"{split}_loss" in line]
+                for directory in (tmp_path / "world", tmp_path / "local")
+            ]
+            assert both[0] == both[1] and len(both[0]) == count
+    assert not [name for name in world if name.startswith("test_confidence_")]
+
+
+def test_an_own_metric_is_on_the_console_and_in_the_plots(tmp_path, capsys):
+    options = ("strategy=local", "logger=console")
+    train(str(tmp_path / "plain"), "strategy=local")
+    Trainer(build(tmp_path / "own", CLASS, *options, omit=("logger",))).run()
+    text = capsys.readouterr().out
+    for split in ("validation", "test metrics"):
+        line = next(line for line in text.splitlines() if split in line)
+        assert "confidence 0." in line and "seen_after_hours 0." in line
+    plain, own = (
+        Image.open(tmp_path / name / "learning_curves.png").size for name in ("plain", "own")
+    )
+    assert own[0] * own[1] > 1.9 * plain[0] * plain[1]  # four panels instead of two
+
+
+def test_early_stopping_by_an_own_metric(tmp_path):
+    options = ("callbacks=early_stopping", "callbacks.early_stopping.metric=confidence")
+    stop = ("callbacks.early_stopping.mode=max", "callbacks.early_stopping.min_delta=1")
+    patience = ("callbacks.early_stopping.patience=1", "trainer.eval_every=1")
+    results = train(str(tmp_path), CLASS, "strategy=local", *options, *stop, *patience)
+    assert results["iterations"] == 2
