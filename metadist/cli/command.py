@@ -27,6 +27,7 @@ COMMANDS = {
     "ddp": Command("metadist.cli.main:ddp", "supervised data-parallel training"),
     "report": Command("metadist.cli.report:main", "table and plot of a folder of runs"),
     "evaluate": Command("metadist.cli.evaluate:main", "test a run under another protocol"),
+    "compare": Command("metadist.cli.compare:main", "paired difference of two runs' tests"),
     "predict": Command("metadist.cli.predict:main", "classify images with a trained model"),
     "replay": Command("metadist.cli.replay:main", "replay a single task of a run"),
     "fetch": Command("metadist.cli.fetch:main", "download a dataset"),

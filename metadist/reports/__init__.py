@@ -8,6 +8,7 @@ from metadist.reports.comparison import (
     is_runtime_key,
     protocol_differences,
 )
+from metadist.reports.paired_comparison import PairedDifference, compare_runs
 from metadist.reports.run_directory import (
     CHECKPOINT_DIRECTORY,
     CONFIG_FILE,
@@ -49,6 +50,8 @@ __all__ = [
     "TEST_PREDICTIONS_FILE",
     "TEST_TASKS_FILE",
     "WORKER_ERROR_FILE",
+    "PairedDifference",
+    "compare_runs",
     "config_fingerprint",
     "flatten_config",
     "format_differences",

@@ -1,0 +1,52 @@
+"""Compare two runs on their test tasks: metadist compare RUN RUN.
+
+Prints the difference of the second run's test metric from the first one's, with its 95% interval.
+Both runs must have been tested on the same tasks: the difference is taken task by task.
+"""
+
+import argparse
+from pathlib import Path
+
+from metadist.cli.main import exit_status
+from metadist.reports import PairedDifference, compare_runs
+
+
+def summary(found: PairedDifference, first: Path, second: Path) -> list[str]:
+    """The lines to print."""
+    percent = found.metric == "accuracy"
+    name = "accuracy" if percent else "MSE"
+    value = "{:.2%}" if percent else "{:.5g}"
+    signed = "{:+.2%}" if percent else "{:+.5g}"
+    width = max(len(str(path)) for path in (first, second))
+    lines = [f"test {name} over the same {found.tasks} tasks"]
+    for path, mean in zip((first, second), found.means, strict=True):
+        lines.append(f"  {path!s:<{width}}  {value.format(mean)}")
+    line = f"difference {signed.format(found.difference)}"
+    if found.ci95 is None:
+        return [*lines, f"{line} (no interval: the values are not finite, or of a single task)"]
+    side = "contains" if abs(found.difference) <= found.ci95 else "does not contain"
+    interval = value.format(found.ci95)
+    return [*lines, f"{line} ± {interval} (second minus first, 95% interval, {side} 0)"]
+
+
+def main() -> int:
+    """Compare from the command line; returns the exit status."""
+    _, description = (__doc__ or "").split("\n\n", 1)
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("first", metavar="RUN", type=Path, help="a run's directory")
+    parser.add_argument("second", metavar="RUN", type=Path, help="another one")
+    parser.add_argument(
+        "--ignore",
+        metavar="KEY",
+        action="append",
+        default=[],
+        help="a key of the protocol that may differ, such as backbone; may be repeated",
+    )
+    options = parser.parse_args()
+
+    def compare() -> None:
+        first, second = options.first, options.second
+        found = compare_runs(first, second, options.ignore)
+        print("\n".join(summary(found, first, second)))
+
+    return exit_status(compare)

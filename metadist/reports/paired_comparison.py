@@ -1,0 +1,105 @@
+"""Paired comparison of two runs that were tested on the same tasks."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from metadist.errors import UserError
+from metadist.reports.comparison import format_differences, protocol_differences
+from metadist.reports.run_directory import (
+    TEST_PREDICTIONS_FILE,
+    read_results,
+    read_test_predictions,
+)
+from metadist.reports.statistics import mean_and_ci95
+
+_SAME = ("classes", "query_images", "labels", "targets")
+"""What is equal in two records of the same task."""
+
+
+class PairedDifference(NamedTuple):
+    """The difference of two runs over their common test tasks.
+
+    Attributes:
+        metric: "accuracy" or "mse".
+        means: of the first and of the second run.
+        difference: mean over tasks of the second run's value minus the first one's.
+        ci95: half the width of its 95% interval; None for a single task or values that are not
+            finite.
+        tasks: number of tasks.
+    """
+
+    metric: str
+    means: tuple[float, float]
+    difference: float
+    ci95: float | None
+    tasks: int
+
+
+def compare_runs(first: Path, second: Path, ignore: Iterable[str] = ()) -> PairedDifference:
+    """The difference of two runs' test metric, paired by task.
+
+    Hard and easy tasks affect both runs, so the interval of the difference is narrower than those
+    of the two means suggest. It is Student's over the tasks' differences: it tells what other tasks
+    would give, not what another seed of training would.
+
+    Args:
+        first: a run's directory.
+        second: a run's directory.
+        ignore: keys of the protocol that may differ, such as "backbone".
+
+    Raises:
+        UserError: a run has not finished or has no predictions, the protocols differ, or the test
+            tasks are not the same.
+    """
+    results = {name: _results(path) for name, path in (("first", first), ("second", second))}
+    protocols = {name: each.get("protocol", {}) for name, each in results.items()}
+    if differences := protocol_differences(protocols, ignore):
+        keys = " ".join(f"--ignore {key}" for key in differences)
+        raise UserError(
+            f"{first} and {second} were tested under different protocols "
+            f"({'; '.join(format_differences(differences))}): test both under the same one, or, if "
+            f"that is what you compare, add {keys}."
+        )
+    metrics = [_metric(each) for each in results.values()]
+    records = [_predictions(path) for path in (first, second)]
+    if metrics[0] != metrics[1] or not _same_tasks(*records):
+        raise UserError(
+            f"{first} and {second} were not tested on the same tasks: give both the same dataset, "
+            "task, trainer.eval_seed and trainer.eval_tasks."
+        )
+    metric = metrics[0]
+    values = [[float(record[metric]) for record in each] for each in records]
+    pairs = list(zip(*values, strict=True))
+    difference, ci95 = mean_and_ci95([b - a for a, b in pairs])
+    means = (mean_and_ci95(values[0])[0], mean_and_ci95(values[1])[0])
+    return PairedDifference(metric, means, difference, ci95, len(pairs))
+
+
+def _results(directory: Path) -> Mapping[str, Any]:
+    results = read_results(directory)
+    if results is None:
+        raise UserError(
+            f"{directory} holds no results.json: give the directory of a run that has finished."
+        )
+    return results
+
+
+def _predictions(directory: Path) -> Sequence[Mapping[str, Any]]:
+    records = read_test_predictions(directory)
+    if not records:
+        raise UserError(
+            f"{directory} holds no {TEST_PREDICTIONS_FILE}, because an earlier version of metadist "
+            "tested it: test it again, with resume=auto."
+        )
+    return records
+
+
+def _metric(results: Mapping[str, Any]) -> str:
+    return "accuracy" if "test_accuracy" in results else "mse"
+
+
+def _same_tasks(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]) -> bool:
+    return len(first) == len(second) and all(
+        a.get(key) == b.get(key) for a, b in zip(first, second, strict=True) for key in _SAME
+    )
