@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from metadist.config.instantiate import locate_target
 from metadist.distributed import get_rank, get_world_size
 from metadist.distributed.job import current_job
-from metadist.distributed.leaving import has_left
+from metadist.distributed.process_exit import has_left
 from metadist.distributed.rendezvous import all_gather_object
 from metadist.distributed.store import world_store
 from metadist.distributed.world import restart_count

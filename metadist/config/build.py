@@ -13,10 +13,9 @@ from torch import nn
 from metadist.algorithms import Learner
 from metadist.config.instantiate import instantiate as instantiate_node
 from metadist.config.instantiate import locate_target
-from metadist.config.plain import to_plain
+from metadist.config.plain import redact_secrets, to_plain
 from metadist.config.sanity_check import run_sanity_check
 from metadist.config.schema import Settings, validate
-from metadist.config.secrets import redact_secrets
 from metadist.distributed import get_rank, get_worker_id, get_world_size
 from metadist.distributed.job import current_job
 from metadist.distributed.partitioners import as_shards

@@ -1,13 +1,47 @@
-"""Exit of a process that has used torch.distributed."""
+"""Leaving a job after an error, and the exit of a process that has used torch.distributed."""
 
 import atexit
+import contextlib
 import multiprocessing
 import os
 import sys
+import threading
+from collections.abc import Callable
 from typing import NoReturn
+
+LEAVE_SECONDS = 3.0
+"""Seconds that leaving after an error may take: a call, a collective or an upload that is stuck is
+not waited for."""
+
+_threads: list[threading.Thread] = []
 
 _FLUSH_FAILED = 120
 """Python's exit status when standard output could not be written."""
+
+
+def leave(function: Callable[[], object]) -> None:
+    """Call a function, and wait at most `LEAVE_SECONDS` for it. Any rank, after an error.
+
+    Args:
+        function: leaves RPC or a process group, or closes a logger. What it raises is dropped: the
+            error before it is the one to report.
+    """
+
+    def call() -> None:
+        with contextlib.suppress(Exception):
+            function()
+
+    thread = threading.Thread(target=call, name="metadist-leave", daemon=True)
+    _threads.append(thread)
+    thread.start()
+    thread.join(LEAVE_SECONDS)
+
+
+def has_left() -> bool:
+    """Whether every function that `leave` called in this process has returned, so that another job
+    can run in it.
+    """
+    return not any(thread.is_alive() for thread in _threads)
 
 
 def exit_without_finalizing(status: int) -> NoReturn:

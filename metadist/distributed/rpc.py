@@ -24,7 +24,7 @@ from torch.futures import Future
 
 from metadist.distributed.errors import WorkerLostError, first_line
 from metadist.distributed.interfaces import bound_to_interface
-from metadist.distributed.leaving import leave
+from metadist.distributed.process_exit import leave
 from metadist.distributed.rendezvous import all_gather_object, rendezvous
 from metadist.distributed.store import RENDEZVOUS_TIMEOUT
 from metadist.distributed.transport import (

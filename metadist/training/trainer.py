@@ -20,7 +20,7 @@ from torch.profiler import record_function
 from metadist.algorithms import TaskResult
 from metadist.distributed import WorkerLostError, get_rank
 from metadist.distributed.job import current_job
-from metadist.distributed.leaving import leave
+from metadist.distributed.process_exit import leave
 from metadist.distributed.reducers import LinearReducer
 from metadist.errors import UserError
 from metadist.loggers import Run

@@ -1,9 +1,13 @@
-"""The end of a process whose threads are in C++ at that moment."""
+"""Leaving after an error, and the end of a process whose threads are in C++ at that moment."""
 
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
+
+from metadist.distributed import process_exit
 
 BUSY = """
 import atexit, sys, threading, time
@@ -39,3 +43,23 @@ def test_busy_threads_do_not_change_how_a_process_ends(status):
     )
     assert (done.returncode, done.stderr) == (status, "")
     assert done.stdout.split("\n") == ["begun", "others finished", "handlers ran", ""]
+
+
+def test_what_does_not_return_is_left_behind(monkeypatch):
+    monkeypatch.setattr(process_exit, "LEAVE_SECONDS", 0.1)
+    released = threading.Event()
+    process_exit.leave(released.wait)
+    assert not process_exit.has_left()
+    released.set()
+    deadline = time.monotonic() + 10
+    while not process_exit.has_left() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert process_exit.has_left()
+
+
+def test_an_error_in_leaving_does_not_replace_the_error_before_it(capsys):
+    def fail() -> None:
+        raise LookupError("also broken")
+
+    process_exit.leave(fail)
+    assert capsys.readouterr().err == "" and process_exit.has_left()

@@ -6,7 +6,7 @@ from tiny import SMALL, compose
 from worlds import run_world
 
 from metadist.config import build_experiment
-from metadist.config.secrets import redact_secrets
+from metadist.config.plain import redact_secrets
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
