@@ -1,14 +1,18 @@
-"""Table and plot of a folder of runs: metadist report FOLDER.
+"""Report on a run or a folder of runs: metadist report FOLDER.
 
-Writes sweep.csv, sweep.md and sweep.png into the folder, as a sweep does at its end, and prints the
-best setting. Runs that differ in the seed only are one row with mean and 95% interval; the columns
-are the overrides that differ between runs. The folder may also be a single run's directory.
+Of a run directory it writes report.html, from the files in it alone, whether the run has
+finished, is in progress or has failed. Of a folder of runs, such as a sweep, it writes
+report.html, sweep.csv, sweep.md and sweep.png, as a sweep does at its end, and prints the best
+setting: runs that differ in the seed only are one row with mean and 95% interval; the columns are
+the overrides that differ between runs.
 """
 
 import argparse
 from pathlib import Path
 
 from metadist.cli.main import exit_status
+from metadist.reports.run_record import is_run
+from metadist.reports.run_report import write_run_report
 from metadist.reports.sweep_report import write_sweep_report
 
 
@@ -16,6 +20,15 @@ def main() -> int:
     """Report from the command line; returns the exit status."""
     _, description = (__doc__ or "").split("\n\n", 1)
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("folder", type=Path, help="contains the run directories, at any depth")
+    parser.add_argument(
+        "folder", type=Path, help="a run directory, or contains run directories at any depth"
+    )
     folder = parser.parse_args().folder.resolve()
-    return exit_status(lambda: print("\n".join(write_sweep_report(folder).summary_lines())))
+
+    def report() -> None:
+        if is_run(folder):
+            print(write_run_report(folder))
+        else:
+            print("\n".join(write_sweep_report(folder).summary_lines()))
+
+    return exit_status(report)

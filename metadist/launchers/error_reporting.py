@@ -49,6 +49,8 @@ END_SECONDS = 10.0
 
 _report_lock = threading.Lock()  # held from this process's first report on
 
+_error_file: Path | None = None
+
 
 class RemoteRankFailed(Exception):
     """Another rank failed, and reports it; the text, if any, is for a sweep's record."""
@@ -140,10 +142,25 @@ def report_error_and_continue(error: Exception, in_job: bool, message: str, if_e
         print(message, file=sys.stderr, flush=True)
 
 
+def record_error_in(path: Path | None) -> None:
+    """Write the next error that this process reports into a file too. Any rank.
+
+    Args:
+        path: the file; None for none.
+    """
+    global _error_file
+    _error_file = path
+
+
 def print_error(text: str) -> None:
     """Print the final message of a job or sweep to standard error and torchrun's error file."""
+    global _error_file
     sys.stdout.flush()
     print(text, file=sys.stderr, flush=True)
+    file, _error_file = _error_file, None
+    if file is not None:
+        with contextlib.suppress(OSError):
+            file.write_text(text.removeprefix("error: ") + "\n", encoding="utf-8")
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         message = text.removeprefix("error: ")
         extra = {"py_callstack": message, "timestamp": str(int(time.time()))}

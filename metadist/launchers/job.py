@@ -20,13 +20,15 @@ from metadist.kernels import disable_native, native_available
 from metadist.launchers.error_reporting import (
     RemoteRankFailed,
     end_process,
+    record_error_in,
     report_error,
     wants_traceback,
 )
 from metadist.launchers.run_spec import RunSpec, finished_results, save_configuration
-from metadist.reports import CHECKPOINT_DIRECTORY
+from metadist.reports import CHECKPOINT_DIRECTORY, ERROR_FILE, write_environment
 from metadist.training import Experiment, Interrupted, Trainer, resolve_device
 from metadist.training.checkpoints import has_checkpoints
+from metadist.training.environment import environment_of
 
 _log = logging.getLogger(__name__)
 
@@ -139,7 +141,10 @@ def run_job(spec: RunSpec, on_built: Callable[[Experiment], None] | None = None)
                 on_built(experiment)
             if get_rank() == 0:
                 save_configuration(spec)
+                write_environment(spec.directory, environment_of(experiment))
+            record_error_in(spec.directory / ERROR_FILE)
             results = Trainer(experiment).run()
+            record_error_in(None)
     except Exception as error:
         raise JobFailure(error, in_job) from error
     except SystemExit as error:

@@ -13,6 +13,7 @@ from metadist.config import Settings, to_plain, validate
 from metadist.errors import UserError
 from metadist.reports import (
     CONFIG_FILE,
+    ERROR_FILE,
     FAILURE_FILE,
     HYDRA_FILE,
     OVERRIDES_FILE,
@@ -97,7 +98,7 @@ def save_configuration(spec: RunSpec) -> None:
     Rank zero calls it once the experiment is built, so that a refused run leaves no files. Results
     of an earlier run in the directory, such as a shorter one that is now continued, are removed.
     """
-    for name in (RESULTS_FILE, TEST_PREDICTIONS_FILE):
+    for name in (RESULTS_FILE, TEST_PREDICTIONS_FILE, FAILURE_FILE, ERROR_FILE):
         (spec.directory / name).unlink(missing_ok=True)
     (spec.directory / CONFIG_FILE).parent.mkdir(parents=True, exist_ok=True)
     texts = {
@@ -108,7 +109,6 @@ def save_configuration(spec: RunSpec) -> None:
         texts[HYDRA_FILE] = OmegaConf.to_yaml(spec.hydra)
     for name, text in texts.items():
         (spec.directory / name).write_text(text, encoding="utf-8")
-    (spec.directory / FAILURE_FILE).unlink(missing_ok=True)
 
 
 def finished_results(spec: RunSpec) -> dict[str, Any] | None:

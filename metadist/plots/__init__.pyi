@@ -2,18 +2,50 @@ from .adaptation import AdaptationData, plot_adaptation
 from .classification import ClassificationData, plot_test_tasks
 from .learning_curves import ComparisonData, plot_comparison, plot_learning_curves
 from .regression import RegressionData, plot_regression_tasks
+from .run_figures import (
+    Figure,
+    confusion_matrix,
+    learning_curve,
+    metric_by_steps,
+    metric_label,
+    regression_task,
+    task_histogram,
+    time_bar,
+    training_curve,
+)
 from .sweep import SweepData, plot_sweep
+from .sweep_figures import (
+    SettingData,
+    compared_curves,
+    heat_map,
+    parallel_coordinates,
+    settings_with_intervals,
+)
 
 __all__ = [
     "AdaptationData",
     "ClassificationData",
     "ComparisonData",
+    "Figure",
     "RegressionData",
+    "SettingData",
     "SweepData",
+    "compared_curves",
+    "confusion_matrix",
+    "heat_map",
+    "learning_curve",
+    "metric_by_steps",
+    "metric_label",
+    "parallel_coordinates",
     "plot_adaptation",
     "plot_comparison",
     "plot_learning_curves",
     "plot_regression_tasks",
     "plot_sweep",
     "plot_test_tasks",
+    "regression_task",
+    "settings_with_intervals",
+    "task_histogram",
+    "time_bar",
+    "training_curve",
 ]

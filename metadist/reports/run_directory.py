@@ -21,6 +21,12 @@ its metrics."""
 FAILURE_FILE = "failure.json"
 """Written for a failed job of a sweep: its error, exit status and overrides."""
 
+ERROR_FILE = "error.txt"
+"""The message of the error that ended the run, with its traceback. A later attempt removes it."""
+
+ENVIRONMENT_FILE = "environment.json"
+"""Versions, commit, device and workers, written when the run starts."""
+
 WORKER_ERROR_FILE = "worker_error.txt"
 """Written by the workers of a job that a launcher started; the launcher reads and deletes it."""
 
@@ -34,8 +40,13 @@ REPLAY_DIRECTORY = "replays"
 
 LEARNING_CURVES_FILE = "learning_curves.png"
 TEST_TASKS_FILE = "test_tasks.png"
+TEST_TASKS_DATA_FILE = "test_tasks.json"
+"""Images or points, and predictions, of the hardest and of some typical test tasks."""
+
+HTML_FILE = "report.html"
 
 CONTENTS: Mapping[str, str] = {
+    HTML_FILE: "report for a browser",
     RESULTS_FILE: "these metrics and the protocol",
     METRICS_FILE: "one line per iteration",
     TEST_PREDICTIONS_FILE: "one line per test task",
@@ -132,6 +143,17 @@ def write_test_predictions(path: Path, records: Iterable[Mapping[str, Any]]) -> 
     )
     with wrap_write_errors(path):
         atomic_write(path, "".join(f"{line}\n" for line in lines).encode())
+
+
+def write_environment(directory: Path, environment: Mapping[str, Any]) -> None:
+    """Write `environment.json` of a run that starts.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    path = directory / ENVIRONMENT_FILE
+    with wrap_write_errors(path):
+        path.write_text(json.dumps(environment, indent=2) + "\n", encoding="utf-8")
 
 
 def read_failure(directory: Path) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""The report on a sweep: `sweep.csv`, `sweep.md`, `sweep.png` and a summary for the console."""
+"""The report on a sweep: `sweep.csv`, `sweep.md`, `sweep.png`, `report.html`, and a summary."""
 
 import csv
 import io
@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from metadist.errors import UserError
 from metadist.files import wrap_write_errors
 from metadist.plots import SweepData, plot_sweep
 from metadist.reports.comparison import MISSING, format_differences, protocol_differences
+from metadist.reports.sweep_page import write_sweep_page
 from metadist.reports.sweep_table import (
     MetricEstimate,
     Setting,
@@ -34,6 +36,7 @@ class SweepReport:
         warnings: differences between the protocols in keys that were not swept.
         failed: names of failed runs.
         unfinished: names of runs that have neither finished nor failed.
+        missing: why `report.html` could not be written; "" if it was.
     """
 
     table: SweepTable
@@ -41,6 +44,7 @@ class SweepReport:
     warnings: tuple[str, ...]
     failed: tuple[str, ...]
     unfinished: tuple[str, ...]
+    missing: str = ""
 
     def summary_lines(self) -> list[str]:
         """The lines to print."""
@@ -52,6 +56,7 @@ class SweepReport:
             counts += f", {len(self.unfinished)} unfinished"
         lines = ["", counts, *self._best_lines()]
         lines += [f"warning: not comparable, {warning}" for warning in self.warnings]
+        lines += [f"warning: {self.missing}"] if self.missing else []
         return [*lines, *(f"  {path}" for path in self.files)]
 
     def _best_lines(self) -> list[str]:
@@ -82,7 +87,9 @@ class SweepReport:
 
 
 def write_sweep_report(folder: Path) -> SweepReport:
-    """Write `sweep.csv`, `sweep.md` and `sweep.png` into a folder of runs. One process calls it.
+    """Write `sweep.csv`, `sweep.md`, `sweep.png` and `report.html` into a folder of runs.
+
+    One process calls it. A `report.html` that cannot be written is a warning.
 
     Raises:
         UserError: there are no runs, one cannot be read, classification and regression are mixed,
@@ -90,7 +97,8 @@ def write_sweep_report(folder: Path) -> SweepReport:
     """
     runs = read_runs(folder)
     table = build_sweep_table(runs)
-    warnings = _protocol_warnings(table)
+    differences = _unswept_differences(table)
+    warnings = format_differences(differences)
     markdown = to_markdown(table)
     if warnings:
         markdown += "\n" + "".join(f"**Not comparable:** {warning}\n" for warning in warnings)
@@ -107,12 +115,20 @@ def write_sweep_report(folder: Path) -> SweepReport:
         path = folder / SWEEP_PLOT_FILE
         plot_sweep(points, table.keys, table.metric, path, _caption(table), table.selected_by)
         files.append(path)
+    missing = ""
+    try:
+        files.append(write_sweep_page(folder, table, runs, differences, warnings))
+    except UserError as error:
+        missing = str(error)
+    except Exception as error:  # the tables are written and the runs have finished
+        missing = f"report.html could not be written ({type(error).__name__}: {error})"
     return SweepReport(
         table,
         tuple(files),
         tuple(warnings),
         tuple(run.name for run in runs if run.failed),
         tuple(run.name for run in runs if run.unfinished),
+        missing,
     )
 
 
@@ -216,7 +232,7 @@ def _protocol(results: Mapping[str, Any] | None) -> dict[str, str]:
     }
 
 
-def _protocol_warnings(table: SweepTable) -> list[str]:
+def _unswept_differences(table: SweepTable) -> dict[str, dict[str, Any]]:
     """Differences between the protocols that do not follow from the swept keys."""
     protocols = {run.name: (run.results or {}).get("protocol") or {} for run in table.runs}
     varied = {key.rpartition(".")[2] for key in table.keys}
@@ -230,7 +246,7 @@ def _protocol_warnings(table: SweepTable) -> list[str]:
                 seen.setdefault(choice, set()).add(str(protocols[run.name].get(name)))
         if all(len(values) == 1 for values in seen.values()):
             varied.add(name)
-    return format_differences(protocol_differences(protocols, varied))
+    return protocol_differences(protocols, varied)
 
 
 def _caption(table: SweepTable) -> str:

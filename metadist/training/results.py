@@ -9,6 +9,7 @@ from torch import Tensor
 from metadist.algorithms import batch_norm_protocol
 from metadist.distributed import get_world_size
 from metadist.tasks import EpisodeDescription, TaskDistribution, task_keys
+from metadist.training.environment import environment_of
 from metadist.training.evaluation import Estimate, Evaluation
 from metadist.training.experiment import Experiment
 from metadist.training.query_predictions import QueryPredictions
@@ -55,6 +56,7 @@ def results_of(
         "world_size": get_world_size(),
         "strategy": x.strategy.name,
         "seed": x.seed,
+        "environment": environment_of(x),
         "method": {
             **x.learner.method(),
             "options": _options(x.configuration["algorithm"]),

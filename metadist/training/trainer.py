@@ -31,6 +31,7 @@ from metadist.reports import (
     write_results,
     write_test_predictions,
 )
+from metadist.reports.run_report import write_run_report
 from metadist.tasks import stack_episodes, task_keys
 from metadist.training.evaluation import Estimate, Evaluation, evaluate
 from metadist.training.experiment import Experiment
@@ -116,10 +117,19 @@ class Trainer:
                     if self._is_main:
                         write_results(x.directory, results)
                         plots = plot_run(x, results)
+                        self._write_report()
                         x.logger.finish(results, plots)
                         for warning in results["warnings"]:
                             self._warn(warning)
         return results
+
+    def _write_report(self) -> None:
+        """Write `report.html`. The run has finished, so that no error here makes it fail."""
+        directory = self.experiment.directory
+        try:
+            write_run_report(directory)
+        except Exception as error:
+            self._warn(f"{error} (metadist report {directory} writes the report later)")
 
     @contextlib.contextmanager
     def _joined(self) -> Iterator[None]:

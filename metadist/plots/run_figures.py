@@ -1,0 +1,338 @@
+"""Interactive figures of one run: Plotly's `data` and `layout` as plain containers.
+
+A page draws them with plotly.js; `plotly.graph_objects.Figure(figure)` is the same figure in
+Python. Texts may hold `<` and `&`. Values that are not finite are None, a gap.
+"""
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from metadist.plots.style import moving_average
+
+Figure = dict[str, Any]
+"""A figure with the keys `data` and `layout`."""
+
+# Readable on white and on black.
+BLUE = "#3b82d6"
+ORANGE = "#e8833a"
+GREEN = "#2fa463"
+RED = "#e05252"
+PURPLE = "#9a6fd6"
+GREY = "#8a8f98"
+COLORS = (BLUE, ORANGE, GREEN, RED, PURPLE, "#b0793f", "#d76cae", "#35a7b5", GREY)
+
+MAX_POINTS = 1500
+"""Of a curve; longer ones are thinned."""
+
+_FEW_POINTS = 20
+
+_LABELS = {"loss": "loss", "accuracy": "accuracy", "mse": "mean squared error"}
+
+
+def metric_label(metric: str) -> str:
+    """The name of a metric on an axis."""
+    return _LABELS.get(metric, metric.replace("_", " "))
+
+
+def finite(values: Sequence[float] | np.ndarray) -> list[float | None]:
+    """The values, with None for those that are not finite."""
+    return [float(value) if math.isfinite(value) else None for value in values]
+
+
+def text(value: object) -> str:
+    """A text as Plotly shows it, which reads some tags."""
+    return html.escape(str(value), quote=False)
+
+
+def axis(title: str, metric: str = "", **options: Any) -> dict[str, Any]:
+    """An axis; that of an accuracy is in percent."""
+    percent = {"tickformat": ".0%", "hoverformat": ".2%"} if metric == "accuracy" else {}
+    return {"title": {"text": text(title)}, "automargin": True, **percent, **options}
+
+
+def iteration_axis(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The axis of training iterations, with whole numbers alone."""
+    short = max((int(each["iteration"]) for each in metrics), default=0) <= 10
+    return axis("training iteration", **({"dtick": 1} if short else {}))
+
+
+def series(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Iterations and values of a metric, in order of the iterations."""
+    points = sorted((int(each["iteration"]), float(each[name])) for each in metrics if name in each)
+    iterations = np.array([iteration for iteration, _ in points], dtype=np.int64)
+    return iterations, np.array([value for _, value in points], dtype=np.float64)
+
+
+def thin(iterations: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """At most `MAX_POINTS` points of a curve: the lowest and the highest of each interval.
+
+    Points that are not finite are left out of a curve that is thinned.
+    """
+    if len(values) <= MAX_POINTS:
+        return iterations, values
+    kept = []
+    for part in np.array_split(np.arange(len(values)), MAX_POINTS // 2):
+        part = part[np.isfinite(values[part])]
+        if len(part):
+            ends = {part[values[part].argmin()], part[values[part].argmax()]}
+            kept += sorted(ends)
+    return iterations[kept], values[kept]
+
+
+def learning_curve(
+    metrics: Sequence[Mapping[str, Any]],
+    metric: str,
+    test: tuple[float, float] | None = None,
+    intervals: bool = False,
+) -> Figure:
+    """A metric in training and validation against the iteration.
+
+    Args:
+        metrics: of the run, as in `metrics.jsonl`.
+        metric: such as "loss"; `train_{metric}` and `validation_{metric}` are shown.
+        test: the metric of the test and half the width of its interval; None for no line.
+        intervals: whether `validation_ci95` is of this metric.
+    """
+    data: list[dict[str, Any]] = []
+    iterations, values = series(metrics, f"train_{metric}")
+    if len(values):
+        x, y = thin(iterations, values)
+        smooth = len(values) >= _FEW_POINTS
+        data.append(
+            _line(x, y, "training", BLUE, opacity=0.35 if smooth else 1.0, line={"width": 1})
+        )
+        if smooth:
+            mean = moving_average(values, max(5, len(values) // 25))
+            x, y = thin(iterations, mean)
+            data.append(_line(x, y, "training, smoothed", BLUE, line={"width": 2}))
+    iterations, values = series(metrics, f"validation_{metric}")
+    if len(values):
+        curve = _line(iterations, values, "validation", ORANGE, mode="lines+markers")
+        widths = {int(each["iteration"]): each.get("validation_ci95") for each in metrics}
+        if intervals and all(isinstance(widths.get(int(i)), float) for i in iterations):
+            shown = [widths[int(i)] if math.isfinite(widths[int(i)]) else 0 for i in iterations]
+            curve["error_y"] = {"type": "data", "array": shown, "thickness": 1, "width": 2}
+        data.append(curve)
+    layout: dict[str, Any] = {
+        "xaxis": iteration_axis(metrics),
+        "yaxis": axis(metric_label(metric), metric),
+        "hovermode": "x unified",
+    }
+    if test is not None and math.isfinite(test[0]):
+        mean_, half = test
+        layout["shapes"] = [
+            _horizontal(mean_, {"color": GREEN, "dash": "dash", "width": 1.5}),
+            *([_band(mean_ - half, mean_ + half)] if math.isfinite(half) else []),
+        ]
+        layout["annotations"] = [
+            {
+                "text": "test",
+                "x": 1,
+                "xref": "paper",
+                "xanchor": "right",
+                "y": mean_,
+                "yanchor": "bottom",
+                "showarrow": False,
+                "font": {"color": GREEN},
+            }
+        ]
+    return {"data": data, "layout": layout}
+
+
+def training_curve(
+    metrics: Sequence[Mapping[str, Any]], name: str, label: str, logarithmic: bool = False
+) -> Figure:
+    """A quantity of every iteration, such as `gradient_norm` or `learning_rate`."""
+    iterations, values = series(metrics, name)
+    if logarithmic:
+        values = np.where(values > 0, values, np.nan)
+    x, y = thin(iterations, values)
+    kind = {"type": "log"} if logarithmic else {"rangemode": "tozero"}
+    layout = {
+        "xaxis": iteration_axis(metrics),
+        "yaxis": axis(label, **kind),
+        "hovermode": "x unified",
+        "showlegend": False,
+    }
+    return {"data": [_line(x, y, label, BLUE, line={"width": 1.3})], "layout": layout}
+
+
+def metric_by_steps(rows: Sequence[Mapping[str, Any]], metric: str) -> Figure:
+    """The test metric after each number of inner steps, with 95% intervals.
+
+    Args:
+        rows: `steps`, `mean` and `ci95` of each, as in `results.json`.
+        metric: "accuracy" or "mse".
+    """
+    steps = [int(row["steps"]) for row in rows]
+    curve = _line(
+        np.array(steps),
+        np.array([float(row["mean"]) for row in rows]),
+        f"test {metric_label(metric)}",
+        GREEN,
+        mode="lines+markers",
+        error_y={
+            "type": "data",
+            "array": [half or 0 for half in finite([float(row["ci95"]) for row in rows])],
+            "thickness": 1.2,
+        },
+    )
+    ticks = {"tickmode": "array", "tickvals": steps} if len(steps) <= 12 else {}
+    layout = {
+        "xaxis": axis("inner steps", **ticks),
+        "yaxis": axis(f"test {metric_label(metric)}", metric),
+        "showlegend": False,
+    }
+    return {"data": [curve], "layout": layout}
+
+
+def task_histogram(values: Sequence[float], metric: str) -> Figure:
+    """How the metric is distributed over the test tasks, with a line at the mean."""
+    shown = [value for value in finite(values) if value is not None]
+    # One bin for each possible accuracy if there are few: bins between them would be empty.
+    distinct = sorted(set(shown))
+    gaps = [right - left for left, right in pairwise(distinct)]
+    bins: dict[str, Any] = {"nbinsx": 40}
+    if metric == "accuracy" and gaps and (size := min(gaps)) >= 0.01:
+        bins = {"xbins": {"start": -size / 2, "end": 1 + size / 2, "size": size}}
+    trace = {"type": "histogram", "x": shown, "marker": {"color": BLUE}, "name": "tasks", **bins}
+    layout: dict[str, Any] = {
+        "xaxis": axis(f"test {metric_label(metric)} of a task", metric),
+        "yaxis": axis("tasks"),
+        "showlegend": False,
+        "bargap": 0.06,
+    }
+    if shown:
+        mean = sum(shown) / len(shown)
+        line = {"type": "line", "x0": mean, "x1": mean, "y0": 0, "y1": 1, "yref": "paper"}
+        layout["shapes"] = [{**line, "line": {"color": GREEN, "dash": "dash", "width": 1.5}}]
+    return {"data": [trace], "layout": layout}
+
+
+def confusion_matrix(names: Sequence[str], counts: Sequence[Sequence[int]]) -> Figure:
+    """How often queries of each class were predicted as each class: rows are true classes."""
+    shown = [text(name) for name in names]
+    shares = [[n / (sum(row) or 1) for n in row] for row in counts]
+    trace = {
+        "type": "heatmap",
+        "x": shown,
+        "y": shown,
+        "z": shares,
+        "customdata": [list(row) for row in counts],
+        "zmin": 0,
+        "zmax": 1,
+        "colorscale": "Viridis",
+        "colorbar": {"tickformat": ".0%", "thickness": 12},
+        "hovertemplate": "true %{y}<br>predicted %{x}<br>%{customdata} (%{z:.1%})<extra></extra>",
+    }
+    layout = {
+        "xaxis": axis("predicted class", type="category"),
+        "yaxis": axis("true class", type="category", autorange="reversed"),
+    }
+    return {"data": [trace], "layout": layout}
+
+
+def time_bar(seconds: Mapping[str, float]) -> Figure:
+    """The parts of a run's time, as one bar."""
+    total = sum(seconds.values()) or 1.0
+    data = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "y": [""],
+            "x": [value],
+            "name": text(name),
+            "marker": {"color": color},
+            "text": [f"{value / total:.0%}" if value / total > 0.04 else ""],
+            "textposition": "inside",
+            "insidetextanchor": "middle",
+            "hovertemplate": f"{text(name)}: %{{x:.1f}} s ({value / total:.1%})<extra></extra>",
+        }
+        for color, (name, value) in zip(COLORS, seconds.items(), strict=False)
+    ]
+    layout = {
+        "barmode": "stack",
+        "legend": {"traceorder": "normal"},
+        "xaxis": axis("seconds"),
+        "yaxis": {"visible": False},
+        "height": 170,
+    }
+    return {"data": data, "layout": layout}
+
+
+def regression_task(
+    support: Sequence[Sequence[float]],
+    inputs: Sequence[float],
+    targets: Sequence[float],
+    before: Sequence[float],
+    after: Sequence[float],
+) -> Figure:
+    """The predictions for a scalar function before and after adaptation.
+
+    Args:
+        support: inputs and targets of the points adapted on.
+        inputs: of the queries, ascending.
+        targets: of the queries.
+        before: predictions for the queries before adaptation; may be empty.
+        after: predictions for the queries after adaptation.
+    """
+    x, mode = np.asarray(inputs, dtype=np.float64), "lines+markers"
+    marker = {"size": 5}
+    data = [
+        _line(
+            x,
+            np.asarray(values, dtype=np.float64),
+            name,
+            color,
+            mode=mode,
+            marker=marker,
+            line=line,
+        )
+        for name, values, color, line in (
+            ("truth", targets, GREEN, {"width": 2}),
+            ("before adaptation", before, GREY, {"width": 1.5, "dash": "dot"}),
+            ("after adaptation", after, BLUE, {"width": 2, "dash": "dash"}),
+        )
+        if len(values)
+    ]
+    points = {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "adapted on",
+        "x": finite(list(support[0])),
+        "y": finite(list(support[1])),
+        "marker": {"symbol": "triangle-up", "size": 11, "color": ORANGE},
+    }
+    layout = {"xaxis": axis("input"), "yaxis": axis("output")}
+    return {"data": [*data, points], "layout": layout}
+
+
+def _line(x: np.ndarray, y: np.ndarray, name: str, color: str, **options: Any) -> dict[str, Any]:
+    line = {"color": color, **options.pop("line", {})}
+    marker = {"color": color, **options.pop("marker", {})}
+    mode = {"mode": "lines+markers" if len(x) < _FEW_POINTS else "lines"}  # a point is no line
+    return {
+        "type": "scatter",
+        "x": x.tolist(),
+        "y": finite(y),
+        "name": name,
+        "line": line,
+        "marker": marker,
+        **mode,
+        **options,
+    }
+
+
+def _horizontal(y: float, line: Mapping[str, Any]) -> dict[str, Any]:
+    ends = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y}
+    return {**ends, "line": dict(line)}
+
+
+def _band(low: float, high: float) -> dict[str, Any]:
+    box = {"type": "rect", "xref": "paper", "x0": 0, "x1": 1, "y0": low, "y1": high}
+    return {**box, "fillcolor": GREEN, "opacity": 0.15, "line": {"width": 0}}

@@ -1,0 +1,237 @@
+"""Interactive figures of a sweep; see `run_figures`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from metadist.plots.run_figures import (
+    BLUE,
+    COLORS,
+    GREEN,
+    ORANGE,
+    Figure,
+    axis,
+    finite,
+    metric_label,
+    series,
+    text,
+    thin,
+)
+from metadist.plots.style import moving_average
+
+MAX_CELLS = 400
+"""Of a heat map."""
+
+
+class SettingData(NamedTuple):
+    """The runs of one setting, which differ in their seed.
+
+    Attributes:
+        values: of the swept keys, in their order.
+        mean: of the test metric.
+        ci95: half the width of its 95% interval; None if it is not known.
+        seeds: the test metric of each run by its name.
+        best: whether it is the selected setting.
+    """
+
+    values: tuple[str, ...]
+    mean: float
+    ci95: float | None
+    seeds: Mapping[str, float]
+    best: bool
+
+
+def parallel_coordinates(
+    settings: Sequence[SettingData], keys: Sequence[str], metric: str
+) -> Figure:
+    """One line for each setting through its values of the swept keys and its test metric."""
+    dimensions = [_dimension(key, [s.values[i] for s in settings]) for i, key in enumerate(keys)]
+    means = finite([setting.mean for setting in settings])
+    known = [mean for mean in means if mean is not None]
+    number = {"tickformat": ".1%"} if metric == "accuracy" else {}
+    dimensions.append({"label": f"test {metric_label(metric)}", "values": means, **number})
+    low, high = min(known, default=0.0), max(known, default=1.0)
+    line = {
+        "color": means,
+        "colorscale": "Viridis",
+        "reversescale": metric == "mse",
+        "showscale": False,
+        "cmin": low,
+        "cmax": high if high > low else low + 1e-9,
+    }
+    data = [{"type": "parcoords", "line": line, "dimensions": dimensions}]
+    return {"data": data, "layout": {"margin": {"l": 60, "r": 60, "t": 60, "b": 20}}}
+
+
+def heat_map(settings: Sequence[SettingData], keys: Sequence[str], metric: str) -> Figure | None:
+    """The mean test metric by two of the swept keys, averaged over settings of the others.
+
+    The keys are the two with most values. None if fewer than two keys have several values, or if
+    the settings fill less than half of the cells.
+    """
+    values = [sort_values([s.values[i] for s in settings]) for i in range(len(keys))]
+    ranked = sorted(
+        (i for i in range(len(keys)) if len(values[i]) > 1), key=lambda i: -len(values[i])
+    )
+    if len(ranked) < 2:
+        return None
+    column, row = ranked[:2]
+    cells: dict[tuple[str, str], list[float]] = {}
+    for setting in settings:
+        cells.setdefault((setting.values[row], setting.values[column]), []).append(setting.mean)
+    size = len(values[row]) * len(values[column])
+    if size > MAX_CELLS or len(cells) * 2 < size:
+        return None
+    grid = [
+        [float(np.mean(cells[r, c])) if (r, c) in cells else np.nan for c in values[column]]
+        for r in values[row]
+    ]
+    z = [finite(line) for line in grid]
+    template = "%{z:.1%}" if metric == "accuracy" else "%{z:.3g}"
+    trace: dict[str, Any] = {
+        "type": "heatmap",
+        "x": [text(value) for value in values[column]],
+        "y": [text(value) for value in values[row]],
+        "z": z,
+        "colorscale": "Viridis",
+        "reversescale": metric == "mse",
+        "hovertemplate": f"{text(keys[column])} %{{x}}<br>{text(keys[row])} %{{y}}<br>"
+        f"test {metric_label(metric)} {template}<extra></extra>",
+        "colorbar": {"thickness": 12, **({"tickformat": ".0%"} if metric == "accuracy" else {})},
+    }
+    if len(values[column]) <= 10:
+        trace["texttemplate"] = template
+    layout = {
+        "xaxis": axis(keys[column], type="category"),
+        "yaxis": axis(keys[row], type="category"),
+    }
+    return {"data": [trace], "layout": layout}
+
+
+def settings_with_intervals(
+    settings: Sequence[SettingData], names: Sequence[str], metric: str
+) -> Figure:
+    """The test metric of each setting with its 95% interval and every seed, the best first."""
+    order = sorted(
+        range(len(settings)), key=lambda i: settings[i].mean, reverse=metric == "accuracy"
+    )
+    labels = [text(names[i]) for i in order]
+    means = {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "mean, 95% interval",
+        "x": finite([settings[i].mean for i in order]),
+        "y": labels,
+        "error_x": {
+            "type": "data",
+            "array": [finite([settings[i].ci95 or 0.0])[0] or 0.0 for i in order],
+            "thickness": 1.5,
+            "color": BLUE,
+        },
+        "marker": {
+            "size": 9,
+            "color": [GREEN if settings[i].best else BLUE for i in order],
+        },
+    }
+    points = [
+        (label, run, value)
+        for label, i in zip(labels, order, strict=True)
+        for run, value in settings[i].seeds.items()
+    ]
+    seeds = {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "one run",
+        "x": finite([value for _, _, value in points]),
+        "y": [label for label, _, _ in points],
+        "text": [text(run) for _, run, _ in points],
+        "hovertemplate": "run %{text}: %{x}<extra></extra>",
+        "marker": {"symbol": "line-ns-open", "size": 11, "color": ORANGE},
+    }
+    layout = {
+        "xaxis": axis(f"test {metric_label(metric)}", metric),
+        "yaxis": {"type": "category", "automargin": True, "autorange": "reversed"},
+        "height": 150 + 26 * len(settings),
+        "hovermode": "closest",
+    }
+    return {"data": [means, seeds], "layout": layout}
+
+
+def compared_curves(
+    runs: Mapping[str, Sequence[Mapping[str, Any]]], metric: str, groups: Mapping[str, str]
+) -> Figure:
+    """The validation metric of several runs; of one without validation, the smoothed training.
+
+    Runs of one group, such as the seeds of a setting, have one color. The axis of the iterations
+    is logarithmic if some runs are ten times as long as others.
+
+    Args:
+        runs: the metrics of each run by its name.
+        metric: "accuracy" or "mse".
+        groups: the group of each run by its name.
+    """
+    colors = {
+        group: COLORS[i % len(COLORS)] for i, group in enumerate(dict.fromkeys(groups.values()))
+    }
+    data, ends = [], []
+    shown: set[str] = set()
+    for name, metrics in runs.items():
+        iterations, values = series(metrics, f"validation_{metric}")
+        note = ""
+        if not len(values):
+            iterations, values = series(metrics, f"train_{metric}")
+            values, note = (
+                moving_average(values, max(1, len(values) // 50)) if len(values) else values,
+                ", training",
+            )
+        if not len(values):
+            continue
+        iterations, values = thin(iterations, values)
+        ends.append(int(iterations[-1]))
+        group = groups[name]
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers" if len(values) < 40 else "lines",
+                "x": iterations.tolist(),
+                "y": finite(values),
+                "name": text(group + note),
+                "legendgroup": text(group),
+                "showlegend": group not in shown,
+                "line": {"color": colors[group], "width": 1.6},
+                "hovertemplate": f"{text(name)}{note}: %{{y}} at %{{x}}<extra></extra>",
+            }
+        )
+        shown.add(group)
+    logarithmic = bool(ends) and max(ends) >= 10 * min(ends)
+    layout = {
+        "xaxis": axis("training iteration", **({"type": "log"} if logarithmic else {})),
+        "yaxis": axis(f"validation {metric_label(metric)}", metric),
+        "legend": {"y": -0.2, "yanchor": "top"},
+        "margin": {"t": 20},
+        "hovermode": "closest",
+    }
+    return {"data": data, "layout": layout}
+
+
+def sort_values(values: Sequence[str]) -> list[str]:
+    """Different values: numbers in ascending order, other values in their first order."""
+    distinct = list(dict.fromkeys(values))
+    try:
+        return sorted(distinct, key=float)
+    except ValueError:
+        return distinct
+
+
+def _dimension(key: str, values: Sequence[str]) -> dict[str, Any]:
+    """An axis with one tick for each value, evenly spaced, so that 0.001 and 0.01 stay apart."""
+    distinct = sort_values(values)
+    ticks = range(len(distinct))
+    return {
+        "label": text(key),
+        "values": [distinct.index(value) for value in values],
+        "tickvals": list(ticks),
+        "ticktext": [text(value) for value in distinct],
+        "range": [-0.05, max(len(distinct) - 0.95, 0.05)],
+    }

@@ -1,0 +1,243 @@
+"""Everything that a run has recorded in its directory, whether it has finished or not."""
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from metadist.errors import UserError
+from metadist.loggers import METRICS_FILE, read_metrics
+from metadist.reports.run_directory import (
+    CONFIG_FILE,
+    ENVIRONMENT_FILE,
+    ERROR_FILE,
+    HYDRA_FILE,
+    RESULTS_FILE,
+    TEST_TASKS_DATA_FILE,
+    read_config,
+    read_failure,
+    read_json,
+    read_overrides,
+    read_results,
+    read_test_predictions,
+)
+
+Status = Literal["finished", "failed", "stopped", "running", "ended without results"]
+
+_RUNNING_SECONDS = 300.0
+"""A run without results whose newest metrics are older has probably been killed."""
+
+_STOPPED = "stopped "
+"""How the message of a run begins that a signal has stopped."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The record of a run.
+
+    Attributes:
+        directory: the run directory.
+        config: the composed configuration, interpolations unresolved.
+        hydra: Hydra's own node; {} without one.
+        overrides: of the command line.
+        metrics: the lines of `metrics.jsonl`.
+        results: the content of `results.json`; None if the run has not finished.
+        error: the message of the error that ended the run, with its traceback; "" without one.
+        environment: versions, commit, device and workers.
+        predictions: the lines of `test_predictions.jsonl`; empty without the file.
+        test_tasks: data of the "hardest" and some "typical" test tasks; {} if they are not saved.
+        written: when the newest metrics were written, in seconds since 1970; None without any.
+    """
+
+    directory: Path
+    config: Mapping[str, Any]
+    hydra: Mapping[str, Any]
+    overrides: Sequence[str]
+    metrics: Sequence[Mapping[str, Any]]
+    results: Mapping[str, Any] | None
+    error: str
+    environment: Mapping[str, Any]
+    predictions: Sequence[Mapping[str, Any]]
+    test_tasks: Mapping[str, Sequence[Mapping[str, Any]]]
+    written: float | None
+
+    def status(self, now: float) -> Status:
+        """How far the run has come.
+
+        Args:
+            now: seconds since 1970.
+        """
+        if self.error:
+            return "stopped" if self.error.startswith(_STOPPED) else "failed"
+        if self.results is not None:
+            return "finished"
+        recent = self.written is not None and now - self.written < _RUNNING_SECONDS
+        return "running" if recent else "ended without results"
+
+    @cached_property
+    def metric(self) -> str:
+        """The metric of validation and test: "accuracy", or "mse" for regression."""
+        names = {name for each in (self.results or {}, *self.metrics[:1]) for name in each}
+        return "mse" if names & {"test_mse", "train_mse"} else "accuracy"
+
+    @cached_property
+    def title(self) -> str:
+        """One line, such as `maml on omniglot, 5-way 1-shot`."""
+        protocol = (self.results or {}).get("protocol", {})
+        task = {**_mapping(self.config.get("task")), **protocol}
+        algorithm = (self.results or {}).get("method", {}).get("algorithm")
+        algorithm = algorithm or self._choice("algorithm")
+        dataset = protocol.get("dataset") or self._choice("dataset")
+        ways = "" if self.metric == "mse" else f"{task.get('ways', '?')}-way "
+        return f"{algorithm} on {dataset}, {ways}{task.get('shots', '?')}-shot"
+
+    @cached_property
+    def preset(self) -> str:
+        """The name of the preset of `conf/experiment`; "" without one."""
+        for override in self.overrides:
+            key, _, value = override.lstrip("+").partition("=")
+            if key == "experiment":
+                return value
+        return ""
+
+    @property
+    def iterations(self) -> tuple[int, int | None]:
+        """Finished training iterations, and how many there are to be."""
+        done = max((int(m["iteration"]) for m in self.metrics if "train_loss" in m), default=0)
+        planned = _mapping(self.config.get("trainer")).get("iterations")
+        return done, planned if isinstance(planned, int) else None
+
+    def commands(self) -> dict[str, str]:
+        """Commands that repeat the run, resume it, test it again and replay a test task."""
+        name = _mapping(self.hydra.get("job")).get("config_name") or "maml"
+        workers = int(self.environment.get("world_size", 1))
+        launcher = _mapping(self.hydra.get("runtime")).get("choices", {}).get("launcher", "none")
+        program = ["metadist"]
+        if workers > 1 and launcher == "none":
+            program = ["torchrun", "--standalone", f"--nproc_per_node={workers}", "-m", "metadist"]
+        again = shlex.join([*program, str(name), *self.overrides])
+        place = shlex.join([f"hydra.run.dir={self.directory}", "resume=auto"])
+        run, seed = shlex.quote(str(self.directory)), self.eval_seed
+        task = next(iter(self.hardest(1)), 0)
+        return {
+            "Repeat the run": again,
+            "Resume or continue it": f"{again} {place}",
+            "Replay a test task": f"metadist replay {run} --key {seed},test,0,{task}",
+            "Replay a training task": (
+                f"metadist replay {run} "
+                f"--key {self.config.get('seed', 0)},train,{max(self.iterations[0], 1)},0"
+            ),
+            "Make this report again": f"metadist report {run}",
+        }
+
+    @property
+    def eval_seed(self) -> int:
+        """What keys the test tasks."""
+        protocol = (self.results or {}).get("protocol", {})
+        trainer = _mapping(self.config.get("trainer"))
+        return int(protocol.get("eval_seed", trainer.get("eval_seed", 0)))
+
+    def task_values(self) -> list[float]:
+        """The metric of each test task."""
+        return [float(each[self.metric]) for each in self.predictions if self.metric in each]
+
+    def hardest(self, count: int) -> list[int]:
+        """The numbers of the test tasks with the worst metric, the worst first."""
+        sign = -1 if self.metric == "mse" else 1
+        values = self.task_values()
+        order = sorted(
+            range(len(values)),
+            key=lambda i: -math.inf if math.isnan(values[i]) else sign * values[i],
+        )
+        return [int(self.predictions[i]["task"]) for i in order[:count]]
+
+    def seconds(self) -> dict[str, float]:
+        """Where the wall time went, by part; {} if nothing is known."""
+        training = max((float(m["seconds"]) for m in self.metrics if "seconds" in m), default=0.0)
+        results = self.results or {}
+        if "wall_seconds" not in results:
+            return {"training": training} if training else {}
+        test = float(results.get("test_seconds", 0.0))
+        rest = max(0.0, float(results["wall_seconds"]) - training - test)
+        parts = {"training": training, "test": test, "validation and checkpoints": rest}
+        return {name: value for name, value in parts.items() if value}
+
+    def _choice(self, group: str) -> str:
+        choices = _mapping(_mapping(self.hydra.get("runtime")).get("choices"))
+        target = str(_mapping(self.config.get(group)).get("_target_", group))
+        return str(choices.get(group) or target.rpartition(".")[2])
+
+
+def is_run(directory: Path) -> bool:
+    """Whether a directory is that of a run."""
+    return any((directory / name).is_file() for name in (RESULTS_FILE, METRICS_FILE, CONFIG_FILE))
+
+
+def read_run_record(directory: Path) -> RunRecord:
+    """Read the record of a run: finished, in progress or crashed.
+
+    Raises:
+        UserError: the directory is no run's, or a file cannot be read.
+    """
+    if not is_run(directory):
+        raise UserError(
+            f"{directory} holds no run (no {RESULTS_FILE}, {METRICS_FILE} or {CONFIG_FILE}): give "
+            "a run directory."
+        )
+    path = directory / METRICS_FILE
+    failure, results = read_failure(directory), read_results(directory)
+    error = read_error(directory) or str((failure or {}).get("error", ""))
+    return RunRecord(
+        directory=directory,
+        config=read_config(directory),
+        hydra=_read_hydra(directory),
+        overrides=read_overrides(directory) or list((failure or {}).get("overrides", ())),
+        metrics=read_metrics(path) if path.exists() else [],
+        results=None if error else results,
+        error=error,
+        environment=_read_environment(directory, results),
+        predictions=read_test_predictions(directory) or [],
+        test_tasks=read_json(directory / TEST_TASKS_DATA_FILE) or {},
+        written=path.stat().st_mtime if path.exists() else None,
+    )
+
+
+def read_error(directory: Path) -> str:
+    """The message and traceback of the error that ended a run; "" without one."""
+    try:
+        return (directory / ERROR_FILE).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def format_time(seconds: float) -> str:
+    """A point in time, given in seconds since 1970, in local time."""
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+
+
+def _read_environment(directory: Path, results: Mapping[str, Any] | None) -> dict[str, Any]:
+    found = read_json(directory / ENVIRONMENT_FILE) or {}
+    known = {
+        name: (results or {})[name]
+        for name in ("world_size", "strategy")
+        if name in (results or {})
+    }
+    return {**found, **_mapping((results or {}).get("environment")), **known}
+
+
+def _read_hydra(directory: Path) -> Mapping[str, Any]:
+    try:
+        content = yaml.safe_load((directory / HYDRA_FILE).read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+        return {}
+    return _mapping(_mapping(content).get("hydra"))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

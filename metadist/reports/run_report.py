@@ -1,0 +1,377 @@
+"""The HTML report on one run, made from the files in its directory alone."""
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from metadist import __version__
+from metadist.loggers.formatting import format_duration, format_number, format_percent
+from metadist.plots import (
+    Figure,
+    confusion_matrix,
+    learning_curve,
+    metric_by_steps,
+    metric_label,
+    regression_task,
+    task_histogram,
+    time_bar,
+    training_curve,
+)
+from metadist.reports.comparison import protocol_differences
+from metadist.reports.html_document import write_html
+from metadist.reports.published import Cell, load_cells
+from metadist.reports.run_directory import HTML_FILE, PROFILE_DIRECTORY
+from metadist.reports.run_record import RunRecord, format_time, read_run_record
+
+_HARDEST = 10
+_MATRIX_CLASSES = 40
+_CONFUSED_PAIRS = 12
+_KNOWN = ("loss", "accuracy", "mse", "ci95")
+
+
+def write_run_report(directory: Path) -> Path:
+    """Write `report.html` into a run directory. One process calls it, at any time.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        UserError: the directory is no run's, a file in it cannot be read, or the report cannot be
+            written.
+    """
+    record, now = read_run_record(directory), time.time()
+    figures = run_figures(record)
+    return write_html(
+        directory / HTML_FILE, "run.html.jinja", _context(record, figures, now), figures
+    )
+
+
+def run_figures(record: RunRecord) -> dict[str, Figure]:
+    """The figures of a report by the id of their element."""
+    results, metrics, metric = record.results or {}, record.metrics, record.metric
+    names = {name for each in metrics for name in each}
+    figures: dict[str, Figure] = {}
+    for name in _metric_names(names, metric):
+        test = None
+        if name == metric and f"test_{metric}" in results:
+            test = float(results[f"test_{metric}"]), float(results["ci95"])
+        figures[f"curve-{name}"] = learning_curve(metrics, name, test, intervals=name == metric)
+    for name, label, logarithmic in (
+        ("gradient_norm", "gradient norm", True),
+        ("learning_rate", "learning rate", False),
+    ):
+        if name in names:
+            figures[f"curve-{name}"] = training_curve(metrics, name, label, logarithmic)
+    if rows := results.get(f"test_{metric}_by_steps"):
+        figures["steps"] = metric_by_steps(rows, metric)
+    if values := record.task_values():
+        figures["histogram"] = task_histogram(values, metric)
+    confusions = count_confusions(record.predictions)
+    classes = sorted({name for pair in confusions for name in pair})
+    if classes and len(classes) <= _MATRIX_CLASSES:
+        counts = [[confusions[true, predicted] for predicted in classes] for true in classes]
+        figures["confusions"] = confusion_matrix(classes, counts)
+    if seconds := record.seconds():
+        figures["time"] = time_bar(seconds)
+        speed = "samples_per_second" if "samples_per_second" in names else "tasks_per_second"
+        if speed in names:
+            figures["speed"] = training_curve(metrics, speed, speed.replace("_per_second", "/s"))
+    for kind, tasks in record.test_tasks.items():
+        for task in tasks:
+            if "inputs" in task:
+                figures[f"task-{kind}-{task['task']}"] = regression_task(
+                    task["support"], task["inputs"], task["targets"], task["before"], task["after"]
+                )
+    return figures
+
+
+def count_confusions(predictions: Sequence[Mapping[str, Any]]) -> Counter[tuple[str, str]]:
+    """How many queries of each true class were predicted as each class, by their names.
+
+    Tasks without names of classes are left out.
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    for task in predictions:
+        if (names := task.get("classes")) and task.get("labels") and task.get("predictions"):
+            for label, prediction in zip(task["labels"], task["predictions"], strict=True):
+                counts[str(names[label]), str(names[prediction])] += 1
+    return counts
+
+
+def compare_with_published(record: RunRecord) -> dict[str, Any] | None:
+    """The result beside the published one of the run's preset; None without one.
+
+    Returns:
+        `kind` ("good", "bad" or "muted"), `sentence`, and `notes` on what differs.
+    """
+    cell = load_cells().get(record.preset)
+    if cell is None or not any(value is not None for value in cell.results.values()):
+        return None
+    show = _formatter(record.metric)
+    results = record.results or {}
+    protocol = results.get("protocol", {})
+    measured = _measured(results, record.metric)
+    kinds, parts = set(), []
+    for steps, value in cell.results.items():
+        if value is None:
+            continue
+        after = "" if steps is None else f" after {steps} step{'s' if steps > 1 else ''}"
+        interval = "" if cell.interval is None else f" ± {show(cell.interval)}"
+        part = f"{show(value)}{interval}{after}"
+        if steps in measured:
+            gap = (value - measured[steps]) * (-1 if record.metric == "mse" else 1)
+            reached = gap <= (cell.interval or 0.0) + 1e-9
+            kinds.add("good" if reached else "bad")
+            part += ", reached" if reached else f", {_gap(gap, record.metric)}"
+            part += "" if steps is None else f" ({show(measured[steps])} here)"
+        parts.append(part)
+    differences = protocol_differences(
+        {"published": _renamed(cell, protocol), "this run": protocol},
+        ignore=set(protocol) - set(_renamed(cell, protocol)),
+    )
+    settings = [o for o in record.overrides if not o.lstrip("+").startswith("experiment=")]
+    notes = [
+        f"{key.replace('_', ' ')}: {each['this run']} here, {each['published']} in the paper."
+        for key, each in differences.items()
+        if protocol
+    ]
+    notes += [f"Recipe: {cell.recipe}."] if cell.recipe else []
+    notes += [f"Remark: {cell.remark}."] if cell.remark else []
+    notes += [f"Overrides beyond the preset: {' '.join(settings)}"] if settings else []
+    return {
+        "kind": "bad" if "bad" in kinds else "good" if kinds else "muted",
+        "sentence": f"Published ({cell.source}): {'; '.join(parts)}.",
+        "notes": notes,
+    }
+
+
+def _renamed(cell: Cell, protocol: Mapping[str, Any]) -> dict[str, Any]:
+    """The published protocol; results.json omits train_… keys that are equal to the test's."""
+    return {
+        key if key in protocol else key.removeprefix("train_"): value
+        for key, value in cell.protocol.items()
+        if key in protocol or key.removeprefix("train_") in protocol
+    }
+
+
+def _measured(results: Mapping[str, Any], metric: str) -> dict[int | None, float]:
+    """The test metric by number of inner steps; None is the last step."""
+    if f"test_{metric}" not in results:
+        return {}
+    rows = results.get(f"test_{metric}_by_steps") or ()
+    by_steps = {int(row["steps"]): float(row["mean"]) for row in rows}
+    return {None: float(results[f"test_{metric}"]), **by_steps}
+
+
+def _gap(gap: float, metric: str) -> str:
+    return f"{100 * gap:.2f} points below" if metric == "accuracy" else f"{gap:.3g} above"
+
+
+def _context(record: RunRecord, figures: Mapping[str, Figure], now: float) -> dict[str, Any]:
+    results, metric = record.results or {}, record.metric
+    status = record.status(now)
+    published = compare_with_published(record)
+    confusions = count_confusions(record.predictions)
+    wrong = Counter({pair: count for pair, count in confusions.items() if pair[0] != pair[1]})
+    curves = [(name, _heading(name.removeprefix("curve-"))) for name in figures if "curve-" in name]
+    return {
+        "version": __version__,
+        "made": format_time(now),
+        "title": record.title,
+        "directory": str(record.directory),
+        "run": str(record.directory),
+        "status": status,
+        "state": _state(record, status, now),
+        "result": _result(record),
+        "published": published,
+        "facts": _facts(record),
+        "error": record.error,
+        "warnings": list(results.get("warnings") or ()),
+        "curves": curves,
+        "confusions": [(*pair, count) for pair, count in wrong.most_common(_CONFUSED_PAIRS)],
+        "tasks": _task_groups(record),
+        "hardest": _hardest_rows(record),
+        "task_count": len(record.predictions),
+        "metric_name": metric_label(metric),
+        "profiles": _profiles(record.directory),
+        "commands": list(record.commands().items()),
+        "tables": [
+            (heading, _rows(content))
+            for heading, content in (
+                ("Protocol", results.get("protocol")),
+                ("Method", results.get("method")),
+                ("Environment", record.environment),
+            )
+            if content
+        ],
+        "config": _rows(record.config),
+    }
+
+
+def _state(record: RunRecord, status: str, now: float) -> str:
+    """How far a run without results has come."""
+    if status == "finished":
+        return ""
+    done, planned = record.iterations
+    sentence = f"{done} of {planned} training iterations" if planned else f"{done} iterations"
+    if record.written is not None:
+        ago = format_duration(max(0.0, now - record.written))
+        sentence += f"; the newest metrics are of {format_time(record.written)}, {ago} ago"
+    if status == "ended without results":
+        sentence += ". No error was recorded: the run was killed, or is very slow"
+    return sentence + "."
+
+
+def _result(record: RunRecord) -> dict[str, str] | None:
+    results, metric, show = record.results or {}, record.metric, _formatter(record.metric)
+    if f"test_{metric}" in results:
+        half = float(results["ci95"])
+        return {
+            "value": show(float(results[f"test_{metric}"])),
+            "interval": show(half),
+            "caption": f"test {metric_label(metric)}, mean and 95% interval over "
+            f"{results.get('test_tasks', '?')} tasks",
+        }
+    validations = [m for m in record.metrics if f"validation_{metric}" in m]
+    if not validations:
+        return None
+    newest = validations[-1]
+    half = newest.get("validation_ci95")
+    return {
+        "value": show(float(newest[f"validation_{metric}"])),
+        "interval": "" if half is None else show(float(half)),
+        "caption": f"validation {metric_label(metric)} at iteration {newest['iteration']}",
+    }
+
+
+def _facts(record: RunRecord) -> list[tuple[str, str]]:
+    results, environment = record.results or {}, record.environment
+    done, planned = record.iterations
+    training = [m for m in record.metrics if "train_loss" in m]
+    facts = [("iterations", f"{done} of {planned}" if planned and planned != done else str(done))]
+    if training:
+        facts.append(("training loss", format_number(float(training[-1]["train_loss"]))))
+    if f"validation_{record.metric}" in results:
+        value = float(results[f"validation_{record.metric}"])
+        facts.append(
+            (f"validation {metric_label(record.metric)}", _formatter(record.metric)(value))
+        )
+    if "wall_seconds" in results:
+        facts.append(("time", format_duration(float(results["wall_seconds"]))))
+    for name in ("samples_per_second", "tasks_per_second"):
+        if name in results:
+            facts.append(("speed", f"{float(results[name]):.4g} {name.split('_')[0]}/s"))
+            break
+    if "world_size" in environment:
+        count = environment["world_size"]
+        workers = f"{count} worker{'' if count == 1 else 's'}"
+        facts.append(("strategy", f"{environment.get('strategy', '?')}, {workers}"))
+    facts.append(("seed", str(results.get("seed", record.config.get("seed", "?")))))
+    if record.preset:
+        facts.append(("preset", record.preset))
+    return facts
+
+
+def _metric_names(names: set[str], metric: str) -> list[str]:
+    """The loss, the metric, and those that the user's learner adds."""
+    own = {
+        each
+        for name in names
+        for split, _, each in [name.partition("_")]
+        if split in ("train", "validation") and each not in _KNOWN
+    }
+    usual = [n for n in ("loss", metric) if {f"train_{n}", f"validation_{n}"} & names]
+    return usual + sorted(own)
+
+
+def _task_groups(record: RunRecord) -> list[dict[str, Any]]:
+    headings = {
+        "hardest": ("Hardest test tasks", f"Those with the worst {metric_label(record.metric)}."),
+        "typical": ("Typical test tasks", f"Around the median {metric_label(record.metric)}."),
+    }
+    by_number = {each["task"]: each for each in record.predictions}
+    groups = []
+    for kind, tasks in record.test_tasks.items():
+        heading, caption = headings.get(kind, (kind, ""))
+        shown = [_task(record, kind, task, by_number.get(task["task"], {})) for task in tasks]
+        groups.append({"heading": heading, "caption": caption, "tasks": shown})
+    return groups
+
+
+def _task(
+    record: RunRecord, kind: str, task: Mapping[str, Any], predicted: Mapping[str, Any]
+) -> dict[str, Any]:
+    number, show = task["task"], _formatter(record.metric)
+    summary = ""
+    if record.metric in predicted:
+        summary = f"{metric_label(record.metric)} {show(float(predicted[record.metric]))}"
+    shown = {"number": number, "summary": summary, "key": f"{record.eval_seed},test,0,{number}"}
+    if "inputs" in task:
+        return {**shown, "figure": f"task-{kind}-{number}"}
+    names = predicted.get("classes") or [chr(65 + i) if i < 26 else str(i) for i in range(10_000)]
+    support, query = task["support"], task["query"]
+    total = len(predicted.get("labels") or query["labels"])
+    some = len(query["labels"])
+    return {
+        **shown,
+        "figure": "",
+        "omitted": f", {some} of {total}" if some < total else "",
+        "support": [
+            {"source": source, "label": names[label]}
+            for source, label in zip(support["images"], support["labels"], strict=True)
+        ],
+        "query": [
+            {"source": source, "label": names[label], "prediction": names[prediction]}
+            for source, label, prediction in zip(
+                query["images"], query["labels"], query["predictions"], strict=True
+            )
+        ],
+    }
+
+
+def _hardest_rows(record: RunRecord) -> list[dict[str, Any]]:
+    show = _formatter(record.metric)
+    by_number = {each["task"]: each for each in record.predictions}
+    rows = []
+    for number in record.hardest(_HARDEST):
+        task = by_number[number]
+        value = float(task[record.metric])
+        rows.append(
+            {
+                "task": number,
+                "value": value,
+                "text": show(value),
+                "loss": format_number(float(task["loss"])) if "loss" in task else "",
+                "classes": ", ".join(map(str, task.get("classes") or ())),
+                "key": f"{record.eval_seed},test,0,{number}",
+            }
+        )
+    return rows
+
+
+def _profiles(directory: Path) -> list[tuple[str, str]]:
+    files = sorted((directory / PROFILE_DIRECTORY).glob("rank*.txt"))
+    return [(path.stem, path.read_text(encoding="utf-8", errors="replace")) for path in files]
+
+
+def _rows(content: Any, prefix: str = "") -> list[tuple[str, str]]:
+    """The values of nested mappings by dotted key."""
+    if not isinstance(content, Mapping):
+        shown = content if not isinstance(content, list | tuple) else ", ".join(map(str, content))
+        return [(prefix, str(shown))]
+    return [
+        row
+        for key, value in content.items()
+        for row in _rows(value, f"{prefix}.{key}" if prefix else str(key))
+    ]
+
+
+def _heading(name: str) -> str:
+    label = metric_label(name)
+    return "MSE" if name == "mse" else label[:1].upper() + label[1:]
+
+
+def _formatter(metric: str) -> Any:
+    return format_percent if metric == "accuracy" else lambda value: f"{value:.4g}"

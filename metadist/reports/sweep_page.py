@@ -1,0 +1,227 @@
+"""The HTML report on a sweep, made from its table and the metrics of its runs."""
+
+import json
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from metadist import __version__
+from metadist.loggers import METRICS_FILE, read_metrics
+from metadist.plots import (
+    Figure,
+    SettingData,
+    compared_curves,
+    heat_map,
+    metric_label,
+    parallel_coordinates,
+    settings_with_intervals,
+)
+from metadist.reports.comparison import MISSING
+from metadist.reports.html_document import write_html
+from metadist.reports.run_directory import HTML_FILE
+from metadist.reports.run_record import format_time, read_error
+from metadist.reports.sweep_table import MetricEstimate, Setting, SweepRun, SweepTable
+
+_MAX_CURVES = 60
+_MAX_SETTINGS = 60
+_MAX_METRICS_BYTES = 200_000_000
+
+
+def write_sweep_page(
+    folder: Path,
+    table: SweepTable,
+    runs: Sequence[SweepRun],
+    differences: Mapping[str, Mapping[str, Any]],
+    warnings: Sequence[str],
+) -> Path:
+    """Write `report.html` into a folder of runs. One process calls it.
+
+    Args:
+        folder: with the run directories.
+        table: the settings of the runs.
+        runs: all of them, failed and unfinished ones too.
+        differences: between the protocols, as of `protocol_differences`, apart from what is swept.
+        warnings: the differences as text.
+
+    Raises:
+        UserError: the metrics of a run cannot be read, or the file cannot be written.
+    """
+    figures = sweep_figures(folder, table)
+    context = _context(folder, table, runs, differences, warnings)
+    return write_html(folder / HTML_FILE, "sweep.html.jinja", context, figures)
+
+
+def sweep_figures(folder: Path, table: SweepTable) -> dict[str, Figure]:
+    """The figures of the report by the id of their element; {} if no run has finished."""
+    metric = table.metric
+    settings = [
+        (SettingData(s.values, s.test.mean, s.test.ci95, _seeds(s, metric), i == table.best), s)
+        for i, s in enumerate(table.settings)
+        if s.test is not None
+    ]
+    if not settings:
+        return {}
+    data = [each for each, _ in settings]
+    names = [setting_name(table, each) for _, each in settings]
+    ranked = sorted(data, key=lambda each: each.mean, reverse=metric == "accuracy")
+    shown = [i for i, each in enumerate(data) if each.best or each in ranked[:_MAX_SETTINGS]]
+    figures = {
+        "settings": settings_with_intervals(
+            [data[i] for i in shown], [names[i] for i in shown], metric
+        )
+    }
+    if table.keys and len(data) > 1:
+        figures["parallel"] = parallel_coordinates(data, table.keys, metric)
+        if (cells := heat_map(data, table.keys, metric)) is not None:
+            figures["heat-map"] = cells
+    metrics, groups, size = {}, {}, 0
+    for i in shown:
+        for run in settings[i][1].runs:
+            path = folder / run.name / METRICS_FILE
+            if path.exists() and len(metrics) < _MAX_CURVES and size < _MAX_METRICS_BYTES:
+                size += path.stat().st_size
+                metrics[run.name], groups[run.name] = read_metrics(path), names[i]
+    if metrics:
+        figures["curves"] = compared_curves(metrics, metric, groups)
+    return figures
+
+
+def setting_name(table: SweepTable, setting: Setting) -> str:
+    """The swept values of a setting, such as `inner_lr=0.1 shots=5`."""
+    last = [key.rpartition(".")[2] for key in table.keys]
+    short = [n if last.count(n) == 1 else key for key, n in zip(table.keys, last, strict=True)]
+    pairs = zip(short, setting.values, strict=True)
+    return " ".join(f"{key}={value}" for key, value in pairs) or "the only setting"
+
+
+def _seeds(setting: Setting, metric: str) -> dict[str, float]:
+    values = {run.name: run.metric(f"test_{metric}") for run in setting.runs}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _context(
+    folder: Path,
+    table: SweepTable,
+    runs: Sequence[SweepRun],
+    differences: Mapping[str, Mapping[str, Any]],
+    warnings: Sequence[str],
+) -> dict[str, Any]:
+    failed = [run for run in runs if run.failed]
+    unfinished = [run for run in runs if run.unfinished]
+    return {
+        "version": __version__,
+        "made": format_time(time.time()),
+        "title": f"{len(runs)} runs of {folder.name}",
+        "directory": str(folder),
+        "metric_name": metric_label(table.metric),
+        "selected_by": table.selected_by,
+        "best": _best(table),
+        "facts": [
+            ("finished", str(len([run for run in runs if run.results is not None]))),
+            ("failed", str(len(failed))),
+            ("unfinished", str(len(unfinished))),
+            ("settings", str(len(table.settings))),
+        ],
+        "keys": table.keys,
+        "incomplete": bool(failed or unfinished),
+        "rows": [_row(folder, table, i) for i in range(len(table.settings))],
+        "groups": _comparable_groups(table.runs, differences),
+        "differing": list(differences),
+        "warnings": warnings,
+        "failed": [
+            {"name": run.name, "failure": read_error(folder / run.name) or run.failure}
+            for run in failed
+        ],
+        "protocol": _common(table.runs),
+        "commands": [
+            ("Make this report again", f"metadist report {shlex.quote(str(folder))}"),
+            *(
+                (
+                    f"Report on run {run.name}",
+                    f"metadist report {shlex.quote(str(folder / run.name))}",
+                )
+                for run in [*failed, *unfinished][:3]
+            ),
+        ],
+    }
+
+
+def _best(table: SweepTable) -> dict[str, str] | None:
+    if table.best is None or (estimate := table.settings[table.best].test) is None:
+        return None
+    setting = table.settings[table.best]
+    return {
+        "value": _format(estimate.mean, table.metric),
+        "interval": "" if estimate.ci95 is None else _format(estimate.ci95, table.metric),
+        "setting": setting_name(table, setting),
+        "over": "" if estimate.ci95 is None else setting.interval,
+    }
+
+
+def _row(folder: Path, table: SweepTable, index: int) -> dict[str, Any]:
+    setting = table.settings[index]
+    every = [*setting.runs, *setting.failed, *setting.unfinished]
+    return {
+        "cells": setting.values,
+        "best": index == table.best,
+        "seeds": len(setting.runs),
+        "incomplete": len(setting.failed) + len(setting.unfinished),
+        "numbers": [
+            _cell(setting.validation, table.metric),
+            _cell(setting.test, table.metric),
+            _cell(setting.train_loss, "loss"),
+        ],
+        "runs": [
+            {
+                "name": run.name,
+                "link": f"{run.name}/{HTML_FILE}" if _has_page(folder, run) else "",
+            }
+            for run in every
+        ],
+    }
+
+
+def _has_page(folder: Path, run: SweepRun) -> bool:
+    return run.name != "." and (folder / run.name / HTML_FILE).is_file()
+
+
+def _cell(estimate: MetricEstimate | None, metric: str) -> dict[str, Any]:
+    if estimate is None:
+        return {"value": "", "text": MISSING}
+    parts = [estimate.mean] if estimate.ci95 is None else [estimate.mean, estimate.ci95]
+    return {"value": estimate.mean, "text": " ± ".join(_format(v, metric) for v in parts)}
+
+
+def _format(value: float, metric: str) -> str:
+    return f"{100 * value:.2f}%" if metric == "accuracy" else f"{value:.4g}"
+
+
+def _comparable_groups(
+    runs: Sequence[SweepRun], differences: Mapping[str, Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Runs with equal values of all differing keys of the protocol."""
+    groups: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        values = [differences[key].get(run.name, MISSING) for key in differences]
+        group = groups.setdefault(json.dumps(values, default=str), {"runs": [], "cells": values})
+        group["runs"].append(run.name)
+    return list(groups.values())
+
+
+def _common(runs: Sequence[SweepRun]) -> list[tuple[str, str]]:
+    """The values of protocol and method that all runs share."""
+    if not runs:
+        return []
+    first, *others = [_flat(run.results or {}) for run in runs]
+    return [(k, v) for k, v in first.items() if all(other.get(k) == v for other in others)]
+
+
+def _flat(results: Mapping[str, Any]) -> dict[str, str]:
+    parts = (results.get("protocol") or {}, results.get("method") or {})
+    return {
+        str(key): value if isinstance(value, str) else json.dumps(value)
+        for part in parts
+        for key, value in part.items()
+    }

@@ -1,0 +1,80 @@
+"""What a run is computed with: versions, commit, device, workers."""
+
+import contextlib
+import os
+import platform
+import subprocess
+import sys
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from metadist import __version__
+from metadist.distributed import get_world_size
+from metadist.distributed.world import host_name
+from metadist.training.experiment import Experiment
+from metadist.training.task_mapper import resolve_device
+
+_PACKAGES = ("torch", "torchvision", "numpy", "hydra-core")
+_GIT_SECONDS = 2.0
+
+
+def environment_of(experiment: Experiment) -> dict[str, Any]:
+    """The environment of this process and the number of workers. Rank zero calls it."""
+    device = resolve_device(experiment.train_mapper.device)
+    gpu = {"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
+    return {
+        "metadist": __version__,
+        **commit(Path.cwd()),
+        "python": sys.version.split()[0],
+        **{name: _version(name) for name in _PACKAGES},
+        "platform": platform.platform(),
+        "host": host_name(),
+        "device": str(device),
+        **gpu,
+        "cpu": cpu_name(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "strategy": experiment.strategy.name,
+        "world_size": get_world_size(),
+        "directory": str(Path.cwd()),
+    }
+
+
+@cache
+def commit(directory: Path) -> dict[str, str]:
+    """`commit` of the Git repository that a directory is in, `-dirty` if files differ from it; {}
+    without a repository.
+    """
+    command = ["git", "-C", str(directory), "describe", "--always", "--abbrev=40", "--dirty"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        found = subprocess.run(
+            [*command, "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=_GIT_SECONDS,
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
+        return {"commit": found.stdout.strip()}
+    return {}
+
+
+@cache
+def cpu_name() -> str:
+    """The model of the CPU, or its architecture where Linux does not tell it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
