@@ -49,7 +49,7 @@ def text(value: object) -> str:
     return html.escape(str(value), quote=False)
 
 
-def axis(title: str, metric: str = "", **options: Any) -> dict[str, Any]:
+def axis(title: str, metric: str | None = None, **options: Any) -> dict[str, Any]:
     """An axis; that of an accuracy is in percent."""
     percent = {"tickformat": ".0%", "hoverformat": ".2%"} if metric == "accuracy" else {}
     return {"title": {"text": text(title)}, "automargin": True, **percent, **options}
@@ -58,7 +58,8 @@ def axis(title: str, metric: str = "", **options: Any) -> dict[str, Any]:
 def iteration_axis(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The axis of training iterations, with whole numbers alone."""
     short = max((int(each["iteration"]) for each in metrics), default=0) <= 10
-    return axis("training iteration", **({"dtick": 1} if short else {}))
+    ticks: dict[str, Any] = {"dtick": 1} if short else {}
+    return axis("training iteration", **ticks)
 
 
 def series(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -113,9 +114,13 @@ def learning_curve(
     iterations, values = series(metrics, f"validation_{metric}")
     if len(values):
         curve = _line(iterations, values, "validation", ORANGE, mode="lines+markers")
-        widths = {int(each["iteration"]): each.get("validation_ci95") for each in metrics}
-        if intervals and all(isinstance(widths.get(int(i)), float) for i in iterations):
-            shown = [widths[int(i)] if math.isfinite(widths[int(i)]) else 0 for i in iterations]
+        widths = {
+            int(each["iteration"]): float(each["validation_ci95"])
+            for each in metrics
+            if "validation_ci95" in each
+        }
+        if intervals and all(int(i) in widths for i in iterations):
+            shown = [half or 0.0 for half in finite([widths[int(i)] for i in iterations])]
             curve["error_y"] = {"type": "data", "array": shown, "thickness": 1, "width": 2}
         data.append(curve)
     layout: dict[str, Any] = {
@@ -182,7 +187,7 @@ def metric_by_steps(rows: Sequence[Mapping[str, Any]], metric: str) -> Figure:
             "thickness": 1.2,
         },
     )
-    ticks = {"tickmode": "array", "tickvals": steps} if len(steps) <= 12 else {}
+    ticks: dict[str, Any] = {"tickmode": "array", "tickvals": steps} if len(steps) <= 12 else {}
     layout = {
         "xaxis": axis("inner steps", **ticks),
         "yaxis": axis(f"test {metric_label(metric)}", metric),

@@ -10,6 +10,7 @@ from metadist.plots.run_figures import (
     COLORS,
     GREEN,
     ORANGE,
+    PURPLE,
     Figure,
     axis,
     finite,
@@ -54,7 +55,7 @@ def parallel_coordinates(
     low, high = min(known, default=0.0), max(known, default=1.0)
     line = {
         "color": means,
-        "colorscale": "Viridis",
+        "colorscale": [[0, BLUE], [0.5, PURPLE], [1, ORANGE]],
         "reversescale": metric == "mse",
         "showscale": False,
         "cmin": low,

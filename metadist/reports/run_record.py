@@ -149,13 +149,7 @@ class RunRecord:
 
     def hardest(self, count: int) -> list[int]:
         """The numbers of the test tasks with the worst metric, the worst first."""
-        sign = -1 if self.metric == "mse" else 1
-        values = self.task_values()
-        order = sorted(
-            range(len(values)),
-            key=lambda i: -math.inf if math.isnan(values[i]) else sign * values[i],
-        )
-        return [int(self.predictions[i]["task"]) for i in order[:count]]
+        return tasks_by_difficulty(self.predictions, self.metric)[:count]
 
     def seconds(self) -> dict[str, float]:
         """Where the wall time went, by part; {} if nothing is known."""
@@ -172,6 +166,23 @@ class RunRecord:
         choices = _mapping(_mapping(self.hydra.get("runtime")).get("choices"))
         target = str(_mapping(self.config.get(group)).get("_target_", group))
         return str(choices.get(group) or target.rpartition(".")[2])
+
+
+def tasks_by_difficulty(predictions: Sequence[Mapping[str, Any]], metric: str) -> list[int]:
+    """The numbers of test tasks, the one with the worst metric first; of equal ones that with the
+    larger loss.
+
+    Args:
+        predictions: the lines of `test_predictions.jsonl`.
+        metric: "accuracy" or "mse".
+    """
+    sign = -1 if metric == "mse" else 1
+
+    def rank(task: Mapping[str, Any]) -> tuple[float, float]:
+        value, loss = sign * float(task[metric]), -float(task["loss"])
+        return (-math.inf if math.isnan(value) else value, -math.inf if math.isnan(loss) else loss)
+
+    return [int(task["task"]) for task in sorted(predictions, key=rank)]
 
 
 def is_run(directory: Path) -> bool:

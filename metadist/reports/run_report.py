@@ -78,13 +78,21 @@ def run_figures(record: RunRecord) -> dict[str, Figure]:
         speed = "samples_per_second" if "samples_per_second" in names else "tasks_per_second"
         if speed in names:
             figures["speed"] = training_curve(metrics, speed, speed.replace("_per_second", "/s"))
+    by_number = {each["task"]: each for each in record.predictions}
     for kind, tasks in record.test_tasks.items():
         for task in tasks:
-            if "inputs" in task:
-                figures[f"task-{kind}-{task['task']}"] = regression_task(
-                    task["support"], task["inputs"], task["targets"], task["before"], task["after"]
-                )
+            predicted = by_number.get(task["task"], {})
+            if "inputs" in task and predicted.get("predictions"):
+                figures[f"task-{kind}-{task['task']}"] = _regression_figure(task, predicted)
     return figures
+
+
+def _regression_figure(task: Mapping[str, Any], predicted: Mapping[str, Any]) -> Figure:
+    inputs = task["inputs"]
+    order = sorted(range(len(inputs)), key=inputs.__getitem__)
+    targets, after = ([float(row[0]) for row in predicted[n]] for n in ("targets", "predictions"))
+    sorted_ = [[values[i] for i in order] for values in (inputs, targets, task["before"], after)]
+    return regression_task(task["support"], *sorted_)
 
 
 def count_confusions(predictions: Sequence[Mapping[str, Any]]) -> Counter[tuple[str, str]]:
@@ -161,7 +169,7 @@ def _measured(results: Mapping[str, Any], metric: str) -> dict[int | None, float
     if f"test_{metric}" not in results:
         return {}
     rows = results.get(f"test_{metric}_by_steps") or ()
-    by_steps = {int(row["steps"]): float(row["mean"]) for row in rows}
+    by_steps: dict[int | None, float] = {int(row["steps"]): float(row["mean"]) for row in rows}
     return {None: float(results[f"test_{metric}"]), **by_steps}
 
 
@@ -238,10 +246,10 @@ def _result(record: RunRecord) -> dict[str, str] | None:
     if not validations:
         return None
     newest = validations[-1]
-    half = newest.get("validation_ci95")
+    interval = newest.get("validation_ci95")
     return {
         "value": show(float(newest[f"validation_{metric}"])),
-        "interval": "" if half is None else show(float(half)),
+        "interval": "" if interval is None else show(float(interval)),
         "caption": f"validation {metric_label(metric)} at iteration {newest['iteration']}",
     }
 
@@ -296,7 +304,8 @@ def _task_groups(record: RunRecord) -> list[dict[str, Any]]:
     for kind, tasks in record.test_tasks.items():
         heading, caption = headings.get(kind, (kind, ""))
         shown = [_task(record, kind, task, by_number.get(task["task"], {})) for task in tasks]
-        groups.append({"heading": heading, "caption": caption, "tasks": shown})
+        figures = any(task["figure"] for task in shown)
+        groups.append({"heading": heading, "caption": caption, "tasks": shown, "figures": figures})
     return groups
 
 
@@ -309,11 +318,12 @@ def _task(
         summary = f"{metric_label(record.metric)} {show(float(predicted[record.metric]))}"
     shown = {"number": number, "summary": summary, "key": f"{record.eval_seed},test,0,{number}"}
     if "inputs" in task:
-        return {**shown, "figure": f"task-{kind}-{number}"}
-    names = predicted.get("classes") or [chr(65 + i) if i < 26 else str(i) for i in range(10_000)]
+        return {**shown, "figure": f"task-{kind}-{number}", "support": (), "query": ()}
     support, query = task["support"], task["query"]
-    total = len(predicted.get("labels") or query["labels"])
-    some = len(query["labels"])
+    labels, predictions = predicted.get("labels") or [], predicted.get("predictions") or []
+    ways = max([*support["labels"], *labels, *predictions], default=0) + 1
+    names = predicted.get("classes") or [f"class {index}" for index in range(ways)]
+    some, total = len(query["indices"]), len(labels)
     return {
         **shown,
         "figure": "",
@@ -323,10 +333,9 @@ def _task(
             for source, label in zip(support["images"], support["labels"], strict=True)
         ],
         "query": [
-            {"source": source, "label": names[label], "prediction": names[prediction]}
-            for source, label, prediction in zip(
-                query["images"], query["labels"], query["predictions"], strict=True
-            )
+            {"source": source, "label": names[labels[i]], "prediction": names[predictions[i]]}
+            for source, i in zip(query["images"], query["indices"], strict=True)
+            if i < len(labels) and i < len(predictions)
         ],
     }
 

@@ -76,7 +76,9 @@ def sweep_figures(folder: Path, table: SweepTable) -> dict[str, Figure]:
         figures["parallel"] = parallel_coordinates(data, table.keys, metric)
         if (cells := heat_map(data, table.keys, metric)) is not None:
             figures["heat-map"] = cells
-    metrics, groups, size = {}, {}, 0
+    metrics: dict[str, list[dict[str, Any]]] = {}
+    groups: dict[str, str] = {}
+    size = 0
     for i in shown:
         for run in settings[i][1].runs:
             path = folder / run.name / METRICS_FILE

@@ -44,7 +44,7 @@ def plot_run(experiment: Experiment, results: Mapping[str, Any]) -> list[Path]:
         (results[f"test_{x.metric}"], results["ci95"]),
         x.split_descriptions,
     )
-    if not _can_plot(tasks):
+    if not can_plot(tasks):
         return [curves]
     learner.eval()
     keys = task_keys(x.trainer.eval_seed, "test", 0, range(_TEST_TASKS))
@@ -67,7 +67,7 @@ def plot_task(path: Path, tasks: TaskDistribution, learner: Learner, key: Tensor
         are not images in grey or color, or functions of several numbers.
     """
     episode = tasks.sample(key)
-    if not len(episode.support.targets) or not _can_plot(tasks):
+    if not len(episode.support.targets) or not can_plot(tasks):
         return None
     path.parent.mkdir(parents=True, exist_ok=True)
     title = f"task {','.join(map(str, key.tolist()))}"
@@ -138,7 +138,7 @@ def _is_sinusoid(tasks: TaskDistribution) -> bool:
     return isinstance(getattr(tasks, "dataset", None), tasks_package.Sinusoid)
 
 
-def _can_plot(tasks: TaskDistribution) -> bool:
+def can_plot(tasks: TaskDistribution) -> bool:
     """Whether tasks are images in grey or color, or scalar functions of a scalar."""
     if tasks.regression:
         return tasks.input_shape == (1,) and tasks.outputs == 1

@@ -48,6 +48,7 @@ from metadist.training.resume import checkpoint_contents, checkpoints_of, load_b
 from metadist.training.run_plots import plot_run
 from metadist.training.signals import Interrupted, StopSignals
 from metadist.training.task_mapper import MetaBatch
+from metadist.training.test_tasks import write_test_tasks
 
 _log = logging.getLogger(__name__)
 
@@ -127,6 +128,7 @@ class Trainer:
         """Write `report.html`. The run has finished, so that no error here makes it fail."""
         directory = self.experiment.directory
         try:
+            write_test_tasks(self.experiment)
             write_run_report(directory)
         except Exception as error:
             self._warn(f"{error} (metadist report {directory} writes the report later)")
@@ -395,7 +397,7 @@ class Trainer:
         Args:
             predictions: the file into which rank zero writes the predictions. Default: none.
         """
-        x, tested = self.experiment, self.state.iteration
+        x, tested, started = self.experiment, self.state.iteration, time.perf_counter()
         if self.config.test_checkpoint == "best":
             if self._is_main:  # other ranks may not see the newest files yet
                 load_best(x)
@@ -406,6 +408,7 @@ class Trainer:
             write_test_predictions(predictions, prediction_records(x, evaluation))
         self.state.wall_seconds = time.perf_counter() - self._started
         results = results_of(x, evaluation.estimates, tested)
+        results["test_seconds"] = time.perf_counter() - started
         results["warnings"] = result_warnings(x, results)
         for callback in self.callbacks:
             callback.on_test_end(self, results)

@@ -1,0 +1,121 @@
+"""`test_tasks.json`: images or points of the hardest and of some typical test tasks."""
+
+import base64
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from metadist.files import atomic_write, wrap_write_errors
+from metadist.reports import TEST_TASKS_DATA_FILE, read_test_predictions
+from metadist.reports.run_record import tasks_by_difficulty
+from metadist.tasks import Episode, task_keys
+from metadist.training.experiment import Experiment
+from metadist.training.run_plots import can_plot
+
+SHOWN = 3
+"""Tasks of each kind."""
+
+_MAX_SUPPORT = 25
+_MAX_QUERIES = 20
+_MAX_SIDE = 84  # pixels of a saved image
+_JPEG_QUALITY = 85
+
+
+def write_test_tasks(experiment: Experiment) -> Path | None:
+    """Save the data of the hardest test tasks and of those around the median. Rank zero calls it.
+
+    Predictions are not part of it: `test_predictions.jsonl` has them.
+
+    Args:
+        experiment: a run that has been tested; its learner has the state that was tested.
+
+    Returns:
+        The file, or None for tasks that cannot be shown; see `plot_run`.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    x = experiment
+    records = read_test_predictions(x.directory)
+    if not records or not can_plot(x.tasks):
+        return None
+    order = tasks_by_difficulty(records, x.metric)
+    middle = max(0, (len(order) - SHOWN) // 2)
+    kinds = {"hardest": order[:SHOWN], "typical": order[middle : middle + SHOWN]}
+    content = {kind: [_data(x, number) for number in numbers] for kind, numbers in kinds.items()}
+    path = x.directory / TEST_TASKS_DATA_FILE
+    with wrap_write_errors(path):
+        atomic_write(path, json.dumps(content, separators=(",", ":")).encode())
+    return path
+
+
+def _data(x: Experiment, number: int) -> dict[str, Any]:
+    key = task_keys(x.trainer.eval_seed, "test", 0, range(number, number + 1))[0]
+    episode = x.tasks.sample(key)
+    data = _points(x, episode) if x.tasks.regression else _images(episode)
+    return {"task": number, **data}
+
+
+def _points(x: Experiment, episode: Episode) -> dict[str, Any]:
+    device = next(x.learner.parameters()).device
+    with torch.no_grad():
+        before = x.learner.eval().model(episode.query.inputs.to(device)).cpu()
+    return {
+        "support": [each.double().ravel().tolist() for each in episode.support],
+        "inputs": episode.query.inputs.double().ravel().tolist(),
+        "before": before.double().ravel().tolist(),
+    }
+
+
+def _images(episode: Episode) -> dict[str, Any]:
+    # Normalized images are scaled to the range of the task's values.
+    values = torch.cat([episode.support.inputs, episode.query.inputs])
+    low, high = values.min(), values.max()
+    support = _spread(episode.support.targets, _MAX_SUPPORT)
+    query = _spread(episode.query.targets, _MAX_QUERIES)
+
+    def encode(inputs: Tensor, indices: Sequence[int]) -> list[str]:
+        return [_encode((inputs[index] - low) / (high - low).clamp(min=1e-12)) for index in indices]
+
+    return {
+        "support": {
+            "labels": [int(episode.support.targets[index]) for index in support],
+            "images": encode(episode.support.inputs, support),
+        },
+        "query": {"indices": query, "images": encode(episode.query.inputs, query)},
+    }
+
+
+def _spread(targets: Tensor, limit: int) -> list[int]:
+    """The first indices of each class, at most `limit` in all, by class."""
+    seen: dict[int, int] = {}
+    occurrences = []
+    for target in targets.tolist():
+        occurrences.append(seen.get(target, 0))
+        seen[target] = occurrences[-1] + 1
+    order = np.lexsort((targets.numpy(), np.array(occurrences)))[:limit]
+    return sorted((int(index) for index in order), key=lambda index: (int(targets[index]), index))
+
+
+def _encode(image: Tensor) -> str:
+    """A data URL of an image of shape (1 or 3, H, W) from 0 to 1: PNG if grey, else JPEG."""
+    pixels = (image.nan_to_num().clamp(0, 1) * 255).round().byte().cpu().numpy()
+    grey = len(pixels) == 1
+    picture = Image.fromarray(
+        pixels[0] if grey else np.ascontiguousarray(pixels.transpose(1, 2, 0))
+    )
+    picture.thumbnail((_MAX_SIDE, _MAX_SIDE))
+    buffer = io.BytesIO()
+    options: Mapping[str, Any] = (
+        {"format": "PNG"} if grey else {"format": "JPEG", "quality": _JPEG_QUALITY}
+    )
+    picture.save(buffer, **options)
+    kind = "png" if grey else "jpeg"
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"

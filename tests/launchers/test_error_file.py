@@ -1,0 +1,35 @@
+"""The error file of a run directory, and the report on a crashed run."""
+
+import json
+
+from commands import run_command
+from tiny import SMALL
+
+from metadist.launchers.error_reporting import print_error, record_error_in
+from metadist.reports.run_report import write_run_report
+
+
+def test_only_the_first_error_of_a_job_is_recorded(tmp_path, capsys):
+    path = tmp_path / "error.txt"
+    record_error_in(path)
+    print_error("error: rank 0 failed:\nTraceback\nValueError: no")
+    print_error("error: 1 job of the sweep failed")
+    assert path.read_text() == "rank 0 failed:\nTraceback\nValueError: no\n"
+    record_error_in(tmp_path / "other.txt")
+    record_error_in(None)
+    print_error("error: after a job that has succeeded")
+    assert not (tmp_path / "other.txt").exists() and capsys.readouterr().err.count("\n") == 5
+
+
+def test_a_crashed_run_has_its_error_with_traceback_and_its_environment(tmp_path):
+    broken = ["algorithm._target_=broken_parts.BrokenMAML", "+algorithm.rank=1"]
+    broken += ["~algorithm.adapt", "strategy=allreduce", f"hydra.run.dir={tmp_path}"]
+    results = run_command("maml.py", *SMALL, *broken, size=2)
+    assert all(result.status == 1 for result in results)
+    error = (tmp_path / "error.txt").read_text()
+    assert error.startswith("rank 1 on ") and error.endswith("LookupError: a mistake on purpose\n")
+    assert "Traceback (most recent call last)" in error and "broken_parts.py" in error
+    environment = json.loads((tmp_path / "environment.json").read_text())
+    assert environment["world_size"] == 2 and environment["strategy"] == "allreduce"
+    html = write_run_report(tmp_path).read_text()
+    assert "LookupError: a mistake on purpose" in html and "--nproc_per_node=2" in html

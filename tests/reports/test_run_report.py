@@ -1,0 +1,244 @@
+"""`report.html` of a run: its data are those of the record, whatever state the run is in."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import plotly.graph_objects
+import pytest
+import yaml
+from html_pages import Page
+
+from metadist.errors import UserError
+from metadist.plots.run_figures import MAX_POINTS
+from metadist.reports.run_record import read_run_record
+from metadist.reports.run_report import write_run_report
+
+IMAGE = "data:image/png;base64,iVBORw0KGgo="
+
+
+def write_run(
+    directory: Path, overrides=(), results=None, iterations=30, metric="accuracy"
+) -> Path:
+    (directory / ".hydra").mkdir(parents=True)
+    configuration = {
+        "seed": 3,
+        "task": {"ways": 2, "shots": 1},
+        "trainer": {"iterations": 50, "eval_seed": 7},
+        "algorithm": {"_target_": "metadist.algorithms.MAML"},
+    }
+    (directory / ".hydra" / "config.yaml").write_text(yaml.safe_dump(configuration))
+    (directory / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(list(overrides)))
+    lines = []
+    for i in range(1, iterations + 1):
+        training = {"train_loss": 1 / i, f"train_{metric}": i / 100, "gradient_norm": 2.0 / i}
+        times = {"learning_rate": 0.1, "tasks_per_second": 5.0, "seconds": 0.5 * i}
+        lines.append({"iteration": i, **training, **times})
+        if i % 10 == 0:
+            validation = {f"validation_{metric}": i / 50, "validation_loss": 1.5 / i}
+            lines.append({"iteration": i, **validation, "validation_ci95": 0.01})
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (directory / "metrics.jsonl").write_text(text)
+    if results is not None:
+        (directory / "results.json").write_text(json.dumps(results))
+    return directory
+
+
+def finished(directory: Path, **options) -> Path:
+    results = {
+        "test_accuracy": 0.75,
+        "ci95": 0.02,
+        "test_tasks": 4,
+        "wall_seconds": 20.0,
+        "test_seconds": 2.0,
+        "world_size": 2,
+        "strategy": "rpc",
+        "seed": 3,
+        "test_accuracy_by_steps": [
+            {"steps": 0, "mean": 0.5, "ci95": 0.03},
+            {"steps": 1, "mean": 0.75, "ci95": 0.02},
+        ],
+        "protocol": {"ways": 2, "shots": 1, "dataset": "<b>glyphs</b>", "eval_seed": 7},
+        "method": {"algorithm": "MAML"},
+        "environment": {"torch": "2.15.0", "commit": "abc"},
+        "warnings": ["a <warning>"],
+    }
+    write_run(directory, results=results | options.pop("results", {}), **options)
+    predictions = [
+        {"task": 0, "labels": [0, 1], "predictions": [0, 1], "accuracy": 1.0, "loss": 0.1},
+        {"task": 1, "labels": [0, 1], "predictions": [1, 0], "accuracy": 0.0, "loss": 3.0},
+        {"task": 2, "labels": [0, 1], "predictions": [0, 0], "accuracy": 0.5, "loss": 0.5},
+        {"task": 3, "labels": [0, 1], "predictions": [1, 0], "accuracy": 0.0, "loss": 5.0},
+    ]
+    for task in predictions:
+        task.update(classes=["cat", "<i>dog</i>"], query_images=[4, 5])
+    text = "".join(json.dumps(line) + "\n" for line in predictions)
+    (directory / "test_predictions.jsonl").write_text(text)
+    shown = {
+        "task": 3,
+        "support": {"labels": [0, 1], "images": [IMAGE, IMAGE]},
+        "query": {"indices": [1], "images": [IMAGE]},
+    }
+    (directory / "test_tasks.json").write_text(json.dumps({"hardest": [shown]}))
+    return directory
+
+
+def test_the_data_of_a_finished_run_are_those_of_its_record(tmp_path):
+    directory = finished(tmp_path / "run")
+    path = write_run_report(directory)
+    page, figures = Page(path), Page(path).figures
+    assert path == directory / "report.html" and path.stat().st_size < 3_000_000
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").open()]
+    training = [line for line in lines if "train_loss" in line]
+    validation = [line for line in lines if "validation_loss" in line]
+    for metric in ("loss", "accuracy"):
+        curves = {trace["name"]: trace for trace in figures[f"curve-{metric}"]["data"]}
+        assert curves["training"]["x"] == list(range(1, 31))
+        assert curves["training"]["y"] == [line[f"train_{metric}"] for line in training]
+        assert curves["validation"]["x"] == [10, 20, 30]
+        assert curves["validation"]["y"] == [line[f"validation_{metric}"] for line in validation]
+    assert "error_y" not in figures["curve-loss"]["data"][-1]
+    assert figures["curve-accuracy"]["data"][-1]["error_y"]["array"] == [0.01] * 3
+    assert figures["curve-accuracy"]["layout"]["shapes"][0]["y0"] == 0.75  # the test
+    (norm,) = figures["curve-gradient_norm"]["data"]
+    assert norm["y"] == [line["gradient_norm"] for line in training]
+    assert figures["curve-learning_rate"]["data"][0]["y"] == [0.1] * 30
+    (steps,) = figures["steps"]["data"]
+    assert (steps["x"], steps["y"], steps["error_y"]["array"]) == (
+        [0, 1],
+        [0.5, 0.75],
+        [0.03, 0.02],
+    )
+    assert sorted(figures["histogram"]["data"][0]["x"]) == [0.0, 0.0, 0.5, 1.0]
+    parts = {trace["name"]: trace["x"] for trace in figures["time"]["data"]}
+    assert parts == {"training": [15.0], "test": [2.0], "validation and checkpoints": [3.0]}
+    (matrix,) = figures["confusions"]["data"]
+    assert matrix["x"] == matrix["y"] == ["&lt;i&gt;dog&lt;/i&gt;", "cat"]
+    assert matrix["customdata"] == [[1, 3], [2, 2]]
+    assert set(figures) <= page.ids()
+    for expected in ("75.00% ± 2.00%", "finished", "a <warning>", "torch 2.15.0", "seed 3"):
+        assert expected in page.text
+    assert ["<i>dog</i>", "cat", "3"] in page.rows  # the most frequent confusion
+    hardest = [row for row in page.rows if row[-1:] and row[-1].startswith("7,test,0,")]
+    assert [row[0] for row in hardest] == ["3", "1", "2", "0"]  # equal accuracies by loss
+    assert f"metadist replay {directory} --key 7,test,0,3" in page.text
+    assert "torchrun --standalone --nproc_per_node=2 -m metadist maml" in page.text
+    assert "Task 3: accuracy 0.00%" in page.text and "cat, not <i>dog</i>" in page.text
+
+
+def test_figures_are_valid_for_plotly(tmp_path):
+    figures = Page(write_run_report(finished(tmp_path / "run"))).figures
+    for figure in figures.values():
+        plotly.graph_objects.Figure(figure)  # raises for a property that does not exist
+
+
+def test_the_page_is_self_contained_and_texts_are_no_markup(tmp_path):
+    page = Page(write_run_report(finished(tmp_path / "run")))
+    assert all(address.startswith("data:image/") for address in page.addresses())
+    assert page.library == plotly.offline.get_plotlyjs()
+    assert not {"b", "i", "warning", "link", "iframe"} & {tag for tag, _ in page.elements}
+    assert "<" not in page.scripts["figures"]
+    policy = next(a["content"] for _, a in page.elements if "Content-Security" in str(a))
+    assert policy.startswith("default-src 'none'") and "http" not in policy
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "age", "status", "shown"),
+    [
+        (None, "", 1, "running", "30 of 50 training iterations"),
+        (None, "", 4000, "ended without results", "No error was recorded"),
+        (
+            "error.txt",
+            "rank 0: failed\nTraceback <x>\nValueError: no",
+            1,
+            "failed",
+            "<x> ValueError",
+        ),
+        ("error.txt", "stopped at iteration 30 of 50", 1, "stopped", "stopped at iteration 30"),
+        ("failure.json", '{"error": "no memory", "exit_status": 1}', 1, "failed", "no memory"),
+    ],
+)
+def test_runs_without_results_say_so(tmp_path, file, text, age, status, shown):
+    directory = write_run(tmp_path / "run")
+    if file is not None:
+        (directory / file).write_text(text)
+    os.utime(directory / "metrics.jsonl", (time.time() - age,) * 2)
+    page = Page(write_run_report(directory))
+    assert status in page.text and shown in page.text
+    assert "validation accuracy at iteration 30" in page.text
+    assert page.figures["curve-loss"]["data"][0]["x"] == list(range(1, 31))
+
+
+def test_a_run_that_has_only_started_has_a_report(tmp_path):
+    directory = write_run(tmp_path / "run", iterations=0)
+    (directory / "metrics.jsonl").unlink()
+    page = Page(write_run_report(directory))
+    assert "ended without results" in page.text and page.figures == {}
+    with pytest.raises(UserError, match="holds no run"):
+        write_run_report(tmp_path)
+
+
+def test_values_that_are_not_finite_are_gaps(tmp_path):
+    directory = write_run(tmp_path / "run", iterations=3)
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 4, "train_loss": "NaN", "gradient_norm": "Infinity"}\n')
+    figures = Page(write_run_report(directory)).figures
+    assert figures["curve-loss"]["data"][0]["y"][-1] is None
+    assert figures["curve-gradient_norm"]["data"][0]["y"][-1] is None
+
+
+def test_long_curves_keep_their_extremes(tmp_path):
+    directory = write_run(tmp_path / "run", iterations=20_000)
+    figures = Page(write_run_report(directory)).figures
+    curve = figures["curve-loss"]["data"][0]
+    assert len(curve["x"]) <= MAX_POINTS and curve["x"] == sorted(curve["x"])
+    assert (max(curve["y"]), min(curve["y"])) == (1.0, 1 / 20_000)
+    assert all(y == 1 / x for x, y in zip(curve["x"], curve["y"], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "kind", "shown"),
+    [(0.99, "good", "98.70% ± 0.40%, reached"), (0.90, "bad", "8.70 points below")],
+)
+def test_the_result_of_a_preset_is_compared_with_the_published_one(tmp_path, accuracy, kind, shown):
+    overrides = ["+experiment=maml_omniglot_5w1s", "trainer.iterations=500"]
+    protocol = {"ways": 5, "shots": 1, "queries": 5, "dataset": "omniglot", "eval_seed": 0}
+    results = {"test_accuracy": accuracy, "protocol": protocol}
+    directory = finished(tmp_path / "run", overrides=overrides, results=results)
+    page = Page(write_run_report(directory))
+    assert shown in page.text and "arXiv 1703.03400, table 1" in page.text
+    assert ("p", {"class": kind}) in page.elements
+    assert "queries: 5 here, 1 in the paper" in page.text
+    assert "Overrides beyond the preset: trainer.iterations=500" in page.text
+
+
+def test_regression_runs_show_their_curves(tmp_path):
+    results = {"test_mse": 0.5, "ci95": 0.1, "test_tasks": 2, "protocol": {"shots": 1}}
+    directory = write_run(tmp_path / "run", results=results, metric="mse")
+    lines = [
+        {
+            "task": 0,
+            "targets": [[1.0], [2.0]],
+            "predictions": [[1.5], [2.5]],
+            "mse": 0.25,
+            "loss": 1,
+        },
+        {
+            "task": 1,
+            "targets": [[1.0], [2.0]],
+            "predictions": [[0.0], [1.0]],
+            "mse": 1.0,
+            "loss": 1,
+        },
+    ]
+    (directory / "test_predictions.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    task = {"task": 1, "support": [[0.5], [1.5]], "inputs": [3.0, 1.0], "before": [7.0, 8.0]}
+    (directory / "test_tasks.json").write_text(json.dumps({"hardest": [task]}))
+    page = Page(write_run_report(directory))
+    assert "0.5 ± 0.1" in page.text and "curve-mse" in page.figures
+    assert "confusions" not in page.figures and read_run_record(directory).hardest(1) == [1]
+    truth, before, after, support = page.figures["task-hardest-1"]["data"]
+    assert [truth["x"], truth["y"]] == [[1.0, 3.0], [2.0, 1.0]]  # by input
+    assert (before["y"], after["y"]) == ([8.0, 7.0], [1.0, 0.0])
+    assert (support["x"], support["y"]) == ([0.5], [1.5])

@@ -1,0 +1,109 @@
+"""`report.html` of a sweep: table, figures, comparability, failures."""
+
+import json
+from pathlib import Path
+
+import plotly.graph_objects
+import pytest
+import yaml
+from html_pages import Page
+
+from metadist.reports.sweep_report import write_sweep_report
+
+
+def write_job(folder: Path, rate: float, shots: int, seed: int, test: float, **protocol) -> None:
+    (folder / ".hydra").mkdir(parents=True)
+    overrides = [f"algorithm.inner_lr={rate}", f"task.shots={shots}", f"seed={seed}"]
+    (folder / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(overrides))
+    config = {"seed": seed, "algorithm": {"inner_lr": rate}, "task": {"shots": shots}}
+    (folder / ".hydra" / "config.yaml").write_text(yaml.safe_dump(config))
+    results = {"test_accuracy": test, "ci95": 0.01, "train_loss": 0.5, "seed": seed}
+    protocol = {"ways": 5, "shots": shots, "queries": 5, **protocol}
+    (folder / "results.json").write_text(json.dumps({**results, "protocol": protocol}))
+    lines = [{"iteration": 10 * i, "validation_accuracy": test * i / 10} for i in (1, 2, 3)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "report.html").touch()
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    jobs = [(rate, shots, seed) for rate in (0.1, 0.4) for shots in (1, 5) for seed in (0, 1, 2)]
+    for number, (rate, shots, seed) in enumerate(jobs):
+        write_job(
+            tmp_path / str(number), rate, shots, seed, 0.5 + rate / 10 + shots / 100 + seed / 50
+        )
+    return tmp_path
+
+
+def test_a_sweep_of_twelve_jobs(folder):
+    report = write_sweep_report(folder)
+    path = folder / "report.html"
+    page, figures = Page(path), Page(path).figures
+    assert path in report.files and path.stat().st_size < 3_000_000
+    for figure in figures.values():
+        plotly.graph_objects.Figure(figure)
+    assert set(figures) == {"settings", "parallel", "heat-map", "curves"} <= page.ids()
+    rows = {(row[0], row[1]): row for row in page.rows if len(row) == 7}
+    assert len(rows) == 5  # the heading too
+    assert rows["0.4", "5"][4].startswith("61.00% ±") and "best" in rows["0.4", "5"][6]
+    links = [a for a in page.addresses() if not a.startswith("data:")]
+    assert sorted(links) == sorted(f"{number}/report.html" for number in range(12))
+    means, seeds = figures["settings"]["data"]
+    assert means["y"][0] == "inner_lr=0.4 shots=5" and means["x"][0] == pytest.approx(0.61)
+    assert sorted(seeds["x"])[-1] == pytest.approx(0.63) and len(seeds["x"]) == 12
+    interval = 4.302653 * 0.02 / 3**0.5  # Student's t of three seeds
+    assert means["error_x"]["array"] == pytest.approx([interval] * 4, rel=1e-5)
+    rate, shots, accuracy = figures["parallel"]["data"][0]["dimensions"]
+    assert (rate["label"], rate["ticktext"], rate["values"]) == (
+        "algorithm.inner_lr",
+        ["0.1", "0.4"],
+        [0, 0, 1, 1],
+    )
+    assert accuracy["values"] == pytest.approx([0.54, 0.58, 0.57, 0.61])
+    (cells,) = figures["heat-map"]["data"]
+    assert (cells["x"], cells["y"]) == (["0.1", "0.4"], ["1", "5"])
+    assert [value for row in cells["z"] for value in row] == pytest.approx([0.54, 0.57, 0.58, 0.61])
+    assert len(figures["curves"]["data"]) == 12 and shots["ticktext"] == ["1", "5"]
+    assert "All finished runs have the same evaluation protocol" in page.text
+
+
+def test_runs_that_are_not_comparable_are_grouped_with_the_reason(folder):
+    write_job(folder / "12", 0.1, 1, 7, 0.9, queries=15)
+    report = write_sweep_report(folder)
+    page = Page(folder / "report.html")
+    assert report.warnings and "The runs have 2 evaluation protocols" in page.text
+    groups = [row for row in page.rows if row and row[-1] in ("5", "15") and len(row) == 3]
+    assert [row[1:] for row in groups] == [[", ".join(map(str, range(12))), "5"], ["12", "15"]]
+
+
+def test_failed_runs_are_shown_with_their_traceback(folder):
+    failed = folder / "12"
+    failed.mkdir()
+    overrides = ["algorithm.inner_lr=9", "task.shots=1", "seed=0"]
+    failure = {"error": "ValueError: <no>", "exit_status": 1, "overrides": overrides}
+    (failed / "failure.json").write_text(json.dumps(failure))
+    write_sweep_report(folder)
+    assert "Failed runs 12 ValueError: <no>" in Page(folder / "report.html").text
+    (failed / "error.txt").write_text("rank 0 failed:\nTraceback\nValueError: <no>")
+    write_sweep_report(folder)
+    assert "12 rank 0 failed: Traceback ValueError: <no>" in Page(folder / "report.html").text
+
+
+def test_curves_of_different_lengths_have_a_logarithmic_axis(folder):
+    assert "type" not in Page(_report(folder)).figures["curves"]["layout"]["xaxis"]
+    line = {"iteration": 5000, "validation_accuracy": 0.9}
+    with (folder / "11" / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    assert Page(_report(folder)).figures["curves"]["layout"]["xaxis"]["type"] == "log"
+
+
+def test_a_report_that_cannot_be_written_is_a_warning(folder, monkeypatch):
+    (folder / "report.html").mkdir()
+    report = write_sweep_report(folder)
+    assert "report.html" in report.missing and (folder / "sweep.csv").exists()
+    assert any("warning: cannot write" in line for line in report.summary_lines())
+
+
+def _report(folder: Path) -> Path:
+    write_sweep_report(folder)
+    return folder / "report.html"

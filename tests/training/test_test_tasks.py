@@ -1,0 +1,71 @@
+"""`test_tasks.json`: the images and points of the tasks that a report shows."""
+
+import base64
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from tiny import build
+
+from metadist.reports import read_test_predictions
+from metadist.tasks import task_keys
+from metadist.training import Trainer
+from metadist.training.trainer import write_run_report
+
+
+def test_images_are_those_of_the_hardest_and_the_median_tasks(tmp_path):
+    x = build(tmp_path, "strategy=local")
+    Trainer(x).run()
+    records = read_test_predictions(tmp_path)
+    content = json.loads((tmp_path / "test_tasks.json").read_text())
+    shown = {kind: [task["task"] for task in tasks] for kind, tasks in content.items()}
+    order = sorted(records, key=lambda each: (each["accuracy"], -each["loss"]))
+    numbers = [each["task"] for each in order]
+    assert shown == {"hardest": numbers[:3], "typical": numbers[2:5]}  # of seven
+    for task in content["hardest"]:
+        key = task_keys(x.trainer.eval_seed, "test", 0, range(task["task"], task["task"] + 1))[0]
+        episode = x.tasks.sample(key)
+        assert task["support"]["labels"] == [0, 1, 2]
+        assert task["query"]["indices"] == list(range(6))  # two queries of three ways
+        for part, images in (("support", task["support"]), ("query", task["query"])):
+            for image, inputs in zip(images["images"], getattr(episode, part).inputs, strict=True):
+                encoded = image.removeprefix("data:image/png;base64,")
+                pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(encoded))))
+                expected = (inputs[0] - inputs.min()) / (inputs.max() - inputs.min())
+                np.testing.assert_allclose(pixels / 255, expected.numpy(), atol=1 / 255)
+    html = (tmp_path / "report.html").read_text()
+    assert all(task["query"]["images"][0] in html for task in content["hardest"])
+
+
+def test_points_are_those_of_the_tasks(tmp_path):
+    overrides = ["dataset=sinusoid", "model=mlp", "model.hidden=[8]", "model.batch_norm=false"]
+    omit = ("++dataset", "model.filters", "task.ways")
+    x = build(tmp_path, "strategy=local", *overrides, omit=omit)
+    Trainer(x).run()
+    task = json.loads((tmp_path / "test_tasks.json").read_text())["hardest"][0]
+    records = {each["task"]: each for each in read_test_predictions(tmp_path)}
+    assert records[task["task"]]["mse"] == max(each["mse"] for each in records.values())
+    key = task_keys(x.trainer.eval_seed, "test", 0, range(task["task"], task["task"] + 1))[0]
+    episode = x.tasks.sample(key)
+    assert task["inputs"] == episode.query.inputs.ravel().tolist()
+    assert task["support"] == [each.ravel().tolist() for each in episode.support]
+    assert task["before"] == pytest.approx(
+        x.learner.model(episode.query.inputs).detach().ravel().tolist()
+    )
+    assert f'"task-hardest-{task["task"]}"' in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("error", [ImportError("no plotly"), ValueError("a defect")])
+def test_a_report_that_cannot_be_written_does_not_make_the_run_fail(
+    tmp_path, monkeypatch, caplog, error
+):
+    def fail(directory):
+        raise error
+
+    monkeypatch.setattr(f"{Trainer.__module__}.{write_run_report.__name__}", fail)
+    results = Trainer(build(tmp_path, "strategy=local")).run()
+    assert results["test_tasks"] == 7 and (tmp_path / "results.json").exists()
+    assert not (tmp_path / "report.html").exists()
+    assert f"{error} (metadist report {tmp_path} writes the report later)" in caplog.text
