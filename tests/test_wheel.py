@@ -47,6 +47,8 @@ def test_the_wheel_has_the_packages_and_their_data(wheel):
     expected = {str(path.relative_to(ROOT)) for path in files if "__pycache__" not in path.parts}
     assert names == expected
     assert "metadist/py.typed" in names and "metadist/conf/maml.yaml" in names
+    templates = [name for name in names if name.startswith("metadist/reports/templates/")]
+    assert len(templates) == 6 and "metadist/reports/published.yaml" in names
 
 
 @pytest.fixture(scope="module")

@@ -226,7 +226,14 @@ def listening(pid: int | str = "self") -> list[tuple[str, int, int]]:
     return found
 
 
-_TIMES = ("seconds", "tasks_per_second", "samples_per_second", "train_seconds", "wall_seconds")
+_TIMES = (
+    "seconds",
+    "tasks_per_second",
+    "samples_per_second",
+    "train_seconds",
+    "wall_seconds",
+    "test_seconds",
+)
 
 
 def difference(one: Path, other: Path) -> str:

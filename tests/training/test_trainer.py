@@ -56,8 +56,10 @@ def test_a_run_writes_the_listed_files(tmp_path):
         "checkpoints",
         "learning_curves.png",
         "metrics.jsonl",
+        "report.html",
         "results.json",
         "test_predictions.jsonl",
+        "test_tasks.json",
         "test_tasks.png",
     }
     saved = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
