@@ -29,6 +29,7 @@ COMMANDS = {
     "evaluate": Command("metadist.cli.evaluate:main", "test a run under another protocol"),
     "compare": Command("metadist.cli.compare:main", "paired difference of two runs' tests"),
     "predict": Command("metadist.cli.predict:main", "classify images with a trained model"),
+    "export": Command("metadist.cli.export:main", "weights of a run as a safetensors file"),
     "replay": Command("metadist.cli.replay:main", "replay a single task of a run"),
     "fetch": Command("metadist.cli.fetch:main", "download a dataset"),
     "init": Command("metadist.cli.init:main", "write a small project of your own"),

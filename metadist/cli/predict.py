@@ -1,8 +1,8 @@
 """Classify images with a trained model: metadist predict RUN --support DIR --query DIR.
 
-RUN is a run directory or a checkpoint. The support directory has a folder of a few images for each
-class. Prints the predicted class of each query image and its probability, and writes a CSV file
-with the probabilities of all classes.
+RUN is a run directory, a checkpoint, a weights file or the name of pretrained weights. The support
+directory has a folder of a few images for each class. Prints the predicted class of each query
+image and its probability, and writes a CSV file with the probabilities of all classes.
 """
 
 import csv
@@ -49,7 +49,12 @@ def predict_folder(classifier: FewShotClassifier, support: Path, query: Path) ->
 def main() -> int:
     """Predict from the command line; returns the exit status."""
     parser = argument_parser(__doc__)
-    parser.add_argument("run", metavar="RUN", type=Path, help="run directory or checkpoint")
+    parser.add_argument(
+        "run",
+        metavar="RUN",
+        type=Path,
+        help="run directory, checkpoint, weights file, or name of pretrained weights",
+    )
     parser.add_argument("--support", metavar="DIR", type=Path, required=True)
     parser.add_argument("--query", metavar="DIR", type=Path, required=True)
     parser.add_argument(

@@ -11,6 +11,7 @@ from torch import Tensor
 from metadist.algorithms import Learner
 from metadist.config import image_preprocessing, load_learner
 from metadist.errors import UserError
+from metadist.inference.pretrained import find_weights
 from metadist.tasks import Examples
 from metadist.training import predict_unlabeled
 
@@ -62,10 +63,12 @@ class FewShotClassifier:
         device: str = "cpu",
         trust_code: bool = False,
     ) -> "FewShotClassifier":
-        """The trained classifier of a run directory or a checkpoint. No dataset is needed.
+        """The trained classifier of a run, a file or a pretrained name. No dataset is needed.
 
         Args:
-            path: of a run directory, whose tested state is loaded, or of a checkpoint.
+            path: of a run directory, whose tested state is loaded, of a checkpoint, or of a weights
+                file that `metadist export` wrote; or the name of pretrained weights, such as
+                "maml_omniglot_5w1s", see `metadist.inference.pretrained`.
             preprocess: see the class. Default: `metadist.tasks.ImagePreprocessing` with image size,
                 channels, inversion and normalization of the run's dataset.
             batch_statistics: see the class.
@@ -75,7 +78,7 @@ class FewShotClassifier:
         Raises:
             UserError: there is no checkpoint, it cannot be used, or it is of a regression problem.
         """
-        saved = load_learner(path, trust_code=trust_code)
+        saved = load_learner(find_weights(path), trust_code=trust_code)
         if saved.regression:
             raise UserError(
                 f"{saved.checkpoint} predicts real numbers: choose a run of classification."

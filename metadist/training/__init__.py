@@ -8,6 +8,7 @@ from metadist.training.experiment import (
     TrainState,
     compile_options,
 )
+from metadist.training.export import export_weights
 from metadist.training.initialization import initialize
 from metadist.training.prediction import predict_unlabeled
 from metadist.training.resume import restore
@@ -46,6 +47,7 @@ __all__ = [
     "TrainerConfig",
     "WeightAveraging",
     "compile_options",
+    "export_weights",
     "initialize",
     "predict_unlabeled",
     "resolve_device",

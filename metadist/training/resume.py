@@ -23,6 +23,7 @@ from metadist.training.checkpoints import (
     read_checkpoint,
 )
 from metadist.training.experiment import Experiment, TrainState
+from metadist.training.weights_file import SUFFIX, read_weights
 
 _log = logging.getLogger(__name__)
 
@@ -174,12 +175,15 @@ def tested_checkpoint(path: Path) -> tuple[Path, dict[str, Any]]:
     """The file and the contents of a checkpoint.
 
     Args:
-        path: of a checkpoint, or of a run directory. Of a run it is the state that the run tests:
+        path: of a checkpoint, of a weights file (`metadist export`), which has part of the
+            contents, or of a run directory. Of a run it is the state that the run tests:
             the best checkpoint with `trainer.test_checkpoint=best`, else the newest one.
 
     Raises:
         UserError: there is no checkpoint, or it cannot be read.
     """
+    if path.suffix == SUFFIX:
+        return path, read_weights(path)
     if not path.is_dir():
         return path, read_checkpoint(path)
     saved = Checkpoints(path / CHECKPOINT_DIRECTORY)

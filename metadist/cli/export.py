@@ -1,0 +1,27 @@
+"""Export the weights of a run: metadist export RUN.
+
+Writes the weights that the run tested as a safetensors file, with protocol, method and test result
+in its metadata. FewShotClassifier.load, metadist predict and init_from read it.
+"""
+
+import argparse
+from pathlib import Path
+
+from metadist.cli.main import exit_status
+from metadist.training import export_weights
+
+
+def main() -> int:
+    """Export from the command line; returns the exit status."""
+    _, description = (__doc__ or "").split("\n\n", 1)
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("run", metavar="RUN", type=Path, help="the directory of a finished run")
+    parser.add_argument("--output", type=Path, help="default: RUN/weights.safetensors")
+    options = parser.parse_args()
+    output = options.output or options.run / "weights.safetensors"
+
+    def export() -> None:
+        path = export_weights(options.run, output)
+        print(f"{path} ({path.stat().st_size / 1000:.0f} kB)")
+
+    return exit_status(export)

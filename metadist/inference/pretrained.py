@@ -1,0 +1,44 @@
+"""Names of pretrained weights."""
+
+import os
+from pathlib import Path
+
+from metadist.errors import UserError, did_you_mean
+from metadist.training.weights_file import SUFFIX
+
+DIRECTORY = Path(__file__).resolve().parents[1] / "pretrained"
+"""The weights that are installed with metadist."""
+
+VARIABLE = "METADIST_PRETRAINED"
+"""Environment variable: a directory whose files `NAME.safetensors` precede the installed ones."""
+
+
+def pretrained_weights() -> dict[str, Path]:
+    """The weights files of the installed package and of `$METADIST_PRETRAINED`, by name, sorted."""
+    own = os.environ.get(VARIABLE)
+    directories = [DIRECTORY, *([Path(own).expanduser()] if own else [])]
+    files = [path for each in directories for path in each.glob(f"*{SUFFIX}")]
+    return dict(sorted((path.stem, path) for path in files))
+
+
+def find_weights(path: str | Path) -> Path:
+    """The path of a run, checkpoint or weights file, or of pretrained weights by their name.
+
+    Args:
+        path: an existing path, or a name. An existing path takes precedence.
+
+    Raises:
+        UserError: a name (no path, no suffix) that is neither.
+    """
+    given = Path(path)
+    if given.exists() or given.suffix or len(given.parts) != 1:
+        return given
+    found = pretrained_weights()
+    if given.name in found:
+        return found[given.name]
+    names = f"the pretrained names are {', '.join(found)}" if found else "no weights are installed"
+    raise UserError(
+        f"{path} is neither a path nor the name of pretrained weights"
+        f"{did_you_mean(given.name, found)}: give a run's directory, a checkpoint or a weights "
+        f"file; {names}."
+    )

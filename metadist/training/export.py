@@ -1,0 +1,84 @@
+"""Weights of a run as a safetensors file, with what is needed to use them in its metadata."""
+
+import json
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+from metadist.errors import UserError
+from metadist.files import atomic_write, wrap_write_errors
+from metadist.loggers import json_value
+from metadist.reports import read_overrides, read_results
+from metadist.training.resume import tested_checkpoint
+from metadist.training.weights_file import FORMAT, SUFFIX
+
+_DATASET = ("_target_", "normalize")
+"""What the preprocessing of images needs of the dataset's options; paths are left out."""
+_RESULTS = (
+    "test_accuracy",
+    "test_mse",
+    "ci95",
+    "test_tasks",
+    "iterations",
+    "tested_iteration",
+    "seed",
+)
+
+
+def export_weights(run: Path, path: Path) -> Path:
+    """Write the weights that a finished run tested as safetensors.
+
+    The metadata, JSON texts by name: `model`, `algorithm`, `dataset` and `task`, from which the
+    learner and its preprocessing are built; `protocol`, `method`, `results` and `overrides` of the
+    run, to say what the weights are.
+
+    Args:
+        run: the run's directory.
+        path: the file to write.
+
+    Returns:
+        `path`.
+
+    Raises:
+        UserError: the run has not finished, its checkpoint cannot be read, or the file cannot be
+            written.
+    """
+    results = read_results(run)
+    if results is None:
+        raise UserError(
+            f"{run} holds no results.json: give the directory of a run that has finished."
+        )
+    if path.suffix != SUFFIX:
+        raise UserError(f"{path} does not end in {SUFFIX}: choose such a name.")
+    checkpoint, contents = tested_checkpoint(run)
+    configuration = contents.get("configuration")
+    if (
+        not isinstance(configuration, Mapping)
+        or contents["iteration"] != results["tested_iteration"]
+    ):
+        raise UserError(
+            f"{checkpoint} is not the state that {run} tested: test the run again, with "
+            "resume=auto."
+        )
+    from safetensors.torch import save
+
+    dataset = configuration.get("dataset") or {}
+    about = {
+        "iteration": contents["iteration"],
+        "model": configuration["model"],
+        "algorithm": configuration["algorithm"],
+        "dataset": {key: dataset[key] for key in _DATASET if dataset.get(key) is not None},
+        "task": contents["task"],
+        "buffers": list(contents["buffers"]),
+        "protocol": results["protocol"],
+        "method": results["method"],
+        "results": {key: results[key] for key in _RESULTS if key in results},
+        "overrides": [each for each in read_overrides(run) if not each.startswith("dataset.root=")],
+    }
+    metadata = {key: json.dumps(json_value(value)) for key, value in about.items()}
+    metadata |= {"format": FORMAT, "version": version("metadist")}
+    tensors = {**contents["learner"], **contents["buffers"]}
+    copies = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
+    with wrap_write_errors(path):
+        atomic_write(path, save(copies, metadata))
+    return path
