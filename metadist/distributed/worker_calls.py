@@ -78,7 +78,7 @@ class SummingMapper(Protocol):
     """A function that sums its own shards, where that is faster than one by one."""
 
     def weighted_sum(
-        self, calls: list[Call], weights: list[float], inputs: list[Tensor]
+        self, calls: list[Call], weights: list[float], inputs: Sequence[Tensor]
     ) -> WorkerResponse:
         """The sum of `weight * function(*args, **kwargs)` and its gradients, in float64.
 
@@ -100,6 +100,7 @@ class WorkerRequest:
             with every result.
         grad_indices: indices, among `tensors_of(calls)`, of the inputs to differentiate with
             respect to. None leaves gradients to the distributed autograd context, if any.
+        inputs: these inputs themselves, in a request that is not sent.
         in_context: results keep their graph, which a context records across the workers.
         keep_device: leave results on their device instead of moving them to the CPU.
         single_worker: the caller named this worker; the call has no other request.
@@ -109,6 +110,7 @@ class WorkerRequest:
     calls: list[Call]
     weights: list[float] | None = None
     grad_indices: list[int] | None = None
+    inputs: Sequence[Tensor] | None = None
     in_context: bool = False
     keep_device: bool = False
     single_worker: bool = False
@@ -136,7 +138,7 @@ class WorkerRequest:
             )
 
     def _responses(self) -> list[WorkerResponse]:
-        inputs: list[Tensor] | None = None
+        inputs = self.inputs
         if self.grad_indices is not None:
             tensors = tensors_of(self.calls)
             inputs = [tensors[index].requires_grad_() for index in self.grad_indices]
@@ -163,7 +165,9 @@ class WorkerRequest:
             return detached(result)
         return optree.tree_map(detached, result, none_is_leaf=True)
 
-    def _run_shard(self, args: tuple, kwargs: dict, inputs: list[Tensor] | None) -> WorkerResponse:
+    def _run_shard(
+        self, args: tuple, kwargs: dict, inputs: Sequence[Tensor] | None
+    ) -> WorkerResponse:
         if inputs is None:
             return WorkerResponse(self._outgoing(self.function(*args, **kwargs)), None)
         with torch.enable_grad():

@@ -29,7 +29,7 @@ from metadist.distributed.data_parallel import DataParallel
 from metadist.distributed.partitioners import Partitioner, WorkerID, as_shards
 from metadist.distributed.reducers import LinearReducer, finish_sum
 from metadist.distributed.store import RENDEZVOUS_TIMEOUT
-from metadist.distributed.worker_calls import WorkerRequest, WorkerResponse, tensors_of
+from metadist.distributed.worker_calls import WorkerRequest, WorkerResponse
 from metadist.errors import UserError
 
 Mapper = Callable[[Any, Any], Any]
@@ -134,9 +134,9 @@ class _InProcessStrategy(Strategy):
     ) -> tuple[WorkerResponse, list[Tensor | None], float | None]:
         """This rank's part of the sums of results and of gradients, in float64, and the divisor."""
         calls, weights, divisor = self._my_shards(learner, batch)
-        index = {id(tensor): i for i, tensor in enumerate(tensors_of(calls))}
-        inputs = [index[id(parameter)] for parameter in trainable_parameters(learner)]
-        (response,) = WorkerRequest(mapper, calls, weights, inputs, keep_device=True).run()
+        inputs = trainable_parameters(learner)
+        request = WorkerRequest(mapper, calls, weights, inputs=inputs, keep_device=True)
+        (response,) = request.run()
         assert response.gradients is not None, "the loss does not depend on the learner"
         return response, response.gradients.by_input, divisor
 

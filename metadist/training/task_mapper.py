@@ -184,14 +184,14 @@ class TrainMapper(TaskMapper):
         )
 
     def weighted_sum(
-        self, calls: list[Call], weights: list[float], inputs: list[Tensor]
+        self, calls: list[Call], weights: list[float], inputs: Sequence[Tensor]
     ) -> WorkerResponse:
         """See `SummingMapper`: one chunk of tasks at a time, which bounds the memory."""
         with profiled_request(self.profile):
             return self._weighted_sum(calls, weights, inputs)
 
     def _weighted_sum(
-        self, calls: list[Call], weights: list[float], inputs: list[Tensor]
+        self, calls: list[Call], weights: list[float], inputs: Sequence[Tensor]
     ) -> WorkerResponse:
         learner = learner_and_batch(calls[0])[0].train()
         names = {id(parameter): name for name, parameter in learner.named_parameters()}
