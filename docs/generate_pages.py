@@ -19,6 +19,7 @@ PACKAGES = (
     "training",
     "config",
     "inference",
+    "reports",
     "loggers",
     "plots",
     "launchers",
@@ -33,6 +34,9 @@ RAY = (
 """Public names that need Ray, which need not be installed here."""
 
 
+BELOW_OTHERS = ("---", "search:", "  boost: 0.5", "---", "")
+"""Front matter of references: search lists other pages first."""
+
 LINK_TO_NOTEBOOK = re.compile(r"\]\(([\w/.]+)\.ipynb")
 """Tutorials link to each other as notebooks; the site has pages of them."""
 
@@ -46,7 +50,12 @@ def generated_pages() -> dict[str, str]:
 
 def configuration_page() -> str:
     """Every file of conf/: its command, its comments, its keys and defaults."""
-    lines = ["# Configuration reference", "", "Generated from `conf/`. Values are the defaults."]
+    lines = [
+        *BELOW_OTHERS,
+        "# Configuration reference",
+        "",
+        "Generated from `conf/`. Values are the defaults.",
+    ]
     for path in sorted(CONF.glob("*.yaml")):
         if path.stem != "run_directory":
             lines += ["", f"## {path.stem}.yaml", "", *option(path)]
@@ -88,7 +97,7 @@ def api_page(package: str) -> str:
     names = [f"{module.__name__}.{name}" for name in getattr(module, "__all__", ())]
     if package == "launchers":
         names += RAY
-    lines = [f"# metadist.{package}", "", module.__doc__ or ""]
+    lines = [*BELOW_OTHERS, f"# metadist.{package}", "", module.__doc__ or ""]
     for name in names:
         lines += ["", f"::: {name}"]
     return "\n".join(lines) + "\n"
