@@ -1,6 +1,7 @@
 from .console import ConsoleLogger
 from .jsonl import METRICS_FILE, JsonlLogger, json_value, read_metrics
 from .logger import Logger, LoggerCollection, Metrics, Run
+from .mlflow import MlflowLogger
 from .tensorboard import TensorBoardLogger
 from .wandb import WandbLogger
 
@@ -11,6 +12,7 @@ __all__ = [
     "Logger",
     "LoggerCollection",
     "Metrics",
+    "MlflowLogger",
     "Run",
     "TensorBoardLogger",
     "WandbLogger",

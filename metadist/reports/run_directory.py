@@ -53,6 +53,7 @@ CONTENTS: Mapping[str, str] = {
     CHECKPOINT_DIRECTORY: "to resume from, with resume=auto",
     "tensorboard": "tensorboard --logdir",
     "wandb": "wandb sync",
+    "mlflow.db": "mlflow ui --backend-store-uri sqlite:///mlflow.db",
     PROFILE_DIRECTORY: "time per named range of a step; traces for ui.perfetto.dev",
 }
 """Files and directories that a finished run may hold, with a description for the console."""

@@ -1,0 +1,180 @@
+"""The MLflow logger."""
+
+import contextlib
+import logging
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from metadist.errors import UserError
+from metadist.files import atomic_write, wrap_write_errors
+from metadist.loggers.jsonl import json_value
+from metadist.loggers.logger import Logger, Metrics, Run, grouped_name, grouped_test_metrics
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric
+
+RUN_ID_FILE = "mlflow_run_id"
+
+_MAX_METRICS = 500  # collected before they are sent; the service takes 1000 at once
+_MAX_PARAMETERS = 100  # at once
+_MAX_VALUE = 500  # characters of a parameter
+
+
+class MlflowLogger(Logger):
+    """Logs the run to MLflow: options as parameters, metrics, plots and `results.json`.
+
+    A resumed run keeps its MLflow run, whose id is stored in `mlflow_run_id`. MLflow cannot delete
+    metrics: the iterations between the checkpoint and the interruption are there twice, with equal
+    values. Metrics are sent in batches, and before each checkpoint.
+
+    Args:
+        tracking_uri: the tracking server (`http://…`) or database (`sqlite:///…`). Default:
+            `MLFLOW_TRACKING_URI`, else the SQLite file `mlflow.db` in the run directory.
+        experiment: name of the experiment, created if it does not exist.
+        tags: tags of the run.
+    """
+
+    def __init__(
+        self,
+        tracking_uri: str | None = None,
+        experiment: str = "metadist",
+        tags: dict[str, str] | None = None,
+    ) -> None:
+        self._tracking_uri = tracking_uri
+        self._experiment = experiment
+        self._tags = tags or {}
+        self._client: MlflowClient | None = None
+        self._run_id = ""
+        self._metrics: list[Metric] = []
+        self._status = "FAILED"
+
+    def start(self, run: Run) -> None:
+        """Creates the run, or continues the one of the same directory.
+
+        Raises:
+            UserError: MLflow is not installed, or its server or database cannot be used.
+        """
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        try:
+            from mlflow import MlflowClient
+        except ImportError:
+            raise UserError(
+                "logger=mlflow needs MLflow, which is not installed: "
+                "pip install 'metadist[mlflow]'."
+            ) from None
+        for name in ("mlflow", "alembic"):  # they report the creation of the database
+            logging.getLogger(name).setLevel(logging.WARNING)
+        uri = self._tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+        artifacts = None if uri else (run.directory / "mlflow_artifacts").as_uri()
+        with self._wrap_errors():
+            self._client = MlflowClient(uri or f"sqlite:///{run.directory / 'mlflow.db'}")
+            self._run_id = self._resumed_run(run) or self._new_run(run, artifacts)
+
+    def _resumed_run(self, run: Run) -> str:
+        """The id of the run that is resumed, "" for none."""
+        assert self._client is not None
+        path = run.directory / RUN_ID_FILE
+        saved = path.read_text("utf-8").strip() if run.resumed and path.exists() else ""
+        if not re.fullmatch(r"[0-9a-f]{32}", saved):
+            return ""
+        self._client.update_run(saved, status="RUNNING")
+        return saved
+
+    def _new_run(self, run: Run, artifacts: str | None) -> str:
+        from mlflow.entities import Param
+
+        assert self._client is not None
+        found = self._client.get_experiment_by_name(self._experiment)
+        experiment_id = (
+            self._client.create_experiment(self._experiment, artifact_location=artifacts)
+            if found is None
+            else found.experiment_id
+        )
+        tags = {"mlflow.note.content": run.title, **self._tags}
+        run_id: str = self._client.create_run(
+            experiment_id, run_name=run.name, tags=tags
+        ).info.run_id
+        values = _flatten(run.configuration)
+        parameters = [Param(key, str(value)[:_MAX_VALUE]) for key, value in values]
+        for first in range(0, len(parameters), _MAX_PARAMETERS):
+            self._client.log_batch(run_id, params=parameters[first : first + _MAX_PARAMETERS])
+        path = run.directory / RUN_ID_FILE
+        with wrap_write_errors(path):
+            atomic_write(path, f"{run_id}\n".encode())
+        return run_id
+
+    def log_metrics(self, metrics: Metrics) -> None:
+        """Collects the metrics; some hundred are sent together."""
+        self._collect(
+            {
+                grouped_name(name): float(value)
+                for name, value in metrics.items()
+                if name != "iteration" and not isinstance(value, str | bool)
+            },
+            int(metrics["iteration"]),
+        )
+        if len(self._metrics) >= _MAX_METRICS:
+            self.flush()
+
+    def _collect(self, values: Mapping[str, float], step: int) -> None:
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        self._metrics += [Metric(name, value, now, step) for name, value in values.items()]
+
+    def flush(self) -> None:
+        """Sends the collected metrics."""
+        assert self._client is not None, "flush() before start()"
+        metrics, self._metrics = self._metrics, []
+        if metrics:
+            with self._wrap_errors():
+                self._client.log_batch(self._run_id, metrics=metrics)
+
+    def finish(self, results: Mapping[str, Any], plots: Sequence[Path]) -> None:
+        """Logs test metrics, plots and `results.json`."""
+        assert self._client is not None, "finish() before start()"
+        values: Any = json_value(results)
+        self._collect(grouped_test_metrics(results), int(results["iterations"]))
+        self.flush()
+        with self._wrap_errors():
+            for plot in plots:
+                self._client.log_artifact(self._run_id, str(plot))
+            self._client.log_dict(self._run_id, values, "results.json")
+        self._status = "FINISHED"
+
+    def close(self) -> None:
+        """Ends the run, as failed unless `finish` was called."""
+        client = self._client
+        if client is not None and self._run_id:
+            with contextlib.suppress(Exception):
+                self.flush()
+            with contextlib.suppress(Exception):
+                client.set_terminated(self._run_id, self._status)
+        self._client = None
+
+    @contextlib.contextmanager
+    def _wrap_errors(self) -> Iterator[None]:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            yield
+        except (MlflowException, OSError) as error:
+            reason = " ".join(str(error).split()).rstrip(".")[:300]
+            raise UserError(
+                f"MLflow could not log the run ({reason}): check logger.mlflow.tracking_uri and "
+                "the network, or leave the logger out."
+            ) from error
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Values by dotted key; lists as they are."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
