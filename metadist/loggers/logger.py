@@ -70,6 +70,25 @@ class Logger:
             UserError: the output cannot be written.
         """
 
+    @property
+    def shows_panels(self) -> bool:
+        """Whether `log_panels` does anything; otherwise its arguments are not computed."""
+        return False
+
+    def log_panels(
+        self, iteration: int, values: Mapping[str, Sequence[float]], images: Sequence[Path]
+    ) -> None:
+        """Logs distributions and images of a validation.
+
+        Args:
+            iteration: the number of finished iterations.
+            values: metrics of each validation task, by the name of the mean in `log_metrics`.
+            images: PNG files in the run directory, which later validations overwrite.
+
+        Raises:
+            UserError: the output cannot be written.
+        """
+
     def log_message(self, text: str) -> bool:
         """Shows a warning to the user.
 
@@ -116,6 +135,23 @@ def grouped_name(name: str) -> str:
     return f"{split}/{metric}" if split in ("train", "validation", "test") else f"train/{name}"
 
 
+def panel_name(path: Path) -> str:
+    """The name of an image in services that group by prefix: `validation_tasks.png` is
+    `validation/tasks`, `learning_curves.png` is `learning_curves`.
+    """
+    split, _, rest = path.stem.partition("_")
+    return f"{split}/{rest}" if split in ("validation", "test") and rest else path.stem
+
+
+def metrics_by_steps(results: Mapping[str, Any]) -> dict[str, list[tuple[int, float]]]:
+    """Test metrics after each number of inner steps, such as `test/accuracy_by_steps`."""
+    return {
+        grouped_name(name): [(int(row["steps"]), float(row["mean"])) for row in rows]
+        for name, rows in results.items()
+        if name.startswith("test_") and name.endswith("_by_steps")
+    }
+
+
 def grouped_test_metrics(results: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a test among the results of a run, by `grouped_name`."""
     values = {name: value for name, value in results.items() if name.startswith("test_")}
@@ -139,6 +175,18 @@ class LoggerCollection(Logger):
         """Passes the metrics to each."""
         for logger in self._loggers:
             logger.log_metrics(metrics)
+
+    @property
+    def shows_panels(self) -> bool:
+        """Whether any of them shows panels."""
+        return any(logger.shows_panels for logger in self._loggers)
+
+    def log_panels(
+        self, iteration: int, values: Mapping[str, Sequence[float]], images: Sequence[Path]
+    ) -> None:
+        """Passes the panels to each."""
+        for logger in self._loggers:
+            logger.log_panels(iteration, values, images)
 
     def log_message(self, text: str) -> bool:
         """Passes the message to each; whether any of them showed it."""

@@ -6,20 +6,33 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from metadist.files import wrap_write_errors
 from metadist.loggers.jsonl import json_value
-from metadist.loggers.logger import Logger, Metrics, Run, grouped_name, grouped_test_metrics
+from metadist.loggers.logger import (
+    Logger,
+    Metrics,
+    Run,
+    grouped_name,
+    grouped_test_metrics,
+    metrics_by_steps,
+    panel_name,
+)
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
 class TensorBoardLogger(Logger):
-    """Writes event files: a scalar for every metric, and test metrics and plots at the end.
+    """Writes event files: a scalar for every metric, at every validation a histogram of the metric
+    over its tasks and an image of some tasks, and test metrics and plots at the end.
 
-    Tags are grouped: `train/loss`, `validation/accuracy`, `test/accuracy`.
+    Tags are grouped: `train/loss`, `validation/accuracy`, `validation/tasks`, `test/accuracy`. The
+    configuration is in the hyperparameters of TensorBoard's HPARAMS tab. The step of
+    `test/accuracy_by_steps` is the number of inner steps.
 
     Events are flushed every few seconds and before each checkpoint, so the last ones may be lost
     if the process dies. A resumed run purges the events after its checkpoint and writes them
@@ -55,6 +68,8 @@ class TensorBoardLogger(Logger):
             self._writer.add_text(
                 "configuration", f"```json\n{configuration}\n```", run.start_iteration
             )
+            for summary in _hyperparameters(run.configuration):
+                cast(Any, self._writer).file_writer.add_summary(summary)  # typed as None
 
     def log_metrics(self, metrics: Metrics) -> None:
         """Adds a scalar for every metric."""
@@ -65,6 +80,25 @@ class TensorBoardLogger(Logger):
                 if name != "iteration" and not isinstance(value, (str, bool)):
                     self._writer.add_scalar(grouped_name(name), float(value), step)
 
+    @property
+    def shows_panels(self) -> bool:
+        """It does."""
+        return True
+
+    def log_panels(
+        self, iteration: int, values: Mapping[str, Sequence[float]], images: Sequence[Path]
+    ) -> None:
+        """Adds a histogram for each of the values, and the images."""
+        assert self._writer is not None, "log_panels() before start()"
+        with wrap_write_errors(self._path):
+            for name, each in values.items():
+                finite = np.asarray(each, dtype=np.float64)
+                finite = finite[np.isfinite(finite)]
+                if len(finite):
+                    tag = f"{grouped_name(name)}_of_tasks"
+                    self._writer.add_histogram(tag, finite, iteration)
+            self._add_images(images, iteration)
+
     def flush(self) -> None:
         """Flushes the events to disk."""
         assert self._writer is not None, "flush() before start()"
@@ -74,18 +108,25 @@ class TensorBoardLogger(Logger):
     def finish(self, results: Mapping[str, Any], plots: Sequence[Path]) -> None:
         """Adds the test metrics, the plots as images, and the results as text."""
         assert self._writer is not None, "finish() before start()"
-        from matplotlib.image import imread
-
         text = json.dumps(json_value(results), indent=2, default=str)
         iterations = int(results["iterations"])
         with wrap_write_errors(self._path):
             self._writer.add_text("results", f"```json\n{text}\n```", iterations)
             for name, value in grouped_test_metrics(results).items():
                 self._writer.add_scalar(name, value, iterations)
-            for plot in plots:
-                pixels = imread(plot)[..., :3]  # without the alpha channel
-                self._writer.add_image(plot.stem, pixels, iterations, dataformats="HWC")
+            for name, points in metrics_by_steps(results).items():
+                for steps, value in points:
+                    self._writer.add_scalar(name, value, steps)
+            self._add_images(plots, iterations)
             self._writer.flush()
+
+    def _add_images(self, paths: Sequence[Path], iteration: int) -> None:
+        from matplotlib.image import imread
+
+        assert self._writer is not None
+        for path in paths:
+            pixels = imread(path)[..., :3]  # without the alpha channel
+            self._writer.add_image(panel_name(path), pixels, iteration, dataformats="HWC")
 
     def close(self) -> None:
         """Closes the event file."""
@@ -93,3 +134,25 @@ class TensorBoardLogger(Logger):
         if writer is not None:
             with contextlib.suppress(Exception):
                 writer.close()
+
+
+_HPARAM_METRICS = ("validation/accuracy", "validation/mse", "test/accuracy", "test/mse")
+
+
+def _hyperparameters(configuration: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Summaries of the numbers, texts and booleans of a configuration, by dotted key."""
+    from torch.utils.tensorboard.summary import hparams
+
+    flat: dict[str, Any] = {}
+
+    def flatten(value: Any, key: str) -> None:
+        if isinstance(value, Mapping):
+            for name, child in value.items():
+                flatten(child, f"{key}.{name}" if key else str(name))
+        elif isinstance(value, bool | int | float | str):
+            flat[key] = value
+        elif value is not None:
+            flat[key] = str(value)
+
+    flatten(configuration, "")
+    return hparams(flat, dict.fromkeys(_HPARAM_METRICS, 0.0))

@@ -1,6 +1,7 @@
 """The Weights & Biases logger."""
 
 import contextlib
+import math
 import netrc
 import os
 import re
@@ -12,7 +13,14 @@ from urllib.parse import urlsplit
 
 from metadist.errors import UserError
 from metadist.files import atomic_write, wrap_write_errors
-from metadist.loggers.logger import Logger, Metrics, Run, grouped_name, grouped_test_metrics
+from metadist.loggers.logger import (
+    Logger,
+    Metrics,
+    Run,
+    grouped_name,
+    grouped_test_metrics,
+    panel_name,
+)
 
 if TYPE_CHECKING:
     import wandb
@@ -98,13 +106,32 @@ class WandbLogger(Logger):
         with wrap_write_errors("the files of Weights & Biases"):
             self._wandb_run.log(values, step=int(metrics["iteration"]))
 
+    @property
+    def shows_panels(self) -> bool:
+        """It does."""
+        return True
+
+    def log_panels(
+        self, iteration: int, values: Mapping[str, Sequence[float]], images: Sequence[Path]
+    ) -> None:
+        """Logs a histogram for each of the values, and the images."""
+        assert self._wandb_run is not None, "log_panels() before start()"
+        import wandb
+
+        panels: dict[str, Any] = {panel_name(path): wandb.Image(str(path)) for path in images}
+        for name, each in values.items():
+            if finite := [value for value in each if math.isfinite(value)]:
+                panels[f"{grouped_name(name)}_of_tasks"] = wandb.Histogram(finite)
+        with wrap_write_errors("the files of Weights & Biases"):
+            self._wandb_run.log(panels, step=iteration)
+
     def finish(self, results: Mapping[str, Any], plots: Sequence[Path]) -> None:
         """Logs test metrics and plots, and the results as the summary of the run."""
         assert self._wandb_run is not None, "finish() before start()"
         import wandb
 
         with wrap_write_errors("the files of Weights & Biases"):
-            images = {plot.stem: wandb.Image(str(plot)) for plot in plots}
+            images = {panel_name(plot): wandb.Image(str(plot)) for plot in plots}
             values = {**grouped_test_metrics(results), **images}
             self._wandb_run.log(values, step=int(results["iterations"]))
             self._wandb_run.summary.update(_redact_api_key(dict(results)))

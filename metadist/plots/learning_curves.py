@@ -97,7 +97,8 @@ def plot_learning_curves(
 def plot_comparison(panels: Sequence[ComparisonData], path: Path, title: str) -> Path:
     """Plots the validation metric of several runs, three panels in a row.
 
-    A run without validation is shown by its smoothed training metric, and labeled so.
+    A run without validation is shown by its smoothed training metric, and labeled so. The axis of
+    the iterations is logarithmic in a panel with runs ten times as long as others.
 
     Args:
         panels: at least one.
@@ -190,9 +191,11 @@ def _style_metric_axes(axes: "Axes", metric: str) -> None:
 def _plot_runs(axes: "Axes", panel: ComparisonData) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
+    ends = []
     for index, (name, runs) in enumerate(panel.runs.items()):
         for number, metrics in enumerate(runs):
             iterations, values, note = _validation_or_training(metrics, panel.metric)
+            ends += iterations[-1:].tolist()
             axes.plot(
                 iterations,
                 values,
@@ -207,7 +210,11 @@ def _plot_runs(axes: "Axes", panel: ComparisonData) -> None:
     axes.set_title(panel.title, fontsize=10.5, parse_math=False)
     axes.set_xlabel("training iteration")
     axes.set_ylabel(_LABELS[panel.metric])
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    if ends and max(ends) >= 10 * min(ends):  # short runs stay legible beside long ones
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     if panel.metric == "accuracy":
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     else:

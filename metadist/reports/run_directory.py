@@ -40,6 +40,9 @@ REPLAY_DIRECTORY = "replays"
 
 LEARNING_CURVES_FILE = "learning_curves.png"
 TEST_TASKS_FILE = "test_tasks.png"
+VALIDATION_TASKS_FILE = "validation_tasks.png"
+"""Written at every validation if a logger shows images."""
+
 TEST_TASKS_DATA_FILE = "test_tasks.json"
 """Images or points, and predictions, of the hardest and of some typical test tasks."""
 

@@ -322,18 +322,24 @@ def _task(
     support, query = task["support"], task["query"]
     labels, predictions = predicted.get("labels") or [], predicted.get("predictions") or []
     ways = max([*support["labels"], *labels, *predictions], default=0) + 1
-    names = predicted.get("classes") or [f"class {index}" for index in range(ways)]
+    names = predicted.get("classes") or [""] * ways
+    letters = [chr(ord("A") + i) if i < 26 else f"{i + 1}" for i in range(ways)]
     some, total = len(query["indices"]), len(labels)
     return {
         **shown,
         "figure": "",
         "omitted": f", {some} of {total}" if some < total else "",
         "support": [
-            {"source": source, "label": names[label]}
+            {"source": source, "letter": letters[label], "label": names[label]}
             for source, label in zip(support["images"], support["labels"], strict=True)
         ],
         "query": [
-            {"source": source, "label": names[labels[i]], "prediction": names[predictions[i]]}
+            {
+                "source": source,
+                "label": letters[labels[i]],
+                "prediction": letters[predictions[i]],
+                "title": f"{names[predictions[i]]} predicted, {names[labels[i]]} is true",
+            }
             for source, i in zip(query["images"], query["indices"], strict=True)
             if i < len(labels) and i < len(predictions)
         ],

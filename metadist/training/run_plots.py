@@ -10,14 +10,22 @@ from torch import Tensor
 
 from metadist import plots
 from metadist import tasks as tasks_package
-from metadist.algorithms import Learner
+from metadist.algorithms import Learner, TaskResult
 from metadist.errors import UserError
 from metadist.loggers import METRICS_FILE, read_metrics
-from metadist.reports import LEARNING_CURVES_FILE, TEST_TASKS_FILE
-from metadist.tasks import Episode, Examples, TaskDistribution, key_generator, task_keys
+from metadist.reports import LEARNING_CURVES_FILE, TEST_TASKS_FILE, VALIDATION_TASKS_FILE
+from metadist.tasks import (
+    Episode,
+    Examples,
+    TaskDistribution,
+    key_generator,
+    stack_episodes,
+    task_keys,
+)
 from metadist.training.checkpoints import read_checkpoint
 from metadist.training.experiment import Experiment
 from metadist.training.resume import checkpoints_of, load_best, load_learner_state, restore_from
+from metadist.training.task_mapper import MetaBatch
 
 _TEST_TASKS = 4
 
@@ -51,6 +59,29 @@ def plot_run(experiment: Experiment, results: Mapping[str, Any]) -> list[Path]:
     episodes = [tasks.sample(key) for key in keys]
     path = x.directory / TEST_TASKS_FILE
     return [curves, _plot_episodes(tasks, learner, episodes, path, x.title)]
+
+
+def plot_validation_tasks(experiment: Experiment) -> list[Path]:
+    """Plot the first validation tasks with the predictions of the present state.
+
+    Rank zero calls it during training: neither buffers nor random states change.
+
+    Returns:
+        The file written, `validation_tasks.png`; empty for tasks that cannot be plotted.
+    """
+    x, tasks, learner = experiment, experiment.tasks, experiment.evaluated_learner.eval()
+    if not can_plot(tasks):
+        return []
+    count = min(_TEST_TASKS, x.trainer.validation_tasks)
+    keys = task_keys(x.trainer.eval_seed, "validation", 0, range(count))
+    episodes = [tasks.sample(key) for key in keys]
+    if not len(episodes[0].support.targets):
+        return []
+    results = x.evaluate_mapper.run_each(learner, MetaBatch(keys, stack_episodes(episodes)))
+    predictions = [_predictions_of(result) for result in results]
+    title = f"{x.title}: validation at iteration {x.state.iteration}"
+    path = x.directory / VALIDATION_TASKS_FILE
+    return [_plot_episodes(tasks, learner, episodes, path, title, predictions)]
 
 
 def plot_task(path: Path, tasks: TaskDistribution, learner: Learner, key: Tensor) -> Path | None:
@@ -146,26 +177,36 @@ def can_plot(tasks: TaskDistribution) -> bool:
 
 
 def _plot_episodes(
-    tasks: TaskDistribution, learner: Learner, episodes: list[Episode], path: Path, title: str
+    tasks: TaskDistribution,
+    learner: Learner,
+    episodes: list[Episode],
+    path: Path,
+    title: str,
+    predictions: list[Tensor] | None = None,
 ) -> Path:
+    if predictions is None:
+        predictions = [_predict(learner, episode) for episode in episodes]
+    pairs = list(zip(episodes, predictions, strict=True))
     if tasks.regression:
-        regression = [_regression_data(learner, episode) for episode in episodes]
+        regression = [_regression_data(learner, *pair) for pair in pairs]
         return plots.plot_regression_tasks(regression, path, title)
-    classification = [_classification_data(learner, episode) for episode in episodes]
+    classification = [_classification_data(*pair) for pair in pairs]
     return plots.plot_test_tasks(classification, path, title)
 
 
-def _classification_data(learner: Learner, episode: Episode) -> "plots.ClassificationData":
+def _classification_data(episode: Episode, predictions: Tensor) -> "plots.ClassificationData":
     return plots.ClassificationData(
         episode.support.inputs.numpy(),
         episode.support.targets.numpy(),
         episode.query.inputs.numpy(),
         episode.query.targets.numpy(),
-        _predict(learner, episode).argmax(1).numpy(),
+        predictions.argmax(1).numpy(),
     )
 
 
-def _regression_data(learner: Learner, episode: Episode) -> "plots.RegressionData":
+def _regression_data(
+    learner: Learner, episode: Episode, predictions: Tensor
+) -> "plots.RegressionData":
     with torch.no_grad():
         before = learner.model(_to_device(episode, learner).query.inputs).cpu()
     return plots.RegressionData(
@@ -174,7 +215,7 @@ def _regression_data(learner: Learner, episode: Episode) -> "plots.RegressionDat
         episode.query.inputs.numpy(),
         episode.query.targets.numpy(),
         before.numpy(),
-        _predict(learner, episode).numpy(),
+        predictions.numpy(),
     )
 
 
@@ -201,9 +242,12 @@ def _adaptation_data(x: Experiment, key: Tensor, steps: Sequence[int]) -> "plots
 
 
 def _predict(learner: Learner, episode: Episode) -> Tensor:
-    predictions = learner(_to_device(episode, learner)).predictions
-    assert predictions is not None, "a learner returns predictions in evaluation mode"
-    return predictions.detach().cpu()
+    return _predictions_of(learner(_to_device(episode, learner)))
+
+
+def _predictions_of(result: TaskResult) -> Tensor:
+    assert result.predictions is not None, "a learner returns predictions in evaluation mode"
+    return result.predictions.detach().cpu()
 
 
 def _to_device(episode: Episode, learner: Learner) -> Episode:

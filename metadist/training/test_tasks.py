@@ -64,9 +64,10 @@ def _data(x: Experiment, number: int) -> dict[str, Any]:
 
 
 def _points(x: Experiment, episode: Episode) -> dict[str, Any]:
-    device = next(x.learner.parameters()).device
+    learner: Any = x.evaluated_learner.eval()
+    device = next(learner.parameters()).device
     with torch.no_grad():
-        before = x.learner.eval().model(episode.query.inputs.to(device)).cpu()
+        before = learner.model(episode.query.inputs.to(device)).cpu()
     return {
         "support": [each.double().ravel().tolist() for each in episode.support],
         "inputs": episode.query.inputs.double().ravel().tolist(),

@@ -45,7 +45,7 @@ from metadist.training.profiling import (
 from metadist.training.result_warnings import optimizer_warnings, result_warnings
 from metadist.training.results import own_metrics, prediction_records, results_of
 from metadist.training.resume import checkpoint_contents, checkpoints_of, load_best, state_tensors
-from metadist.training.run_plots import plot_run
+from metadist.training.run_plots import plot_run, plot_validation_tasks
 from metadist.training.signals import Interrupted, StopSignals
 from metadist.training.task_mapper import MetaBatch
 from metadist.training.test_tasks import write_test_tasks
@@ -365,9 +365,10 @@ class Trainer:
     def validate(self) -> dict[str, Estimate]:
         """Evaluate the validation tasks, and save the state if it is the best so far."""
         x, state, metric = self.experiment, self.state, self.experiment.metric
-        estimates = self._evaluate(
+        evaluation = self._evaluate(
             "validation", self.config.validation_tasks, self._save_and_raise_if_stopped
-        ).estimates
+        )
+        estimates = evaluation.estimates
         value = estimates[metric].mean
         metrics = {
             "validation_loss": estimates["loss"].mean,
@@ -377,6 +378,8 @@ class Trainer:
         }
         if self._is_main:
             x.logger.log_metrics({"iteration": state.iteration, **metrics})
+            if x.logger.shows_panels:
+                self._log_panels(evaluation)
         state.validated = state.iteration
         state.validation = {f"validation_{metric}": value}
         sign = -1 if x.tasks.regression else 1
@@ -390,6 +393,16 @@ class Trainer:
         if improved:
             self._save(self.checkpoints.best_path(state.iteration), self.checkpoints.save_best)
         return estimates
+
+    def _log_panels(self, evaluation: Evaluation) -> None:
+        x = self.experiment
+        values = {f"validation_{n}": evaluation.metrics[n].tolist() for n in ("loss", x.metric)}
+        try:
+            images = plot_validation_tasks(x)
+        except Exception as error:  # such as a learner that returns other predictions
+            images = []
+            self._warn(f"the validation tasks could not be plotted ({error})")
+        x.logger.log_panels(self.state.iteration, values, images)
 
     def test(self, predictions: Path | None = None) -> dict[str, Any]:
         """Evaluate the test tasks; the results, as in `results.json`.

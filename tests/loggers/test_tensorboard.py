@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 from example_runs import example_run, log_run
+from PIL import Image
 
 from metadist.errors import UserError
 from metadist.loggers import TensorBoardLogger
@@ -60,3 +61,28 @@ def test_numpy_scalars_become_scalars_and_booleans_are_left_out(tmp_path):
     events = read_events(tmp_path)
     assert events.Tags()["scalars"] == ["train/loss"]
     assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 0.5)]
+
+
+def test_validations_have_histograms_and_images_and_the_run_its_hyperparameters(tmp_path):
+    logger = TensorBoardLogger()
+    logger.start(example_run(tmp_path, configuration={"task": {"ways": 5, "name": "a"}}))
+    image = tmp_path / "validation_tasks.png"
+    for iteration, level in ((2, 50), (4, 200)):
+        Image.new("RGB", (8, 6), (level, 0, 0)).save(image)
+        values = {"validation_accuracy": [0.25, 0.75, float("nan")], "validation_loss": [1.0]}
+        logger.log_panels(iteration, values, [image])
+    rows = [{"steps": steps, "mean": steps / 10, "ci95": 0.1} for steps in (0, 1)]
+    logger.finish({"iterations": 6, "test_accuracy_by_steps": rows}, [])
+    logger.close()
+    events = read_events(tmp_path)
+    assert logger.shows_panels and events.Tags()["images"] == ["validation/tasks"]
+    assert [(each.step, each.height) for each in events.Images("validation/tasks")] == [
+        (2, 6),
+        (4, 6),
+    ]
+    (newest,) = events.Histograms("validation/accuracy_of_tasks")
+    assert (newest.histogram_value.num, newest.histogram_value.sum) == (2, 1.0)
+    by_steps = [(each.step, each.value) for each in events.Scalars("test/accuracy_by_steps")]
+    assert by_steps == [(0, 0.0), (1, pytest.approx(0.1))]
+    plugin = events.SummaryMetadata("_hparams_/session_start_info").plugin_data
+    assert plugin.plugin_name == "hparams" and b"task.ways" in plugin.content

@@ -2,6 +2,7 @@
 
 import pytest
 from example_runs import example_run, log_run
+from PIL import Image
 
 from metadist.errors import UserError
 from metadist.loggers import WandbLogger
@@ -97,3 +98,19 @@ def test_online_without_credentials_is_refused_without_a_prompt(tmp_path, monkey
     with pytest.raises(UserError, match="no login for Weights & Biases"):
         logger.start(example_run(tmp_path))
     logger.close()
+
+
+def test_validations_have_histograms_and_images(tmp_path, monkeypatch):
+    import wandb
+
+    run = RecordedRun()
+    monkeypatch.setattr(wandb, "init", lambda **_: run)
+    logger = WandbLogger()
+    logger.start(example_run(tmp_path))
+    image = tmp_path / "validation_tasks.png"
+    Image.new("RGB", (8, 6)).save(image)
+    logger.log_panels(4, {"validation_accuracy": [0.25, 0.75, float("inf")]}, [image])
+    ((step, panels),) = run.logged
+    assert step == 4 and list(panels) == ["validation/tasks", "validation/accuracy_of_tasks"]
+    assert isinstance(panels["validation/tasks"], wandb.Image)
+    assert sum(panels["validation/accuracy_of_tasks"].histogram) == 2

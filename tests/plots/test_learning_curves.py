@@ -94,3 +94,12 @@ def test_non_finite_values_are_left_out_of_the_moving_average(tmp_path, saved_fi
     plot_comparison([panel], tmp_path / "curves.png", "title")
     (line,) = saved_figures[0].axes[0].lines
     assert len(line.get_xdata()) == 150 and np.allclose(line.get_ydata(), 1.0)
+
+
+@pytest.mark.parametrize(("length", "scale"), [(900, "linear"), (1000, "log")])
+def test_runs_of_very_different_lengths_are_legible(tmp_path, saved_figures, length, scale):
+    short = [{"iteration": i, "validation_accuracy": 0.5} for i in range(10, 101, 10)]
+    long = [{"iteration": i, "validation_accuracy": 0.9} for i in range(50, length + 1, 50)]
+    panel = ComparisonData("title", "accuracy", {"ANIL": [short], "MAML": [long]})
+    plot_comparison([panel], tmp_path / "curves.png", "title")
+    assert saved_figures[0].axes[0].get_xscale() == scale

@@ -124,7 +124,11 @@ def test_the_data_of_a_finished_run_are_those_of_its_record(tmp_path):
     assert [row[0] for row in hardest] == ["3", "1", "2", "0"]  # equal accuracies by loss
     assert f"metadist replay {directory} --key 7,test,0,3" in page.text
     assert "torchrun --standalone --nproc_per_node=2 -m metadist maml" in page.text
-    assert "Task 3: accuracy 0.00%" in page.text and "cat, not <i>dog</i>" in page.text
+    assert (
+        "Task 3: accuracy 0.00%" in page.text
+        and "A, not B" in page.text
+        and "A cat B <i>dog</i>" in page.text
+    )
 
 
 def test_figures_are_valid_for_plotly(tmp_path):

@@ -5,11 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tiny import compose
+from tiny import build, compose, records, without_times
 
 from metadist import plots
 from metadist.config import build_experiment
 from metadist.errors import UserError
+from metadist.loggers import JsonlLogger, Logger, LoggerCollection
 from metadist.tasks import Episode, Examples, Sinusoid, key_generator, task_keys
 from metadist.training import Trainer
 from metadist.training.checkpoints import read_checkpoint
@@ -133,3 +134,36 @@ def test_the_tested_state_is_plotted(tmp_path, tested):
     assert all(torch.equal(plotted[name], evaluated[name]) for name in evaluated)
     same = [torch.equal(plotted[n], v) for n, v in untrained.learner.state_dict().items()]
     assert all(same) == (tested == "best")
+
+
+class PanelLogger(Logger):
+    """Remembers the panels."""
+
+    def __init__(self):
+        self.panels = []
+
+    @property
+    def shows_panels(self):
+        return True
+
+    def log_panels(self, iteration, values, images):
+        self.panels.append((iteration, values, [path.name for path in images]))
+
+
+@pytest.mark.parametrize("overrides", [(), ("model.dropout=0.5", "algorithm=maml_plus_plus")])
+def test_panels_at_every_validation_do_not_change_the_run(tmp_path, overrides):
+    plain = build(tmp_path / "plain", "strategy=local", *overrides)
+    Trainer(plain).run()
+    x = build(tmp_path / "panels", "strategy=local", *overrides)
+    x.logger = LoggerCollection([JsonlLogger(), panels := PanelLogger()])
+    Trainer(x).run()
+    lines = [without_times(records(tmp_path / name)) for name in ("plain", "panels")]
+    assert lines[0] == lines[1]
+    assert [iteration for iteration, _, _ in panels.panels] == [2, 4]
+    means = [line for line in lines[1] if "validation_loss" in line]
+    for (_, values, images), line in zip(panels.panels, means, strict=True):
+        assert images == ["validation_tasks.png"] and len(values["validation_accuracy"]) == 3
+        for name, each in values.items():
+            assert np.mean(each) == pytest.approx(line[name])
+    assert (tmp_path / "panels" / "validation_tasks.png").exists()
+    assert not (tmp_path / "plain" / "validation_tasks.png").exists()
