@@ -50,11 +50,13 @@ def run(options: argparse.Namespace) -> None:
             f"error: --only {options.only} matches no setting: choose from "
             f"{', '.join(map(str, SETTINGS))}"
         )
-    speeds: Speeds = {str(s): {program.name: [] for program in programs} for s in settings}
+    speeds: Speeds = {
+        str(s): {each.name: [] for each in programs if s.model in each.models} for s in settings
+    }
     console = Console(highlight=False)
     for number in range(1, options.rounds + 1):
         for setting in settings:
-            for program in programs:
+            for program in [each for each in programs if each.name in speeds[str(setting)]]:
                 measured = speeds[str(setting)][program.name]
                 message = measure(program, setting, measured, options.timeout)
                 console.print(f"round {number}, {setting}, {program.name}: {message}")

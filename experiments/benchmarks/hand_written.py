@@ -8,8 +8,15 @@ of a flat tensor averages them. Only the tasks come from metadist.
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from problem import INNER_LR, OUTER_LR, conv4, few_shot_tasks, measure, parse_arguments
+from problem import (
+    OUTER_LR,
+    few_shot_tasks,
+    inner_lr,
+    loss,
+    measure,
+    network,
+    parse_arguments,
+)
 from torch.func import functional_call
 
 from metadist.tasks import task_keys
@@ -23,7 +30,7 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     tasks = few_shot_tasks(options)
-    model = conv4(options.pooling)
+    model, rate = network(options), inner_lr(options)
     names = [name for name, _ in model.named_parameters()]
     optimizer = torch.optim.Adam(model.parameters(), OUTER_LR)
 
@@ -38,15 +45,15 @@ def main() -> None:
                 predictions = functional_call(
                     model, dict(zip(names, adapted, strict=True)), (support.inputs,)
                 )
-                loss = F.cross_entropy(predictions, support.targets)
-                gradients = torch.autograd.grad(loss, adapted, create_graph=True)
-                adapted = [p - INNER_LR * g for p, g in zip(adapted, gradients, strict=True)]
+                value = loss(predictions, support.targets)
+                gradients = torch.autograd.grad(value, adapted, create_graph=True)
+                adapted = [p - rate * g for p, g in zip(adapted, gradients, strict=True)]
             predictions = functional_call(
                 model, dict(zip(names, adapted, strict=True)), (query.inputs,)
             )
-            loss = F.cross_entropy(predictions, query.targets) / options.tasks
-            loss.backward()
-            total += loss.detach()
+            value = loss(predictions, query.targets) / options.tasks
+            value.backward()
+            total += value.detach()
         flat = torch.cat([total, *(p.grad.flatten() for p in model.parameters())])
         dist.all_reduce(flat)
         chunks = flat[1:].split([p.numel() for p in model.parameters()])

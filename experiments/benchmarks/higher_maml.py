@@ -5,8 +5,15 @@ python experiments/benchmarks/higher_maml.py --tasks 8
 
 import higher
 import torch
-import torch.nn.functional as F
-from problem import INNER_LR, OUTER_LR, conv4, few_shot_tasks, measure, parse_arguments
+from problem import (
+    OUTER_LR,
+    few_shot_tasks,
+    inner_lr,
+    loss,
+    measure,
+    network,
+    parse_arguments,
+)
 
 from metadist.tasks import task_keys
 
@@ -19,9 +26,9 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(THREADS)
     tasks = few_shot_tasks(options)
-    model = conv4(options.pooling)
+    model = network(options)
     optimizer = torch.optim.Adam(model.parameters(), OUTER_LR)
-    inner = torch.optim.SGD(model.parameters(), INNER_LR)
+    inner = torch.optim.SGD(model.parameters(), inner_lr(options))
 
     def step(iteration: int) -> float:
         optimizer.zero_grad()
@@ -30,10 +37,10 @@ def main() -> None:
             support, query = tasks.sample(key)
             with higher.innerloop_ctx(model, inner, copy_initial_weights=False) as (fast, steps):
                 for _ in range(options.inner_steps):
-                    steps.step(F.cross_entropy(fast(support.inputs), support.targets))
-                loss = F.cross_entropy(fast(query.inputs), query.targets) / options.tasks
-                loss.backward()
-                total += loss.item()
+                    steps.step(loss(fast(support.inputs), support.targets))
+                value = loss(fast(query.inputs), query.targets) / options.tasks
+                value.backward()
+                total += value.item()
         optimizer.step()
         return total
 

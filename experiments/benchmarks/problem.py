@@ -8,11 +8,11 @@ import json
 import time
 from collections.abc import Callable
 
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from metadist.tasks import FewShotTasks, Glyphs
+from metadist.tasks import FewShotTasks, Glyphs, Sinusoid
 
-INNER_LR = 0.4
 OUTER_LR = 1e-3
 
 
@@ -21,30 +21,50 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     for name, default in (("tasks", 32), ("shots", 1), ("queries", 1), ("inner-steps", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--pooling", choices=("stride", "max"), default="stride")
+    parser.add_argument("--model", choices=("stride", "max", "mlp"), default="stride")
+    for name, default in (("ways", 5), ("size", 28), ("filters", 64)):
+        parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--iterations", type=int, default=30)
     parser.add_argument("--warm-up", type=int, default=3)
     return parser.parse_args()
 
 
 def few_shot_tasks(options: argparse.Namespace) -> FewShotTasks:
-    """5-way tasks of glyphs, the same as those of metadist."""
-    return FewShotTasks(Glyphs(), 5, options.shots, options.queries)
+    """Tasks of glyphs, or of sine waves for an MLP: the same as those of metadist."""
+    if options.model == "mlp":
+        return FewShotTasks(Sinusoid(), 1, options.shots, options.queries)
+    return FewShotTasks(Glyphs(size=options.size), options.ways, options.shots, options.queries)
 
 
-def conv4(pooling: str) -> nn.Sequential:
-    """Four blocks of 64 filters on 28×28 images, five classes, batch statistics."""
-    layers: list[nn.Module] = []
-    for channels in (1, 64, 64, 64):
+def inner_lr(options: argparse.Namespace) -> float:
+    """The inner learning rate."""
+    return 0.01 if options.model == "mlp" else 0.4
+
+
+def loss(predictions: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of classes, squared error of numbers."""
+    if targets.is_floating_point():
+        return F.mse_loss(predictions, targets)
+    return F.cross_entropy(predictions, targets)
+
+
+def network(options: argparse.Namespace) -> nn.Sequential:
+    """Four convolutional blocks with batch statistics, or an MLP of 40 and 40 units."""
+    if options.model == "mlp":
+        return nn.Sequential(
+            nn.Linear(1, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 1)
+        )
+    stride, filters, layers = options.model == "stride", options.filters, []
+    for channels in (1, filters, filters, filters):
         layers += [
-            nn.Conv2d(channels, 64, 3, stride=2 if pooling == "stride" else 1, padding=1),
-            nn.BatchNorm2d(64, track_running_stats=False),
+            nn.Conv2d(channels, filters, 3, stride=2 if stride else 1, padding=1),
+            nn.BatchNorm2d(filters, track_running_stats=False),
             nn.ReLU(),
+            *([] if stride else [nn.MaxPool2d(2)]),
         ]
-        if pooling == "max":
-            layers.append(nn.MaxPool2d(2))
-    layers += [nn.AdaptiveAvgPool2d(1)] if pooling == "stride" else []
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64, 5))
+    pixels = 1 if stride else (options.size // 16) ** 2
+    layers += [nn.AdaptiveAvgPool2d(1)] if stride else []
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(filters * pixels, options.ways))
 
 
 def measure(options: argparse.Namespace, step: Callable[[int], float]) -> str:

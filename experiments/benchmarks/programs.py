@@ -20,17 +20,35 @@ WARM_UP = 3
 
 
 class Setting(NamedTuple):
-    """A problem: 5-way tasks of glyphs, conv4 with 64 filters, second order."""
+    """A problem: few-shot tasks of glyphs with conv4, or of sine waves with an MLP; second order.
+
+    Attributes:
+        tasks: per step.
+        shots: support examples per class.
+        queries: query examples per class.
+        inner_steps: inner steps.
+        model: "stride" or "max" (conv4), or "mlp" (sine waves).
+        iterations: steps to time.
+        ways: classes of a task.
+        size: height and width of the images.
+        filters: of conv4.
+    """
 
     tasks: int
     shots: int
     queries: int
     inner_steps: int
-    pooling: str
+    model: str
     iterations: int
+    ways: int = 5
+    size: int = 28
+    filters: int = 64
 
     def __str__(self) -> str:
-        return f"T{self.tasks} K{self.shots} Q{self.queries} S{self.inner_steps} {self.pooling}"
+        ways = "" if self.ways == 5 else f"{self.ways}-way "
+        size = "" if self.size == 28 else f"{self.size}×{self.size} "
+        name = f"T{self.tasks} K{self.shots} Q{self.queries} S{self.inner_steps} {self.model}"
+        return f"{ways}{size}{name}"
 
 
 SETTINGS = [
@@ -38,6 +56,9 @@ SETTINGS = [
     Setting(32, 1, 1, 1, "max", 15),
     Setting(8, 1, 15, 1, "max", 8),
     Setting(8, 1, 15, 5, "max", 5),
+    Setting(16, 1, 1, 5, "stride", 4, ways=20),
+    Setting(4, 1, 15, 5, "max", 3, size=84, filters=32),
+    Setting(25, 10, 10, 1, "mlp", 200),
 ]
 
 
@@ -48,11 +69,13 @@ class Program(NamedTuple):
         name: shown in the tables.
         measure: (setting, timeout in seconds) -> tasks per second.
         requires: the package without which it is skipped.
+        models: of the settings that it runs.
     """
 
     name: str
     measure: Callable[[Setting, float], float]
     requires: str = "torch"
+    models: tuple[str, ...] = ("stride", "max", "mlp")
 
 
 class ProgramFailed(Exception):
@@ -131,7 +154,10 @@ def baseline(script: str, processes: int = 2) -> Callable[[Setting, float], floa
                 f"--shots={setting.shots}",
                 f"--queries={setting.queries}",
                 f"--inner-steps={setting.inner_steps}",
-                f"--pooling={setting.pooling}",
+                f"--model={setting.model}",
+                f"--ways={setting.ways}",
+                f"--size={setting.size}",
+                f"--filters={setting.filters}",
                 f"--iterations={setting.iterations}",
                 f"--warm-up={WARM_UP}",
             ],
@@ -155,12 +181,20 @@ def metadist(*options: str, processes: int = 2) -> Callable[[Setting, float], fl
 
 def training(setting: Setting, directory: str, processes: int, *options: str) -> list[str]:
     """The command of a metadist run."""
+    problem = [
+        f"task.ways={setting.ways}",
+        f"model.pooling={setting.model}",
+        f"model.filters={setting.filters}",
+        f"dataset.size={setting.size}",
+    ]
+    if setting.model == "mlp":
+        problem = ["+experiment=maml_sinusoid"]
     return [
         *(*TORCHRUN, f"--nproc_per_node={processes}", str(EXPERIMENTS / "maml.py")),
         "+partition=dim0",
+        *problem,
         f"task.shots={setting.shots}",
         f"task.queries={setting.queries}",
-        f"model.pooling={setting.pooling}",
         f"algorithm.inner_steps={setting.inner_steps}",
         f"trainer.meta_batch_size={setting.tasks}",
         f"trainer.iterations={setting.iterations + WARM_UP}",
@@ -191,6 +225,15 @@ PROGRAMS = [
     Program(
         "metadist without C++, allreduce", metadist("strategy=allreduce", "model.native=false")
     ),
+    Program(
+        "metadist, 1 process", metadist("strategy=local", "trainer.compile=false", processes=1)
+    ),
+    Program(
+        "metadist compiled, 1 process",
+        metadist("strategy=local", "trainer.compile=true", processes=1),
+        models=("mlp",),
+    ),
+    Program("JAX (jit, vmap), 1 process", baseline("jax_maml.py", processes=1), "jax", ("mlp",)),
     Program("torchopt.distributed", baseline("torchopt_distributed.py"), "torchopt"),
     Program("higher, 1 process, 2 threads", baseline("higher_maml.py", processes=1), "higher"),
 ]
@@ -211,7 +254,7 @@ def machine() -> dict[str, str]:
         if line.startswith("model name"):
             model = line.partition(":")[2].strip()
             break
-    packages = {name: installed(name) for name in ("torch", "torchopt", "higher")}
+    packages = {name: installed(name) for name in ("torch", "torchopt", "higher", "jax")}
     return {
         "processor": f"{model}, {os.cpu_count()} cores",
         "Python": platform.python_version(),

@@ -15,8 +15,8 @@ HEAD = f"tasks/s (relative to {REFERENCE})"
 
 
 def ratio(found: dict[str, list[float | None]], program: str) -> float | None:
-    """The median over rounds of a program's speed relative to the reference; None if it failed."""
-    pairs = zip(found[program], found[REFERENCE], strict=True)
+    """The median over rounds of a program's speed relative to the reference, if it has any."""
+    pairs = zip(found.get(program, []), found[REFERENCE], strict=False)
     ratios = [speed / other for speed, other in pairs if speed is not None and other is not None]
     return statistics.median(ratios) if ratios else None
 
@@ -25,6 +25,9 @@ def cells(speeds: Speeds, program: str, timeout: float) -> list[str]:
     """The row of a program, one cell per setting."""
     row = []
     for found in speeds.values():
+        if program not in found:
+            row.append("")
+            continue
         done = [speed for speed in found[program] if speed is not None]
         relative = ratio(found, program)
         failed = f"no result within {timeout:.0f} s" if None in found[program] else ""
@@ -35,7 +38,7 @@ def cells(speeds: Speeds, program: str, timeout: float) -> list[str]:
 
 def programs_of(speeds: Speeds) -> list[str]:
     """The names of the programs, in order."""
-    return list(next(iter(speeds.values())))
+    return list(dict.fromkeys(name for found in speeds.values() for name in found))
 
 
 def rounds_of(speeds: Speeds) -> int:
@@ -98,11 +101,14 @@ def plot_speedups(speeds: Speeds, path: Path) -> None:
 
 
 def _describe(setting: str) -> str:
-    """A panel title for a setting such as `T8 K1 Q15 S5 max`."""
-    tasks, shots, queries, steps, pooling = setting.split()
+    """A panel title for a setting such as `20-way T8 K1 Q15 S5 max`."""
+    *prefix, tasks, shots, queries, steps, model = setting.split()
+    ways = next((each for each in prefix if each.endswith("-way")), "5-way")
+    size = "".join(f" {each}" for each in prefix if "×" in each)
+    names = {"max": "conv4 with max-pooling", "stride": "conv4 with stride 2"}
     query_count = "1 query" if queries == "Q1" else f"{queries[1:]} queries"
     return (
-        f"{tasks[1:]} tasks per step, 5-way {shots[1:]}-shot\n"
+        f"{tasks[1:]} tasks per step, {ways} {shots[1:]}-shot\n"
         f"{query_count} per class, {steps[1:]} inner step{'s' * (steps != 'S1')}\n"
-        f"conv4 with {'max-pooling' if pooling == 'max' else 'stride 2'}"
+        f"{names.get(model, 'sine waves, MLP 40-40')}{size}"
     )

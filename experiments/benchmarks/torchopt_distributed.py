@@ -8,10 +8,17 @@ each other.
 """
 
 import torch
-import torch.nn.functional as F
 import torchopt
 import torchopt.distributed as todist
-from problem import INNER_LR, OUTER_LR, conv4, few_shot_tasks, measure, parse_arguments
+from problem import (
+    OUTER_LR,
+    few_shot_tasks,
+    inner_lr,
+    loss,
+    measure,
+    network,
+    parse_arguments,
+)
 from torch import Tensor, nn
 
 from metadist.tasks import stack_episodes, task_keys
@@ -28,10 +35,10 @@ def query_loss(
 ) -> Tensor:
     """The query loss of one task after adaptation."""
     model = torchopt.module_clone(model, by="reference", detach_buffers=True)
-    inner = torchopt.MetaSGD(model, lr=INNER_LR)
+    inner = torchopt.MetaSGD(model, lr=inner_lr(OPTIONS))
     for _ in range(OPTIONS.inner_steps):
-        inner.step(F.cross_entropy(model(inputs), targets))
-    return F.cross_entropy(model(queries), query_targets)
+        inner.step(loss(model(inputs), targets))
+    return loss(model(queries), query_targets)
 
 
 @todist.auto_init_rpc(lambda: torch.set_num_threads(1))
@@ -46,7 +53,7 @@ def train() -> None:
     """Train for the requested number of steps."""
     torch.manual_seed(0)
     tasks = few_shot_tasks(OPTIONS)
-    model = conv4(OPTIONS.pooling)
+    model = network(OPTIONS)
     optimizer = torch.optim.Adam(model.parameters(), OUTER_LR)
 
     def step(iteration: int) -> float:
@@ -56,11 +63,11 @@ def train() -> None:
         )
         with todist.autograd.context() as context_id:
             clone = torchopt.module_clone(model, by="clone")
-            loss = query_loss(clone, inputs, targets, queries, query_targets)
+            value = query_loss(clone, inputs, targets, queries, query_targets)
             optimizer.zero_grad()
-            todist.autograd.backward(context_id, loss)
+            todist.autograd.backward(context_id, value)
         optimizer.step()
-        return loss.item()
+        return value.item()
 
     print(measure(OPTIONS, step), flush=True)
 

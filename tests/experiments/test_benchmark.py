@@ -170,21 +170,33 @@ def test_tasks_per_second_counts_complete_steps_after_the_warm_up(tmp_path):
 
 
 @pytest.mark.slow
-def test_all_baselines_compute_the_same_loss(monkeypatch):
-    outputs: list[str] = []
+@pytest.mark.parametrize(
+    "setting",
+    [
+        Setting(2, 1, 1, 2, "stride", 1),
+        Setting(2, 1, 1, 1, "max", 1, ways=3, size=32, filters=8),
+        Setting(4, 5, 5, 2, "mlp", 1),
+    ],
+    ids=str,
+)
+def test_all_baselines_compute_the_same_loss(monkeypatch, setting):
+    outputs: dict[str, str] = {}
 
     def run_and_keep(command: list[str], timeout: float) -> str:
-        outputs.append(run(command, timeout))
-        return outputs[-1]
+        outputs[program.name] = run(command, timeout)
+        return outputs[program.name]
 
     monkeypatch.setattr("benchmarks.programs.run", run_and_keep)
     monkeypatch.setattr("benchmarks.programs.WARM_UP", 1)
     for program in PROGRAMS:
-        if not program.name.startswith("metadist") and installed(program.requires):
-            program.measure(Setting(2, 1, 1, 2, "stride", 1), 120)
+        known = installed(program.requires) and setting.model in program.models
+        if known and not program.name.startswith("metadist"):
+            program.measure(setting, 120)
     # The loss of the second step depends on the gradient of the first.
-    losses = [json.loads(each.splitlines()[-1])["loss"] for each in outputs]
-    assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-3)
+    losses = {name: json.loads(each.splitlines()[-1])["loss"] for name, each in outputs.items()}
+    others = [loss for name, loss in losses.items() if not name.startswith("JAX")]
+    assert others == pytest.approx([others[0]] * len(others), rel=1e-3)
+    assert all(0 < loss < 20 for loss in losses.values())  # JAX samples other tasks
 
 
 @pytest.mark.parametrize("command", ["baselines", "scaling", "overhead"])
