@@ -37,7 +37,47 @@ def test_the_head_names_the_published_result_and_its_source(name):
     numbers = {float(number) for number in re.findall(r"\d+\.\d+", head)}
     scale = 100 if cell.metric == "accuracy" else 1
     assert {round(scale * value, 6) for value in cell.results.values() if value} <= numbers
+    intervals = [float(number) for number in re.findall(r"± (\d+\.\d+)%", head)]
+    assert intervals == ([] if cell.interval is None else [round(100 * cell.interval, 6)])
     assert cell.source.partition(",")[0] in head
+
+
+@pytest.mark.parametrize(
+    ("name", "paper"),
+    [
+        ("maml_mini_imagenet_5w1s", 0.01),
+        ("maml_omniglot_20w1s", 0.1),
+        ("maml_omniglot_5w1s", 0.4),
+        ("maml_omniglot_5w1s_no_conv", 0.4),
+    ],
+)
+def test_the_head_has_the_inner_rates_of_mamls_paper_and_of_its_code(name, paper):
+    # The code differentiates the sum of the loss over the classes.
+    ways = compose(f"+experiment={name}").task.ways
+    lines = (CONF / "experiment" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    head = " ".join(line.removeprefix("# ") for line in lines if line.startswith("#"))
+    assert f"inner rate is {paper}" in head or f"inner rate {paper}" in head
+    assert f"{paper} acts as {round(paper * ways, 6)} " in head and "cbfinn/maml" in head
+
+
+@pytest.mark.parametrize(
+    ("name", "paper"),
+    [
+        *((f"maml_mini_imagenet_{task}", 0.01) for task in ("5w1s", "5w5s")),
+        ("fomaml_mini_imagenet_5w1s", 0.01),
+        *((f"maml_omniglot_{task}", 0.1) for task in ("20w1s", "20w1s_cosine", "20w5s")),
+        ("fomaml_omniglot_20w1s", 0.1),
+    ],
+)
+def test_mamls_rates_are_those_of_its_code_for_a_mean_loss(name, paper):
+    # The code differentiates the sum over all queries, divided by the number of shots.
+    x = compose(f"+experiment={name}")
+    assert x.algorithm.inner_lr == pytest.approx(paper * x.task.ways)
+    if "mini_imagenet" in name:
+        sums = x.task.ways * x.task.train_queries / x.task.shots
+        assert x.trainer.clip_value == pytest.approx(10 / sums, rel=0.005)
+    else:
+        assert x.trainer.clip_value is None
 
 
 def noise(names: list[str], examples: int, *shape: int) -> CachedArray:

@@ -3,6 +3,7 @@
 import os
 import pickle
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from commands import run_command
 from tiny import SMALL, build, compose
 from worlds import run_world
 
-from metadist.config import load_experiment, load_learner
+from metadist.config import image_preprocessing, load_experiment, load_learner
 from metadist.config.trusted import check_interpolations, locate_trusted
 from metadist.errors import UserError
 from metadist.tasks import Glyphs
@@ -219,6 +220,19 @@ def test_a_checkpoint_executes_nothing(run, tmp_path, monkeypatch):
     (tmp_path / "raw.pt").write_bytes(pickle.dumps(Payload()))
     with pytest.raises(UserError):
         load_learner(tmp_path / "raw.pt")
+    assert not (tmp_path / MARKER).exists()
+
+
+def test_the_preprocessing_of_a_checkpoint_executes_nothing(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    saved = load_learner(run)
+    with pytest.raises(UserError, match=r"dataset\._target_=.*OwnGlyphs .*trust_code=True"):
+        image_preprocessing(saved)
+    assert image_preprocessing(saved, trust_code=True).input_shape == saved.input_shape
+    dataset = {"_target_": "metadist.tasks.Glyphs", "normalize": COMMAND}
+    changed = replace(saved, configuration={**saved.configuration, "dataset": dataset})
+    with pytest.raises(UserError, match=r"dataset\.normalize\._target_=os\.system "):
+        image_preprocessing(changed)
     assert not (tmp_path / MARKER).exists()
 
 

@@ -68,6 +68,17 @@ def test_short_runs_are_not_judged_and_differences_inside_the_intervals_are_name
     assert rows["good"].outcome == "reached"
 
 
+def test_other_training_tasks_than_in_the_paper_are_in_the_row(tmp_path):
+    cells = load_cells()
+    steps = [{"steps": 1, "mean": 0.5, "ci95": 0.1}]
+    protocol = {"ways": 1, "shots": 5, "dataset": "sinusoid"}
+    results = {"test_mse": 0.5, "test_mse_by_steps": steps, "protocol": protocol}
+    create_run(tmp_path, "maml_sinusoid_5_points", 0, **results)
+    rows = aggregate(find_runs([tmp_path], cells), {})
+    row = next(line for line in markdown(rows, "c").splitlines() if ", 1 step |" in line)
+    assert row.endswith("| reached; train shots 5, in the paper 10 |")
+
+
 def test_a_recipe_is_labelled_and_compared_with_the_plain_cell(tmp_path):
     cells = load_cells()
     recipe, plain = cells["anil_omniglot_20w1s_cosine"], cells["anil_omniglot_20w1s"]
@@ -127,6 +138,7 @@ def test_the_table_shows_different_protocols_and_failures(rows):
         "| maml_omniglot_5w1s | 98.70 ± 0.40% | 98.50 ± 2.00% (98.00 to 99.00) | 2 | "
         "600 of 60,000 | 0.03 core-hours, rpc on 2 | reached; 1 of the seeds FAILED |"
     ) in lines
+    assert "The interval excludes the variance over seeds." in text
     assert "  - Different protocol: shots is 5 in the paper, 10 here." in lines
     assert "  - Different protocol: queries is 1 in the paper, 3 here." in lines
     different = next(line for line in lines if line.startswith("- omniglot 5-way 1-shot: "))

@@ -210,6 +210,40 @@ def test_torchruns_status_tells_and_its_report_is_left_out(tmp_path):
     assert agent.stderr.read().strip() == "said"
 
 
+LISTENING = """
+import contextlib, os
+from pathlib import Path
+
+files = set()
+for descriptor in Path(f"/proc/{os.getppid()}/fd").iterdir():
+    with contextlib.suppress(OSError):
+        files.add(os.readlink(descriptor))
+print("of the agent:", len(files) > 0, flush=True)
+for table in ("tcp", "tcp6"):
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/net", table).read_text().splitlines()[1:]:
+            row = line.split()
+            if row[3] == "0A" and f"socket:[{row[9]}]" in files:
+                print(row[1])
+"""
+
+
+def test_the_agent_of_one_node_opens_no_port(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(LISTENING)
+    launcher, spec = TorchrunLauncher(nproc_per_node=1), spec_of()
+    command = launcher.command(spec, Path("spec.yaml"), tmp_path / "rendezvous")
+    agent = subprocess.Popen(
+        [*command[:-3], str(script)],
+        env=launcher.environment(spec, 0),
+        stdin=subprocess.PIPE,  # its end would be the word to stop
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert agent.wait(60) == 0
+    assert agent.stdout.read() == "of the agent: True\n"
+
+
 @pytest.mark.parametrize("when", ["before", "while it starts"])
 def test_a_run_that_is_stopped_before_its_agent_is_there_does_not_begin(
     tmp_path, monkeypatch, when

@@ -48,6 +48,18 @@ def test_classification(classification, results, expected):
     assert not found or "eval_inner_steps=" not in found[0] or "eval_inner_steps=1" in found[0]
 
 
+def test_an_error_that_rises_with_inner_steps(tmp_path):
+    x = build_experiment(compose(*SINUSOID), tmp_path, "maml")
+
+    def warnings(*means: float) -> list[str]:
+        by_steps = rows(*means)["test_accuracy_by_steps"]
+        return result_warnings(x, {"test_loss": 0.5, "test_mse_by_steps": by_steps})
+
+    assert warnings(4.0, 0.9, 0.5) == warnings(4.0, 0.5, 0.51) == []
+    (found,) = warnings(4.0, 0.5, 0.9)
+    assert found.startswith("the test mse rises with inner steps (0.5 after 1, 0.9 after 2): lower")
+
+
 def test_a_diverging_inner_loop_is_reported_at_the_end(tmp_path, capsys):
     configuration = compose(*SINUSOID, "algorithm.inner_lr=2.0", "algorithm.eval_inner_steps=2")
     results = Trainer(build_experiment(configuration, tmp_path, "maml")).run()
