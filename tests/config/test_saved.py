@@ -186,6 +186,16 @@ def test_a_run_directory_executes_nothing(tmp_path, monkeypatch, change):
     assert not (tmp_path / MARKER).exists()
 
 
+def test_a_run_directory_reads_no_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("POOLING", "max")
+    change = {"pooling": "${oc.env:POOLING}"}
+    saved_configuration(tmp_path, lambda values: values["model"].update(change))
+    with pytest.raises(UserError, match=r"model\.pooling=.* reads something outside"):
+        load_experiment(tmp_path)
+    trusted = load_experiment(tmp_path, trust_code=True)
+    assert trusted.configuration["model"]["pooling"] == "max"
+
+
 @pytest.mark.parametrize("tag", ["python/object/apply:os.system", "python/name:os.system"])
 def test_tags_of_a_run_directory_execute_nothing(tmp_path, monkeypatch, tag):
     saved_configuration(tmp_path, lambda values: None)
