@@ -1,82 +1,8 @@
-"""Reports made from run directories: file names, comparison of runs, tables of sweeps."""
+"""Reports made from run directories: file names, comparison of runs, tables of sweeps.
 
-from metadist.loggers import METRICS_FILE
-from metadist.reports.comparison import (
-    config_fingerprint,
-    flatten_config,
-    format_differences,
-    is_runtime_key,
-    protocol_differences,
-)
-from metadist.reports.paired_comparison import PairedDifference, compare_runs
-from metadist.reports.run_directory import (
-    CHECKPOINT_DIRECTORY,
-    CONFIG_FILE,
-    CONTENTS,
-    ENVIRONMENT_FILE,
-    ERROR_FILE,
-    FAILURE_FILE,
-    HTML_FILE,
-    HYDRA_FILE,
-    LEARNING_CURVES_FILE,
-    OVERRIDES_FILE,
-    PROFILE_DIRECTORY,
-    REPLAY_DIRECTORY,
-    RESULTS_FILE,
-    TEST_PREDICTIONS_FILE,
-    TEST_TASKS_DATA_FILE,
-    TEST_TASKS_FILE,
-    VALIDATION_TASKS_FILE,
-    WORKER_ERROR_FILE,
-    pop_worker_error,
-    read_config,
-    read_failure,
-    read_overrides,
-    read_results,
-    read_test_predictions,
-    write_environment,
-    write_failure,
-    write_results,
-    write_test_predictions,
-)
-from metadist.reports.statistics import mean_and_ci95
+Names are imported when they are first used.
+"""
 
-__all__ = [
-    "CHECKPOINT_DIRECTORY",
-    "CONFIG_FILE",
-    "CONTENTS",
-    "ENVIRONMENT_FILE",
-    "ERROR_FILE",
-    "FAILURE_FILE",
-    "HTML_FILE",
-    "HYDRA_FILE",
-    "LEARNING_CURVES_FILE",
-    "METRICS_FILE",
-    "OVERRIDES_FILE",
-    "PROFILE_DIRECTORY",
-    "REPLAY_DIRECTORY",
-    "RESULTS_FILE",
-    "TEST_PREDICTIONS_FILE",
-    "TEST_TASKS_DATA_FILE",
-    "TEST_TASKS_FILE",
-    "VALIDATION_TASKS_FILE",
-    "WORKER_ERROR_FILE",
-    "PairedDifference",
-    "compare_runs",
-    "config_fingerprint",
-    "flatten_config",
-    "format_differences",
-    "is_runtime_key",
-    "mean_and_ci95",
-    "pop_worker_error",
-    "protocol_differences",
-    "read_config",
-    "read_failure",
-    "read_overrides",
-    "read_results",
-    "read_test_predictions",
-    "write_environment",
-    "write_failure",
-    "write_results",
-    "write_test_predictions",
-]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -8,7 +8,7 @@ shard, and combines the results with the reducer. All strategies give the same b
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import optree
 import torch
@@ -25,12 +25,14 @@ from metadist.distributed.collectives import (
     destroy_process_group,
     init_process_group,
 )
-from metadist.distributed.data_parallel import DataParallel
 from metadist.distributed.partitioners import Partitioner, WorkerID, as_shards
 from metadist.distributed.reducers import LinearReducer, finish_sum
 from metadist.distributed.store import RENDEZVOUS_TIMEOUT
 from metadist.distributed.worker_calls import WorkerRequest, WorkerResponse
 from metadist.errors import UserError
+
+if TYPE_CHECKING:
+    from metadist.distributed.data_parallel import DataParallel
 
 Mapper = Callable[[Any, Any], Any]
 """(learner, batch) -> result."""
@@ -242,6 +244,8 @@ class AllReduceStrategy(_InProcessStrategy):
     def forward_backward(self, mapper: Mapper, learner: nn.Module, batch: Any) -> Any:
         """See `Strategy`."""
         if self.engine == "ddp":
+            from metadist.distributed.data_parallel import DataParallel
+
             calls, weights, divisor = self._my_shards(learner, batch)
             if self._ddp is None or self._ddp.module is not learner:
                 self._ddp = DataParallel(learner)

@@ -31,7 +31,6 @@ from metadist.reports import (
     write_results,
     write_test_predictions,
 )
-from metadist.reports.run_report import write_run_report
 from metadist.tasks import stack_episodes, task_keys
 from metadist.training.evaluation import Estimate, Evaluation, evaluate
 from metadist.training.experiment import Experiment
@@ -48,7 +47,6 @@ from metadist.training.resume import checkpoint_contents, checkpoints_of, load_b
 from metadist.training.run_plots import plot_run, plot_validation_tasks
 from metadist.training.signals import Interrupted, StopSignals
 from metadist.training.task_mapper import MetaBatch
-from metadist.training.test_tasks import write_test_tasks
 
 _log = logging.getLogger(__name__)
 
@@ -128,6 +126,10 @@ class Trainer:
         """Write `report.html`. The run has finished, so that no error here makes it fail."""
         directory = self.experiment.directory
         try:
+            # Imported here because it takes time.
+            from metadist.reports.run_report import write_run_report
+            from metadist.training.test_tasks import write_test_tasks
+
             write_test_tasks(self.experiment)
             write_run_report(directory)
         except Exception as error:

@@ -1,0 +1,53 @@
+from .callbacks import Callback, EarlyStopping, WeightAveraging
+from .experiment import (
+    Experiment,
+    TaskShape,
+    TrainerConfig,
+    TrainState,
+    compile_options,
+)
+from .export import export_weights
+from .initialization import initialize
+from .prediction import predict_unlabeled
+from .resume import restore
+from .signals import Interrupted
+from .strategies import (
+    AllReduceStrategy,
+    LocalStrategy,
+    RpcStrategy,
+    Strategy,
+)
+from .task_mapper import (
+    EvaluateMapper,
+    MetaBatch,
+    TaskMapper,
+    TrainMapper,
+    resolve_device,
+)
+from .trainer import Trainer
+
+__all__ = [
+    "AllReduceStrategy",
+    "Callback",
+    "EarlyStopping",
+    "EvaluateMapper",
+    "Experiment",
+    "Interrupted",
+    "LocalStrategy",
+    "MetaBatch",
+    "RpcStrategy",
+    "Strategy",
+    "TaskMapper",
+    "TaskShape",
+    "TrainMapper",
+    "TrainState",
+    "Trainer",
+    "TrainerConfig",
+    "WeightAveraging",
+    "compile_options",
+    "export_weights",
+    "initialize",
+    "predict_unlabeled",
+    "resolve_device",
+    "restore",
+]
