@@ -27,7 +27,10 @@ def run_command(
     directory: Path | None = None,
     **options: Any,
 ) -> list[CommandResult]:
-    """Run `experiments/SCRIPT OVERRIDES` from a directory, on `size` ranks; the outcome of each."""
+    """Run `experiments/SCRIPT OVERRIDES` from a directory, on `size` ranks; the outcome of each.
+
+    With "metadist" as the script it is `metadist OVERRIDES`.
+    """
     return run_world(command, size, script, overrides, directory, **options)
 
 
@@ -35,7 +38,7 @@ def command(
     script: str, overrides: tuple[str, ...], directory: Path | None = None
 ) -> CommandResult:
     """Run it in this process, which is a rank; the process must end afterwards."""
-    path = ROOT / "experiments" / script
+    path = ROOT / ("metadist/__main__.py" if script == "metadist" else f"experiments/{script}")
     sys.argv = [str(path), *overrides]
     os.chdir(directory or tempfile.gettempdir())
     files = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115

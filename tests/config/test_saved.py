@@ -253,7 +253,7 @@ def test_code_is_executed_for_those_who_trust_it(tmp_path):
         load_experiment(tmp_path)
     x = load_experiment(str(tmp_path), "seed=5", trust_code=True)
     assert isinstance(x.tasks.dataset, OwnGlyphs) and x.seed == 5
-    (shown,) = run_command("replay.py", str(tmp_path), "--key", "0,train,1,0")
+    (shown,) = run_command("metadist", "replay", str(tmp_path), "--key", "0,train,1,0")
     assert shown.status == 2 and "OwnGlyphs" in shown.err and shown.err.count("\n") == 1
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
+ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_SECONDS = 60.0
 
 SMALL = (
@@ -41,7 +41,7 @@ class Case(NamedTuple):
         name: short description.
         arguments: the command line after the script.
         expected: the error message must contain one of these; empty for no condition.
-        script: file name in `experiments/`.
+        script: path in the repository.
         recovers: the expected exit status is 0, with nothing on standard error.
         prepare: creates the files of the case; called just before it runs.
         folder: holds these files; removed afterwards.
@@ -51,7 +51,7 @@ class Case(NamedTuple):
     name: str
     arguments: tuple[str, ...]
     expected: tuple[str, ...] = ()
-    script: str = "maml.py"
+    script: str = "experiments/maml.py"
     recovers: bool = False
     prepare: Callable[[], object] | None = None
     folder: Path | None = None
@@ -125,7 +125,7 @@ def _run_child(case: Case, scratch: Path, out: int, err: int) -> None:
         sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
         os.environ["METADIST_CACHE"] = str(scratch / "cache")
-        path = EXPERIMENTS / case.script
+        path = ROOT / case.script
         sys.argv = [str(path), *case.arguments]
         runpy.run_path(str(path), run_name="__main__")
         status = 0

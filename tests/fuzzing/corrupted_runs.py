@@ -107,9 +107,10 @@ def corrupted_runs(intact_run: Path, scratch: Path, rng: random.Random) -> list[
     def add(kind: str, file: str, content: bytes, expected: tuple[str, ...]) -> None:
         run = scratch / f"other-files-{len(cases)}"
         arguments: tuple[str, ...] = (*SMALL, f"hydra.run.dir={run}", "resume=auto")
-        script = "maml.py"
+        script = "experiments/maml.py"
         if kind == "configuration of a run":
-            arguments, script = (str(run), "--key", "0,train,1,0"), "replay.py"
+            arguments = ("replay", str(run), "--key", "0,train,1,0")
+            script = "metadist/__main__.py"
         prepare = partial(_copy_with, intact_run, run, file, content)
         cases.append(Case(kind, "corrupted", arguments, expected, script, False, prepare, run))
 

@@ -57,14 +57,14 @@ def test_the_command_shows_a_task_that_went_wrong(tmp_path):
     run_dir = f"hydra.run.dir={tmp_path}/run"
     ended = run_command("maml.py", *SMALL, *options, run_dir)[0]
     assert ended.status == 2 and ended.err.count("\n") == 1 and "0,train,1,0" in ended.err, ended
-    shown = run_command("replay.py", f"{tmp_path}/run", "--key", "0,train,1,0")[0]
+    shown = run_command("metadist", "replay", f"{tmp_path}/run", "--key", "0,train,1,0")[0]
     assert shown.status == 0, shown
     assert "loss nan" in shown.out and "<- not finite" in shown.out
     assert (tmp_path / "run/replays/task-0-0-1-0.png").exists()
-    replayed = run_command("replay.py", f"{tmp_path}/run", "--key", "0,test,0,5")[0]
+    replayed = run_command("metadist", "replay", f"{tmp_path}/run", "--key", "0,test,0,5")[0]
     assert replayed.status == 0 and "accuracy" in replayed.out, replayed
     for invalid_key in (["0,train,0,0"], ["1,train,1,0"], ["nonsense"]):
-        refused = run_command("replay.py", f"{tmp_path}/run", "--key", *invalid_key)[0]
+        refused = run_command("metadist", "replay", f"{tmp_path}/run", "--key", *invalid_key)[0]
         assert refused.status == 2 and refused.err.count("\n") == 1, refused
-    nowhere = run_command("replay.py", str(tmp_path), "--key", "0,train,1,0")[0]
+    nowhere = run_command("metadist", "replay", str(tmp_path), "--key", "0,train,1,0")[0]
     assert nowhere.status == 2 and "not a run directory" in nowhere.err
