@@ -7,9 +7,9 @@ setting: runs that differ in the seed only are one row with mean and 95% interva
 the overrides that differ between runs.
 """
 
-import argparse
 from pathlib import Path
 
+from metadist.cli.command import argument_parser
 from metadist.cli.main import exit_status
 from metadist.reports.run_record import is_run
 from metadist.reports.run_report import write_run_report
@@ -18,8 +18,7 @@ from metadist.reports.sweep_report import write_sweep_report
 
 def main() -> int:
     """Report from the command line; returns the exit status."""
-    _, description = (__doc__ or "").split("\n\n", 1)
-    parser = argparse.ArgumentParser(description=description)
+    parser = argument_parser(__doc__)
     parser.add_argument(
         "folder", type=Path, help="a run directory, or contains run directories at any depth"
     )

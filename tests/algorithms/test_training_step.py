@@ -20,8 +20,10 @@ ALGORITHMS = {
     "reptile": ["algorithm.inner_steps=2", "algorithm.eval_inner_steps=2"],
 }
 PAIRS = [("resnet12", algorithm) for algorithm in ALGORITHMS]
-PAIRS += [("torchvision", name) for name in ("maml", "anil", "prototypical", "reptile")]
-PAIRS += [pytest.param("timm", name, marks=pytest.mark.slow) for name in ("maml", "prototypical")]
+PAIRS += [("torchvision", "maml")]
+SLOW = [("torchvision", name) for name in ("anil", "prototypical", "reptile")]
+SLOW += [("timm", name) for name in ("maml", "prototypical")]
+PAIRS += [pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW]
 
 
 @pytest.mark.parametrize(("model", "algorithm"), PAIRS)

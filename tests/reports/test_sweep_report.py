@@ -14,7 +14,6 @@ from matplotlib.text import Text
 from metadist.errors import UserError
 from metadist.reports.sweep_report import write_sweep_report
 
-ROOT = Path(__file__).resolve().parents[2]
 PROTOCOL = {"ways": 5, "shots": 1, "inner_steps": 1, "inner_lr": 0.4, "dataset": "glyphs"}
 
 
@@ -129,11 +128,10 @@ def test_folders_without_a_table_are_refused(tmp_path):
 
 def test_the_command(tmp_path, monkeypatch, capsys):
     write(tmp_path / "a", [], 0.7)
-    command = str(ROOT / "experiments" / "sweep.py")
     for folder, status in ((tmp_path, 0), (tmp_path / "nowhere", 2)):
-        monkeypatch.setattr(sys, "argv", [command, str(folder)])
+        monkeypatch.setattr(sys, "argv", ["metadist", "report", str(folder)])
         with pytest.raises(SystemExit) as exit_info:
-            runpy.run_path(command, run_name="__main__")
+            runpy.run_module("metadist", run_name="__main__")
         assert exit_info.value.code == status
     printed = capsys.readouterr()
     assert "1 run finished" in printed.out and printed.err.startswith("error: ")

@@ -150,9 +150,9 @@ EARLY = (
     ("strategy", "size", "after"),
     [
         ("local", 1, "iteration 3"),
-        ("rpc", 2, "iteration 6"),
+        pytest.param("rpc", 2, "iteration 6", marks=pytest.mark.slow),
         ("rpc", 2, "validation 6"),
-        ("allreduce", 2, "iteration 3"),
+        pytest.param("allreduce", 2, "iteration 3", marks=pytest.mark.slow),
         ("allreduce", 2, "iteration 6"),
     ],
 )
