@@ -4,9 +4,9 @@ Prints the difference of the second run's test metric from the first one's, with
 Both runs must have been tested on the same tasks: the difference is taken task by task.
 """
 
-import argparse
 from pathlib import Path
 
+from metadist.cli.command import argument_parser
 from metadist.cli.main import exit_status
 from metadist.reports import PairedDifference, compare_runs
 
@@ -31,8 +31,7 @@ def summary(found: PairedDifference, first: Path, second: Path) -> list[str]:
 
 def main() -> int:
     """Compare from the command line; returns the exit status."""
-    _, description = (__doc__ or "").split("\n\n", 1)
-    parser = argparse.ArgumentParser(description=description)
+    parser = argument_parser(__doc__)
     parser.add_argument("first", metavar="RUN", type=Path, help="a run's directory")
     parser.add_argument("second", metavar="RUN", type=Path, help="another one")
     parser.add_argument(

@@ -4,17 +4,16 @@ Writes the weights that the run tested as a safetensors file, with protocol, met
 in its metadata. FewShotClassifier.load, metadist predict and init_from read it.
 """
 
-import argparse
 from pathlib import Path
 
+from metadist.cli.command import argument_parser
 from metadist.cli.main import exit_status
 from metadist.training import export_weights
 
 
 def main() -> int:
     """Export from the command line; returns the exit status."""
-    _, description = (__doc__ or "").split("\n\n", 1)
-    parser = argparse.ArgumentParser(description=description)
+    parser = argument_parser(__doc__)
     parser.add_argument("run", metavar="RUN", type=Path, help="the directory of a finished run")
     parser.add_argument("--output", type=Path, help="default: RUN/weights.safetensors")
     options = parser.parse_args()
