@@ -92,6 +92,20 @@ def test_conjugate_gradient_stops_at_negative_curvature():
     assert torch.equal(conjugate_gradient(lambda v: -v, right, 5), right)
 
 
+def test_conjugate_gradient_solves_each_system_of_a_batch_as_if_alone():
+    # They converge in one and in three steps; the last one ends in its second, which finds negative
+    # curvature.
+    values = torch.tensor([[1, 1, 1], [1, 2, 5], [3, 1, -1]], dtype=torch.float64)
+    right = torch.tensor([[1, 2, 3], [4, -5, 6], [1, 2, 1]], dtype=torch.float64)
+    solved = conjugate_gradient(lambda v: values * v, right, 10)
+    alone = [
+        conjugate_gradient(lambda v, diagonal=diagonal: diagonal * v, b, 10)
+        for diagonal, b in zip(values, right, strict=True)
+    ]
+    torch.testing.assert_close(solved, torch.stack(alone))
+    torch.testing.assert_close(solved[:2], right[:2] / values[:2])
+
+
 def test_the_proximal_term_in_a_last_step_as_in_the_authors_code():
     # A step on m (w - s)² multiplies w - s by 1 - 2 α m.
     weight, lam, alpha, steps, damping, offset = -1.0, 2.0, 0.1, 3, 1.0, 10.0

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import rpc
 from torch.futures import Future
 from worlds import run_world
 
@@ -236,6 +237,22 @@ def call_too_slow() -> float | None:
 
 def test_a_call_that_takes_too_long_times_out():
     assert 0.4 < run_world(call_too_slow, 2)[0] < 50
+
+
+@todist.auto_init_rpc(rpc_backend_options=rpc.TensorPipeRpcBackendOptions(rpc_timeout=0.5))
+def call_patiently() -> str | None:
+    if todist.get_rank() == 0:
+        patient = todist.remote_async_call(wait_until_told, partitioner=1, timeout=0)
+        with pytest.raises(TimeoutError, match="worker1"):
+            todist.remote_sync_call(wait_until_told, partitioner=1)
+        current_transport().store.set("timed out", "yes")
+        patient.wait()
+        return "answered"
+    return None
+
+
+def test_a_call_with_timeout_zero_outlasts_the_default_timeout():
+    assert run_world(call_patiently, 2)[0] == "answered"
 
 
 @todist.auto_init_rpc()

@@ -12,6 +12,7 @@ from worlds import run_world
 
 from metadist import kernels as native
 from metadist.distributed import get_rank
+from metadist.distributed.job import current_job
 from metadist.errors import UserError
 from metadist.launchers import RunSpec
 from metadist.launchers.job import JobFailure, check_same_device, run_job
@@ -79,3 +80,17 @@ def test_ranks_on_cpus_among_ranks_on_gpus_are_refused():
     check_same_device(["cpu"], ["a"])
     with pytest.raises(UserError, match=r"ranks \[1, 3\] \(b, d\) compute on the CPU"):
         check_same_device(["cuda", "cpu", "cuda", "cpu"], ["a", "b", "c", "d"])
+
+
+def run_restarted(directory: str, named: str) -> None:
+    """A run that torchrun has restarted before its first checkpoint."""
+    current_job().mark_started(directory)
+    run_job(RunSpec("maml", Path(directory), compose(*SMALL, "strategy=local", f"resume={named}")))
+
+
+def test_a_restarted_run_resumes_from_the_named_checkpoint_until_it_has_its_own(tmp_path):
+    train(str(tmp_path / "first"), "strategy=local", "trainer.iterations=2")
+    named = tmp_path / "first" / "checkpoints" / "iteration-00000002.pt"
+    run_world(run_restarted, 1, str(tmp_path / "run"), str(named))
+    steps = [each["iteration"] for each in records(tmp_path / "run") if "train_loss" in each]
+    assert steps == [3, 4]

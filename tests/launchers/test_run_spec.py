@@ -67,9 +67,12 @@ def test_results_belong_to_the_configuration_beside_them(tmp_path):
 def test_a_run_that_is_extended_has_no_results_until_it_ends(tmp_path):
     save_configuration(spec_of(tmp_path))
     finish(tmp_path)
+    outcome = ["results.json", "test_predictions.jsonl", "failure.json", "error.txt"]
+    for name in outcome[1:]:
+        (tmp_path / name).write_text("{}")
     save_configuration(spec_of(tmp_path, 20))  # and now it is killed
     assert finished_results(spec_of(tmp_path, 20)) is None
-    assert not (tmp_path / "results.json").exists()
+    assert not any((tmp_path / name).exists() for name in outcome)
 
 
 def test_a_refused_start_does_not_spoil_a_finished_run(tmp_path):

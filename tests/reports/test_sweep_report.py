@@ -114,6 +114,13 @@ def test_lower_mse_is_better_and_failures_are_listed(tmp_path):
     assert report.failed == ("2",) and "- 2: it broke" in (tmp_path / "sweep.md").read_text()
 
 
+def test_a_setting_without_a_finite_metric_is_not_the_best(tmp_path):
+    write(tmp_path / "0", ["algorithm.inner_lr=0.9"], 0.2, float("nan"))
+    write(tmp_path / "1", ["algorithm.inner_lr=0.1"], 0.7, 0.6)
+    table = write_sweep_report(tmp_path).table
+    assert table.best is not None and table.settings[table.best].values == ("0.1",)
+
+
 def test_folders_without_a_table_are_refused(tmp_path):
     with pytest.raises(UserError, match="holds no run"):
         write_sweep_report(tmp_path)

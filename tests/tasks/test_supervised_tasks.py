@@ -26,3 +26,19 @@ def test_only_test_classes_are_rotated():
 def test_only_the_test_split_must_have_the_ways():
     dataset = ImageClasses("noise", IMAGES, SPLIT_CLASSES)
     assert SupervisedTasks(dataset, micro_batch_size=8, held_out=2, ways=6).ways == 6
+
+
+def test_the_last_examples_of_each_class_are_held_out_from_training():
+    held_out, examples = 2, IMAGES.shape[1]
+    # Each image says with its pixels which example of which class it is.
+    images = np.arange(12 * examples, dtype=np.uint8).reshape(12, examples, 1, 1)
+    dataset = ImageClasses("numbers", images.repeat(4, -1).repeat(4, -2), SPLIT_CLASSES)
+    tasks = SupervisedTasks(dataset, micro_batch_size=16, held_out=held_out, ways=2)
+    for split, expected in (("train", {0, 1, 2, 3}), ("validation", {4, 5})):
+        drawn = set()
+        for key in task_keys(0, split, 1, range(8)):
+            inputs, labels = tasks.sample(key).query
+            numbers = (inputs[:, 0, 0, 0] * 255).round().long()
+            assert torch.equal(numbers // examples, labels)
+            drawn |= set((numbers % examples).tolist())
+        assert drawn == expected

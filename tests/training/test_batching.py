@@ -145,12 +145,13 @@ def test_evaluation_returns_the_values_of_every_task(kind):
         assert all(torch.equal(part[each], plain[each]) for each in plain)
 
 
-def test_chunks_keep_the_order_and_hold_tasks_of_one_shape():
+@pytest.mark.parametrize("differing", [("support",), ("query",), ("support", "query")])
+def test_chunks_keep_the_order_and_hold_tasks_of_one_shape(differing):
     learner = MAML(MLP((1,), 1, hidden=[4], batch_norm=False), regression=True)
 
-    def task(examples):
-        part = Examples(torch.zeros(examples, 1), torch.zeros(examples, 1))
-        return Episode(part, part)
+    def task(size):
+        counts = [size if part in differing else 3 for part in Episode._fields]
+        return Episode(*(Examples(torch.zeros(n, 1), torch.zeros(n, 1)) for n in counts))
 
     sizes = [3, 3, 3, 5, 3, 3, 3, 3]
     tasks = [(torch.tensor([i]), task(size)) for i, size in enumerate(sizes)]
