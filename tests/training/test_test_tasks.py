@@ -9,10 +9,9 @@ import pytest
 from PIL import Image
 from tiny import build
 
-from metadist.reports import read_test_predictions
+from metadist.reports import read_test_predictions, run_report
 from metadist.tasks import task_keys
 from metadist.training import Trainer
-from metadist.training.trainer import write_run_report
 
 
 def test_images_are_those_of_the_hardest_and_the_median_tasks(tmp_path):
@@ -64,7 +63,7 @@ def test_a_report_that_cannot_be_written_does_not_make_the_run_fail(
     def fail(directory):
         raise error
 
-    monkeypatch.setattr(f"{Trainer.__module__}.{write_run_report.__name__}", fail)
+    monkeypatch.setattr(run_report, "write_run_report", fail)
     results = Trainer(build(tmp_path, "strategy=local")).run()
     assert results["test_tasks"] == 7 and (tmp_path / "results.json").exists()
     assert not (tmp_path / "report.html").exists()
