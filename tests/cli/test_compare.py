@@ -1,11 +1,13 @@
 """metadist compare: two runs as a user would compare them."""
 
 import sys
+from pathlib import Path
 
 import pytest
 from tiny import train
 
 from metadist.cli import compare
+from metadist.reports.paired_comparison import PairedDifference
 
 
 @pytest.fixture(scope="module")
@@ -39,3 +41,31 @@ def test_other_protocols_are_refused_unless_ignored(runs, monkeypatch, capsys):
     keys = [word for word in error.rstrip(".\n").split() if word.endswith("_steps")][-2:]
     ignored = [part for key in keys for part in ("--ignore", key)]
     assert run_command(monkeypatch, "a", "c", *ignored) == 0
+
+
+@pytest.mark.parametrize(
+    ("found", "lines"),
+    [
+        (
+            PairedDifference("accuracy", (0.5, 0.75), 0.25, 0.125, 600),
+            ["accuracy", "50.00%", "75.00%", "+25.00% ± 12.50% (second minus first", "does not"],
+        ),
+        (
+            PairedDifference("accuracy", (0.5, 0.375), -0.125, 0.125, 600),
+            ["accuracy", "50.00%", "37.50%", "-12.50% ± 12.50% (second", "interval, contains 0)"],
+        ),
+        (
+            PairedDifference("mse", (2.0, 0.5), -1.5, 1.25, 600),
+            ["MSE", "2", "0.5", "-1.5 ± 1.25 (second minus first, 95% interval, does not contain"],
+        ),
+        (
+            PairedDifference("mse", (2.0, 0.5), -1.5, None, 1),
+            ["MSE", "2", "0.5", "difference -1.5 (no interval: the values are not finite, or of"],
+        ),
+    ],
+)
+def test_means_and_difference_with_their_units(found, lines):
+    printed = compare.summary(found, Path("a/first"), Path("second"))
+    assert printed[0] == f"test {lines[0]} over the same {found.tasks} tasks"
+    assert printed[1:3] == [f"  a/first  {lines[1]}", f"  second   {lines[2]}"]
+    assert all(part in printed[3] for part in lines[3:]) and len(printed) == 4

@@ -10,7 +10,7 @@ from PIL import Image
 from tiny import SMALL, compose
 from worlds import run_world
 
-from metadist.cli.evaluate import evaluate_run, main
+from metadist.cli.evaluate import evaluate_run, main, summary
 from metadist.errors import UserError
 from metadist.launchers import RunSpec, run_job
 
@@ -106,3 +106,23 @@ def test_another_model_is_one_sentence(maml):
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="is not a run directory"):
         evaluate_run(tmp_path)
+
+
+def test_another_checkpoint_and_the_default_file(maml, monkeypatch, capsys):
+    checkpoint = maml / "checkpoints" / "iteration-00000002.pt"
+    arguments = [str(maml), "task.shots=2", "--checkpoint", str(checkpoint)]
+    monkeypatch.setattr(sys, "argv", ["metadist evaluate", *arguments])
+    assert main() == 0
+    found = json.loads((maml / "evaluations" / "task.shots=2.json").read_text(encoding="utf-8"))
+    assert (found["tested_iteration"], found["checkpoint"]) == (2, str(checkpoint))
+    assert f"{checkpoint}, iteration 2" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["metadist evaluate", str(maml)])
+    assert main() == 0 and "the protocol is that of its run" in capsys.readouterr().out
+    assert (maml / "evaluations" / "own_protocol.json").exists()
+
+
+def test_the_summary_of_a_regression_and_of_a_run_without_results():
+    results = {"test_mse": 0.25, "ci95": 0.125, "test_tasks": 600, "checkpoint": "a.pt"}
+    lines = summary({**results, "tested_iteration": 7, "protocol": {}, "trained_protocol": None})
+    assert lines[0] == "test MSE 0.25 ± 0.12 over 600 tasks (95% interval over tasks)"
+    assert lines[1:] == ["  a.pt, iteration 7", "  the run itself has not been tested"]

@@ -6,8 +6,11 @@ import io
 import json
 import tarfile
 import threading
+from types import SimpleNamespace
 
 import pytest
+from omegaconf import OmegaConf
+from tiny import CONF
 
 from metadist.cli import fetch as fetch_command
 from metadist.cli.fetch import DATASETS, RemoteDataset, RemoteFile, fetch
@@ -28,9 +31,11 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
+    accepts_ranges = True
+
     def do_GET(self):
         name = self.path.partition("?")[0][1:]
-        given = self.headers.get("Range")
+        given = self.headers.get("Range") if self.accepts_ranges else None
         self.server.requests.append((name, given))
         if name not in self.server.files:
             self.send_error(404)
@@ -181,3 +186,33 @@ def test_every_dataset_has_checksums_or_a_listing():
         assert remote.terms
         assert all(file.url.startswith("https://") for file in remote.files)
         assert remote.listing or all(file.checksum for file in remote.files)
+
+
+def test_a_server_that_ignores_ranges_starts_again(server, tmp_path, monkeypatch):
+    remote = dataset(server)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / ".data.bin.part").write_bytes(b"other")
+    monkeypatch.setattr(Handler, "accepts_ranges", False)
+    fetch(remote, tmp_path)
+    assert (tmp_path / "folder" / "data.bin").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"), [("y", 0), (" Yes ", 0), ("n", 2), ("", 2), ("yellow", 2)]
+)
+def test_agreement_is_asked_for(server, tmp_path, monkeypatch, capsys, answer, status):
+    monkeypatch.setitem(DATASETS, "cub", dataset(server))
+    monkeypatch.setattr("sys.argv", ["metadist fetch", "cub", "--root", str(tmp_path)])
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("builtins.input", lambda question: answer)
+    assert fetch_command.main() == status
+    assert (tmp_path / "folder" / "data.bin").exists() == (status == 0)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_the_default_directory_is_that_of_the_configuration(name, monkeypatch):
+    roots = []
+    monkeypatch.setattr(fetch_command, "fetch", lambda remote, root: roots.append(str(root)))
+    monkeypatch.setattr("sys.argv", ["metadist fetch", name, "--yes"])
+    assert fetch_command.main() == 0
+    assert roots == [OmegaConf.load(CONF / "dataset" / f"{name}.yaml").root]

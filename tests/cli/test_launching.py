@@ -1,5 +1,7 @@
 """Jobs that a launcher starts: at the same time, or waited for by the sweeper."""
 
+import contextlib
+import io
 import json
 import pickle
 import threading
@@ -14,6 +16,7 @@ from worlds import run_world
 from metadist.cli.sweeps import (
     SweepCallback,
     fail_job,
+    finish_sweep,
     launch_job,
     objective_value,
     sweep_jobs,
@@ -22,6 +25,7 @@ from metadist.errors import UserError
 from metadist.launchers import Launcher, RunSpec
 from metadist.launchers.error_reporting import WorkerGroupFailed
 from metadist.launchers.job import JobFailure, report_errors
+from metadist.launchers.run_spec import save_configuration
 from metadist.reports import read_failure
 
 
@@ -240,3 +244,40 @@ def test_a_job_that_failed_is_recorded(tmp_path, on_failure, ending):
 
 def test_a_job_outside_of_a_sweep_leaves_no_record(tmp_path):
     assert run_world(failed_group, 1, tmp_path, 1, "continue", False) == [(1, None)]
+
+
+def ended(directory: Path, failing: int, status: int) -> tuple[int, str, str]:
+    """The exit status of a sweep of three jobs, and what it printed."""
+    start_sweep(directory, "BasicSweeper")
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with sweep_jobs():
+            for number in range(3):
+                configuration = compose("sweep.on_failure=continue")
+                spec = replace(spec_of(directory, number), configuration=configuration)
+                save_configuration(spec)
+                if number < failing:
+                    fail_job(spec, JobFailure(UserError("too many ways"), in_job=False))
+                else:
+                    launch_job(Writer(), 1, spec)
+        status = finish_sweep(status)
+    return status, out.getvalue(), err.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("failing", "status", "expected", "message"),
+    [
+        (1, 0, 1, "error: 1 job of the sweep failed (0): sweep.md says why; the same command with"),
+        (0, 143, 143, "the sweep was stopped: to resume, give the same command hydra.sweep.dir="),
+        (1, 2, 2, ""),
+    ],
+)
+def test_the_end_of_a_sweep(tmp_path, failing, status, expected, message):
+    ((found, out, err),) = run_world(ended, 1, tmp_path, failing, status)
+    assert found == expected
+    assert err.count("of the sweep failed (") == bool(message and failing)
+    assert message in err and ("was stopped" in err) == (status == 143)
+    for number in range(3):
+        line = f"job {number} finished: validation accuracy {number / 10:.4g}"
+        assert (line in out.splitlines()) == (number >= failing)
+    assert (tmp_path / "sweep.md").exists()

@@ -33,6 +33,36 @@ GIVEN = dict.fromkeys(
 )
 
 
+# Where a group has other defaults than its class: what the group has. References aside.
+OTHER_DEFAULTS = {
+    "algorithm/anil": {"inner_lr": 0.5, "eval_inner_steps": 5},
+    "algorithm/fomaml": {"eval_inner_steps": 3, "first_order": True},
+    "algorithm/imaml": {"eval_inner_steps": 16, "cg_damping": 1.0},
+    "algorithm/maml": {"eval_inner_steps": 3},
+    "algorithm/maml_plus_plus": {"eval_inner_steps": 5},
+    "algorithm/meta_sgd": {"eval_inner_steps": 1},
+    "algorithm/pretrained": {"inner_lr": 0.01, "inner_steps": 0, "eval_inner_steps": 10},
+    "algorithm/reptile": {"eval_inner_batch_size": 5},
+    "model/timm": {"options": {}},
+    "model/torchvision": {"options": {}},
+    "optimizer/reptile": {"lr": 1.0},
+    "optimizer/sgd": {"lr": 0.1, "momentum": 0.9},
+    "partition/dim0": {"exclusive": True, "keepdim": False},
+    "reducer/sum": {"of_items": True},
+    "scheduler/linear": {"start_factor": 1.0, "end_factor": 0.0},
+    "scheduler/none": {"factor": 1.0, "total_iters": 0},
+    "scheduler/step": {"gamma": 0.5},
+    "task/few_shot": {"queries": 5},
+    "trainer/meta": {
+        "iterations": 200,
+        "meta_batch_size": 16,
+        "eval_every": 50,
+        "checkpoint_every": 50,
+    },
+    "trainer/supervised": {"meta_batch_size": 8},
+}
+
+
 def command(path: Path) -> list[str]:
     lines = path.read_text(encoding="utf-8").splitlines()
     head = lines[lines[0].startswith("# @package")]
@@ -110,3 +140,22 @@ def test_a_misspelt_key_is_refused(path):
             continue
         with pytest.raises(UserError, match="not an option"):
             bind_arguments({**node, "misspelt": 1}, where or path.stem, GIVEN)
+
+
+def test_groups_have_the_defaults_of_their_classes():
+    found: dict[str, dict] = {}
+    for path in FILES:
+        if path.parent == CONF or path.parent.name == "experiment":
+            continue
+        for where, node in nodes(OmegaConf.to_container(OmegaConf.load(path), resolve=False)):
+            parameters = inspect.signature(locate_target(node["_target_"], where)).parameters
+            for key, value in node.items():
+                default = getattr(parameters.get(key), "default", inspect.Parameter.empty)
+                default = list(default) if isinstance(default, tuple) else default
+                nested = isinstance(value, dict) and "_target_" in value
+                if default not in (inspect.Parameter.empty, value) and not (
+                    nested or "${" in str(value)
+                ):
+                    group = str(path.relative_to(CONF).with_suffix(""))
+                    found.setdefault(group, {})[key] = value
+    assert found == OTHER_DEFAULTS

@@ -90,6 +90,18 @@ def test_the_command_line_sets_values_of_what_it_chooses(composed):
     assert values(cfg.algorithm) == {}
 
 
+def test_keys_of_what_the_command_line_chooses_can_be_deleted(composed):
+    cfg = composed("+experiment=mine", "scheduler=cosine", "~scheduler.eta_min")
+    assert values(cfg.scheduler).keys() == {"T_max"}
+
+
+def test_values_of_a_preset_that_do_not_apply_are_named(composed, caplog):
+    caplog.set_level("INFO")
+    composed("+experiment=mine", "optimizer=adam", "model=mlp")
+    (message,) = caplog.messages  # a model that the preset chooses too keeps its values
+    assert message.startswith("optimizer=adam replaces optimizer=sgd: the preset's values")
+
+
 def test_a_key_of_the_replaced_option_is_refused(composed):
     cfg = composed("+experiment=mine", "scheduler=cosine", "scheduler.step_size=3")
     with pytest.raises(UserError, match="step_size is not an option of CosineAnnealingLR"):

@@ -11,7 +11,7 @@ from metadist.algorithms import MAML, Learner, TaskResult
 from metadist.config.sanity_check import run_sanity_check
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
-from metadist.models import MLP
+from metadist.models import MLP, Conv4
 from metadist.tasks import FewShotTasks, Glyphs, task_keys
 from metadist.training import MetaBatch, TrainMapper
 
@@ -39,7 +39,10 @@ class WrongShape(nn.Module):
         self.layer = nn.Linear(7, 3)
 
     def forward(self, inputs):
-        return self.layer(inputs.flatten(1))  # the line of the error
+        return self.compute(inputs.flatten(1))
+
+    def compute(self, inputs):
+        return self.layer(inputs)  # the line of the error
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +59,7 @@ def model(tasks) -> MLP:
 def test_an_error_of_the_users_model_names_its_line_and_is_chained(tasks):
     lines = Path(__file__).read_text().splitlines()
     number = 1 + next(i for i, text in enumerate(lines) if "# the line of the error" in text)
-    with pytest.raises(RuntimeError, match=rf"test_sanity_check\.py:{number}, in forward: ") as got:
+    with pytest.raises(RuntimeError, match=rf"test_sanity_check\.py:{number}, in compute: ") as got:
         run_sanity_check(tasks, MAML(WrongShape()))
     assert not isinstance(got.value, UserError)
     assert "shapes cannot be multiplied" in str(got.value.__cause__)
@@ -112,3 +115,12 @@ def test_a_bare_loss_and_plain_numbers_are_accepted(tasks, model, make, metrics)
     for result in results:
         assert {name: value.item() for name, value in result.metrics.items()} == metrics
         assert result.loss.requires_grad
+
+
+def test_parameters_and_running_statistics_stay_as_they_are(tasks):
+    model = Conv4(tasks.input_shape, tasks.outputs, filters=4, running_statistics=True)
+    learner = MAML(model)
+    before = {name: each.clone() for name, each in learner.state_dict().items()}
+    run_sanity_check(tasks, learner)
+    assert len(before) > 12
+    assert all(torch.equal(each, before[name]) for name, each in learner.state_dict().items())

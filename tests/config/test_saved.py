@@ -276,3 +276,23 @@ def test_a_relative_root_is_found_from_elsewhere(tmp_path, monkeypatch):
         with pytest.raises(UserError, match="seen"):
             load_experiment(tmp_path / "run", *overrides)
     assert roots == [str(tmp_path / "images"), "mine"]
+
+
+def test_an_experiment_is_loaded_for_one_process_that_leaves_the_run_as_it_is(tmp_path):
+    def of_two_ranks(values):
+        partition = {
+            "_target_": "metadist.distributed.dim_partitioner",
+            "dim": 0,
+            "workers": [0, 1],
+        }
+        values.update(strategy=compose("strategy=rpc").strategy, resume="auto", init_from="gone")
+        values.update(partition=partition, callbacks={"mine": {"_target_": "evil.Callback"}})
+        values["strategy"] = {"_target_": "metadist.training.RpcStrategy"}
+
+    saved_configuration(tmp_path, of_two_ranks)
+    x = load_experiment(tmp_path)
+    assert (x.strategy.name, x.resume, x.state.iteration, x.callbacks) == ("local", None, 0, {})
+    assert [path.name for path in tmp_path.iterdir()] == [".hydra"]
+    (tmp_path / ".hydra" / "config.yaml").write_text("seed: 0")
+    with pytest.raises(UserError, match=r"corrupt \(it has no trainer\)"):
+        load_experiment(tmp_path)

@@ -1,6 +1,7 @@
 """A job's specification as text, and its files in the run's directory."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,19 @@ def test_a_specification_is_the_same_after_it_was_text(monkeypatch):
     assert resolved[0] == resolved[1]
     with pytest.raises(Exception, match="not in struct"):
         _ = read.configuration.misspelt
+
+
+def test_hydras_node_is_saved_and_is_the_same_after_it_was_text(tmp_path):
+    hydra = OmegaConf.create({"hydra": {"runtime": {"cwd": "/a"}, "job": {"num": "${number}"}}})
+    spec = replace(spec_of(tmp_path), hydra=hydra)
+    assert RunSpec.from_yaml(spec.to_yaml()).hydra == hydra
+    save_configuration(spec)
+    saved = {path.name: OmegaConf.load(path) for path in (tmp_path / ".hydra").iterdir()}
+    expected = {"config.yaml": spec.configuration, "overrides.yaml": ["seed=0"]}
+    assert saved == {**expected, "hydra.yaml": hydra}
+    (tmp_path / ".hydra" / "config.yaml").write_text("- a list")
+    finish(tmp_path)
+    assert finished_results(spec) is None
 
 
 def test_paths_and_enumerations_of_a_configuration_become_text():

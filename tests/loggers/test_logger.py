@@ -69,6 +69,13 @@ def test_loggers_are_called_in_order_and_all_closed():
         def log_metrics(self, metrics):
             calls.append(f"log_metrics {self.name}")
 
+        @property
+        def shows_panels(self):
+            return self.name == "b"
+
+        def log_panels(self, iteration, values, images):
+            calls.append(f"log_panels {self.name}")
+
         def flush(self):
             calls.append(f"flush {self.name}")
 
@@ -83,10 +90,12 @@ def test_loggers_are_called_in_order_and_all_closed():
     loggers = LoggerCollection([Recorder("a", fails=True), Recorder("b"), Logger()])
     loggers.start(None)
     loggers.log_metrics({"iteration": 1})
+    loggers.log_panels(1, {}, [])
     loggers.flush()
     loggers.finish({}, [])
     loggers.close()
-    methods = ("start", "log_metrics", "flush", "finish", "close")
+    assert loggers.shows_panels and not LoggerCollection([Logger()]).shows_panels
+    methods = ("start", "log_metrics", "log_panels", "flush", "finish", "close")
     assert calls == [f"{method} {name}" for method in methods for name in "ab"]
 
 

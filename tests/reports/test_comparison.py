@@ -15,6 +15,11 @@ CONFIGURATION = {
     "model": {"_target_": "m.Model", "filters": 8},
     "dataset": {"root": "/here", "download": True, "classes": 100},
     "trainer": {"iterations": 5, "meta_batch_size": 4, "clip_value": None, "clip_norm": 1.0},
+    "algorithm": {"inner_lr": 0.4},
+    "task": {"ways": 5},
+    "optimizer": {"lr": 0.1},
+    "scheduler": {"gamma": 0.5},
+    "reducer": {"_target_": "m.Mean"},
     "strategy": {"_target_": "m.Rpc"},
     "logger": {"console": {"_target_": "m.Console"}},
     "resume": "auto",
@@ -22,7 +27,12 @@ CONFIGURATION = {
 
 
 @pytest.mark.parametrize(
-    "key", ["dataset.root", "logger", "logger.console.every", "launcher.jobs", "hydra.run.dir"]
+    "key",
+    [
+        *("dataset.root", "dataset.download", "logger", "logger.console.every", "launcher.jobs"),
+        *("hydra.run.dir", "resume", "sweep.on_failure", "timeout_seconds"),
+        *("rendezvous_timeout_seconds", "trainer.checkpoint_every", "trainer.keep_checkpoints"),
+    ],
 )
 def test_runtime_keys(key):
     assert is_runtime_key(key)
@@ -49,6 +59,11 @@ def test_the_fingerprint_holds_what_determines_the_numbers():
         "trainer.meta_batch_size": "4",
         "trainer.clip_value": "None",
         "trainer.clip_norm": "1.0",
+        "algorithm.inner_lr": "0.4",
+        "task.ways": "5",
+        "optimizer.lr": "0.1",
+        "scheduler.gamma": "0.5",
+        "reducer._target_": "m.Mean",
     }
 
 

@@ -271,11 +271,22 @@ class Values:
         ({"patience": 1, "min_delta": 0.1}, "accuracy", [0.1, 0.15, 0.5], 2),
         ({"patience": 1, "min_delta": 0.1}, "accuracy", [0.1, 0.25, 0.5], 3),
         ({"patience": 2}, "accuracy", [float("nan"), float("nan"), 0.5], 2),
+        ({}, "accuracy", [0.5] * 9, 6),
+        ({"patience": 1, "mode": "min"}, "accuracy", [0.5, 0.4, 0.6], 3),
         ({"patience": 1, "metric": "own", "mode": "min"}, "own", [2.0, 1.0, 1.5], 3),
     ],
 )
 def test_early_stopping_counts_validations_without_improvement(options, name, values, expected):
     assert Values().stops_after(EarlyStopping(**options), name, values) == expected
+
+
+def test_early_stopping_says_what_has_not_improved(caplog):
+    caplog.set_level("INFO")
+    Values().stops_after(EarlyStopping(patience=2), "accuracy", [0.5, 0.25, 0.375])
+    (message,) = caplog.messages
+    assert message.endswith(
+        "after iteration 3: validation_accuracy has not improved on 0.5 for 2 validations"
+    )
 
 
 def test_early_stopping_refuses_what_cannot_be():

@@ -213,3 +213,16 @@ def peak_of_a_large_checkpoint(directory: str) -> int:
 
 def test_writing_holds_no_copy_of_the_file(tmp_path):
     assert run_world(peak_of_a_large_checkpoint, 1, str(tmp_path))[0] < 20_000_000
+
+
+def test_contents_reach_the_disk_before_the_name_and_the_name_afterwards(tmp_path, monkeypatch):
+    path, synchronized = tmp_path / "a.pt", []
+
+    def record(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        kind = "directory" if stat.S_ISDIR(status.st_mode) else status.st_size
+        synchronized.append((kind, path.exists()))
+
+    monkeypatch.setattr(os, "fsync", record)
+    write_checkpoint(path, CONTENTS)
+    assert synchronized == [(path.stat().st_size, False), ("directory", True)]

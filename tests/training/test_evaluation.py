@@ -1,6 +1,7 @@
 """Means over tasks and their intervals."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -60,3 +61,17 @@ def test_a_test_says_what_each_inner_step_brings(tmp_path):
 def test_no_inner_steps_no_list(tmp_path):
     results = train(str(tmp_path), "strategy=local", "algorithm=prototypical")
     assert not [name for name in results if name.endswith("_by_steps")]
+
+
+def test_the_first_task_without_a_finite_loss_is_reported_and_chunks_are_left_between():
+    losses = torch.zeros(70)
+    losses[66], losses[68] = math.inf, math.nan
+    chunks = iter(losses.split(64))
+    strategy = SimpleNamespace(map_tasks=lambda *_: {"loss": next(chunks)})
+    warnings, pauses = [], []
+    found = evaluate(
+        strategy, None, None, task_keys(0, "test", 0, range(70)), lambda keys: keys,
+        lambda: pauses.append(1), lambda *warning: warnings.append(warning),
+    )  # fmt: skip
+    assert warnings == [(66, math.inf)] and len(pauses) == 2
+    assert torch.equal(found.metrics["loss"][:64], losses[:64]) and found.predictions == []

@@ -3,6 +3,7 @@
 import json
 import shutil
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -129,3 +130,16 @@ def test_the_command(run, tmp_path, monkeypatch, capsys):
     assert "does not end in .safetensors" in capsys.readouterr().err
     assert call(str(tmp_path)) == 2
     assert "holds no results.json" in capsys.readouterr().err
+
+
+def test_paths_are_left_out_and_another_state_is_refused(run, tmp_path):
+    copy = Path(shutil.copytree(run, tmp_path / "copy"))
+    (copy / ".hydra").mkdir()
+    (copy / ".hydra" / "overrides.yaml").write_text("- dataset.root=/home/me\n- seed=0\n")
+    with safe_open(export_weights(copy, tmp_path / "a.safetensors"), framework="pt") as file:
+        assert json.loads(file.metadata()["overrides"]) == ["seed=0"]
+    results = read_results(run)
+    changed = {**results, "tested_iteration": results["tested_iteration"] + 1}
+    (copy / "results.json").write_text(json.dumps(changed))
+    with pytest.raises(UserError, match=r"is not the state that .* tested"):
+        export_weights(copy, tmp_path / "b.safetensors")

@@ -56,6 +56,7 @@ def test_what_does_not_fit_keeps_its_initial_value_and_is_named(source, tmp_path
     (message,) = [text for text in caplog.messages if "initialized" in text]
     assert "of another shape: model.head.weight, model.head.bias" in message
     assert "not in the checkpoint: " in message and "\n" not in message
+    assert f" and {len(found.keys() - weights(source).keys()) - 6} more" in message
 
 
 @pytest.mark.parametrize(

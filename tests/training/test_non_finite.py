@@ -16,7 +16,7 @@ from metadist.loggers import LoggerCollection
 from metadist.tasks import Episode, Examples, task_keys
 from metadist.training import Trainer
 from metadist.training.checkpoints import Checkpoints, read_checkpoint
-from metadist.training.non_finite import GradientNormMapper
+from metadist.training.non_finite import GradientNormMapper, find_non_finite
 from metadist.training.task_mapper import MetaBatch
 
 SICK = (0, 0, 3, 2)
@@ -41,6 +41,9 @@ def with_a_nan_task(directory: str, choice: str, *overrides: str) -> str:
     return "finished"
 
 
+ONLY_AT_THE_END = ("trainer.checkpoint_every=0", "trainer.eval_every=0")
+"""No checkpoint is due before iteration 3."""
+
 WORLDS = [
     ("strategy=local", 1),
     ("strategy=rpc +partition=batch", 2),
@@ -52,17 +55,61 @@ WORLDS = [
 @pytest.mark.parametrize(("strategy", "size"), WORLDS)
 def test_the_task_is_found_and_the_run_stops_before_the_step(tmp_path, strategy, size):
     messages = run_world(
-        with_a_nan_task, size, str(tmp_path), "stop", *strategy.split(), may_fail=True
+        with_a_nan_task,
+        size,
+        str(tmp_path),
+        "stop",
+        *ONLY_AT_THE_END,
+        *strategy.split(),
+        may_fail=True,
     )[0]
     assert "iteration 3: 1 of 5 tasks are not finite" in messages
     assert f"metadist replay {tmp_path} --key 0,train,3,2" in messages and "\n" not in messages
     newest = read_checkpoint(Checkpoints(tmp_path / "checkpoints").newest())
     assert newest["iteration"] == 2
+    assert newest["train_seconds"] == records(tmp_path)[-2]["seconds"]  # of two steps
     assert all(torch.isfinite(tensor).all() for tensor in newest["learner"].values())
     assert not (tmp_path / "results.json").exists()
     last = records(tmp_path)[-1]
     assert (last["iteration"], last["train_loss"]) == (3, "NaN")
     assert last["non_finite"] == "0,train,3,2"
+
+
+@pytest.mark.parametrize(
+    ("choice", "done", "last"),
+    [
+        ("skip", "the step was skipped; look", None),
+        ("continue", "the step was taken all the same; look", "the test task with key 0,test,0,0"),
+    ],
+)
+def test_a_warning_says_what_was_done_and_which_tasks_are_not_finite_later(
+    tmp_path, caplog, choice, done, last
+):
+    options = (f"trainer.on_non_finite={choice}", "strategy=local")
+    x = build(tmp_path, *options)
+    x.logger, sample = LoggerCollection([]), x.tasks.sample
+
+    def infected(key):
+        episode = sample(key)
+        if tuple(key.tolist()) == SICK:
+            episode.query.inputs[0] = math.nan
+        return episode
+
+    x.tasks.sample = infected
+    trainer = Trainer(x)
+    trainer.train()
+    trainer.test()
+    warnings = [text for text in caplog.messages if "iteration 3: 1 of 5 tasks" in text]
+    assert len(warnings) == 1 and done in warnings[0]
+    tested = [text for text in caplog.messages if "the test task" in text]
+    assert [last in text for text in tested] == [True] * bool(last)
+
+
+def test_finite_tasks_with_an_infinite_sum_have_no_key(tmp_path):
+    x = build(tmp_path, "strategy=local")
+    keys = task_keys(0, "train", 1, range(5))
+    found = find_non_finite(x, keys, 1, math.inf, math.nan)
+    assert found.key == "" and "though every task by itself has finite ones" in found.message
 
 
 def test_skipping_is_the_same_everywhere_and_resumes(tmp_path):

@@ -44,6 +44,8 @@ def test_predictions_are_those_of_the_learner_in_every_world(tmp_path):
     assert [record["task"] for record in records] == list(range(7))
     mean = sum(record["accuracy"] for record in records) / 7
     assert results["test_accuracy"] == pytest.approx(mean, abs=1e-12)
+    loss = sum(record["loss"] for record in records) / 7
+    assert results["test_loss"] == pytest.approx(loss, abs=1e-12)
 
 
 def test_metrics_are_the_same_with_and_without_predictions(tmp_path):

@@ -8,12 +8,11 @@ from omegaconf import OmegaConf
 from tiny import SMALL, compose, records
 from worlds import run_world
 
-from metadist.config import load_experiment
+from metadist.config import build_experiment, load_experiment
 from metadist.errors import UserError
-from metadist.loggers import JsonlLogger
+from metadist.reports import read_test_predictions
 from metadist.training import Trainer
 from metadist.training.replay import parse_key, replay
-from metadist.training.resume import restore
 
 
 def test_keys_are_read_as_they_are_written():
@@ -29,10 +28,7 @@ def train_and_replay(directory, overrides, keys):
     configuration = compose(*SMALL, "strategy=local", *overrides)
     (directory / ".hydra").mkdir(parents=True)
     OmegaConf.save(configuration, directory / ".hydra" / "config.yaml")
-    x = load_experiment(directory)
-    x.logger = JsonlLogger()
-    restore(x)
-    Trainer(x).run()
+    Trainer(build_experiment(configuration, directory, "maml")).run()
     return [replay(load_experiment(directory), parse_key(key)) for key in keys]
 
 
@@ -68,3 +64,19 @@ def test_the_command_shows_a_task_that_went_wrong(tmp_path):
         assert refused.status == 2 and refused.err.count("\n") == 1, refused
     nowhere = run_command("metadist", "replay", str(tmp_path), "--key", "0,train,1,0")[0]
     assert nowhere.status == 2 and "not a run directory" in nowhere.err
+
+
+def test_evaluated_tasks_and_initial_weights_are_the_runs(tmp_path):
+    run_world(train_and_replay, 1, tmp_path / "first", OPTIONS, [])
+    options = [*OPTIONS, f"init_from={tmp_path / 'first'}", "callbacks=ema", "seed=3"]
+    keys = ["3,train,1,0", "3,train,2,0", "0,test,0,5"]
+    found = run_world(train_and_replay, 1, tmp_path / "run", options, keys)[0]
+    losses = [line["train_loss"] for line in records(tmp_path / "run")]
+    assert [each.loss for each in found[:2]] == losses[:2]
+    assert found[0].start == str(tmp_path / "first")
+    tested = read_test_predictions(tmp_path / "run")[5]
+    assert (found[2].loss, found[2].metrics["accuracy"]) == (tested["loss"], tested["accuracy"])
+    assert found[2].start.endswith("iteration-00000004.pt")
+    newest = tmp_path / "run" / "checkpoints" / "iteration-00000004.pt"
+    later = replay(load_experiment(tmp_path / "run"), parse_key(keys[1]), newest)
+    assert (later.start, later.trained) == (str(newest), 0) and later.loss != losses[1]

@@ -42,11 +42,16 @@ def change_parameters(directory: str, at: int, rank: int, every: int) -> str:
                 next(x.learner.parameters()).view(-1)[0] += 1e-6
 
     x.scheduler.step = step_and_change
+    if at == 0 and get_rank() == rank:  # as if it had resumed from another checkpoint
+        first = next(x.learner.parameters())
+        x.optimizer.state[first] = {"step": torch.ones(()), "exp_avg": torch.ones_like(first)}
     Trainer(x).run()
     return "finished"
 
 
-@pytest.mark.parametrize(("at", "every", "found"), [(3, 4, 4), (4, 4, 4), (5, 4, 8), (9, 4, 9)])
+@pytest.mark.parametrize(
+    ("at", "every", "found"), [(0, 4, 0), (3, 4, 4), (4, 4, 4), (5, 4, 8), (9, 4, 9)]
+)
 def test_a_rank_whose_parameters_change_is_reported_at_the_next_check(tmp_path, at, every, found):
     outcomes = run_world(change_parameters, 3, str(tmp_path), at, 1, every, may_fail=True)
     for outcome in outcomes:

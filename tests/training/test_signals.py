@@ -13,6 +13,7 @@ from worlds import run_world
 
 from metadist.distributed import get_rank
 from metadist.distributed.job import begin_job
+from metadist.tasks import key_split
 from metadist.training import Interrupted, Trainer
 from metadist.training import signals as signals_module
 from metadist.training.signals import StopSignals
@@ -47,13 +48,14 @@ def test_a_signal_to_any_one_rank_saves_and_ends_all(tmp_path, strategy, rank):
     assert list((tmp_path / "checkpoints").glob("iteration-*.pt"))
 
 
-def interrupted_in_validation(directory: str) -> str:
+def interrupted_in(split: str, directory: str) -> str:
     x = build(directory, "strategy=local", "trainer.validation_tasks=130")
     map_tasks = x.strategy.map_tasks
 
-    def map_and_stop(*arguments):
-        os.kill(os.getpid(), signal.SIGTERM)
-        return map_tasks(*arguments)
+    def map_and_stop(mapper, learner, batch):
+        if key_split(batch.keys[0]) == split:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return map_tasks(mapper, learner, batch)
 
     x.strategy.map_tasks = map_and_stop
     try:
@@ -64,7 +66,7 @@ def interrupted_in_validation(directory: str) -> str:
 
 
 def test_a_signal_during_validation_saves_and_the_resumed_run_validates_anew(tmp_path):
-    message = run_world(interrupted_in_validation, 1, str(tmp_path / "parts"))[0]
+    message = run_world(interrupted_in, 1, "validation", str(tmp_path / "parts"))[0]
     assert message.startswith("stopped at iteration 2 of 4, saved"), message
     assert not any("validation_loss" in line for line in records(tmp_path / "parts"))
     options = ("strategy=local", "trainer.validation_tasks=130")
@@ -72,6 +74,12 @@ def test_a_signal_during_validation_saves_and_the_resumed_run_validates_anew(tmp
     run_world(train, 1, str(tmp_path / "whole"), *options)
     parts, whole = records(tmp_path / "parts"), records(tmp_path / "whole")
     assert without_times(parts) == without_times(whole)
+
+
+def test_a_signal_during_the_test_ends_the_run_without_results(tmp_path):
+    message = run_world(interrupted_in, 1, "test", str(tmp_path))[0]
+    assert message.startswith("stopped at iteration 4 of 4, saved"), message
+    assert not (tmp_path / "results.json").exists()
 
 
 def signalled(seconds: float, *numbers: int) -> tuple:

@@ -9,9 +9,15 @@ import pytest
 from PIL import Image
 from tiny import build
 
-from metadist.reports import read_test_predictions, run_report
-from metadist.tasks import task_keys
+from metadist.reports import (
+    TEST_PREDICTIONS_FILE,
+    read_test_predictions,
+    run_report,
+    write_test_predictions,
+)
+from metadist.tasks import SPLITS, FewShotTasks, ImageClasses, task_keys
 from metadist.training import Trainer
+from metadist.training.test_tasks import write_test_tasks
 
 
 def test_images_are_those_of_the_hardest_and_the_median_tasks(tmp_path):
@@ -68,3 +74,22 @@ def test_a_report_that_cannot_be_written_does_not_make_the_run_fail(
     assert results["test_tasks"] == 7 and (tmp_path / "results.json").exists()
     assert not (tmp_path / "report.html").exists()
     assert f"{error} (metadist report {tmp_path} writes the report later)" in caplog.text
+
+
+def test_of_many_color_images_some_of_each_class_are_saved_small(tmp_path):
+    x = build(tmp_path, "strategy=local")
+    ramps = np.add.outer(np.arange(96) * 2, np.arange(120)).clip(0, 255)  # (height, width)
+    images = np.broadcast_to(ramps, (20, 16, 3, 96, 120)).astype(np.uint8)
+    splits = {split: np.arange(20) for split in SPLITS}
+    x.tasks = FewShotTasks(ImageClasses("ramps", images, splits), 5, 6, 10)
+    record = {"task": 0, "accuracy": 0.5, "loss": 1.0}
+    write_test_predictions(tmp_path / TEST_PREDICTIONS_FILE, [record])
+    (task,) = json.loads(write_test_tasks(x).read_text())["hardest"]
+    assert task["query"]["indices"] == [10 * c + i for c in range(5) for i in range(4)]
+    assert task["support"]["labels"] == [c for c in range(5) for _ in range(5)]
+    image = task["query"]["images"][0].removeprefix("data:image/jpeg;base64,")
+    picture = Image.open(io.BytesIO(base64.b64decode(image)))
+    assert (picture.format, picture.size) == ("JPEG", (84, 67))
+    whole = Image.fromarray(((ramps - ramps.min()) / np.ptp(ramps) * 255).astype(np.uint8))
+    expected = np.asarray(whole.resize(picture.size)).astype(float)
+    assert np.abs(np.asarray(picture).astype(float)[..., 0] - expected).mean() < 4

@@ -2,8 +2,10 @@
 
 import copy
 import math
+import random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from tiny import build, records
@@ -11,9 +13,9 @@ from tiny import build, records
 from metadist.errors import UserError
 from metadist.loggers import Logger
 from metadist.tasks import task_keys
-from metadist.training import Trainer
+from metadist.training import Trainer, checkpoints
 from metadist.training import trainer as trainer_module
-from metadist.training.checkpoints import read_checkpoint
+from metadist.training.checkpoints import Checkpoints, read_checkpoint
 from metadist.training.evaluation import Estimate
 from metadist.training.resume import checkpoint_contents, load_best, restore_from
 from metadist.training.trainer import gradient_norm, total_weight
@@ -183,6 +185,44 @@ def test_the_best_cannot_be_tested_without_validations(tmp_path):
         build(tmp_path, "strategy=local", *options)
 
 
+def test_a_run_that_ended_before_its_last_validation_catches_up(tmp_path):
+    x = build(tmp_path, "strategy=local")
+    x.logger, x.state.iteration = Recorder(), 4
+    trainer = Trainer(x)
+    trainer.train()
+    assert [line["iteration"] for line in x.logger.metrics] == [4]
+    saved = read_checkpoint(trainer.checkpoints.path(4))
+    assert saved["validated"] == 4 and saved["validation"] == x.state.validation != {}
+
+
+# --- an outer step -----------------------------------------------------------------------------
+
+
+def test_the_logged_learning_rate_is_that_of_the_step(tmp_path):
+    x = build(tmp_path, "strategy=local", "scheduler=cosine", "optimizer.lr=0.25")
+    x.logger = recorder = Recorder()
+    for iteration in (1, 2, 3):
+        Trainer(x).train_step(iteration)
+    rates = [0.125 * (1 + math.cos(math.pi * k / 4)) for k in range(3)]  # four iterations in all
+    assert [line["learning_rate"] for line in recorder.metrics] == pytest.approx(rates)
+
+
+def test_random_numbers_of_the_optimizer_are_those_of_seed_and_iteration(tmp_path):
+    drawn: list[tuple] = []
+
+    class Draws(torch.optim.SGD):
+        def step(self, closure=None):
+            drawn.append((torch.rand(()).item(), np.random.rand(), random.random()))
+
+    for seed in (0, 1):
+        x = build(tmp_path, "strategy=local", f"seed={seed}")
+        x.logger, x.optimizer = Recorder(), Draws(x.learner.parameters())
+        for iteration in (1, 2, 1):
+            Trainer(x).train_step(iteration)
+    assert (drawn[0], drawn[3]) == (drawn[2], drawn[5])
+    assert all(len(set(column)) == 4 for column in zip(*drawn, strict=True))
+
+
 # --- running statistics -----------------------------------------------------------------------
 
 
@@ -287,3 +327,26 @@ def test_resuming_from_an_earlier_checkpoint_renames_the_later_ones(tmp_path):
         "iteration-00000003.pt.superseded",
         "iteration-00000004.pt.superseded",
     ]
+
+
+def test_an_intact_checkpoint_of_another_format_is_not_skipped(tmp_path, monkeypatch):
+    saved = Checkpoints(tmp_path / "checkpoints")
+    saved.save(1, {"iteration": 1})
+    monkeypatch.setattr(checkpoints, "FORMAT", 99)
+    with pytest.raises(UserError, match="has format 2, written by metadist"):
+        build(tmp_path, "strategy=local", "resume=auto")
+    assert saved.newest() is not None
+
+
+def test_resuming_without_a_checkpoint_is_said(tmp_path, caplog):
+    caplog.set_level("INFO")
+    build(tmp_path, "strategy=local")
+    assert not caplog.messages
+    build(tmp_path, "strategy=local", "resume=auto")
+    assert f"{tmp_path} has no checkpoint, so the run starts at iteration 0" in caplog.text
+
+
+def test_a_directory_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"run's directory .* cannot be written"):
+        build(tmp_path / "file" / "run", "strategy=local")
