@@ -42,7 +42,7 @@ def plot_run(experiment: Experiment, results: Mapping[str, Any]) -> list[Path]:
 
     Returns:
         The files written: the learning curves, and the test tasks if they are images in grey or
-        color or scalar functions of a scalar.
+        color or scalar functions of a scalar, and the learner returns a prediction for each query.
     """
     x, tasks, learner = experiment, experiment.tasks, experiment.evaluated_learner
     curves = plots.plot_learning_curves(
@@ -57,8 +57,8 @@ def plot_run(experiment: Experiment, results: Mapping[str, Any]) -> list[Path]:
     learner.eval()
     keys = task_keys(x.trainer.eval_seed, "test", 0, range(_TEST_TASKS))
     episodes = [tasks.sample(key) for key in keys]
-    path = x.directory / TEST_TASKS_FILE
-    return [curves, _plot_episodes(tasks, learner, episodes, path, x.title)]
+    plotted = _plot_episodes(tasks, learner, episodes, x.directory / TEST_TASKS_FILE, x.title)
+    return [curves] if plotted is None else [curves, plotted]
 
 
 def plot_validation_tasks(experiment: Experiment) -> list[Path]:
@@ -67,7 +67,7 @@ def plot_validation_tasks(experiment: Experiment) -> list[Path]:
     Rank zero calls it during training: neither buffers nor random states change.
 
     Returns:
-        The file written, `validation_tasks.png`; empty for tasks that cannot be plotted.
+        The file written, `validation_tasks.png`; empty where `plot_run` plots no test tasks.
     """
     x, tasks, learner = experiment, experiment.tasks, experiment.evaluated_learner.eval()
     if not can_plot(tasks):
@@ -81,7 +81,8 @@ def plot_validation_tasks(experiment: Experiment) -> list[Path]:
     predictions = [_predictions_of(result) for result in results]
     title = f"{x.title}: validation at iteration {x.state.iteration}"
     path = x.directory / VALIDATION_TASKS_FILE
-    return [_plot_episodes(tasks, learner, episodes, path, title, predictions)]
+    plotted = _plot_episodes(tasks, learner, episodes, path, title, predictions)
+    return [] if plotted is None else [plotted]
 
 
 def plot_task(path: Path, tasks: TaskDistribution, learner: Learner, key: Tensor) -> Path | None:
@@ -95,7 +96,8 @@ def plot_task(path: Path, tasks: TaskDistribution, learner: Learner, key: Tensor
 
     Returns:
         `path`, or None for tasks that cannot be plotted: without a support set, with inputs that
-        are not images in grey or color, or functions of several numbers.
+        are not images in grey or color, functions of several numbers, or a learner that returns no
+        prediction for each query.
     """
     episode = tasks.sample(key)
     if not len(episode.support.targets) or not can_plot(tasks):
@@ -182,11 +184,17 @@ def _plot_episodes(
     episodes: list[Episode],
     path: Path,
     title: str,
-    predictions: list[Tensor] | None = None,
-) -> Path:
+    predictions: list[Tensor | None] | None = None,
+) -> Path | None:
     if predictions is None:
         predictions = [_predict(learner, episode) for episode in episodes]
-    pairs = list(zip(episodes, predictions, strict=True))
+    pairs = [
+        (episode, values)
+        for episode, values in zip(episodes, predictions, strict=True)
+        if values is not None and values.dim() == 2 and len(values) == len(episode.query.targets)
+    ]
+    if len(pairs) < len(episodes):  # an algorithm may compute losses and metrics alone
+        return None
     if tasks.regression:
         regression = [_regression_data(learner, *pair) for pair in pairs]
         return plots.plot_regression_tasks(regression, path, title)
@@ -232,6 +240,7 @@ def _adaptation_data(x: Experiment, key: Tensor, steps: Sequence[int]) -> "plots
         if count:
             learner.eval_inner_steps = count
             found = _predict(learner, episode)
+            assert found is not None, "algorithms with inner steps return predictions"
         else:
             with torch.no_grad():
                 found = learner.model(_to_device(episode, learner).query.inputs).cpu()
@@ -241,13 +250,12 @@ def _adaptation_data(x: Experiment, key: Tensor, steps: Sequence[int]) -> "plots
     return plots.AdaptationData(inputs, targets, support_inputs, support_targets, predictions)
 
 
-def _predict(learner: Learner, episode: Episode) -> Tensor:
+def _predict(learner: Learner, episode: Episode) -> Tensor | None:
     return _predictions_of(learner(_to_device(episode, learner)))
 
 
-def _predictions_of(result: TaskResult) -> Tensor:
-    assert result.predictions is not None, "a learner returns predictions in evaluation mode"
-    return result.predictions.detach().cpu()
+def _predictions_of(result: TaskResult) -> Tensor | None:
+    return None if result.predictions is None else result.predictions.detach().cpu()
 
 
 def _to_device(episode: Episode, learner: Learner) -> Episode:

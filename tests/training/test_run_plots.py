@@ -8,6 +8,7 @@ import torch
 from tiny import build, compose, records, without_times
 
 from metadist import plots
+from metadist.algorithms import MAML
 from metadist.config import build_experiment
 from metadist.errors import UserError
 from metadist.loggers import JsonlLogger, Logger, LoggerCollection
@@ -167,3 +168,21 @@ def test_panels_at_every_validation_do_not_change_the_run(tmp_path, overrides):
             assert np.mean(each) == pytest.approx(line[name])
     assert (tmp_path / "panels" / "validation_tasks.png").exists()
     assert not (tmp_path / "plain" / "validation_tasks.png").exists()
+
+
+class LossesAlone(MAML):
+    """MAML that returns no predictions."""
+
+    def forward(self, episode):
+        return super().forward(episode)._replace(predictions=None)
+
+
+def test_a_learner_without_predictions_is_trained_tested_and_reported(tmp_path):
+    overrides = ("strategy=local", f"algorithm._target_={__name__}.LossesAlone")
+    x = build(tmp_path, *overrides)
+    x.logger = LoggerCollection([JsonlLogger(), panels := PanelLogger()])
+    results = Trainer(x).run()
+    assert results["test_tasks"] == 7 and (tmp_path / "report.html").exists()
+    assert (tmp_path / "learning_curves.png").exists()
+    assert not (tmp_path / "test_tasks.png").exists()
+    assert [images for _, _, images in panels.panels] == [[], []]
