@@ -8,17 +8,17 @@ from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from annotated_types import Ge, Gt, Le
-from torch import nn
+from torch import Tensor, nn
 
 from metadist.algorithms import Learner
 from metadist.errors import UserError
 from metadist.loggers import Logger
-from metadist.tasks import TaskDistribution, task_keys
+from metadist.tasks import TaskDistribution, stack_episodes, task_keys
 from metadist.training.batching import max_chunk_size
 from metadist.training.callbacks import Callback
 from metadist.training.outer_step import CompileOptions
 from metadist.training.strategies import Strategy
-from metadist.training.task_mapper import EvaluateMapper, TrainMapper
+from metadist.training.task_mapper import EvaluateMapper, MetaBatch, TrainMapper
 
 _MAX_TASKS = 1_000_000
 """Upper bound of numbers of tasks, whose keys are held in memory."""
@@ -194,6 +194,13 @@ class Experiment:
         if samples := getattr(self.tasks, "micro_batch_size", 0):
             found["samples_per_second"] = samples * tasks / seconds
         return found
+
+
+def make_batch(experiment: Experiment, keys: Tensor) -> MetaBatch:
+    """What is sent to workers for some keys, of shape (tasks, 4): the keys, or the tasks."""
+    if not experiment.trainer.send_tasks:
+        return MetaBatch(keys)
+    return MetaBatch(keys, stack_episodes([experiment.tasks.sample(key) for key in keys]))
 
 
 def compile_options(

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from metadist.algorithms import Learner
 from metadist.distributed.reducers import finish_sum
-from metadist.tasks import SPLITS, Episode, Examples, stack_episodes
-from metadist.training.experiment import Experiment
+from metadist.tasks import SPLITS, Episode, Examples
+from metadist.training.experiment import Experiment, make_batch
 from metadist.training.task_mapper import MetaBatch, TaskMapper, TrainMapper
 
 
@@ -50,11 +50,7 @@ def find_non_finite(
     mapper = GradientNormMapper(
         x.train_mapper.tasks, x.train_mapper.device, x.train_mapper.chunk_size
     )
-    episodes = None
-    if x.trainer.send_tasks:
-        sampled = [x.tasks.sample(key) for key in keys]
-        episodes = stack_episodes(sampled)
-    found = x.strategy.map_tasks(mapper, x.learner, MetaBatch(keys, episodes))
+    found = x.strategy.map_tasks(mapper, x.learner, make_batch(x, keys))
     bad = ~(found["loss"].isfinite() & found["gradient_norm"].isfinite())
     if not bad.any():
         return NonFiniteReport(

@@ -31,9 +31,9 @@ from metadist.reports import (
     write_results,
     write_test_predictions,
 )
-from metadist.tasks import stack_episodes, task_keys
+from metadist.tasks import task_keys
 from metadist.training.evaluation import Estimate, Evaluation, evaluate
-from metadist.training.experiment import Experiment
+from metadist.training.experiment import Experiment, make_batch
 from metadist.training.non_finite import NonFiniteReport, find_non_finite, format_key
 from metadist.training.profiling import (
     prepare_profiler,
@@ -46,7 +46,6 @@ from metadist.training.results import own_metrics, prediction_records, results_o
 from metadist.training.resume import checkpoint_contents, checkpoints_of, load_best, state_tensors
 from metadist.training.run_plots import plot_run, plot_validation_tasks
 from metadist.training.signals import Interrupted, StopSignals
-from metadist.training.task_mapper import MetaBatch
 
 _log = logging.getLogger(__name__)
 
@@ -499,13 +498,6 @@ def training_keys(experiment: Experiment, iteration: int) -> Tensor:
     """The keys of an iteration's meta-batch, shape (meta_batch_size, 4)."""
     tasks = range(experiment.trainer.meta_batch_size)
     return task_keys(experiment.seed, "train", iteration, tasks)
-
-
-def make_batch(experiment: Experiment, keys: Tensor) -> MetaBatch:
-    """What is sent to workers for some keys, of shape (tasks, 4): the keys, or the tasks."""
-    if not experiment.trainer.send_tasks:
-        return MetaBatch(keys)
-    return MetaBatch(keys, stack_episodes([experiment.tasks.sample(key) for key in keys]))
 
 
 def forward_backward(experiment: Experiment, keys: Tensor) -> StepOutput:

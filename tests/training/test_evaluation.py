@@ -11,8 +11,8 @@ from worlds import run_world
 
 from metadist.tasks import task_keys
 from metadist.training.evaluation import Estimate, estimate, evaluate
+from metadist.training.experiment import make_batch
 from metadist.training.results import steps_of
-from metadist.training.trainer import make_batch
 
 
 def test_mean_and_interval_against_numpy():

@@ -14,7 +14,7 @@ from metadist.reports import TEST_PREDICTIONS_FILE, read_test_predictions
 from metadist.tasks import Episode, Examples, task_keys
 from metadist.training import Trainer
 from metadist.training.evaluation import evaluate
-from metadist.training.trainer import make_batch
+from metadist.training.experiment import make_batch
 
 WORLDS = [("local", 1), ("rpc", 2), ("allreduce", 2), ("rpc", 3)]
 
