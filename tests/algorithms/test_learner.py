@@ -1,12 +1,25 @@
 """What all algorithms share: losses, metrics, batch norm, and predictions of queries."""
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
 from problems import images
 from torch import nn
 
-from metadist.algorithms import MAML, Learner, batch_norm_protocol
+from metadist.algorithms import (
+    ANIL,
+    IMAML,
+    MAML,
+    Learner,
+    MAMLPlusPlus,
+    MetaSGD,
+    Prototypical,
+    Reptile,
+    Supervised,
+    batch_norm_protocol,
+)
 from metadist.algorithms.inner_loop import (
     detach_parameters,
     flatten_tensors,
@@ -142,3 +155,59 @@ def test_helpers_of_explicit_meta_gradients():
     assert all(
         copy.is_leaf and copy.requires_grad and copy.grad is None for copy in copies.values()
     )
+
+
+LEARNED = "learned per layer and step, initially 0.3"
+IMAML_OPTIONS = {
+    **{"inner_lr": 0.3, "proximal_weight": 0.5, "cg_steps": 4, "proximal_step": "last"},
+    **{"cg_damping": 1.5, "cg_proximal_offset": 2.5},
+}
+REPTILE_OPTIONS = {
+    **{"inner_optimizer": "sgd", "inner_lr": 0.3, "inner_batch_size": 4},
+    "eval_inner_batch_size": 6,
+}
+SCHEDULES = {"multi_step_iterations": 5, "first_order_iterations": 6}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "name", "stated", "steps"),
+    [
+        (MAML, {"inner_lr": 0.3, "adapt": "body"}, "MAML", {}, (2, 7)),
+        (ANIL, {"inner_lr": 0.3, "first_order": True}, "ANIL", {}, (2, 7)),
+        (
+            MetaSGD,
+            {"inner_lr": 0.3, "first_order": True, "adapt": "head"},
+            "Meta-SGD",
+            {"inner_lr": "learned, initially 0.3"},
+            (2, 7),
+        ),
+        (MAMLPlusPlus, {"inner_lr": 0.3, **SCHEDULES}, "MAML++", {"inner_lr": LEARNED}, (2, 7)),
+        (IMAML, IMAML_OPTIONS, "implicit MAML", {}, (2, 7)),
+        (Reptile, REPTILE_OPTIONS, "Reptile", {}, (2, 7)),
+        (Supervised, {"inner_lr": 0.3, "evaluation": "fine_tune"}, "supervised", {}, (0, 7)),
+        (
+            Supervised,
+            {"inner_lr": 0.3, "evaluation": "nearest_centroid"},
+            "supervised",
+            {},
+            (0, 0),
+        ),
+        (Prototypical, {}, "prototypical networks", {}, (0, 0)),
+    ],
+)
+def test_results_state_the_options_of_the_algorithm(algorithm, options, name, stated, steps):
+    known = inspect.signature(algorithm).parameters.keys()
+    counts = {"inner_steps": 2, "eval_inner_steps": 7}
+    given = {key: value for key, value in counts.items() if key in known}
+    model = Conv4((1, 16, 16), 3, filters=2)
+    learner = algorithm(model, transductive=False, **options, **given)
+    assert learner.method() == {"algorithm": name, **options, **stated}
+    assert learner.protocol() == dict(zip(counts, steps, strict=True))
+    assert learner.transductive is False and not learner.eval().supports_batched_tasks
+
+
+def test_the_method_names_first_order_and_pretraining():
+    model = Conv4((1, 16, 16), 3, filters=2)
+    assert MAML(model, first_order=True).method()["algorithm"] == "FOMAML"
+    assert MAML(model, inner_steps=0).method()["algorithm"] == "pretrained on all tasks"
+    assert MAML(model, inner_steps=3).protocol() == {"inner_steps": 3, "eval_inner_steps": 3}

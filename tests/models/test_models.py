@@ -1,5 +1,7 @@
 """Shapes, numbers of parameters and errors of the networks."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -14,6 +16,7 @@ from metadist.models import MLP, Conv4
         ((1, 28, 28), "max", 64),
         ((3, 84, 84), "stride", 64),
         ((3, 84, 84), "max", 1600),
+        ((3, 90, 80), "max", 5 * 5 * 64),
     ],
 )
 def test_conv4_shapes(shape, pooling, features):
@@ -67,3 +70,34 @@ def test_mlp_shapes_and_the_linear_model():
     assert sum(p.numel() for p in linear.parameters()) == 784 * 5 + 5
     assert torch.equal(linear(inputs), linear.head(inputs.flatten(1)))
     assert MLP((1,), 1, hidden=[40, 40], batch_norm=False)(torch.rand(3, 1)).shape == (3, 1)
+
+
+def test_the_stride_form_can_flatten_its_last_feature_map():
+    images = torch.rand(6, 1, 28, 40)
+    flat = Conv4((1, 28, 40), 5, filters=4, flatten=True)
+    assert flat.features(images).shape == (6, 2 * 3 * 4)
+    averaged = Conv4((1, 28, 40), 5, filters=4)
+    averaged.convolutions.load_state_dict(flat.convolutions.state_dict())
+    torch.testing.assert_close(
+        averaged.features(images), flat.features(images).view(6, 4, 6).mean(2)
+    )
+
+
+@pytest.mark.parametrize("make", [partial(Conv4, (1, 16, 16), 5), partial(MLP, (1, 16, 16), 5)])
+def test_dropout_is_of_the_features_in_training(make):
+    inputs, model = torch.rand(6, 1, 16, 16), make(dropout=0.25)
+    assert torch.equal(model.eval()(inputs), model.head(model.features(inputs)))
+    assert not torch.equal(model.train()(inputs), model(inputs))
+    torch.manual_seed(0)
+    found = model(inputs)
+    torch.manual_seed(0)
+    features = torch.nn.functional.dropout(model.features(inputs), 0.25)
+    torch.testing.assert_close(found, model.head(features))
+
+
+@pytest.mark.parametrize("make", [partial(Conv4, (1, 16, 16), 5), partial(MLP, (1, 16, 16), 5)])
+def test_tasks_cannot_be_batched_with_running_statistics_or_dropout(make):
+    assert make().supports_batched_tasks
+    assert not make(dropout=0.1).supports_batched_tasks
+    assert not make(running_statistics=True).supports_batched_tasks
+    assert [name for name, _ in make(running_statistics=True).named_buffers()]

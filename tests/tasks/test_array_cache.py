@@ -36,6 +36,19 @@ def test_no_more_than_a_row_is_held(tmp_path):
     assert np.array_equal(np.load(tmp_path / "a_0.npy"), made.array)
 
 
+def test_both_files_are_on_disk_before_they_get_their_names(tmp_path, monkeypatch):
+    synchronized = []
+
+    def record(descriptor):
+        named = sorted(path.suffix for path in tmp_path.glob("a_0.*"))
+        synchronized.append((os.fstat(descriptor).st_size, named))
+
+    monkeypatch.setattr(os, "fsync", record)
+    load_or_create(tmp_path, "a_0.npy", lambda: ArraySpec((4,), ["a", "b"], rows(2, 4)))
+    sizes = [(tmp_path / f"a_0{suffix}").stat().st_size for suffix in (".npy", ".json")]
+    assert synchronized[:2] == [(sizes[0], []), (sizes[1], [".npy"])]
+
+
 def test_a_failed_creation_leaves_nothing(tmp_path):
     def broken():
         yield np.zeros(4, dtype=np.uint8)

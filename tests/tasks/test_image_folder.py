@@ -152,3 +152,12 @@ def test_the_configuration(tmp_path):
     bad = tiny.compose("dataset=folder", "dataset.transforms=[{_target_: no.such.thing}]").dataset
     with pytest.raises(UserError, match=r"dataset.transforms.0._target_=no.such.thing cannot be"):
         instantiate(bad, "dataset")
+
+
+def test_folders_named_as_splits_may_be_classes(tmp_path):
+    write(tmp_path, {f"class{i:02d}": 3 for i in range(4)})
+    write(tmp_path / "more", {"class09": 3})
+    (tmp_path / "more" / "class09").rename(tmp_path / "train")
+    (tmp_path / "more").rmdir()
+    dataset = ImageFolder(str(tmp_path), size=8)
+    assert "train" in {name for names in dataset.classes.values() for name in names}

@@ -1,21 +1,32 @@
+import functools
 import random
 
 import numpy as np
 import pytest
 import torch
+from omniglot_tree import write_zips
 from torchvision.transforms import v2
 
 from metadist.errors import UserError
 from metadist.tasks import (
+    CUB,
+    FC100,
     SPLITS,
     Augment,
+    CifarFS,
     FewShotTasks,
+    Glyphs,
     ImageClasses,
     ImageDataset,
+    ImageFolder,
+    MiniImageNet,
     Normalize,
+    Omniglot,
     SupervisedTasks,
+    TieredImageNet,
     task_keys,
 )
+from metadist.tasks.decoded_images import given_splits
 
 SPLIT_CLASSES = {"train": np.arange(8), "validation": np.arange(8, 14), "test": np.arange(14, 20)}
 
@@ -411,3 +422,71 @@ def test_a_dataset_with_episodes_of_its_own_is_not_described():
 
     tasks = FewShotTasks(Own("own", labelled_pixels(), SPLIT_CLASSES), 3, 1, 2)
     assert tasks.describe(task_keys(0, "test", 0, range(1))[0]) is None
+
+
+def test_augmentation_precedes_transforms_and_normalization():
+    images = np.random.default_rng(0).integers(1, 256, (20, 4, 3, 8, 8), dtype=np.uint8)
+
+    def clear_the_left_column(image):
+        image[..., 0] = 0
+        return image
+
+    options = {"augment": Augment(flip=1.0), "transforms": [clear_the_left_column]}
+    normalize = Normalize(mean=[0.5], std=[0.25])
+    dataset = ImageClasses("noise", images, SPLIT_CLASSES, normalize=normalize, **options)
+    expected = images[0, ..., ::-1] / 255
+    expected[..., 0] = 0
+    found = dataset.inputs(images[0], "train", np.random.default_rng(0))
+    np.testing.assert_allclose(found, (expected - 0.5) / 0.25, atol=1e-6)
+    protocol = dataset.protocol()
+    assert protocol["normalize"] == {"mean": [0.5], "std": [0.25]}
+    assert protocol["augment"] == {"flip": 1.0}
+    with pytest.raises(UserError, match=r"normalize\.mean has 2 numbers: give 1, or 3, one per ch"):
+        ImageClasses("noise", images, SPLIT_CLASSES, normalize=Normalize(mean=[0.5, 0.5]))
+
+
+def test_tasks_with_a_sampling_of_their_own_are_not_described():
+    class Own(FewShotTasks):
+        def sample(self, key):
+            return super().sample(key.flip(0))
+
+    tasks = Own(ImageClasses("labels", labelled_pixels(), SPLIT_CLASSES), 3, 1, 2)
+    assert tasks.describe(task_keys(0, "test", 0, range(1))[0]) is None
+
+
+def tiny_omniglot(tmp_path):
+    return functools.partial(Omniglot, str(write_zips(tmp_path)), test_drawers=True)
+
+
+@pytest.mark.usefixtures("small_omniglot")
+@pytest.mark.parametrize(
+    "make",
+    [
+        tiny_omniglot,
+        lambda _: functools.partial(
+            Glyphs, train_classes=2, validation_classes=2, test_classes=2, examples=2
+        ),
+        *(
+            lambda tmp_path, c=c: functools.partial(c, str(tmp_path))
+            for c in (CUB, FC100, CifarFS, ImageFolder, MiniImageNet, TieredImageNet)
+        ),
+    ],
+)
+def test_every_dataset_takes_the_options_of_its_images(tmp_path, monkeypatch, make):
+    images, names = np.zeros((3, 4, 3, 8, 8), np.uint8), ["train/a", "validation/b", "test/c"]
+    for each in (CUB, FC100, CifarFS, ImageFolder, MiniImageNet, TieredImageNet):
+        monkeypatch.setattr(each, "_load", lambda *_: (images, names))
+        monkeypatch.setattr(each, "_split", lambda self, *_: given_splits(names))
+    normalize, augment = Normalize(mean=[0.5]), Augment(flip=0.5)
+    transforms = [v2.RandomErasing()]
+    build = make(tmp_path)
+    dataset = build(normalize=normalize, augment=augment, transforms=transforms)
+    assert (dataset.normalize, dataset.augment) == (normalize, augment)
+    assert dataset.transforms is transforms
+    for drawers in {"test_drawers"} & build.keywords.keys():
+        assert dataset.test_drawers and dataset.protocol()[drawers] is True
+    if build.func is Glyphs:
+        return
+    for rotations in ((True, False), (False, True)):
+        turned = build(rotations=rotations[0], test_rotations=rotations[1])
+        assert (turned.rotations, turned.test_rotations) == rotations

@@ -46,6 +46,11 @@ def test_split_depends_on_seed_and_names(tmp_path):
     }
 
 
+def test_a_published_split_has_no_seed(tmp_path):
+    protocol = Omniglot(str(write_zips(tmp_path)), split="vinyals", seed=5).protocol()
+    assert protocol["class_split"] == "vinyals" and "split_seed" not in protocol
+
+
 def test_decoded_once_and_again_when_a_source_changes(tmp_path, decodings):
     root = write_zips(tmp_path / "data")
     before = by_name(Omniglot(str(root)))

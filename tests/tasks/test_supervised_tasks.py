@@ -1,9 +1,11 @@
 """Micro-batches of supervised training, and their protocol."""
 
 import numpy as np
+import pytest
 import torch
 
-from metadist.tasks import ImageClasses, SupervisedTasks, task_keys
+from metadist.errors import UserError
+from metadist.tasks import FewShotTasks, ImageClasses, SupervisedTasks, task_keys
 
 SPLIT_CLASSES = {"train": np.arange(4), "validation": np.arange(4, 6), "test": np.arange(6, 12)}
 IMAGES = np.random.default_rng(0).integers(0, 256, (12, 6, 4, 4), dtype=np.uint8)
@@ -42,3 +44,20 @@ def test_the_last_examples_of_each_class_are_held_out_from_training():
             assert torch.equal(numbers // examples, labels)
             drawn |= set((numbers % examples).tolist())
         assert drawn == expected
+
+
+def test_the_protocol_and_the_descriptions_are_of_the_test():
+    dataset = ImageClasses("noise", IMAGES, SPLIT_CLASSES)
+    tasks = SupervisedTasks(dataset, 8, held_out=2, ways=2, shots=2, queries=4)
+    assert tasks.protocol() == {
+        **{"ways": 2, "shots": 2, "queries": 4, "micro_batch_size": 8, "held_out": 2},
+        **{"dataset": "noise", "rotations": False, "test_rotations": False},
+    }
+    assert tasks.describe(task_keys(0, "validation", 0, range(1))[0]) is None
+    key = task_keys(0, "test", 0, range(1))[0]
+    described, few_shot = tasks.describe(key), FewShotTasks(dataset, 2, 2, 4)
+    assert described == few_shot.describe(key) and len(described.query_images) == 8
+    for found, expected in zip(tasks.sample(key), few_shot.sample(key), strict=True):
+        assert torch.equal(found.inputs, expected.inputs)
+    with pytest.raises(UserError, match="held_out=6 leaves no example of a class's 6"):
+        SupervisedTasks(dataset, held_out=6, ways=2, queries=4)
