@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 from hydra.errors import HydraException
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
@@ -101,3 +102,28 @@ def test_schedules_of_the_learning_rate(tmp_path):
     assert cosine == pytest.approx(expected)
     with pytest.raises(UserError, match="cannot take a step"):
         rates(tmp_path, "scheduler=step", "scheduler.step_size=0")
+
+
+@pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
+def test_timeouts_and_sizes_reach_the_parts_of_a_run(tmp_path, strategy):
+    options = ("timeout_seconds=7", "rendezvous_timeout_seconds=11", "strategy.call_timeout=13")
+    x = build(tmp_path, f"strategy={strategy}", *options, "trainer.task_chunk_size=2")
+    assert (x.strategy.rendezvous_timeout_seconds, x.strategy.call_timeout) == (11, 13)
+    assert strategy != "rpc" or x.strategy.timeout_seconds == 7
+    assert x.train_mapper.chunk_size == x.evaluate_mapper.chunk_size == 2
+    assert x.title == f"MAML on glyphs, 3-way 1-shot, {strategy} on 1 worker"
+
+
+def test_initial_parameters_are_those_of_the_seed(tmp_path):
+    heads = [
+        build(tmp_path, "strategy=local", f"seed={seed}").learner.model.head.weight
+        for seed in (0, 1, 0)
+    ]
+    assert torch.equal(heads[0], heads[2]) and not torch.equal(heads[0], heads[1])
+
+
+def test_secrets_are_not_part_of_the_saved_configuration(tmp_path, monkeypatch):
+    monkeypatch.setenv("SERVICE_TOKEN", "a1b2c3d4e5f6")
+    option = "logger.wandb.project=${oc.env:SERVICE_TOKEN}"
+    x = build(tmp_path, "strategy=local", "logger=[wandb]", option, omit=("logger",))
+    assert x.configuration["logger"]["wandb"]["project"] == "***"

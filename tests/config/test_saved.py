@@ -285,9 +285,9 @@ def test_an_experiment_is_loaded_for_one_process_that_leaves_the_run_as_it_is(tm
             "dim": 0,
             "workers": [0, 1],
         }
-        values.update(strategy=compose("strategy=rpc").strategy, resume="auto", init_from="gone")
+        strategy = {"_target_": "metadist.training.RpcStrategy"}
+        values.update(strategy=strategy, resume="auto", init_from="gone")
         values.update(partition=partition, callbacks={"mine": {"_target_": "evil.Callback"}})
-        values["strategy"] = {"_target_": "metadist.training.RpcStrategy"}
 
     saved_configuration(tmp_path, of_two_ranks)
     x = load_experiment(tmp_path)

@@ -105,6 +105,18 @@ def test_many_images_are_predicted_in_parts(prototypical):
     assert np.array_equal(found, np.tile(classifier.predict(query), 11))
 
 
+def test_transductive_images_are_one_batch_of_any_size(maml):
+    saved = load_learner(maml)
+    found = FewShotClassifier(saved.learner, saved.outputs, batch_statistics="transductive")
+    inputs = torch.rand(300, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    support = Examples(inputs[:5], torch.arange(5))
+    expected = predict_unlabeled(saved.learner, support, inputs, "transductive").softmax(1)
+    probabilities = found.fit(inputs[:5], range(5)).predict_proba(inputs)
+    np.testing.assert_allclose(probabilities, expected, rtol=1e-4, atol=1e-6)
+    halves = [found.predict_proba(each) for each in inputs.split(150)]
+    assert not np.allclose(np.concatenate(halves), probabilities, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("labels", [torch.tensor([7, -1]), np.array([7, -1]), [7, -1]])
 def test_labels_of_any_type(prototypical, labels):
     classifier = FewShotClassifier.load(prototypical).fit(PIXELS[:2, 0], labels)

@@ -49,6 +49,8 @@ def test_folders_are_split_by_the_seed(tmp_path):
     assert dataset.protocol()["classes"] == {"train": 6, "validation": 2, "test": 2}
     half = ImageFolder(root, size=8, validation_fraction=0.1, test_fraction=0.5)
     assert [len(half.classes[split]) for split in SPLITS] == [4, 1, 5]
+    near = ImageFolder(root, size=8, validation_fraction=0.28)  # 2.8 of 10 classes
+    assert [len(near.classes[split]) for split in SPLITS] == [5, 3, 2]
     # Both are fractions of all classes.
     small = ImageFolder(root, size=8, validation_fraction=0.4, test_fraction=0.4)
     assert [len(small.classes[split]) for split in SPLITS] == [2, 4, 4]

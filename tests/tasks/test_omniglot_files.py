@@ -1,4 +1,5 @@
 import shutil
+import socket
 import zipfile
 from pathlib import Path
 
@@ -67,13 +68,14 @@ def test_download_fetches_what_is_missing_under_a_name_of_its_own(tmp_path, monk
 
     def fetch(url, folder, filename, md5):
         calls.append(url)
+        assert socket.getdefaulttimeout() == 30  # a server that stops answering ends it
         assert len(md5) == 32
         assert filename != "images_evaluation.zip"
         shutil.copy(stock / url.rpartition("/")[2], Path(folder, filename))
 
     monkeypatch.setattr(utils, "download_url", fetch)
     assert len(by_name(Omniglot(str(root)))) == 7
-    assert len(calls) == 1
+    assert len(calls) == 1 and socket.getdefaulttimeout() is None
     assert calls[0].startswith("https://")
     assert {path.name for path in root.glob("*.zip")} == {f"{name}.zip" for name in SMALL}
 
