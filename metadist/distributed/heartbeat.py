@@ -1,10 +1,11 @@
 """Heartbeats in the job's store: they detect a lost rank whatever the other ranks wait for."""
 
 import contextlib
+import itertools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch.distributed as dist
 
@@ -24,8 +25,10 @@ _GRACE_SECONDS = 5.0
 class Heartbeat:
     """This rank's heartbeats, and the detection of other ranks whose heartbeats stop.
 
-    Every rank increments a counter in the store. Rank zero reads all counters, the others rank
-    zero's. Two daemon threads do it, so that a rank may compute or wait for minutes.
+    Every rank increments a counter that the ranks of its node share. The first rank of a node reads
+    them and writes them to the store in one value. Rank zero reads these values, so it watches all
+    ranks with one request; a node's first rank watches its node and rank zero, and the node's other
+    ranks watch the first. Two daemon threads do it, so that a rank may compute or wait for minutes.
 
     Args:
         store: a store that the live ranks share, over a connection of its own.
@@ -34,7 +37,8 @@ class Heartbeat:
         on_lost: called in a thread with a sentence that names the lost rank, or with "" when
             another rank failed and this one has not exited. It must end the process.
         clock: seconds that never go back.
-        counters: where the ranks count their heartbeats. Default: the store.
+        counters: where the ranks of a node count their heartbeats. Default: the store.
+        leaders: for each rank, the first rank of its node. Default: all are on one node.
     """
 
     def __init__(
@@ -45,9 +49,10 @@ class Heartbeat:
         on_lost: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         counters: Counters | None = None,
+        leaders: Sequence[int] | None = None,
     ) -> None:
         self._store = store
-        self._shared_counters: Counters = store if counters is None else counters
+        self._node_counters: Counters = store if counters is None else counters
         self._hosts = hosts
         self._timeout = timeout
         self._on_lost = on_lost
@@ -64,8 +69,21 @@ class Heartbeat:
         self._failed_at = 0.0  # when this rank read of a first failure
         self._count = 0
         self._watched = clock()
-        watched = range(1, len(hosts)) if self._rank == 0 else range(1)
-        self._counters = dict.fromkeys(watched, "")
+        nodes: dict[int, list[int]] = {}
+        for rank, leader in enumerate([0] * len(hosts) if leaders is None else leaders):
+            nodes.setdefault(leader, []).append(rank)
+        own_leader = next(leader for leader, ranks in nodes.items() if self._rank in ranks)
+        leads = own_leader == self._rank
+        self._own_node = nodes[own_leader] if leads else [own_leader]
+        """Ranks whose counters this one reads."""
+        read = [leader for leader in nodes if leads and leader != self._rank]
+        self._other_nodes = {leader: nodes[leader] for leader in read if 0 in (leader, self._rank)}
+        """The nodes whose values it reads."""
+        self._writes_node = leads and len(nodes) > 1
+        watched = {*self._own_node, *self._other_nodes}
+        if self._rank == 0:
+            watched = {*range(len(hosts))}
+        self._counters = dict.fromkeys(sorted(watched - {self._rank}), "")
         self._reset_deadlines()
         self._signal_passed = False
         self.stop_signal = 0
@@ -74,7 +92,7 @@ class Heartbeat:
         """On rank zero: the number of a signal that another rank received."""
         self.store_lost = False
         """Whether the store has not answered for too long."""
-        self._shared_counters.set(self._key(self._rank), "0")
+        self._node_counters.set(self._key(self._rank), "0")
 
     def start(self) -> None:
         """Start the threads, which call `beat` and `watch` every `interval` seconds."""
@@ -97,7 +115,9 @@ class Heartbeat:
     def _write_finished(self) -> None:
         # After a beat that is under way. Without a store nobody expects a heartbeat.
         with self._write_lock, contextlib.suppress(RuntimeError, OSError):
-            self._shared_counters.set(self._key(self._rank), _FINISHED)
+            self._node_counters.set(self._key(self._rank), _FINISHED)
+            if self._writes_node:  # nobody is left who would read the node's counters
+                self._store.set(self._node_key(self._rank), _FINISHED)
 
     def extend_grace(self) -> None:
         """Let this rank wait, after a failure, for others that have not left the job."""
@@ -112,6 +132,10 @@ class Heartbeat:
     def _key(rank: int) -> str:
         return f"heartbeat/{rank}"
 
+    @staticmethod
+    def _node_key(leader: int) -> str:
+        return f"heartbeat/node/{leader}"
+
     def _reset_deadlines(self) -> None:
         self._store_reached = self._clock()
         self._last_beat = dict.fromkeys(range(len(self._hosts)), self._store_reached)
@@ -123,7 +147,7 @@ class Heartbeat:
                 if self._ended.is_set():
                     return
                 self._count += 1
-                self._shared_counters.set(self._key(self._rank), str(self._count))
+                self._node_counters.set(self._key(self._rank), str(self._count))
             if self._was_suspended():
                 self._reset_deadlines()
             self._pass_signals()
@@ -141,12 +165,8 @@ class Heartbeat:
             self.received_stop_signal = int(self._store.get(STOP))
 
     def _check_counters(self) -> None:
-        keys = [self._key(rank) for rank in self._counters]
-        if not keys or not self._shared_counters.check(keys):
-            return  # a rank has not started its heartbeat yet
         now = self._clock()
-        counters = [counter.decode() for counter in self._shared_counters.multi_get(keys)]
-        for rank, counter in zip(self._counters, counters, strict=True):
+        for rank, counter in self._read_counters().items():
             if counter != self._counters[rank] or counter == _FINISHED:
                 self._counters[rank], self._last_beat[rank] = counter, now
             elif now - self._last_beat[rank] > self._max_silence:
@@ -154,6 +174,25 @@ class Heartbeat:
                     f"rank {rank} on {self._hosts[rank]} was lost: no heartbeat for "
                     f"{now - self._last_beat[rank]:.0f} s (it died, froze or cannot be reached)."
                 )
+
+    def _read_counters(self) -> dict[int, str]:
+        """The counters of the watched ranks whose heartbeats have started."""
+        found = {}
+        keys = {rank: self._key(rank) for rank in self._own_node}
+        if self._node_counters.check([*keys.values()]):
+            values = self._node_counters.multi_get([*keys.values()])
+            found = {rank: value.decode() for rank, value in zip(keys, values, strict=True)}
+            if self._writes_node:
+                with self._write_lock:
+                    if not self._ended.is_set():
+                        self._store.set(self._node_key(self._rank), " ".join(found.values()))
+        keys = {leader: self._node_key(leader) for leader in self._other_nodes}
+        if keys and self._store.check([*keys.values()]):
+            values = self._store.multi_get([*keys.values()])
+            for ranks, value in zip(self._other_nodes.values(), values, strict=True):
+                counters = value.decode().split()
+                found |= zip(ranks, itertools.cycle(counters))  # _FINISHED is one for all
+        return {rank: found[rank] for rank in self._counters if rank in found}
 
     def _check_first_failure(self) -> None:
         """End this process if it has not exited some seconds after the first failure."""

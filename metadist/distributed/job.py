@@ -18,6 +18,7 @@ from metadist.distributed.store import (
     connect_store,
     elastic_store,
     heartbeat_counters,
+    node_name,
     world_store,
 )
 from metadist.distributed.worker_local import delete_worker_local
@@ -181,7 +182,12 @@ def begin_job(
         delete_worker_local(f"{_current.key}/")
     _current = Job(dist.HashStore(), [host_name()])  # errors before the rendezvous are its own
     wait = timeout if rendezvous_timeout is None else rendezvous_timeout
-    own = {"host": host_name(), "restarts": restart_count(), "key": secrets.token_hex(8)}
+    own = {
+        "host": host_name(),
+        "node": node_name(),
+        "restarts": restart_count(),
+        "key": secrets.token_hex(8),
+    }
     ranks = all_gather_object(rendezvous("job", wait), "job", own, timeout)
     hosts, key = [rank["host"] for rank in ranks], ranks[0]["key"]
     prefix = f"metadist/job/{key}"
@@ -189,7 +195,9 @@ def begin_job(
     if len(ranks) > 1:
         store = dist.PrefixStore(prefix, connect_store(wait))
         counters = heartbeat_counters(prefix, store)
-        heartbeat = Heartbeat(store, hosts, timeout, on_lost, counters=counters)
+        nodes = [rank["node"] for rank in ranks]
+        leaders = [nodes.index(node) for node in nodes]
+        heartbeat = Heartbeat(store, hosts, timeout, on_lost, counters=counters, leaders=leaders)
     restarted = any(rank["restarts"] > 0 for rank in ranks)
     store = dist.PrefixStore(prefix, world_store())
     _current = Job(store, hosts, restarted, key, heartbeat)

@@ -9,6 +9,7 @@ calls.
 import json
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -23,6 +24,8 @@ from metadist.distributed.world import get_world_info
 
 _POLL_SECONDS = 0.005
 _MAX_POLL_SECONDS = 0.1
+_MAX_POLLS_PER_SECOND = 1000.0
+"""Of all ranks together, once they have waited for a while: a store serves many more."""
 
 
 def rendezvous(topic: str, timeout: float = RENDEZVOUS_TIMEOUT) -> dist.Store:
@@ -50,50 +53,63 @@ def rendezvous(topic: str, timeout: float = RENDEZVOUS_TIMEOUT) -> dist.Store:
 
 
 def host_rendezvous(store: dist.Store, world_size: int, timeout: float) -> str:
-    """Rank zero's side of `rendezvous`; the confirmed session's name."""
+    """Rank zero's side of `rendezvous`; the confirmed session's name.
+
+    It polls one counter, then reads all nonces at once and publishes them in one value.
+    """
     session = secrets.token_hex(8)
+    counter = f"{session}/arrived"
+    keys = {rank: f"{session}/joined/{rank}" for rank in range(1, world_size)}
+
+    def all_joined() -> bool:
+        # A rank that was restarted may have counted twice.
+        return int(store.get(counter)) >= len(keys) and store.check([*keys.values()])
+
+    store.add(counter, 0)  # reading a key that is not set would wait
     store.set("session", session)
-    nonces: dict[int, str] = {}
-    deadline = time.monotonic() + timeout
-    while True:
-        missing = [rank for rank in range(1, world_size) if rank not in nonces]
-        for rank in missing:
-            if store.check([f"{session}/joined/{rank}"]):
-                nonces[rank] = store.get(f"{session}/joined/{rank}").decode()
-        if len(nonces) == world_size - 1:
-            store.set(f"{session}/confirmed", json.dumps(nonces))
-            return session
-        if time.monotonic() > deadline:
-            missing = [rank for rank in missing if rank not in nonces]
-            message = (
-                f"ranks {missing} (world size {world_size}) did not arrive within {timeout:g} s: "
-                "they died, never started or cannot reach rank zero."
-            )
-            store.set(f"{session}/closed", json.dumps({"message": message, "nonces": nonces}))
-            raise RendezvousTimeoutError(message)
-        time.sleep(_POLL_SECONDS)
+    complete = _poll(all_joined, timeout)
+    missing = [] if complete else missing_keys(store, [*keys.values()])
+    joined = {rank: key for rank, key in keys.items() if key not in missing}
+    values = store.multi_get([*joined.values()]) if joined else []
+    nonces = {rank: value.decode() for rank, value in zip(joined, values, strict=True)}
+    message = ""
+    if missing:
+        message = (
+            f"ranks {sorted(keys.keys() - joined.keys())} (world size {world_size}) did not arrive "
+            f"within {timeout:g} s: they died, never started or cannot reach rank zero."
+        )
+    store.set(f"{session}/outcome", json.dumps({"message": message, "nonces": nonces}))
+    if missing:
+        raise RendezvousTimeoutError(message)
+    return session
 
 
 def join_rendezvous(store: dist.Store, rank: int, timeout: float) -> str:
     """Another rank's side of `rendezvous`; the confirmed session's name."""
     nonce = secrets.token_hex(8)
-    joined = ""
-    # Rank zero knows which ranks are missing, so it times out first.
-    deadline = time.monotonic() + timeout + 1.0
-    while time.monotonic() < deadline:
-        session = store.get("session").decode() if store.check(["session"]) else ""
-        if session and session != joined:
+    joined = ended = ""
+
+    def is_over() -> bool:
+        nonlocal joined, ended
+        session = store.get("session").decode() if joined or store.check(["session"]) else ""
+        if session != joined:
             store.set(f"{session}/joined/{rank}", nonce)
+            store.add(f"{session}/arrived", 1)
             joined = session
-        # A session of dead processes is confirmed or closed too, but without this nonce.
-        if joined and store.check([f"{joined}/confirmed"]):
-            if json.loads(store.get(f"{joined}/confirmed")).get(str(rank)) == nonce:
-                return joined
-        elif joined and store.check([f"{joined}/closed"]):
-            closed = json.loads(store.get(f"{joined}/closed"))
-            if closed["nonces"].get(str(rank)) == nonce:
-                raise RendezvousClosedError(f"rank zero gave up: {closed['message']}")
-        time.sleep(_POLL_SECONDS)
+        # A session of dead processes has an outcome too, but without this nonce.
+        if joined in ("", ended) or not store.check([f"{joined}/outcome"]):
+            return False
+        ended = joined
+        outcome = json.loads(store.get(f"{joined}/outcome"))
+        if outcome["nonces"].get(str(rank)) != nonce:
+            return False
+        if outcome["message"]:
+            raise RendezvousClosedError(f"rank zero gave up: {outcome['message']}")
+        return True
+
+    # Rank zero knows which ranks are missing, so it times out first.
+    if _poll(is_over, timeout + 1.0):
+        return joined
     raise RendezvousTimeoutError(
         f"rank {rank} waited {timeout:g} s for rank zero to open the rendezvous: it died, never "
         "started or cannot be reached.",
@@ -103,6 +119,9 @@ def join_rendezvous(store: dist.Store, rank: int, timeout: float) -> str:
 
 def all_gather_object(store: dist.Store, name: str, value: Any, timeout: float | None) -> list[Any]:
     """Give every rank every rank's `value`. All ranks of a rendezvous call it, once a `name`.
+
+    The rank that comes last reads all values at once and publishes them in one, so that the store's
+    work grows in proportion to the number of ranks.
 
     Args:
         store: the rendezvous' store.
@@ -118,13 +137,24 @@ def all_gather_object(store: dist.Store, name: str, value: Any, timeout: float |
     """
     info = get_world_info()
     keys = [f"{name}/{rank}" for rank in range(info.world_size)]
+    whole = f"{name}/all"
+
+    def publish() -> None:
+        store.set(whole, f"[{b','.join(store.multi_get(keys)).decode()}]")
+
     with store_errors_as_worker_lost():
         store.set(keys[info.rank], json.dumps(value))
-        missing = wait_for_keys(store, keys, timeout)
-        if missing:
-            ranks = [keys.index(key) for key in missing]
-            raise RendezvousTimeoutError(f"ranks {ranks} did not report {name!r} in {timeout:g} s.")
-        return [json.loads(store.get(key)) for key in keys]
+        if store.add(f"{name}/count", 1) == len(keys):
+            publish()
+        elif wait_for_keys(store, [whole], timeout):
+            ranks = [keys.index(key) for key in missing_keys(store, keys)]
+            if ranks:
+                raise RendezvousTimeoutError(
+                    f"ranks {ranks} did not report {name!r} in {timeout:g} s."
+                )
+            publish()  # the rank that came last has died
+        gathered: list[Any] = json.loads(store.get(whole))
+        return gathered
 
 
 def wait_for_keys(store: dist.Store, keys: list[str], timeout: float | None) -> list[str]:
@@ -132,11 +162,27 @@ def wait_for_keys(store: dist.Store, keys: list[str], timeout: float | None) -> 
 
     A wait inside the store would block signal handlers.
     """
+    return [] if _poll(lambda: store.check(keys), timeout) else missing_keys(store, keys)
+
+
+def missing_keys(store: dist.Store, keys: list[str]) -> list[str]:
+    """The keys that are not set, found by bisection: few requests where few are missing."""
+    if store.check(keys):
+        return []
+    if len(keys) == 1:
+        return keys
+    half = len(keys) // 2
+    return missing_keys(store, keys[:half]) + missing_keys(store, keys[half:])
+
+
+def _poll(is_ready: Callable[[], bool], timeout: float | None) -> bool:
+    """Poll, less often the longer it takes; whether it was ready within `timeout` seconds."""
     deadline = None if timeout is None else time.monotonic() + timeout
     pause = _POLL_SECONDS
-    while not store.check(keys):
+    longest = max(_MAX_POLL_SECONDS, get_world_info().world_size / _MAX_POLLS_PER_SECOND)
+    while not is_ready():
         if deadline is not None and time.monotonic() > deadline:
-            return [key for key in keys if not store.check([key])]
+            return False
         time.sleep(pause)
-        pause = min(pause * 1.1, _MAX_POLL_SECONDS)
-    return []
+        pause = min(pause * 1.1, longest)
+    return True

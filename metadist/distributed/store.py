@@ -23,7 +23,12 @@ from typing import Protocol
 import torch.distributed as dist
 
 from metadist.distributed.errors import WorkerLostError, first_line
-from metadist.distributed.world import get_world_info, is_single_node, launched_by_torchrun
+from metadist.distributed.world import (
+    get_world_info,
+    host_name,
+    is_single_node,
+    launched_by_torchrun,
+)
 from metadist.errors import UserError
 
 RENDEZVOUS_TIMEOUT = 300.0
@@ -124,11 +129,30 @@ def connect_store(timeout: float) -> dist.Store:
     return _open_file_store() if _is_file_store() else _connect(timeout)
 
 
+def node_name() -> str:
+    """Equal on the ranks of one node, which share `heartbeat_counters`: those of one agent of
+    torchrun, or without torchrun those of one machine.
+    """
+    return f"{host_name()} {_shared_directory() or ''}"
+
+
 def heartbeat_counters(prefix: str, store: dist.Store) -> Counters:
-    """Where the ranks of a job count their heartbeats: `store`, or files beside a file store."""
+    """Where the ranks of a node count their heartbeats: files in the directory of torchrun's agent,
+    which cost no message, else `store`.
+    """
+    directory = _shared_directory()
+    if directory is None:
+        return store
+    return FileCounters(directory / f"metadist-{prefix.replace('/', '-')}")
+
+
+def _shared_directory() -> Path | None:
+    """The agent's directory; on several nodes None if other users can open it."""
     if _is_file_store():
-        return FileCounters(_agent_directory() / f"metadist-{prefix.replace('/', '-')}")
-    return store
+        return _agent_directory()
+    with contextlib.suppress(UserError):
+        return _agent_directory() if launched_by_torchrun() else None
+    return None
 
 
 def elastic_store() -> dist.Store:

@@ -3,6 +3,7 @@
 torch.distributed.rpc is one implementation (`metadist.distributed.rpc`).
 """
 
+import json
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ from torch.futures import Future
 
 from metadist.distributed.errors import WorkerLostError, first_line
 from metadist.distributed.job import current_job
-from metadist.distributed.rendezvous import wait_for_keys
+from metadist.distributed.rendezvous import missing_keys, wait_for_keys
 from metadist.distributed.worker_calls import WorkerRequest
 from metadist.distributed.world import default_worker_name_format, get_world_info
 from metadist.errors import UserError
@@ -211,20 +212,51 @@ def wait_for_workers(topic: str, workers: list[str], timeout: float | None) -> N
     group = "/".join([topic, *workers])
     _barriers[group] += 1
     store = dist.PrefixStore(f"{group}#{_barriers[group]}", transport.store)
+    keys = {worker: f"worker/{worker}" for worker in workers}
     deadline = None if timeout is None else time.monotonic() + timeout
     try:
-        store.set(own, "")
-        while missing := wait_for_keys(store, workers, _next_wait(deadline)):
-            if deadline is not None and time.monotonic() >= deadline:
-                absent = ", ".join(map(describe_worker, missing))
-                raise WorkerLostError(
-                    f"{topic} of {', '.join(workers)}: {absent} did not arrive within "
-                    f"{timeout:g} s.",
-                    transport.names.index(missing[0]),
-                )
-            require_alive(missing)
+        store.set(keys[own], "")
+        arrived = store.add("arrived", 1)
+        if arrived == len(workers):
+            store.set(_OUTCOME, "")
+            return
+        if arrived == 1:
+            store.set(_FIRST, own)
+        while wait_for_keys(store, [_OUTCOME], _next_wait(deadline)):
+            late = deadline is not None and time.monotonic() >= deadline
+            if late or arrived == 1:
+                missing = missing_keys(store, [*keys.values()])
+                absent = [worker for worker, key in keys.items() if key in missing]
+                if late and not absent:
+                    return
+                if late:
+                    raise WorkerLostError(
+                        f"{topic} of {', '.join(workers)}: "
+                        f"{', '.join(map(describe_worker, absent))} did not arrive within "
+                        f"{timeout:g} s.",
+                        transport.names.index(absent[0]),
+                    )
+                _require_alive_for_all(store, absent)
+            elif store.check([_FIRST]):
+                require_alive([store.get(_FIRST).decode()])
+        if outcome := store.get(_OUTCOME).decode():
+            raise WorkerLostError(*json.loads(outcome))
     except RuntimeError as error:
         raise WorkerLostError(f"the job's store cannot be reached ({first_line(error)}).") from None
+
+
+_FIRST, _OUTCOME = "first", "outcome"
+"""Keys of a barrier. The worker that comes first pings those that are missing, and all others ping
+that worker. The one that comes last sets the outcome "", the first a lost worker's."""
+
+
+def _require_alive_for_all(store: dist.Store, workers: list[str]) -> None:
+    """`require_alive`, whose error all workers of the barrier raise."""
+    try:
+        require_alive(workers)
+    except WorkerLostError as lost:
+        store.set(_OUTCOME, json.dumps([str(lost), lost.rank]))
+        raise
 
 
 def _next_wait(deadline: float | None) -> float:

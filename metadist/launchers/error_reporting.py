@@ -250,10 +250,10 @@ def _report_shared(text: str, in_job: bool) -> None:
 def _report_lost(error: WorkerLostError) -> None:
     """Report which rank was lost, unless that rank reports why it left."""
     job, silent = current_job(), ""
-    if error.rank is not None:
-        seconds = 2.5
-    else:  # rank zero watches the heartbeats of all ranks, the others those of rank zero
-        seconds = _REPORT_SECONDS if get_rank() == 0 else _REPORT_SECONDS + 2.0
+    seconds = 2.5
+    if error.rank is None:
+        # Rank zero watches all ranks, those of other nodes with a delay of a heartbeat.
+        seconds = _REPORT_SECONDS + (1.0 if get_rank() == 0 else 2.0)
     deadline = time.monotonic() + (seconds if len(job.hosts) > 1 else 0.0)
     while time.monotonic() < deadline and not silent and not job.has_first_failure():
         time.sleep(0.1)

@@ -96,7 +96,9 @@ class Clock:
 class Ranks:
     """Heartbeats of several ranks that share a store, without threads."""
 
-    def __init__(self, monkeypatch, size: int = 2, timeout: float = 20.0) -> None:
+    def __init__(
+        self, monkeypatch, size: int = 2, timeout: float = 20.0, leaders: list[int] | None = None
+    ) -> None:
         self.clock, self.store = Clock(), dist.HashStore()
         self.lost: list[list[str]] = [[] for _ in range(size)]
         self.beats = []
@@ -105,7 +107,7 @@ class Ranks:
             monkeypatch.setenv("WORLD_SIZE", str(size))
             hosts = [f"host{each}" for each in range(size)]
             args = (self.store, hosts, timeout, self.lost[rank].append, self.clock)
-            self.beats.append(Heartbeat(*args))
+            self.beats.append(Heartbeat(*args, leaders=leaders))
 
     def run(self, seconds: float, *ranks: int) -> None:
         """So many seconds pass, in which these ranks live."""
@@ -131,6 +133,39 @@ def test_a_lost_rank_is_found_within_the_timeout_and_not_much_before(ranks, doom
     (sentence,) = ranks.lost[watcher]
     assert f"rank {doomed} on host{doomed} was lost: no heartbeat" in sentence
     assert ranks.lost[doomed] == []
+
+
+@pytest.mark.parametrize(
+    ("doomed", "watchers"), [(0, [1, 2, 4]), (1, [0]), (2, [0, 3]), (3, [2]), (5, [4])]
+)
+def test_ranks_on_several_nodes_are_found_in_time(monkeypatch, doomed, watchers):
+    ranks = Ranks(monkeypatch, 6, leaders=[0, 0, 2, 2, 4, 4])
+    others = [rank for rank in range(6) if rank != doomed]
+    ranks.run(100, *range(6))
+    ranks.run(17.9, *others)
+    assert ranks.lost == [[]] * 6
+    ranks.run(2, *others)  # 19.9 of 20 seconds
+    for rank in watchers:
+        assert f"rank {doomed} on host{doomed} was lost: no heartbeat" in ranks.lost[rank][0]
+    assert all(f"rank {doomed} " in "".join(lost[:1]) for lost in ranks.lost if lost)
+    ranks.run(2, 0)  # it knows one heartbeat later what another node's first rank knows
+    assert doomed == 0 or f"rank {doomed} on" in ranks.lost[0][0]
+
+
+def test_a_node_whose_first_rank_finished_is_not_missed(monkeypatch):
+    ranks = Ranks(monkeypatch, 4, leaders=[0, 0, 2, 2])
+    ranks.run(5, 0, 1, 2, 3)
+    assert ranks.beats[0].silent_ranks(3.0) == []
+    ranks.beats[2].end()
+    ranks.run(60, 0, 1, 3)
+    assert ranks.lost == [[]] * 4
+
+
+def test_rank_zero_knows_every_silent_rank(monkeypatch):
+    ranks = Ranks(monkeypatch, 4, leaders=[0, 0, 2, 2])
+    ranks.run(5, 0, 1, 2, 3)
+    ranks.run(6, 0, 2)
+    assert ranks.beats[0].silent_ranks(3.0) == [1, 3]
 
 
 def test_a_rank_that_returns_in_time_is_not_lost(ranks):
