@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from metadist.algorithms import Learner
+from metadist.distributed import get_world_size
 from metadist.training.query_predictions import (
     QUERIES,
     QUERY_VALUES,
@@ -18,6 +19,8 @@ from metadist.training.strategies import Strategy
 from metadist.training.task_mapper import EvaluateMapper, MetaBatch
 
 _CHUNK = 64
+_TASKS_PER_WORKER = 8
+"""A chunk has at least as many tasks of each, so that all workers are busy."""
 
 
 class Estimate(NamedTuple):
@@ -83,7 +86,7 @@ def evaluate(
             and its loss.
     """
     parts = []
-    for chunk in keys.split(_CHUNK):
+    for chunk in keys.split(max(_CHUNK, _TASKS_PER_WORKER * get_world_size())):
         parts.append(strategy.map_tasks(mapper, learner, make_batch(chunk)))
         between_chunks()
     values = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

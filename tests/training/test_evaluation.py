@@ -13,6 +13,7 @@ from metadist.tasks import task_keys
 from metadist.training.evaluation import Estimate, estimate, evaluate
 from metadist.training.experiment import make_batch
 from metadist.training.results import steps_of
+from metadist.training.task_mapper import MetaBatch
 
 
 def test_mean_and_interval_against_numpy():
@@ -56,6 +57,36 @@ def test_a_test_says_what_each_inner_step_brings(tmp_path):
     ).estimates
     assert set(estimates) == {"loss", "accuracy", "accuracy_before"}
     assert estimates["accuracy"].mean == pytest.approx(rows[2]["mean"], abs=1e-12)
+
+
+class Recording:
+    """A strategy that records the number of tasks of each call."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def map_tasks(self, mapper, learner, batch) -> dict[str, torch.Tensor]:
+        self.sizes.append(batch.size)
+        return {"loss": batch.keys[:, 3].double()}
+
+
+@pytest.mark.parametrize(("workers", "sizes"), [(1, [64] * 9 + [24]), (8, [64] * 9 + [24])])
+def test_few_workers_evaluate_64_tasks_at_a_time(monkeypatch, workers, sizes):
+    assert evaluated_in(monkeypatch, workers, 600) == sizes
+
+
+def test_every_worker_has_tasks_of_a_chunk(monkeypatch):
+    assert evaluated_in(monkeypatch, 32, 600) == [256, 256, 88]
+    assert evaluated_in(monkeypatch, 1024, 2000) == [2000]
+
+
+def evaluated_in(monkeypatch, workers: int, tasks: int) -> list[int]:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", str(workers))
+    strategy, keys = Recording(), task_keys(0, "test", 0, range(tasks))
+    found = evaluate(strategy, None, None, keys, MetaBatch)
+    assert torch.equal(found.metrics["loss"], keys[:, 3].double())
+    return strategy.sizes
 
 
 def test_no_inner_steps_no_list(tmp_path):
