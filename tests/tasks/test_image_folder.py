@@ -37,6 +37,7 @@ def test_folders_are_split_by_the_seed(tmp_path):
     assert dataset.input_shape == (3, 8, 8)
     assert [len(dataset.classes[split]) for split in SPLITS] == [6, 2, 2]
     assert sorted(name for split in SPLITS for name in dataset.classes[split]) == list(SIZES)
+    assert all(sorted(names) == names for names in dataset.classes.values())
     for split in SPLITS:
         for name, images in zip(dataset.classes[split], dataset.split_classes(split), strict=True):
             assert len(images) == SIZES[name]
