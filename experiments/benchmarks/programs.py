@@ -114,7 +114,10 @@ def result(process: Popen, timeout: float) -> str:
     except subprocess.TimeoutExpired:
         raise ProgramFailed(f"killed after {timeout:.0f} s") from None
     if process.returncode:
-        raise ProgramFailed(f"{' '.join(process.args)} failed:\n{errors[-2000:]}")
+        # torchrun's own lines follow those of the program.
+        lines = [line for line in errors.splitlines() if line.startswith("error: ")]
+        reason = lines[0] if lines else errors[-2000:]
+        raise ProgramFailed(f"{' '.join(process.args)} failed:\n{reason}")
     return output
 
 
@@ -185,7 +188,7 @@ def training(setting: Setting, directory: str, processes: int, *options: str) ->
         f"task.ways={setting.ways}",
         f"model.pooling={setting.model}",
         f"model.filters={setting.filters}",
-        f"dataset.size={setting.size}",
+        f"+dataset.size={setting.size}",
     ]
     if setting.model == "mlp":
         problem = ["+experiment=maml_sinusoid"]

@@ -30,7 +30,7 @@ def cells(speeds: Speeds, program: str, timeout: float) -> list[str]:
             continue
         done = [speed for speed in found[program] if speed is not None]
         relative = ratio(found, program)
-        failed = f"no result within {timeout:.0f} s" if None in found[program] else ""
+        failed = f"failed or over {timeout:.0f} s" if None in found[program] else ""
         value = "" if relative is None else f"{statistics.median(done):.1f} ({relative:.2f})"
         row.append("; ".join(part for part in (value, failed) if part))
     return row
