@@ -6,13 +6,12 @@ are skipped. The table covers every run in the directory.
 """
 
 import argparse
-import functools
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 
-from reproduction.cells import ROOT, Cell, compose, load_cells, select_cells
+from reproduction.cells import ROOT, Cell, load_cells, select_cells
 from reproduction.plots import plot_curves, plot_pair, plot_sinusoids
 from reproduction.quick import load_bands, run_quick
 from reproduction.records import TABLE, add_record, read_records
@@ -23,6 +22,7 @@ from reproduction.table import csv_text, markdown
 from metadist.cli import exit_status
 from metadist.errors import UserError
 from metadist.files import wrap_write_errors
+from metadist.reports.published import preset_iterations
 
 TABLE_FILE = "table.md"
 DATA_FILE = "table.csv"
@@ -144,7 +144,7 @@ def record_table(cells: Mapping[str, Cell]) -> str:
 
 def _rows(runs: Sequence[Run]) -> list[Row]:
     return aggregate(
-        runs, {name: _published_iterations(name) for name in {run.cell.preset for run in runs}}
+        runs, {name: preset_iterations(name) for name in {run.cell.preset for run in runs}}
     )
 
 
@@ -190,17 +190,11 @@ def _runs(
     for cell in selected:
         iterations = options.iterations
         if iterations is None:
-            iterations = max(1, round(options.fraction * _published_iterations(cell.preset)))
+            iterations = max(1, round(options.fraction * preset_iterations(cell.preset)))
         for seed in range(options.seeds):
             folder = directory / cell.preset / str(iterations) / f"seed{seed}"
             runs.append(PresetRun(cell.preset, cell.dataset, seed, iterations, overrides, folder))
     return runs
-
-
-@functools.cache
-def _published_iterations(preset: str) -> int:
-    """The training iterations of a preset."""
-    return int(compose([f"+experiment={preset}"]).trainer.iterations)
 
 
 def _roots(values: Sequence[str], selected: Sequence[Cell], known: Set[str]) -> dict[str, str]:

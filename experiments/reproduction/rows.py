@@ -10,12 +10,10 @@ from reproduction.cells import Cell
 from reproduction.runs import failure_of, fingerprint, progress_of, read_run
 
 from metadist.reports import FAILURE_FILE, OVERRIDES_FILE, protocol_differences, read_results
+from metadist.reports.published import MIN_FRACTION
 
 _ROUNDING = 1e-9
 """Tolerance for decimal representations."""
-
-MIN_FRACTION = 0.5
-"""Fraction of the published iterations below which a result is not judged."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +171,7 @@ def sort_runs(runs: Iterable[Run], cells: Mapping[str, Cell]) -> list[Run]:
     return sorted(runs, key=lambda r: (order[r.cell.preset], r.options, r.iterations, r.seed))
 
 
-def aggregate(runs: Sequence[Run], lengths: Mapping[str, int]) -> list[Row]:
+def aggregate(runs: Sequence[Run], lengths: Mapping[str, int | None]) -> list[Row]:
     """The rows of the table.
 
     Args:

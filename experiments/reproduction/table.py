@@ -5,9 +5,10 @@ import io
 import json
 from collections.abc import Sequence
 
-from reproduction.rows import MIN_FRACTION, Row, task_differences
+from reproduction.rows import Row, task_differences
 
 from metadist.reports import format_differences
+from metadist.reports.published import MIN_FRACTION
 
 _NAMED = (
     ("ways", "{}-way"),

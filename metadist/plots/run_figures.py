@@ -51,7 +51,9 @@ def text(value: object) -> str:
 
 def axis(title: str, metric: str | None = None, **options: Any) -> dict[str, Any]:
     """An axis; that of an accuracy is in percent."""
-    percent = {"tickformat": ".0%", "hoverformat": ".2%"} if metric == "accuracy" else {}
+    percent: dict[str, Any] = {}
+    if metric == "accuracy":
+        percent = {"tickformat": ".0%", "hoverformat": ".2%", "rangemode": "nonnegative"}
     return {"title": {"text": text(title)}, "automargin": True, **percent, **options}
 
 

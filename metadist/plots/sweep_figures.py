@@ -209,7 +209,7 @@ def compared_curves(
     layout = {
         "xaxis": axis("training iteration", **({"type": "log"} if logarithmic else {})),
         "yaxis": axis(f"validation {metric_label(metric)}", metric),
-        "legend": {"y": -0.2, "yanchor": "top"},
+        "legend": {"y": -0.35, "yanchor": "top"},
         "margin": {"t": 20},
         "hovermode": "closest",
     }

@@ -8,6 +8,10 @@ from typing import Any
 import yaml
 
 PUBLISHED = Path(__file__).with_name("published.yaml")
+_PRESETS = Path(__file__).parents[1] / "conf" / "experiment"
+
+MIN_FRACTION = 0.5
+"""Of a preset's iterations: a shorter run is not judged by the published result."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,16 @@ def load_cells(path: Path = PUBLISHED) -> dict[str, Cell]:
         name: _cell(name, plain[entry["recipe_of"]] | entry if name not in plain else entry)
         for name, entry in saved.items()
     }
+
+
+def preset_iterations(preset: str) -> int | None:
+    """The training iterations of a preset in conf/experiment, or of the preset it is based on."""
+    path = _PRESETS / f"{preset}.yaml"
+    content = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if own := content.get("trainer", {}).get("iterations"):
+        return int(own)
+    based_on = (each for each in content.get("defaults", ()) if isinstance(each, str))
+    return next((preset_iterations(each) for each in based_on if each != "_self_"), None)
 
 
 def _cell(name: str, entry: Mapping[str, Any]) -> Cell:

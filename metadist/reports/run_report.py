@@ -21,7 +21,7 @@ from metadist.plots import (
 )
 from metadist.reports.comparison import protocol_differences
 from metadist.reports.html_document import write_html
-from metadist.reports.published import Cell, load_cells
+from metadist.reports.published import MIN_FRACTION, Cell, load_cells, preset_iterations
 from metadist.reports.run_directory import HTML_FILE, PROFILE_DIRECTORY
 from metadist.reports.run_record import RunRecord, format_time, read_run_record
 
@@ -112,7 +112,8 @@ def compare_with_published(record: RunRecord) -> dict[str, Any] | None:
     """The result beside the published one of the run's preset; None without one.
 
     Returns:
-        `kind` ("good", "bad" or "muted"), `sentence`, and `notes` on what differs.
+        `kind` ("good", "bad" or "muted"), `sentence`, and `notes` on what differs. A run of less
+        than `MIN_FRACTION` of the preset's iterations is not said to be below the published one.
     """
     cell = load_cells().get(record.preset)
     if cell is None or not any(value is not None for value in cell.results.values()):
@@ -121,6 +122,8 @@ def compare_with_published(record: RunRecord) -> dict[str, Any] | None:
     results = record.results or {}
     protocol = results.get("protocol", {})
     measured = _measured(results, record.metric)
+    done, length = record.iterations[0], preset_iterations(record.preset)
+    short = length is not None and done < MIN_FRACTION * length
     kinds, parts = set(), []
     for steps, value in cell.results.items():
         if value is None:
@@ -131,8 +134,8 @@ def compare_with_published(record: RunRecord) -> dict[str, Any] | None:
         if steps in measured:
             gap = (value - measured[steps]) * (-1 if record.metric == "mse" else 1)
             reached = gap <= (cell.interval or 0.0) + 1e-9
-            kinds.add("good" if reached else "bad")
-            part += ", reached" if reached else f", {_gap(gap, record.metric)}"
+            kinds.add("good" if reached else "muted" if short else "bad")
+            part += ", reached" if reached else "" if short else f", {_gap(gap, record.metric)}"
             part += "" if steps is None else f" ({show(measured[steps])} here)"
         parts.append(part)
     differences = protocol_differences(
@@ -145,11 +148,12 @@ def compare_with_published(record: RunRecord) -> dict[str, Any] | None:
         for key, each in differences.items()
         if protocol
     ]
+    notes += [f"Not judged: {done:,} of the preset's {length:,} iterations."] if short else []
     notes += [f"Recipe: {cell.recipe}."] if cell.recipe else []
     notes += [f"Remark: {cell.remark}."] if cell.remark else []
     notes += [f"Overrides beyond the preset: {' '.join(settings)}"] if settings else []
     return {
-        "kind": "bad" if "bad" in kinds else "good" if kinds else "muted",
+        "kind": next((kind for kind in ("bad", "muted", "good") if kind in kinds), "muted"),
         "sentence": f"Published ({cell.source}): {'; '.join(parts)}.",
         "notes": notes,
     }
@@ -196,6 +200,7 @@ def _context(record: RunRecord, figures: Mapping[str, Figure], now: float) -> di
         "published": published,
         "facts": _facts(record),
         "error": record.error,
+        "error_line": _last_line(record.error),
         "warnings": list(results.get("warnings") or ()),
         "curves": curves,
         "confusions": [(*pair, count) for pair, count in wrong.most_common(_CONFUSED_PAIRS)],
@@ -216,6 +221,12 @@ def _context(record: RunRecord, figures: Mapping[str, Figure], now: float) -> di
         ],
         "config": _rows(record.config),
     }
+
+
+def _last_line(error: str) -> str:
+    """What a traceback ends with; "" for an error of one line."""
+    lines = error.strip().splitlines()
+    return lines[-1] if len(lines) > 1 else ""
 
 
 def _state(record: RunRecord, status: str, now: float) -> str:

@@ -9,9 +9,12 @@ import plotly.graph_objects
 import pytest
 import yaml
 from html_pages import Page
+from tiny import compose
 
 from metadist.errors import UserError
 from metadist.plots.run_figures import MAX_POINTS
+from metadist.reports import run_report
+from metadist.reports.published import preset_iterations
 from metadist.reports.run_record import read_run_record
 from metadist.reports.run_report import write_run_report
 
@@ -205,7 +208,10 @@ def test_long_curves_keep_their_extremes(tmp_path):
     ("accuracy", "kind", "shown"),
     [(0.99, "good", "98.70% ± 0.40%, reached"), (0.90, "bad", "8.70 points below")],
 )
-def test_the_result_of_a_preset_is_compared_with_the_published_one(tmp_path, accuracy, kind, shown):
+def test_the_result_of_a_preset_is_compared_with_the_published_one(
+    tmp_path, monkeypatch, accuracy, kind, shown
+):
+    monkeypatch.setattr(run_report, "preset_iterations", lambda preset: 60)
     overrides = ["+experiment=maml_omniglot_5w1s", "trainer.iterations=500"]
     protocol = {"ways": 5, "shots": 1, "queries": 5, "dataset": "omniglot", "eval_seed": 0}
     results = {"test_accuracy": accuracy, "protocol": protocol}
@@ -215,6 +221,33 @@ def test_the_result_of_a_preset_is_compared_with_the_published_one(tmp_path, acc
     assert ("p", {"class": kind}) in page.elements
     assert "queries: 5 here, 1 in the paper" in page.text
     assert "Overrides beyond the preset: trainer.iterations=500" in page.text
+
+
+def test_a_short_run_of_a_preset_is_not_judged(tmp_path):
+    overrides = ["+experiment=maml_omniglot_5w1s_cosine", "trainer.iterations=30"]
+    results = {"test_accuracy": 0.9, "protocol": {}}
+    page = Page(write_run_report(finished(tmp_path / "run", overrides=overrides, results=results)))
+    assert "Not judged: 30 of the preset's 15,000 iterations." in page.text
+    assert "98.70% ± 0.40%." in page.text and "points below" not in page.text
+    assert ("p", {"class": "bad"}) not in page.elements
+
+
+@pytest.mark.parametrize(
+    "preset", ["maml_omniglot_20w1s", "maml_sinusoid_5_points", "anil_omniglot_20w1s_cosine"]
+)
+def test_the_iterations_of_a_preset_are_those_that_hydra_composes(preset):
+    composed = compose(f"+experiment={preset}")
+    assert preset_iterations(preset) == composed.trainer.iterations
+    assert preset_iterations("no_such_preset") is None
+
+
+def test_the_last_line_of_a_traceback_stands_above_it(tmp_path):
+    directory = write_run(tmp_path / "run")
+    (directory / "error.txt").write_text(
+        "Traceback …\n  File …\nZeroDivisionError: division by zero\n"
+    )
+    page = Page(write_run_report(directory))
+    assert page.text.count("ZeroDivisionError: division by zero") == 2
 
 
 def test_regression_runs_show_their_curves(tmp_path):
