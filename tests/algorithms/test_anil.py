@@ -73,3 +73,11 @@ def test_several_steps_against_a_reference():
 def test_a_model_without_head_raises():
     with pytest.raises(UserError, match="algorithm=anil needs a model with features"):
         ANIL(Scale(1.0))
+
+
+def test_features_pass_the_dropout_of_the_model():
+    learner = ANIL(Conv4((1, 16, 16), 3, filters=4, dropout=0.5).double(), inner_steps=1)
+    learner.model.dropout.p = 1.0  # then the head gets zeros
+    features = learner.train().features(images().query.inputs)
+    assert not features.any()
+    assert learner.eval().features(images().query.inputs).any()

@@ -143,3 +143,13 @@ def test_evaluation_beyond_the_trained_steps_repeats_the_last_rates_and_norms():
     assert torch.equal(found.predictions, expected.predictions)
     assert found.metrics == expected.metrics
     assert learner.iteration == 0
+
+
+def test_the_metrics_before_adaptation_do_not_depend_on_earlier_tasks():
+    torch.manual_seed(0)
+    model = Conv4((1, 16, 16), 3, filters=3).double()
+    learner, task = MAMLPlusPlus(model, regression=False, inner_steps=3).eval(), images(queries=40)
+    for norm in model.norms:
+        norm.weight.data.uniform_(-2.0, 2.0)  # of each step, other ones
+    first, second = learner(task).metrics, learner(task).metrics
+    assert first == second and 0 < first["accuracy_before"] < 1

@@ -126,3 +126,15 @@ def test_the_summary_of_a_regression_and_of_a_run_without_results():
     lines = summary({**results, "tested_iteration": 7, "protocol": {}, "trained_protocol": None})
     assert lines[0] == "test MSE 0.25 ± 0.12 over 600 tasks (95% interval over tasks)"
     assert lines[1:] == ["  a.pt, iteration 7", "  the run itself has not been tested"]
+
+
+def test_the_named_checkpoint_of_a_run_that_tests_its_best(tmp_path):
+    run = trained(tmp_path / "best", "trainer.test_checkpoint=best", "algorithm=prototypical")
+    other = 2 if run_results(run)["tested_iteration"] == 4 else 4
+    checkpoint = run / "checkpoints" / f"iteration-{other:08}.pt"
+    found = [
+        evaluate_run(run, (f"trainer.test_checkpoint={each}",), checkpoint)
+        for each in ("best", "last")
+    ]
+    assert [each["tested_iteration"] for each in found] == [other, other]
+    assert found[0]["test_loss"] == found[1]["test_loss"]

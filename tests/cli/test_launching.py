@@ -26,7 +26,7 @@ from metadist.launchers import Launcher, RunSpec
 from metadist.launchers.error_reporting import WorkerGroupFailed
 from metadist.launchers.job import JobFailure, report_errors
 from metadist.launchers.run_spec import save_configuration
-from metadist.reports import read_failure
+from metadist.reports import WORKER_ERROR_FILE, read_failure
 
 
 class Writer(Launcher):
@@ -216,10 +216,14 @@ def test_a_sweep_that_continues_only_records_the_failure(tmp_path):
     assert found["failure"]["exit_status"] == 1
 
 
-def failed_group(directory: Path, status: int, on_failure: str, in_sweep: bool) -> tuple:
+def failed_group(
+    directory: Path, status: int, on_failure: str, in_sweep: bool, worker_error: str = ""
+) -> tuple:
     start_sweep(directory, "BasicSweeper")
     configuration = compose(f"sweep.on_failure={on_failure}")
     spec = replace(spec_of(directory, 1, in_sweep), configuration=configuration)
+    if worker_error:
+        (spec.directory / WORKER_ERROR_FILE).write_text(worker_error)
     try:
         fail_job(spec, JobFailure(WorkerGroupFailed(status), in_job=False))
     except JobFailure as failure:
@@ -281,3 +285,9 @@ def test_the_end_of_a_sweep(tmp_path, failing, status, expected, message):
         line = f"job {number} finished: validation accuracy {number / 10:.4g}"
         assert (line in out.splitlines()) == (number >= failing)
     assert (tmp_path / "sweep.md").exists()
+
+
+def test_the_error_of_the_workers_is_recorded(tmp_path):
+    error = "LookupError: on purpose"
+    (found,) = run_world(failed_group, 1, tmp_path, 1, "continue", True, error)
+    assert found[1]["error"] == error

@@ -200,3 +200,15 @@ def test_a_resume_with_another_clipping_is_refused(tmp_path):
         train, 1, str(tmp_path), "resume=auto", "trainer.clip_norm=1", may_fail=True
     )[0]
     assert "trainer.clip_norm was None there and is 1 now" in str(outcome)
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm"), [(1.0, math.nan), (math.nan, 1.0), (math.inf, 1.0), (1.0, math.inf)]
+)
+def test_a_task_is_found_by_its_loss_or_its_gradient(tmp_path, loss, norm):
+    x = build(tmp_path, "strategy=local")
+    losses, norms = torch.ones(5), torch.ones(5)
+    losses[3], norms[3] = loss, norm
+    x.strategy.map_tasks = lambda *_: {"loss": losses, "gradient_norm": norms}
+    report = find_non_finite(x, task_keys(0, "train", 2, range(5)), 2, 1.0, math.nan)
+    assert report.key == "0,train,2,3" and "1 of 5 tasks are not finite" in report.message
