@@ -28,10 +28,10 @@ def find_weights(path: str | Path) -> Path:
         path: an existing path, or a name. An existing path takes precedence.
 
     Raises:
-        UserError: a name (no path, no suffix) that is neither.
+        UserError: it is neither.
     """
     given = Path(path)
-    if given.exists() or given.suffix or len(given.parts) != 1:
+    if given.exists():
         return given
     found = pretrained_weights()
     if given.name in found:

@@ -54,16 +54,17 @@ def compare_runs(first: Path, second: Path, ignore: Iterable[str] = ()) -> Paire
     """
     results = {name: _results(path) for name, path in (("first", first), ("second", second))}
     protocols = {name: each.get("protocol", {}) for name, each in results.items()}
-    if differences := protocol_differences(protocols, ignore):
-        keys = " ".join(f"--ignore {key}" for key in differences)
-        raise UserError(
-            f"{first} and {second} were tested under different protocols "
-            f"({'; '.join(format_differences(differences))}): test both under the same one, or, if "
-            f"that is what you compare, add {keys}."
-        )
     metrics = [_metric(each) for each in results.values()]
     records = [_predictions(path) for path in (first, second)]
-    if metrics[0] != metrics[1] or not _same_tasks(*records):
+    comparable = metrics[0] == metrics[1] and _same_tasks(*records)
+    if differences := protocol_differences(protocols, ignore):
+        keys = " ".join(f"--ignore {key}" for key in differences)
+        hint = f", or, if that is what you compare, add {keys}" if comparable else ""
+        raise UserError(
+            f"{first} and {second} were tested under different protocols "
+            f"({'; '.join(format_differences(differences))}): test both under the same one{hint}."
+        )
+    if not comparable:
         raise UserError(
             f"{first} and {second} were not tested on the same tasks: give both the same dataset, "
             "task, trainer.eval_seed and trainer.eval_tasks."

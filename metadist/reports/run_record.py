@@ -157,7 +157,7 @@ class RunRecord:
         results = self.results or {}
         if "wall_seconds" not in results:
             return {"training": training} if training else {}
-        test = float(results.get("test_seconds", 0.0))
+        test = float(results.get("evaluation_seconds", 0.0))
         rest = max(0.0, float(results["wall_seconds"]) - training - test)
         parts = {"training": training, "test": test, "validation and checkpoints": rest}
         return {name: value for name, value in parts.items() if value}

@@ -422,7 +422,7 @@ class Trainer:
             write_test_predictions(predictions, prediction_records(x, evaluation))
         self.state.wall_seconds = time.perf_counter() - self._started
         results = results_of(x, evaluation.estimates, tested)
-        results["test_seconds"] = time.perf_counter() - started
+        results["evaluation_seconds"] = time.perf_counter() - started
         results["warnings"] = result_warnings(x, results)
         for callback in self.callbacks:
             callback.on_test_end(self, results)

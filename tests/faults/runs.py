@@ -232,7 +232,7 @@ _TIMES = (
     "samples_per_second",
     "train_seconds",
     "wall_seconds",
-    "test_seconds",
+    "evaluation_seconds",
 )
 
 

@@ -40,7 +40,7 @@ def free_port() -> int:
 
 def results(directory: Path) -> dict:
     found = json.loads((directory / "results.json").read_text(encoding="utf-8"))
-    changing = ("tasks_per_second", "wall_seconds", "test_seconds", "environment")
+    changing = ("tasks_per_second", "wall_seconds", "evaluation_seconds", "environment")
     return {k: v for k, v in found.items() if k not in changing}
 
 

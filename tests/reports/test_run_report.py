@@ -54,7 +54,7 @@ def finished(directory: Path, **options) -> Path:
         "ci95": 0.02,
         "test_tasks": 4,
         "wall_seconds": 20.0,
-        "test_seconds": 2.0,
+        "evaluation_seconds": 2.0,
         "world_size": 2,
         "strategy": "rpc",
         "seed": 3,

@@ -12,6 +12,7 @@ from metadist.algorithms import MAML
 from metadist.config import build_experiment
 from metadist.errors import UserError
 from metadist.loggers import JsonlLogger, Logger, LoggerCollection
+from metadist.loggers.formatting import summarize_results
 from metadist.tasks import Episode, Examples, Sinusoid, key_generator, task_keys
 from metadist.training import Trainer
 from metadist.training.checkpoints import read_checkpoint
@@ -183,6 +184,7 @@ def test_a_learner_without_predictions_is_trained_tested_and_reported(tmp_path):
     x.logger = LoggerCollection([JsonlLogger(), panels := PanelLogger()])
     results = Trainer(x).run()
     assert results["test_tasks"] == 7 and (tmp_path / "report.html").exists()
+    assert "test metrics" not in dict(summarize_results(results))  # there are none of its own
     assert (tmp_path / "learning_curves.png").exists()
     assert not (tmp_path / "test_tasks.png").exists()
     assert [images for _, _, images in panels.panels] == [[], []]
