@@ -270,3 +270,8 @@ def test_a_sum_with_float_weights_makes_floats_of_integers():
     total = weighted_sum(results, [1.0, 0.0])["n"]
     assert total.dtype is torch.float64 and total.item() == 2**24 + 1
     assert weighted_sum(results, [1, 2])["n"].tolist() == [2**24 + 3]
+
+
+def test_the_mean_of_complex_numbers_is_complex():
+    shards = [torch.tensor([1 + 2j]), torch.tensor([3 + 4j])]
+    assert todist.mean_reducer(shards).tolist() == [2 + 3j]

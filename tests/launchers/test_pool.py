@@ -117,3 +117,13 @@ def test_slots_are_the_lowest_that_are_free():
         assert (first, second) == (0, 1)
     with slots.acquire() as again:
         assert again == 0
+
+
+def test_the_lowest_slot_that_is_free_is_taken():
+    slots = Slots()
+    first, second = slots.acquire(), slots.acquire()
+    assert (first.__enter__(), second.__enter__()) == (0, 1)
+    first.__exit__(None, None, None)
+    with slots.acquire() as index:
+        assert index == 0
+    second.__exit__(None, None, None)

@@ -86,3 +86,8 @@ def test_what_is_no_image_is_refused(images, message):
 def test_other_inputs_than_images_are_refused():
     with pytest.raises(UserError, match="no square images"):
         ImagePreprocessing((40,))
+
+
+def test_floats_are_rounded_to_the_nearest_pixel():
+    image = torch.full((1, 1, 28, 28), 0.501)  # 127.755 of 255
+    assert torch.equal(ImagePreprocessing((1, 28, 28))(image), torch.full_like(image, 128 / 255))
