@@ -3,8 +3,8 @@
 python experiments/benchmarks/store_operations.py --clients 16 64 256
 
 All clients use one store in memory; those of a node share files for their heartbeats, as under
-torchrun. How often a poll is repeated depends on the machine's speed, so the
-requests are counted twice: all, and those that are no repetition.
+torchrun. How often a poll is repeated depends on the machine's speed, so the requests are counted
+twice: all, and those that are no repetition.
 """
 
 import argparse
@@ -76,7 +76,7 @@ def count_requests(clients: int, node_size: int = 8) -> list[Requests]:
     leaders = [rank - rank % node_size for rank in range(clients)]
     beats: dict[int, Heartbeat] = {}
 
-    def meet(rank: int) -> None:
+    def join(rank: int) -> None:
         if rank == 0:
             host_rendezvous(stores[rank], clients, TIMEOUT_SECONDS)
         else:
@@ -97,7 +97,7 @@ def count_requests(clients: int, node_size: int = 8) -> list[Requests]:
         beats[rank].beat()
 
     found = []
-    phases = (("rendezvous", meet), ("all_gather", gather), ("", start), ("", beat))
+    phases = (("rendezvous", join), ("all_gather", gather), ("", start), ("", beat))
     with tempfile.TemporaryDirectory() as folder, _rank_of_thread(clients) as run:
         directory = Path(folder)
         for phase, function in (*phases, ("heartbeat", beat)):

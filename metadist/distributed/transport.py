@@ -199,6 +199,11 @@ def barrier(worker_names: Iterable[str | int] | None = None, timeout: float | No
     wait_for_workers("barrier", [names[rank] for rank in sorted(set(chosen))], timeout)
 
 
+_FIRST, _OUTCOME = "first", "outcome"
+"""Keys of a barrier. The worker that comes first pings those that are missing, and all others ping
+that worker. The one that comes last sets the outcome "", the first a lost worker's."""
+
+
 def wait_for_workers(topic: str, workers: list[str], timeout: float | None) -> None:
     """A barrier of `workers` in the transport's store.
 
@@ -243,11 +248,6 @@ def wait_for_workers(topic: str, workers: list[str], timeout: float | None) -> N
             raise WorkerLostError(*json.loads(outcome))
     except RuntimeError as error:
         raise WorkerLostError(f"the job's store cannot be reached ({first_line(error)}).") from None
-
-
-_FIRST, _OUTCOME = "first", "outcome"
-"""Keys of a barrier. The worker that comes first pings those that are missing, and all others ping
-that worker. The one that comes last sets the outcome "", the first a lost worker's."""
 
 
 def _require_alive_for_all(store: dist.Store, workers: list[str]) -> None:

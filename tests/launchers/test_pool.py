@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import ExitStack
 
 import pytest
 
@@ -120,10 +121,10 @@ def test_slots_are_the_lowest_that_are_free():
 
 
 def test_the_lowest_slot_that_is_free_is_taken():
-    slots = Slots()
-    first, second = slots.acquire(), slots.acquire()
-    assert (first.__enter__(), second.__enter__()) == (0, 1)
-    first.__exit__(None, None, None)
+    slots, first, second = Slots(), ExitStack(), ExitStack()
+    assert first.enter_context(slots.acquire()) == 0
+    assert second.enter_context(slots.acquire()) == 1
+    first.close()
     with slots.acquire() as index:
         assert index == 0
-    second.__exit__(None, None, None)
+    second.close()

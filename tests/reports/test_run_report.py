@@ -14,7 +14,7 @@ from tiny import compose
 from metadist.errors import UserError
 from metadist.plots.run_figures import MAX_POINTS
 from metadist.reports import run_report
-from metadist.reports.published import preset_iterations
+from metadist.reports.published import load_cells, preset_iterations
 from metadist.reports.run_record import read_run_record
 from metadist.reports.run_report import write_run_report
 
@@ -238,6 +238,7 @@ def test_a_short_run_of_a_preset_is_not_judged(tmp_path):
 def test_the_iterations_of_a_preset_are_those_that_hydra_composes(preset):
     composed = compose(f"+experiment={preset}")
     assert preset_iterations(preset) == composed.trainer.iterations
+    assert all(map(preset_iterations, load_cells()))
     assert preset_iterations("no_such_preset") is None
 
 

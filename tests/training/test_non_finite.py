@@ -19,21 +19,26 @@ from metadist.training.checkpoints import Checkpoints, read_checkpoint
 from metadist.training.non_finite import GradientNormMapper, find_non_finite
 from metadist.training.task_mapper import MetaBatch
 
-SICK = (0, 0, 3, 2)
+NAN_TASK = (0, 0, 3, 2)
+
+
+def put_nan_into_a_task(x) -> None:
+    """Make the first query of the task with the key `NAN_TASK` NaN."""
+    sample = x.tasks.sample
+
+    def sample_with_nan(key):
+        episode = sample(key)
+        if tuple(key.tolist()) == NAN_TASK:
+            episode.query.inputs[0] = math.nan
+        return episode
+
+    x.tasks.sample = sample_with_nan
 
 
 def with_a_nan_task(directory: str, choice: str, *overrides: str) -> str:
     """Train while one task of iteration 3 has a NaN; returns the run's messages."""
     x = build(directory, f"trainer.on_non_finite={choice}", "logger=[jsonl,console]", *overrides)
-    sample = x.tasks.sample
-
-    def infected(key):
-        episode = sample(key)
-        if tuple(key.tolist()) == SICK:
-            episode.query.inputs[0] = math.nan
-        return episode
-
-    x.tasks.sample = infected
+    put_nan_into_a_task(x)
     try:
         Trainer(x).run()
     except UserError as error:
@@ -87,15 +92,8 @@ def test_a_warning_says_what_was_done_and_which_tasks_are_not_finite_later(
 ):
     options = (f"trainer.on_non_finite={choice}", "strategy=local")
     x = build(tmp_path, *options)
-    x.logger, sample = LoggerCollection([]), x.tasks.sample
-
-    def infected(key):
-        episode = sample(key)
-        if tuple(key.tolist()) == SICK:
-            episode.query.inputs[0] = math.nan
-        return episode
-
-    x.tasks.sample = infected
+    x.logger = LoggerCollection([])
+    put_nan_into_a_task(x)
     trainer = Trainer(x)
     trainer.train()
     trainer.test()
