@@ -65,10 +65,120 @@ def test_single_run_has_the_interval_over_test_tasks_and_defaults_are_shown(tmp_
 
 
 def test_repeated_seed_is_not_a_second_seed(tmp_path):
-    for job, rate in enumerate(("0.1", "0.4", "0.1")):
-        write(tmp_path / str(job), [f"algorithm.inner_lr={rate}"], 0.7)
+    for job, (rate, test) in enumerate((("0.1", 0.2), ("0.4", 0.5), ("0.1", 0.7))):
+        write(tmp_path / str(job), [f"algorithm.inner_lr={rate}"], test)
     write_sweep_report(tmp_path)
     assert [row["runs"] for row in rows(tmp_path)] == ["1", "1"]
+    assert [row["test_accuracy"] for row in rows(tmp_path)] == ["0.7", "0.5"]  # the last one
+
+
+def test_a_metric_that_a_seed_lacks_has_no_mean(tmp_path):
+    for job, (rate, validation) in enumerate((("0.1", 0.9), ("0.1", None), ("0.4", 0.6))):
+        overrides = [f"algorithm.inner_lr={rate}", f"seed={job}"]
+        write(tmp_path / str(job), overrides, 0.7, validation)
+    table = write_sweep_report(tmp_path).table
+    assert [setting.validation is None for setting in table.settings] == [True, False]
+    assert (table.best, table.selected_by) == (1, "validation")
+    assert [row["validation_accuracy"] for row in rows(tmp_path)] == ["", "0.6"]
+
+
+def test_what_an_interval_is_over_is_said(tmp_path, monkeypatch):
+    texts = []
+
+    def savefig(figure, *arguments, **options):
+        texts.extend(each.get_text() for each in figure.findobj(Text))
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    for job, (rate, seed) in enumerate((("0.1", 0), ("0.4", 0), ("0.4", 1))):
+        write(tmp_path / str(job), [f"algorithm.inner_lr={rate}", f"seed={seed}"], 0.7, 0.6)
+    report = write_sweep_report(tmp_path)
+    assert [row["test_interval"] for row in rows(tmp_path)] == [
+        "95% over test tasks",
+        "95% over seeds",
+    ]
+    assert rows(tmp_path)[0]["test_accuracy_ci95"] == "0.01"
+    assert rows(tmp_path)[0]["validation_accuracy_ci95"] == ""
+    assert "mean of 1 to 2 seeds; 95% intervals over seeds" in texts
+    text = (tmp_path / "sweep.md").read_text()
+    assert "(Student's t); for the test metric of a single seed, over test tasks." in text
+    assert "| 0.1 | 1 | 60.00% | 70.00% ± 1.00% | 0.5 | best |" in text
+    assert report.summary_lines()[1:5] == [
+        "3 runs finished",
+        "best: algorithm.inner_lr=0.1",
+        "  validation accuracy 60.00%, test accuracy 70.00% ± 1.00% (over test tasks)",
+        "  equal by validation: algorithm.inner_lr=0.4",
+    ]
+
+
+def test_without_validation_the_selection_is_said_to_be_biased(tmp_path):
+    write(tmp_path / "a", [], 0.7)
+    lines = write_sweep_report(tmp_path).summary_lines()
+    assert lines[1:4] == [
+        "1 run finished",
+        "best: the only setting",
+        "  test accuracy 70.00% ± 1.00% (over test tasks)",
+    ]
+    assert "selected by the test metric" in lines[4] and "biased" in lines[4]
+
+
+def test_runs_that_have_not_finished_are_counted(tmp_path):
+    for job, rate in enumerate(("0.1", "0.4")):
+        write(tmp_path / str(job), [f"algorithm.inner_lr={rate}"], 0.7)
+    for name, file in (("2", "failure.json"), ("3", "metrics.jsonl"), ("10", "metrics.jsonl")):
+        (tmp_path / name / ".hydra").mkdir(parents=True)
+        text = '{"error": "no | memory", "overrides": ["algorithm.inner_lr=0.4"]}'
+        (tmp_path / name / file).write_text(text if name == "2" else "")
+        (tmp_path / name / ".hydra" / "overrides.yaml").write_text("[algorithm.inner_lr=0.4]")
+    report = write_sweep_report(tmp_path)
+    assert (report.failed, report.unfinished) == (("2",), ("3", "10"))
+    assert report.summary_lines()[1] == "2 runs finished, 1 failed, 2 unfinished"
+    found = [(row["runs"], row["failed"], row["unfinished"]) for row in rows(tmp_path)]
+    assert found == [("1", "0", "0"), ("1", "1", "2")]
+    text = (tmp_path / "sweep.md").read_text()
+    assert "| seeds | failed or unfinished |" in text and "| 0.4 | 1 | 3 | — |" in text
+
+
+def test_values_with_a_bar_stay_in_their_cell(tmp_path):
+    write(tmp_path / "a", ["dataset.root_pattern=a|b"], 0.7)
+    write(tmp_path / "b", ["dataset.root_pattern=c"], 0.7)
+    write_sweep_report(tmp_path)
+    assert "| a\\|b | 1 |" in (tmp_path / "sweep.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keys"),
+    [
+        (("logger=console", "logger=jsonl"), ()),
+        (("dataset.root=/a", "dataset.root=/b"), ()),
+        (("trainer.keep_checkpoints=1", "trainer.keep_checkpoints=2"), ()),
+        (("model.name='a'", "model.name=a"), ()),
+        (("trainer.profile=True", "trainer.profile=true"), ()),
+        (("dataset=glyphs", "dataset=omniglot"), ("dataset",)),
+        (("+experiment=maml_a", "+experiment=maml_b"), ("experiment",)),
+        (("trainer.iterations=1", "trainer.iterations=2"), ("trainer.iterations",)),
+    ],
+)
+def test_which_keys_tell_settings_apart(tmp_path, overrides, keys):
+    for job, override in enumerate(overrides):
+        directory = tmp_path / str(job)
+        write(directory, [override, f"seed={job}"], 0.7)
+        # What a chosen group sets differs too, and is no key of its own.
+        values = {"classes": job} if keys and "." not in keys[0] else {}
+        configuration = {"seed": job, "dataset": values}
+        if keys == ("experiment",):
+            configuration["optimizer"] = {"lr": job}
+        (directory / ".hydra" / "config.yaml").write_text(yaml.safe_dump(configuration))
+    table = write_sweep_report(tmp_path).table
+    assert table.keys == keys and len(table.settings) == 1 + bool(keys)
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
+def test_metrics_that_are_not_finite_are_read(tmp_path, value):
+    write(tmp_path / "a", [], 0.7)
+    results = json.loads((tmp_path / "a" / "results.json").read_text())
+    (tmp_path / "a" / "results.json").write_text(json.dumps({**results, "train_loss": value}))
+    (setting,) = write_sweep_report(tmp_path).table.settings
+    assert setting.train_loss is not None and str(setting.train_loss.mean) == str(float(value))
 
 
 def test_keys_that_no_command_line_set_are_columns_too(tmp_path):
@@ -111,6 +221,7 @@ def test_lower_mse_is_better_and_failures_are_listed(tmp_path):
     (tmp_path / "2" / "failure.json").write_text(json.dumps(failure))
     report = write_sweep_report(tmp_path)
     assert [row["best"] for row in rows(tmp_path)] == ["", "yes", ""]
+    assert [row["algorithm.inner_lr"] for row in rows(tmp_path)] == ["0.1", "0.4", "9"]
     assert report.failed == ("2",) and "- 2: it broke" in (tmp_path / "sweep.md").read_text()
 
 

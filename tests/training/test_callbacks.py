@@ -23,8 +23,8 @@ STRATEGIES = [("local", 1), ("rpc", 2), ("allreduce", 2)]
 class Recorder(Callback):
     """Counts the calls of its hooks, and keeps the count in the checkpoints."""
 
-    def __init__(self, stop_at: int = 0, stop_rank: int = 0) -> None:
-        self.stop_at, self.stop_rank = stop_at, stop_rank
+    def __init__(self, stop_at: int = 0, stop_rank: int = 0, stop_in: str = "iteration") -> None:
+        self.stop_at, self.stop_rank, self.stop_in = stop_at, stop_rank, stop_in
         self.calls: list[str] = []
 
     def on_train_start(self, trainer):
@@ -33,12 +33,17 @@ class Recorder(Callback):
     def on_iteration_end(self, trainer, output):
         assert output.loss == trainer.state.train_loss
         self.calls.append(f"iteration {trainer.state.iteration}")
-        if trainer.state.iteration == self.stop_at and get_rank() == self.stop_rank:
-            trainer.state.should_stop = True
+        self.stop(trainer, "iteration")
 
     def on_validation_end(self, trainer, metrics):
         assert {"validation_loss", "validation_accuracy", "validation_ci95"} <= metrics.keys()
         self.calls.append(f"validation {trainer.state.iteration}")
+        self.stop(trainer, "validation")
+
+    def stop(self, trainer, hook):
+        at = (trainer.state.iteration, get_rank(), hook)
+        if at == (self.stop_at, self.stop_rank, self.stop_in):
+            trainer.state.should_stop = True
 
     def on_test_end(self, trainer, results):
         self.calls.append("test")
@@ -114,6 +119,14 @@ def test_a_callback_of_any_driver_stops_training(tmp_path, strategy, size):
     three = train(str(tmp_path / "three"), "strategy=local", "trainer.iterations=3")
     for name in ("test_accuracy", "test_loss", "train_loss", "validation_accuracy"):
         assert results[name] == three[name]
+
+
+def test_all_drivers_stop_after_a_validation_in_which_one_of_them_asks_for_it(tmp_path):
+    stop = [f"+callbacks.mine.stop_{name}" for name in ("at=2", "rank=1", "in=validation")]
+    options = ("strategy=allreduce", mine("Recorder"), *stop, "timeout_seconds=10")
+    results = run_world(train, 2, str(tmp_path), *options, timeout=30.0)
+    assert [each["iterations"] for each in results] == [2, 2]
+    assert results[0]["calls"][-2:] == ["iteration-00000002.pt", "test"]
 
 
 def interrupted(directory: str, after: str, *overrides: str) -> str:

@@ -69,6 +69,7 @@ def test_the_command_shows_a_task_that_went_wrong(tmp_path):
 def test_evaluated_tasks_and_initial_weights_are_the_runs(tmp_path):
     run_world(train_and_replay, 1, tmp_path / "first", OPTIONS, [])
     options = [*OPTIONS, f"init_from={tmp_path / 'first'}", "callbacks=ema", "seed=3"]
+    options.append("trainer.checkpoint_every=2")
     keys = ["3,train,1,0", "3,train,2,0", "0,test,0,5"]
     found = run_world(train_and_replay, 1, tmp_path / "run", options, keys)[0]
     losses = [line["train_loss"] for line in records(tmp_path / "run")]
@@ -77,6 +78,9 @@ def test_evaluated_tasks_and_initial_weights_are_the_runs(tmp_path):
     tested = read_test_predictions(tmp_path / "run")[5]
     assert (found[2].loss, found[2].metrics["accuracy"]) == (tested["loss"], tested["accuracy"])
     assert found[2].start.endswith("iteration-00000004.pt")
-    newest = tmp_path / "run" / "checkpoints" / "iteration-00000004.pt"
-    later = replay(load_experiment(tmp_path / "run"), parse_key(keys[1]), newest)
-    assert (later.start, later.trained) == (str(newest), 0) and later.loss != losses[1]
+    # A named checkpoint is taken as it is, whether newer or older than the task.
+    for iteration, named in ((2, 4), (4, 2)):
+        path = tmp_path / "run" / "checkpoints" / f"iteration-{named:08d}.pt"
+        other = replay(load_experiment(tmp_path / "run"), parse_key(f"3,train,{iteration},0"), path)
+        assert (other.start, other.trained) == (str(path), 0)
+        assert other.loss != losses[iteration - 1]
