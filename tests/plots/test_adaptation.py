@@ -30,6 +30,10 @@ def test_one_panel_per_learner_and_curve(tmp_path, saved_figures):
     labels = [line.get_label() for line in axes.lines]
     assert labels == ["truth", "before", "after 1 step", "after 10 steps"]
     assert axes.get_title().startswith("MAML: MSE ") and axes.get_title().endswith(" → 0")
+    assert np.isfinite(saved_figures[0].axes[1].get_ylim()).all()
+    assert axes.get_title() == f"MAML: MSE {np.mean(np.sin(INPUTS) ** 2):.2g} → 0.13 → 0"
+    (points,) = [c for c in axes.collections if c.get_label() == "points used"]
+    np.testing.assert_allclose(points.get_offsets(), np.stack([INPUTS, np.sin(INPUTS)], 1)[::10])
     assert axes.get_ylim()[1] < 10  # the diverging predictions of the other panel are cut off
 
 

@@ -47,6 +47,44 @@ def test_learning_curves_with_validation_and_test(tmp_path, metric):
     assert count_color(pixels, GREEN) > 200  # the dashed line of the test
 
 
+@pytest.mark.parametrize("metric", ["accuracy", "mse"])
+def test_the_curves_are_the_metrics(tmp_path, saved_figures, metric):
+    metrics = run_metrics(metric, 0.1)
+    descriptions = {"test": "few-shot tasks"} if metric == "mse" else None
+    plot_learning_curves(metrics, tmp_path / "curves.png", "t", (0.625, 0.125), descriptions)
+    loss, axes = saved_figures[0].axes
+    labels = ["training, each iteration", "training, smoothed"]
+    assert [line.get_label() for line in loss.lines] == labels  # the test is of the other metric
+    each, smooth, validation, test = axes.lines
+    assert list(each.get_xdata()) == list(smooth.get_xdata()) == list(range(1, 100))
+    assert list(each.get_ydata()) == [1 / i for i in range(1, 100)]
+    values = np.array([1 / i for i in range(1, 100)])
+    np.testing.assert_allclose(smooth.get_ydata(), moving_average(values, 5))
+    assert list(validation.get_xdata()) == list(range(10, 100, 10))
+    assert list(validation.get_ydata()) == [0.1 + i / 200 for i in range(10, 100, 10)]
+    assert list(test.get_ydata()) == [0.625, 0.625]
+    (band,) = axes.patches
+    low, high = band.get_extents().transformed(axes.transData.inverted()).intervaly
+    assert (low, high) == pytest.approx((0.5, 0.75))
+    notes = {
+        "accuracy": ("validation, unseen classes", "final test: 62.5% ± 12.5%"),
+        "mse": ("validation", "final test: 0.625 ± 0.12, few-shot tasks"),
+    }[metric]
+    assert (validation.get_label(), " ".join(test.get_label().split())) == notes
+    assert axes.get_ylabel() == {"accuracy": "Accuracy", "mse": "Mean squared error"}[metric]
+    tick = axes.yaxis.get_major_formatter()(0.5, 0)
+    assert (tick == "50%") == (metric == "accuracy")
+
+
+def test_a_few_iterations_are_points(tmp_path, saved_figures):
+    for count in (19, 20):
+        metrics = [{"iteration": i, "train_loss": 1.0} for i in range(1, count + 1)]
+        plot_learning_curves(metrics, tmp_path / "curves.png", "t")
+    few, many = (figure.axes[0].lines for figure in saved_figures)
+    assert [(line.get_label(), line.get_marker()) for line in few] == [("training", "o")]
+    assert [line.get_marker() for line in many] == ["None", "None"]
+
+
 def test_own_metrics_have_panels_of_their_own(tmp_path):
     metrics = [{"iteration": i, "train_loss": 2.0 / i, "train_accuracy": 0.5} for i in range(1, 50)]
     path = plot_learning_curves(metrics, tmp_path / "curves.png", "title")

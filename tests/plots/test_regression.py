@@ -21,4 +21,8 @@ def test_one_panel_per_task(tmp_path, saved_figures, tasks):
     np.testing.assert_allclose(truth.get_xdata(), np.sort(inputs.ravel()))
     np.testing.assert_allclose(before.get_ydata(), 0)
     np.testing.assert_allclose(after.get_ydata(), truth.get_ydata() + 0.1)
-    assert shown[0].get_title().endswith("→ 0.01")
+    assert shown[0].get_title() == f"task 1: MSE {np.mean(np.sin(inputs) ** 2):.3g} → 0.01"
+    (points,) = shown[0].collections
+    np.testing.assert_allclose(points.get_offsets(), np.hstack([inputs, np.sin(inputs)])[:5])
+    labels = [text.get_text() for text in figure.legends[0].texts]
+    assert labels[1:] == ["before adaptation", "after adaptation", "support points, adapted on"]

@@ -51,6 +51,93 @@ def test_the_kind_fits_the_keys(tmp_path, saved_figures, settings, keys, kind, m
         assert len(axes.get_yticklabels()) == len(axes.containers) == len(settings)
 
 
+def settings(*rows) -> list[SweepData]:
+    """Settings from (values, mean, interval); the second one is the best."""
+    return [SweepData(*row, index == 1) for index, row in enumerate(rows)]
+
+
+def test_lines_go_through_their_settings_in_ascending_order(tmp_path, saved_figures):
+    found = settings(
+        (("a", "1"), 0.9, 0.25),
+        (("b", "0.01"), 0.5, 0.125),
+        (("b", "1"), 0.6, None),
+        (("a", "0.01"), 0.7, 0.5),
+        (("a", "0.1"), 0.8, 0.25),
+        (("b", "0.1"), 0.4, 0.125),
+    )
+    plot_sweep(found, ("way", "rate"), "accuracy", tmp_path / "sweep.png", "three seeds")
+    axes = saved_figures[0].axes[0]
+    lines = {each.get_label(): each for each in axes.containers}
+    assert list(lines) == ["way=a", "way=b"]
+    for name, means, widths in (
+        ("a", [0.7, 0.8, 0.9], [0.5, 0.25, 0.25]),
+        ("b", [0.5, 0.4, 0.6], [0.125, 0.125, 0.0]),
+    ):
+        line, _, (bars,) = lines[f"way={name}"].lines
+        assert list(line.get_xdata()) == [0.01, 0.1, 1.0] and list(line.get_ydata()) == means
+        halves = [(high - low) / 2 for (_, low), (_, high) in bars.get_segments()]
+        assert halves == pytest.approx(widths)
+    (best,) = [line for line in axes.lines if line.get_label() == "best on validation"]
+    assert (list(best.get_xdata()), list(best.get_ydata())) == ([0.01], [0.5])
+    assert (axes.get_xscale(), axes.get_xlabel(), axes.get_title()) == (
+        "log",
+        "rate",
+        "three seeds",
+    )
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0.01", "0.1", "1"]
+
+
+@pytest.mark.parametrize(("last", "scale"), [("9", "linear"), ("10", "log")])
+def test_values_over_a_decade_have_a_logarithmic_axis(tmp_path, saved_figures, last, scale):
+    plot_sweep(points(("1",), ("2",), (last,)), ("k",), "mse", tmp_path / "sweep.png", "one seed")
+    assert saved_figures[0].axes[0].get_xscale() == scale
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "mse"])
+def test_a_heat_map_has_each_mean_in_its_cell(tmp_path, saved_figures, metric):
+    found = settings(
+        (("a", "10"), 0.5, 0.25),
+        (("b", "10"), 0.75, None),
+        (("b", "9"), 0.25, None),
+        (("a", "9"), 0.625, None),
+    )
+    keys = ("way", "shots")
+    plot_sweep(found, keys, metric, tmp_path / "sweep.png", "one seed", "test")
+    axes = saved_figures[0].axes[0]
+    (image,) = axes.images
+    assert image.get_array().tolist() == [[0.625, 0.5], [0.25, 0.75]]
+    assert (axes.get_ylabel(), axes.get_xlabel()) == keys
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["9", "10"]
+    texts = {text.get_position(): text.get_text() for text in axes.texts}
+    numbers = {"accuracy": ("50.0%\n± 25.0%", "75.0%"), "mse": ("0.5\n± 0.25", "0.75")}[metric]
+    assert texts[1, 0] == numbers[0] and texts[1, 1] == f"{numbers[1]}\nbest on test"
+    assert image.get_cmap().name == {"accuracy": "viridis", "mse": "viridis_r"}[metric]
+    assert image.get_clim() == (0.25, 0.75)
+
+
+def test_colors_of_a_heat_map_span_the_widest_interval(tmp_path, saved_figures):
+    grid = [(a, b) for a in "xy" for b in "pq"]
+    found = settings(*((values, 0.5 + i / 100, 0.25) for i, values in enumerate(grid)))
+    plot_sweep(found, ("a", "b"), "accuracy", tmp_path / "sweep.png", "one seed")
+    low, high = saved_figures[0].axes[0].images[0].get_clim()
+    assert (high - low, (high + low) / 2) == pytest.approx((0.25, 0.515))
+
+
+@pytest.mark.parametrize(("metric", "order"), [("accuracy", "bca"), ("mse", "acb")])
+def test_the_best_row_comes_first(tmp_path, saved_figures, metric, order):
+    means = {"a": 0.5, "b": 0.75, "c": 0.625}
+    found = settings(*(((name,), mean, 0.125) for name, mean in means.items()))
+    plot_sweep(found, ("algorithm",), metric, tmp_path / "sweep.png", "one seed")
+    axes = saved_figures[0].axes[0]
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels == [f"algorithm={name}" for name in order]
+    shown = [container.lines[0] for container in axes.containers]
+    assert [line.get_xdata()[0] for line in shown] == [means[name] for name in order]
+    assert [line.get_ydata()[0] for line in shown] == [0, 1, 2] and axes.yaxis_inverted()
+    assert [text.get_text() for text in axes.get_legend().texts] == ["best on validation"]
+    assert shown[order.index("b")].get_color() != shown[order.index("a")].get_color()
+
+
 def test_the_selected_setting_is_shown_however_many_have_a_better_test(tmp_path, saved_figures):
     many = points(*((f"w{n}", f"v{n}") for n in range(40)))  # the second worst is selected
     plot_sweep(many, ("a", "b"), "accuracy", tmp_path / "sweep.png", "three seeds")

@@ -1,0 +1,99 @@
+"""Interactive figures of a sweep: their data, their order and when there are none."""
+
+import math
+
+import pytest
+
+from metadist.plots import (
+    SettingData,
+    compared_curves,
+    heat_map,
+    parallel_coordinates,
+    settings_with_intervals,
+)
+
+
+def settings(*rows: tuple[tuple[str, ...], float]) -> list[SettingData]:
+    return [SettingData(values, mean, None, {}, False) for values, mean in rows]
+
+
+GRID = settings(
+    (("a", "10", "x"), 0.5),
+    (("a", "9", "x"), 0.25),
+    (("b", "10", "x"), 0.75),
+    (("b", "10", "y"), 0.25),
+)
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "mse"])
+def test_a_heat_map_is_averaged_over_the_other_keys(metric):
+    figure = heat_map(GRID, ("way", "shots", "model"), metric)
+    (trace,) = figure["data"]
+    assert (trace["x"], trace["y"]) == (["a", "b"], ["9", "10"])
+    assert trace["z"] == [[0.25, None], [0.5, 0.5]]
+    titles = [figure["layout"][name]["title"]["text"] for name in ("xaxis", "yaxis")]
+    assert titles == ["way", "shots"] and trace["reversescale"] == (metric == "mse")
+
+
+def test_a_heat_map_needs_two_keys_and_half_of_its_cells():
+    assert heat_map(settings((("a", "1"), 0.5), (("b", "1"), 0.5)), ("k", "l"), "mse") is None
+    diagonal = settings(*(((str(n), str(n)), 0.5) for n in range(2)))
+    assert heat_map(diagonal, ("k", "l"), "mse") is not None
+    diagonal = settings(*(((str(n), str(n)), 0.5) for n in range(3)))
+    assert heat_map(diagonal, ("k", "l"), "mse") is None
+
+
+def test_parallel_coordinates_span_the_finite_means():
+    rows = settings((("1e-3",), 0.5), (("1e-2",), math.nan), (("1e-4",), 0.75))
+    (trace,) = parallel_coordinates(rows, ("rate",), "mse")["data"]
+    rate, metric = trace["dimensions"]
+    assert (rate["ticktext"], rate["values"]) == (["1e-4", "1e-3", "1e-2"], [1, 2, 0])
+    assert metric["values"] == trace["line"]["color"] == [0.5, None, 0.75]
+    assert (trace["line"]["cmin"], trace["line"]["cmax"]) == (0.5, 0.75)
+    assert trace["line"]["reversescale"] is True
+    (same,) = parallel_coordinates(rows[:1], ("rate",), "accuracy")["data"]
+    assert same["line"]["cmin"] < same["line"]["cmax"] and not same["line"]["reversescale"]
+
+
+@pytest.mark.parametrize(("metric", "order"), [("accuracy", ["b", "a"]), ("mse", ["a", "b"])])
+def test_the_best_setting_is_above(metric, order):
+    rows = [
+        SettingData(("a",), 0.5, None, {"run 0": 0.5}, False),
+        SettingData(("b",), 0.75, 0.25, {"run 1": 0.5, "run 2": 1.0}, True),
+    ]
+    figure = settings_with_intervals(rows, ["a", "b"], metric)
+    means, seeds = figure["data"]
+    assert means["y"] == order and figure["layout"]["yaxis"]["autorange"] == "reversed"
+    found = dict(zip(means["y"], means["error_x"]["array"], strict=True))
+    assert found == {"a": 0.0, "b": 0.25}
+    assert {*zip(seeds["y"], seeds["x"], seeds["text"], strict=True)} == {
+        ("a", 0.5, "run 0"),
+        ("b", 0.5, "run 1"),
+        ("b", 1.0, "run 2"),
+    }
+    best, other = (means["marker"]["color"][order.index(name)] for name in "ba")
+    assert best != other
+
+
+def test_runs_without_validation_are_shown_by_their_smoothed_training():
+    validation = [{"iteration": i, "validation_mse": 1.0 / i} for i in (10, 20)]
+    training = [{"iteration": i, "train_mse": float(i % 2)} for i in range(1, 151)]
+    runs = {"0": validation, "1": validation, "2": training, "3": []}
+    groups = {"0": "a", "1": "a", "2": "b", "3": "c"}
+    data = compared_curves(runs, "mse", groups)["data"]
+    assert [trace["name"] for trace in data] == ["a", "a", "b, training"]
+    assert [trace["showlegend"] for trace in data] == [True, False, True]
+    assert data[0]["line"]["color"] == data[1]["line"]["color"] != data[2]["line"]["color"]
+    assert (data[0]["x"], data[0]["y"]) == ([10, 20], [0.1, 0.05])
+    middle = data[2]["y"][10:-10]  # a mean of three iterations, of which every second is 1
+    assert {round(value, 6) for value in middle} == {0.333333, 0.666667}
+
+
+@pytest.mark.parametrize(("length", "kind"), [(90, None), (100, "log")])
+def test_runs_ten_times_as_long_have_a_logarithmic_axis(length, kind):
+    runs = {
+        str(end): [{"iteration": i, "validation_mse": 1.0} for i in (5, end)]
+        for end in (10, length)
+    }
+    figure = compared_curves(runs, "mse", dict.fromkeys(runs, "a"))
+    assert figure["layout"]["xaxis"].get("type") == kind
