@@ -21,7 +21,7 @@ from metadist.plots import (
 )
 from metadist.reports.comparison import protocol_differences
 from metadist.reports.html_document import write_html
-from metadist.reports.published import MIN_FRACTION, Cell, load_cells, preset_iterations
+from metadist.reports.published import MIN_FRACTION, load_cells, preset_iterations
 from metadist.reports.run_directory import HTML_FILE, PROFILE_DIRECTORY
 from metadist.reports.run_record import RunRecord, format_time, read_run_record
 
@@ -138,15 +138,14 @@ def compare_with_published(record: RunRecord) -> dict[str, Any] | None:
             part += ", reached" if reached else "" if short else f", {_gap(gap, record.metric)}"
             part += "" if steps is None else f" ({show(measured[steps])} here)"
         parts.append(part)
-    differences = protocol_differences(
-        {"published": _renamed(cell, protocol), "this run": protocol},
-        ignore=set(protocol) - set(_renamed(cell, protocol)),
-    )
+    # results.json omits train_… keys that are equal to the test's.
+    own = {f"train_{key}": value for key, value in protocol.items()} | protocol
+    known = {key: value for key, value in cell.protocol.items() if key in own}
+    differences = protocol_differences({"published": known, "this run": own}, own.keys() - known)
     settings = [o for o in record.overrides if not o.lstrip("+").startswith("experiment=")]
     notes = [
         f"{key.replace('_', ' ')}: {each['this run']} here, {each['published']} in the paper."
         for key, each in differences.items()
-        if protocol
     ]
     if "muted" in kinds:
         notes.append(f"Not judged: {done:,} of the preset's {length:,} iterations.")
@@ -157,15 +156,6 @@ def compare_with_published(record: RunRecord) -> dict[str, Any] | None:
         "kind": next((kind for kind in ("bad", "muted", "good") if kind in kinds), "muted"),
         "sentence": f"Published ({cell.source}): {'; '.join(parts)}.",
         "notes": notes,
-    }
-
-
-def _renamed(cell: Cell, protocol: Mapping[str, Any]) -> dict[str, Any]:
-    """The published protocol; results.json omits train_… keys that are equal to the test's."""
-    return {
-        key if key in protocol else key.removeprefix("train_"): value
-        for key, value in cell.protocol.items()
-        if key in protocol or key.removeprefix("train_") in protocol
     }
 
 

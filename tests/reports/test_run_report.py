@@ -127,6 +127,8 @@ def test_the_data_of_a_finished_run_are_those_of_its_record(tmp_path):
     assert [row[0] for row in hardest] == ["3", "1", "2", "0"]  # equal accuracies by loss
     assert f"metadist replay {directory} --key 7,test,0,3" in page.text
     assert "torchrun --standalone --nproc_per_node=2 -m metadist maml" in page.text
+    facts = "iterations 30 of 50 training loss 0.0333 time 0:00:20 strategy rpc, 2 workers seed 3"
+    assert facts in page.text and "Images 1 of 2" not in page.text and ", 1 of 2" in page.text
     assert (
         "Task 3: accuracy 0.00%" in page.text
         and "A, not B" in page.text
@@ -221,6 +223,59 @@ def test_the_result_of_a_preset_is_compared_with_the_published_one(
     assert ("p", {"class": kind}) in page.elements
     assert "queries: 5 here, 1 in the paper" in page.text
     assert "Overrides beyond the preset: trainer.iterations=500" in page.text
+
+
+@pytest.mark.parametrize(
+    ("shots", "notes"),
+    [
+        ({"shots": 5, "train_shots": 10}, []),
+        ({"shots": 10}, ["shots: 10 here, 5 in the paper."]),
+        ({"shots": 5}, ["train shots: 5 here, 10 in the paper."]),
+    ],
+)
+def test_an_error_is_compared_with_the_published_one_after_each_number_of_steps(
+    tmp_path, shots, notes
+):
+    rows = [{"steps": k, "mean": mse, "ci95": 0.1} for k, mse in ((0, 3.0), (1, 0.6), (5, 0.5))]
+    results = {"test_mse": 0.4, "ci95": 0.1, "test_mse_by_steps": rows, "protocol": shots}
+    directory = write_run(
+        tmp_path / "run", ["+experiment=maml_sinusoid_5_points"], results, 70_000, "mse"
+    )
+    found = run_report.compare_with_published(read_run_record(directory))
+    assert found["kind"] == "bad" and found["notes"] == notes
+    assert found["sentence"].endswith(
+        ": 0.67 after 1 step, reached (0.6 here); "
+        "0.38 after 5 steps, 0.12 above (0.5 here); 0.35 after 10 steps."
+    )
+
+
+def test_a_preset_without_a_published_result_is_not_compared(tmp_path):
+    for preset in ("maml_sinusoid", "of_my_own"):
+        directory = write_run(tmp_path / preset, [f"+experiment={preset}"])
+        assert run_report.compare_with_published(read_run_record(directory)) is None
+
+
+def test_metrics_of_the_users_own_have_curves_and_ci95_has_none(tmp_path):
+    directory = write_run(tmp_path / "run", iterations=2)
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 2, "train_entropy": 0.5, "validation_ci95": 0.5}\n')
+    figures = Page(write_run_report(directory)).figures
+    assert "curve-entropy" in figures and "curve-ci95" not in figures
+    assert figures["curve-entropy"]["data"][0]["y"] == [0.5]
+
+
+def test_only_the_hardest_tasks_and_confusions_are_listed(tmp_path):
+    directory = finished(tmp_path / "run")
+    names = [f"c{number:02}" for number in range(41)]
+    task = {"labels": [*range(41)], "predictions": [*range(1, 41), 0], "classes": names}
+    tasks = [{**task, "task": n, "accuracy": n / 20, "loss": 1.0} for n in range(20)]
+    text = "".join(json.dumps(each) + "\n" for each in tasks)
+    (directory / "test_predictions.jsonl").write_text(text)
+    page = Page(write_run_report(directory))
+    assert "confusions" not in page.figures  # of more than 40 classes
+    assert len([row for row in page.rows if len(row) == 3 and row[2] == "20"]) == 12
+    hardest = [row[0] for row in page.rows if row[-1:] and row[-1].startswith("7,test,0,")]
+    assert hardest == [str(n) for n in range(10)]
 
 
 def test_a_short_run_of_a_preset_is_not_judged(tmp_path):

@@ -1,0 +1,122 @@
+"""The record of a run: how far it has come, and the commands that go on from it."""
+
+import json
+import shlex
+
+import pytest
+import yaml
+
+from metadist.reports.run_record import RunRecord, read_run_record, tasks_by_difficulty
+
+
+def record_of(directory, metrics=(), results=None, config=None, **files) -> RunRecord:
+    """The record of a run directory with these files."""
+    (directory / ".hydra").mkdir(parents=True, exist_ok=True)
+    files = {"config": config or {}, "overrides": ["seed=3"], **files}
+    for name, content in files.items():
+        (directory / ".hydra" / f"{name}.yaml").write_text(yaml.safe_dump(content))
+    text = "".join(json.dumps(line) + "\n" for line in metrics)
+    (directory / "metrics.jsonl").write_text(text)
+    if results is not None:
+        (directory / "results.json").write_text(json.dumps(results))
+    return read_run_record(directory)
+
+
+def test_an_error_after_earlier_results_is_the_state_of_the_run(tmp_path):
+    assert record_of(tmp_path, results={"test_accuracy": 0.5}).status(0.0) == "finished"
+    (tmp_path / "error.txt").write_text("rank 0: failed\n")
+    record = read_run_record(tmp_path)
+    assert record.status(0.0) == "failed" and record.results is None
+    (tmp_path / "error.txt").write_text("stopped at iteration 3 of 9\n")
+    assert read_run_record(tmp_path).status(0.0) == "stopped"
+
+
+def test_a_run_whose_metrics_are_old_has_ended(tmp_path):
+    record = record_of(tmp_path, [{"iteration": 1, "train_loss": 1.0}])
+    assert record.status(record.written + 299) == "running"
+    assert record.status(record.written + 301) == "ended without results"
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "mse"])
+def test_the_title_is_that_of_the_run_before_and_after_its_end(tmp_path, metric):
+    target = {"_target_": "metadist.algorithms.MAML"}
+    config = {"task": {"ways": 5, "shots": 1}, "algorithm": target}
+    hydra = {"hydra": {"runtime": {"choices": {"dataset": "some", "algorithm": "maml"}}}}
+    metrics = [{"iteration": 1, f"train_{metric}": 0.5}]
+    ways = {"accuracy": "5-way ", "mse": ""}[metric]
+    record = record_of(tmp_path, metrics, config=config, hydra=hydra)
+    assert (record.metric, record.title) == (metric, f"maml on some, {ways}1-shot")
+    (tmp_path / ".hydra" / "hydra.yaml").unlink()
+    assert read_run_record(tmp_path).title == f"MAML on dataset, {ways}1-shot"
+    protocol = {"ways": 20, "shots": 2, "dataset": "other"}
+    results = {f"test_{metric}": 0.5, "protocol": protocol, "method": {"algorithm": "ANIL"}}
+    ways = {"accuracy": "20-way ", "mse": ""}[metric]
+    record = record_of(tmp_path, (), results, config, hydra=hydra)
+    assert (record.metric, record.title) == (metric, f"ANIL on other, {ways}2-shot")
+
+
+@pytest.mark.parametrize(
+    ("workers", "launcher", "program"),
+    [
+        (1, "none", "metadist"),
+        (4, "none", "torchrun --standalone --nproc_per_node=4 -m metadist"),
+        (4, "torchrun", "metadist"),
+    ],
+)
+def test_commands_repeat_resume_and_replay(tmp_path, workers, launcher, program):
+    directory = tmp_path / "a run"
+    node = {"job": {"config_name": "ddp"}, "runtime": {"choices": {"launcher": launcher}}}
+    metrics = [{"iteration": n, "train_loss": 1.0} for n in (1, 2)]
+    metrics.append({"iteration": 9, "validation_loss": 1.0})
+    results = {"world_size": workers, "protocol": {"eval_seed": 7}}
+    config = {"seed": 3, "trainer": {"iterations": 5, "eval_seed": 8}}
+    record = record_of(directory, metrics, results, config, hydra={"hydra": node})
+    commands, run = record.commands(), shlex.quote(str(directory))
+    assert commands["Repeat the run"] == f"{program} ddp seed=3"
+    place = shlex.join([f"hydra.run.dir={directory}", "resume=auto"])
+    assert commands["Resume or continue it"] == f"{program} ddp seed=3 {place}"
+    assert commands["Replay a test task"] == f"metadist replay {run} --key 7,test,0,0"
+    assert commands["Replay a training task"] == f"metadist replay {run} --key 3,train,2,0"
+    assert commands["Make this report again"] == f"metadist report {run}"
+    assert record.iterations == (2, 5)
+    (directory / "results.json").unlink()
+    (directory / "metrics.jsonl").write_text("")
+    commands = read_run_record(directory).commands()
+    assert commands["Replay a test task"].endswith("--key 8,test,0,0")
+    assert commands["Replay a training task"].endswith("--key 3,train,1,0")
+
+
+def test_the_parts_of_the_time_add_up(tmp_path):
+    metrics = [{"iteration": n, "train_loss": 1.0, "seconds": 2.0 * n} for n in (1, 2, 3)]
+    assert record_of(tmp_path, metrics).seconds() == {"training": 6.0}
+    results = {"wall_seconds": 10.0, "evaluation_seconds": 1.0}
+    parts = {"training": 6.0, "test": 1.0, "validation and checkpoints": 3.0}
+    assert record_of(tmp_path, metrics, results).seconds() == parts
+    del parts["validation and checkpoints"]
+    results["wall_seconds"] = 6.5  # rounded, or measured by another clock
+    assert record_of(tmp_path, metrics, results).seconds() == parts
+    assert record_of(tmp_path / "none").seconds() == {}
+
+
+def test_the_preset_is_that_of_the_command_line(tmp_path):
+    found = record_of(tmp_path, overrides=["seed=1", "+experiment=maml_a", "experiments=no"])
+    assert found.preset == "maml_a"
+    assert record_of(tmp_path, overrides=["my.experiment=maml_a"]).preset == ""
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "losses", "expected"),
+    [
+        ("accuracy", [0.5, 0.25, 0.75, 0.25], [1, 1, 1, 2], [3, 1, 0, 2]),
+        ("mse", [0.5, 0.25, 0.75, 0.25], [1, 1, 1, 2], [2, 0, 3, 1]),
+        ("accuracy", [0.5, 0.0, "NaN"], [1, 1, 1], [2, 1, 0]),
+        ("mse", [0.5, "NaN", 9.0], [1, 1, 1], [1, 2, 0]),
+        ("mse", [1.0, 1.0, 1.0], [1, "NaN", 2], [1, 2, 0]),
+    ],
+)
+def test_the_worst_task_comes_first(metric, values, losses, expected):
+    tasks = [
+        {"task": number, metric: value, "loss": loss}
+        for number, (value, loss) in enumerate(zip(values, losses, strict=True))
+    ]
+    assert tasks_by_difficulty(tasks, metric) == expected
