@@ -1,6 +1,8 @@
 """Collectives on nested structures of tensors and numbers, over Gloo or NCCL."""
 
-from collections.abc import Callable
+import contextlib
+import os
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
@@ -10,9 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from metadist.distributed.errors import connection_errors_as_worker_lost
+from metadist.distributed.hierarchy import FLAT_UP_TO, Hierarchy, plan_levels
 from metadist.distributed.interfaces import bound_to_interface
 from metadist.distributed.rendezvous import all_gather_object, rendezvous
-from metadist.distributed.store import RENDEZVOUS_TIMEOUT
+from metadist.distributed.store import RENDEZVOUS_TIMEOUT, node_name
 from metadist.distributed.world import get_world_info
 from metadist.errors import UserError
 
@@ -21,12 +24,15 @@ T = TypeVar("T")
 COLLECTIVE_TIMEOUT = 300.0
 """Seconds that a collective waits for the slowest rank."""
 
+_hierarchy: Hierarchy | None = None
+
 
 def init_process_group(
     backend: Literal["gloo", "nccl"] | None = None,
     *,
     timeout: float = COLLECTIVE_TIMEOUT,
     rendezvous_timeout: float = RENDEZVOUS_TIMEOUT,
+    flat_up_to: int = FLAT_UP_TO,
 ) -> None:
     """Open the default process group. Every rank calls it.
 
@@ -35,6 +41,8 @@ def init_process_group(
             own, else Gloo.
         timeout: seconds that a collective waits for the slowest rank.
         rendezvous_timeout: seconds that ranks may arrive apart.
+        flat_up_to: ranks up to which `all_reduce` of CPU tensors is one collective; more ranks
+            reduce in groups (`metadist.distributed.hierarchy`).
 
     Raises:
         UserError: on all ranks: they chose different backends, for instance because a GPU of one
@@ -47,7 +55,9 @@ def init_process_group(
     else:
         backends = backend
     store = rendezvous("process_group", rendezvous_timeout)
-    chosen = all_gather_object(store, "backend", backends, rendezvous_timeout)
+    own = [backends, node_name()]
+    gathered = all_gather_object(store, "backend", own, rendezvous_timeout)
+    chosen, nodes = ([each[i] for each in gathered] for i in range(2))
     if len(set(chosen)) > 1:
         ranks = {each: [r for r, other in enumerate(chosen) if other == each] for each in chosen}
         raise UserError(
@@ -59,7 +69,9 @@ def init_process_group(
     if "nccl" in backends:
         device = torch.device("cuda", info.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
-    with bound_to_interface():
+    global _hierarchy
+    levels = plan_levels(nodes, flat_up_to) if "gloo" in backends else [[]]
+    with bound_to_interface(), _connections_on_demand(len(levels) > 1):
         dist.init_process_group(
             backends,
             device_id=device,  # NCCL connects here, while its interface is set
@@ -68,6 +80,23 @@ def init_process_group(
             world_size=info.world_size,
             timeout=timedelta(seconds=timeout),
         )
+        _hierarchy = Hierarchy(levels, timeout) if len(levels) > 1 else None
+
+
+@contextlib.contextmanager
+def _connections_on_demand(enabled: bool) -> Iterator[None]:
+    """Gloo groups made inside connect two ranks when they first exchange something, not all ranks
+    with each other.
+    """
+    variable = "TORCH_GLOO_LAZY_INIT"
+    if not enabled or variable in os.environ:
+        yield
+        return
+    os.environ[variable] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[variable]
 
 
 def destroy_process_group(graceful: bool = True) -> None:
@@ -77,12 +106,22 @@ def destroy_process_group(graceful: bool = True) -> None:
         graceful: wait for collectives that this rank has started. With False, abort them, as after
             an error: NCCL otherwise waits for ranks that may be gone.
     """
+    global _hierarchy
+    _hierarchy = None
     group = dist.group.WORLD
     if group is None:
         return
     if not graceful and hasattr(group, "abort"):  # torch 2.6 has no such method
         group.abort()
     dist.destroy_process_group()
+
+
+def _reduce_in_place(vector: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> None:
+    with connection_errors_as_worker_lost():
+        if _hierarchy is not None and vector.is_cpu:
+            _hierarchy.all_reduce(vector, op)
+        else:
+            dist.all_reduce(vector, op)
 
 
 class _SumOverRanks(torch.autograd.Function):
@@ -93,16 +132,14 @@ class _SumOverRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, vector: Tensor) -> Tensor:
         total = vector.detach().clone()
-        with connection_errors_as_worker_lost():
-            dist.all_reduce(total)
+        _reduce_in_place(total)
         return total
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, outer: Tensor) -> Tensor:
         total = outer.contiguous().clone()
-        with connection_errors_as_worker_lost():
-            dist.all_reduce(total)
+        _reduce_in_place(total)
         return total
 
 
@@ -132,8 +169,7 @@ def all_reduce(tree: T, op: Literal["sum", "mean", "max", "min"] = "sum") -> T:
                 return total
             return (total if total.is_floating_point() else total.double()) / size
         extreme = vector.detach().clone()
-        with connection_errors_as_worker_lost():
-            dist.all_reduce(extreme, dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.MIN)
+        _reduce_in_place(extreme, dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.MIN)
         return extreme
 
     return _per_dtype(tree, combine, keep_types=op in ("max", "min"))
@@ -165,8 +201,7 @@ def all_gather(tree: T) -> list[T]:
         rows = tensor if tensor.dim() else tensor.reshape(1)
         lengths = torch.zeros(size, dtype=torch.int64, device=rows.device)
         lengths[dist.get_rank()] = len(rows)
-        with connection_errors_as_worker_lost():
-            dist.all_reduce(lengths)
+        _reduce_in_place(lengths)
         padded = rows.new_zeros(int(lengths.max()), *rows.shape[1:])
         padded[: len(rows)] = rows
         parts = [torch.empty_like(padded) for _ in range(size)]
@@ -183,7 +218,7 @@ def all_gather(tree: T) -> list[T]:
 def barrier() -> None:
     """Wait until every rank has called it."""
     if "gloo" in dist.get_backend_config():
-        dist.all_reduce(torch.zeros(1))  # on the CPU: no GPU need be set yet
+        _reduce_in_place(torch.zeros(1))  # on the CPU: no GPU need be set yet
     else:
         dist.barrier()
 

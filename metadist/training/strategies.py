@@ -25,6 +25,7 @@ from metadist.distributed.collectives import (
     destroy_process_group,
     init_process_group,
 )
+from metadist.distributed.hierarchy import FLAT_UP_TO
 from metadist.distributed.partitioners import Partitioner, WorkerID, as_shards
 from metadist.distributed.reducers import LinearReducer, finish_sum
 from metadist.distributed.store import RENDEZVOUS_TIMEOUT
@@ -36,6 +37,14 @@ if TYPE_CHECKING:
 
 Mapper = Callable[[Any, Any], Any]
 """(learner, batch) -> result."""
+
+Flag = Callable[[], bool]
+"""Whether this driver was asked to stop."""
+
+
+def _never() -> bool:
+    return False
+
 
 _PING_SHARE = 0.8
 """Of the timeout: how long a ping may stay unanswered, so that a lost worker is found in time."""
@@ -52,10 +61,13 @@ class Strategy(ABC):
         name: "local", "rpc" or "allreduce".
         parameter_device: where the learner's parameters are: "cpu", or "device" for each rank's
             own device.
+        stopping: whether any driver was asked to stop before the end of the last
+            `forward_backward`; the same on all drivers.
     """
 
     name: str
     parameter_device: Literal["cpu", "device"] = "device"
+    stopping: bool = False
 
     def __init__(self, partitioner: Partitioner, reducer: Callable[[list], Any]) -> None:
         self.partitioner = partitioner
@@ -75,11 +87,19 @@ class Strategy(ABC):
         return True
 
     @abstractmethod
-    def forward_backward(self, mapper: Mapper, learner: nn.Module, batch: Any) -> Any:
+    def forward_backward(
+        self, mapper: Mapper, learner: nn.Module, batch: Any, stop: Flag = _never
+    ) -> Any:
         """Compute the reduced result, and put the gradient of its `loss` into `.grad`.
 
         The drivers call it. `.grad` is replaced, not added to; a parameter on which no task's
         loss depends gets None.
+
+        Args:
+            mapper: what runs on the workers.
+            learner: its first argument.
+            batch: its second argument, which is split.
+            stop: called once, after the computation; `stopping` is what it returned on any driver.
 
         Returns:
             The reduced result, detached, the same on all drivers.
@@ -180,10 +200,13 @@ class LocalStrategy(_InProcessStrategy):
     def close(self, graceful: bool = True) -> None:
         """Nothing to leave."""
 
-    def forward_backward(self, mapper: Mapper, learner: nn.Module, batch: Any) -> Any:
+    def forward_backward(
+        self, mapper: Mapper, learner: nn.Module, batch: Any, stop: Flag = _never
+    ) -> Any:
         """See `Strategy`."""
         response, gradient, divisor = self._partial_sums(mapper, learner, batch)
         _set_gradient(learner, gradient, divisor)
+        self.stopping = stop()
         return finish_sum(response.value, divisor, response.dtypes or [])
 
     def map_tasks(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
@@ -202,6 +225,9 @@ class AllReduceStrategy(_InProcessStrategy):
             number of ranks; "ddp" uses torch's DistributedDataParallel, which exchanges the
             gradient in buckets, in the parameters' own type, during the last shard's backward
             pass.
+        flat_up_to: ranks up to which sums on CPUs are one collective over all ranks; more ranks
+            sum in groups, of a node or of about the square root of their number, then between
+            the groups.
         rendezvous_timeout_seconds: seconds that ranks may arrive apart.
         call_timeout: seconds that a collective waits for the slowest rank. Ranks that died or
             froze are found long before, by the job's heartbeat.
@@ -214,11 +240,13 @@ class AllReduceStrategy(_InProcessStrategy):
         partitioner: Partitioner,
         reducer: LinearReducer,
         engine: Literal["sum", "ddp"] = "sum",
+        flat_up_to: Annotated[int, Gt(0)] = FLAT_UP_TO,
         rendezvous_timeout_seconds: Annotated[float, Gt(0)] = RENDEZVOUS_TIMEOUT,
         call_timeout: Annotated[float, Gt(0)] = 3600.0,
     ) -> None:
         super().__init__(partitioner, reducer)
         self.engine = engine
+        self.flat_up_to = flat_up_to
         self.rendezvous_timeout_seconds = rendezvous_timeout_seconds
         self.call_timeout = call_timeout
         self._ddp: DataParallel | None = None
@@ -226,7 +254,9 @@ class AllReduceStrategy(_InProcessStrategy):
     def open(self) -> None:
         """Open the process group."""
         init_process_group(
-            timeout=self.call_timeout, rendezvous_timeout=self.rendezvous_timeout_seconds
+            timeout=self.call_timeout,
+            rendezvous_timeout=self.rendezvous_timeout_seconds,
+            flat_up_to=self.flat_up_to,
         )
 
     def close(self, graceful: bool = True) -> None:
@@ -241,7 +271,9 @@ class AllReduceStrategy(_InProcessStrategy):
         finally:
             destroy_process_group(graceful)
 
-    def forward_backward(self, mapper: Mapper, learner: nn.Module, batch: Any) -> Any:
+    def forward_backward(
+        self, mapper: Mapper, learner: nn.Module, batch: Any, stop: Flag = _never
+    ) -> Any:
         """See `Strategy`."""
         if self.engine == "ddp":
             from metadist.distributed.data_parallel import DataParallel
@@ -251,16 +283,21 @@ class AllReduceStrategy(_InProcessStrategy):
                 self._ddp = DataParallel(learner)
             part, dtypes = self._ddp.backward(mapper, calls, weights, divisor)
             with record_function("metadist::reduce"):
-                return finish_sum(all_reduce(part), divisor, dtypes)
+                part, stops = all_reduce((part, part.loss.new_tensor(float(stop()))))
+                self.stopping = bool(stops)
+                return finish_sum(part, divisor, dtypes)
         response, gradient, divisor = self._partial_sums(mapper, learner, batch)
         with record_function("metadist::reduce"):
             filled = [
                 torch.zeros_like(parameter, dtype=torch.float64) if part is None else part
                 for parameter, part in zip(trainable_parameters(learner), gradient, strict=True)
             ]
-            ranks = [float(part is not None) for part in gradient]
-            value, filled, ranks = all_reduce((response.value, filled, ranks))
-            gradient = [g if number else None for g, number in zip(filled, ranks, strict=True)]
+            # Counts of ranks, in the type and on the device of the gradient: one collective.
+            flags = filled[0].new_tensor([*(part is not None for part in gradient), stop()])
+            value, filled, flags = all_reduce((response.value, filled, flags))
+            *used, stops = flags.tolist()
+            self.stopping = stops > 0
+            gradient = [g if number else None for g, number in zip(filled, used, strict=True)]
             _set_gradient(learner, gradient, divisor)
             return finish_sum(value, divisor, response.dtypes or [])
 
@@ -361,7 +398,9 @@ class RpcStrategy(Strategy):
         """Rank zero only."""
         return get_rank() == 0
 
-    def forward_backward(self, mapper: Mapper, learner: nn.Module, batch: Any) -> Any:
+    def forward_backward(
+        self, mapper: Mapper, learner: nn.Module, batch: Any, stop: Flag = _never
+    ) -> Any:
         """See `Strategy`."""
         learner.zero_grad(set_to_none=True)
         if self.gradient == "worker":
@@ -373,6 +412,7 @@ class RpcStrategy(Strategy):
                 result = self._call(mapper, distributed.module_clone(learner, by="clone"), batch)
                 with record_function("metadist::backward"):
                     distributed.autograd.backward(context_id, result.loss)
+        self.stopping = stop()
         return optree.tree_map(
             lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, result
         )

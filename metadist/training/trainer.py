@@ -212,7 +212,7 @@ class Trainer:
             for callback in self.callbacks:
                 callback.on_iteration_end(self, output)
             self._share_stop_request()
-            stopping = x.strategy.any_rank(self._stop.number != 0)
+            stopping = x.strategy.stopping
             every = config.checkpoint_every
             saving = stopping or (every and state.iteration % every == 0)
             validating = self._validation_is_due()
@@ -250,7 +250,7 @@ class Trainer:
         x, config = self.experiment, self.config
         learning_rate = float(x.optimizer.param_groups[0]["lr"])
         keys = training_keys(x, iteration)
-        output = forward_backward(x, keys)
+        output = forward_backward(x, keys, lambda: self._stop.number != 0)
 
         report, policy = None, config.on_non_finite
         if not output.finite:
@@ -500,13 +500,20 @@ def training_keys(experiment: Experiment, iteration: int) -> Tensor:
     return task_keys(experiment.seed, "train", iteration, tasks)
 
 
-def forward_backward(experiment: Experiment, keys: Tensor) -> StepOutput:
+def forward_backward(
+    experiment: Experiment, keys: Tensor, stop: Callable[[], bool] = lambda: False
+) -> StepOutput:
     """Loss and gradient of a meta-batch; parameters and buffers stay as they are.
 
     The drivers call it and get the same.
+
+    Args:
+        experiment: what is trained.
+        keys: the tasks.
+        stop: as of `Strategy.forward_backward`.
     """
     x = experiment
-    result = x.strategy.forward_backward(x.train_mapper, x.learner, make_batch(x, keys))
+    result = x.strategy.forward_backward(x.train_mapper, x.learner, make_batch(x, keys), stop)
     return StepOutput(result, result.loss.item(), gradient_norm(x.learner))
 
 

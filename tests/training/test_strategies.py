@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
 from tiny import build, records, train, without_times
 from worlds import run_world
 
@@ -119,6 +120,46 @@ def test_a_whole_run_is_the_same_bit_for_bit_for_every_number_of_workers(tmp_pat
     assert len(found["local", 1]) == 6
     for other in found.values():
         assert other == found["local", 1]
+
+
+GROUPS = ("strategy=allreduce", "strategy.flat_up_to=2", "trainer.meta_batch_size=20")
+
+
+@pytest.mark.parametrize(
+    ("size", "overrides"),
+    [
+        (4, GROUPS),
+        pytest.param(16, ("strategy=allreduce", *GROUPS[2:]), marks=pytest.mark.slow),
+        pytest.param(32, ("strategy=allreduce", *GROUPS[2:]), marks=pytest.mark.slow),
+        pytest.param(16, ("strategy=rpc", *GROUPS[2:]), marks=pytest.mark.slow),
+    ],
+)
+def test_many_workers_train_as_one(tmp_path, size, overrides):
+    run_world(train, 1, str(tmp_path / "one"), *GROUPS[2:], "strategy=local")
+    run_world(train, size, str(tmp_path / "many"), *overrides, timeout=240.0)
+    assert without_times(records(tmp_path / "many")) == without_times(records(tmp_path / "one"))
+
+
+def collectives_of(directory: str, iterations: int) -> int:
+    """How many all-reduces a run of so many iterations takes."""
+    all_reduce, calls = dist.all_reduce, []
+
+    def counting(*args, **kwargs) -> None:
+        calls.append(args)
+        all_reduce(*args, **kwargs)
+
+    dist.all_reduce = counting
+    never = ("trainer.eval_every=0", "trainer.checkpoint_every=0")
+    train(directory, "strategy=allreduce", f"trainer.iterations={iterations}", *never)
+    return len(calls)
+
+
+def test_a_step_is_one_collective(tmp_path):
+    short, long = (
+        run_world(collectives_of, 2, str(tmp_path / str(iterations)), iterations)
+        for iterations in (2, 7)
+    )
+    assert [more - less for less, more in zip(short, long, strict=True)] == [5, 5]
 
 
 def test_tensors_may_travel_instead_of_keys(tmp_path):
