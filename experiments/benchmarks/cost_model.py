@@ -8,10 +8,14 @@ With W workers, T tasks per meta-batch and P parameters, in seconds:
     outer step   a0 + a1·P
     rpc          r0 + W·(r1 + r2·P): rank zero sends the parameters to each worker in turn and
                  sums the gradients
-    allreduce    s0 + s1·P + 2·(W-1)·s2 + 2·(W-1)/W·s3·P: ring all-reduce of float64 copies
+    allreduce    s0 + s1·P + D·s2 + V·s3·P: an all-reduce of float64 copies takes D messages one
+                 after the other (its depth) and transfers the vector V times
     local        0
 
-r1 and s2 are latencies, 1/r2 and 1/s3 bandwidths in parameters per second.
+r1 and s2 are latencies, 1/r2 and 1/s3 bandwidths in parameters per second. A ring of W has
+D = 2·(W-1) and V = 2·(W-1)/W. From nine workers on, the all-reduce has several levels
+(metadist/distributed/hierarchy.py): in each level but the last, groups of g workers reduce to one
+(D = g, V = 2·(g-1)/g), and it sends them the sum in the end (D = V = ⌈log2 g⌉); the last is a ring.
 """
 
 import math
@@ -22,7 +26,10 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import nnls
 
+from metadist.distributed.hierarchy import FLAT_UP_TO, plan_levels
+
 STRATEGIES = ("local", "rpc", "allreduce")
+"""Those that are measured. "flat" is an all-reduce that is one ring for any number of workers."""
 
 
 class Step(NamedTuple):
@@ -62,7 +69,7 @@ class Costs(NamedTuple):
         if strategy == "local":
             return 0.0
         coefficients = self.rpc if strategy == "rpc" else self.allreduce
-        terms = _TERMS[strategy](workers, parameters)
+        terms = _terms(strategy, workers, parameters)
         return sum(c * term for c, term in zip(coefficients, terms, strict=True))
 
     def step(
@@ -95,15 +102,43 @@ class Costs(NamedTuple):
         return max(1.0, available / each) if each else math.inf
 
 
-_TERMS = {
-    "rpc": lambda workers, parameters: (1.0, workers, workers * parameters),
-    "allreduce": lambda workers, parameters: (
-        1.0,
-        parameters,
-        2 * (workers - 1),
-        2 * (workers - 1) / workers * parameters,
-    ),
-}
+class Path(NamedTuple):
+    """The longest path through an all-reduce.
+
+    Attributes:
+        depth: messages one after the other.
+        volume: how often the whole vector is transferred.
+    """
+
+    depth: float
+    volume: float
+
+
+def all_reduce_path(workers: int, flat_up_to: float = FLAT_UP_TO) -> Path:
+    """The path of workers that have a machine each.
+
+    Args:
+        workers: W.
+        flat_up_to: as of `AllReduceStrategy`; infinity: always a ring.
+    """
+    ring = workers
+    depth = volume = 0.0
+    if workers > flat_up_to:
+        *below, (top,) = plan_levels([str(worker) for worker in range(workers)])
+        ring = len(top)
+        for groups in below:
+            size = max(map(len, groups))
+            spread = math.ceil(math.log2(size))
+            depth += size + spread
+            volume += 2 * (size - 1) / size + spread
+    return Path(depth + 2 * (ring - 1), volume + 2 * (ring - 1) / ring)
+
+
+def _terms(strategy: str, workers: int, parameters: int) -> tuple[float, ...]:
+    if strategy == "rpc":
+        return 1.0, workers, workers * parameters
+    path = all_reduce_path(workers, math.inf if strategy == "flat" else FLAT_UP_TO)
+    return 1.0, parameters, path.depth, path.volume * parameters
 
 
 def fit(steps: Sequence[Step], cores: float = math.inf) -> Costs:
@@ -124,10 +159,10 @@ def fit(steps: Sequence[Step], cores: float = math.inf) -> Costs:
     ]
     outer0, outer1, *compute = non_negative(rows, [step.seconds for step in complete])
     found = {}
-    for strategy, terms in _TERMS.items():
+    for strategy in ("rpc", "allreduce"):
         communication = [step for step in steps if step.strategy == strategy and not step.tasks]
         found[strategy] = non_negative(
-            [terms(step.workers, step.parameters) for step in communication],
+            [_terms(strategy, step.workers, step.parameters) for step in communication],
             [step.seconds for step in communication],
         )
     costs = Costs(tuple(compute), (outer0, outer1), **found)
@@ -143,6 +178,27 @@ def _sharing(costs: Costs, steps: Sequence[Step], cores: float) -> float:
             computation = costs.computation(math.ceil(tasks / workers), parameters)
             found.append(excess / computation / (workers - 1))
     return max(0.0, statistics.median(found)) if found else 0.0
+
+
+def with_network(costs: Costs, latency: float | None, bandwidth: float | None) -> Costs:
+    """The costs on another network.
+
+    The measured costs of serializing and summing messages stay: the latency is added to them, and
+    of the two bandwidths the lower one counts.
+
+    Args:
+        costs: as measured.
+        latency: of a message, in µs; None: as measured.
+        bandwidth: in GB/s; None: as measured.
+    """
+    rpc, ring = list(costs.rpc), list(costs.allreduce)
+    if latency is not None:
+        rpc[0] += 2e-6 * latency  # request and response, overlapping for all workers
+        ring[2] += 1e-6 * latency
+    if bandwidth is not None:
+        rpc[2] = max(rpc[2], 12 / (1e9 * bandwidth))  # float32 parameters, float64 gradients
+        ring[3] = max(ring[3], 8 / (1e9 * bandwidth))
+    return costs._replace(rpc=tuple(rpc), allreduce=tuple(ring))
 
 
 def non_negative(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[float, ...]:

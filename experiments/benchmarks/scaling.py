@@ -12,7 +12,7 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks.cost_model import STRATEGIES, Costs, Step, fit
+from benchmarks.cost_model import STRATEGIES, Step, fit, with_network
 from benchmarks.programs import BENCHMARKS, TORCHRUN, machine
 from benchmarks.programs import run as run_program
 from benchmarks.scaling_tables import Extrapolation, markdown, plot_scaling, tables
@@ -94,24 +94,3 @@ def measure(strategy: str, workers: int, options: argparse.Namespace) -> list[St
     command = [*TORCHRUN, f"--nproc_per_node={workers}", str(BENCHMARKS / "scaling_worker.py")]
     output = run_program([*command, f"--strategy={strategy}", *arguments], TIMEOUT_SECONDS)
     return [Step(**json.loads(line)) for line in output.splitlines() if line.startswith("{")]
-
-
-def with_network(costs: Costs, latency: float | None, bandwidth: float | None) -> Costs:
-    """The costs on another network.
-
-    The measured costs of serializing and summing messages stay: the latency is added to them, and
-    of the two bandwidths the lower one counts.
-
-    Args:
-        costs: as measured.
-        latency: of a message, in µs; None: as measured.
-        bandwidth: in GB/s; None: as measured.
-    """
-    rpc, ring = list(costs.rpc), list(costs.allreduce)
-    if latency is not None:
-        rpc[0] += 2e-6 * latency  # request and response, overlapping for all workers
-        ring[2] += 1e-6 * latency
-    if bandwidth is not None:
-        rpc[2] = max(rpc[2], 12 / (1e9 * bandwidth))  # float32 parameters, float64 gradients
-        ring[3] = max(ring[3], 8 / (1e9 * bandwidth))
-    return costs._replace(rpc=tuple(rpc), allreduce=tuple(ring))

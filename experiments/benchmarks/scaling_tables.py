@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.cost_model import Costs, Step
+from benchmarks.cost_model import Costs, Step, with_network
 from benchmarks.programs import machine
 from rich.table import Table
 
@@ -21,8 +21,16 @@ ASSUMPTIONS = (
     "every worker has its own core and memory bandwidth; workers that share a machine are slower",
     "all workers have the same number of tasks and the same speed",
     "communication costs as measured over loopback, or as given by --latency and --bandwidth",
-    "rpc: rank zero serves the workers in turn; allreduce: a ring",
+    "rpc: rank zero serves the workers in turn; allreduce: a ring up to 8 workers, then groups of "
+    "about the square root of their number",
 )
+
+NETWORKS = {
+    "loopback, as measured": (None, None),
+    "10 GbE: 30 µs, 1.25 GB/s": (30.0, 1.25),
+    "InfiniBand: 3 µs, 12 GB/s": (3.0, 12.0),
+}
+"""Latency of a message and bandwidth, which `with_network` adds to what was measured."""
 
 
 class Extrapolation(NamedTuple):
@@ -81,6 +89,28 @@ class Extrapolation(NamedTuple):
         )
 
 
+def network_table(
+    costs: Costs, workers: Sequence[int], tasks_per_worker: int, parameters: Sequence[int]
+) -> Table:
+    """Predicted efficiency on three networks: rpc, one ring, and groups."""
+    table = Table(title="efficiency of rpc / allreduce as one ring / allreduce in groups")
+    for name in ("network", "parameters", *(f"{number:,} workers" for number in workers)):
+        table.add_column(name)
+    for network, (latency, bandwidth) in NETWORKS.items():
+        there = with_network(costs, latency, bandwidth)
+        for size in parameters:
+            alone = there.step("local", 1, tasks_per_worker, size)
+            cells = (
+                " / ".join(
+                    f"{alone / there.step(each, number, number * tasks_per_worker, size):.0%}"
+                    for each in ("rpc", "flat", "allreduce")
+                )
+                for number in workers
+            )
+            table.add_row(network, f"{size:,}", *cells)
+    return table
+
+
 def tables(
     steps: Sequence[Step], costs: Costs, extrapolation: Extrapolation, cores: int
 ) -> list[Table | str]:
@@ -99,8 +129,12 @@ def tables(
     more = Table(*extrapolation.header(), title=extrapolation.caption())
     for row in extrapolation.rows():
         more.add_row(*row)
+    on_networks = network_table(
+        costs, extrapolation.workers, extrapolation.tasks_per_worker, extrapolation.parameters
+    )
     note = f"Computation is assumed to slow down in proportion to workers beyond {cores} cores."
-    return [found, note, *_cost_lines(costs), more, "Assumed:", *(f"- {a}" for a in ASSUMPTIONS)]
+    assumed = ("Assumed:", *(f"- {assumption}" for assumption in ASSUMPTIONS))
+    return [found, note, *_cost_lines(costs), more, on_networks, *assumed]
 
 
 def _cost_lines(costs: Costs) -> list[str]:

@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def median_of(
-    forward_backward: Callable[[], object],
+    forward_backward: Callable[..., object],
     optimizer: torch.optim.Optimizer | None,
     budget: float,
     strategy: Strategy,
@@ -96,9 +96,13 @@ def median_of(
     """The median duration of steps that take about `budget` seconds in total."""
     times: list[float] = []
     started = before = time.perf_counter()
-    # Ranks agree to stop after the same step; as in training, this is part of a step.
-    while strategy.any_rank(len(times) < 4 or before - started < budget):
-        forward_backward()
+
+    def is_enough() -> bool:
+        return len(times) >= 4 and time.perf_counter() - started > budget
+
+    # Ranks agree to stop after the same step, as in training.
+    while not (times and strategy.stopping):
+        forward_backward(stop=is_enough)
         if optimizer is not None:
             optimizer.step()
         now = time.perf_counter()

@@ -16,7 +16,14 @@ from metadist.training.profiling import profile_table
 
 sys.path.insert(0, str(ROOT / "experiments"))
 from benchmarks import baselines
-from benchmarks.cost_model import Costs, Step, fit, non_negative
+from benchmarks.cost_model import (
+    Costs,
+    Step,
+    all_reduce_path,
+    fit,
+    non_negative,
+    with_network,
+)
 from benchmarks.overhead import profiled_ranges
 from benchmarks.programs import (
     PROGRAMS,
@@ -30,7 +37,6 @@ from benchmarks.programs import (
     tasks_per_second,
     training,
 )
-from benchmarks.scaling import with_network
 from benchmarks.scaling_tables import Extrapolation, markdown, plot_scaling, tables
 from benchmarks.tables import cells, ratio
 
@@ -113,6 +119,25 @@ def test_a_network_adds_latency_and_limits_bandwidth():
     assert costs.rpc == pytest.approx((2e-4, 3e-4, 12e-9))
     assert costs.allreduce == pytest.approx((2e-4, 4e-9, 1.5e-4, 8e-9))
     assert with_network(COSTS, None, 100.0) == COSTS
+
+
+def test_the_path_of_an_all_reduce():
+    assert all_reduce_path(1) == (0, 0)
+    assert all_reduce_path(8) == all_reduce_path(8, math.inf) == (14, 1.75)
+    assert all_reduce_path(64, math.inf) == (126, 2 * 63 / 64)
+    # Groups of 8 reduce in 8 messages and spread in 3; a ring of 8.
+    assert all_reduce_path(64) == pytest.approx((8 + 3 + 14, 1.75 + 3 + 1.75))
+    # Groups of 32, 6 and a ring of 6.
+    assert all_reduce_path(1024).depth == (32 + 5) + (6 + 3) + 10
+
+
+def test_groups_pay_on_slow_networks_and_cost_transfers():
+    slow = with_network(COSTS, 1000.0, None)
+    assert slow.messages("allreduce", 64, 100) < 0.25 * slow.messages("flat", 64, 100)
+    for workers in (1, 2, 8):
+        assert slow.messages("allreduce", workers, 100) == slow.messages("flat", workers, 100)
+    large = COSTS.messages("allreduce", 16, 10**8) / COSTS.messages("flat", 16, 10**8)
+    assert 1 < large < 2.5
 
 
 def test_scaling_results_are_written(tmp_path):
