@@ -48,6 +48,7 @@ class Hierarchy:
                         backend="gloo",
                         use_local_synchronization=True,
                     )
+                    assert isinstance(group, dist.ProcessGroup)  # this rank is a member
                     self._levels.append(_Level(group, ranks[0]))
         self._in_top = self._rank in levels[-1][0]
 
