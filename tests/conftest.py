@@ -1,5 +1,10 @@
+import os
+
 import pytest
 import torch
+
+# Unbuffered, print() writes a line and its end separately: lines of two workers would mix.
+os.environ.pop("PYTHONUNBUFFERED", None)
 
 
 @pytest.fixture
