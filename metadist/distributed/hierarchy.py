@@ -41,7 +41,9 @@ class Hierarchy:
         self._levels = []
         for groups in levels:
             for ranks in groups:
-                if self._rank in ranks and len(ranks) > 1:
+                # Groups of one rank too: torch names a group after its ranks and the number of
+                # groups that the process has, which must be the same for all members.
+                if self._rank in ranks:
                     group = dist.new_group(
                         [*ranks],
                         timeout=timedelta(seconds=timeout),

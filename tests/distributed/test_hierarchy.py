@@ -62,7 +62,7 @@ def reduce_in_levels(flat_up_to: int) -> tuple:
     return results, [len(part) for part in gathered], copies
 
 
-@pytest.mark.parametrize("size", [5, pytest.param(12, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [3, pytest.param(12, marks=pytest.mark.slow)])
 def test_results_have_the_bits_of_a_flat_all_reduce(size):
     flat = run_world(reduce_in_levels, size, size)
     found = run_world(reduce_in_levels, size, 2)
