@@ -149,7 +149,8 @@ def test_resumed_run_is_announced(tmp_path, capsys):
     log_run(tmp_path, start=60, finish=False)
     text = capsys.readouterr().out
     assert "resumed at iteration 60" in text
-    assert "iteration 65 of 100 (65%)" in text
+    lines = [line for line in text.splitlines() if re.match(r"iteration \d+ of 100 ", line)]
+    assert [int(line.split()[1]) for line in lines] == list(range(65, 101, 5))
 
 
 def test_run_of_one_iteration_has_one_line(tmp_path, capsys):
@@ -186,6 +187,19 @@ def test_progress_bar_fits_the_terminal(tmp_path, monkeypatch, columns):
     assert "iteration 50: validation accuracy 87.50% ± 1.00%" in text
     assert "97.31% ± 0.42% over 600 tasks" in text
     assert written.count("\x1b[?25h") == written.count("\x1b[?25l") == 1  # cursor restored
+
+
+def test_the_bar_is_refreshed_no_more_often_than_asked_for(tmp_path, monkeypatch):
+    written = {}
+    for seconds in (0.0, 1e12):
+        stream = terminal(monkeypatch, 80)
+        logger = ConsoleLogger(refresh_seconds=seconds)
+        logger.start(Run(tmp_path, "maml", {}, 50, 0, "title"))
+        for iteration in range(1, 51):
+            logger.log_metrics({"iteration": iteration, "train_loss": 1.0})
+        logger.close()
+        written[seconds] = without_escapes(stream.getvalue()).count("/50 ")
+    assert written[0.0] >= 50 and written[1e12] <= 3
 
 
 def test_dumb_terminal_gets_plain_lines(tmp_path, monkeypatch):

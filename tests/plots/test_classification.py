@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from PIL.ImageDraw import ImageDraw
 from png_files import GREEN, RED, check_png, count_color
 
 from metadist.errors import UserError
@@ -41,6 +42,41 @@ def test_correct_predictions_are_green_and_incorrect_ones_red(tmp_path):
     }
     assert count_color(pixels[1.0], GREEN) > 5 * count_color(pixels[0.0], GREEN)
     assert count_color(pixels[0.0], RED) > 5 * count_color(pixels[1.0], RED)
+
+
+@pytest.fixture
+def texts(monkeypatch):
+    """The texts that are drawn."""
+    found, draw = [], ImageDraw.text
+
+    def text(self, position, text, *arguments):
+        found.append(text)
+        draw(self, position, text, *arguments)
+
+    monkeypatch.setattr(ImageDraw, "text", text)
+    return found
+
+
+def test_a_task_says_how_many_are_correct_and_what_is_shown(tmp_path, texts):
+    five = task(5, 8, 4)
+    five.predictions[:5] = (five.query_labels[:5] + 1) % 5
+    plot_test_tasks([five], tmp_path / "t.png", "A title")
+    assert {
+        "A title",
+        "Task 1",
+        "75% correct",
+        "adapted on 8 examples of each class, 5 are shown",
+    } <= {*texts}
+    assert "new images, 10 of 20 are shown" in texts
+    # Two queries of each class, of which the first five are wrong.
+    assert texts.count("B, not A") == 2 and texts.count("C, not B") == 1
+    assert [texts.count(name) for name in "ABCDE"] == [1, 2, 3, 3, 3]  # with the support set's
+
+
+def test_queries_of_many_classes_are_evenly_spaced(tmp_path, texts):
+    plot_test_tasks([task(28, 1, 1)], tmp_path / "t.png", "title")
+    shown = [name for name in texts if texts.count(name) == 2]
+    assert [*dict.fromkeys(shown)] == ["A", "D", "G", "J", "M", "P", "S", "V", "Y", "AB"]
 
 
 def test_images_without_contrast(tmp_path):

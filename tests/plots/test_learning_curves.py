@@ -122,11 +122,17 @@ def test_comparison_shows_every_run_and_seeds_in_one_color(tmp_path, saved_figur
     labels = [[text.get_text() for text in axes.get_legend().texts] for axes in figure.axes]
     assert labels == [["one", "two"], ["three, training", "four, no metrics"]]
     assert len(three.get_xdata()) == 99 and len(four.get_xdata()) == 0
+    ticks = [axes.yaxis.get_major_formatter()(0.5, 0) for axes in figure.axes]
+    assert ticks == ["50%", "0.5"]
+    assert [axes.get_yscale() for axes in figure.axes] == ["linear", "log"]
 
 
 def test_non_finite_values_are_left_out_of_the_moving_average(tmp_path, saved_figures):
     values = np.array([1.0, 2.0, np.nan, 4.0, 5.0])
     np.testing.assert_allclose(moving_average(values, 3), [1.5, 1.5, 3.0, 4.5, 4.5])
+    alone = moving_average(np.array([np.nan, np.nan, 1.0, np.nan, np.nan]), 3)
+    np.testing.assert_allclose(alone, [np.nan, 1.0, 1.0, 1.0, np.nan])
+    assert moving_average(np.ones(3), 5).tolist() == [1.0, 1.0, 1.0]
     training = [{"iteration": i, "train_mse": np.nan if i == 60 else 1.0} for i in range(1, 151)]
     panel = ComparisonData("title", "mse", {"run": [training]})
     plot_comparison([panel], tmp_path / "curves.png", "title")

@@ -35,6 +35,13 @@ def test_a_heat_map_is_averaged_over_the_other_keys(metric):
     assert titles == ["way", "shots"] and trace["reversescale"] == (metric == "mse")
 
 
+def test_a_heat_map_is_by_the_keys_with_most_values():
+    rows = [((w, s, r), 0.5) for w in "ab" for s in "123" for r in "4567"]
+    layout = heat_map(settings(*rows), ("way", "shots", "rate"), "mse")["layout"]
+    titles = [layout[name]["title"]["text"] for name in ("xaxis", "yaxis")]
+    assert titles == ["rate", "shots"]
+
+
 def test_a_heat_map_needs_two_keys_and_half_of_its_cells():
     assert heat_map(settings((("a", "1"), 0.5), (("b", "1"), 0.5)), ("k", "l"), "mse") is None
     diagonal = settings(*(((str(n), str(n)), 0.5) for n in range(2)))

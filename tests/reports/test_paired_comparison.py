@@ -15,12 +15,12 @@ from metadist.reports import (
 )
 
 
-def write_run(directory, values, metric="accuracy", protocol=None, labels=(0, 1)):
+def write_run(directory, values, metric="accuracy", protocol=None, labels=(0, 1), **more):
     directory.mkdir()
     protocol = {"ways": 2, "backbone": "Conv4"} | (protocol or {})
     write_results(directory, {f"test_{metric}": float(np.mean(values)), "protocol": protocol})
     records = [
-        {"task": i, "classes": ["a", f"b{i}"], "labels": list(labels), metric: value}
+        {"task": i, "classes": ["a", f"b{i}"], "labels": list(labels), metric: value, **more}
         for i, value in enumerate(values)
     ]
     write_test_predictions(directory / TEST_PREDICTIONS_FILE, records)
@@ -61,6 +61,17 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path):
         compare_runs(first, write_run(tmp_path / "c", [0.5, 0.75], labels=(1, 0)))
     with pytest.raises(UserError, match=message):
         compare_runs(first, write_run(tmp_path / "d", [0.5, 0.75, 1.0]))
+    for name, task in (("images", {"query_images": [3]}), ("points", {"targets": [[0.5]]})):
+        with pytest.raises(UserError, match=message):
+            compare_runs(first, write_run(tmp_path / name, [0.5, 0.75], **task))
+    with pytest.raises(UserError, match=message):
+        compare_runs(first, write_run(tmp_path / "mse", [0.5, 0.75], "mse"))
+    # What differs in the protocol can only be left out of account where the tasks are the same.
+    with pytest.raises(UserError, match=r"what you compare, add --ignore backbone\."):
+        compare_runs(first, other)
+    fewer = write_run(tmp_path / "e", [0.5], protocol={"backbone": "MLP"})
+    with pytest.raises(UserError, match=r"test both under the same one\."):
+        compare_runs(first, fewer)
     (other / TEST_PREDICTIONS_FILE).unlink()
     with pytest.raises(UserError, match=r"b holds no test_predictions\.jsonl"):
         compare_runs(first, other, ["backbone"])

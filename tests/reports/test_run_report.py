@@ -83,7 +83,9 @@ def finished(directory: Path, **options) -> Path:
         "support": {"labels": [0, 1], "images": [IMAGE, IMAGE]},
         "query": {"indices": [1], "images": [IMAGE]},
     }
-    (directory / "test_tasks.json").write_text(json.dumps({"hardest": [shown]}))
+    typical = {**shown, "task": 2, "query": {"indices": [0, 1], "images": [IMAGE, IMAGE]}}
+    content = {"hardest": [shown], "typical": [typical]}
+    (directory / "test_tasks.json").write_text(json.dumps(content))
     return directory
 
 
@@ -102,6 +104,9 @@ def test_the_data_of_a_finished_run_are_those_of_its_record(tmp_path):
         assert curves["validation"]["x"] == [10, 20, 30]
         assert curves["validation"]["y"] == [line[f"validation_{metric}"] for line in validation]
     assert "error_y" not in figures["curve-loss"]["data"][-1]
+    assert "shapes" not in figures["curve-loss"]["layout"]  # the test is of the accuracy
+    scales = [figures[f"curve-{n}"]["layout"]["yaxis"] for n in ("gradient_norm", "learning_rate")]
+    assert [axis.get("type") for axis in scales] == ["log", None]
     assert figures["curve-accuracy"]["data"][-1]["error_y"]["array"] == [0.01] * 3
     assert figures["curve-accuracy"]["layout"]["shapes"][0]["y0"] == 0.75  # the test
     (norm,) = figures["curve-gradient_norm"]["data"]
@@ -123,12 +128,13 @@ def test_the_data_of_a_finished_run_are_those_of_its_record(tmp_path):
     for expected in ("75.00% ± 2.00%", "finished", "a <warning>", "torch 2.15.0", "seed 3"):
         assert expected in page.text
     assert ["<i>dog</i>", "cat", "3"] in page.rows  # the most frequent confusion
+    assert not [row for row in page.rows if len(row) == 3 and row[0] == row[1]]
     hardest = [row for row in page.rows if row[-1:] and row[-1].startswith("7,test,0,")]
     assert [row[0] for row in hardest] == ["3", "1", "2", "0"]  # equal accuracies by loss
     assert f"metadist replay {directory} --key 7,test,0,3" in page.text
     assert "torchrun --standalone --nproc_per_node=2 -m metadist maml" in page.text
     facts = "iterations 30 of 50 training loss 0.0333 time 0:00:20 strategy rpc, 2 workers seed 3"
-    assert facts in page.text and "Images 1 of 2" not in page.text and ", 1 of 2" in page.text
+    assert facts in page.text and ", 1 of 2" in page.text and ", 2 of 2" not in page.text
     assert (
         "Task 3: accuracy 0.00%" in page.text
         and "A, not B" in page.text
@@ -208,7 +214,12 @@ def test_long_curves_keep_their_extremes(tmp_path):
 
 @pytest.mark.parametrize(
     ("accuracy", "kind", "shown"),
-    [(0.99, "good", "98.70% ± 0.40%, reached"), (0.90, "bad", "8.70 points below")],
+    [
+        (0.99, "good", "98.70% ± 0.40%, reached"),
+        (0.983, "good", "98.70% ± 0.40%, reached"),  # within the published interval
+        (0.9829, "bad", "0.41 points below"),
+        (0.90, "bad", "8.70 points below"),
+    ],
 )
 def test_the_result_of_a_preset_is_compared_with_the_published_one(
     tmp_path, monkeypatch, accuracy, kind, shown

@@ -8,7 +8,9 @@ import pytest
 import yaml
 from html_pages import Page
 
+from metadist.reports.sweep_page import setting_name, sweep_figures
 from metadist.reports.sweep_report import write_sweep_report
+from metadist.reports.sweep_table import MetricEstimate, Setting, SweepTable
 
 
 def write_job(folder: Path, rate: float, shots: int, seed: int, test: float, **protocol) -> None:
@@ -65,6 +67,10 @@ def test_a_sweep_of_twelve_jobs(folder):
     assert [value for row in cells["z"] for value in row] == pytest.approx([0.54, 0.57, 0.58, 0.61])
     assert len(figures["curves"]["data"]) == 12 and shots["ticktext"] == ["1", "5"]
     assert "All finished runs have the same evaluation protocol" in page.text
+    assert "finished 12 failed 0 unfinished 0 settings 4" in page.text
+    assert "inner_lr=0.4 shots=5; 95% interval over seeds" in page.text
+    common = page.text.split("Protocol and method in common")[1].split("Commands")[0]
+    assert "ways 5 queries 5" in common and "shots" not in common
 
 
 def test_runs_that_are_not_comparable_are_grouped_with_the_reason(folder):
@@ -87,6 +93,48 @@ def test_failed_runs_are_shown_with_their_traceback(folder):
     (failed / "error.txt").write_text("rank 0 failed:\nTraceback\nValueError: <no>")
     write_sweep_report(folder)
     assert "12 rank 0 failed: Traceback ValueError: <no>" in Page(folder / "report.html").text
+
+
+def test_runs_that_have_not_finished_are_counted_with_their_commands(folder):
+    for name, file in (("12", "failure.json"), ("13", "metrics.jsonl"), ("14", "metrics.jsonl")):
+        (folder / name / ".hydra").mkdir(parents=True)
+        (folder / name / file).write_text('{"error": "no"}\n' if name == "12" else "")
+        overrides = ["algorithm.inner_lr=0.4", "task.shots=5", "seed=9"]
+        (folder / name / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(overrides))
+    page = Page(_report(folder))
+    assert "finished 12 failed 1 unfinished 2 settings 4" in page.text
+    (row,) = [row for row in page.rows if row[:2] == ["0.4", "5"]]
+    assert row[2:4] == ["3", "3"]
+    commands = [f"metadist report {folder / name}" for name in ("12", "13", "14")]
+    assert all(command in page.text for command in commands)
+
+
+def test_a_folder_that_is_a_run_too_is_not_linked_to_itself(folder):
+    write_job(folder, 0.9, 1, 0, 0.5)
+    addresses = [a for a in Page(_report(folder)).addresses() if not a.startswith("data:")]
+    assert sorted(addresses) == sorted(f"{number}/report.html" for number in range(12))
+
+
+def table_of(keys: tuple[str, ...], metric: str, means: dict[tuple[str, ...], float]) -> SweepTable:
+    """A table whose last setting is the selected one."""
+    settings = [
+        Setting(values, (), (), (), MetricEstimate(mean, None), None, None)
+        for values, mean in means.items()
+    ]
+    return SweepTable(keys, metric, tuple(settings), len(settings) - 1, "validation")
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "mse"])
+def test_of_many_settings_the_best_and_the_selected_one_are_shown(tmp_path, metric):
+    sign = 1 if metric == "mse" else -1
+    table = table_of(("k",), metric, {(str(n),): sign * float(n) for n in range(70)})
+    names = sweep_figures(tmp_path, table)["settings"]["data"][0]["y"]
+    assert names == [f"k={n}" for n in (*range(60), 69)]
+
+
+def test_keys_of_a_setting_are_short_where_they_are_unique():
+    table = table_of(("a.lr", "b.lr", "task.shots"), "mse", {("1", "2", "5"): 0.5})
+    assert setting_name(table, table.settings[0]) == "a.lr=1 b.lr=2 shots=5"
 
 
 def test_curves_of_different_lengths_have_a_logarithmic_axis(folder):

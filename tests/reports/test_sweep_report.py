@@ -90,7 +90,8 @@ def test_what_an_interval_is_over_is_said(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Figure, "savefig", savefig)
     for job, (rate, seed) in enumerate((("0.1", 0), ("0.4", 0), ("0.4", 1))):
-        write(tmp_path / str(job), [f"algorithm.inner_lr={rate}", f"seed={seed}"], 0.7, 0.6)
+        test = 0.7 + job / 10  # a tie is one of the validation
+        write(tmp_path / str(job), [f"algorithm.inner_lr={rate}", f"seed={seed}"], test, 0.6)
     report = write_sweep_report(tmp_path)
     assert [row["test_interval"] for row in rows(tmp_path)] == [
         "95% over test tasks",
@@ -136,6 +137,28 @@ def test_runs_that_have_not_finished_are_counted(tmp_path):
     assert found == [("1", "0", "0"), ("1", "1", "2")]
     text = (tmp_path / "sweep.md").read_text()
     assert "| seeds | failed or unfinished |" in text and "| 0.4 | 1 | 3 | — |" in text
+
+
+def test_a_run_in_progress_alone_has_a_column_of_its_own(tmp_path):
+    write(tmp_path / "0", ["seed=0"], 0.7)
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "metrics.jsonl").touch()
+    write_sweep_report(tmp_path)
+    assert "| seeds | failed or unfinished |" in (tmp_path / "sweep.md").read_text()
+
+
+def test_protocol_and_method_are_listed_by_whether_they_differ(tmp_path):
+    for job, shots in enumerate((1, 5)):
+        folder = tmp_path / str(job)
+        write(folder, [f"task.shots={shots}"], 0.7, protocol={"shots": shots})
+        results = json.loads((folder / "results.json").read_text())
+        results["method"] = {"algorithm": "MAML", "options": {"first_order": False}}
+        (folder / "results.json").write_text(json.dumps(results))
+    write_sweep_report(tmp_path)
+    text = (tmp_path / "sweep.md").read_text()
+    assert 'dataset glyphs, algorithm MAML, options {"first_order": false}.' in text
+    assert "Different: shots 1 or 5." in text
+    assert rows(tmp_path)[1]["protocol.algorithm"] == "MAML"
 
 
 def test_values_with_a_bar_stay_in_their_cell(tmp_path):
@@ -204,6 +227,14 @@ def test_protocols_that_differ_in_keys_not_swept_give_a_warning(tmp_path):
     write(tmp_path / "b", ["algorithm.inner_lr=0.4"], 0.9, protocol={"shots": 5})
     (warning,) = write_sweep_report(tmp_path).warnings
     assert "shots" in warning and "Not comparable" in (tmp_path / "sweep.md").read_text()
+
+
+def test_differences_among_runs_of_one_choice_of_a_group_give_a_warning(tmp_path):
+    for job, (dataset, split) in enumerate((("glyphs", 0), ("glyphs", 1), ("omniglot", 2))):
+        protocol = {"dataset": dataset, "split_seed": split}
+        write(tmp_path / str(job), [f"dataset={dataset}", f"seed={job}"], 0.7, protocol=protocol)
+    (warning,) = write_sweep_report(tmp_path).warnings
+    assert warning.startswith("split_seed differs")
 
 
 def test_differences_that_follow_from_a_swept_group_give_no_warning(tmp_path):
