@@ -7,6 +7,7 @@ import re
 import sys
 
 import pytest
+from rich import get_console
 
 from metadist.errors import UserError
 from metadist.loggers import ConsoleLogger, Run
@@ -116,6 +117,7 @@ def test_the_end_shows_results_and_contents_of_the_directory(tmp_path, capsys):
     ):
         assert expected in text
     assert "wandb" not in text  # not in the directory
+    assert "results.json/" not in text
 
 
 @pytest.mark.parametrize(
@@ -186,6 +188,7 @@ def test_progress_bar_fits_the_terminal(tmp_path, monkeypatch, columns):
     assert "MAML on [glyphs]" in text  # not interpreted as markup
     assert "iteration 50: validation accuracy 87.50% ± 1.00%" in text
     assert "97.31% ± 0.42% over 600 tasks" in text
+    assert written.count("\x1b[1;32m") == 1  # the result stands out
     assert written.count("\x1b[?25h") == written.count("\x1b[?25l") == 1  # cursor restored
 
 
@@ -202,12 +205,30 @@ def test_the_bar_is_refreshed_no_more_often_than_asked_for(tmp_path, monkeypatch
     assert written[0.0] >= 50 and written[1e12] <= 3
 
 
-def test_dumb_terminal_gets_plain_lines(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("term", "encoding"), [("dumb", "utf-8"), ("xterm", "latin-1")])
+def test_dumb_terminal_gets_plain_lines(tmp_path, monkeypatch, term, encoding):
     stream = terminal(monkeypatch, 80)
-    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr(stream, "encoding", encoding, raising=False)
     log_run(tmp_path)
     assert "\x1b" not in stream.getvalue()
     assert "iteration 5 of 100 (5%)" in stream.getvalue()
+
+
+def test_lines_have_the_time_that_is_left_and_in_the_end_the_time_it_took(
+    tmp_path, capsys, monkeypatch
+):
+    now = 0.0
+    monkeypatch.setattr(get_console(), "get_time", lambda: now)
+    logger = ConsoleLogger()
+    logger.start(Run(tmp_path, "maml", {}, 100, 0, "title"))
+    for iteration in range(1, 101):
+        now += 2.0
+        logger.log_metrics({"iteration": iteration, "train_loss": 1.0})
+    logger.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert "iteration 25 of 100 (25%): loss 1.0000, 0:02:30 left" in lines
+    assert lines[-1] == "iteration 100 of 100 (100%): loss 1.0000, in 0:03:20"
 
 
 def test_close_after_an_error_restores_the_terminal(tmp_path, monkeypatch):

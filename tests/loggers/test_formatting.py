@@ -16,7 +16,13 @@ from metadist.loggers.formatting import (
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "0.0000"), (1.23456, "1.2346"), (-9999.5, "-9999.5000"), (10_000.0, "1.000e+04")],
+    [
+        (0.0, "0.0000"),
+        (1.23456, "1.2346"),
+        (-9999.5, "-9999.5000"),
+        (10_000.0, "1.000e+04"),
+        (-10_000.0, "-1.000e+04"),
+    ],
 )
 def test_numbers(value, text):
     assert format_number(value) == text

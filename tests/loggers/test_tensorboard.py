@@ -1,5 +1,6 @@
 """TensorBoard event files: scalars, images, resuming."""
 
+import io
 import time
 
 import numpy as np
@@ -22,11 +23,13 @@ def read_events(directory):
 def test_resumed_run_has_each_scalar_once(tmp_path, capfd):
     log_run(TensorBoardLogger(), tmp_path, 0, 4, {"task": {"ways": 5}})
     time.sleep(1.1)  # event files are ordered by the second in their names
-    log_run(TensorBoardLogger(), tmp_path, 2, 6, {"task": {"ways": 5}}, finish=True)
+    results = {"ci95": 0.25}
+    log_run(TensorBoardLogger(), tmp_path, 2, 6, {"task": {"ways": 5}}, True, results)
     assert capfd.readouterr() == ("", "")
     events = read_events(tmp_path)
     assert sorted(events.Tags()["scalars"]) == [
         "test/accuracy",
+        "test/ci95",
         "train/loss",
         "validation/accuracy",
     ]
@@ -35,7 +38,13 @@ def test_resumed_run_has_each_scalar_once(tmp_path, capfd):
     assert [(event.step, event.value) for event in events.Scalars("test/accuracy")] == [(6, 0.75)]
     (image,) = events.Images("learning_curves")
     assert image.step == 6 and image.width > 400
-    assert "configuration/text_summary" in events.Tags()["tensors"]
+    texts = {}
+    for name in ("run", "configuration", "results"):
+        newest = events.Tensors(f"{name}/text_summary")[-1]
+        texts[name] = newest.step, newest.tensor_proto.string_val[0].decode()
+    assert texts["run"] == (2, "MAML on glyphs")
+    assert texts["configuration"][0] == 2 and '"ways": 5' in texts["configuration"][1]
+    assert texts["results"][0] == 6 and '"test_accuracy": 0.75' in texts["results"][1]
 
 
 def test_restart_before_the_first_checkpoint_hides_earlier_events(tmp_path):
@@ -80,6 +89,9 @@ def test_validations_have_histograms_and_images_and_the_run_its_hyperparameters(
         (2, 6),
         (4, 6),
     ]
+    for image, level in zip(events.Images("validation/tasks"), (50, 200), strict=True):
+        pixels = Image.open(io.BytesIO(image.encoded_image_string))
+        assert pixels.getpixel((0, 0)) == (level, 0, 0)
     (newest,) = events.Histograms("validation/accuracy_of_tasks")
     assert (newest.histogram_value.num, newest.histogram_value.sum) == (2, 1.0)
     by_steps = [(each.step, each.value) for each in events.Scalars("test/accuracy_by_steps")]

@@ -48,6 +48,11 @@ def test_the_run_has_the_options_of_the_logger(tmp_path, monkeypatch, mode):
     assert given["config"] == {"seed": 3} and given["name"] == "maml"
     assert given["dir"] == tmp_path and given["notes"] == "MAML on glyphs"
     assert given["id"] == (tmp_path / "wandb_run_id").read_text().strip()
+    assert given["resume"] == "allow"
+    first = given["id"]
+    for start, same in ((2, True), (0, False)):  # a new run in an old directory is another run
+        logger.start(example_run(tmp_path, start))
+        assert (given["id"] == first) == same
 
 
 class RecordedRun:
