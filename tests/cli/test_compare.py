@@ -7,6 +7,7 @@ import pytest
 from tiny import train
 
 from metadist.cli import compare
+from metadist.reports import read_results
 from metadist.reports.paired_comparison import PairedDifference
 
 
@@ -29,7 +30,11 @@ def test_the_difference_is_printed(runs, monkeypatch, capsys):
     assert run_command(monkeypatch, "a", "b") == 0
     first, *means, last = capsys.readouterr().out.splitlines()
     assert first == "test accuracy over the same 7 tasks"
-    assert [line.split()[0] for line in means] == ["a", "b"]
+    accuracies = [read_results(runs / name)["test_accuracy"] for name in "ab"]
+    assert [line.split() for line in means] == [
+        [name, f"{value:.2%}"] for name, value in zip("ab", accuracies, strict=True)
+    ]
+    assert accuracies[0] != accuracies[1] and f"{accuracies[1] - accuracies[0]:+.2%}" in last
     assert last.startswith("difference ") and "95% interval" in last
 
 

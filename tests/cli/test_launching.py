@@ -98,6 +98,35 @@ def test_a_sweeper_that_optimizes_waits_for_each_job(tmp_path, sweeper, values, 
     assert found == (values, most, ["0", "1", "2", "3"])
 
 
+class Looking(Writer):
+    """Notes what its jobs find when they start."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[bool, bool]] = []
+
+    def run(self, spec):
+        self.found.append((spec.concurrent, (spec.directory / WORKER_ERROR_FILE).exists()))
+        return super().run(spec)
+
+
+def found_by_jobs(directory: Path) -> list[tuple[bool, bool]]:
+    launcher = Looking()
+    for sweeper, max_concurrent in (("BasicSweeper", 2), ("BasicSweeper", 1), ("Optuna", 2)):
+        folder = directory / f"{sweeper} {max_concurrent}"
+        folder.mkdir()
+        start_sweep(folder, sweeper)
+        spec = spec_of(folder)
+        (spec.directory / WORKER_ERROR_FILE).write_text("of an earlier attempt")
+        with sweep_jobs():
+            launch_job(launcher, max_concurrent, spec)
+    return launcher.found
+
+
+def test_a_job_knows_whether_others_run_beside_it_and_finds_no_old_error(tmp_path):
+    (found,) = run_world(found_by_jobs, 1, tmp_path)
+    assert found == [(True, False), (False, False), (False, False)]
+
+
 def launched_to_find_the_worst(directory: Path) -> str:
     start_sweep(directory, "OptunaSweeper", "minimize", overrides=["dataset=glyphs,sinusoid"])
     try:

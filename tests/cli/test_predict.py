@@ -62,7 +62,8 @@ def test_the_table_and_the_file_have_what_the_classifier_predicts(
     np.testing.assert_allclose(found, classifier.predict_proba(query), atol=1e-5)
     first, *lines, last = capsys.readouterr().out.splitlines()
     assert first.split() == ["image", "prediction", "probability"]
-    assert [line.split()[:2] for line in lines] == [row[:2] for row in rows]
+    shown = [[*row[:2], f"{max(map(float, row[2:])):.1%}"] for row in rows]
+    assert [line.split() for line in lines] == shown
     assert last == "9 images: predictions.csv"
 
 
@@ -75,6 +76,20 @@ def test_a_checkpoint_and_a_single_image(run, folders, tmp_path, monkeypatch):
     assert len(lines) == 2 and lines[1].startswith("1.png,")
 
 
+def test_device_and_trust_are_those_of_the_command_line(run, folders, tmp_path, monkeypatch):
+    given, load = [], FewShotClassifier.load
+
+    def record(path, device, trust_code):
+        given.append((device, trust_code))
+        return load(path)
+
+    monkeypatch.setattr(FewShotClassifier, "load", record)
+    monkeypatch.chdir(tmp_path)
+    assert predict(monkeypatch, str(run), *folders) == 0
+    assert predict(monkeypatch, str(run), *folders, "--device", "cuda:1", "--trust-code") == 0
+    assert given == [("cpu", False), ("cuda:1", True)]
+
+
 @pytest.mark.parametrize("option", [0, 2])
 def test_directories_without_images_are_refused(
     run, folders, option, tmp_path, monkeypatch, capsys
@@ -82,7 +97,8 @@ def test_directories_without_images_are_refused(
     (tmp_path / "empty").mkdir()
     folders[option + 1] = str(tmp_path / "empty")
     assert predict(monkeypatch, str(run), *folders) == 2
-    assert "empty has no images" in capsys.readouterr().err
+    place = ("in class folders", "", "in it")[option]
+    assert f"empty has no images {place}: give" in capsys.readouterr().err
     folders[option + 1] = str(tmp_path / "missing")
     assert predict(monkeypatch, str(run), *folders) == 2
     assert "missing" in capsys.readouterr().err

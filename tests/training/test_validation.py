@@ -193,6 +193,8 @@ def test_a_run_that_ended_before_its_last_validation_catches_up(tmp_path):
     assert [line["iteration"] for line in x.logger.metrics] == [4]
     saved = read_checkpoint(trainer.checkpoints.path(4))
     assert saved["validated"] == 4 and saved["validation"] == x.state.validation != {}
+    trainer.train()
+    assert len(x.logger.metrics) == 1  # once for each state
 
 
 # --- an outer step -----------------------------------------------------------------------------
