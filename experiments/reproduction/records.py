@@ -1,7 +1,6 @@
 """Records of finished runs: results and thinned metrics, by cell, length and seed."""
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,16 +11,18 @@ from reproduction.runs import configuration_differences
 from metadist.errors import UserError
 from metadist.files import wrap_write_errors
 from metadist.loggers import METRICS_FILE, json_value, read_metrics
-from metadist.reports import RESULTS_FILE, read_results
+from metadist.reports import RESULTS_FILE, read_results, write_results
 
 RECORDS = HERE / "records"
 TABLE = ROOT / "docs" / "reproduction_table.md"
+_NOT_RECORDED = ("host", "directory")
 _MAX_LINES = 200
 """Training iterations that a record keeps of `metrics.jsonl`, beside all validations."""
 
 
 def add_record(cell: Cell, run: Path, records: Path = RECORDS) -> Path:
-    """Copy the results and the thinned metrics of a finished run into the records.
+    """Copy the results, without the names of host and directory, and the thinned metrics of a
+    finished run into the records.
 
     Args:
         cell: the cell that the run is of.
@@ -45,7 +46,9 @@ def add_record(cell: Cell, run: Path, records: Path = RECORDS) -> Path:
     record = records / cell.preset / str(results["iterations"]) / f"seed{results['seed']}"
     with wrap_write_errors(record):
         record.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(run / RESULTS_FILE, record / RESULTS_FILE)
+        environment = results.get("environment", {})
+        kept = {name: environment[name] for name in environment if name not in _NOT_RECORDED}
+        write_results(record, {**results, "environment": kept})
         lines = _thin(read_metrics(run / METRICS_FILE))
         text = "".join(json.dumps(json_value(line)) + "\n" for line in lines)
         (record / METRICS_FILE).write_text(text, encoding="utf-8")

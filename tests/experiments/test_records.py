@@ -23,6 +23,7 @@ def run(tmp_path):
     """A run of the recipe that was started as the plain preset with overrides."""
     directory = tmp_path / "run"
     results = {"test_accuracy": 0.96, "protocol": PROTOCOL, "seed": 3, "iterations": 15000}
+    results["environment"] = {"torch": "2.15.0", "host": "node1", "directory": "/somewhere"}
     overrides = ("scheduler=cosine", "trainer.iterations=15000")
     create_run(directory, "anil_omniglot_20w1s", 3, *overrides, **results)
     config = compose(["+experiment=anil_omniglot_20w1s", *overrides, "seed=3"])
@@ -43,7 +44,11 @@ def test_a_record_holds_results_and_thinned_metrics(run, tmp_path):
     cell = CELLS["anil_omniglot_20w1s_cosine"]
     record = add_record(cell, run, tmp_path / "records")
     assert record == tmp_path / "records" / cell.preset / "15000" / "seed3"
-    assert (record / "results.json").read_bytes() == (run / "results.json").read_bytes()
+    results = json.loads((run / "results.json").read_text())
+    assert json.loads((record / "results.json").read_text()) == {
+        **results,
+        "environment": {"torch": "2.15.0"},
+    }
     lines = [json.loads(line) for line in (record / "metrics.jsonl").read_text().splitlines()]
     assert [line for line in lines if "train_loss" not in line] == [
         {"iteration": 1000, "validation_accuracy": 0.9},
