@@ -81,6 +81,11 @@ def test_batch_norm_of_a_single_example_is_refused(tmp_path):
         build(tmp_path, *overrides, omit=small)
     build(tmp_path, *overrides, "model.batch_norm=false", omit=small)
     build(tmp_path, *overrides, "task.shots=2", omit=small)
+    for one in ("task.shots", "task.train_shots"):
+        with pytest.raises(UserError, match="a task has one support example"):
+            build(
+                tmp_path, *overrides, "task.shots=2", "task.train_shots=2", f"{one}=1", omit=small
+            )
 
 
 def rates(directory, *overrides: str) -> list[float]:
