@@ -13,6 +13,7 @@ from tiny import build
 
 from metadist.config.hydra_errors import describe_error, raised_by_hydra
 from metadist.errors import UserError
+from metadist.loggers import Run
 from metadist.training import Experiment
 
 KEYS = (
@@ -117,6 +118,16 @@ def test_timeouts_and_sizes_reach_the_parts_of_a_run(tmp_path, strategy):
     assert strategy != "rpc" or x.strategy.timeout_seconds == 7
     assert x.train_mapper.chunk_size == x.evaluate_mapper.chunk_size == 2
     assert x.title == f"MAML on glyphs, 3-way 1-shot, {strategy} on 1 worker"
+
+
+def test_metrics_are_recorded_whatever_the_loggers_and_threads_are_set(tmp_path):
+    before = torch.get_num_threads()
+    x = build(tmp_path, "strategy=local", "logger=console", f"threads={before + 1}")
+    assert torch.get_num_threads() == before + 1
+    torch.set_num_threads(before)
+    x.logger.start(Run(tmp_path, "maml", {}, 1, 0, "title"))
+    x.logger.close()
+    assert (tmp_path / "metrics.jsonl").exists()
 
 
 def test_initial_parameters_are_those_of_the_seed(tmp_path):

@@ -3,6 +3,7 @@
 import threading
 import time
 from contextlib import ExitStack
+from typing import ClassVar
 
 import pytest
 
@@ -19,6 +20,7 @@ class Sleeper:
     """
 
     running = most = 0
+    signals: ClassVar[list[int]] = []
     lock = threading.Lock()
 
     def __init__(
@@ -39,6 +41,7 @@ class Sleeper:
         return 143 if stopped else self.status
 
     def stop(self, number: int) -> None:
+        Sleeper.signals.append(number)
         self.stopped.set()
 
 
@@ -87,6 +90,7 @@ def test_the_failure_of_a_job_is_raised_before_another_starts():
 
 def test_a_signal_stops_all_jobs(monkeypatch):
     pool = JobPool()
+    Sleeper.signals.clear()
     jobs = [submit(pool, Sleeper(60), 2, lambda status: None) for _ in range(2)]
 
     def interrupted(*_, **__):
@@ -97,7 +101,7 @@ def test_a_signal_stops_all_jobs(monkeypatch):
     started = time.monotonic()
     with pytest.raises(JobFailure) as failure:
         jobs[0].result()
-    assert failure.value.error.exit_status == 130
+    assert failure.value.error.exit_status == 130 and Sleeper.signals == [2, 2]
     assert time.monotonic() - started < 30 and all(job.done() for job in jobs)
 
 
