@@ -80,12 +80,15 @@ def test_more_workers_than_cores_or_gpus_are_refused(monkeypatch):
         ({"nproc_per_node": 2, "jobs": 3}, "jobs=3 .* 4 cores"),
         ({"nnodes": 2}, "rdzv_endpoint"),
         ({"nnodes": 2, "node_rank": 2, "rdzv_endpoint": "a:1"}, "node_rank=2"),
+        ({"nnodes": 2, "rdzv_endpoint": "a:1", "jobs": 2}, "must be 1 with several nodes"),
     ):
         with pytest.raises(UserError, match=message):
             TorchrunLauncher(**options).check(CPU)
     assert TorchrunLauncher(nproc_per_node=2).max_concurrent_jobs(CPU) == 2
     assert TorchrunLauncher(nproc_per_node=3).max_concurrent_jobs(CPU) == 1
     assert TorchrunLauncher(jobs=7).max_concurrent_jobs(CPU) == 7
+    nodes = TorchrunLauncher(nproc_per_node=1, nnodes=2, rdzv_endpoint="a:1")
+    assert nodes.max_concurrent_jobs(CPU) == 1
 
     monkeypatch.setattr(module.torch.cuda, "is_available", lambda: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
