@@ -1,6 +1,7 @@
 """Plots of training and test, rendered without a display.
 
-Each function takes plain numbers and arrays, writes one PNG file and returns its path.
+All functions take plain numbers and arrays. Those named `plot_…` write one PNG file and return its
+path; the others return a figure for `report.html`.
 
 Names are imported when they are first used.
 """
