@@ -104,8 +104,13 @@ def count_confusions(predictions: Sequence[Mapping[str, Any]]) -> Counter[tuple[
     for task in predictions:
         if (names := task.get("classes")) and task.get("labels") and task.get("predictions"):
             for label, prediction in zip(task["labels"], task["predictions"], strict=True):
-                counts[str(names[label]), str(names[prediction])] += 1
+                counts[_class_name(names, label), _class_name(names, prediction)] += 1
     return counts
+
+
+def _class_name(names: Sequence[str], index: int) -> str:
+    """The name of a class; a learner may have more outputs than the test tasks have classes."""
+    return str(names[index]) if index < len(names) else f"output {index}"
 
 
 def compare_with_published(record: RunRecord) -> dict[str, Any] | None:
@@ -340,7 +345,8 @@ def _task(
                 "source": source,
                 "label": letters[labels[i]],
                 "prediction": letters[predictions[i]],
-                "title": f"{names[predictions[i]]} predicted, {names[labels[i]]} is true",
+                "title": f"{_class_name(names, predictions[i])} predicted, "
+                f"{_class_name(names, labels[i])} is true",
             }
             for source, i in zip(query["images"], query["indices"], strict=True)
             if i < len(labels) and i < len(predictions)

@@ -260,7 +260,7 @@ def test_an_error_is_compared_with_the_published_one_after_each_number_of_steps(
     )
 
 
-def test_a_preset_without_a_published_result_is_not_compared(tmp_path):
+def test_a_preset_without_a_published_result_is_not_judged(tmp_path):
     for preset in ("maml_sinusoid", "of_my_own"):
         directory = write_run(tmp_path / preset, [f"+experiment={preset}"])
         assert run_report.compare_with_published(read_run_record(directory)) is None
@@ -287,6 +287,18 @@ def test_only_the_hardest_tasks_and_confusions_are_listed(tmp_path):
     assert len([row for row in page.rows if len(row) == 3 and row[2] == "20"]) == 12
     hardest = [row[0] for row in page.rows if row[-1:] and row[-1].startswith("7,test,0,")]
     assert hardest == [str(n) for n in range(10)]
+
+
+def test_a_predicted_output_beyond_the_classes_has_its_number(tmp_path):
+    directory = finished(tmp_path / "run")  # of train_ways=20, ways=2: 20 outputs
+    task = {"task": 3, "labels": [0, 1], "predictions": [0, 7], "classes": ["cat", "dog"]}
+    text = json.dumps({**task, "accuracy": 0.5, "loss": 1.0})
+    (directory / "test_predictions.jsonl").write_text(text + "\n")
+    page = Page(write_run_report(directory))
+    assert ["dog", "output 7", "1"] in page.rows
+    assert page.figures["confusions"]["data"][0]["x"] == ["cat", "dog", "output 7"]
+    assert ("figcaption", {"title": "output 7 predicted, dog is true"}) in page.elements
+    assert "H, not B" in page.text
 
 
 def test_a_short_run_of_a_preset_is_not_judged(tmp_path):
