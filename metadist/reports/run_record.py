@@ -74,7 +74,7 @@ class RunRecord:
             now: seconds since 1970.
         """
         if self.error:
-            return "stopped" if self.error.startswith(_STOPPED) else "failed"
+            return error_status(self.error)
         if self.results is not None:
             return "finished"
         recent = self.written is not None and now - self.written < _RUNNING_SECONDS
@@ -203,7 +203,7 @@ def read_run_record(directory: Path) -> RunRecord:
         )
     path = directory / METRICS_FILE
     failure, results = read_failure(directory), read_results(directory)
-    error = read_error(directory) or str((failure or {}).get("error", ""))
+    error = read_error(directory)
     return RunRecord(
         directory=directory,
         config=read_config(directory),
@@ -220,11 +220,26 @@ def read_run_record(directory: Path) -> RunRecord:
 
 
 def read_error(directory: Path) -> str:
-    """The message and traceback of the error that ended a run; "" without one."""
+    """The message and traceback of the error that ended a run; "" without one.
+
+    Raises:
+        UserError: `failure.json` cannot be read.
+    """
     try:
-        return (directory / ERROR_FILE).read_text(encoding="utf-8", errors="replace").strip()
+        text = (directory / ERROR_FILE).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
-        return ""
+        text = ""
+    failure = read_failure(directory)
+    return text or ("" if failure is None else str(failure.get("error") or "failed"))
+
+
+def error_status(error: str) -> Literal["failed", "stopped"]:
+    """The status of a run that ended with an error.
+
+    Args:
+        error: of `read_error`, not empty.
+    """
+    return "stopped" if error.startswith(_STOPPED) else "failed"
 
 
 def format_time(seconds: float) -> str:

@@ -132,10 +132,7 @@ def _context(
         "groups": _comparable_groups(table.runs, differences),
         "differing": list(differences),
         "warnings": warnings,
-        "failed": [
-            {"name": run.name, "failure": read_error(folder / run.name) or run.failure}
-            for run in failed
-        ],
+        "failed": [{"name": run.name, "failure": read_error(folder / run.name)} for run in failed],
         "protocol": _common(table.runs),
         "commands": [
             ("Make this report again", f"metadist report {shlex.quote(str(folder))}"),

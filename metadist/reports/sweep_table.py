@@ -11,6 +11,7 @@ from metadist.errors import UserError
 from metadist.loggers import METRICS_FILE
 from metadist.reports.comparison import config_fingerprint, is_runtime_key
 from metadist.reports.run_directory import (
+    ERROR_FILE,
     FAILURE_FILE,
     RESULTS_FILE,
     read_config,
@@ -18,6 +19,7 @@ from metadist.reports.run_directory import (
     read_overrides,
     read_results,
 )
+from metadist.reports.run_record import error_status, is_run, read_error
 from metadist.reports.statistics import mean_and_ci95
 
 _DEFAULT = "(default)"
@@ -32,7 +34,7 @@ class SweepRun:
         overrides: value of each key that the command line set, without the plus before a key.
         config: the composed configuration, with interpolations unresolved.
         results: content of `results.json`; None if the run has not finished.
-        failure: error of a failed job; None if it has not failed.
+        failure: error of a failed run, in one line; None if it has not failed.
     """
 
     name: str
@@ -141,6 +143,9 @@ def read_runs(folder: Path) -> list[SweepRun]:
         raise UserError(f"{folder} is not a folder: give the one that holds the run directories.")
     files = (RESULTS_FILE, FAILURE_FILE, METRICS_FILE)
     directories = {path.parent for name in files for path in folder.rglob(name)}
+    # A run that failed at its start; other programs may write a file of this name too.
+    errors = {path.parent for path in folder.rglob(ERROR_FILE)}
+    directories |= {directory for directory in errors if is_run(directory)}
     if not directories:
         raise UserError(
             f"{folder} holds no run (no {RESULTS_FILE} in it or below it): give the folder that "
@@ -176,16 +181,17 @@ def build_sweep_table(runs: Sequence[SweepRun]) -> SweepTable:
 
 
 def _read_run(folder: Path, directory: Path) -> SweepRun:
-    failure = read_failure(directory)
+    failure, error = read_failure(directory), read_error(directory)
+    failed = bool(error) and error_status(error) == "failed"
     overrides = (failure or {}).get("overrides") or read_overrides(directory)
     pairs = [str(override).lstrip("+").partition("=") for override in overrides]
     return SweepRun(
         name=str(directory.relative_to(folder)),
         overrides={key: _normalize(value) for key, equals, value in pairs if equals},
         config=read_config(directory),
-        # A failure after earlier results, of a shorter run, counts as failed.
-        results=None if failure else read_results(directory),
-        failure=None if failure is None else str(failure.get("error", "")),
+        # An error after earlier results, of a shorter run, counts.
+        results=None if error else read_results(directory),
+        failure=str((failure or {}).get("error") or error.splitlines()[-1]) if failed else None,
     )
 
 

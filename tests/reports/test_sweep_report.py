@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from metadist.errors import UserError
+from metadist.reports.run_record import read_run_record
 from metadist.reports.sweep_report import write_sweep_report
 
 PROTOCOL = {"ways": 5, "shots": 1, "inner_steps": 1, "inner_lr": 0.4, "dataset": "glyphs"}
@@ -220,6 +221,39 @@ def test_failure_after_earlier_results_counts_as_failed(tmp_path):
     failure = {"error": "it broke", "overrides": ["trainer.iterations=20"]}
     (tmp_path / "0" / "failure.json").write_text(json.dumps(failure))
     assert write_sweep_report(tmp_path).failed == ("0",)
+
+
+@pytest.mark.parametrize("has_results", [True, False])
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        ("Traceback …\nValueError: no", "failed"),
+        ("stopped at iteration 3 of 9", "stopped"),
+    ],
+)
+def test_a_run_has_the_status_of_its_own_report(tmp_path, has_results, error, status):
+    write(tmp_path / "0", ["seed=0"], 0.7)
+    write(tmp_path / "1", ["seed=1"], 0.7)
+    if not has_results:
+        (tmp_path / "1" / "results.json").unlink()
+    (tmp_path / "1" / "error.txt").write_text(error)
+    report = write_sweep_report(tmp_path)
+    assert read_run_record(tmp_path / "1").status(0.0) == status
+    assert report.failed == (("1",) if status == "failed" else ())
+    assert report.unfinished == (("1",) if status == "stopped" else ())
+    listed = "- 1: ValueError: no" in (tmp_path / "sweep.md").read_text()
+    assert listed == (status == "failed")
+
+
+def test_a_run_that_failed_at_its_start_counts_as_failed(tmp_path):
+    write(tmp_path / "0", ["seed=0"], 0.7)
+    write(tmp_path / "1", ["seed=1"], 0.7)
+    (tmp_path / "1" / "results.json").unlink()
+    (tmp_path / "no run").mkdir()
+    for name in ("1", "no run"):
+        (tmp_path / name / "error.txt").write_text("ValueError: no")
+    report = write_sweep_report(tmp_path)
+    assert (report.failed, report.unfinished) == (("1",), ())
 
 
 def test_protocols_that_differ_in_keys_not_swept_give_a_warning(tmp_path):
