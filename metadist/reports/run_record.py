@@ -33,6 +33,9 @@ Status = Literal["finished", "failed", "stopped", "running", "ended without resu
 _RUNNING_SECONDS = 300.0
 """A run without results whose newest metrics are older has probably been killed."""
 
+_SUBCOMMANDS = ("maml", "ddp")
+"""Of `metadist`, each with the configuration of that name."""
+
 _STOPPED = "stopped "
 """How the message of a run begins that a signal has stopped."""
 
@@ -114,20 +117,22 @@ class RunRecord:
         return done, planned if isinstance(planned, int) else None
 
     def commands(self) -> dict[str, str]:
-        """Commands that repeat the run, resume it, test it again and replay a test task."""
+        """Commands that repeat the run, resume it and replay tasks; without the first two for a
+        run of a program of the user's own, which is not recorded.
+        """
         name = _mapping(self.hydra.get("job")).get("config_name") or "maml"
         workers = int(self.environment.get("world_size", 1))
         launcher = _mapping(self.hydra.get("runtime")).get("choices", {}).get("launcher", "none")
         program = ["metadist"]
         if workers > 1 and launcher == "none":
             program = ["torchrun", "--standalone", f"--nproc_per_node={workers}", "-m", "metadist"]
-        again = shlex.join([*program, str(name), *self.overrides])
+        again = shlex.join([*program, str(name), *self._search_path(), *self.overrides])
         place = shlex.join([f"hydra.run.dir={self.directory}", "resume=auto"])
+        repeat = {"Repeat the run": again, "Resume or continue it": f"{again} {place}"}
         run, seed = shlex.quote(str(self.directory)), self.eval_seed
         task = next(iter(self.hardest(1)), 0)
         return {
-            "Repeat the run": again,
-            "Resume or continue it": f"{again} {place}",
+            **(repeat if name in _SUBCOMMANDS else {}),
             "Replay a test task": f"metadist replay {run} --key {seed},test,0,{task}",
             "Replay a training task": (
                 f"metadist replay {run} "
@@ -135,6 +140,17 @@ class RunRecord:
             ),
             "Make this report again": f"metadist report {run}",
         }
+
+    def _search_path(self) -> list[str]:
+        """The arguments that gave Hydra further directories of options."""
+        sources = _mapping(self.hydra.get("runtime")).get("config_sources") or ()
+        own = _mapping(self.hydra.get("overrides")).get("hydra") or ()
+        return [
+            argument
+            for source in sources
+            if source.get("provider") == "command-line"  # --config-dir
+            for argument in ("--config-dir", str(source.get("path")))
+        ] + [each for each in own if each.lstrip("+").startswith("hydra.searchpath=")]
 
     @property
     def eval_seed(self) -> int:

@@ -86,6 +86,35 @@ def test_commands_repeat_resume_and_replay(tmp_path, workers, launcher, program)
     assert commands["Replay a training task"].endswith("--key 3,train,1,0")
 
 
+def test_commands_have_the_directories_of_options(tmp_path):
+    sources = [
+        {"provider": "main", "schema": "pkg", "path": "metadist.conf"},
+        {"provider": "hydra.searchpath in command-line", "schema": "file", "path": "/b"},
+        {"provider": "command-line", "schema": "file", "path": "/a project/conf"},
+    ]
+    given = ["hydra.run.dir=x", "hydra.searchpath=[file:///b]"]
+    node = {
+        "job": {"config_name": "maml"},
+        "runtime": {"config_sources": sources},
+        "overrides": {"hydra": given, "task": ["seed=3"]},
+    }
+    commands = record_of(tmp_path, hydra={"hydra": node}).commands()
+    repeat = shlex.split(commands["Repeat the run"])
+    assert repeat == [
+        *("metadist", "maml", "--config-dir", "/a project/conf"),
+        *("hydra.searchpath=[file:///b]", "seed=3"),
+    ]
+    resume = [*repeat, f"hydra.run.dir={tmp_path}", "resume=auto"]
+    assert shlex.split(commands["Resume or continue it"]) == resume
+
+
+def test_a_program_of_the_users_own_has_no_command(tmp_path):
+    node = {"job": {"config_name": "my_experiment"}}
+    commands = record_of(tmp_path, hydra={"hydra": node}).commands()
+    assert "Repeat the run" not in commands and "Resume or continue it" not in commands
+    assert "Replay a test task" in commands
+
+
 def test_the_parts_of_the_time_add_up(tmp_path):
     metrics = [{"iteration": n, "train_loss": 1.0, "seconds": 2.0 * n} for n in (1, 2, 3)]
     assert record_of(tmp_path, metrics).seconds() == {"training": 6.0}
