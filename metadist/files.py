@@ -7,20 +7,25 @@ from pathlib import Path
 
 from metadist.errors import UserError
 
+REDIRECT_RUN = "choose another directory with hydra.run.dir=DIR"
+REDIRECT_OUTPUT = "choose another file with --output"
+"""What to do about a file that cannot be written, of a run or of a command with that option."""
+
 
 @contextmanager
-def wrap_write_errors(target: Path | str) -> Iterator[None]:
+def wrap_write_errors(target: Path | str, redirect: str = REDIRECT_RUN) -> Iterator[None]:
     """Raise an `OSError` of the block as a `UserError` that names `target`.
 
     Args:
         target: the file or stream that the block writes.
+        redirect: how the user has it written elsewhere, as the end of a sentence.
     """
     try:
         yield
     except OSError as error:
         raise UserError(
             f"cannot write {target} ({error.strerror or error}): free some space or fix the "
-            "permissions, or choose another directory with hydra.run.dir=DIR"
+            f"permissions, or {redirect}"
         ) from error
 
 

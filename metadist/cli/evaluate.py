@@ -6,6 +6,7 @@ Prints the result and how its protocol differs from the run's own test, and writ
 into a JSON file.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -17,13 +18,22 @@ from metadist.cli.command import add_trust_code, argument_parser
 from metadist.cli.main import exit_status
 from metadist.config import load_experiment
 from metadist.errors import UserError
-from metadist.files import atomic_write, wrap_write_errors
+from metadist.files import REDIRECT_OUTPUT, atomic_write, wrap_write_errors
 from metadist.loggers import json_value
-from metadist.reports import format_differences, protocol_differences, read_results
+from metadist.reports import (
+    CHECKPOINT_DIRECTORY,
+    format_differences,
+    protocol_differences,
+    read_results,
+)
 from metadist.training import Experiment, Trainer, TrainState
+from metadist.training.checkpoints import Checkpoints
+from metadist.training.results import BEST
 from metadist.training.resume import load_learner_state, tested_checkpoint
+from metadist.training.weights_file import SUFFIX
 
 _DIRECTORY = "evaluations"
+_MAX_NAME = 200  # characters of a file's name
 _HEAD = ("model.head.weight", "model.head.bias")
 
 
@@ -50,9 +60,20 @@ def evaluate_run(
     load_for_tasks(experiment, path, contents)
     experiment.trainer = replace(experiment.trainer, test_checkpoint="last")
     results = Trainer(experiment).test()
+    results["protocol"]["checkpoint"] = _checkpoint_in_protocol(run, path, contents)
     trained = read_results(run) or {}
     about = {"overrides": list(overrides), "checkpoint": str(path)}
     return {**results, **about, "trained_protocol": trained.get("protocol")}
+
+
+def _checkpoint_in_protocol(run: Path, path: Path, contents: Mapping[str, Any]) -> str:
+    """What the protocol calls a checkpoint, as in the test of its run."""
+    if path.suffix == SUFFIX:  # the weights that a run tested
+        return str(contents["protocol"]["checkpoint"])
+    saved = Checkpoints(run / CHECKPOINT_DIRECTORY)
+    names = {saved.best: BEST, saved.newest(): "last"}
+    found = {each.resolve(): name for each, name in names.items() if each is not None}
+    return found.get(path.resolve(), f"iteration {contents['iteration']}")
 
 
 def load_for_tasks(experiment: Experiment, path: Path, contents: Mapping[str, Any]) -> None:
@@ -89,6 +110,16 @@ def load_for_tasks(experiment: Experiment, path: Path, contents: Mapping[str, An
         ) from None
 
 
+def _default_output(run: Path, overrides: tuple[str, ...], checkpoint: Path | None) -> Path:
+    """A file in the run's directory, named after the checkpoint and the overrides."""
+    parts = ",".join([*([] if checkpoint is None else [checkpoint.stem]), *overrides])
+    name = re.sub(r"[^\w.=+-]+", "_", parts) or "own_protocol"
+    if len(name) > _MAX_NAME:
+        digest = hashlib.sha256(parts.encode()).hexdigest()[:8]
+        name = f"{name[:_MAX_NAME]}-{digest}"
+    return run / _DIRECTORY / f"{name}.json"
+
+
 def summary(results: Mapping[str, Any]) -> list[str]:
     """The lines to print."""
     protocol, trained = results["protocol"], results["trained_protocol"]
@@ -119,9 +150,8 @@ def main() -> int:
         run, overrides = options.run.resolve(), tuple(options.overrides)
         trust = {"trust_code": options.trust_code}
         results = evaluate_run(run, overrides, options.checkpoint, **trust)
-        name = re.sub(r"[^\w.=+-]+", "_", ",".join(overrides)) or "own_protocol"
-        output = options.output or run / _DIRECTORY / f"{name[:200]}.json"
-        with wrap_write_errors(output):
+        output = options.output or _default_output(run, overrides, options.checkpoint)
+        with wrap_write_errors(output, REDIRECT_OUTPUT):
             output.parent.mkdir(parents=True, exist_ok=True)
             atomic_write(output, json.dumps(json_value(results), indent=2).encode() + b"\n")
         print("\n".join([*summary(results), f"  {output}"]))

@@ -12,7 +12,7 @@ from pathlib import Path
 from metadist.cli.command import add_trust_code, argument_parser
 from metadist.cli.main import exit_status
 from metadist.errors import UserError
-from metadist.files import atomic_write, wrap_write_errors
+from metadist.files import REDIRECT_OUTPUT, atomic_write, wrap_write_errors
 from metadist.inference import FewShotClassifier
 from metadist.tasks.image_files import class_folders, images_below
 
@@ -72,7 +72,7 @@ def main() -> int:
         header = ["image", "prediction", *map(str, classifier.classes_)]
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([header, *rows])
-        with wrap_write_errors(options.output):
+        with wrap_write_errors(options.output, REDIRECT_OUTPUT):
             atomic_write(options.output, text.getvalue().encode())
         table = [("image", "prediction", "probability")]
         table += [(row[0], row[1], f"{max(map(float, row[2:])):.1%}") for row in rows]

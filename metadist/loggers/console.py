@@ -190,7 +190,7 @@ def _plain_line(task: "Task", parts: list[str]) -> str:
 
 
 def _wrap_write_errors() -> contextlib.AbstractContextManager[None]:
-    return wrap_write_errors("to the standard output")
+    return wrap_write_errors("to the standard output", "redirect it elsewhere")
 
 
 def _is_terminal() -> bool:

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from metadist.errors import UserError
-from metadist.files import atomic_write, wrap_write_errors
+from metadist.files import REDIRECT_OUTPUT, atomic_write, wrap_write_errors
 from metadist.loggers import json_value
 from metadist.reports import read_overrides, read_results
 from metadist.training.resume import tested_checkpoint
@@ -79,6 +79,6 @@ def export_weights(run: Path, path: Path) -> Path:
     metadata |= {"format": FORMAT, "version": version("metadist")}
     tensors = {**contents["learner"], **contents["buffers"]}
     copies = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
-    with wrap_write_errors(path):
+    with wrap_write_errors(path, REDIRECT_OUTPUT):
         atomic_write(path, save(copies, metadata))
     return path

@@ -113,12 +113,32 @@ def test_another_checkpoint_and_the_default_file(maml, monkeypatch, capsys):
     arguments = [str(maml), "task.shots=2", "--checkpoint", str(checkpoint)]
     monkeypatch.setattr(sys, "argv", ["metadist evaluate", *arguments])
     assert main() == 0
-    found = json.loads((maml / "evaluations" / "task.shots=2.json").read_text(encoding="utf-8"))
+    output = maml / "evaluations" / "iteration-00000002_task.shots=2.json"
+    found = json.loads(output.read_text(encoding="utf-8"))
     assert (found["tested_iteration"], found["checkpoint"]) == (2, str(checkpoint))
+    assert found["protocol"]["checkpoint"] == "iteration 2"
     assert f"{checkpoint}, iteration 2" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["metadist evaluate", str(maml)])
     assert main() == 0 and "the protocol is that of its run" in capsys.readouterr().out
     assert (maml / "evaluations" / "own_protocol.json").exists()
+
+
+def test_long_overrides_that_differ_at_their_end_have_files_of_their_own(maml, monkeypatch, capsys):
+    before = {*(maml / "evaluations").glob("*.json")}
+    for shots in (1, 2):
+        arguments = [str(maml), *["trainer.eval_tasks=4"] * 10, f"task.shots={shots}"]
+        monkeypatch.setattr(sys, "argv", ["metadist evaluate", *arguments])
+        assert main() == 0
+    assert len({*(maml / "evaluations").glob("*.json")} - before) == 2
+
+
+def test_a_file_that_cannot_be_written_names_the_option(maml, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    arguments = [str(maml), "--output", str(tmp_path / "file" / "a.json")]
+    monkeypatch.setattr(sys, "argv", ["metadist evaluate", *arguments])
+    assert main() == 2
+    error = capsys.readouterr().err
+    assert "choose another file with --output" in error and "hydra.run.dir" not in error
 
 
 def test_the_summary_of_a_regression_and_of_a_run_without_results():
@@ -130,6 +150,9 @@ def test_the_summary_of_a_regression_and_of_a_run_without_results():
 
 def test_the_named_checkpoint_of_a_run_that_tests_its_best(tmp_path):
     run = trained(tmp_path / "best", "trainer.test_checkpoint=best", "algorithm=prototypical")
+    own = evaluate_run(run)
+    assert own["protocol"] == own["trained_protocol"] == run_results(run)["protocol"]
+    assert "the protocol is that of its run" in summary(own)[-1]
     other = 2 if run_results(run)["tested_iteration"] == 4 else 4
     checkpoint = run / "checkpoints" / f"iteration-{other:08}.pt"
     found = [

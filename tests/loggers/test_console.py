@@ -249,7 +249,8 @@ def test_unwritable_output_is_a_user_error(tmp_path, monkeypatch):
 
     monkeypatch.setattr(sys, "stdout", Full())
     logger = ConsoleLogger()
-    with pytest.raises(UserError, match=r"cannot write to the standard output \(No space"):
+    expected = r"cannot write to the standard output \(No space.*, or redirect it elsewhere$"
+    with pytest.raises(UserError, match=expected):
         logger.start(Run(tmp_path, "maml", {}, 10, 0, "title"))
     logger.close()
 
