@@ -179,9 +179,13 @@ class EarlyStopping(Callback):
             if get_rank() == 0:
                 _log.info(
                     "early stopping after iteration %d: validation_%s has not improved on %s for "
-                    "%d validations",
-                    trainer.state.iteration, self.metric, best, self.validations_since_best,
-                )  # fmt: skip
+                    "%d validation%s",
+                    trainer.state.iteration,
+                    self.metric,
+                    None if best is None else f"{best:.4g}",
+                    self.validations_since_best,
+                    "" if self.validations_since_best == 1 else "s",
+                )
 
     def state_dict(self) -> dict[str, Any]:
         """The best value, and how many validations ago it was."""

@@ -302,6 +302,13 @@ def test_early_stopping_says_what_has_not_improved(caplog):
     )
 
 
+def test_early_stopping_rounds_the_best_value(caplog):
+    caplog.set_level("INFO")
+    Values().stops_after(EarlyStopping(patience=1), "accuracy", [0.2000000048428774, 0.1])
+    (message,) = caplog.messages
+    assert message.endswith("validation_accuracy has not improved on 0.2 for 1 validation")
+
+
 def test_early_stopping_refuses_what_cannot_be():
     with pytest.raises(UserError, match=r"needs validations: set trainer\.eval_every"):
         Values(eval_every=0).stops_after(EarlyStopping(), "accuracy", [])
