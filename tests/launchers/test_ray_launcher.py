@@ -18,11 +18,13 @@ pytest.importorskip("ray")
 from commands import ROOT
 from ray_workers import is_alive, planned, signal_a_worker_once, worker_processes
 from test_layers import imported
-from tiny import SMALL, records, train, without_times
+from tiny import SMALL, compose, records, train, without_times
 from worlds import run_world
 
 from metadist.distributed.world import usable_cpus
 from metadist.errors import UserError
+from metadist.launchers import RunSpec
+from metadist.launchers.ray import ray_launcher
 from metadist.launchers.ray.cluster import reserve_port
 from metadist.launchers.ray.ray_launcher import RayLauncher
 from metadist.reports import pop_worker_error
@@ -60,6 +62,26 @@ def test_more_workers_than_cpus_are_refused_before_ray_starts(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(UserError, match=r"launcher\.num_workers=\d+ .* this machine has \d+"):
         RayLauncher(num_workers=usable_cpus() + 1).check({})
+
+
+def test_the_shared_state_ends_after_an_error_too(monkeypatch, tmp_path):
+    closed = []
+
+    class FailingRun:
+        def __init__(self, spec, **options) -> None:
+            pass
+
+        def wait(self, seconds: float) -> bool:
+            raise RuntimeError("the head node is gone")
+
+        def close(self) -> None:
+            closed.append(self)
+
+    monkeypatch.setattr(ray_launcher, "TrainRun", FailingRun)
+    monkeypatch.setattr(ray_launcher, "init_ray", lambda address: None)
+    with pytest.raises(RuntimeError, match="head node"):
+        RayLauncher(use_gpu=False).run(RunSpec("maml", tmp_path, compose(*SMALL), ()))
+    assert len(closed) == 1
 
 
 def test_a_missing_cluster_is_one_sentence_soon(free_port):

@@ -1,5 +1,6 @@
 """`launcher=ray`: Ray Train starts the workers, and restarts them when one dies."""
 
+import contextlib
 import hashlib
 import os
 import sys
@@ -101,10 +102,11 @@ class RayLauncher(Launcher):
             max_failures=self.max_failures,
             storage_path=self.storage_path,
         )
-        while not run.wait(_POLL_SECONDS):
-            if self._signal:
-                run.signal(self._signal)
-        return run.finish()
+        with contextlib.closing(run):
+            while not run.wait(_POLL_SECONDS):
+                if self._signal:
+                    run.signal(self._signal)
+            return run.finish()
 
     def stop(self, number: int) -> None:
         """See `Launcher`."""
@@ -118,7 +120,7 @@ class RayLauncher(Launcher):
 
 
 class TrainRun:
-    """Starts the workers of a run with Ray Train; `finish` it in any case.
+    """Starts the workers of a run with Ray Train; `close` it in any case.
 
     Args:
         run: its directory exists, and Ray is initialized.
@@ -218,7 +220,6 @@ class TrainRun:
             The exit status: 1 when workers were lost too often, or Ray itself failed.
         """
         outcomes: list[tuple[int, str]] = self._get("outcomes")
-        load_ray().kill(self._state)
         if not self._run.concurrent:
             time.sleep(_FORWARDING_SECONDS)  # Ray forwards output asynchronously
         if outcomes:
@@ -236,6 +237,10 @@ class TrainRun:
             "the newest checkpoint"
         )
         return 1
+
+    def close(self) -> None:
+        """End the actor that holds the shared state."""
+        load_ray().kill(self._state)
 
     def _fit(self) -> None:
         try:

@@ -1,5 +1,6 @@
 """Hyperparameter search over whole experiments with Ray Tune: each trial is a run."""
 
+import contextlib
 import re
 import signal
 from collections.abc import Mapping, Sequence
@@ -134,9 +135,11 @@ def _run_trial(
     )
     run = TrainRun(spec, callbacks=[callback], **workers)
     _runs.append(run)
-    while not run.wait(_POLL_SECONDS):
-        pass
-    if status := run.finish():
+    with contextlib.closing(run):
+        while not run.wait(_POLL_SECONDS):
+            pass
+        status = run.finish()
+    if status:
         raise RuntimeError(
             f"the trial's run ended with status {status}: see {directory}/console.log and what "
             "was printed"
