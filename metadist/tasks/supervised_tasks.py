@@ -51,8 +51,8 @@ class SupervisedTasks:
         if not isinstance(dataset, ImageDataset):
             raise UserError(
                 "supervised training needs images in classes, which "
-                f"{type(dataset).__name__} does not have: choose dataset=glyphs, omniglot, "
-                "mini_imagenet, cifar_fs or folder."
+                f"{type(dataset).__name__} does not have: choose a dataset of images, such as "
+                "dataset=omniglot or dataset=folder."
             )
         dataset.check(ways, shots, queries, ("test",))
         self.dataset = dataset
