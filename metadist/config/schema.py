@@ -40,7 +40,7 @@ class Settings(BaseModel):
     Attributes:
         seed: keys the initial parameters and the training tasks.
         threads: CPU threads of each worker.
-        timeout_seconds: within which a lost worker ends the job.
+        timeout_seconds: within which a lost worker is detected.
         rendezvous_timeout_seconds: that workers may start apart.
         device: "auto", "cpu", "cuda" or "cuda:N".
         resume: None, "auto", or the path of a checkpoint.

@@ -1,8 +1,9 @@
 """Hierarchical all-reduce for CPU tensors: within groups, between their first ranks, within groups.
 
 Gloo reduces over a ring, so that a flat all-reduce of W ranks takes 2·(W-1) messages one after the
-other. With groups of about √W ranks it is about 4·√W, and between nodes only their first ranks
-exchange messages. NCCL has algorithms of its own and stays flat.
+other. With √W groups of √W ranks, a reduction within the groups takes 2·(√W-1), an all-reduce of
+their first ranks 2·(√W-1), and a broadcast over a tree log₂ √W: about 4·√W. Between nodes only
+their first ranks exchange messages. NCCL has algorithms of its own and stays flat.
 """
 
 import math
@@ -76,14 +77,14 @@ def plan_levels(nodes: Sequence[str], flat_up_to: int = FLAT_UP_TO) -> list[list
         nodes: the node of each rank.
         flat_up_to: the largest number of ranks that stay one group.
     """
-    everyone = [*range(len(nodes))]
+    ranks = [*range(len(nodes))]
     if len(nodes) <= flat_up_to:
-        return [[everyone]]
+        return [[ranks]]
     by_node: dict[str, list[int]] = {}
     for rank, node in enumerate(nodes):
         by_node.setdefault(node, []).append(rank)
     levels: list[list[list[int]]] = []
-    parts = [*by_node.values()] if len(by_node) < len(nodes) else [everyone]
+    parts = [*by_node.values()] if len(by_node) < len(nodes) else [ranks]
     leaders = _split(parts, flat_up_to, levels)
     if len(leaders) > 1:
         levels.append(leaders)
