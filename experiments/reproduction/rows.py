@@ -116,7 +116,7 @@ class Row:
         """The comparison with the published result.
 
         Reached: at least the lower end of its interval. Otherwise the difference; a plain cell is
-        not judged after less than `MIN_FRACTION` of the preset's iterations.
+        not compared after less than `MIN_FRACTION` of the preset's iterations.
         """
         if self.measured is None:
             missing = "unfinished" if self.unfinished else "not evaluated at this number of steps"
@@ -136,7 +136,7 @@ class Row:
         if gap <= interval + _ROUNDING:
             return f"reached{others}"
         if self.fraction is not None and self.fraction < MIN_FRACTION:
-            return f"not judged: {100 * self.fraction:.2g}% of the iterations{others}"
+            return f"not compared: {100 * self.fraction:.2g}% of the iterations{others}"
         short = f"{100 * gap:.2f} points below" if sign > 0 else f"{gap:.3f} above"
         inside = ", inside the intervals" * (gap <= interval + (self.ci95 or 0.0))
         return f"{short}{inside}{others}"

@@ -39,7 +39,7 @@ def markdown(rows: Sequence[Row], command: str, without_run: Sequence[str] = ())
         "seeds), with the lowest and highest seed in brackets. The interval excludes the variance "
         "over seeds. Reached: at least the lower end of the published interval, or the published "
         "value without one. Inside the intervals: the published and the measured interval overlap. "
-        f"Not judged: shorter than {100 * MIN_FRACTION:.0f}% of the preset's iterations. Cost: "
+        f"Not compared: shorter than {100 * MIN_FRACTION:.0f}% of the preset's iterations. Cost: "
         "wall time × workers.",
         "",
     ]

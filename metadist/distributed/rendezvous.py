@@ -32,7 +32,7 @@ def rendezvous(topic: str, timeout: float = RENDEZVOUS_TIMEOUT) -> dist.Store:
     """Wait for all other ranks. Every rank calls it.
 
     Args:
-        topic: ranks meet those that called with the same topic.
+        topic: of this rendezvous; ranks with the same topic take part.
         timeout: seconds to wait for the others.
 
     Returns:
@@ -104,7 +104,7 @@ def join_rendezvous(store: dist.Store, rank: int, timeout: float) -> str:
         if outcome["nonces"].get(str(rank)) != nonce:
             return False
         if outcome["message"]:
-            raise RendezvousClosedError(f"rank zero gave up: {outcome['message']}")
+            raise RendezvousClosedError(f"rank zero closed the rendezvous: {outcome['message']}")
         return True
 
     # Rank zero knows which ranks are missing, so it times out first.

@@ -87,8 +87,8 @@ class RpcTransport:
     """A `Transport` over torch.distributed.rpc.
 
     Args:
-        options: TensorPipe's options; see `backend_options`. With `device_maps` tensors travel
-            from GPU to GPU; without, they are sent and returned on the CPU.
+        options: TensorPipe's options; see `backend_options`. With `device_maps` tensors are
+            transferred from GPU to GPU; without, they are sent and returned on the CPU.
         worker_name_format: makes a worker's name from its ranks.
         rendezvous_timeout: seconds that ranks may arrive apart.
         ping_timeout: seconds after which a worker that does not answer a ping is lost.

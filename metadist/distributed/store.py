@@ -38,7 +38,7 @@ _EXIT_TIMEOUT = 30.0
 """Seconds that rank zero, which hosts the store, waits at its exit for the other ranks' exit."""
 
 _LEAVE_TIMEOUT = 2.0
-"""Seconds that another rank waits at its exit for the store to take note of it."""
+"""Seconds that another rank waits at its exit for its write to the store."""
 
 _store: dist.Store | None = None
 
@@ -272,7 +272,7 @@ def _outlive_other_ranks(store: dist.Store) -> None:
     deadline = time.monotonic() + _EXIT_TIMEOUT
     with contextlib.suppress(RuntimeError):
         for rank in range(1, get_world_info().world_size):
-            connected, left = (f"metadist/{word}/{rank}" for word in ("connected", "left"))
+            connected, left = (f"metadist/{name}/{rank}" for name in ("connected", "left"))
             while store.check([connected]) and not store.check([left]):
                 if time.monotonic() > deadline:
                     return

@@ -87,8 +87,8 @@ def report_error(error: Exception, tracebacks: bool, in_job: bool) -> int:
     Args:
         error: what was raised.
         tracebacks: print the traceback of user errors too.
-        in_job: whether the ranks had met for the job. An OSError before that comes from Hydra,
-            which could not create the run's directory.
+        in_job: whether the rendezvous of the job was complete. An OSError before that comes from
+            Hydra, which could not create the run's directory.
 
     Returns:
         The exit status.

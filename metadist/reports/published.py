@@ -11,7 +11,7 @@ PUBLISHED = Path(__file__).with_name("published.yaml")
 _PRESETS = Path(__file__).parents[1] / "conf" / "experiment"
 
 MIN_FRACTION = 0.5
-"""Of a preset's iterations: a shorter run is not judged by the published result."""
+"""Of a preset's iterations: a shorter run is not compared with the published result."""
 
 
 @dataclass(frozen=True)

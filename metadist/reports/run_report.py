@@ -153,7 +153,7 @@ def compare_with_published(record: RunRecord) -> dict[str, Any] | None:
         for key, each in differences.items()
     ]
     if "muted" in kinds:
-        notes.append(f"Not judged: {done:,} of the preset's {length:,} iterations.")
+        notes.append(f"Not compared: {done:,} of the preset's {length:,} iterations.")
     notes += [f"Recipe: {cell.recipe}."] if cell.recipe else []
     notes += [f"Remark: {cell.remark}."] if cell.remark else []
     notes += [f"Overrides beyond the preset: {' '.join(settings)}"] if settings else []

@@ -18,9 +18,11 @@ from metadist.training.query_predictions import (
 from metadist.training.strategies import Strategy
 from metadist.training.task_mapper import EvaluateMapper, MetaBatch
 
-_CHUNK = 64
-_TASKS_PER_WORKER = 8
-"""A chunk has at least as many tasks of each, so that all workers are busy."""
+_MIN_CHUNK_TASKS = 64
+"""The smallest number of tasks per chunk."""
+
+_MIN_TASKS_PER_WORKER = 8
+"""The smallest number of tasks per worker and chunk."""
 
 
 class Estimate(NamedTuple):
@@ -86,7 +88,7 @@ def evaluate(
             and its loss.
     """
     parts = []
-    for chunk in keys.split(max(_CHUNK, _TASKS_PER_WORKER * get_world_size())):
+    for chunk in keys.split(max(_MIN_CHUNK_TASKS, _MIN_TASKS_PER_WORKER * get_world_size())):
         parts.append(strategy.map_tasks(mapper, learner, make_batch(chunk)))
         between_chunks()
     values = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

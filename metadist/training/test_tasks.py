@@ -109,14 +109,14 @@ def _encode(image: Tensor) -> str:
     """A data URL of an image of shape (1 or 3, H, W) from 0 to 1: PNG if grey, else JPEG."""
     pixels = (image.nan_to_num().clamp(0, 1) * 255).round().byte().cpu().numpy()
     grey = len(pixels) == 1
-    picture = Image.fromarray(
+    thumbnail = Image.fromarray(
         pixels[0] if grey else np.ascontiguousarray(pixels.transpose(1, 2, 0))
     )
-    picture.thumbnail((_MAX_SIDE, _MAX_SIDE))
+    thumbnail.thumbnail((_MAX_SIDE, _MAX_SIDE))
     buffer = io.BytesIO()
     options: Mapping[str, Any] = (
         {"format": "PNG"} if grey else {"format": "JPEG", "quality": _JPEG_QUALITY}
     )
-    picture.save(buffer, **options)
+    thumbnail.save(buffer, **options)
     kind = "png" if grey else "jpeg"
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -52,7 +52,7 @@ def watch(doomed: int, how: str) -> tuple[str, float] | None:
 
 
 @pytest.mark.parametrize(("doomed", "how"), [(2, "freezes"), (0, "freezes"), (1, "dies")])
-def test_a_rank_without_signs_of_life_is_named_in_time(doomed, how):
+def test_a_rank_without_heartbeat_is_named_in_time(doomed, how):
     outcomes = run_world(watch, 3, doomed, how, may_fail=True, timeout=10)
     watchers = [1, 2] if doomed == 0 else [0]
     for rank in watchers:

@@ -51,7 +51,7 @@ def test_rows_have_means_over_seeds_and_are_compared_with_the_published_interval
     assert sinusoid[0].differences == {"shots": (5, 10)} and len(rows) == 6
 
 
-def test_short_runs_are_not_judged_and_differences_inside_the_intervals_are_named(tmp_path):
+def test_short_runs_are_not_compared_and_differences_inside_the_intervals_are_named(tmp_path):
     cells = {
         "short": Cell("short", "omniglot", "accuracy", {None: 0.987}, 0.004),
         "near": Cell("near", "omniglot", "accuracy", {None: 0.987}, 0.004),
@@ -62,7 +62,7 @@ def test_short_runs_are_not_judged_and_differences_inside_the_intervals_are_name
         create_run(tmp_path / name, name, 0, test_accuracy=value, protocol=PROTOCOL)
     lengths = {"short": 60_000, "near": 1200, "far": 1200, "good": 60_000}
     rows = {row.name: row for row in aggregate(find_runs([tmp_path], cells), lengths)}
-    assert rows["short"].outcome == "not judged: 1% of the iterations"
+    assert rows["short"].outcome == "not compared: 1% of the iterations"
     assert rows["near"].outcome == "1.70 points below, inside the intervals"  # ± 2.0 and ± 0.4
     assert rows["far"].outcome == "3.70 points below"
     assert rows["good"].outcome == "reached"

@@ -260,7 +260,7 @@ def test_an_error_is_compared_with_the_published_one_after_each_number_of_steps(
     )
 
 
-def test_a_preset_without_a_published_result_is_not_judged(tmp_path):
+def test_a_preset_without_a_published_result_is_not_compared(tmp_path):
     for preset in ("maml_sinusoid", "of_my_own"):
         directory = write_run(tmp_path / preset, [f"+experiment={preset}"])
         assert run_report.compare_with_published(read_run_record(directory)) is None
@@ -301,11 +301,11 @@ def test_a_predicted_output_beyond_the_classes_has_its_number(tmp_path):
     assert "H, not B" in page.text
 
 
-def test_a_short_run_of_a_preset_is_not_judged(tmp_path):
+def test_a_short_run_of_a_preset_is_not_compared(tmp_path):
     overrides = ["+experiment=maml_omniglot_5w1s_cosine", "trainer.iterations=30"]
     results = {"test_accuracy": 0.9, "protocol": {}}
     page = Page(write_run_report(finished(tmp_path / "run", overrides=overrides, results=results)))
-    assert "Not judged: 30 of the preset's 15,000 iterations." in page.text
+    assert "Not compared: 30 of the preset's 15,000 iterations." in page.text
     assert "98.70% ± 0.40%." in page.text and "points below" not in page.text
     assert ("p", {"class": "bad"}) not in page.elements
 

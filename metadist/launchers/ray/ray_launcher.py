@@ -37,7 +37,7 @@ class RayLauncher(Launcher):
 
     Ray's storage gets the newest checkpoints besides the run's directory. When a worker dies, or
     its heartbeat is missing for `timeout_seconds`, Ray Train restarts all workers, and the run
-    resumes from its newest checkpoint. Errors that a restart would meet again end the run.
+    resumes from its newest checkpoint. Errors that would recur after a restart end the run.
 
     Args:
         num_workers: worker processes of a run, one CPU each, and one GPU each where GPUs are used.

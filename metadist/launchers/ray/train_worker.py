@@ -59,7 +59,7 @@ class WorkerPayload:
 def run_worker(config: dict[str, Any]) -> None:
     """Run the job of the pickled `config["payload"]` on this worker.
 
-    It returns when the job is over, also after an error that a restart would meet again; the
+    It returns when the job is over, also after an error that would recur after a restart; the
     shared state then has the exit status and the error message.
 
     Raises:
@@ -262,7 +262,7 @@ def _get(payload: WorkerPayload, name: str) -> list[Any]:
 
 
 def _failed_on_another_rank(payload: WorkerPayload) -> bool:
-    """Whether another rank has ended with an error that a restart would meet again."""
+    """Whether another rank has ended with an error that would recur after a restart."""
     deadline = time.monotonic() + (0.0 if current_job().owns_first_failure else _OUTCOME_TIMEOUT)
     while not (outcomes := _get(payload, "outcomes")) and time.monotonic() < deadline:
         time.sleep(0.1)

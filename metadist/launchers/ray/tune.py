@@ -75,7 +75,7 @@ def tune_experiment(
 
     Returns:
         Tune's `ResultGrid`: `get_best_result().config` has the best options, and
-        `.metrics["run_directory"]` says where its run lies.
+        `.metrics["run_directory"]` its run's directory.
 
     Raises:
         UserError: Ray is not installed or unreachable, too few CPUs or GPUs, or invalid options;
