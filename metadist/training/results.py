@@ -51,7 +51,8 @@ def results_of(
         "best_validation": state.best,
         "iterations": state.iteration,
         "tested_iteration": tested,
-        **x.throughput(tasks, state.train_seconds),
+        # A weights file has no time of training.
+        **(x.throughput(tasks, state.train_seconds) if state.train_seconds else {}),
         "wall_seconds": state.wall_seconds,
         "world_size": get_world_size(),
         "strategy": x.strategy.name,

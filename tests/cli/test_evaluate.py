@@ -13,6 +13,7 @@ from worlds import run_world
 from metadist.cli.evaluate import evaluate_run, main, summary
 from metadist.errors import UserError
 from metadist.launchers import RunSpec, run_job
+from metadist.training import export_weights
 
 
 def trained(directory: Path, *overrides: str) -> Path:
@@ -121,6 +122,13 @@ def test_another_checkpoint_and_the_default_file(maml, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["metadist evaluate", str(maml)])
     assert main() == 0 and "the protocol is that of its run" in capsys.readouterr().out
     assert (maml / "evaluations" / "own_protocol.json").exists()
+
+
+def test_exported_weights_have_the_result_of_their_run(maml, tmp_path):
+    weights = export_weights(maml, tmp_path / "weights.safetensors")
+    found, expected = evaluate_run(maml, (), weights), run_results(maml)
+    for key in ("test_accuracy", "protocol", "tested_iteration"):
+        assert found[key] == expected[key], key
 
 
 def test_long_overrides_that_differ_at_their_end_have_files_of_their_own(maml, monkeypatch, capsys):
