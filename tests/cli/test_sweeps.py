@@ -85,6 +85,14 @@ def test_a_job_that_its_launcher_refuses_does_not_end_the_others(tmp_path):
     assert "999" in json.loads((tmp_path / "1" / "failure.json").read_text())["error"]
 
 
+def test_the_error_of_each_failed_job_is_printed(tmp_path):
+    options = ("task.ways=500,600", "sweep.on_failure=continue", "strategy=local")
+    (rank,) = sweep(tmp_path, *options, size=1)
+    assert rank.status != 0
+    for ways in (500, 600):
+        assert rank.err.count(f"error: task.ways is {ways}") == 1, rank.err
+
+
 def test_a_rank_that_cannot_build_is_recorded(tmp_path):
     overrides = ("algorithm._target_=broken_parts.BrokenMAML", "+algorithm.where=start")
     overrides = (*overrides, "+algorithm.rank=1,5")  # there is no rank 5: that job succeeds

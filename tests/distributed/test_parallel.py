@@ -1,6 +1,7 @@
 """Decorated functions: one call is partitioned, mapped and reduced."""
 
 import pickle
+import time
 
 import pytest
 import torch
@@ -99,6 +100,29 @@ def test_a_decorated_function_is_partitioned_mapped_and_reduced(size):
     }
     result = run_world(call_them, size)[0]
     assert result == expected
+
+
+@todist.parallelize_sync(partitioner=1, timeout=0.5)
+def sleep_sync(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+@todist.parallelize_async(partitioner=1, timeout=0.5)
+def sleep_async(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+@todist.auto_init_rpc()
+def call_the_sleeping() -> None:
+    if todist.get_rank() == 0:
+        with pytest.raises(TimeoutError):
+            sleep_sync(3.0)
+        with pytest.raises(TimeoutError):
+            sleep_async(3.0).wait()
+
+
+def test_a_call_takes_no_longer_than_its_timeout():
+    run_world(call_the_sleeping, 2)
 
 
 @todist.auto_init_rpc()

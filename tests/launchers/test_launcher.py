@@ -86,6 +86,7 @@ def test_more_workers_than_cores_or_gpus_are_refused(monkeypatch):
             TorchrunLauncher(**options).check(CPU)
     assert TorchrunLauncher(nproc_per_node=2).max_concurrent_jobs(CPU) == 2
     assert TorchrunLauncher(nproc_per_node=3).max_concurrent_jobs(CPU) == 1
+    assert TorchrunLauncher(nproc_per_node=9, oversubscribe=True).max_concurrent_jobs(CPU) == 1
     assert TorchrunLauncher(jobs=7).max_concurrent_jobs(CPU) == 7
     nodes = TorchrunLauncher(nproc_per_node=1, nnodes=2, rdzv_endpoint="a:1")
     assert nodes.max_concurrent_jobs(CPU) == 1

@@ -2,6 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.func import functional_call, grad, vmap
+from torchvision.ops import DropBlock2d
 
 from metadist.errors import UserError
 from metadist.models import ResNet12
@@ -64,6 +65,12 @@ def test_dropblock_drops_squares_in_training_only():
     images = torch.rand(4, 1, 64, 64)
     assert not torch.equal(model(images), model(images))
     assert torch.equal(model.eval()(images), model(images))
+
+
+def test_the_last_two_blocks_drop_squares():
+    kinds = [torch.nn.Dropout, torch.nn.Dropout, DropBlock2d, DropBlock2d]
+    model = ResNet12((1, 64, 64), 5, WIDTHS, drop_rate=0.3, dropblock_size=3)
+    assert [type(block.dropout) for block in model.blocks] == kinds
 
 
 def test_batch_statistics_and_running_statistics():
