@@ -1,7 +1,6 @@
 """The jobs of a sweep (`-m`): how each ended, on all ranks alike, and the report at the end."""
 
 import contextlib
-import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from metadist.config.instantiate import locate_target
 from metadist.distributed import get_rank, get_world_size
 from metadist.distributed.job import current_job
 from metadist.distributed.process_exit import has_left
-from metadist.distributed.rendezvous import all_gather_object
+from metadist.distributed.rendezvous import all_gather_object, report_object
 from metadist.distributed.store import world_store
 from metadist.distributed.world import restart_count
 from metadist.errors import UserError
@@ -221,7 +220,7 @@ def run_sweep_job(spec: RunSpec) -> float | None:
         }
         if ending["stops"]:
             with contextlib.suppress(RuntimeError):  # the other ranks are not waited for
-                current_job().store.set(f"ending/{get_rank()}", json.dumps(ending))
+                report_object(current_job().store, "ending", ending)
             fail_job(spec, failure)
             return None
         fail_job(spec, failure)

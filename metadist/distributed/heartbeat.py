@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch.distributed as dist
 
 from metadist.distributed.errors import first_line
+from metadist.distributed.rendezvous import missing_keys
 from metadist.distributed.store import Counters
 from metadist.distributed.world import get_world_info, launched_by_torchrun
 
@@ -166,7 +167,9 @@ class Heartbeat:
 
     def _check_counters(self) -> None:
         now = self._clock()
-        for rank, counter in self._read_counters().items():
+        read = self._read_counters()
+        for rank in self._counters:
+            counter = read.get(rank, "")  # "": its heartbeats have not started
             if counter != self._counters[rank] or counter == _FINISHED:
                 self._counters[rank], self._last_beat[rank] = counter, now
             elif now - self._last_beat[rank] > self._max_silence:
@@ -177,22 +180,26 @@ class Heartbeat:
 
     def _read_counters(self) -> dict[int, str]:
         """The counters of the watched ranks whose heartbeats have started."""
-        found = {}
-        keys = {rank: self._key(rank) for rank in self._own_node}
-        if self._node_counters.check([*keys.values()]):
-            values = self._node_counters.multi_get([*keys.values()])
-            found = {rank: value.decode() for rank, value in zip(keys, values, strict=True)}
-            if self._writes_node:
-                with self._write_lock:
-                    if not self._ended.is_set():
-                        self._store.set(self._node_key(self._rank), " ".join(found.values()))
+        found = self._read_values(self._node_counters, {r: self._key(r) for r in self._own_node})
+        if self._writes_node:
+            with self._write_lock:
+                if not self._ended.is_set():
+                    counters = [found.get(rank, "0") for rank in self._own_node]
+                    self._store.set(self._node_key(self._rank), " ".join(counters))
         keys = {leader: self._node_key(leader) for leader in self._other_nodes}
-        if keys and self._store.check([*keys.values()]):
-            values = self._store.multi_get([*keys.values()])
-            for ranks, value in zip(self._other_nodes.values(), values, strict=True):
-                counters = value.decode().split()
-                found |= zip(ranks, itertools.cycle(counters))  # _FINISHED is one for all
-        return {rank: found[rank] for rank in self._counters if rank in found}
+        for leader, value in self._read_values(self._store, keys).items():
+            counters = value.split()
+            # _FINISHED is one for all
+            found |= zip(self._other_nodes[leader], itertools.cycle(counters))
+        return found
+
+    @staticmethod
+    def _read_values(store: Counters, keys: dict[int, str]) -> dict[int, str]:
+        """The values of those keys that are set."""
+        missing = missing_keys(store, [*keys.values()]) if keys else []
+        present = {rank: key for rank, key in keys.items() if key not in missing}
+        values = store.multi_get([*present.values()]) if present else []
+        return {rank: value.decode() for rank, value in zip(present, values, strict=True)}
 
     def _check_first_failure(self) -> None:
         """End this process if it has not exited some seconds after the first failure."""

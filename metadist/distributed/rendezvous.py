@@ -17,6 +17,7 @@ import torch.distributed as dist
 from metadist.distributed.errors import RendezvousClosedError, RendezvousTimeoutError
 from metadist.distributed.store import (
     RENDEZVOUS_TIMEOUT,
+    Counters,
     store_errors_as_worker_lost,
     world_store,
 )
@@ -135,26 +136,41 @@ def all_gather_object(store: dist.Store, name: str, value: Any, timeout: float |
     Raises:
         RendezvousTimeoutError: some ranks did not report in time; the message names them.
     """
-    info = get_world_info()
-    keys = [f"{name}/{rank}" for rank in range(info.world_size)]
-    whole = f"{name}/all"
-
-    def publish() -> None:
-        store.set(whole, f"[{b','.join(store.multi_get(keys)).decode()}]")
-
+    keys, whole = _gathered_keys(name), f"{name}/all"
     with store_errors_as_worker_lost():
-        store.set(keys[info.rank], json.dumps(value))
-        if store.add(f"{name}/count", 1) == len(keys):
-            publish()
-        elif wait_for_keys(store, [whole], timeout):
+        report_object(store, name, value)
+        if wait_for_keys(store, [whole], timeout):
             ranks = [keys.index(key) for key in missing_keys(store, keys)]
             if ranks:
                 raise RendezvousTimeoutError(
                     f"ranks {ranks} did not report {name!r} in {timeout:g} s."
                 )
-            publish()  # the rank that came last has died
+            _publish(store, name)  # the rank that came last has died
         gathered: list[Any] = json.loads(store.get(whole))
         return gathered
+
+
+def report_object(store: dist.Store, name: str, value: Any) -> None:
+    """This rank's part of `all_gather_object`, for a rank that does not wait for the others.
+
+    Args:
+        store: as of `all_gather_object`.
+        name: as of `all_gather_object`.
+        value: as of `all_gather_object`.
+    """
+    keys = _gathered_keys(name)
+    store.set(keys[get_world_info().rank], json.dumps(value))
+    if store.add(f"{name}/count", 1) == len(keys):
+        _publish(store, name)
+
+
+def _gathered_keys(name: str) -> list[str]:
+    return [f"{name}/{rank}" for rank in range(get_world_info().world_size)]
+
+
+def _publish(store: dist.Store, name: str) -> None:
+    values = store.multi_get(_gathered_keys(name))
+    store.set(f"{name}/all", f"[{b','.join(values).decode()}]")
 
 
 def wait_for_keys(store: dist.Store, keys: list[str], timeout: float | None) -> list[str]:
@@ -165,7 +181,7 @@ def wait_for_keys(store: dist.Store, keys: list[str], timeout: float | None) -> 
     return [] if _poll(lambda: store.check(keys), timeout) else missing_keys(store, keys)
 
 
-def missing_keys(store: dist.Store, keys: list[str]) -> list[str]:
+def missing_keys(store: Counters, keys: list[str]) -> list[str]:
     """The keys that are not set, found by bisection: few requests where few are missing."""
     if store.check(keys):
         return []

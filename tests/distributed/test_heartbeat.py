@@ -152,6 +152,18 @@ def test_ranks_on_several_nodes_are_found_in_time(monkeypatch, doomed, watchers)
     assert doomed == 0 or f"rank {doomed} on" in ranks.lost[0][0]
 
 
+@pytest.mark.parametrize("leaders", [[0, 1, 2], [0, 0, 0]])
+def test_a_rank_that_dies_before_its_first_heartbeat_hides_no_other_rank(monkeypatch, leaders):
+    ranks = Ranks(monkeypatch, 3, leaders=leaders)
+    ranks.store.delete_key("heartbeat/1")
+    ranks.run(10, 0, 2)
+    assert ranks.lost == [[]] * 3
+    assert ranks.beats[0].silent_ranks(5.0) == [1]
+    ranks.run(9.9, 0)  # 19.9 of 20 seconds
+    assert "rank 1 on host1 was lost: no heartbeat" in ranks.lost[0][0]
+    assert ranks.beats[0].silent_ranks(5.0) == [1, 2]
+
+
 def test_a_node_whose_first_rank_finished_is_not_missed(monkeypatch):
     ranks = Ranks(monkeypatch, 4, leaders=[0, 0, 2, 2])
     ranks.run(5, 0, 1, 2, 3)

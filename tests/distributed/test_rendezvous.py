@@ -15,6 +15,7 @@ from metadist.distributed.rendezvous import (
     host_rendezvous,
     join_rendezvous,
     rendezvous,
+    report_object,
 )
 
 
@@ -119,6 +120,20 @@ def gather_without_one() -> str | None:
 def test_who_gives_no_word_is_named():
     gathered = run_world(gather_without_one, 3)
     assert "[1]" in gathered[0] and "[1]" in gathered[2]
+
+
+def report_and_leave() -> list | None:
+    store = rendezvous("reported", timeout=10)
+    if todist.get_rank() == 1:
+        time.sleep(0.3)
+        report_object(store, "part", "of the rank that leaves")
+        return None
+    return all_gather_object(store, "part", todist.get_rank(), timeout=10)
+
+
+def test_a_rank_may_report_without_waiting_for_the_others():
+    gathered = [0, "of the rank that leaves", 2]
+    assert run_world(report_and_leave, 3) == [gathered, None, gathered]
 
 
 def repeat(times: int) -> list[int]:
