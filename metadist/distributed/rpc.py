@@ -33,7 +33,7 @@ from metadist.distributed.transport import (
     rpc_is_initialized,
     shutdown_rpc,
 )
-from metadist.distributed.worker_calls import WorkerRequest, tensors_of
+from metadist.distributed.worker_calls import WorkerRequest, remote_failure, tensors_of
 from metadist.distributed.world import (
     WorkerNameFormat,
     default_worker_name_format,
@@ -235,8 +235,11 @@ def _synchronized_response(request: WorkerRequest) -> Any:
     """The response, whose GPU tensors are complete: a future without devices records no events."""
     response = request.respond()
     if request.keep_device:
-        for device in {tensor.device for tensor in tensors_of(response) if tensor.is_cuda}:
-            torch.cuda.synchronize(device)
+        try:
+            for device in {tensor.device for tensor in tensors_of(response) if tensor.is_cuda}:
+                torch.cuda.synchronize(device)
+        except Exception as error:
+            return remote_failure(error)
     return response
 
 

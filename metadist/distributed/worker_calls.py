@@ -63,6 +63,17 @@ class RemoteFailure(NamedTuple):
     where: str = ""
 
 
+def remote_failure(error: BaseException) -> RemoteFailure:
+    """An exception that is being handled on this worker, as text."""
+    return RemoteFailure(
+        type(error).__name__,
+        str(error),
+        traceback.format_exc(),
+        isinstance(error, UserError),
+        f" (rank {get_rank()} on {host_name()})",
+    )
+
+
 Call = tuple[tuple, dict]
 """(args, kwargs) of one shard."""
 
@@ -129,13 +140,7 @@ class WorkerRequest:
         try:
             return self.run()
         except BaseException as error:
-            return RemoteFailure(
-                type(error).__name__,
-                str(error),
-                traceback.format_exc(),
-                isinstance(error, UserError),
-                f" (rank {get_rank()} on {host_name()})",
-            )
+            return remote_failure(error)
 
     def _responses(self) -> list[WorkerResponse]:
         inputs = self.inputs

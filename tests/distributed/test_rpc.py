@@ -430,6 +430,24 @@ def test_a_response_waits_for_the_gpu_that_computes_its_tensors(partitioner, sha
     assert run_world(call_for_a_gpu_tensor, 1, partitioner)[0] == expected
 
 
+def fail_at_the_gpu(partitioner) -> str:
+    def synchronize(device: torch.device) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    torch.cuda.synchronize = synchronize
+    todist.init_rpc()
+    current_transport().carries_devices = True  # as with device maps
+    with pytest.raises(RuntimeError) as caught:
+        todist.remote_sync_call(gpu_tensor, partitioner=partitioner, reducer=len, timeout=20)
+    todist.shutdown_rpc()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("partitioner", [0, two_shards])
+def test_an_error_of_the_gpu_that_computes_a_response_is_raised(partitioner):
+    assert "illegal memory access" in run_world(fail_at_the_gpu, 1, partitioner)[0]
+
+
 def open_with_maps() -> str:
     given = rpc.TensorPipeRpcBackendOptions(device_maps={"worker0": {0: 0}})
     with pytest.raises(todist.UserError) as caught:
