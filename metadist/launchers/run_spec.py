@@ -11,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from metadist.config import Settings, to_plain, validate
 from metadist.errors import UserError
+from metadist.files import atomic_write
 from metadist.reports import (
     CONFIG_FILE,
     ERROR_FILE,
@@ -108,7 +109,7 @@ def save_configuration(spec: RunSpec) -> None:
     if spec.hydra is not None:
         texts[HYDRA_FILE] = OmegaConf.to_yaml(spec.hydra)
     for name, text in texts.items():
-        (spec.directory / name).write_text(text, encoding="utf-8")
+        atomic_write(spec.directory / name, text.encode())
 
 
 def finished_results(spec: RunSpec) -> dict[str, Any] | None:

@@ -98,13 +98,10 @@ def write_results(directory: Path, results: Mapping[str, Any]) -> None:
         UserError: it cannot be written.
     """
     path = directory / RESULTS_FILE
-    temporary = path.with_suffix(".part")
     text = json.dumps(json_value(results), indent=2, allow_nan=False)
     try:
-        temporary.write_text(text + "\n", encoding="utf-8")
-        temporary.replace(path)
+        atomic_write(path, f"{text}\n".encode())
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise UserError(
             f"{path} could not be written ({error.strerror}): free some space, then use "
             "resume=auto."
@@ -157,7 +154,7 @@ def write_environment(directory: Path, environment: Mapping[str, Any]) -> None:
     """
     path = directory / ENVIRONMENT_FILE
     with wrap_write_errors(path):
-        path.write_text(json.dumps(environment, indent=2) + "\n", encoding="utf-8")
+        atomic_write(path, f"{json.dumps(environment, indent=2)}\n".encode())
 
 
 def read_failure(directory: Path) -> dict[str, Any] | None:
@@ -170,15 +167,14 @@ def read_failure(directory: Path) -> dict[str, Any] | None:
 
 
 def write_failure(directory: Path, overrides: Sequence[str], error: str, exit_status: int) -> None:
-    """Write `failure.json` for a failed job. Called by rank zero or by the launcher.
+    """Write `failure.json` for a failed job, atomically. Called by rank zero or by the launcher.
 
     A directory that cannot be written is ignored: the error itself is reported elsewhere.
     """
     failure = {"error": error, "exit_status": exit_status, "overrides": list(overrides)}
     with contextlib.suppress(OSError):
         directory.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(failure, indent=2) + "\n"
-        (directory / FAILURE_FILE).write_text(text, encoding="utf-8")
+        atomic_write(directory / FAILURE_FILE, f"{json.dumps(failure, indent=2)}\n".encode())
 
 
 def pop_worker_error(directory: Path) -> str:

@@ -2,11 +2,13 @@
 
 import json
 import math
+import os
 
 import pytest
 
 from metadist.errors import UserError
 from metadist.reports import (
+    ENVIRONMENT_FILE,
     FAILURE_FILE,
     RESULTS_FILE,
     TEST_PREDICTIONS_FILE,
@@ -17,6 +19,7 @@ from metadist.reports import (
     read_overrides,
     read_results,
     read_test_predictions,
+    write_environment,
     write_failure,
     write_results,
     write_test_predictions,
@@ -46,6 +49,21 @@ def test_failures_are_read_back(tmp_path):
         "overrides": ["seed=0"],
     }
     assert read_failure(tmp_path) is None
+
+
+def test_a_full_disk_leaves_the_old_files(tmp_path, monkeypatch):
+    def no_space(file):
+        raise OSError(28, "No space left on device")
+
+    write_failure(tmp_path, [], "the first error", 2)
+    write_environment(tmp_path, {"python": "3.11"})
+    before = (tmp_path / ENVIRONMENT_FILE).read_bytes()
+    monkeypatch.setattr(os, "fsync", no_space)
+    write_failure(tmp_path, [], "another error", 2)
+    with pytest.raises(UserError, match=r"environment\.json \(No space left"):
+        write_environment(tmp_path, {"python": "3.12"})
+    assert (read_failure(tmp_path) or {})["error"] == "the first error"
+    assert (tmp_path / ENVIRONMENT_FILE).read_bytes() == before
 
 
 def test_failure_in_an_unwritable_directory_is_ignored(tmp_path):
