@@ -81,17 +81,16 @@ def main() -> None:
                 call = partial(
                     strategy.forward_backward, train if count else NoTasks(), learner, batch
                 )
-                seconds = median_of(call, optimizer if count else None, options.seconds, strategy)
+                seconds = median_of(call, optimizer if count else None, options.seconds)
                 if get_rank() == 0:
                     report(options.strategy, count, learner, seconds)
     strategy.close()
 
 
 def median_of(
-    forward_backward: Callable[..., object],
+    forward_backward: Callable[..., tuple[object, bool]],
     optimizer: torch.optim.Optimizer | None,
     budget: float,
-    strategy: Strategy,
 ) -> float:
     """The median duration of steps that take about `budget` seconds in total."""
     times: list[float] = []
@@ -101,8 +100,9 @@ def median_of(
         return len(times) >= 4 and time.perf_counter() - started > budget
 
     # Ranks agree to stop after the same step, as in training.
-    while not (times and strategy.stopping):
-        forward_backward(stop=is_enough)
+    stopping = False
+    while not stopping:
+        _, stopping = forward_backward(stop_requested=is_enough)
         if optimizer is not None:
             optimizer.step()
         now = time.perf_counter()

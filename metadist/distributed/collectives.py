@@ -70,8 +70,8 @@ def init_process_group(
         device = torch.device("cuda", info.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
     global _hierarchy
-    levels = plan_levels(nodes, flat_up_to) if "gloo" in backends else [[]]
-    with bound_to_interface(), _connections_on_demand(len(levels) > 1):
+    levels = plan_levels(nodes, flat_up_to) if "gloo" in backends else []
+    with bound_to_interface(), _connections_on_demand(bool(levels)):
         dist.init_process_group(
             backends,
             device_id=device,  # NCCL connects here, while its interface is set
@@ -80,7 +80,7 @@ def init_process_group(
             world_size=info.world_size,
             timeout=timedelta(seconds=timeout),
         )
-        _hierarchy = Hierarchy(levels, timeout) if len(levels) > 1 else None
+        _hierarchy = Hierarchy(levels, timeout) if levels else None
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ class Hierarchy:
     """The groups of an all-reduce in several levels. Every rank of the world makes one.
 
     Args:
-        levels: of `plan_levels`, more than one.
+        levels: of `plan_levels`, not empty.
         timeout: seconds that a collective waits for the slowest rank.
     """
 
@@ -67,7 +67,7 @@ class Hierarchy:
 
 
 def plan_levels(nodes: Sequence[str], flat_up_to: int = FLAT_UP_TO) -> list[list[list[int]]]:
-    """The groups of each level; the last level is one group.
+    """The groups of each level; the last level is one group. [] where a flat all-reduce is enough.
 
     The first level is the nodes, if there are several with more than one rank. A level with more
     than `flat_up_to` ranks on one node, or of one rank per node, is split into groups of about the
@@ -79,7 +79,7 @@ def plan_levels(nodes: Sequence[str], flat_up_to: int = FLAT_UP_TO) -> list[list
     """
     ranks = [*range(len(nodes))]
     if len(nodes) <= flat_up_to:
-        return [[ranks]]
+        return []
     by_node: dict[str, list[int]] = {}
     for rank, node in enumerate(nodes):
         by_node.setdefault(node, []).append(rank)

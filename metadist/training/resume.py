@@ -285,9 +285,17 @@ def _load(path: Path, experiment: Experiment, contents: Mapping[str, Any]) -> No
             f"for ({lines[1] if len(lines) > 1 else lines[0]}): give the options that it was "
             "trained with."
         ) from None
-    for name, state in contents["callbacks"].items():
+    for name, saved in contents["callbacks"].items():
         if name in experiment.callbacks:
-            experiment.callbacks[name].load_state_dict(state)
+            experiment.callbacks[name].load_state_dict(saved)
+        else:
+            state.should_stop = False  # the callback that asked for it may be this one
+    if state.should_stop and get_rank() == 0:
+        _log.info(
+            "a callback ended training after iteration %d: only the test is left; leave the "
+            "callback out to train on",
+            state.iteration,
+        )
 
 
 def state_tensors(experiment: Experiment) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from metadist import plots
 from metadist import tasks as tasks_package
 from metadist.algorithms import Learner, TaskResult
+from metadist.distributed import module_clone
 from metadist.errors import UserError
 from metadist.loggers import METRICS_FILE, read_metrics
 from metadist.reports import LEARNING_CURVES_FILE, TEST_TASKS_FILE, VALIDATION_TASKS_FILE
@@ -77,7 +78,9 @@ def plot_validation_tasks(experiment: Experiment) -> list[Path]:
     episodes = [tasks.sample(key) for key in keys]
     if not len(episodes[0].support.targets):
         return []
-    results = x.evaluate_mapper.run_each(learner, MetaBatch(keys, stack_episodes(episodes)))
+    # A new object each time: a mapper keeps a learner's copy on the GPU.
+    copy = cast(Learner, module_clone(learner, by="reference"))
+    results = x.evaluate_mapper.run_each(copy, MetaBatch(keys, stack_episodes(episodes)))
     predictions = [_predictions_of(result) for result in results]
     title = f"{x.title}: validation at iteration {x.state.iteration}"
     path = x.directory / VALIDATION_TASKS_FILE

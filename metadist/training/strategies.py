@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Mapper = Callable[[Any, Any], Any]
 """(learner, batch) -> result."""
 
-Flag = Callable[[], bool]
+StopRequested = Callable[[], bool]
 """Whether this driver was asked to stop."""
 
 
@@ -61,13 +61,10 @@ class Strategy(ABC):
         name: "local", "rpc" or "allreduce".
         parameter_device: where the learner's parameters are: "cpu", or "device" for each rank's
             own device.
-        stopping: whether any driver was asked to stop before the end of the last
-            `forward_backward`; the same on all drivers.
     """
 
     name: str
     parameter_device: Literal["cpu", "device"] = "device"
-    stopping: bool = False
 
     def __init__(self, partitioner: Partitioner, reducer: Callable[[list], Any]) -> None:
         self.partitioner = partitioner
@@ -88,8 +85,12 @@ class Strategy(ABC):
 
     @abstractmethod
     def forward_backward(
-        self, mapper: Mapper, learner: nn.Module, batch: Any, stop: Flag = _never
-    ) -> Any:
+        self,
+        mapper: Mapper,
+        learner: nn.Module,
+        batch: Any,
+        stop_requested: StopRequested = _never,
+    ) -> tuple[Any, bool]:
         """Compute the reduced result, and put the gradient of its `loss` into `.grad`.
 
         The drivers call it. `.grad` is replaced, not added to; a parameter on which no task's
@@ -99,10 +100,11 @@ class Strategy(ABC):
             mapper: what runs on the workers.
             learner: its first argument.
             batch: its second argument, which is split.
-            stop: called once, after the computation; `stopping` is what it returned on any driver.
+            stop_requested: called once, after the computation.
 
         Returns:
-            The reduced result, detached, the same on all drivers.
+            The reduced result, detached, and whether `stop_requested` returned True on any driver;
+            both the same on all drivers.
         """
 
     @abstractmethod
@@ -159,8 +161,10 @@ class _InProcessStrategy(Strategy):
         inputs = trainable_parameters(learner)
         request = WorkerRequest(mapper, calls, weights, inputs=inputs, keep_device=True)
         (response,) = request.run()
-        assert response.gradients is not None, "the loss does not depend on the learner"
-        return response, response.gradients.by_input, divisor
+        gradients = response.gradients
+        none: list[Tensor | None] = [None] * len(inputs)
+        by_input = none if gradients is None else gradients.by_input
+        return response, by_input, divisor
 
     def _map_my_shards(
         self, mapper: Mapper, learner: nn.Module, batch: Any
@@ -201,13 +205,16 @@ class LocalStrategy(_InProcessStrategy):
         """Nothing to leave."""
 
     def forward_backward(
-        self, mapper: Mapper, learner: nn.Module, batch: Any, stop: Flag = _never
-    ) -> Any:
+        self,
+        mapper: Mapper,
+        learner: nn.Module,
+        batch: Any,
+        stop_requested: StopRequested = _never,
+    ) -> tuple[Any, bool]:
         """See `Strategy`."""
         response, gradient, divisor = self._partial_sums(mapper, learner, batch)
         _set_gradient(learner, gradient, divisor)
-        self.stopping = stop()
-        return finish_sum(response.value, divisor, response.dtypes or [])
+        return finish_sum(response.value, divisor, response.dtypes or []), stop_requested()
 
     def map_tasks(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
         """See `Strategy`."""
@@ -272,8 +279,12 @@ class AllReduceStrategy(_InProcessStrategy):
             destroy_process_group(graceful)
 
     def forward_backward(
-        self, mapper: Mapper, learner: nn.Module, batch: Any, stop: Flag = _never
-    ) -> Any:
+        self,
+        mapper: Mapper,
+        learner: nn.Module,
+        batch: Any,
+        stop_requested: StopRequested = _never,
+    ) -> tuple[Any, bool]:
         """See `Strategy`."""
         if self.engine == "ddp":
             from metadist.distributed.data_parallel import DataParallel
@@ -283,9 +294,9 @@ class AllReduceStrategy(_InProcessStrategy):
                 self._ddp = DataParallel(learner)
             part, dtypes = self._ddp.backward(mapper, calls, weights, divisor)
             with record_function("metadist::reduce"):
-                part, stops = all_reduce((part, part.loss.new_tensor(float(stop()))))
-                self.stopping = bool(stops)
-                return finish_sum(part, divisor, dtypes)
+                stops = part.loss.new_tensor(float(stop_requested()))
+                part, stops = all_reduce((part, stops))
+                return finish_sum(part, divisor, dtypes), bool(stops)
         response, gradient, divisor = self._partial_sums(mapper, learner, batch)
         with record_function("metadist::reduce"):
             filled = [
@@ -293,13 +304,14 @@ class AllReduceStrategy(_InProcessStrategy):
                 for parameter, part in zip(trainable_parameters(learner), gradient, strict=True)
             ]
             # Counts of ranks, in the type and on the device of the gradient: one collective.
-            flags = filled[0].new_tensor([*(part is not None for part in gradient), stop()])
+            flags = filled[0].new_tensor(
+                [*(part is not None for part in gradient), stop_requested()]
+            )
             value, filled, flags = all_reduce((response.value, filled, flags))
             *used, stops = flags.tolist()
-            self.stopping = stops > 0
             gradient = [g if number else None for g, number in zip(filled, used, strict=True)]
             _set_gradient(learner, gradient, divisor)
-            return finish_sum(value, divisor, response.dtypes or [])
+            return finish_sum(value, divisor, response.dtypes or []), stops > 0
 
     def map_tasks(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
         """See `Strategy`."""
@@ -399,8 +411,12 @@ class RpcStrategy(Strategy):
         return get_rank() == 0
 
     def forward_backward(
-        self, mapper: Mapper, learner: nn.Module, batch: Any, stop: Flag = _never
-    ) -> Any:
+        self,
+        mapper: Mapper,
+        learner: nn.Module,
+        batch: Any,
+        stop_requested: StopRequested = _never,
+    ) -> tuple[Any, bool]:
         """See `Strategy`."""
         learner.zero_grad(set_to_none=True)
         if self.gradient == "worker":
@@ -412,10 +428,10 @@ class RpcStrategy(Strategy):
                 result = self._call(mapper, distributed.module_clone(learner, by="clone"), batch)
                 with record_function("metadist::backward"):
                     distributed.autograd.backward(context_id, result.loss)
-        self.stopping = stop()
-        return optree.tree_map(
+        detached: Any = optree.tree_map(
             lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, result
         )
+        return detached, stop_requested()
 
     def _call(self, mapper: Mapper, learner: nn.Module, batch: Any) -> Any:
         return distributed.remote_sync_call(

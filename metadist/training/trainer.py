@@ -46,6 +46,7 @@ from metadist.training.results import own_metrics, prediction_records, results_o
 from metadist.training.resume import checkpoint_contents, checkpoints_of, load_best, state_tensors
 from metadist.training.run_plots import plot_run, plot_validation_tasks
 from metadist.training.signals import Interrupted, StopSignals
+from metadist.training.strategies import StopRequested
 
 _log = logging.getLogger(__name__)
 
@@ -61,11 +62,13 @@ class StepOutput(NamedTuple):
         result: the reduced result, detached.
         loss: the reduced loss.
         gradient_norm: the Euclidean norm of the whole gradient, before clipping.
+        stopping: whether any driver was asked to stop.
     """
 
     result: TaskResult
     loss: float
     gradient_norm: float
+    stopping: bool = False
 
     @property
     def finite(self) -> bool:
@@ -114,15 +117,23 @@ class Trainer:
                     results = self.test(x.directory / TEST_PREDICTIONS_FILE)
                     if self._is_main:
                         write_results(x.directory, results)
-                        plots = plot_run(x, results)
+                        plots = self._write_plots(results)
                         self._write_report()
                         x.logger.finish(results, plots)
                         for warning in results["warnings"]:
                             self._warn(warning)
         return results
 
+    # The run has finished: no error in its plots and its report makes it fail.
+
+    def _write_plots(self, results: dict[str, Any]) -> list[Path]:
+        try:
+            return plot_run(self.experiment, results)
+        except Exception as error:
+            self._warn(f"the run's plots could not be drawn: {error}")
+            return []
+
     def _write_report(self) -> None:
-        """Write `report.html`. The run has finished, so that no error here makes it fail."""
         directory = self.experiment.directory
         try:
             # Imported here because it takes time.
@@ -212,9 +223,8 @@ class Trainer:
             for callback in self.callbacks:
                 callback.on_iteration_end(self, output)
             self._share_stop_request()
-            stopping = x.strategy.stopping
             every = config.checkpoint_every
-            saving = stopping or (every and state.iteration % every == 0)
+            saving = output.stopping or (every and state.iteration % every == 0)
             validating = self._validation_is_due()
             with self._not_timed():
                 if (
@@ -228,7 +238,7 @@ class Trainer:
                     self.validate()
                 if saving or self._is_last_iteration():
                     self.save_checkpoint()
-            if stopping and not self._is_last_iteration():
+            if output.stopping and not self._is_last_iteration():
                 self._raise_interrupted()
         if profiler is not None:
             table = write_profile(profiler, x.directory / PROFILE_DIRECTORY)
@@ -501,7 +511,7 @@ def training_keys(experiment: Experiment, iteration: int) -> Tensor:
 
 
 def forward_backward(
-    experiment: Experiment, keys: Tensor, stop: Callable[[], bool] = lambda: False
+    experiment: Experiment, keys: Tensor, stop_requested: StopRequested = lambda: False
 ) -> StepOutput:
     """Loss and gradient of a meta-batch; parameters and buffers stay as they are.
 
@@ -510,11 +520,13 @@ def forward_backward(
     Args:
         experiment: what is trained.
         keys: the tasks.
-        stop: as of `Strategy.forward_backward`.
+        stop_requested: as of `Strategy.forward_backward`.
     """
     x = experiment
-    result = x.strategy.forward_backward(x.train_mapper, x.learner, make_batch(x, keys), stop)
-    return StepOutput(result, result.loss.item(), gradient_norm(x.learner))
+    result, stopping = x.strategy.forward_backward(
+        x.train_mapper, x.learner, make_batch(x, keys), stop_requested
+    )
+    return StepOutput(result, result.loss.item(), gradient_norm(x.learner), stopping)
 
 
 def gradient_norm(module: nn.Module) -> float:

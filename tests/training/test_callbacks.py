@@ -356,6 +356,12 @@ def test_a_callback_may_be_added_or_left_out_on_resume(tmp_path):
     found = train(str(tmp_path / "left out"), "strategy=local", "resume=auto")
     assert found["test_accuracy"] == whole["test_accuracy"]
     assert found["train_loss"] == whole["train_loss"]
+    stopped = ("strategy=local", "+callbacks.mine.stop_at=2", mine("Recorder"))
+    assert train(str(tmp_path / "stopped"), *stopped)["iterations"] == 2
+    found = train(str(tmp_path / "stopped"), *stopped, "resume=auto", "trainer.eval_tasks=9")
+    assert found["iterations"] == 2  # only the test was left
+    found = train(str(tmp_path / "stopped"), "strategy=local", "resume=auto")
+    assert (found["iterations"], found["train_loss"]) == (4, whole["train_loss"])
     train(str(tmp_path / "added"), *half)
     found = train(str(tmp_path / "added"), "strategy=local", "resume=auto", "callbacks=ema")
     assert found["train_loss"] == whole["train_loss"]

@@ -17,7 +17,12 @@ from metadist.tasks import Episode, Examples, Sinusoid, key_generator, task_keys
 from metadist.training import Trainer
 from metadist.training.checkpoints import read_checkpoint
 from metadist.training.resume import checkpoint_contents, checkpoints_of
-from metadist.training.run_plots import plot_adaptation, plot_run, plot_task
+from metadist.training.run_plots import (
+    plot_adaptation,
+    plot_run,
+    plot_task,
+    plot_validation_tasks,
+)
 
 OVERRIDES = (
     "dataset=sinusoid",
@@ -188,3 +193,14 @@ def test_a_learner_without_predictions_is_trained_tested_and_reported(tmp_path):
     assert (tmp_path / "learning_curves.png").exists()
     assert not (tmp_path / "test_tasks.png").exists()
     assert [images for _, _, images in panels.panels] == [[], []]
+
+
+def test_plots_of_validation_tasks_are_of_the_present_weights(tmp_path):
+    # Not the device of the parameters, so that the mapper copies them as onto a GPU.
+    x = build(tmp_path, "strategy=local", "device=cpu:0")
+    (path,) = plot_validation_tasks(x)
+    before = path.read_bytes()
+    for parameter in x.learner.parameters():
+        parameter.detach().neg_()
+    assert plot_validation_tasks(x) == [path]
+    assert path.read_bytes() != before

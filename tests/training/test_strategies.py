@@ -29,7 +29,7 @@ def one_step(directory: str, name: str, strategy: str, dtype: str, *overrides: s
     outcome = None
     if x.strategy.is_driver:
         keys = task_keys(0, "train", 1, range(TASKS))
-        result = x.strategy.forward_backward(x.train_mapper, x.learner, MetaBatch(keys))
+        result, _ = x.strategy.forward_backward(x.train_mapper, x.learner, MetaBatch(keys))
         outcome = (
             result.loss,
             result.buffers,
@@ -239,7 +239,7 @@ def reduce_whole_numbers(strategy: str, reducer) -> tuple | None:
     keys, result = MetaBatch(task_keys(0, "train", 0, range(2))), None
     if x.is_driver:
         torch.manual_seed(0)
-        result = x.forward_backward(count, torch.nn.Linear(2, 1, bias=False).double(), keys)
+        result, _ = x.forward_backward(count, torch.nn.Linear(2, 1, bias=False).double(), keys)
     x.close()
     return result
 
@@ -258,12 +258,15 @@ def test_whole_numbers_reduce_alike_where_a_rank_has_no_work(reducer):
                 torch.testing.assert_close(found.loss, expected.loss, rtol=1e-12, atol=0)
 
 
-def gradients_with_an_unused_parameter(strategy: AllReduceStrategy | RpcStrategy) -> tuple | None:
+def gradients_with_an_unused_parameter(
+    strategy: AllReduceStrategy | RpcStrategy, mapper, tasks: int
+) -> tuple | None:
     module = torch.nn.Linear(2, 1).double()  # `count` does not use the bias
     module.bias.grad = torch.ones_like(module.bias)
     strategy.open()
     if strategy.is_driver:
-        strategy.forward_backward(count, module, MetaBatch(task_keys(0, "train", 0, range(4))))
+        keys = task_keys(0, "train", 0, range(tasks))
+        strategy.forward_backward(mapper, module, MetaBatch(keys))
     strategy.close()
     return (module.weight.grad, module.bias.grad) if strategy.is_driver else None
 
@@ -271,7 +274,21 @@ def gradients_with_an_unused_parameter(strategy: AllReduceStrategy | RpcStrategy
 @pytest.mark.parametrize("kind", [RpcStrategy, AllReduceStrategy])
 def test_a_parameter_that_no_loss_depends_on_has_no_gradient(kind):
     strategy = kind(dim_partitioner(0, exclusive=True), mean_reducer)
-    for found in filter(None, run_world(gradients_with_an_unused_parameter, 2, strategy)):
+    for found in filter(None, run_world(gradients_with_an_unused_parameter, 2, strategy, count, 4)):
         weight, bias = found
         assert weight.tolist() == [[1.5, 1.5]]  # the mean of 0 to 3
         assert bias is None
+
+
+def count_with_a_constant(learner, batch: MetaBatch) -> Counted:
+    """The same, where the first task's loss does not depend on the learner."""
+    result = count(learner, batch)
+    return result if batch.keys[..., 3].any() else result._replace(loss=result.loss.detach())
+
+
+@pytest.mark.parametrize("kind", [RpcStrategy, AllReduceStrategy])
+def test_the_losses_of_a_rank_may_not_depend_on_the_learner(kind):
+    strategy = kind(dim_partitioner(0, exclusive=True), mean_reducer)
+    arguments = (strategy, count_with_a_constant, 2)
+    for found in filter(None, run_world(gradients_with_an_unused_parameter, 2, *arguments)):
+        assert found[0].tolist() == [[0.5, 0.5]]

@@ -50,7 +50,7 @@ def outcomes(directory: str, strategy: str) -> dict[tuple[str, int | str], tuple
         for at_once in ("auto", 1) if strategy == "local" else ("auto",):
             if one.is_driver:
                 mapper = replace(x.train_mapper, chunk_size=at_once)
-                result = x.strategy.forward_backward(mapper, x.learner, batch)
+                result, _ = x.strategy.forward_backward(mapper, x.learner, batch)
                 gradient = {n: p.grad for n, p in x.learner.named_parameters()}
                 found[name, at_once] = (result.loss, result.buffers, gradient)
     one.close()

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 from tiny import build
 
+from metadist import plots
 from metadist.reports import (
     TEST_PREDICTIONS_FILE,
     read_test_predictions,
@@ -74,6 +75,16 @@ def test_a_report_that_cannot_be_written_does_not_make_the_run_fail(
     assert results["test_tasks"] == 7 and (tmp_path / "results.json").exists()
     assert not (tmp_path / "report.html").exists()
     assert f"{error} (metadist report {tmp_path} writes the report later)" in caplog.text
+
+
+def test_plots_that_cannot_be_drawn_do_not_make_the_run_fail(tmp_path, monkeypatch, caplog):
+    def fail(*arguments):
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(plots, "plot_learning_curves", fail)
+    results = Trainer(build(tmp_path, "strategy=local")).run()
+    assert results["test_tasks"] == 7 and (tmp_path / "report.html").exists()
+    assert "the run's plots could not be drawn: a defect" in caplog.text
 
 
 def test_of_many_color_images_some_of_each_class_are_saved_small(tmp_path):
