@@ -32,16 +32,16 @@ TIMEOUT_SECONDS = 120.0
 
 
 class Requests(NamedTuple):
-    """Requests of one phase.
+    """Requests of one operation.
 
     Attributes:
-        phase: "rendezvous", "all_gather" or "heartbeat" (one beat of every client).
+        operation: "rendezvous", "all_gather" or "heartbeat" (one beat of every client).
         by_client: those of each client that are no repetitions.
         total: those of all clients, with repeated polls.
         seconds: until the last client was done.
     """
 
-    phase: str
+    operation: str
     by_client: list[int]
     total: int
     seconds: float
@@ -97,10 +97,10 @@ def count_requests(clients: int, node_size: int = 8) -> list[Requests]:
         beats[rank].beat()
 
     found = []
-    phases = (("rendezvous", join), ("all_gather", gather), ("", start), ("", beat))
+    operations = (("rendezvous", join), ("all_gather", gather), ("", start), ("", beat))
     with tempfile.TemporaryDirectory() as folder, _rank_of_thread(clients) as run:
         directory = Path(folder)
-        for phase, function in (*phases, ("heartbeat", beat)):
+        for operation, function in (*operations, ("heartbeat", beat)):
             for store in stores:
                 store.requests.clear()
             started = time.perf_counter()
@@ -108,8 +108,8 @@ def count_requests(clients: int, node_size: int = 8) -> list[Requests]:
             seconds = time.perf_counter() - started
             by_client = [len(store.requests) for store in stores]
             total = sum(sum(store.requests.values()) for store in stores)
-            found.append(Requests(phase, by_client, total, seconds))
-    return [requests for requests in found if requests.phase]
+            found.append(Requests(operation, by_client, total, seconds))
+    return [requests for requests in found if requests.operation]
 
 
 @contextmanager
@@ -142,12 +142,20 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[16, 64, 256])
     parser.add_argument("--node-size", type=int, default=8)
     options = parser.parse_args()
-    columns = ("clients", "phase", "rank zero", "most of another", "all", "with polls", "seconds")
+    columns = (
+        "clients",
+        "operation",
+        "rank zero",
+        "most of another",
+        "all",
+        "with polls",
+        "seconds",
+    )
     table = Table(*columns, title="requests to the store")
     for clients in options.clients:
-        for phase, by_client, total, seconds in count_requests(clients, options.node_size):
+        for operation, by_client, total, seconds in count_requests(clients, options.node_size):
             numbers = (by_client[0], max(by_client[1:]), sum(by_client), total)
-            table.add_row(str(clients), phase, *map(str, numbers), f"{seconds:.2f}")
+            table.add_row(str(clients), operation, *map(str, numbers), f"{seconds:.2f}")
     Console().print(table)
 
 

@@ -36,8 +36,8 @@ def run_sanity_check(tasks: TaskDistribution, learner: Learner) -> None:
         except UserError:
             raise
         except Exception as error:
-            if place := user_frame(error):
-                message = f"{place}: {type(error).__name__}: {error} (in a {split} task)"
+            if location := user_frame(error):
+                message = f"{location}: {type(error).__name__}: {error} (in a {split} task)"
                 raise RuntimeError(message) from error
             if not isinstance(error, ValueError | RuntimeError | IndexError):
                 raise

@@ -127,8 +127,8 @@ class RunRecord:
         if workers > 1 and launcher == "none":
             program = ["torchrun", "--standalone", f"--nproc_per_node={workers}", "-m", "metadist"]
         again = shlex.join([*program, str(name), *self._search_path(), *self.overrides])
-        place = shlex.join([f"hydra.run.dir={self.directory}", "resume=auto"])
-        repeat = {"Repeat the run": again, "Resume or continue it": f"{again} {place}"}
+        resume = shlex.join([f"hydra.run.dir={self.directory}", "resume=auto"])
+        repeat = {"Repeat the run": again, "Resume or continue it": f"{again} {resume}"}
         run, seed = shlex.quote(str(self.directory)), self.eval_seed
         task = next(iter(self.hardest(1)), 0)
         return {

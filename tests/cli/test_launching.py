@@ -34,7 +34,7 @@ class Writer(Launcher):
 
     running = most = 0
     lock = threading.Lock()
-    together: threading.Barrier | None = None
+    barrier: threading.Barrier | None = None
 
     def check(self, configuration):
         pass
@@ -43,8 +43,8 @@ class Writer(Launcher):
         with Writer.lock:
             Writer.running += 1
             Writer.most = max(Writer.most, Writer.running)
-        if Writer.together is not None:  # each job waits until another one runs
-            Writer.together.wait(50)
+        if Writer.barrier is not None:  # each job waits until another one runs
+            Writer.barrier.wait(50)
         with Writer.lock:
             Writer.running -= 1
         results = {"validation_accuracy": spec.number / 10}
@@ -82,7 +82,7 @@ def start_sweep(directory: Path, sweeper: str, direction: str = "maximize", **va
 def launched(directory: Path, sweeper: str) -> tuple:
     start_sweep(directory, sweeper)
     if sweeper == "BasicSweeper":
-        Writer.together = threading.Barrier(2)
+        Writer.barrier = threading.Barrier(2)
     with sweep_jobs():
         values = [launch_job(Writer(), 2, spec_of(directory, number)) for number in range(4)]
     finished = sorted(path.parent.name for path in directory.glob("*/results.json"))

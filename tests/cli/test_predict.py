@@ -97,8 +97,8 @@ def test_directories_without_images_are_refused(
     (tmp_path / "empty").mkdir()
     folders[option + 1] = str(tmp_path / "empty")
     assert predict(monkeypatch, str(run), *folders) == 2
-    place = ("in class folders", "", "in it")[option]
-    assert f"empty has no images {place}: give" in capsys.readouterr().err
+    location = ("in class folders", "", "in it")[option]
+    assert f"empty has no images {location}: give" in capsys.readouterr().err
     folders[option + 1] = str(tmp_path / "missing")
     assert predict(monkeypatch, str(run), *folders) == 2
     assert "missing" in capsys.readouterr().err

@@ -55,12 +55,12 @@ def reduce_every_way() -> dict:
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_all_reduce_of_nested_structures(size):
-    everyone = [structure_of(rank) for rank in range(size)]
-    stacked = torch.stack([each["matrix"] for each in everyone])
-    whole = torch.stack([each["whole"] for each in everyone])
-    numbers = [each["number"] for each in everyone]
-    counts = [each["metrics"].count for each in everyone]
-    flags = [each["flag"] for each in everyone]
+    gathered = [structure_of(rank) for rank in range(size)]
+    stacked = torch.stack([each["matrix"] for each in gathered])
+    whole = torch.stack([each["whole"] for each in gathered])
+    numbers = [each["number"] for each in gathered]
+    counts = [each["metrics"].count for each in gathered]
+    flags = [each["flag"] for each in gathered]
     expected = {
         "sum": (stacked.sum(0), whole.sum(0), sum(numbers), sum(counts), sum(flags)),
         "mean": (

@@ -11,12 +11,12 @@ from benchmarks.store_operations import count_requests
 
 def test_requests_are_linear_in_all_and_constant_for_each_rank():
     small, large = (
-        {each.phase: each.by_client for each in count_requests(clients)} for clients in (16, 64)
+        {each.operation: each.by_client for each in count_requests(clients)} for clients in (16, 64)
     )
     assert small.keys() == large.keys() == {"rendezvous", "all_gather", "heartbeat"}
-    for phase, by_client in large.items():
-        assert max(by_client) <= 6, phase
-        assert sum(by_client) <= 4.5 * sum(small[phase]), phase
+    for operation, by_client in large.items():
+        assert max(by_client) <= 6, operation
+        assert sum(by_client) <= 4.5 * sum(small[operation]), operation
 
 
 def test_a_node_is_one_client_of_rank_zero():

@@ -66,11 +66,11 @@ def test_one_image_per_call_gives_what_all_together_give(request, name):
     classifier = FewShotClassifier.load(request.getfixturevalue(name))
     support, labels, query, truth = task()
     assert classifier.fit(support, labels) is classifier
-    together = classifier.predict_proba(query)
-    assert classifier.classes_.tolist() == sorted(NAMES) and together.shape == (25, 5)
-    np.testing.assert_allclose(together.sum(1), 1, rtol=1e-5)
+    jointly = classifier.predict_proba(query)
+    assert classifier.classes_.tolist() == sorted(NAMES) and jointly.shape == (25, 5)
+    np.testing.assert_allclose(jointly.sum(1), 1, rtol=1e-5)
     alone = np.concatenate([classifier.predict_proba([image]) for image in query])
-    np.testing.assert_allclose(alone, together, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(alone, jointly, rtol=1e-3, atol=1e-4)
     predicted = classifier.predict(query)
     assert np.array_equal(predicted, [classifier.predict([image])[0] for image in query])
     assert np.mean(predicted == truth) > 0.6  # chance: 0.2

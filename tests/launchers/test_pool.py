@@ -16,7 +16,7 @@ from metadist.training import Interrupted
 class Sleeper:
     """A job that takes `seconds`, or ends when it is stopped.
 
-    It begins when the other jobs of `together` run too.
+    It begins when the other jobs that wait at `barrier` run too.
     """
 
     running = most = 0
@@ -24,17 +24,17 @@ class Sleeper:
     lock = threading.Lock()
 
     def __init__(
-        self, seconds: float, status: int = 0, together: threading.Barrier | None = None
+        self, seconds: float, status: int = 0, barrier: threading.Barrier | None = None
     ) -> None:
         self.seconds, self.status, self.stopped = seconds, status, threading.Event()
-        self.together = together
+        self.barrier = barrier
 
     def run(self) -> int:
         with Sleeper.lock:
             Sleeper.running += 1
             Sleeper.most = max(Sleeper.most, Sleeper.running)
-        if self.together is not None:
-            self.together.wait(50)
+        if self.barrier is not None:
+            self.barrier.wait(50)
         stopped = self.stopped.wait(self.seconds)
         with Sleeper.lock:
             Sleeper.running -= 1

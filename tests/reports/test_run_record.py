@@ -73,8 +73,8 @@ def test_commands_repeat_resume_and_replay(tmp_path, workers, launcher, program)
     record = record_of(directory, metrics, results, config, hydra={"hydra": node})
     commands, run = record.commands(), shlex.quote(str(directory))
     assert commands["Repeat the run"] == f"{program} ddp seed=3"
-    place = shlex.join([f"hydra.run.dir={directory}", "resume=auto"])
-    assert commands["Resume or continue it"] == f"{program} ddp seed=3 {place}"
+    resume = shlex.join([f"hydra.run.dir={directory}", "resume=auto"])
+    assert commands["Resume or continue it"] == f"{program} ddp seed=3 {resume}"
     assert commands["Replay a test task"] == f"metadist replay {run} --key 7,test,0,0"
     assert commands["Replay a training task"] == f"metadist replay {run} --key 3,train,2,0"
     assert commands["Make this report again"] == f"metadist report {run}"

@@ -99,8 +99,8 @@ def test_of_many_color_images_some_of_each_class_are_saved_small(tmp_path):
     assert task["query"]["indices"] == [10 * c + i for c in range(5) for i in range(4)]
     assert task["support"]["labels"] == [c for c in range(5) for _ in range(5)]
     image = task["query"]["images"][0].removeprefix("data:image/jpeg;base64,")
-    picture = Image.open(io.BytesIO(base64.b64decode(image)))
-    assert (picture.format, picture.size) == ("JPEG", (84, 67))
+    thumbnail = Image.open(io.BytesIO(base64.b64decode(image)))
+    assert (thumbnail.format, thumbnail.size) == ("JPEG", (84, 67))
     whole = Image.fromarray(((ramps - ramps.min()) / np.ptp(ramps) * 255).astype(np.uint8))
-    expected = np.asarray(whole.resize(picture.size)).astype(float)
-    assert np.abs(np.asarray(picture).astype(float)[..., 0] - expected).mean() < 4
+    expected = np.asarray(whole.resize(thumbnail.size)).astype(float)
+    assert np.abs(np.asarray(thumbnail).astype(float)[..., 0] - expected).mean() < 4
