@@ -148,6 +148,7 @@ def test_the_full_example(run):
         assert seen["losses"] == [] and seen["titles"] == [f"Worker{rank}"]
 
 
+@pytest.mark.slow
 def test_the_full_example_as_a_script_under_torchrun(tmp_path):
     """Its functions are then those of `__main__`."""
     script = tmp_path / "training.py"

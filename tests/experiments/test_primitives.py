@@ -77,7 +77,7 @@ def test_any_executable():
     ]
 
 
-@pytest.mark.parametrize("barrier", [True, False])
+@pytest.mark.parametrize("barrier", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_barrier(barrier):
     lines = torchrun(PRIMITIVES / "barrier.py", *(["--barrier"] if barrier else []))
     times = {
@@ -104,6 +104,7 @@ def test_collectives():
         ]
 
 
+@pytest.mark.slow
 def test_multi_node():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -116,6 +117,7 @@ def test_multi_node():
     ]
 
 
+@pytest.mark.slow
 def test_restarts(tmp_path):
     state = tmp_path / "state.json"
     lines = torchrun("--max-restarts=1", PRIMITIVES / "restarts.py", state)
