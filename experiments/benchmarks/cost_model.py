@@ -124,7 +124,7 @@ def all_reduce_path(workers: int, flat_up_to: float = FLAT_UP_TO) -> Path:
     ring = workers
     depth = volume = 0.0
     if workers > flat_up_to:
-        *below, (top,) = plan_levels([str(worker) for worker in range(workers)])
+        *below, (top,) = plan_levels([*map(str, range(workers))], int(flat_up_to))
         ring = len(top)
         for groups in below:
             size = max(map(len, groups))

@@ -188,9 +188,8 @@ class Heartbeat:
                     self._store.set(self._node_key(self._rank), " ".join(counters))
         keys = {leader: self._node_key(leader) for leader in self._other_nodes}
         for leader, value in self._read_values(self._store, keys).items():
-            counters = value.split()
-            # _FINISHED is one for all
-            found |= zip(self._other_nodes[leader], itertools.cycle(counters))
+            # _FINISHED is one value for all ranks of a node
+            found |= zip(self._other_nodes[leader], itertools.cycle(value.split()))
         return found
 
     @staticmethod

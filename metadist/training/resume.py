@@ -125,6 +125,12 @@ def restore(experiment: Experiment) -> None:
         )
     if get_rank() == 0:
         saved.rename_later(experiment.state.iteration)
+        if experiment.state.should_stop:
+            _log.info(
+                "a callback ended training after iteration %d: only the test is left; leave the "
+                "callback out to train on",
+                experiment.state.iteration,
+            )
 
 
 def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]) -> None:
@@ -290,12 +296,6 @@ def _load(path: Path, experiment: Experiment, contents: Mapping[str, Any]) -> No
             experiment.callbacks[name].load_state_dict(saved)
         else:
             state.should_stop = False  # the callback that asked for it may be this one
-    if state.should_stop and get_rank() == 0:
-        _log.info(
-            "a callback ended training after iteration %d: only the test is left; leave the "
-            "callback out to train on",
-            state.iteration,
-        )
 
 
 def state_tensors(experiment: Experiment) -> list[Tensor]:

@@ -85,11 +85,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def forward_backward(
-        self,
-        mapper: Mapper,
-        learner: nn.Module,
-        batch: Any,
-        stop_requested: StopRequested = _never,
+        self, mapper: Mapper, learner: nn.Module, batch: Any, stop_requested: StopRequested = _never
     ) -> tuple[Any, bool]:
         """Compute the reduced result, and put the gradient of its `loss` into `.grad`.
 
@@ -205,11 +201,7 @@ class LocalStrategy(_InProcessStrategy):
         """Nothing to leave."""
 
     def forward_backward(
-        self,
-        mapper: Mapper,
-        learner: nn.Module,
-        batch: Any,
-        stop_requested: StopRequested = _never,
+        self, mapper: Mapper, learner: nn.Module, batch: Any, stop_requested: StopRequested = _never
     ) -> tuple[Any, bool]:
         """See `Strategy`."""
         response, gradient, divisor = self._partial_sums(mapper, learner, batch)
@@ -279,11 +271,7 @@ class AllReduceStrategy(_InProcessStrategy):
             destroy_process_group(graceful)
 
     def forward_backward(
-        self,
-        mapper: Mapper,
-        learner: nn.Module,
-        batch: Any,
-        stop_requested: StopRequested = _never,
+        self, mapper: Mapper, learner: nn.Module, batch: Any, stop_requested: StopRequested = _never
     ) -> tuple[Any, bool]:
         """See `Strategy`."""
         if self.engine == "ddp":
@@ -411,11 +399,7 @@ class RpcStrategy(Strategy):
         return get_rank() == 0
 
     def forward_backward(
-        self,
-        mapper: Mapper,
-        learner: nn.Module,
-        batch: Any,
-        stop_requested: StopRequested = _never,
+        self, mapper: Mapper, learner: nn.Module, batch: Any, stop_requested: StopRequested = _never
     ) -> tuple[Any, bool]:
         """See `Strategy`."""
         learner.zero_grad(set_to_none=True)

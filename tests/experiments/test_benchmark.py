@@ -125,6 +125,8 @@ def test_the_path_of_an_all_reduce():
     assert all_reduce_path(1) == (0, 0)
     assert all_reduce_path(8) == all_reduce_path(8, math.inf) == (14, 1.75)
     assert all_reduce_path(64, math.inf) == (126, 2 * 63 / 64)
+    # Groups of 3 reduce in 3 messages and broadcast in 2; a ring of 3.
+    assert all_reduce_path(8, 4).depth == 3 + 2 + 4
     # Groups of 8 reduce in 8 messages and spread in 3; a ring of 8.
     assert all_reduce_path(64) == pytest.approx((8 + 3 + 14, 1.75 + 3 + 1.75))
     # Groups of 32, 6 and a ring of 6.
