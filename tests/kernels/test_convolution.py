@@ -119,6 +119,9 @@ def test_can_convolve():
     assert not can_convolve(
         Conv2d(1, 16, 3, padding=1), torch.zeros(1, 1, 4, 4, requires_grad=True)
     )
+    mixed = Conv2d(16, 16, 3, padding=1)
+    mixed.bias = torch.nn.Parameter(mixed.bias.double())
+    assert not can_convolve(mixed, inputs)
     torch.set_num_threads(2)
     assert not can_convolve(layer, inputs)
 

@@ -119,3 +119,14 @@ def test_mismatched_channels_raise_pytorchs_error():
     module.norm = nn.BatchNorm2d(32, track_running_stats=False)
     with pytest.raises(RuntimeError):
         module(torch.randn(3, 1, 8, 8))
+
+
+def test_blocks_that_cannot_be_fused_are_pytorchs():
+    with pytest.raises(RuntimeError, match="too small"):
+        Block(1, 16, True)(torch.randn(3, 1, 1, 8))  # nothing is left by pooling
+    blocks = [Block(1, 16, native) for native in (True, False)]
+    blocks[1].load_state_dict(blocks[0].state_dict())
+    for each in blocks:
+        each.convolution.bias = None
+    images = torch.randn(3, 1, 8, 8)
+    torch.testing.assert_close(blocks[0](images), blocks[1](images), rtol=1e-4, atol=1e-5)

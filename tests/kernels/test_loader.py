@@ -89,3 +89,46 @@ def test_a_hanging_compiler_is_killed_with_its_children(monkeypatch, tmp_path):
     while state.exists() and state.read_text().split()[2] != "Z":
         assert time.monotonic() < deadline, "the compiler's child is still running"
         time.sleep(0.05)
+
+
+def test_another_compiler_another_processor_and_another_source_are_compiled_apart(monkeypatch):
+    targets = []
+    monkeypatch.setattr(loader, "compile_source", lambda _, target: targets.append(target.name))
+    monkeypatch.setenv("CXX", "c++")
+
+    def name_of_library():
+        loader.library.cache_clear()
+        loader.library("unfold")
+        return targets[-1]
+
+    monkeypatch.setattr(loader, "compiler_version", lambda compiler: "1")
+    first = name_of_library()
+    assert name_of_library() == first and first.startswith("unfold-")
+    names = [first]
+    for attribute in ("compiler_version", "_cpu_features"):
+        monkeypatch.setattr(loader, attribute, lambda *_, attribute=attribute: attribute)
+        names.append(name_of_library())
+    monkeypatch.setenv("CXX", "c++ -O1")
+    names.append(name_of_library())
+    read = Path.read_text
+    monkeypatch.setattr(
+        Path, "read_text", lambda path, *args: read(path, *args) + "//" * (path.suffix == ".h")
+    )
+    names.append(name_of_library())
+    assert len(set(names)) == len(names) == 5
+
+
+def test_what_pytorch_traces_or_casts_is_not_computed_by_kernels(monkeypatch):
+    inputs = torch.zeros(3, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(loader, "library", lambda name: object())
+        assert loader.can_call("unfold", inputs)
+        with torch.autocast("cpu"):
+            assert not loader.can_call("unfold", inputs)
+        with loader.pytorch_operations():
+            assert not loader.can_call("unfold", inputs)
+        found = torch.func.vmap(lambda row: row + loader.can_call("unfold", inputs))(inputs)
+        assert torch.equal(found, inputs)
+        assert loader.can_call("unfold", inputs)
+        patch.setattr(torch.compiler, "is_compiling", lambda: True)
+        assert not loader.can_call("unfold", inputs)

@@ -1,8 +1,11 @@
 import builtins
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -44,6 +47,11 @@ def test_batch_norm(create):
     running = create((3, 32, 32), 5, running_statistics=True).eval()
     torch.testing.assert_close(running(images)[:1], running(images[:1]))
     assert model.features(images).shape == (4, 512)
+    assert not model.head.bias.any()
+    # Counting the features has left the network as it was.
+    statistics = [m for m in running.modules() if isinstance(m, _BatchNorm)]
+    assert all(not each.num_batches_tracked and not each.running_mean.any() for each in statistics)
+    assert create((3, 32, 32), 5).body.training
 
 
 @pytest.mark.slow
@@ -96,3 +104,24 @@ def test_timm_is_optional(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(UserError, match=r"pip install metadist\[timm\]"):
         Timm((3, 32, 32), 5)
+
+
+def test_what_timm_is_asked_for(monkeypatch):
+    asked = []
+
+    def create_model(name, **options):
+        asked.append((name, options))
+        if "no_such" in options:
+            raise TypeError("no\nsuch option " * 100)
+        return nn.Flatten() if "map" not in options else nn.Identity()
+
+    library = SimpleNamespace(create_model=create_model, list_models=lambda: ["resnet18"])
+    monkeypatch.setitem(sys.modules, "timm", library)
+    options = {"num_classes": 0, "in_chans": 1, "pretrained": True, "drop_rate": 0.1}
+    model = Timm((1, 8, 8), 5, "resnet18.a1_in1k", pretrained=True, options={"drop_rate": 0.1})
+    assert asked == [("resnet18.a1_in1k", options)] and model.head.in_features == 64
+    with pytest.raises(UserError, match="one vector per image"):
+        Timm((1, 8, 8), 5, options={"map": True})
+    with pytest.raises(UserError, match="cannot be created") as error:
+        Timm((1, 8, 8), 5, options={"no_such": 1})
+    assert "\n" not in str(error.value) and len(str(error.value)) < 400

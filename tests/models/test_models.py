@@ -4,8 +4,10 @@ from functools import partial
 
 import pytest
 import torch
+from torch.func import functional_call
 
 from metadist.errors import UserError
+from metadist.kernels import loader
 from metadist.models import MLP, Conv4
 
 
@@ -101,3 +103,37 @@ def test_tasks_cannot_be_batched_with_running_statistics_or_dropout(make):
     assert not make(dropout=0.1).supports_batched_tasks
     assert not make(running_statistics=True).supports_batched_tasks
     assert [name for name, _ in make(running_statistics=True).named_buffers()]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(Conv4, (1, 16, 16), 16, filters=16),
+        partial(Conv4, (3, 16, 16), 16, filters=16, pooling="max"),
+        partial(MLP, (1, 4, 4), 16, hidden=[16, 16]),
+    ],
+)
+def test_without_native_no_kernel_is_used(make, monkeypatch, single_thread):
+    asked = []
+    monkeypatch.setattr(loader, "library", asked.append)  # None: there is no compiled library
+    for native in (True, False):
+        model = make(native=native)
+        channels, side = (
+            (model.convolutions[0].in_channels, 16) if isinstance(model, Conv4) else (1, 4)
+        )
+        inputs = torch.rand(2, 3, channels, side, side)
+        model(inputs[0])
+        assert bool(asked) == native
+        asked.clear()
+        tasks = {name: torch.stack([each] * 2) for name, each in model.named_parameters()}
+        functional_call(model, tasks, (inputs,))
+        assert bool(asked) == native
+        asked.clear()
+
+
+def test_an_mlp_without_batch_norm_has_pytorchs_initialization():
+    torch.manual_seed(0)
+    model = MLP((40,), 1, hidden=[40, 40], batch_norm=False)
+    torch.manual_seed(0)
+    for layer in (*model.layers, model.head):
+        assert torch.equal(layer.weight, torch.nn.Linear(40, layer.out_features).weight)

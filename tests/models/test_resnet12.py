@@ -103,3 +103,14 @@ def test_torch_func_gives_the_gradients_of_each_task():
 def test_unsupported_inputs_are_refused(shape):
     with pytest.raises(UserError, match="model=mlp or conv4"):
         ResNet12(shape, 5)
+
+
+def test_initialization():
+    torch.manual_seed(0)
+    model = ResNet12((3, 32, 32), 5, (32, 48, 64, 80))
+    for module in model.modules():
+        if isinstance(module, torch.nn.Conv2d):  # He et al. 2015 for the slope 0.1, by fan-out
+            fan = module.out_channels * module.kernel_size[0] ** 2
+            expected = (2 / (1 + 0.1**2) / fan) ** 0.5
+            assert module.weight.std().item() == pytest.approx(expected, rel=0.1)
+    assert not model.head.bias.any()

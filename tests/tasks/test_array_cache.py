@@ -1,8 +1,10 @@
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tracemalloc
+import zlib
 
 import numpy as np
 import pytest
@@ -247,3 +249,28 @@ def test_a_finished_array_needs_no_cache_directory(cached, tmp_path, monkeypatch
     [verified, found] = load_in_another_process(cached.parent)
     assert verified > 5 * 10**6
     assert found == ["3", "row3"]
+
+
+@pytest.mark.parametrize(
+    ("array", "names"),
+    [
+        (np.zeros((2, 3), np.int8), ["a", "b"]),
+        (np.zeros((3, 2), np.uint8).T, ["a", "b"]),
+        (np.zeros((2, 3), np.uint8), ["a"]),
+        (np.zeros((2, 3), np.uint8), 2),
+    ],
+    ids=["type", "order", "names", "no names"],
+)
+def test_files_that_are_no_cached_array_are_not_used(tmp_path, caplog, array, names):
+    np.save(tmp_path / "a_0.npy", array)
+    crc32 = zlib.crc32(
+        (tmp_path / "a_0.npy").read_bytes()[128:],
+        zlib.crc32(json.dumps([names, list(array.shape)]).encode()),
+    )
+    (tmp_path / "a_0.json").write_text(json.dumps({"names": names, "crc32": crc32}))
+    assert load_any(tmp_path, "a") is None
+    assert caplog.messages == [f"{tmp_path / 'a_0.npy'} is corrupt and will not be used"]
+    np.save(tmp_path / "a_0.npy", np.zeros((2, 3), np.uint8))
+    (tmp_path / "a_0.json").write_text(json.dumps({"names": ["a", "b"], "crc32": zlib.crc32(
+        bytes(6), zlib.crc32(b'[["a", "b"], [2, 3]]'))}))  # fmt: skip
+    assert load_any(tmp_path, "a").names == ["a", "b"]

@@ -180,9 +180,12 @@ def test_members_that_do_not_belong_are_left_alone(tmp_path):
         "other/cifar-100-python/train": b"harm",
         "cifar-100-python/deep/train": b"harm",
         "cifar-100-python/link": "/etc/passwd",
-        **contents(),
+        **{f"./{name}": data for name, data in contents().items()},
     }
-    dataset = CifarFS(str(write_archive(tmp_path / "data", members)), download=False)
+    root = write_archive(tmp_path / "data", members)
+    (root / "cifar-100-python").mkdir()
+    (root / "cifar-100-python" / "train").write_bytes(b"an incomplete folder")
+    dataset = CifarFS(str(root), download=False)
     assert dataset.images.shape == (100, 4, 3, 32, 32)
     assert {p.name for p in tmp_path.iterdir()} <= {"data", "xdg"}
 

@@ -53,6 +53,7 @@ def test_only_what_differs_is_named_and_the_test_tasks_stay_the_same():
         "ways": 1, "shots": 5, "queries": 5, "train_shots": 10, "dataset": "sinusoid",
     }  # fmt: skip
     assert counts(plain, "train") == (3, 1, 4)
+    assert FewShotTasks(noise(), 3, 1, 4, train_ways=2).outputs == 3
 
 
 @pytest.mark.parametrize(

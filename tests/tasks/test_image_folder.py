@@ -1,3 +1,5 @@
+import shutil
+
 import numpy as np
 import pytest
 import tiny
@@ -7,6 +9,7 @@ from PIL import Image
 from metadist.config.instantiate import instantiate
 from metadist.errors import UserError
 from metadist.tasks import SPLITS, FewShotTasks, ImageDataset, ImageFolder, image_files, task_keys
+from metadist.tasks.image_files import FORMATS
 
 SIZES = {f"class{index:02d}": 3 + index for index in range(10)}
 
@@ -48,7 +51,10 @@ def test_folders_are_split_by_the_seed(tmp_path):
     assert any(other.classes != dataset.classes for other in others)
     assert dataset.protocol()["split_seed"] == 0
     assert dataset.protocol()["classes"] == {"train": 6, "validation": 2, "test": 2}
-    half = ImageFolder(root, size=8, validation_fraction=0.1, test_fraction=0.5)
+    assert len({other.protocol()["class_names"] for other in others}) > 1
+    # As in earlier versions.
+    assert dataset.classes["validation"] == ["class02", "class03"]
+    half = ImageFolder(root, size=8, validation_fraction=0.04, test_fraction=0.5)
     assert [len(half.classes[split]) for split in SPLITS] == [4, 1, 5]
     near = ImageFolder(root, size=8, validation_fraction=0.28)  # 2.8 of 10 classes
     assert [len(near.classes[split]) for split in SPLITS] == [5, 3, 2]
@@ -89,11 +95,14 @@ def test_lists(tmp_path):
 
 def test_greyscale_and_nested_folders(tmp_path):
     root = write(tmp_path / "data", {f"class{i:02d}/deep": 4 for i in range(5)}, ".bmp")
+    shutil.copytree(root / "class00", root / "class01" / "deep" / ".hidden")
+    shutil.copytree(root / "class00", root / ".hidden")
     dataset = ImageFolder(str(root), size=16, channels=1)
     assert dataset.input_shape == (1, 16, 16)
     name = dataset.classes["train"][0]
     grey = np.asarray(Image.new("RGB", (1, 1), colour(name, 2)).convert("L"))[0, 0]
     assert (of_class(dataset, "train", name)[2] == grey).all()
+    assert {len(images) for split in SPLITS for images in dataset.split_classes(split)} == {4}
 
 
 def test_decoded_once_for_each_size_and_again_when_a_file_changes(tmp_path, monkeypatch):
@@ -110,6 +119,16 @@ def test_decoded_once_for_each_size_and_again_when_a_file_changes(tmp_path, monk
     Image.new("RGB", (40, 40)).save(root / "class03" / "000.png")
     ImageFolder(str(root), size=8)
     assert calls == [8, 9, 8]
+    (root / "class03").rename(root / "renamed")
+    assert any("renamed" in names for names in ImageFolder(str(root), size=8).classes.values())
+    # The decoded images are enough, of this size and in these colours.
+    for folder in root.glob("[cr]*"):
+        shutil.rmtree(folder)
+    for cached in sorted(root.glob("folder_8px_3_*.npy"))[1:]:
+        cached.unlink()
+    assert [len(ImageFolder(str(root), size=8).classes[split]) for split in SPLITS] == [6, 2, 2]
+    with pytest.raises(UserError, match="no images in class folders"):
+        ImageFolder(str(root), size=8, channels=1)
 
 
 def test_what_cannot_be_used_is_refused(tmp_path):
@@ -164,3 +183,33 @@ def test_folders_named_as_splits_may_be_classes(tmp_path):
     (tmp_path / "more").rmdir()
     dataset = ImageFolder(str(tmp_path), size=8)
     assert "train" in {name for names in dataset.classes.values() for name in names}
+
+
+def test_files_of_all_formats_are_found_in_order_and_decoded(tmp_path, monkeypatch):
+    suffixes = ["bmp", "gif", "jpeg", "JPG", "pgm", "png", "ppm", "tif", "tiff", "webp"]
+    for folder in "hbfdgace":
+        (tmp_path / folder).mkdir()
+    for index, suffix in enumerate(suffixes):
+        mode = "L" if suffix == "pgm" else "RGB"
+        folder = tmp_path / "hbfdgace"[index % 8]
+        Image.new(mode, (8, 8)).save(folder / f"image.{suffix}", FORMATS[f".{suffix.lower()}"])
+    (tmp_path / "a" / "notes.txt").write_text("not an image")
+    files = image_files.images_below(tmp_path)
+    assert sorted(file.suffix[1:] for file in files) == sorted(suffixes)
+    assert files == sorted(files)
+    decoded = list(image_files.decode_files(files, "RGB", 8))
+    assert [each.shape for each in decoded] == [(3, 8, 8)] * len(suffixes)
+    monkeypatch.setattr(image_files, "MAX_IMAGE_BYTES", 20)
+    with pytest.raises(UserError, match="it is larger than 0 MiB"):
+        image_files.decode_file(files[0], "RGB", 8)
+
+
+def test_messages_name_classes_as_their_folders_in_a_root_below_home(tmp_path, monkeypatch):
+    write(tmp_path / "data", {f"class{index:02d}": 3 for index in range(5)})
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("METADIST_CACHE", "~/cache")
+    assert len(ImageFolder("~/data", size=8).classes["train"]) == 3
+    assert list((tmp_path / "cache").glob("folder_8px_3_*.npy"))
+    write(tmp_path / "data", {"class09": 9})
+    with pytest.raises(UserError, match=r"fewer examples: class0\d \(3\), class0\d \(3\)"):
+        ImageFolder("~/data", size=8).check(1, 2, 2)

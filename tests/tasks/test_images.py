@@ -182,8 +182,11 @@ def test_wrong_arrays_are_value_errors():
         ImageClasses("floats", np.zeros((20, 2, 4, 4)), SPLIT_CLASSES)
     with pytest.raises(ValueError, match="square"):
         ImageClasses(
-            "oblong", np.zeros((20, 2, 4, 5), dtype=np.uint8), SPLIT_CLASSES, rotations=True
+            "oblong", np.zeros((20, 2, 4, 5), dtype=np.uint8), SPLIT_CLASSES, test_rotations=True
         )
+    sizes = [np.zeros((2, 4, 4 + index // 19), dtype=np.uint8) for index in range(20)]
+    with pytest.raises(ValueError, match="images must be uint8 of shape"):
+        ImageClasses("of two sizes", sizes, SPLIT_CLASSES)
 
 
 def test_tasks_within_groups():
@@ -296,6 +299,10 @@ def test_classes_that_are_too_small_are_named_or_left_out(caplog):
     assert drawn == {3, 4, 5, 6, 7}
     with pytest.raises(UserError, match=r"train split of unequal has only 5 classes with 7 examp"):
         FewShotTasks(unequal(skip_small_classes=True), 6, 1, 6)
+    with pytest.raises(UserError, match=r"of unequal has only 1 class with 11 examples; lower"):
+        unequal(skip_small_classes=True).check(2, 1, 10, ("train",))
+    with pytest.raises(UserError, match=r"class06 \(10\), class07 \(11\) and 2 more; lower"):
+        unequal().check(2, 1, 13)
 
 
 def test_supervised_batches_of_unequal_classes():
@@ -328,12 +335,12 @@ def test_transforms_depend_on_the_key_and_are_for_training_only(transform):
     plain = FewShotTasks(ImageClasses("noise", images, SPLIT_CLASSES), 3, 1, 2)
     dataset = ImageClasses("noise", images, SPLIT_CLASSES, transforms=[transform])
     changed = FewShotTasks(dataset, 3, 1, 2)
-    state = torch.get_rng_state()
     differs = False
     for split in SPLITS:
         for key in task_keys(0, split, 2, range(3)):
             one = changed.sample(key)
-            torch.rand(1)  # other random numbers in between, as on another rank
+            # Other random numbers in between, as on another rank.
+            torch.rand(1), np.random.random(), random.random()
             two, before = changed.sample(key), plain.sample(key)
             for part in ("support", "query"):
                 inputs = getattr(one, part).inputs
@@ -342,10 +349,10 @@ def test_transforms_depend_on_the_key_and_are_for_training_only(transform):
                 assert same or split == "train"
                 differs |= not same
     assert differs
-    torch.set_rng_state(state)
-    key = task_keys(0, "train", 2, range(1))[0]
-    changed.sample(key)
-    assert torch.equal(torch.get_rng_state(), state)
+    states = torch.get_rng_state(), str(np.random.get_state()), random.getstate()
+    changed.sample(task_keys(0, "train", 2, range(1))[0])
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (str(np.random.get_state()), random.getstate()) == states[1:]
     [name] = changed.protocol()["transforms"]
     assert name.startswith(type(transform).__name__)
 
@@ -363,6 +370,12 @@ def test_each_image_has_its_own_transform_and_its_shape_is_kept():
     smaller = ImageClasses("noise", images, SPLIT_CLASSES, transforms=[v2.CenterCrop(6)])
     with pytest.raises(UserError, match=r"shape \(3, 6, 6\), expected .* \(3, 8, 8\)"):
         smaller.inputs(images[0], "train", np.random.default_rng(0))
+    double = ImageClasses("noise", images, SPLIT_CLASSES, transforms=[torch.Tensor.double])
+    with pytest.raises(UserError, match=r"give torch.float64 of shape"):
+        double.inputs(images[0], "train", np.random.default_rng(0))
+    noise = ImageClasses("noise", images, SPLIT_CLASSES, transforms=[torch.rand_like])
+    drawn = [noise.inputs(images[0, :1], "train", np.random.default_rng(s)) for s in range(9)]
+    assert len({each.numpy().tobytes() for each in drawn}) == 9
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])

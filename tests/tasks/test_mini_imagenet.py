@@ -144,13 +144,16 @@ def test_decoded_once_and_again_when_a_file_changes(tmp_path, monkeypatch):
     changed = by_name(MiniImageNet(str(root)))["test/n00000031"]
     assert made == ["folders"] * 2
     assert np.array_equal(changed[2], pixels("n00000099", 0).transpose(2, 0, 1))
+    (root / "train" / "n00000010").rename(root / "train" / "n00000009")
+    assert MiniImageNet(str(root)).classes["train"][0] == "n00000009"
+    assert made == ["folders"] * 3
     # The decoded images are enough.
     for short in SHORT.values():
         (root / short).rename(tmp_path / short)
     for cached in sorted(root.glob("*.npy"))[1:]:
         cached.unlink()
     assert len(by_name(MiniImageNet(str(root)))) == 7
-    assert len(made) == 2
+    assert len(made) == 3
 
 
 def test_normalised_always_and_augmented_in_training_alone(tmp_path):
@@ -232,6 +235,9 @@ def test_classes_that_are_missing_or_in_two_parts_or_too_small(tmp_path):
     root = write_folders(tmp_path / "data")
     (root / "val" / "n00000021" / "n0000002100000001.png").unlink()
     refused(root, "n00000021", root / "val", "has 3 images where MiniImageNet has 4")
+    for example in range(1, 6, 4):
+        write_image(root / "val" / "n00000021" / f"{example}.png", pixels("n00000021", 1))
+    refused(root, "n00000021", root / "val", "has 5 images where MiniImageNet has 4")
     (root / "val" / "n00000021").rename(root / "test" / "n00000021")
     refused(root, root / "val", "is 1, in Ravi and Larochelle's split 2")
     (root / "test" / "n00000021").rename(root / "val" / "n00000010")
@@ -290,6 +296,7 @@ def without(key):
         ({**cache("test"), "class_dict": {"a": [0, 8]}}, ["beyond its 8"]),
         ({**cache("test"), "class_dict": {"a": [-1, 3]}}, ["beyond its 8"]),
         ({**cache("test"), "class_dict": {"a": [1, 2], "b": [2, 3]}}, ["named twice"]),
+        ({**cache("test"), "class_dict": {"a": [1, 1]}}, ["named twice"]),
         ({**cache("test"), "class_dict": {"a": ["one"]}}, ["ValueError"]),
     ],
 )

@@ -194,7 +194,7 @@ def test_waiting_for_another_process_ends(tmp_path, monkeypatch):
     one_line(error, cache.name, "another process")
 
 
-@pytest.mark.parametrize(("argument", "value"), [("seed", -1), ("size", 0), ("size", 500)])
+@pytest.mark.parametrize(("argument", "value"), [("seed", -1), ("size", 7), ("size", 106)])
 def test_arguments_out_of_bounds(tmp_path, argument, value):
     with pytest.raises(UserError, match=f"dataset.{argument}"):
         Omniglot(str(tmp_path), **{argument: value})

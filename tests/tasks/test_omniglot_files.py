@@ -28,6 +28,8 @@ pytestmark = pytest.mark.usefixtures("small_omniglot")
 def test_zip_files_and_folders_give_the_images_as_pillow_decodes_them(tmp_path, put):
     root = tmp_path / "data"
     put(root)
+    if put is write_folders:  # a folder takes precedence
+        (root / "images_background.zip").write_bytes(b"not a zip file")
     found = by_name(Omniglot(str(root), size=20, download=False))
     members = images("images_background") | images("images_evaluation")
     assert set(found) == {name.rpartition("/")[0] for name in members}
@@ -136,6 +138,13 @@ def nineteen_images(root, members):
     return [name.rpartition("/")[0], "images_evaluation.zip", "has 19 images, expected 20"]
 
 
+def twenty_one_images(root, members):
+    name = sorted(members)[7]
+    more = {name.replace(".png", "a.png"): members[name]}
+    write_zip(root / "images_evaluation.zip", members | more)
+    return [name.rpartition("/")[0], "images_evaluation.zip", "has 21 images, expected 20"]
+
+
 def missing_character(root, members):
     write_zip(
         root / "images_evaluation.zip",
@@ -158,6 +167,7 @@ def zip_of_something_else(root, members):
         truncated_image,
         huge_member,
         nineteen_images,
+        twenty_one_images,
         missing_character,
         zip_of_something_else,
     ],

@@ -33,7 +33,7 @@ def kinds(file) -> list:
         *(file, str(file), image, image.convert("RGB"), pixels, pixels.astype(np.int64)),
         *(pixels / 255, (pixels / 255).astype(np.float32), pixels > 0, pixels[..., None]),
         *(pixels[None], color, color.transpose(2, 0, 1), alpha, tensor, tensor[None]),
-        *(tensor / 255, torch.from_numpy(color).permute(2, 0, 1)),
+        *((tensor / 255).requires_grad_(), torch.from_numpy(color).permute(2, 0, 1)),
     ]
 
 
@@ -68,6 +68,7 @@ def test_an_image_of_three_rows_is_read_in_the_order_of_its_library():
     ("images", "message"),
     [
         ("character.png", "one image was given"),
+        (Image.new("L", (5, 5)), "one image was given"),
         ([np.zeros((5, 5, 2))], r"the shape \(5, 5, 2\)"),
         ([np.zeros(5)], r"the shape \(5,\)"),
         ([np.zeros((0, 5))], r"the shape \(0, 5\)"),
@@ -84,8 +85,9 @@ def test_what_is_no_image_is_refused(images, message):
 
 
 def test_other_inputs_than_images_are_refused():
-    with pytest.raises(UserError, match="no square images"):
-        ImagePreprocessing((40,))
+    for shape in ((40,), (1, 28, 20), (2, 28, 28)):
+        with pytest.raises(UserError, match="no square images"):
+            ImagePreprocessing(shape)
 
 
 def test_floats_are_rounded_to_the_nearest_pixel():

@@ -277,3 +277,17 @@ def test_the_number_of_reads_is_limited(monkeypatch):
     monkeypatch.setattr(restricted_pickle, "MAX_READS", 1000)
     with pytest.raises(UserError, match="more than 1,000 reads"):
         restricted_pickle.load(HEAD + b"]" * 2000 + b".", "some.pkl")
+
+
+def test_lists_of_arrays_may_take_more_reads_and_their_arrays_stay_in_the_file(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(restricted_pickle, "MAX_READS", 10)
+    path = tmp_path / "images.pkl"
+    path.write_bytes(pickle.dumps([LARGE[:20].copy() + row for row in range(8)], 4))
+    arrays = restricted_pickle.load_arrays(path)
+    assert len(arrays) == 8 and np.array_equal(arrays[3], LARGE[:20] + 3)
+    assert {type(each.base).__name__ for each in arrays} == {"mmap"}  # of 4 kB each
+    monkeypatch.setattr(restricted_pickle, "MAX_LIST_READS", 50)
+    with pytest.raises(UserError, match="more than 50 reads"):
+        restricted_pickle.load_arrays(path)

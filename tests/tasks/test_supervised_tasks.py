@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from metadist.errors import UserError
-from metadist.tasks import FewShotTasks, ImageClasses, SupervisedTasks, task_keys
+from metadist.tasks import Augment, FewShotTasks, ImageClasses, SupervisedTasks, task_keys
 
 SPLIT_CLASSES = {"train": np.arange(4), "validation": np.arange(4, 6), "test": np.arange(6, 12)}
 IMAGES = np.random.default_rng(0).integers(0, 256, (12, 6, 4, 4), dtype=np.uint8)
@@ -28,6 +28,19 @@ def test_only_test_classes_are_rotated():
 def test_only_the_test_split_must_have_the_ways():
     dataset = ImageClasses("noise", IMAGES, SPLIT_CLASSES)
     assert SupervisedTasks(dataset, micro_batch_size=8, held_out=2, ways=6).ways == 6
+    with pytest.raises(UserError, match="ways is 7, but the test split of noise has only 6"):
+        SupervisedTasks(dataset, held_out=2, ways=7)
+
+
+def test_only_training_examples_are_augmented():
+    plain, flipped = (
+        SupervisedTasks(ImageClasses("noise", IMAGES, SPLIT_CLASSES, augment=augment), ways=2)
+        for augment in (None, Augment(flip=1.0))
+    )
+    for split in ("train", "validation"):
+        key = task_keys(0, split, 0, range(1))[0]
+        found, expected = flipped.sample(key).query.inputs, plain.sample(key).query.inputs
+        assert torch.equal(found, expected.flip(-1) if split == "train" else expected)
 
 
 def test_the_last_examples_of_each_class_are_held_out_from_training():

@@ -36,7 +36,7 @@ def write_pickles(root, protocol=2):
         images = [png(pixels(split, *each)).copy() for each in order]
         labels = {
             "label_specific": np.array([index for index, _ in order]),
-            "label_specific_str": [f"{split} {index}" for index in range(len(sizes))],
+            "label_specific_str": [*(f"{split} {i}" for i in range(len(sizes))), "no images"],
             "label_general": [0] * len(order),
             "label_general_str": ["animal"],
         }
@@ -50,6 +50,7 @@ def write_folders(root):
         for index, count in enumerate(sizes):
             folder = root / SHORT[split] / f"{split} {index}"
             folder.mkdir(parents=True)
+            (root / SHORT[split] / f"no {split}").mkdir(exist_ok=True)
             for e in range(count):
                 Image.fromarray(pixels(split, index, e)).save(folder / f"{e}.png")
 
@@ -94,6 +95,12 @@ class Harmful:
         ("val_labels.pkl", {"label_specific": [0]}, "no labels of tieredImageNet"),
         ("val_labels.pkl", {"label_specific": [0, 9, 1, 0, 0], "label_specific_str": ["a", "b"]},
          "5 labels of 2 classes for 5 images"),
+        ("val_labels.pkl", {"label_specific": [0, 1], "label_specific_str": ["a", "b"]},
+         "2 labels of 2 classes for 5 images"),
+        ("val_labels.pkl", {"label_specific": [0, 1, 1, 0, 0], "label_specific_str": ["a", "a"]},
+         "names of its classes are not unique"),
+        ("val_labels.pkl", {"label_specific": [0, 1, 1, 0, 0], "label_specific_str": ["a", "b/c"]},
+         "not unique, or have slashes"),
     ],
 )  # fmt: skip
 def test_other_contents_are_refused(tmp_path, monkeypatch, name, contents, message):
@@ -114,3 +121,10 @@ def test_missing_files_and_classes(tmp_path, monkeypatch):
     monkeypatch.setitem(tiered_imagenet.CLASSES, "test", 160)
     with pytest.raises(UserError, match=r"classes for test in .* is 2, in tieredImageNet 160"):
         TieredImageNet(str(tmp_path / "data"))
+
+
+def test_a_class_in_two_splits_is_refused(tmp_path):
+    write_folders(tmp_path)
+    (tmp_path / "val" / "validation 0").rename(tmp_path / "val" / "train 0")
+    with pytest.raises(UserError, match=r"class train 0 of .* is in train and in validation"):
+        TieredImageNet(str(tmp_path))

@@ -92,6 +92,7 @@ def test_normalize(images):
     assert Normalize().is_identity
     assert Augment().is_identity
     assert not Normalize(mean=[0.5]).is_identity
+    assert not Normalize(std=[2.0]).is_identity
     assert not Augment(flip=0.1).is_identity
 
 
