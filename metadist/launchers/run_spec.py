@@ -128,7 +128,7 @@ def finished_results(spec: RunSpec) -> dict[str, Any] | None:
     try:
         saved = OmegaConf.load(spec.directory / CONFIG_FILE)
         same = isinstance(saved, DictConfig) and _values(saved) == _values(spec.configuration)
-    except (OSError, yaml.YAMLError, OmegaConfBaseException, UserError):
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException, UserError):
         return None
     if not same:
         return None

@@ -78,6 +78,15 @@ def test_results_belong_to_the_configuration_beside_them(tmp_path):
     assert finished_results(spec_of(tmp_path, 20)) is None
 
 
+@pytest.mark.parametrize("content", [None, "a: [", "a: ${nowhere}", "\xff"])
+def test_results_beside_an_unreadable_configuration_are_of_another_run(tmp_path, content):
+    finish(tmp_path)
+    if content is not None:
+        (tmp_path / ".hydra").mkdir()
+        (tmp_path / ".hydra" / "config.yaml").write_text(content, encoding="latin-1")
+    assert finished_results(spec_of(tmp_path)) is None
+
+
 def test_a_run_that_is_extended_has_no_results_until_it_ends(tmp_path):
     save_configuration(spec_of(tmp_path))
     finish(tmp_path)
