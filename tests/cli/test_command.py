@@ -26,7 +26,11 @@ def test_every_command_describes_itself(monkeypatch, capsys, name):
     with pytest.raises(SystemExit) as leaving:
         run(monkeypatch, name, "--help")
     assert leaving.value.code == 0
-    assert f"usage: metadist {name} " in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"usage: metadist {name} " in printed
+    module = importlib.import_module(COMMANDS[name].target.partition(":")[0])
+    description = module.__doc__.split("\n\n", 1)[1]
+    assert " ".join(description.split()[:12]) in " ".join(printed.split())
 
 
 def test_the_version(monkeypatch, capsys):

@@ -10,6 +10,7 @@ from PIL import Image
 from tiny import SMALL, compose
 from worlds import run_world
 
+from metadist.cli import evaluate
 from metadist.cli.evaluate import evaluate_run, main, summary
 from metadist.errors import UserError
 from metadist.launchers import RunSpec, run_job
@@ -134,10 +135,19 @@ def test_exported_weights_have_the_result_of_their_run(maml, tmp_path):
 def test_long_overrides_that_differ_at_their_end_have_files_of_their_own(maml, monkeypatch, capsys):
     before = {*(maml / "evaluations").glob("*.json")}
     for shots in (1, 2):
-        arguments = [str(maml), *["trainer.eval_tasks=4"] * 10, f"task.shots={shots}"]
+        arguments = [str(maml), *["trainer.eval_tasks=4"] * 13, f"task.shots={shots}"]
         monkeypatch.setattr(sys, "argv", ["metadist evaluate", *arguments])
         assert main() == 0
     assert len({*(maml / "evaluations").glob("*.json")} - before) == 2
+
+
+@pytest.mark.parametrize(("given", "trusted"), [([], False), (["--trust-code"], True)])
+def test_code_is_trusted_if_the_command_line_says_so(tmp_path, monkeypatch, given, trusted):
+    seen = []
+    monkeypatch.setattr(evaluate, "evaluate_run", lambda *_, **options: seen.append(options) or {})
+    monkeypatch.setattr(evaluate, "summary", lambda results: [])
+    monkeypatch.setattr(sys, "argv", ["metadist evaluate", str(tmp_path), *given])
+    assert main() == 0 and seen == [{"trust_code": trusted}]
 
 
 def test_a_file_that_cannot_be_written_names_the_option(maml, tmp_path, monkeypatch, capsys):

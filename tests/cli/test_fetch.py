@@ -58,7 +58,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def server():
     with Server() as running:
-        thread = threading.Thread(target=running.serve_forever)
+        thread = threading.Thread(target=running.serve_forever, args=[0.01])
         thread.start()
         yield running
         running.shutdown()
@@ -123,7 +123,7 @@ def test_a_wrong_checksum_is_refused_and_nothing_is_kept(server, tmp_path):
 def test_a_missing_file_and_no_network(server, tmp_path):
     remote = dataset(server)
     server.files.clear()
-    refused(remote, tmp_path, "404", "put data.bin into")
+    refused(remote, tmp_path, "404", "could not be downloaded (404", "): check the network")
     server.shutdown()
     server.server_close()
     refused(remote, tmp_path, "could not be downloaded", "check the network")
@@ -141,6 +141,10 @@ def test_checksums_of_a_listing(server, tmp_path):
     assert (tmp_path / "folder" / "data.bin").read_bytes() == CONTENT
     server.files["record"] = b'{"files": []}'
     refused(remote, tmp_path / "other", "has no checksum of folder/data.bin")
+    server.files["record"] = b'{"status": "busy"}'
+    refused(remote, tmp_path / "other", "with the files' checksums cannot be read ('files')")
+    del server.files["record"]
+    refused(remote, tmp_path / "other", "checksums cannot be read (404", "check the network")
 
 
 def test_archives_are_unpacked_and_stay_inside(server, tmp_path):
@@ -165,6 +169,12 @@ def test_archives_are_unpacked_and_stay_inside(server, tmp_path):
             with pytest.raises(UserError, match="unpacked"):
                 fetch(remote, root)
             assert not (tmp_path / "escaped").exists()
+
+
+def test_a_directory_that_cannot_be_written_is_one_sentence(server, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"data\.bin cannot be written or unpacked \("):
+        fetch(dataset(server), tmp_path / "file")
 
 
 def test_the_terms_come_first(server, tmp_path, monkeypatch, capsys):
@@ -216,3 +226,11 @@ def test_the_default_directory_is_that_of_the_configuration(name, monkeypatch):
     monkeypatch.setattr("sys.argv", ["metadist fetch", name, "--yes"])
     assert fetch_command.main() == 0
     assert roots == [OmegaConf.load(CONF / "dataset" / f"{name}.yaml").root]
+
+
+def test_the_home_directory_of_a_root_is_filled_in(monkeypatch, tmp_path):
+    roots = []
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(fetch_command, "fetch", lambda remote, root: roots.append(root))
+    monkeypatch.setattr("sys.argv", ["metadist fetch", "cub", "--yes", "--root", "~/birds"])
+    assert fetch_command.main() == 0 and roots == [tmp_path / "birds"]

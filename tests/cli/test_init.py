@@ -34,3 +34,9 @@ def test_nothing_is_overwritten(monkeypatch, capsys, tmp_path, kind):
     assert init(monkeypatch, tmp_path if kind == "directory" else file) == 2
     assert "is not an empty directory: give another one" in capsys.readouterr().err
     assert file.read_text() == "mine" and list(tmp_path.iterdir()) == [file]
+
+
+def test_a_directory_that_cannot_be_written_is_one_sentence(monkeypatch, capsys, tmp_path):
+    (tmp_path / "file").touch()
+    assert init(monkeypatch, tmp_path / "file" / "demo") == 2
+    assert "demo cannot be written (Not a directory): give another" in capsys.readouterr().err

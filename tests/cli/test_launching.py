@@ -27,6 +27,7 @@ from metadist.launchers.error_reporting import WorkerGroupFailed
 from metadist.launchers.job import JobFailure, report_errors
 from metadist.launchers.run_spec import save_configuration
 from metadist.reports import WORKER_ERROR_FILE, read_failure
+from metadist.training import Interrupted
 
 
 class Writer(Launcher):
@@ -68,7 +69,11 @@ def spec_of(directory: Path, number: int = 0, in_sweep: bool = True) -> RunSpec:
 
 def start_sweep(directory: Path, sweeper: str, direction: str = "maximize", **values) -> None:
     nodes = {
-        "sweeper": {"_target_": f"x.{sweeper}", "direction": direction},
+        "sweeper": {
+            "_target_": f"x.{sweeper}",
+            "direction": direction,
+            "params": values.pop("params", None),
+        },
         "launcher": {"_target_": "x.BasicLauncher"},
         "sweep": {"dir": str(directory)},
         "overrides": {"task": values.pop("overrides", [])},
@@ -141,6 +146,25 @@ def test_a_sweeper_that_would_find_the_worst_is_refused(tmp_path):
     assert "would look for the worst validation accuracy" in message
 
 
+def launched_again(directory: Path) -> tuple:
+    """What comes of a job that has finished before, in a sweep and outside of one."""
+    start_sweep(directory, "OptunaSweeper")
+    found = []
+    for in_sweep in (True, False):
+        spec = spec_of(directory, int(in_sweep), in_sweep)
+        save_configuration(spec)
+        (spec.directory / "results.json").write_text('{"validation_accuracy": 0.75}')
+        launcher = Looking()
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            value = launch_job(launcher, 1, spec)
+        found.append((value, len(launcher.found), printed.getvalue()))
+    return tuple(found)
+
+
+def test_a_job_of_a_sweep_that_has_finished_is_not_started_again(tmp_path):
+    assert run_world(launched_again, 1, tmp_path) == [((0.75, 0, ""), (0.0, 1, ""))]
+
+
 SINUSOID = {"_target_": "metadist.tasks.Sinusoid"}
 
 
@@ -157,6 +181,14 @@ def test_a_wrong_direction_is_refused_before_any_job(tmp_path, values, direction
     assert isinstance(failure.value.error, UserError)
     right = {"minimize": "maximize", "maximize": "minimize"}[direction]
     start_sweep(tmp_path, "OptunaSweeper", right, **values)
+
+
+@pytest.mark.parametrize("key", ["dataset", "dataset._target_"])
+@pytest.mark.parametrize("by_params", [True, False])
+def test_the_direction_is_not_known_before_the_dataset_that_is_swept_over(tmp_path, key, by_params):
+    values = {"overrides": [] if by_params else [f"{key}=a,b"]}
+    params = {key: "choice(a,b)"} if by_params else None
+    start_sweep(tmp_path, "OptunaSweeper", "minimize", params=params, **values)
 
 
 def test_what_a_launcher_raises_is_the_jobs_failure(tmp_path):
@@ -254,18 +286,21 @@ def failed_group(
     if worker_error:
         (spec.directory / WORKER_ERROR_FILE).write_text(worker_error)
     try:
-        fail_job(spec, JobFailure(WorkerGroupFailed(status), in_job=False))
+        error = WorkerGroupFailed(status) if status > 0 else Interrupted(-status, "stopped")
+        fail_job(spec, JobFailure(error, in_job=False))
     except JobFailure as failure:
         return failure.error.exit_status, read_failure(spec.directory)
     return "goes on", read_failure(spec.directory)
 
 
-@pytest.mark.parametrize("status", [130, 143])
-@pytest.mark.parametrize("on_failure", ["stop", "continue"])
+@pytest.mark.parametrize(("status", "on_failure"), [(130, "stop"), (143, "continue")])
 def test_a_job_that_a_signal_stopped_has_not_failed_and_ends_the_sweep(
     tmp_path, status, on_failure
 ):
-    assert run_world(failed_group, 1, tmp_path, status, on_failure, True) == [(status, None)]
+    for number, given in enumerate((status, 128 - status)):  # a launched job's, this process's
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        assert run_world(failed_group, 1, directory, given, on_failure, True) == [(status, None)]
 
 
 @pytest.mark.parametrize(("on_failure", "ending"), [("stop", 1), ("continue", "goes on")])

@@ -1,14 +1,30 @@
 """The first error is reported once, by the failing rank, and all ranks exit."""
 
+import contextlib
+import io
+import logging
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import pytest
 from commands import CommandResult, command, run_command
+from omegaconf.errors import InterpolationResolutionError
 from tiny import SMALL
 from worlds import run_world
+
+from metadist.distributed import WorkerLostError
+from metadist.errors import UserError
+from metadist.launchers.error_reporting import (
+    RemoteRankFailed,
+    WorkerGroupFailed,
+    error_summary,
+    report_error_and_continue,
+)
+from metadist.launchers.job import report_errors
 
 HOST = os.uname().nodename
 
@@ -149,3 +165,100 @@ def test_a_timeout_that_is_none_is_refused(tmp_path, value):
     assert zero.err.startswith(
         f"error: timeout_seconds={value.title() if value == 'true' else value}"
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "in_job", "text", "status"),
+    [
+        (WorkerGroupFailed(7), False, "its processes ended with status 7", 7),
+        (RemoteRankFailed("rank 1 failed"), True, "rank 1 failed", 1),
+        (UserError("too many ways"), True, "too many ways", 2),
+        (OSError(28, "No space left", "/a"), False, "No space left (/a): choose another dire", 2),
+        (OSError(28, "No space left", "/a"), True, "OSError: [Errno 28] No space left: '/a'", 1),
+        (WorkerLostError("rank 1 was lost"), False, "WorkerLostError: rank 1 was lost", 1),
+        (ValueError("on\n  purpose" + 999 * "!"), True, "ValueError: on purpose!!!", 1),
+    ],
+)
+def test_an_error_in_one_line_and_its_exit_status(error, in_job, text, status):
+    message, found = error_summary(error, in_job)
+    assert found == status and message.startswith(text)
+    assert "\n" not in message and len(message) <= 500
+
+
+def raised_outside_of_a_job(make: Callable[[], Exception]) -> tuple[int, str]:
+    """The exit status and standard error of a process in which an error is raised."""
+    with contextlib.redirect_stderr(io.StringIO()) as printed, report_errors() as status:
+        raise make()
+    return status.value, printed.getvalue()
+
+
+def user_error() -> Exception:
+    return UserError("too many ways")
+
+
+def of_a_resolver() -> Exception:
+    error = InterpolationResolutionError("raised while resolving interpolation")
+    error.__cause__ = WorkerLostError("rank zero did not answer")
+    return error
+
+
+@pytest.mark.parametrize("tracebacks", ["0", "1"])
+def test_a_user_error_has_a_traceback_only_if_asked_for(tracebacks):
+    environment = {"HYDRA_FULL_ERROR": tracebacks}
+    found = run_world(raised_outside_of_a_job, 1, user_error, environment=environment)
+    ((status, printed),) = found
+    assert status == 2 and printed.endswith("error: too many ways\n")
+    assert ("Traceback (most recent call last)" in printed) == (tracebacks == "1")
+
+
+def test_a_lost_worker_is_reported_as_such_when_a_resolver_found_it():
+    message = f"error: rank 0 on {HOST}: rank zero did not answer\n"
+    assert run_world(raised_outside_of_a_job, 1, of_a_resolver) == [(1, message)]
+
+
+def interrupted(number: int) -> tuple[int, str, bool]:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    with report_errors():
+        pass
+    restored = (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+    with contextlib.redirect_stderr(io.StringIO()) as printed, report_errors() as status:
+        os.kill(os.getpid(), number)
+        time.sleep(30)
+    return status.value, printed.getvalue(), restored
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_outside_of_training_is_one_sentence(number):
+    ((status, printed, restored),) = run_world(interrupted, 1, number)
+    assert status == 128 + number and restored
+    assert printed == "stopped outside of training: nothing new to save\n"
+
+
+def two_errors_of_a_sweep() -> tuple[str, bool]:
+    """What is printed of two failed jobs, and whether signals are handled as before."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.redirect_stderr(io.StringIO()) as printed:
+        for number in range(2):
+            error = UserError(f"error {number}")
+            report_error_and_continue(error, False, f"job {number} failed; going on", "")
+    return printed.getvalue(), signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+
+
+def test_after_an_error_of_a_sweep_signals_are_handled_as_before():
+    ((printed, restored),) = run_world(two_errors_of_a_sweep, 1)
+    assert restored and printed.splitlines() == [
+        "error: error 0",
+        "job 0 failed; going on",
+        "error: error 1",
+        "job 1 failed; going on",
+    ]
+
+
+def logs() -> bool:
+    logging.getLogger().setLevel(logging.INFO)
+    with report_errors():
+        return logging.getLogger("metadist").isEnabledFor(logging.INFO)
+
+
+def test_rank_zero_alone_logs():
+    assert run_world(logs, 2) == [True, False]

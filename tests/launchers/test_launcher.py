@@ -75,6 +75,9 @@ def test_more_workers_than_cores_or_gpus_are_refused(monkeypatch):
     monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: range(4), raising=False)
     TorchrunLauncher(nproc_per_node=4).check(CPU)
     TorchrunLauncher(nproc_per_node=9, oversubscribe=True).check(CPU)
+    TorchrunLauncher(nproc_per_node=2, jobs=2).check(CPU)
+    TorchrunLauncher(nproc_per_node=2, jobs=3, oversubscribe=True).check(CPU)
+    TorchrunLauncher(nnodes=2, node_rank=1, rdzv_endpoint="a:1", jobs=1).check(CPU)
     for options, message in (
         ({"nproc_per_node": 5}, "nproc_per_node=5 .* 4 cores"),
         ({"nproc_per_node": 2, "jobs": 3}, "jobs=3 .* 4 cores"),
@@ -108,6 +111,28 @@ def test_concurrent_jobs_have_gpus_of_their_own(monkeypatch):
     assert launcher.environment(spec_of(), 0)["CUDA_VISIBLE_DEVICES"] == "3,5,7,9"
 
 
+@pytest.mark.parametrize(
+    ("device", "visible", "expected"),
+    [
+        ("auto", "5,,3", ["5", "3"]),
+        ("cuda", "", ["0", "1"]),
+        ("cuda", None, ["0", "1"]),
+        ("cuda:1", "0,1", []),
+        ("cpu", "0,1", []),
+    ],
+)
+def test_which_gpus_jobs_are_distributed_over(monkeypatch, device, visible, expected):
+    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(module.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert module.visible_gpus(OmegaConf.create({"device": device})) == expected
+    # A job beside which there are too few GPUs left has those of the machine.
+    environment = TorchrunLauncher(nproc_per_node=2).environment(spec_of(device=device), 1)
+    assert environment.get("CUDA_VISIBLE_DEVICES") == visible
+
+
 def test_torchrun_gets_its_options_and_the_specification():
     command = TorchrunLauncher(nproc_per_node=2, max_restarts=1).command(
         spec_of(), Path("a b.yaml"), Path("file")
@@ -117,6 +142,10 @@ def test_torchrun_gets_its_options_and_the_specification():
     nodes = TorchrunLauncher(nnodes=2, node_rank=1, rdzv_endpoint="a:1")
     command = nodes.command(spec_of(), Path("spec.yaml"), Path("file"))
     assert {"--nnodes=2", "--node-rank=1", "--rdzv-endpoint=a:1"} <= set(command)
+    assert "--rdzv-id=metadist-a b's" in command  # jobs of a sweep have rendezvous of their own
+    nodes = TorchrunLauncher(nnodes=2, rdzv_endpoint="a:1", rdzv_id=7)
+    command = nodes.command(spec_of(), Path("spec.yaml"), Path("file"))
+    assert "--rdzv-id=7-a b's" in command and "node-rank" not in str(command)
 
 
 def test_the_specification_is_the_users_alone_and_is_removed(tmp_path, monkeypatch):

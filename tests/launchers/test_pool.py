@@ -1,5 +1,7 @@
 """Concurrent jobs: at most as many as allowed, each finished once, all stopped on the way out."""
 
+import signal
+import sys
 import threading
 import time
 from contextlib import ExitStack
@@ -103,6 +105,21 @@ def test_a_signal_stops_all_jobs(monkeypatch):
         jobs[0].result()
     assert failure.value.error.exit_status == 130 and Sleeper.signals == [2, 2]
     assert time.monotonic() - started < 30 and all(job.done() for job in jobs)
+
+
+def test_an_exit_while_a_job_is_waited_for_stops_all_jobs(monkeypatch):
+    pool, job = JobPool(), Sleeper(60)
+    Sleeper.signals.clear()
+    future = submit(pool, job, 1, lambda status: None)
+
+    def leave(*_, **__):
+        monkeypatch.undo()
+        sys.exit(3)  # as submitit does when SLURM preempts the job
+
+    monkeypatch.setattr("metadist.launchers.pool.wait", leave)
+    with pytest.raises(SystemExit):
+        future.result()
+    assert Sleeper.signals == [signal.SIGTERM] and future.done()
 
 
 def test_what_a_launcher_raises_is_finished_like_an_exit_status():

@@ -1,7 +1,10 @@
 """A job: what its ranks agree on before it trains, and what it leaves in the run's directory."""
 
+import contextlib
+import io
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from metadist.distributed import get_rank
 from metadist.distributed.job import current_job
 from metadist.errors import UserError
 from metadist.launchers import RunSpec
+from metadist.launchers.error_reporting import print_error
 from metadist.launchers.job import JobFailure, check_same_device, run_job
 
 WORDS = (*SMALL, "strategy=allreduce", "model.pooling=max", "trainer.iterations=2")
@@ -64,15 +68,58 @@ def results_and_files(directory: str) -> tuple:
     built = []
     spec = RunSpec("maml", Path(directory), compose(*SMALL), ("a=1",))
     results = run_job(spec, on_built=built.append)
-    return results.get("test_tasks"), len(built)
+    with contextlib.redirect_stderr(io.StringIO()):
+        print_error("error: of what follows the job")
+    return results.get("test_tasks"), len(built), current_job().has_started(directory)
 
 
 def test_a_job_trains_tests_and_saves_its_configuration(tmp_path):
-    assert run_world(results_and_files, 2, str(tmp_path)) == [(7, 1), (None, 1)]
+    assert run_world(results_and_files, 2, str(tmp_path)) == [(7, 1, True), (None, 1, True)]
+    assert not (tmp_path / "error.txt").exists()
     saved = OmegaConf.load(tmp_path / ".hydra" / "config.yaml")
     assert saved == compose(*SMALL)
     assert OmegaConf.load(tmp_path / ".hydra" / "overrides.yaml") == ["a=1"]
     assert json.loads((tmp_path / "results.json").read_text())["world_size"] == 2
+
+
+def run_own_job(directory: str, in_sweep: bool, *overrides: tuple[str, ...]) -> str:
+    """Why a rank does not train whose overrides may be others than those of the other ranks."""
+    own = overrides[get_rank()]
+    configuration = compose(*SMALL, "strategy=allreduce", *own)
+    try:
+        run_job(RunSpec("maml", Path(directory), configuration, own, in_sweep=in_sweep))
+    except JobFailure as failure:
+        return f"{type(failure.error).__name__}: {failure.error}"
+    return "finished"
+
+
+def test_ranks_whose_sweepers_sampled_different_jobs_do_not_train(tmp_path):
+    overrides = ("seed=0",), ("seed=1",)
+    for message in run_world(run_own_job, 2, str(tmp_path), True, *overrides):
+        assert message.startswith("UserError: the 2 ranks sampled different jobs") and (
+            "hydra.sweeper.sampler.seed=0" in message
+        )
+
+
+def test_the_user_error_of_one_rank_is_that_of_all_and_names_it(tmp_path):
+    overrides = (), ("task.ways=50",)
+    messages = run_world(run_own_job, 2, str(tmp_path), False, *overrides)
+    assert len({*messages}) == 1 and messages[0].startswith("UserError: on rank 1: task.ways is 50")
+
+
+def exits(directory: str) -> object:
+    try:
+        run_job(
+            RunSpec("maml", Path(directory), compose(*SMALL, "strategy=local")),
+            on_built=lambda _: sys.exit(7),
+        )
+    except SystemExit as leaving:
+        return leaving.code
+    return "finished"
+
+
+def test_sys_exit_ends_a_single_process(tmp_path):
+    assert run_world(exits, 1, str(tmp_path)) == [7]  # submitit's, when SLURM preempts the job
 
 
 def test_ranks_on_cpus_among_ranks_on_gpus_are_refused():

@@ -126,6 +126,9 @@ def test_the_command(run, tmp_path, monkeypatch, capsys):
 
     assert call(str(run), "--output", str(tmp_path / "mine.safetensors")) == 0
     assert capsys.readouterr().out.startswith(f"{tmp_path / 'mine.safetensors'} (")
+    assert call(str(run)) == 0
+    size = (run / "weights.safetensors").stat().st_size
+    assert capsys.readouterr().out == f"{run / 'weights.safetensors'} ({size / 1000:.0f} kB)\n"
     assert call(str(run), "--output", str(tmp_path / "mine.pt")) == 2
     assert "does not end in .safetensors" in capsys.readouterr().err
     assert call(str(tmp_path)) == 2

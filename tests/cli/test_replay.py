@@ -1,0 +1,25 @@
+"""`metadist replay`: the options of its command line."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from metadist.cli import replay
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_checkpoint_and_trust_are_those_of_the_command_line(monkeypatch, tmp_path, trusted):
+    given = []
+
+    def record(experiment, key, checkpoint):
+        given.append((experiment, key.tolist(), checkpoint))
+        return SimpleNamespace(lines=list)
+
+    monkeypatch.setattr(replay, "replay", record)
+    monkeypatch.setattr(replay, "load_experiment", lambda path, *, trust_code: (path, trust_code))
+    options = ["--key", "7,train,17,3", "--checkpoint", str(tmp_path / "a.pt")]
+    trust = ["--trust-code"] if trusted else []
+    monkeypatch.setattr(sys, "argv", ["metadist replay", str(tmp_path), *options, *trust])
+    assert replay.main() == 0
+    assert given == [((tmp_path.resolve(), trusted), [7, 0, 17, 3], tmp_path / "a.pt")]

@@ -1,0 +1,67 @@
+"""Errors of Hydra, OmegaConf and the operating system, each as one sentence."""
+
+import hydra
+import pytest
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from tiny import CONF
+
+from metadist.config.hydra_errors import describe_error, raised_by_hydra
+
+
+class Anything:
+    """Takes any arguments."""
+
+    def __init__(self, one: int = 1, **others: int) -> None:
+        pass
+
+
+ANYTHING = f"+callbacks.mine._target_={__name__}.Anything"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["hydra/launcher=submitit_x"], "hydra/launcher=submitit_x is not installed: pip install"),
+        (["hydra/sweeper=optuna_x"], "hydra/sweeper=optuna_x is not installed: pip install -e"),
+        (["dataset=/a/b"], "dataset=/a/b is a path: write dataset=folder dataset.root=/a/b."),
+        (["model=/a/b"], "/a/b is not an option of model: choose one of conv4, mlp, resnet12, "),
+        (["logger=[consol]"], "consol is not an option of logger (did you mean console?): choose "),
+        (["callbacks=none"], "choose one of early_stopping, ema."),
+        (["dataset.size=9"], "not in conf/, but it is an option: write +dataset.size=VALUE to"),
+        (["dataset.sise=9"], "is not a key of the configuration (did you mean size?): the keys of"),
+        (["logger.console.x=3"], "the keys of logger.console are refresh_seconds."),
+        (["sweep.retries=3"], "the keys of sweep are on_failure."),
+        ([ANYTHING, "callbacks.mine.two=2"], ", or write +callbacks.mine.two=VALUE to add it."),
+        (["partition=dim0"], "partition is not in the defaults list: write +partition=VALUE to"),
+        (["sede=1"], "sede is not a key or group of the configuration (did you mean seed?): check"),
+        (["seed=[1"], "the override 'seed=[1' cannot be read: write KEY=VALUE, as in seed=1."),
+        (["@=1"], "the command line cannot be read (Config group override must be a string or a"),
+        (["seed=???"], "Missing mandatory value: seed: give it a value on the command line."),
+        (["seed=${oc.env:NO_SUCH_NAME}"], "Environment variable 'NO_SUCH_NAME' not found"),
+    ],
+)
+def test_a_wrong_command_line_is_one_sentence(overrides, sentence):
+    with pytest.raises(Exception) as caught:  # noqa: PT011, PT012  (of many classes)
+        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+            configuration = hydra.compose("maml", overrides)
+        OmegaConf.to_container(configuration, resolve=True, throw_on_missing=True)
+    described = describe_error(caught.value)
+    assert sentence in described and "\n" not in described
+    of_hydra = isinstance(caught.value, HydraException | OmegaConfBaseException)
+    assert of_hydra or raised_by_hydra(caught.value)
+
+
+def test_an_error_of_the_operating_system_names_the_file_and_the_remedy():
+    described = describe_error(PermissionError(13, "Permission denied", "/a/b"))
+    assert described.startswith("Permission denied (/a/b): choose another directory, as in hydra.")
+    assert describe_error(OSError("odd")).startswith("odd: choose another directory")
+
+
+def test_the_text_of_any_other_error_stays():
+    assert describe_error(ValueError("one\n  two")) == "one two"
+    assert not raised_by_hydra(ValueError("never raised"))
+    with pytest.raises(ZeroDivisionError) as caught:
+        1 / 0  # noqa: B018
+    assert not raised_by_hydra(caught.value)
