@@ -17,8 +17,8 @@ def pretrained_weights() -> dict[str, Path]:
     """The weights files of the installed package and of `$METADIST_PRETRAINED`, by name, sorted."""
     own = os.environ.get(VARIABLE)
     directories = [DIRECTORY, *([Path(own).expanduser()] if own else [])]
-    files = [path for each in directories for path in each.glob(f"*{SUFFIX}")]
-    return dict(sorted((path.stem, path) for path in files))
+    found = {path.stem: path for each in directories for path in each.glob(f"*{SUFFIX}")}
+    return dict(sorted(found.items()))
 
 
 def find_weights(path: str | Path) -> Path:

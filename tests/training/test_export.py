@@ -55,7 +55,9 @@ def test_the_metadata_say_what_the_weights_are(run, weights):
         names = set(file.keys())
     assert json.loads(metadata["protocol"]) == results["protocol"]
     assert json.loads(metadata["method"]) == results["method"]
-    assert json.loads(metadata["results"])["test_accuracy"] == results["test_accuracy"]
+    names_of_results = ("test_accuracy", "ci95", "test_tasks", "iterations", "seed")
+    exported = json.loads(metadata["results"])
+    assert exported == {n: results[n] for n in (*names_of_results, "tested_iteration")}
     best = read_checkpoint(Checkpoints(run / "checkpoints").best_path(results["tested_iteration"]))
     assert names == best["learner"].keys()
     assert str(run).encode() not in weights.read_bytes()
@@ -80,7 +82,11 @@ def test_weights_initialize_a_run(run, weights, tmp_path):
 def test_pretrained_weights_are_found_by_name(run, weights, tmp_path, monkeypatch):
     for name in ("tiny_maml", "tiny_anil"):
         shutil.copy(weights, tmp_path / f"{name}.safetensors")
-    monkeypatch.setenv("METADIST_PRETRAINED", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    monkeypatch.setenv("METADIST_PRETRAINED", f"~/{tmp_path.name}")
+    installed = next(iter(pretrained_weights()))
+    shutil.copy(weights, tmp_path / f"{installed}.safetensors")  # precedes the installed one
+    assert pretrained_weights()[installed].parent == tmp_path
     assert pretrained_weights()["tiny_maml"] == tmp_path / "tiny_maml.safetensors"
     expected = predictions(FewShotClassifier.load(run))
     assert np.array_equal(predictions(FewShotClassifier.load("tiny_maml")), expected)
