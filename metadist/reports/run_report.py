@@ -1,5 +1,6 @@
 """The HTML report on one run, made from the files in its directory alone."""
 
+import shlex
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -189,7 +190,7 @@ def _context(record: RunRecord, figures: Mapping[str, Figure], now: float) -> di
         "made": format_time(now),
         "title": record.title,
         "directory": str(record.directory),
-        "run": str(record.directory),
+        "run": shlex.quote(str(record.directory)),
         "status": status,
         "state": _state(record, status, now),
         "result": _result(record),

@@ -29,6 +29,30 @@ def test_an_error_after_earlier_results_is_the_state_of_the_run(tmp_path):
     assert record.status(0.0) == "failed" and record.results is None
     (tmp_path / "error.txt").write_text("stopped at iteration 3 of 9\n")
     assert read_run_record(tmp_path).status(0.0) == "stopped"
+    (tmp_path / "error.txt").write_text("ValueError: the server has stopped here")
+    assert read_run_record(tmp_path).status(0.0) == "failed"
+
+
+def test_what_a_job_of_a_sweep_left_at_its_start_is_read(tmp_path):
+    failure = {"error": "no memory", "exit_status": 1, "overrides": ["seed=4"]}
+    (tmp_path / "failure.json").write_text(json.dumps(failure))
+    (tmp_path / "metrics.jsonl").touch()
+    record = read_run_record(tmp_path)
+    assert (record.error, record.overrides) == ("no memory", ["seed=4"])
+
+
+def test_the_environment_is_that_of_the_start_and_of_the_test(tmp_path):
+    start = {"python": "3.11", "torch": "2.9", "world_size": 4}
+    (tmp_path / "environment.json").write_text(json.dumps(start))
+    assert record_of(tmp_path).environment == start
+    results = {"environment": {"torch": "2.10"}, "world_size": 2, "strategy": "rpc"}
+    found = record_of(tmp_path, results=results).environment
+    assert found == {"python": "3.11", "torch": "2.10", "world_size": 2, "strategy": "rpc"}
+
+
+def test_a_number_of_iterations_that_is_an_interpolation_is_unknown(tmp_path):
+    config = {"trainer": {"iterations": "${some.number}"}}
+    assert record_of(tmp_path, config=config).iterations == (0, None)
 
 
 def test_a_run_whose_metrics_are_old_has_ended(tmp_path):

@@ -2,8 +2,8 @@
 
 import json
 import os
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import plotly.graph_objects
 import pytest
@@ -48,7 +48,7 @@ def write_run(
     return directory
 
 
-def finished(directory: Path, **options) -> Path:
+def finished(directory: Path, overrides=(), **options) -> Path:
     results = {
         "test_accuracy": 0.75,
         "ci95": 0.02,
@@ -67,7 +67,7 @@ def finished(directory: Path, **options) -> Path:
         "environment": {"torch": "2.15.0", "commit": "abc"},
         "warnings": ["a <warning>"],
     }
-    write_run(directory, results=results | options.pop("results", {}), **options)
+    write_run(directory, overrides, results | options.pop("results", {}), **options)
     predictions = [
         {"task": 0, "labels": [0, 1], "predictions": [0, 1], "accuracy": 1.0, "loss": 0.1},
         {"task": 1, "labels": [0, 1], "predictions": [1, 0], "accuracy": 0.0, "loss": 3.0},
@@ -124,8 +124,9 @@ def test_the_data_of_a_finished_run_are_those_of_its_record(tmp_path):
     (matrix,) = figures["confusions"]["data"]
     assert matrix["x"] == matrix["y"] == ["&lt;i&gt;dog&lt;/i&gt;", "cat"]
     assert matrix["customdata"] == [[1, 3], [2, 2]]
+    assert figures["speed"]["data"][0]["y"] == [5.0] * 30
     assert set(figures) <= page.ids()
-    for expected in ("75.00% ± 2.00%", "finished", "a <warning>", "torch 2.15.0", "seed 3"):
+    for expected in ("75.00% ± 2.00%", "finished", "a <warning>", "torch 2.15.0", "algorithm MAML"):
         assert expected in page.text
     assert ["<i>dog</i>", "cat", "3"] in page.rows  # the most frequent confusion
     assert not [row for row in page.rows if len(row) == 3 and row[0] == row[1]]
@@ -140,6 +141,22 @@ def test_the_data_of_a_finished_run_are_those_of_its_record(tmp_path):
         and "A, not B" in page.text
         and "A cat B <i>dog</i>" in page.text
     )
+
+
+def test_facts_speed_and_profiles_are_those_of_the_run(tmp_path):
+    results = {"samples_per_second": 80.0, "tasks_per_second": 5.0, "validation_accuracy": 0.5}
+    directory = finished(tmp_path / "a run", ["+experiment=of_my_own"], results=results)
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 31, "train_loss": 1.0, "samples_per_second": 80.0}\n')
+    (directory / "profile").mkdir()
+    for rank in (1, 0):
+        (directory / "profile" / f"rank{rank}.txt").write_text(f"table of rank {rank}")
+    page = Page(write_run_report(directory))
+    for shown in ("speed 80 samples/s", "validation accuracy 50.00%", "preset of_my_own"):
+        assert shown in page.text
+    assert page.figures["speed"]["data"][0]["y"] == [80.0]
+    assert "Profile: rank0 table of rank 0 Profile: rank1 table of rank 1" in page.text
+    assert page.text.count(f"metadist replay '{directory}' --key 7,test,0,3") == 2
 
 
 def test_figures_are_valid_for_plotly(tmp_path):
@@ -174,13 +191,15 @@ def test_the_page_is_self_contained_and_texts_are_no_markup(tmp_path):
         ("failure.json", '{"error": "no memory", "exit_status": 1}', 1, "failed", "no memory"),
     ],
 )
-def test_runs_without_results_say_so(tmp_path, file, text, age, status, shown):
+def test_runs_without_results_say_so(tmp_path, monkeypatch, file, text, age, status, shown):
     directory = write_run(tmp_path / "run")
     if file is not None:
         (directory / file).write_text(text)
-    os.utime(directory / "metrics.jsonl", (time.time() - age,) * 2)
+    os.utime(directory / "metrics.jsonl", (1e9, 1e9))
+    monkeypatch.setattr(run_report, "time", SimpleNamespace(time=lambda: 1e9 + age))
     page = Page(write_run_report(directory))
-    assert status in page.text and shown in page.text
+    assert status in page.text and page.text.count(shown) == 1
+    assert {1: ", 0:00:01 ago", 4000: ", 1:06:40 ago"}[age] in page.text
     assert "validation accuracy at iteration 30" in page.text
     assert page.figures["curve-loss"]["data"][0]["x"] == list(range(1, 31))
 
@@ -188,8 +207,10 @@ def test_runs_without_results_say_so(tmp_path, file, text, age, status, shown):
 def test_a_run_that_has_only_started_has_a_report(tmp_path):
     directory = write_run(tmp_path / "run", iterations=0)
     (directory / "metrics.jsonl").unlink()
-    page = Page(write_run_report(directory))
+    path = write_run_report(directory)
+    page = Page(path)
     assert "ended without results" in page.text and page.figures == {}
+    assert path.stat().st_size < 100_000  # without plotly.js
     with pytest.raises(UserError, match="holds no run"):
         write_run_report(tmp_path)
 
@@ -198,7 +219,10 @@ def test_values_that_are_not_finite_are_gaps(tmp_path):
     directory = write_run(tmp_path / "run", iterations=3)
     with (directory / "metrics.jsonl").open("a") as file:
         file.write('{"iteration": 4, "train_loss": "NaN", "gradient_norm": "Infinity"}\n')
-    figures = Page(write_run_report(directory)).figures
+        file.write('{"iteration": 4, "validation_accuracy": 0.5}\n')  # without an interval
+    page = Page(write_run_report(directory))
+    figures = page.figures
+    assert "50.00% validation accuracy at iteration 4" in page.text
     assert figures["curve-loss"]["data"][0]["y"][-1] is None
     assert figures["curve-gradient_norm"]["data"][0]["y"][-1] is None
 
@@ -260,6 +284,12 @@ def test_an_error_is_compared_with_the_published_one_after_each_number_of_steps(
     )
 
 
+def test_the_remark_of_a_published_result_is_a_note(tmp_path):
+    directory = write_run(tmp_path / "run", ["+experiment=fomaml_omniglot_5w1s"])
+    notes = run_report.compare_with_published(read_run_record(directory))["notes"]
+    assert "Remark: run by the authors of Reptile with MAML's code and settings." in notes
+
+
 def test_a_preset_without_a_published_result_is_not_compared(tmp_path):
     for preset in ("maml_sinusoid", "of_my_own"):
         directory = write_run(tmp_path / preset, [f"+experiment={preset}"])
@@ -306,6 +336,7 @@ def test_a_short_run_of_a_preset_is_not_compared(tmp_path):
     results = {"test_accuracy": 0.9, "protocol": {}}
     page = Page(write_run_report(finished(tmp_path / "run", overrides=overrides, results=results)))
     assert "Not compared: 30 of the preset's 15,000 iterations." in page.text
+    assert "Recipe: 15,000 iterations of 16 tasks, cosine schedule." in page.text
     assert "98.70% ± 0.40%." in page.text and "points below" not in page.text
     assert ("p", {"class": "bad"}) not in page.elements
 

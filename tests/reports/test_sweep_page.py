@@ -8,6 +8,7 @@ import pytest
 import yaml
 from html_pages import Page
 
+from metadist.reports import sweep_page, sweep_report
 from metadist.reports.sweep_page import setting_name, sweep_figures
 from metadist.reports.sweep_report import write_sweep_report
 from metadist.reports.sweep_table import MetricEstimate, Setting, SweepTable
@@ -65,7 +66,10 @@ def test_a_sweep_of_twelve_jobs(folder):
     (cells,) = figures["heat-map"]["data"]
     assert (cells["x"], cells["y"]) == (["0.1", "0.4"], ["1", "5"])
     assert [value for row in cells["z"] for value in row] == pytest.approx([0.54, 0.57, 0.58, 0.61])
-    assert len(figures["curves"]["data"]) == 12 and shots["ticktext"] == ["1", "5"]
+    groups = [curve["legendgroup"] for curve in figures["curves"]["data"]]
+    names = [f"inner_lr={rate} shots={count}" for rate in (0.1, 0.4) for count in (1, 5)]
+    assert groups == [name for name in names for _ in range(3)]
+    assert rows["0.4", "5"][5] == "0.5 ± 0" and shots["ticktext"] == ["1", "5"]
     assert "All finished runs have the same evaluation protocol" in page.text
     assert "finished 12 failed 0 unfinished 0 settings 4" in page.text
     assert "inner_lr=0.4 shots=5; 95% interval over seeds" in page.text
@@ -143,6 +147,25 @@ def test_curves_of_different_lengths_have_a_logarithmic_axis(folder):
     with (folder / "11" / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
     assert Page(_report(folder)).figures["curves"]["layout"]["xaxis"]["type"] == "log"
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "curves"), [("_MAX_CURVES", 5, 5), ("_MAX_METRICS_BYTES", 1, 1)]
+)
+def test_the_number_and_the_size_of_the_curves_are_bounded(
+    folder, monkeypatch, limit, value, curves
+):
+    monkeypatch.setattr(sweep_page, limit, value)
+    assert len(Page(_report(folder)).figures["curves"]["data"]) == curves
+
+
+def test_a_defect_of_the_page_does_not_lose_the_tables(folder, monkeypatch):
+    def fail(*arguments):
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(sweep_report, "write_sweep_page", fail)
+    missing = write_sweep_report(folder).missing
+    assert missing == "report.html could not be written (ValueError: a defect)"
 
 
 def test_a_report_that_cannot_be_written_is_a_warning(folder, monkeypatch):

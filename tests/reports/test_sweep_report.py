@@ -176,6 +176,8 @@ def test_values_with_a_bar_stay_in_their_cell(tmp_path):
         (("dataset.root=/a", "dataset.root=/b"), ()),
         (("trainer.keep_checkpoints=1", "trainer.keep_checkpoints=2"), ()),
         (("model.name='a'", "model.name=a"), ()),
+        (("model.name=A", "model.name=a"), ("model.name",)),
+        (("~model.dropout", "logger=jsonl"), ()),
         (("trainer.profile=True", "trainer.profile=true"), ()),
         (("dataset=glyphs", "dataset=omniglot"), ("dataset",)),
         (("+experiment=maml_a", "+experiment=maml_b"), ("experiment",)),
@@ -259,8 +261,10 @@ def test_a_run_that_failed_at_its_start_counts_as_failed(tmp_path):
 def test_protocols_that_differ_in_keys_not_swept_give_a_warning(tmp_path):
     write(tmp_path / "a", ["algorithm.inner_lr=0.1"], 0.7)
     write(tmp_path / "b", ["algorithm.inner_lr=0.4"], 0.9, protocol={"shots": 5})
-    (warning,) = write_sweep_report(tmp_path).warnings
+    report = write_sweep_report(tmp_path)
+    (warning,) = report.warnings
     assert "shots" in warning and "Not comparable" in (tmp_path / "sweep.md").read_text()
+    assert f"warning: not comparable, {warning}" in report.summary_lines()
 
 
 def test_differences_among_runs_of_one_choice_of_a_group_give_a_warning(tmp_path):
