@@ -81,7 +81,7 @@ def test_inputs_are_prepared_as_by_the_dataset_of_the_run(maml):
     saved = load_learner(maml)
     own = FewShotClassifier(saved.learner, saved.outputs, batch_statistics="transductive")
     inputs = [torch.from_numpy(each)[:, None] / 255 - 0.1 for each in (support, query)]
-    own.fit(inputs[0], labels)
+    own.fit(inputs[0].double().numpy(), labels)  # of any type
     loaded = FewShotClassifier.load(maml, batch_statistics="transductive").fit(support, labels)
     np.testing.assert_allclose(
         loaded.predict_proba(query), own.predict_proba(inputs[1]), rtol=1e-4, atol=1e-5
@@ -127,7 +127,9 @@ def test_labels_of_any_type(prototypical, labels):
 def test_fewer_classes_and_unequal_numbers_of_examples(maml):
     classifier = FewShotClassifier.load(maml)
     classifier.fit([*PIXELS[0, :3], PIXELS[1, 0], *PIXELS[2, :2]], [0, 0, 0, 1, 2, 2])
-    assert classifier.predict_proba(PIXELS[0]).shape == (7, 3)
+    found = classifier.predict_proba(PIXELS[0])
+    assert found.shape == (7, 3)
+    np.testing.assert_allclose(found.sum(1), 1, rtol=1e-5)
 
 
 def test_an_algorithm_of_features_takes_more_classes_than_in_training(tmp_path_factory):

@@ -16,7 +16,12 @@ from metadist.tasks import (
     stack_episodes,
     task_keys,
 )
-from metadist.training.batching import forward_batched, max_chunk_size, split_into_chunks
+from metadist.training.batching import (
+    forward_batched,
+    max_chunk_size,
+    split_into_chunks,
+    split_stacked,
+)
 from metadist.training.task_mapper import EvaluateMapper, MetaBatch, TrainMapper
 
 SIZES = {"train_classes": 12, "validation_classes": 6, "test_classes": 6, "examples": 6}
@@ -164,6 +169,18 @@ def test_chunks_keep_the_order_and_hold_tasks_of_one_shape(differing):
     assert list(split_into_chunks(learner, [], 0, "auto")) == []
 
 
+@pytest.mark.parametrize(("size", "chunks"), [(3, [2, 2]), (4, [4]), (1, [1] * 4)])
+def test_tasks_sampled_together_are_split_evenly(size, chunks):
+    learner = MAML(MLP((1,), 1, hidden=[4], batch_norm=False), regression=True)
+    part = Examples(torch.arange(20.0).view(4, 5, 1), torch.zeros(4, 5, 1))
+    keys = task_keys(0, "train", 1, range(4))
+    found = list(split_stacked(learner, keys, Episode(part, part), size))
+    assert [len(chunk.keys) for chunk in found] == chunks and all(each.batched for each in found)
+    assert torch.equal(torch.cat([chunk.keys for chunk in found]), keys)
+    whole = torch.cat([chunk.episodes.support.inputs for chunk in found])
+    assert torch.equal(whole, part.inputs)
+
+
 def test_how_many_tasks_run_at_once():
     def task(*shape):
         part = Examples(torch.zeros(5, *shape), torch.zeros(5, dtype=torch.int64))
@@ -173,6 +190,7 @@ def test_how_many_tasks_run_at_once():
     assert max_chunk_size(small, task(1, 28, 28), "auto") == 33
     assert max_chunk_size(small, task(1, 100, 100), "auto") == 0  # two would fit
     assert max_chunk_size(small, task(3, 28, 28), "auto") == 11
+    assert max_chunk_size(MAML(MLP((1,), 1, hidden=[4])), task(1), "auto") == 64
     pooled = Conv4((1, 28, 28), 5, filters=2, pooling="max")
     assert max_chunk_size(MAML(pooled), task(1, 28, 28), "auto") == 33
     pooled.native = False

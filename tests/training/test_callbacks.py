@@ -309,6 +309,14 @@ def test_early_stopping_rounds_the_best_value(caplog):
     assert message.endswith("validation_accuracy has not improved on 0.2 for 1 validation")
 
 
+def test_only_rank_zero_says_that_it_stops(caplog, monkeypatch):
+    caplog.set_level("INFO")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert Values().stops_after(EarlyStopping(patience=1), "accuracy", [0.5, 0.25, 0.5]) == 2
+    assert not caplog.messages
+
+
 def test_early_stopping_refuses_what_cannot_be():
     with pytest.raises(UserError, match=r"needs validations: set trainer\.eval_every"):
         Values(eval_every=0).stops_after(EarlyStopping(), "accuracy", [])

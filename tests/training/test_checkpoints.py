@@ -40,6 +40,16 @@ def test_plain_torch_reads_it(tmp_path):
     assert torch.equal(found["learner"]["weight"], CONTENTS["learner"]["weight"])
 
 
+@pytest.mark.parametrize("contents", [[1], {"iteration": 3}])
+def test_a_file_with_a_digest_but_without_a_format_is_refused(tmp_path, contents):
+    torch.save(contents, tmp_path / "a.pt")
+    data = (tmp_path / "a.pt").read_bytes()
+    digest = hashlib.sha256(data).hexdigest().encode()
+    (tmp_path / "a.pt").write_bytes(data + b"metadist-sha256:" + digest)
+    with pytest.raises(CorruptCheckpointError, match="was not written by metadist"):
+        read_checkpoint(tmp_path / "a.pt")
+
+
 @pytest.mark.parametrize("keep", [0, 1, 50, 500, -1])
 def test_a_truncated_file_is_refused(tmp_path, keep):
     path = tmp_path / "a.pt"
@@ -102,7 +112,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
     assert [p.name for p in tmp_path.iterdir()] == ["a.pt"]
 
 
-@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EIO])
 def test_a_file_system_without_fsync_of_directories(tmp_path, monkeypatch, number):
     fsync = os.fsync
 
@@ -112,6 +122,10 @@ def test_a_file_system_without_fsync_of_directories(tmp_path, monkeypatch, numbe
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", only_files)
+    if number == errno.EIO:  # the disk has failed
+        with pytest.raises(UserError, match="could not be written"):
+            write_checkpoint(tmp_path / "a.pt", CONTENTS)
+        return
     write_checkpoint(tmp_path / "a.pt", CONTENTS)
     assert read_checkpoint(tmp_path / "a.pt")["iteration"] == 3
 

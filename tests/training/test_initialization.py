@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from tiny import build, records, train, without_times
+from torch import nn
 from worlds import run_world
 
+from metadist.algorithms import MAML
 from metadist.errors import UserError
-from metadist.training.checkpoints import Checkpoints, read_checkpoint
+from metadist.training.checkpoints import Checkpoints, read_checkpoint, write_checkpoint
+from metadist.training.initialization import initialize
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +60,20 @@ def test_what_does_not_fit_keeps_its_initial_value_and_is_named(source, tmp_path
     assert "of another shape: model.head.weight, model.head.bias" in message
     assert "not in the checkpoint: " in message and "\n" not in message
     assert f" and {len(found.keys() - weights(source).keys()) - 6} more" in message
+
+
+@pytest.mark.parametrize(("unused", "listed"), [(6, "a0, a1, a2, a3, a4, a5"), (0, "")])
+def test_tensors_that_are_not_used_are_named(tmp_path, unused, listed):
+    learner, path = MAML(nn.Linear(2, 2)), tmp_path / "a.pt"
+    saved = {name: tensor + 1 for name, tensor in learner.state_dict().items()}
+    more = {f"a{number}": torch.ones(1) for number in range(unused)}
+    write_checkpoint(path, {"iteration": 3, "learner": {**saved, **more}})
+    line = initialize(learner, path)
+    assert line == (
+        f"initialized from {path} (iteration 3): 2 of 2 tensors loaded"
+        + (f"; of the checkpoint not used: {listed}" if listed else "")
+    )
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in learner.state_dict().items())
 
 
 @pytest.mark.parametrize(

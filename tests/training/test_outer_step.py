@@ -13,7 +13,7 @@ from metadist.kernels import pytorch_operations
 from metadist.models import MLP, Conv4
 from metadist.tasks import FewShotTasks, Glyphs, Sinusoid, stack_episodes, task_keys
 from metadist.training import MetaBatch, TrainerConfig, TrainMapper, compile_options
-from metadist.training.outer_step import CompileOptions, outer_step
+from metadist.training.outer_step import CompiledSteps, CompileOptions, outer_step
 
 
 def sinusoid() -> tuple[MAML, FewShotTasks]:
@@ -62,6 +62,30 @@ def test_chunks_of_one_compiled_size_give_the_same_bits_in_any_split():
     gradients = [part.gradients.by_input for part in parts]
     for found, *pieces in zip(whole.gradients.by_input, *gradients, strict=True):
         assert torch.equal(found, sum(pieces))
+
+
+def test_each_configuration_shape_and_set_of_parameters_is_compiled_once(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(
+        "metadist.training.outer_step._compile", lambda step, _: compiled.append(step) or step
+    )
+    learner, _ = sinusoid()
+    parameters, steps = dict(learner.named_parameters()), CompiledSteps()
+    options = CompileOptions("one", 2)
+    for given, shots, trained, count in (
+        (options, 5, tuple(parameters), 1),
+        (options, 5, tuple(parameters), 1),
+        (CompileOptions("another", 2), 5, tuple(parameters), 2),
+        (options, 4, tuple(parameters), 3),
+        (options, 5, tuple(parameters)[:2], 4),
+    ):
+        tasks = FewShotTasks(Sinusoid(), 1, shots, 5)
+        episodes = stack_episodes([tasks.sample(key) for key in task_keys(0, "train", 1, range(1))])
+        weights = torch.ones(1, dtype=torch.float64)
+        found = steps(given, learner, parameters, trained, episodes, weights)
+        expected = outer_step(learner, parameters, trained, episodes, weights)
+        torch.testing.assert_close(found.result.loss, expected.result.loss)
+        assert len(found.gradients) == len(trained) and len(compiled) == count
 
 
 class DependsOnValues(MAML):

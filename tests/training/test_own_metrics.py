@@ -37,6 +37,8 @@ def test_an_own_metric_is_in_all_files_and_equal_for_every_strategy(tmp_path, st
             ]
             assert both[0] == both[1] and len(both[0]) == count
     assert not [name for name in world if name.startswith("test_confidence_")]
+    lines = records(tmp_path / "world")
+    assert not [name for line in lines for name in line if name.endswith("_before")]
 
 
 def test_an_own_metric_is_on_the_console_and_in_the_plots(tmp_path, capsys):

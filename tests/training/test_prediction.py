@@ -63,8 +63,9 @@ def one_by_one(learner, episode, batch_statistics) -> torch.Tensor:
 def test_one_query_per_call_gives_what_all_together_give(tasks, algorithm, running):
     learner = algorithm(model_for(tasks, running_statistics=running)).train()
     before = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
-    episode = sample(tasks, 0)
+    episode, state = sample(tasks, 0), torch.get_rng_state()
     together = predict_unlabeled(learner, episode.support, episode.query.inputs)
+    assert torch.equal(torch.get_rng_state(), state)
     assert together.shape == (25, 5) and not together.requires_grad
     torch.testing.assert_close(
         one_by_one(learner, episode, "support"), together, rtol=1e-3, atol=1e-4
@@ -82,10 +83,12 @@ def test_one_query_per_call_gives_what_all_together_give(tasks, algorithm, runni
 def test_the_statistics_are_those_of_the_adapted_network_on_the_support_set(tasks):
     model = model_for(tasks).double()
     episode = Episode(*(Examples(part.inputs.double(), part.targets) for part in sample(tasks, 1)))
+    reference = model_for(tasks, running_statistics=True).double()
+    for norm in (*model.norms, *reference.norms):
+        norm.eps = 0.1
     learner = MAML(model, inner_lr=0.2, inner_steps=2)
     found = predict_unlabeled(learner, episode.support, episode.query.inputs)
     adapted = learner.adapt(learner.initial(), episode.support, 2)
-    reference = model_for(tasks, running_statistics=True).double()
     buffers = dict(reference.named_buffers())
     values: list[int] = []
     for norm in reference.norms:
@@ -126,6 +129,20 @@ def test_accuracy_on_glyphs_of_one_image_per_call():
     assert correct["one"] == correct["together"] > 0.4
     assert abs(correct["together"] - correct["transductive"]) < 0.1
     assert correct["transductive one"] < 0.3 < correct["transductive"]
+
+
+def test_queries_are_one_batch_also_of_a_learner_that_is_evaluated_one_by_one(tasks):
+    episode = sample(tasks, 0)
+    found = [
+        predict_unlabeled(
+            MAML(model_for(tasks), inner_steps=1, transductive=transductive),
+            *(episode.support, episode.query.inputs, statistics),
+        )
+        for statistics in ("support", "transductive")
+        for transductive in (True, False)
+    ]
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(found[3], found[2], rtol=1e-3, atol=1e-4)
 
 
 def test_a_regression(tasks):

@@ -1,6 +1,7 @@
 """A task once more from its key: the run's own numbers, to the last bit."""
 
 import math
+import shutil
 
 import pytest
 from commands import run_command
@@ -18,7 +19,7 @@ from metadist.training.replay import parse_key, replay
 def test_keys_are_read_as_they_are_written():
     assert parse_key("7,train,17,3").tolist() == [7, 0, 17, 3]
     assert parse_key(" 7, 2, 0, 599").tolist() == [7, 2, 0, 599]
-    for text in ("", "1,2,3", "1,2,3,4,5", "1,dev,3,4", "-1,train,3,4", "1,9,3,4", "1,train,x,4"):
+    for text in ("", "1,2,3", "1,2,3,4,5", "1,dev,3,4", "-1,train,3,4", "1,3,3,4", "1,train,x,4"):
         with pytest.raises(UserError, match="no task's key"):
             parse_key(text)
 
@@ -57,6 +58,9 @@ def test_the_command_shows_a_task_that_went_wrong(tmp_path):
     assert shown.status == 0, shown
     assert "loss nan" in shown.out and "<- not finite" in shown.out
     assert (tmp_path / "run/replays/task-0-0-1-0.png").exists()
+    later = replay(load_experiment(tmp_path / "run"), parse_key("0,train,2,0"))
+    assert later.trained == 1  # the step that went wrong is left out
+    assert not math.isfinite(later.loss)
     replayed = run_command("metadist", "replay", f"{tmp_path}/run", "--key", "0,test,0,5")[0]
     assert replayed.status == 0 and "accuracy" in replayed.out, replayed
     for invalid_key in (["0,train,0,0"], ["1,train,1,0"], ["nonsense"]):
@@ -78,9 +82,14 @@ def test_evaluated_tasks_and_initial_weights_are_the_runs(tmp_path):
     tested = read_test_predictions(tmp_path / "run")[5]
     assert (found[2].loss, found[2].metrics["accuracy"]) == (tested["loss"], tested["accuracy"])
     assert found[2].start.endswith("iteration-00000004.pt")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    best = shutil.move(checkpoints / "iteration-00000002.pt", checkpoints / "best-00000002.pt")
+    from_best = replay(load_experiment(tmp_path / "run"), parse_key("3,train,4,0"))
+    assert (from_best.start, from_best.trained, from_best.loss) == (str(best), 1, losses[3])
+    shutil.move(best, checkpoints / "iteration-00000002.pt")
     # A named checkpoint is taken as it is, whether newer or older than the task.
     for iteration, named in ((2, 4), (4, 2)):
-        path = tmp_path / "run" / "checkpoints" / f"iteration-{named:08d}.pt"
+        path = checkpoints / f"iteration-{named:08d}.pt"
         other = replay(load_experiment(tmp_path / "run"), parse_key(f"3,train,{iteration},0"), path)
         assert (other.start, other.trained) == (str(path), 0)
         assert other.loss != losses[iteration - 1]

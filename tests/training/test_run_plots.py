@@ -56,15 +56,21 @@ def tasks_of(shape: tuple[int, ...], outputs: int | None) -> SimpleNamespace:
     ("shape", "outputs"),
     [((2, 8, 8), None), ((4, 8, 8), None), ((5,), None), ((2,), 1), ((1,), 2)],
 )
-def test_tasks_that_cannot_be_plotted_are_left_out(tmp_path, shape, outputs):
+def test_tasks_that_cannot_be_plotted_are_left_out(tmp_path, monkeypatch, shape, outputs):
     tasks = tasks_of(shape, outputs)
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 1, "train_loss": 1.0}\n')
     results = {"test_accuracy": 0.5, "test_mse": 0.5, "ci95": 0.1}
     metric = "accuracy" if outputs is None else "mse"
     x = SimpleNamespace(directory=tmp_path, title="tasks", tasks=tasks, metric=metric)
-    x.evaluated_learner, x.split_descriptions = torch.nn.Identity(), {}
-    written = plot_run(x, results)
-    assert [path.name for path in written] == ["learning_curves.png"]
+    x.evaluated_learner, x.split_descriptions = torch.nn.Identity(), {"test": "of others"}
+    curves, draw = [], plots.plot_learning_curves
+    monkeypatch.setattr(
+        plots, "plot_learning_curves", lambda *given: curves.append(given) or draw(*given)
+    )
+    (path,) = plot_run(x, results)
+    line = {"iteration": 1, "train_loss": 1.0}
+    assert curves == [([line], path, "tasks", (0.5, 0.1), {"test": "of others"})]
+    assert path == tmp_path / "learning_curves.png" and path.exists()
     key = task_keys(0, "test", 0, range(1))[0]
     assert plot_task(tmp_path / "task.png", tasks, torch.nn.Identity(), key) is None
 
@@ -158,12 +164,25 @@ class PanelLogger(Logger):
 
 
 @pytest.mark.parametrize("overrides", [(), ("model.dropout=0.5", "algorithm=maml_plus_plus")])
-def test_panels_at_every_validation_do_not_change_the_run(tmp_path, overrides):
+def test_panels_at_every_validation_do_not_change_the_run(tmp_path, monkeypatch, overrides):
+    overrides += ("callbacks=ema", "optimizer.lr=0.5", "trainer.eval_seed=9")
     plain = build(tmp_path / "plain", "strategy=local", *overrides)
     Trainer(plain).run()
     x = build(tmp_path / "panels", "strategy=local", *overrides)
     x.logger = LoggerCollection([JsonlLogger(), panels := PanelLogger()])
+    shown, draw = [], plots.plot_test_tasks
+    monkeypatch.setattr(
+        plots, "plot_test_tasks", lambda tasks, *rest: shown.append(tasks) or draw(tasks, *rest)
+    )
     Trainer(x).run()
+    # The newest validation and the test are of the averaged weights.
+    learner = x.evaluated_learner.eval()
+    for data, split, count in zip(shown[1:], ("validation", "test"), (3, 4), strict=True):
+        for each, key in zip(data, task_keys(9, split, 0, range(count)), strict=True):
+            episode = x.tasks.sample(key)
+            np.testing.assert_array_equal(each.query_images, episode.query.inputs)
+            predictions = learner(episode).predictions.argmax(1)
+            np.testing.assert_array_equal(each.predictions, predictions)
     lines = [without_times(records(tmp_path / name)) for name in ("plain", "panels")]
     assert lines[0] == lines[1]
     assert [iteration for iteration, _, _ in panels.panels] == [2, 4]

@@ -104,5 +104,18 @@ def test_the_first_signal_counts_and_repetitions_within_a_second_are_one():
     assert isinstance(ended, ProcessLookupError)  # the second one ends the process at once
 
 
+def test_outside_of_the_main_thread_the_handlers_stay():
+    before, inside = signal.getsignal(signal.SIGTERM), []
+
+    def enter() -> None:
+        with StopSignals() as stop:
+            inside.append((stop.number, signal.getsignal(signal.SIGTERM)))
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert inside == [(0, before)] and signal.getsignal(signal.SIGTERM) == before
+
+
 def test_the_exit_status_of_an_interrupted_run():
     assert [Interrupted(number, "").exit_status for number in (2, 15)] == [130, 143]

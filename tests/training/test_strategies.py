@@ -8,7 +8,14 @@ import torch.distributed as dist
 from tiny import build, records, train, without_times
 from worlds import run_world
 
-from metadist.distributed import dim_partitioner, mean_reducer, sum_reducer
+from metadist import distributed
+from metadist.distributed import (
+    dim_partitioner,
+    get_rank,
+    get_world_size,
+    mean_reducer,
+    sum_reducer,
+)
 from metadist.distributed.reducers import SumReducer
 from metadist.tasks import task_keys
 from metadist.training.strategies import AllReduceStrategy, LocalStrategy, RpcStrategy
@@ -18,7 +25,10 @@ TASKS = 15
 
 
 def one_step(directory: str, name: str, strategy: str, dtype: str, *overrides: str) -> tuple | None:
-    """Loss, buffers' changes and gradient of one meta-batch."""
+    """Loss, buffers' changes and gradient of one meta-batch, and whether a driver asks to stop.
+
+    The last rank does.
+    """
     options = (f"strategy={strategy}", f"trainer.meta_batch_size={TASKS}", *overrides)
     x = build(directory, *options, name=name)
     x.learner.to(getattr(torch, dtype))
@@ -29,12 +39,12 @@ def one_step(directory: str, name: str, strategy: str, dtype: str, *overrides: s
     outcome = None
     if x.strategy.is_driver:
         keys = task_keys(0, "train", 1, range(TASKS))
-        result, _ = x.strategy.forward_backward(x.train_mapper, x.learner, MetaBatch(keys))
-        outcome = (
-            result.loss,
-            result.buffers,
-            [parameter.grad for parameter in x.learner.parameters()],
+        last = get_rank() == get_world_size() - 1
+        result, stops = x.strategy.forward_backward(
+            x.train_mapper, x.learner, MetaBatch(keys), lambda: last
         )
+        gradient = [parameter.grad for parameter in x.learner.parameters()]
+        outcome = (result.loss, result.buffers, gradient, stops)
     x.strategy.close()
     return outcome
 
@@ -83,7 +93,8 @@ def test_loss_and_gradient_equal_one_process(tmp_path, name, strategy, overrides
     loss, gradient = reference(tmp_path, name, dtype)
     drivers = outcomes if strategy == "allreduce" else outcomes[:1]
     scale = max(expected.abs().max() for expected in gradient)
-    for found_loss, _, found_gradient in drivers:
+    for found_loss, _, found_gradient, stops in drivers:
+        assert stops is (strategy != "rpc" or size == 1)
         torch.testing.assert_close(found_loss, loss, rtol=TOLERANCE[dtype], atol=0)
         for found, expected in zip(found_gradient, gradient, strict=True):
             assert (found - expected).abs().max() <= TOLERANCE[dtype] * scale
@@ -178,6 +189,32 @@ def test_the_sum_reducer_scales_the_gradient(tmp_path, first_order):
     torch.testing.assert_close(total[0], mean[0] * TASKS, rtol=1e-12, atol=0)
     for found, expected in zip(total[2], mean[2], strict=True):
         torch.testing.assert_close(found, expected * TASKS, rtol=1e-9, atol=1e-12)
+
+
+def test_timeouts_are_passed_on(monkeypatch):
+    given, seconds = [], {"rendezvous_timeout_seconds": 11.0, "call_timeout": 13.0}
+    learner = torch.nn.Linear(1, 1)
+
+    def call(*arguments, **options):
+        given.append(options["timeout"])
+        loss = learner.weight.sum()
+        return Counted(loss, 1, loss) if "gradient" in options else [{"loss": loss.view(1)}]
+
+    monkeypatch.setattr(
+        "metadist.training.strategies.init_process_group", lambda **options: given.append(options)
+    )
+    monkeypatch.setattr(distributed, "init_rpc", lambda **options: given.append(options))
+    monkeypatch.setattr(distributed, "remote_sync_call", call)
+    AllReduceStrategy(plain_triples, mean_reducer, flat_up_to=3, **seconds).open()
+    rpc = RpcStrategy(plain_triples, mean_reducer, timeout_seconds=10.0, **seconds)
+    rpc.open()
+    rpc.forward_backward(count, learner, None)
+    rpc.map_tasks(count, learner, None)
+    assert given == [
+        {"timeout": 13.0, "rendezvous_timeout": 11.0, "flat_up_to": 3},
+        {"rendezvous_timeout": 11.0, "ping_timeout": 8.0},
+        *(13.0, 13.0),
+    ]
 
 
 def test_names_and_parameter_devices():

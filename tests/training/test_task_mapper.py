@@ -1,6 +1,7 @@
 """Mappers: random numbers of a task, its buffers, and devices."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -82,15 +83,17 @@ def test_the_generator_of_the_process_is_left_as_it_was():
     assert torch.equal(torch.rand(2), expected)
 
 
-def test_tasks_start_from_the_same_buffers_and_report_their_changes():
+@pytest.mark.parametrize("device", ["cpu", "cpu:0"])  # cpu:0 is copied to, as a GPU is
+def test_tasks_start_from_the_same_buffers_and_report_their_changes(device):
     learner = Dice().train()
     learner.seen.fill_(10.0)
-    results = mapper_of(TaskMapper).run_each(learner, MetaBatch(KEYS))
+    mapper = replace(mapper_of(TaskMapper), device=device)
+    results = mapper.run_each(learner, MetaBatch(KEYS))
     assert [result.buffers["seen"].item() for result in results] == [1, 2, 3, 4, 5, 6]
     assert all(result.buffers["count"].item() == 1 for result in results)
     assert results[0].buffers["seen"].dtype is torch.float64
     assert (learner.seen.item(), learner.count.item()) == (10.0, 0)
-    evaluated = mapper_of(TaskMapper).run_each(learner.eval(), MetaBatch(KEYS))
+    evaluated = mapper.run_each(learner.eval(), MetaBatch(KEYS))
     assert all(result.buffers == {} for result in evaluated)
 
 
@@ -145,12 +148,33 @@ def test_tasks_that_were_sent_are_not_sampled():
         def sample(self, key):
             raise AssertionError("sampled")
 
+        sample_batch = sample
+
     part = Examples(torch.tensor([[5.0], [7.0]]), torch.zeros(2, 1))
     mapper = TrainMapper(WorkerLocal("nothing to sample", Forbidden()), "cpu")
     result = mapper(Dice(), MetaBatch(KEYS[:2], Episode(part, part)))
     assert result.loss.item() == 12.0
+    learner = Dice()
+    calls = [((learner, MetaBatch(KEYS[:2], Episode(part, part))), {})]
+    summed = mapper.weighted_sum(calls, [1.0], list(learner.parameters()))
+    assert summed.value.loss.item() == 12.0
     alone = Examples(torch.tensor([5.0]), torch.zeros(1))
     assert mapper(Dice(), MetaBatch(KEYS[0], Episode(alone, alone))).loss.item() == 10.0
+
+
+def test_tasks_that_are_sampled_together_are_those_of_the_keys():
+    class Together(Numbers):
+        def sample_batch(self, keys):
+            sizes.append(len(keys))
+            part = Examples(keys[:, 3:].float(), keys[:, 3:])
+            return Episode(part, part)
+
+    sizes, mapper = [], EvaluateMapper(WorkerLocal("numbers sampled together", Together()), "cpu")
+    keys = task_keys(0, "train", 1, range(150))
+    calls = [((Dice(), MetaBatch(some)), {}) for some in keys.split([100, 50])]
+    first, second = mapper.map_batched(calls)
+    assert torch.cat([first["loss"], second["loss"]]).tolist() == [2.0 * n for n in range(150)]
+    assert sizes == [64, 64, 22]
 
 
 def test_sizes_of_batches():

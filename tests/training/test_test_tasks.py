@@ -22,7 +22,7 @@ from metadist.training.test_tasks import write_test_tasks
 
 
 def test_images_are_those_of_the_hardest_and_the_median_tasks(tmp_path):
-    x = build(tmp_path, "strategy=local")
+    x = build(tmp_path, "strategy=local", "trainer.eval_seed=9")
     Trainer(x).run()
     records = read_test_predictions(tmp_path)
     content = json.loads((tmp_path / "test_tasks.json").read_text())
@@ -48,7 +48,7 @@ def test_images_are_those_of_the_hardest_and_the_median_tasks(tmp_path):
 def test_points_are_those_of_the_tasks(tmp_path):
     overrides = ["dataset=sinusoid", "model=mlp", "model.hidden=[8]", "model.batch_norm=false"]
     omit = ("++dataset", "model.filters", "task.ways")
-    x = build(tmp_path, "strategy=local", *overrides, omit=omit)
+    x = build(tmp_path, "strategy=local", "callbacks=ema", *overrides, omit=omit)
     Trainer(x).run()
     task = json.loads((tmp_path / "test_tasks.json").read_text())["hardest"][0]
     records = {each["task"]: each for each in read_test_predictions(tmp_path)}
@@ -58,7 +58,7 @@ def test_points_are_those_of_the_tasks(tmp_path):
     assert task["inputs"] == episode.query.inputs.ravel().tolist()
     assert task["support"] == [each.ravel().tolist() for each in episode.support]
     assert task["before"] == pytest.approx(
-        x.learner.model(episode.query.inputs).detach().ravel().tolist()
+        x.evaluated_learner.model(episode.query.inputs).detach().ravel().tolist()
     )
     assert f'"task-hardest-{task["task"]}"' in (tmp_path / "report.html").read_text()
 
