@@ -8,6 +8,7 @@ from torch import nn
 from torch.func import functional_call
 
 from metadist.algorithms import ANIL, MAML, MetaSGD
+from metadist.algorithms.inner_loop import adapted_names
 from metadist.errors import UserError
 from metadist.models import MLP, Conv4
 from metadist.tasks import stack_episodes
@@ -101,3 +102,16 @@ def test_a_model_that_does_not_fit_is_refused():
         MAML(Scale(1.0), adapt="body")
     with pytest.raises(UserError, match=r"algorithm\.adapt=body leaves no parameter of MLP"):
         MAML(MLP((4,), 3, []), adapt="body")
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.BatchNorm1d(2), nn.GroupNorm(1, 2), nn.LayerNorm(2), nn.RMSNorm(2)]
+)
+def test_parameters_are_told_apart_by_their_layers(norm):
+    model = nn.ModuleDict({"header": nn.Linear(2, 2), "scale": norm, "head": nn.Linear(2, 2)})
+    header, head = (["header.weight", "header.bias"], ["head.weight", "head.bias"])
+    of_norm = [f"scale.{name}" for name, _ in norm.named_parameters()]
+    assert adapted_names(model, "all") == header + of_norm + head
+    assert adapted_names(model, "no_norm") == header + head
+    assert adapted_names(model, "head") == head
+    assert adapted_names(model, "body") == header + of_norm

@@ -10,6 +10,7 @@ from metadist.distributed.errors import (
     RendezvousClosedError,
     RendezvousTimeoutError,
     connection_errors_as_worker_lost,
+    first_line,
 )
 
 LOST = [
@@ -50,3 +51,7 @@ def test_they_pickle_with_the_rank(kind):
     again = pickle.loads(pickle.dumps(kind("worker1 is gone", rank=1)))
     assert type(again) is kind and str(again) == "worker1 is gone" and again.rank == 1
     assert isinstance(again, ConnectionError)
+
+
+def test_an_error_without_a_text_is_named_by_its_class():
+    assert [first_line(OSError(text)) for text in ("", "\n a \n b")] == ["OSError", "a "]

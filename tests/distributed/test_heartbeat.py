@@ -12,6 +12,7 @@ import torch.distributed as dist
 from worlds import run_world
 
 import metadist as todist
+from metadist.distributed import heartbeat
 from metadist.distributed.heartbeat import FIRST_FAILURE, REPORTED, STOP, Heartbeat
 from metadist.distributed.job import begin_job, current_job
 from metadist.distributed.rendezvous import all_gather_object
@@ -293,6 +294,31 @@ def test_a_beat_under_way_does_not_undo_the_end(monkeypatch):
     beat.end()
     writer.join(10)
     assert slow.store.get("heartbeat/1") == b"finished"
+
+
+def test_the_end_does_not_wait_for_a_store_that_does_not_answer(monkeypatch):
+    class Blocking:
+        """A store in which the last write hangs."""
+
+        store, go_on, finished = dist.HashStore(), threading.Event(), threading.Event()
+
+        def set(self, key: str, value: str) -> None:
+            if value == "finished":
+                self.go_on.wait(20)
+                self.finished.set()
+
+    monkeypatch.setattr(heartbeat, "_GRACE_SECONDS", 0.01)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    store = Blocking()
+    Heartbeat(store, ["a", "b"], 20.0, lambda _: None, Clock()).end()
+    assert not store.finished.is_set()
+    store.go_on.set()
+
+
+def test_short_timeouts_have_more_heartbeats(monkeypatch):
+    intervals = [Ranks(monkeypatch, timeout=each).beats[0].interval for each in (4.0, 20.0, 300.0)]
+    assert intervals == [0.2, 1.0, 1.0]
 
 
 def test_after_a_failure_that_is_reported_the_others_have_five_seconds_to_exit(ranks):

@@ -1,6 +1,7 @@
 """Groups of a hierarchical all-reduce, and its results against a flat one."""
 
 import math
+import os
 
 import pytest
 import torch
@@ -54,6 +55,7 @@ def reduce_in_levels(flat_up_to: int) -> tuple:
     generator = torch.Generator().manual_seed(rank)
     vector = torch.randn(1000, generator=generator).double()
     collectives.init_process_group("gloo", flat_up_to=flat_up_to)
+    assert "TORCH_GLOO_LAZY_INIT" not in os.environ
     results = [collectives.all_reduce(vector, op) for op in ("sum", "max", "min")]
     collectives.barrier()
     gathered = collectives.all_gather(torch.full((rank,), float(rank)))

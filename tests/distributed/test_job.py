@@ -8,8 +8,9 @@ import torch.distributed as dist
 from worlds import open_store, run_world
 
 import metadist as todist
-from metadist.distributed.heartbeat import Heartbeat
+from metadist.distributed.heartbeat import FIRST_FAILURE, REPORTED, Heartbeat
 from metadist.distributed.job import Job, begin_job
+from metadist.distributed.worker_local import WorkerLocal
 
 
 def begin(run: str, counts: list[int], work: bool) -> tuple[bool, bool, int]:
@@ -82,3 +83,33 @@ def test_a_slow_store_is_reachable_until_the_heartbeat_gives_it_up(monkeypatch):
     assert "store cannot be reached" in lost[0]
     assert not job.is_reachable()
     go_on.set()
+
+
+def test_a_new_job_forgets_the_worker_local_values_of_the_one_before():
+    job = begin_job(10.0, print)
+    names = [job.new_name("tasks") for _ in range(2)]
+    values = [WorkerLocal(name, index) for index, name in enumerate(names)]
+    kept = WorkerLocal("kept", 5)
+    assert [each.value for each in values] == [0, 1]
+    begin_job(10.0, print).end()
+    assert kept.value == 5
+    for each in values:
+        with pytest.raises(RuntimeError, match="has no value"):
+            each.value  # noqa: B018
+
+
+def test_a_rank_that_waits_for_others_names_the_silent_ones_and_may_take_the_timeout(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    store, lost, now = dist.HashStore(), [], [0.0]
+    heartbeat = Heartbeat(store, ["a", "b"], 20.0, lost.append, lambda: now[0])
+    job = Job(store, ["a", "b"], heartbeat=heartbeat)
+    store.set(FIRST_FAILURE, "1")
+    store.set(REPORTED, "yes")
+    job.wait_for_others("the error")
+    assert job.message_if_ended == "the error"
+    for second in range(1, 13):
+        now[0] = second
+        heartbeat.beat(), heartbeat.watch()
+        assert job.silent_ranks() == ([] if second < 4 else ["rank 0 on a"])
+    assert lost == []

@@ -92,6 +92,17 @@ def test_running_statistics_of_the_original_move_only_when_shared(by, detach_buf
             torch.testing.assert_close(buffer, before[name], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("by", METHODS)
+def test_a_clone_may_be_on_another_device(by):
+    model = make_model()
+    clone = todist.module_clone(model, by=by, device="meta")
+    for mine, own in ((clone.parameters(), model.parameters()), (clone.buffers(), model.buffers())):
+        assert {each.device.type for each in mine} == {"meta"}
+        assert {each.device.type for each in own} == {"cpu"}
+    if by in CLONES:
+        assert all(each.grad_fn is not None for each in clone.parameters())
+
+
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -1,9 +1,11 @@
 """Leaving after an error, and the end of a process whose threads are in C++ at that moment."""
 
+import io
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -63,3 +65,25 @@ def test_an_error_in_leaving_does_not_replace_the_error_before_it(capsys):
 
     process_exit.leave(fail)
     assert capsys.readouterr().err == "" and process_exit.has_left()
+
+
+def test_what_cannot_be_written_fails_the_process(monkeypatch):
+    class Full:
+        closed = False
+
+        def flush(self) -> None:
+            raise OSError("No space left on device")
+
+    assert process_exit.flush_streams()
+    closed = io.StringIO()
+    closed.close()
+    for stream, written in ((Full(), False), (closed, True), (None, True)):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", stream)
+            assert process_exit.flush_streams() == written
+    program = (
+        "from metadist.distributed import process_exit as e; print(1); e.exit_without_finalizing(0)"
+    )
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", program], stdout=full, timeout=60)
+    assert done.returncode == 120

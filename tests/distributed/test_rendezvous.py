@@ -10,6 +10,7 @@ import torch.distributed as dist
 from worlds import RankFailed, open_store, run_world
 
 import metadist as todist
+from metadist.distributed.errors import RendezvousClosedError
 from metadist.distributed.rendezvous import (
     all_gather_object,
     host_rendezvous,
@@ -106,6 +107,30 @@ def test_a_missing_rank_is_named_within_the_timeout(way):
     zero, one, _ = run_world(wait_for_the_missing, 3, way)
     assert "[2]" in zero[0] and "rank zero" in one[0]
     assert 0.9 < zero[1] < 3 and one[1] < 3
+
+
+def test_ranks_that_came_learn_that_the_rendezvous_is_closed():
+    store, raised = dist.HashStore(), []
+
+    def join() -> None:
+        with pytest.raises(RendezvousClosedError, match=r"ranks \[2\] .* did not arrive") as caught:
+            join_rendezvous(store, 1, 20)
+        raised.append(caught.type)
+
+    attendant = threading.Thread(target=join)
+    attendant.start()
+    with pytest.raises(TimeoutError, match=r"ranks \[2\]"):
+        host_rendezvous(store, 3, 0.3)
+    attendant.join(20)
+    assert raised == [RendezvousClosedError]
+
+
+def test_the_report_of_a_rank_that_died_before_it_published_all_counts(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    store = dist.HashStore()
+    store.set("part/1", '"of the dead"')
+    assert all_gather_object(store, "part", "here", timeout=0.05) == ["here", "of the dead"]
 
 
 def gather_without_one() -> str | None:

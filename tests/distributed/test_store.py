@@ -13,6 +13,7 @@ from faults.runs import listening
 from worlds import run_world
 
 import metadist as todist
+from metadist.distributed import store
 from metadist.distributed.interfaces import bound_to_interface
 from metadist.distributed.rendezvous import rendezvous
 from metadist.distributed.store import FileCounters, elastic_store, world_store
@@ -103,7 +104,11 @@ def test_torchruns_workers_find_the_file_by_themselves(tmp_path):
     assert sorted(ended.stdout.split("\n")[:2]) == ["0 FileStore", "1 FileStore"]
 
 
-def test_a_file_of_counters_does_not_grow(tmp_path):
+def full_disk(*_: object) -> int:
+    raise OSError("no space")
+
+
+def test_a_file_of_counters_does_not_grow(tmp_path, monkeypatch):
     open_files = len(list(Path("/proc/self/fd").iterdir()))
     counters = FileCounters(tmp_path / "counters")
     assert not counters.check(["beat/0"])
@@ -114,6 +119,12 @@ def test_a_file_of_counters_does_not_grow(tmp_path):
         assert again.check(["beat/0", "beat/1"])
         assert again.multi_get(["beat/0", "beat/1"]) == [value.encode(), b"1"]
     assert {path.stat().st_size for path in (tmp_path / "counters").iterdir()} == {24}
+    assert stat.S_IMODE((tmp_path / "counters").stat().st_mode) == 0o700
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full_disk)
+        with pytest.raises(OSError, match="no space"):
+            counters.set("beat/0", "8")
+    assert counters.multi_get(["beat/0"]) == [b"7"]
     assert len(list(Path("/proc/self/fd").iterdir())) == open_files  # a sweep has one for each job
 
 
@@ -154,6 +165,21 @@ def test_rank_zero_which_hosts_the_store_exits_last(free_port):
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return probe.getsockname()[1]
+
+
+def test_an_address_that_is_taken_or_missing_is_named(monkeypatch):
+    monkeypatch.setattr(store, "_store", None)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(todist.UserError, match=r"must hold the address .* \('MASTER_PORT'\)"):
+        world_store()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        with pytest.raises(todist.UserError, match=f"MASTER_PORT={port} cannot be bound"):
+            world_store()
 
 
 def own_address() -> str:

@@ -7,8 +7,9 @@ from torch.futures import Future
 from worlds import run_world
 
 import metadist as todist
-from metadist.distributed.transport import open_transport
+from metadist.distributed.transport import describe_worker, open_transport
 from metadist.distributed.worker_calls import WorkerRequest
+from metadist.distributed.world import host_name
 
 
 class ThisProcess:
@@ -73,6 +74,29 @@ def test_calls_need_nothing_but_the_transport(transport):
     assert todist.remote_async_call(max, args=(1, 3), partitioner="only").wait() == 3
     with pytest.raises(todist.RemoteError, match="LookupError: no such item"):
         todist.remote_sync_call(fail, args=(batch,), partitioner=0)
+
+
+def refuse(batch: torch.Tensor) -> None:
+    raise todist.UserError("this batch is too small")
+
+
+def two_losses(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return weight.sum(), weight.sum()
+
+
+def test_reducers_and_errors_of_calls_to_one_worker(transport):
+    weight = torch.tensor([2.0, 4.0], requires_grad=True)
+    assert todist.remote_sync_call(max, args=(1, 3), partitioner="only", reducer=list) == [3]
+    mean = todist.remote_sync_call(max, args=(1, 3), partitioner=0, reducer=todist.mean_reducer)
+    assert mean == 3.0 and describe_worker("only") == f"only (rank 0 on {host_name()})"
+    with pytest.raises(todist.UserError, match=r"^this batch is too small$"):
+        todist.remote_sync_call(refuse, args=(weight,), partitioner="only")
+    with pytest.raises(todist.UserError, match='gradient must be "dist_autograd" or "worker"'):
+        todist.remote_sync_call(loss, args=(weight, weight), partitioner=0, gradient="local")
+    with pytest.raises(todist.RemoteError, match=r"one scalar per result .* has 2 differentiable"):
+        todist.remote_sync_call(two_losses, args=(weight,), partitioner=0, gradient="worker")
+    with pytest.raises(todist.RemoteError, match=r"the first of shape \(2,\)"):
+        todist.remote_sync_call(torch.square, args=(weight,), partitioner=0, gradient="worker")
 
 
 def test_names_and_barriers_are_those_of_the_transport(transport):

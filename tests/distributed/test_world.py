@@ -1,12 +1,13 @@
 """Ranks are read from the environment at each call."""
 
+import os
 import pickle
 
 import pytest
 from worlds import run_world
 
 import metadist as todist
-from metadist.distributed.world import is_single_node, restart_count
+from metadist.distributed.world import is_single_node, restart_count, usable_cpus
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
 
@@ -50,6 +51,14 @@ def test_the_environment_is_read_at_each_question(environment):
 def test_without_local_numbers_the_world_is_one_node(environment):
     environment(RANK=2, WORLD_SIZE=3)
     assert todist.get_world_info() == (2, 3, 2, 3)
+    for address in ("localhost", "127.0.0.1", "::1", "node0"):
+        environment(MASTER_ADDR=address)
+        assert is_single_node() == (address != "node0")
+
+
+def test_only_the_cpus_of_this_process_are_usable(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 6}, raising=False)
+    assert usable_cpus() == 3
 
 
 @pytest.mark.parametrize(
