@@ -124,6 +124,7 @@ def test_the_end_shows_results_and_contents_of_the_directory(tmp_path, capsys):
     ("steps", "expected"),
     [
         (2, "0.50, 0.33"),
+        (10, "0.50, 0.33, 0.25, 0.20, 0.16, 0.14, 0.12, 0.11, 0.10, 0.09"),
         (12, "0.50, 0.33, 0.25, 0.20, 0.16, 0.14, 0.12, 0.11, 0.10, …, 0.07"),
     ],
 )
@@ -264,7 +265,13 @@ def test_own_metrics_and_samples_per_second_are_shown(tmp_path, capsys):
     logger.log_metrics({"iteration": 1, "train_loss": 1.5, "train_entropy": 0.75, **speeds})
     validation = {"validation_accuracy": 0.01, "validation_ci95": 0.001, "validation_entropy": 0.5}
     logger.log_metrics({"iteration": 1, **validation})
-    test = {"test_accuracy": 0.6, "test_accuracy_before": 0.2, "test_loss": 1.0, "test_tasks": 9}
+    test = {
+        "test_accuracy": 0.6,
+        "test_accuracy_before": 0.2,
+        "test_entropy_before": 0.75,
+        "test_loss": 1.0,
+        "test_tasks": 9,
+    }
     logger.finish({**test, "test_entropy": 0.25, **speeds}, [])
     logger.close()
     text = capsys.readouterr().out

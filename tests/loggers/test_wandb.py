@@ -1,5 +1,7 @@
 """Weights & Biases: offline runs, resuming, credentials."""
 
+from urllib.parse import urlsplit
+
 import pytest
 from example_runs import example_run, log_run
 from PIL import Image
@@ -101,6 +103,31 @@ def test_online_without_credentials_is_refused_without_a_prompt(tmp_path, monkey
     monkeypatch.setenv("HOME", str(tmp_path))
     logger = WandbLogger(mode="online")
     with pytest.raises(UserError, match="no login for Weights & Biases"):
+        logger.start(example_run(tmp_path))
+    logger.close()
+
+
+@pytest.mark.parametrize("way", ["netrc", "token file"])
+def test_a_login_is_found_and_a_service_that_refuses_it_is_one_sentence(tmp_path, monkeypatch, way):
+    import wandb
+
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if way == "netrc":
+        url = wandb.setup(settings=wandb.Settings(silent=True)).settings.base_url
+        login = f"machine {urlsplit(url).hostname} login user password {KEY}\n"
+        (tmp_path / ".netrc").write_text(login)
+    else:
+        monkeypatch.setenv("WANDB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
+
+    def refuse(**_):
+        raise wandb.Error("permission\ndenied.")
+
+    monkeypatch.setattr(wandb, "init", refuse)
+    logger = WandbLogger(mode="online")
+    with pytest.raises(UserError, match=r"initialize the run \(permission denied\): check the log"):
         logger.start(example_run(tmp_path))
     logger.close()
 

@@ -85,6 +85,31 @@ def test_a_few_iterations_are_points(tmp_path, saved_figures):
     assert [line.get_marker() for line in many] == ["None", "None"]
 
 
+def test_long_runs_are_smoothed_over_more_iterations(tmp_path, saved_figures):
+    values = np.arange(250) % 7 / 7
+    metrics = [{"iteration": i + 1, "train_accuracy": value} for i, value in enumerate(values)]
+    plot_learning_curves(metrics, tmp_path / "curves.png", "t")
+    plot_comparison([ComparisonData("t", "accuracy", {"run": [metrics]})], tmp_path / "c.png", "t")
+    smooth = saved_figures[0].axes[1].lines[1]
+    np.testing.assert_allclose(smooth.get_ydata(), moving_average(values, 10))
+    (compared,) = saved_figures[1].axes[0].lines
+    np.testing.assert_allclose(compared.get_ydata(), moving_average(values, 5))
+
+
+def test_an_accuracys_axis_ends_at_all_and_at_none(tmp_path, saved_figures):
+    metrics = [{"iteration": i, "train_accuracy": float(i > 1)} for i in (1, 2)]
+    plot_learning_curves(metrics, tmp_path / "curves.png", "t", test=(1.0, 0.5))
+    assert saved_figures[0].axes[1].get_ylim() == (-0.02, 1.02)
+
+
+def test_more_runs_than_colors_differ_in_their_lines(tmp_path, saved_figures):
+    runs = {str(n): [[{"iteration": 1, "validation_mse": 1.0}]] for n in range(9)}
+    plot_comparison([ComparisonData("t", "mse", runs)], tmp_path / "curves.png", "t")
+    lines = saved_figures[0].axes[0].lines
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 9
+    assert lines[8].get_color() == lines[0].get_color()
+
+
 def test_own_metrics_have_panels_of_their_own(tmp_path):
     metrics = [{"iteration": i, "train_loss": 2.0 / i, "train_accuracy": 0.5} for i in range(1, 50)]
     path = plot_learning_curves(metrics, tmp_path / "curves.png", "title")

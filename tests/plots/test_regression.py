@@ -17,6 +17,13 @@ def test_one_panel_per_task(tmp_path, saved_figures, tasks):
     (figure,) = saved_figures
     shown = [axes for axes in figure.axes if axes.get_visible()]
     assert len(shown) == tasks
+    columns = {1: 1, 4: 2, 5: 3}[tasks]  # the outer panels have labels
+    assert [axes.get_ylabel() == "output" for axes in shown] == [
+        index % columns == 0 for index in range(tasks)
+    ]
+    assert [axes.get_xlabel() == "input" for axes in shown] == [
+        index >= tasks - columns for index in range(tasks)
+    ]
     truth, before, after = shown[0].lines
     np.testing.assert_allclose(truth.get_xdata(), np.sort(inputs.ravel()))
     np.testing.assert_allclose(before.get_ydata(), 0)
@@ -26,3 +33,10 @@ def test_one_panel_per_task(tmp_path, saved_figures, tasks):
     np.testing.assert_allclose(points.get_offsets(), np.hstack([inputs, np.sin(inputs)])[:5])
     labels = [text.get_text() for text in figure.legends[0].texts]
     assert labels[1:] == ["before adaptation", "after adaptation", "support points, adapted on"]
+
+
+def test_a_single_query_is_a_point(tmp_path, saved_figures):
+    one = np.ones((1, 1))
+    task = RegressionData(one, one, one, one, one, one)
+    plot_regression_tasks([task], tmp_path / "tasks.png", "one query")
+    assert [line.get_marker() for line in saved_figures[0].axes[0].lines] == ["o"] * 3

@@ -9,6 +9,7 @@ from metadist.plots import (
     confusion_matrix,
     learning_curve,
     metric_by_steps,
+    regression_task,
     task_histogram,
     time_bar,
     training_curve,
@@ -113,3 +114,26 @@ def test_few_inner_steps_have_a_tick_each(count, listed):
     figure = metric_by_steps(rows, "accuracy")
     assert ("tickvals" in figure["layout"]["xaxis"]) == listed
     assert figure["data"][0]["error_y"]["array"] == [0] * count
+
+
+def test_the_intervals_of_inner_steps_are_shown():
+    rows = [{"steps": k, "mean": k / 4, "ci95": k / 8} for k in range(3)]
+    (trace,) = metric_by_steps(rows, "mse")["data"]
+    assert (trace["x"], trace["y"]) == ([0, 1, 2], [0.0, 0.25, 0.5])
+    assert trace["error_y"]["array"] == [0.0, 0.125, 0.25]
+
+
+@pytest.mark.parametrize("before", [[], [7.0, math.nan]])
+def test_a_regression_task_has_each_curve_and_the_points_adapted_on(before):
+    figure = regression_task([[1.0, 2.0], [3.0, 4.0]], [0.0, 1.0], [5.0, 6.0], before, [8.0, 9.0])
+    found = {trace["name"]: (trace["x"], trace["y"]) for trace in figure["data"]}
+    expected = {"truth": ([0.0, 1.0], [5.0, 6.0]), "after adaptation": ([0.0, 1.0], [8.0, 9.0])}
+    if before:
+        expected["before adaptation"] = ([0.0, 1.0], [7.0, None])
+    assert found == {**expected, "adapted on": ([1.0, 2.0], [3.0, 4.0])}
+
+
+def test_names_are_not_read_as_tags():
+    figure = confusion_matrix(["<b>", "a&b"], [[1, 0], [0, 1]])
+    assert figure["data"][0]["x"] == figure["data"][0]["y"] == ["&lt;b&gt;", "a&amp;b"]
+    assert figure["layout"]["yaxis"]["autorange"] == "reversed"  # the first class is above

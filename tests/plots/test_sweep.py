@@ -87,9 +87,11 @@ def test_lines_go_through_their_settings_in_ascending_order(tmp_path, saved_figu
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0.01", "0.1", "1"]
 
 
-@pytest.mark.parametrize(("last", "scale"), [("9", "linear"), ("10", "log")])
-def test_values_over_a_decade_have_a_logarithmic_axis(tmp_path, saved_figures, last, scale):
-    plot_sweep(points(("1",), ("2",), (last,)), ("k",), "mse", tmp_path / "sweep.png", "one seed")
+@pytest.mark.parametrize(
+    ("first", "last", "scale"), [("1", "9", "linear"), ("1", "10", "log"), ("0", "10", "linear")]
+)
+def test_values_over_a_decade_have_a_logarithmic_axis(tmp_path, saved_figures, first, last, scale):
+    plot_sweep(points((first,), ("2",), (last,)), ("k",), "mse", tmp_path / "sweep.png", "one seed")
     assert saved_figures[0].axes[0].get_xscale() == scale
 
 
@@ -113,6 +115,9 @@ def test_a_heat_map_has_each_mean_in_its_cell(tmp_path, saved_figures, metric):
     assert texts[1, 0] == numbers[0] and texts[1, 1] == f"{numbers[1]}\nbest on test"
     assert image.get_cmap().name == {"accuracy": "viridis", "mse": "viridis_r"}[metric]
     assert image.get_clim() == (0.25, 0.75)
+    white = {text.get_position() for text in axes.texts if text.get_color() == "white"}
+    lowest, highest = (0, 1), (1, 1)  # on a dark cell, where the worst metric is
+    assert (lowest in white, highest in white) == (metric == "accuracy", metric == "mse")
 
 
 def test_colors_of_a_heat_map_span_the_widest_interval(tmp_path, saved_figures):
@@ -143,6 +148,24 @@ def test_the_selected_setting_is_shown_however_many_have_a_better_test(tmp_path,
     plot_sweep(many, ("a", "b"), "accuracy", tmp_path / "sweep.png", "three seeds")
     labels = [label.get_text() for label in saved_figures[0].axes[0].get_yticklabels()]
     assert len(labels) == 31 and labels[-1] == "a=w1  b=v1"
+    more = saved_figures[0].axes[0].get_ylabel()
+    assert more == "the best 30 of 40, and the selected one"
+
+
+def test_keys_are_shortened_to_their_last_part_where_it_is_their_own(tmp_path, saved_figures):
+    keys = ("algorithm.inner_lr", "optimizer.lr", "scheduler.lr")
+    plot_sweep(points(("a", "b", "c")), keys, "mse", tmp_path / "sweep.png", "one seed")
+    (label,) = saved_figures[0].axes[0].get_yticklabels()
+    assert " ".join(label.get_text().split()) == "inner_lr=a optimizer.lr=b scheduler.lr=c"
+
+
+def test_lines_are_over_the_key_with_most_values(tmp_path, saved_figures):
+    runs = points(*((str(m), str(n)) for m in range(1, 4) for n in range(1, 6)))
+    plot_sweep(runs, ("shots", "ways"), "mse", tmp_path / "sweep.png", "one seed")
+    axes = saved_figures[0].axes[0]
+    assert axes.get_xlabel() == "ways"
+    names = [each.get_label() for each in axes.containers]
+    assert names == ["shots=1", "shots=2", "shots=3"]
 
 
 def test_names_of_runs_that_differ_in_many_keys_fit_the_figure(tmp_path, saved_figures):

@@ -104,3 +104,24 @@ def test_runs_ten_times_as_long_have_a_logarithmic_axis(length, kind):
     }
     figure = compared_curves(runs, "mse", dict.fromkeys(runs, "a"))
     assert figure["layout"]["xaxis"].get("type") == kind
+
+
+@pytest.mark.parametrize(("columns", "shown"), [(10, True), (11, False)])
+def test_cells_have_their_numbers_where_there_is_room(columns, shown):
+    rows = [((w, str(n)), 0.5) for w in "ab" for n in range(columns)]
+    for metric, number in (("accuracy", "%{z:.1%}"), ("mse", "%{z:.3g}")):
+        (trace,) = heat_map(settings(*rows), ("way", "shots"), metric)["data"]
+        assert trace.get("texttemplate") == (number if shown else None)
+
+
+@pytest.mark.parametrize(("rows", "fits"), [(20, True), (21, False)])
+def test_a_heat_map_has_at_most_400_cells(rows, fits):
+    cells = [((str(m), str(n)), 0.5) for m in range(20) for n in range(rows)]
+    assert (heat_map(settings(*cells), ("k", "l"), "mse") is not None) == fits
+
+
+def test_accuracies_of_parallel_coordinates_are_percentages():
+    rows = settings((("1",), 0.5), (("2",), 0.75))
+    for metric, number in (("accuracy", ".1%"), ("mse", None)):
+        (trace,) = parallel_coordinates(rows, ("k",), metric)["data"]
+        assert trace["dimensions"][-1].get("tickformat") == number
