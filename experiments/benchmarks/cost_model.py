@@ -6,18 +6,21 @@ With W workers, T tasks per meta-batch and P parameters, in seconds:
                  workers on its machine: feature maps grow as √P, matrix products as P, and
                  workers on one machine share its memory bandwidth
     outer step   a0 + a1·P
-    rpc          r0 + W·(r1 + r2·P): rank zero sends the parameters to each worker in turn and
-                 sums the gradients
+    rpc          L·r0 + M·(r1 + r2·P): requests take L levels of workers, and M messages with the
+                 parameters, and M with gradients, follow one another on the way to the last worker
     allreduce    s0 + s1·P + D·s2 + V·s3·P: an all-reduce of float64 copies takes D messages one
                  after the other (its depth) and transfers the vector V times
     local        0
 
-r1 and s2 are latencies, 1/r2 and 1/s3 bandwidths in parameters per second. A ring of W has
+r1 and s2 are latencies, 1/r2 and 1/s3 bandwidths in parameters per second. Up to nine workers, rank
+zero sends to each in turn: L = 1, M = W. To more it sends over a tree
+(metadist/distributed/requests.py). A ring of W has
 D = 2·(W-1) and V = 2·(W-1)/W. From nine workers on, the all-reduce has several levels
 (metadist/distributed/hierarchy.py): in each level but the last, groups of g workers reduce to one
 (D = g, V = 2·(g-1)/g), and it sends them the sum in the end (D = V = ⌈log2 g⌉); the last is a ring.
 """
 
+import bisect
 import math
 import statistics
 from collections.abc import Sequence
@@ -27,9 +30,14 @@ import numpy as np
 from scipy.optimize import nnls
 
 from metadist.distributed.hierarchy import FLAT_UP_TO, plan_levels
+from metadist.distributed.requests import FANOUT
 
 STRATEGIES = ("local", "rpc", "allreduce")
-"""Those that are measured. "flat" is an all-reduce that is one ring for any number of workers."""
+"""Those that are measured. "flat" is an all-reduce that is one ring for any number of workers,
+"direct" is rpc where rank zero sends to each worker itself."""
+
+
+MOST_WORKERS = 10**6
 
 
 class Step(NamedTuple):
@@ -68,7 +76,7 @@ class Costs(NamedTuple):
         """Seconds of communication."""
         if strategy == "local":
             return 0.0
-        coefficients = self.rpc if strategy == "rpc" else self.allreduce
+        coefficients = self.rpc if strategy in ("rpc", "direct") else self.allreduce
         terms = _terms(strategy, workers, parameters)
         return sum(c * term for c, term in zip(coefficients, terms, strict=True))
 
@@ -95,23 +103,37 @@ class Costs(NamedTuple):
             + self.messages(strategy, workers, parameters)
         )
 
-    def rank_zero_limit(self, tasks_per_worker: int, parameters: int) -> float:
-        """Number of workers from which rank zero's communication exceeds a worker's tasks (rpc)."""
-        each = self.rpc[1] + self.rpc[2] * parameters
-        available = self.computation(tasks_per_worker, parameters) - self.rpc[0]
-        return max(1.0, available / each) if each else math.inf
+    def communication_limit(self, tasks_per_worker: int, parameters: int) -> float:
+        """Workers from which the communication of rpc takes longer than a worker's tasks."""
+        numbers = range(1, MOST_WORKERS + 1)
+        available = self.computation(tasks_per_worker, parameters)
+        found = bisect.bisect(numbers, available, key=lambda w: self.messages("rpc", w, parameters))
+        return numbers[found] if found < MOST_WORKERS else math.inf
 
 
 class Path(NamedTuple):
-    """The longest path through an all-reduce.
+    """The longest path of a step's communication.
 
     Attributes:
-        depth: messages one after the other.
+        depth: messages one after the other; levels of a tree.
         volume: how often the whole vector is transferred.
     """
 
     depth: float
     volume: float
+
+
+def rpc_path(workers: int, fanout: float = FANOUT) -> Path:
+    """The path of requests to all workers, the caller among them.
+
+    Args:
+        workers: W.
+        fanout: as of `RpcStrategy`; infinity: the caller sends to each.
+    """
+    if workers - 1 <= fanout:
+        return Path(1, workers)
+    below = rpc_path(math.ceil((workers - 1) / fanout), fanout)
+    return Path(1 + below.depth, 1 + fanout + below.volume)
 
 
 def all_reduce_path(workers: int, flat_up_to: float = FLAT_UP_TO) -> Path:
@@ -135,8 +157,9 @@ def all_reduce_path(workers: int, flat_up_to: float = FLAT_UP_TO) -> Path:
 
 
 def _terms(strategy: str, workers: int, parameters: int) -> tuple[float, ...]:
-    if strategy == "rpc":
-        return 1.0, workers, workers * parameters
+    if strategy in ("rpc", "direct"):
+        levels, messages = rpc_path(workers, FANOUT if strategy == "rpc" else math.inf)
+        return levels, messages, messages * parameters
     path = all_reduce_path(workers, math.inf if strategy == "flat" else FLAT_UP_TO)
     return 1.0, parameters, path.depth, path.volume * parameters
 

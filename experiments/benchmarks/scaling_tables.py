@@ -21,8 +21,8 @@ ASSUMPTIONS = (
     "every worker has its own core and memory bandwidth; workers that share a machine are slower",
     "all workers have the same number of tasks and the same speed",
     "communication costs as measured over loopback, or as given by --latency and --bandwidth",
-    "rpc: rank zero serves the workers in turn; allreduce: a ring up to 8 workers, then groups of "
-    "about the square root of their number",
+    "rpc: a worker sends to up to 8 others in turn; allreduce: a ring up to 8 workers, then groups "
+    "of about the square root of their number",
 )
 
 NETWORKS = {
@@ -60,11 +60,11 @@ class Extrapolation(NamedTuple):
         return "rpc" if rpc < ring else "allreduce"
 
     def rows(self) -> list[list[str]]:
-        """A row per model size: parameters, bottleneck, and a cell per number of workers."""
+        """A row per model size: parameters, limit of rpc, and a cell per number of workers."""
         rows = []
         for parameters in self.parameters:
-            limit = self.costs.rank_zero_limit(self.tasks_per_worker, parameters)
-            row = [f"{parameters:,}", "never" if math.isinf(limit) else f"{math.ceil(limit):,}"]
+            limit = self.costs.communication_limit(self.tasks_per_worker, parameters)
+            row = [f"{parameters:,}", "never" if math.isinf(limit) else f"{limit:,}"]
             for workers in self.workers:
                 alone = self.costs.step("local", 1, self.tasks_per_worker, parameters)
                 shares = " / ".join(
@@ -78,22 +78,24 @@ class Extrapolation(NamedTuple):
     def header(self) -> list[str]:
         """The column names of `rows`."""
         numbers = [f"{workers:,} workers" for workers in self.workers]
-        return ["parameters", "rank zero is the bottleneck from", *numbers]
+        return ["parameters", "communication takes longer from", *numbers]
 
     def caption(self) -> str:
         """The meaning of a cell of `rows`."""
         return (
             f"Efficiency of rpc / allreduce with {self.tasks_per_worker} tasks per worker (100%: "
-            "one worker alone), and the fastest strategy. Rank zero is the bottleneck of rpc where "
-            "its communication takes longer than a worker's tasks."
+            "one worker alone), and the fastest strategy. From so many workers the communication "
+            "of rpc takes longer than a worker's tasks."
         )
 
 
 def network_table(
     costs: Costs, workers: Sequence[int], tasks_per_worker: int, parameters: Sequence[int]
 ) -> Table:
-    """Predicted efficiency on three networks: rpc, one ring, and groups."""
-    table = Table(title="efficiency of rpc / allreduce as one ring / allreduce in groups")
+    """Predicted efficiency on three networks, with and without a tree and groups."""
+    table = Table(
+        title="efficiency of rpc direct / rpc as a tree / allreduce as a ring / allreduce in groups"
+    )
     for name in ("network", "parameters", *(f"{number:,} workers" for number in workers)):
         table.add_column(name)
     for network, (latency, bandwidth) in NETWORKS.items():
@@ -103,7 +105,7 @@ def network_table(
             cells = (
                 " / ".join(
                     f"{alone / there.step(each, number, number * tasks_per_worker, size):.0%}"
-                    for each in ("rpc", "flat", "allreduce")
+                    for each in ("direct", "rpc", "flat", "allreduce")
                 )
                 for number in workers
             )
@@ -206,10 +208,10 @@ def plot_scaling(
                 1000 * extrapolation.seconds(strategy, workers, parameters) for workers in grid
             ]
             axes.plot(grid, seconds, color=_COLOURS[strategy], label=strategy)
-        limit = extrapolation.costs.rank_zero_limit(extrapolation.tasks_per_worker, parameters)
+        limit = extrapolation.costs.communication_limit(extrapolation.tasks_per_worker, parameters)
         if limit <= most:
             axes.axvline(limit, color=BLUE, linewidth=0.8, linestyle="--")
-            text = f" from {math.ceil(limit)} workers rank zero\n is the bottleneck of rpc"
+            text = f" from {limit} workers rpc's communication\n takes longer than the tasks"
             axes.text(limit, 0.97, text, transform=axes.get_xaxis_transform(), fontsize=8, va="top")
         for strategy in DISTRIBUTED:
             found = [

@@ -1,5 +1,5 @@
 from . import autograd, collectives
-from .calls import RemoteError, remote_async_call, remote_sync_call
+from .calls import remote_async_call, remote_sync_call
 from .errors import WorkerLostError
 from .modules import module_clone
 from .parallel import parallelize, parallelize_async, parallelize_sync
@@ -11,6 +11,7 @@ from .partitioners import (
     exclusive_batch_partitioner,
 )
 from .reducers import mean_reducer, sum_reducer
+from .requests import RemoteError
 from .rpc import auto_init_rpc, init_rpc
 from .transport import (
     barrier,

@@ -1,8 +1,6 @@
 """MapReduce over the workers: partition the arguments, call, reduce the results."""
 
-import functools
 import pickle
-import queue
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -11,7 +9,6 @@ import torch
 from torch.futures import Future
 from torch.profiler import record_function
 
-from metadist.distributed.errors import WorkerLostError, first_line
 from metadist.distributed.modules import module_clone
 from metadist.distributed.partitioners import (
     Partitioner,
@@ -23,47 +20,18 @@ from metadist.distributed.partitioners import (
     batch_partitioner,
 )
 from metadist.distributed.reducers import LinearReducer
-from metadist.distributed.transport import (
-    PING_INTERVAL,
-    current_transport,
-    describe_worker,
-    get_worker_id,
-    require_alive,
-)
+from metadist.distributed.requests import FANOUT, SentRequests
+from metadist.distributed.transport import current_transport, get_worker_id
 from metadist.distributed.worker_calls import (
-    RemoteFailure,
     WorkerRequest,
     WorkerResponse,
     attach,
     attach_sum,
     tensors_of,
 )
-from metadist.distributed.world import get_rank
 from metadist.errors import UserError
 
 GradientMode = Literal["dist_autograd", "worker"]
-
-
-class RemoteError(RuntimeError):
-    """A function raised on another worker, or its result could not be transferred.
-
-    Attributes:
-        worker: the worker's name.
-        remote_traceback: the traceback there, as text; "" where there is none.
-    """
-
-    def __init__(self, worker: str, failure: RemoteFailure) -> None:
-        raised = ": ".join(filter(None, (failure.kind, failure.message)))
-        text = f"{worker}{failure.where} raised {raised}"
-        if failure.traceback:
-            text += f"\n--- traceback on {worker} ---\n{failure.traceback.rstrip()}"
-        super().__init__(text)
-        self.worker = worker
-        self.remote_traceback = failure.traceback
-        self._failure = failure
-
-    def __reduce__(self) -> tuple:
-        return RemoteError, (self.worker, self._failure)
 
 
 def remote_async_call(
@@ -75,6 +43,7 @@ def remote_async_call(
     reducer: Reducer | None = None,
     timeout: float | None = None,
     gradient: GradientMode = "dist_autograd",
+    fanout: int = FANOUT,
 ) -> Future:
     """Run `func` on the workers and return a future at once. Any rank may call it.
 
@@ -94,6 +63,9 @@ def remote_async_call(
             does not require grad. "worker" makes each worker return values and gradients in one
             RPC, with one shard's graph at a time; the result then supports `loss.backward()`. It
             requires one scalar loss in each result and computes first-order gradients only.
+        fanout: to how many other workers the caller sends, and each of them in turn; see
+            `metadist.distributed.requests`. Inside an autograd context, and where workers that add
+            up their results get different tensors that require grad, the caller sends to all.
 
     Returns:
         A future; its `wait()` returns the result or raises `RemoteError` (func raised, or its
@@ -106,7 +78,7 @@ def remote_async_call(
             something other than triples.
         RuntimeError: at once: RPC is not initialized.
     """
-    call = _Call(func, args or (), kwargs or {}, partitioner, reducer, timeout, gradient)
+    call = _Call(func, args or (), kwargs or {}, partitioner, reducer, timeout, gradient, fanout)
     result: Future = Future()
 
     def finish(_: Future) -> None:
@@ -117,8 +89,8 @@ def remote_async_call(
         else:
             result.set_result(value)
 
-    if call.futures:
-        torch.futures.collect_all(call.futures).add_done_callback(finish)
+    if call.sent.futures:
+        torch.futures.collect_all(call.sent.futures).add_done_callback(finish)
     else:
         finish(result)
     return result
@@ -133,13 +105,16 @@ def remote_sync_call(
     reducer: Reducer | None = None,
     timeout: float | None = None,
     gradient: GradientMode = "dist_autograd",
+    fanout: int = FANOUT,
 ) -> Any:
     """Run `func` on the workers and return the result: `remote_async_call(…).wait()`.
 
     Arguments and errors are those of `remote_async_call`.
     """
     with record_function("metadist::send"):
-        call = _Call(func, args or (), kwargs or {}, partitioner, reducer, timeout, gradient)
+        call = _Call(
+            func, args or (), kwargs or {}, partitioner, reducer, timeout, gradient, fanout
+        )
     return call.result()
 
 
@@ -155,6 +130,7 @@ class _Call:
         reducer: Reducer | None,
         timeout: float | None,
         gradient: GradientMode,
+        fanout: int,
     ) -> None:
         self.transport = current_transport()
         if gradient not in ("dist_autograd", "worker"):
@@ -179,26 +155,31 @@ class _Call:
         self.indices: dict[int, list[int]] = {}
         for index, shard in enumerate(self.shards):
             self.indices.setdefault(self._rank(shard[0]), []).append(index)
-        self.workers = [self.transport.names[rank] for rank in self.indices]
         self.weights: list[float] | None = None  # else the workers sum their shards
         self.divisor: float | None = None
         if isinstance(reducer, LinearReducer) and not self.single:
             sizes = [shard.size for shard in self.shards]
             self.weights, self.divisor = reducer.weights(sizes), reducer.divisor(sizes)
         self.inputs: list[list[torch.Tensor]] = []
-        self.futures = [
-            self._send(func, worker, indices, timeout)
-            for worker, indices in zip(self.workers, self.indices.values(), strict=True)
+        requests = [
+            (self.transport.names[rank], self._request(func, indices))
+            for rank, indices in self.indices.items()
         ]
+        in_tree = self.record_results is None and (self.weights is None or self._same_inputs())
+        try:
+            self.sent = SentRequests(requests, timeout, fanout if in_tree else None)
+        except (pickle.PicklingError, AttributeError) as error:
+            raise TypeError(
+                f"{getattr(func, '__qualname__', func)!r} or its arguments cannot be pickled "
+                f"({error}): use a function from a module's top level."
+            ) from None
 
     def _rank(self, worker: WorkerID) -> int:
         if type(worker) is int and 0 <= worker < len(self.transport.names):
             return worker
         return get_worker_id(worker)
 
-    def _send(
-        self, func: Callable[..., Any], worker: str, indices: list[int], timeout: float | None
-    ) -> Future:
+    def _request(self, func: Callable[..., Any], indices: list[int]) -> WorkerRequest:
         calls = [(self.shards[index][1], self.shards[index][2]) for index in indices]
         grad_indices = None
         inputs: list[torch.Tensor] = []
@@ -207,7 +188,7 @@ class _Call:
             grad_indices = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
             inputs = [tensors[i] for i in grad_indices]
         self.inputs.append(inputs)
-        request = WorkerRequest(
+        return WorkerRequest(
             func,
             calls,
             None if self.weights is None else [self.weights[index] for index in indices],
@@ -216,18 +197,15 @@ class _Call:
             keep_device=self.transport.carries_devices,
             single_worker=self.single and not self.by_worker,
         )
-        try:
-            return self.transport.send(worker, request, timeout)
-        except (pickle.PicklingError, AttributeError) as error:
-            raise TypeError(
-                f"{getattr(func, '__qualname__', func)!r} or its arguments cannot be pickled "
-                f"({error}): use a function from a module's top level."
-            ) from None
+
+    def _same_inputs(self) -> bool:
+        """Whether all requests differentiate by the same tensors: workers can then add up."""
+        return len({tuple(map(id, inputs)) for inputs in self.inputs}) <= 1
 
     def result(self) -> Any:
         """Wait for all responses; the reduced result, or the error that came first."""
         with record_function("metadist::wait"):
-            responses = self._responses()
+            responses = self.sent.wait()
         with record_function("metadist::reduce"):
             return self._reduce(responses)
 
@@ -235,8 +213,8 @@ class _Call:
         if self.record_results is not None:
             self.record_results(by_worker)
         if self.weights is not None and by_worker:
-            first = [responses[0] for responses in by_worker]
-            return attach_sum(first, self.inputs, self.divisor)
+            sums = [responses[0] for responses in by_worker]
+            return attach_sum(sums, self.inputs[: len(sums)], self.divisor)
         values: list[Any] = [None] * len(self.shards)
         for indices, responses, inputs in zip(
             self.indices.values(), by_worker, self.inputs, strict=True
@@ -247,53 +225,6 @@ class _Call:
             return values[0]
         results = ShardResults(values, [shard.size for shard in self.shards])
         return results if self.reducer is None else self.reducer(results)
-
-    def _responses(self) -> list[list[WorkerResponse]]:
-        """The responses in the order of `workers`. The first failure ends the wait; responses
-        that come later are dropped.
-        """
-        finished: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for index, future in enumerate(self.futures):
-            future.add_done_callback(functools.partial(_put, finished, index))
-        responses: dict[int, list[WorkerResponse]] = {}
-        while len(responses) < len(self.workers):
-            try:
-                index = finished.get(timeout=PING_INTERVAL)
-            except queue.Empty:
-                pending = {name for i, name in enumerate(self.workers) if i not in responses}
-                require_alive(sorted(pending - {self.transport.names[get_rank()]}))
-                continue
-            responses[index] = self._response(self.workers[index], self.futures[index])
-        return [responses[index] for index in range(len(self.workers))]
-
-    def _response(self, worker: str, future: Future) -> list[WorkerResponse]:
-        try:
-            response = future.wait()
-        except Exception as error:
-            if self.transport.is_timeout(error):
-                raise TimeoutError(
-                    f"{describe_worker(worker)} did not respond in time: {error}"
-                ) from None
-            try:
-                require_alive([worker])
-            except WorkerLostError as lost:
-                raise WorkerLostError(
-                    f"{describe_worker(worker)} was lost during a call: {first_line(error)}",
-                    lost.rank,
-                ) from None
-            # The worker is alive, so this is about what the call transfers.
-            message = f"its arguments or its result cannot be transferred: {first_line(error)}"
-            where = describe_worker(worker).removeprefix(worker)
-            response = RemoteFailure(type(error).__name__, message, "", False, where)
-        if isinstance(response, RemoteFailure):
-            if response.of_user:
-                raise UserError(response.message)
-            raise RemoteError(worker, response)
-        return response
-
-
-def _put(finished: queue.SimpleQueue[int], index: int, _: Future) -> None:
-    finished.put(index)
 
 
 def _to_cpu(tree: Any) -> Any:

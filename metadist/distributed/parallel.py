@@ -10,6 +10,7 @@ from torch.futures import Future
 
 from metadist.distributed.calls import GradientMode, remote_async_call, remote_sync_call
 from metadist.distributed.partitioners import Partitioner, Reducer, WorkerID
+from metadist.distributed.requests import FANOUT
 
 
 class _Parallelized:
@@ -72,6 +73,7 @@ def parallelize_sync(
     reducer: Reducer | None = None,
     timeout: float | None = None,
     gradient: GradientMode = "dist_autograd",
+    fanout: int = FANOUT,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: calling the function partitions, runs it on the workers, and reduces.
 
@@ -82,6 +84,7 @@ def parallelize_sync(
         "reducer": reducer,
         "timeout": timeout,
         "gradient": gradient,
+        "fanout": fanout,
     }
     return lambda function: _Parallelized(function, remote_sync_call, options)
 
@@ -91,6 +94,7 @@ def parallelize_async(
     reducer: Reducer | None = None,
     timeout: float | None = None,
     gradient: GradientMode = "dist_autograd",
+    fanout: int = FANOUT,
 ) -> Callable[[Callable[..., Any]], Callable[..., Future]]:
     """The same as `parallelize_sync`, but a call returns a future."""
     options = {
@@ -98,6 +102,7 @@ def parallelize_async(
         "reducer": reducer,
         "timeout": timeout,
         "gradient": gradient,
+        "fanout": fanout,
     }
     return lambda function: _Parallelized(function, remote_async_call, options)
 

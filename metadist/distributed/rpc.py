@@ -33,7 +33,7 @@ from metadist.distributed.transport import (
     rpc_is_initialized,
     shutdown_rpc,
 )
-from metadist.distributed.worker_calls import WorkerRequest, remote_failure, tensors_of
+from metadist.distributed.worker_calls import Request, remote_failure, tensors_of
 from metadist.distributed.world import (
     WorkerNameFormat,
     default_worker_name_format,
@@ -78,8 +78,10 @@ def backend_options(
         init_method="metadist://",
         device_maps=device_maps,
         devices=devices,
-        # The shared-memory transport has a thread per process that spins.
+        # The shared-memory transport has a thread per process that spins. The channel with several
+        # sockets per worker needs 112 more descriptors and 16 more threads per process.
         _transports=["uv"],
+        _channels=None if device_maps else ["cma", "basic"],
     )
 
 
@@ -156,7 +158,7 @@ class RpcTransport:
                 # The agent waits here for calls that run in this process.
                 leave(functools.partial(rpc.shutdown, graceful=False))
 
-    def send(self, worker: str, request: WorkerRequest, timeout: float | None) -> Future:
+    def send(self, worker: str, request: Request, timeout: float | None) -> Future:
         """See `Transport.send`."""
         seconds = self.options.rpc_timeout if timeout is None else timeout
         return rpc.rpc_async(worker, _respond, args=(request,), timeout=seconds)
@@ -213,7 +215,7 @@ threads; most of the agent's threads stay free for the network."""
 
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]  # torch has no types for it
-def _respond(request: WorkerRequest) -> Future:
+def _respond(request: Request) -> Future:
     """A call's remote function: the response in a future.
 
     A distributed autograd context belongs to the agent's thread that received the request.
@@ -231,7 +233,7 @@ def _respond(request: WorkerRequest) -> Future:
     return future
 
 
-def _synchronized_response(request: WorkerRequest) -> Any:
+def _synchronized_response(request: Request) -> Any:
     """The response, whose GPU tensors are complete: a future without devices records no events."""
     response = request.respond()
     if request.keep_device:

@@ -15,7 +15,7 @@ from torch.futures import Future
 from metadist.distributed.errors import WorkerLostError, first_line
 from metadist.distributed.job import current_job
 from metadist.distributed.rendezvous import missing_keys, wait_for_keys
-from metadist.distributed.worker_calls import WorkerRequest
+from metadist.distributed.worker_calls import Request
 from metadist.distributed.world import default_worker_name_format, get_world_info
 from metadist.errors import UserError
 
@@ -49,7 +49,7 @@ class Transport(Protocol):
     def close(self, graceful: bool) -> None:
         """Disconnect. With `graceful`, every rank calls it; else leave at once."""
 
-    def send(self, worker: str, request: WorkerRequest, timeout: float | None) -> Future:
+    def send(self, worker: str, request: Request, timeout: float | None) -> Future:
         """Send a request. Any rank, any thread.
 
         Args:
@@ -58,7 +58,7 @@ class Transport(Protocol):
             timeout: seconds until the future fails; None for the transport's default, 0 for none.
 
         Returns:
-            A future of `WorkerRequest.respond()`'s result.
+            A future of `Request.respond()`'s result.
         """
 
     def ping(self, worker: str) -> Future:

@@ -54,6 +54,9 @@ class RemoteFailure(NamedTuple):
         traceback: as Python prints it; "" where there is none.
         of_user: whether it was a `UserError`.
         where: the worker's rank and machine, " (rank 1 on host)".
+        worker: its name, where another worker passes the failure on.
+        lost_rank: the rank of a worker that was lost.
+        timed_out: whether a worker did not respond in time.
     """
 
     kind: str
@@ -61,6 +64,9 @@ class RemoteFailure(NamedTuple):
     traceback: str
     of_user: bool
     where: str = ""
+    worker: str = ""
+    lost_rank: int | None = None
+    timed_out: bool = False
 
 
 def remote_failure(error: BaseException) -> RemoteFailure:
@@ -98,6 +104,25 @@ class SummingMapper(Protocol):
             weights: how often each counts.
             inputs: what to differentiate with respect to.
         """
+
+
+class Request(Protocol):
+    """What a transport carries to a worker."""
+
+    @property
+    def in_context(self) -> bool:
+        """Whether it runs in the caller's autograd context."""
+
+    @property
+    def keep_device(self) -> bool:
+        """Whether the response may have tensors on other devices than the CPU."""
+
+    @property
+    def single_worker(self) -> bool:
+        """Whether the caller named the worker, and the call has no other request."""
+
+    def respond(self) -> Any:
+        """The response, or a `RemoteFailure`; it raises nothing."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +182,7 @@ class WorkerRequest:
             results = function.map_batched(self.calls)
             return [WorkerResponse(self._outgoing(result), None) for result in results]
         responses = (self._run_shard(args, kwargs, inputs) for args, kwargs in self.calls)
-        return list(responses) if weights is None else [_add_up(responses, weights)]
+        return list(responses) if weights is None else [add_up(responses, weights)]
 
     def _outgoing(self, result: Any) -> Any:
         def detached(leaf: Any) -> Any:
@@ -198,14 +223,20 @@ class WorkerRequest:
         return WorkerResponse(self._outgoing(result), gradients)
 
 
-def _add_up(responses: Iterator[WorkerResponse], weights: Sequence[float]) -> WorkerResponse:
+def add_up(responses: Iterator[WorkerResponse], weights: Sequence[float]) -> WorkerResponse:
     """The weighted sum of responses, which are consumed one at a time: one shard's graph and
     gradients are alive beside the sum.
+
+    Args:
+        responses: of shards, or sums themselves, with gradients by the same inputs.
+        weights: how often each counts.
     """
     values: list[Any] = []
     total: Gradients | None = None
-    for (value, gradients, _), weight in zip(responses, weights, strict=True):
-        values.append(value)
+    dtypes: list[torch.dtype | None] | None = None
+    for response, weight in zip(responses, weights, strict=True):
+        values.append(response.value)
+        dtypes, gradients = response.dtypes, response.gradients
         if gradients is None:
             continue
         if total is None:
@@ -218,7 +249,7 @@ def _add_up(responses: Iterator[WorkerResponse], weights: Sequence[float]) -> Wo
                 total.by_input[index] = to_float64(gradient) * weight
             else:
                 so_far.add_(to_float64(gradient), alpha=weight)
-    return WorkerResponse(weighted_sum(values, weights), total, leaf_dtypes(values[0]))
+    return WorkerResponse(weighted_sum(values, weights), total, dtypes or leaf_dtypes(values[0]))
 
 
 def tensors_of(tree: Any) -> list[Tensor]:

@@ -28,6 +28,7 @@ from metadist.distributed.collectives import (
 from metadist.distributed.hierarchy import FLAT_UP_TO
 from metadist.distributed.partitioners import Partitioner, WorkerID, as_shards
 from metadist.distributed.reducers import LinearReducer, finish_sum
+from metadist.distributed.requests import FANOUT
 from metadist.distributed.store import RENDEZVOUS_TIMEOUT
 from metadist.distributed.worker_calls import WorkerRequest, WorkerResponse
 from metadist.errors import UserError
@@ -361,6 +362,7 @@ class RpcStrategy(Strategy):
         timeout_seconds: seconds within which a worker that died, froze or cannot be reached is
             found.
         rendezvous_timeout_seconds: seconds that ranks may arrive apart.
+        fanout: to how many other workers rank zero sends requests, and each worker in turn.
         call_timeout: seconds that a call may take on workers that are alive.
     """
 
@@ -373,12 +375,14 @@ class RpcStrategy(Strategy):
         reducer: Callable[[list], Any],
         gradient: Literal["worker", "dist_autograd"] = "worker",
         timeout_seconds: Annotated[float, Gt(0)] = 30.0,
+        fanout: Annotated[int, Gt(0)] = FANOUT,
         rendezvous_timeout_seconds: Annotated[float, Gt(0)] = RENDEZVOUS_TIMEOUT,
         call_timeout: Annotated[float, Gt(0)] = 3600.0,
     ) -> None:
         super().__init__(partitioner, reducer)
         self.gradient = gradient
         self.timeout_seconds = timeout_seconds
+        self.fanout = fanout
         self.rendezvous_timeout_seconds = rendezvous_timeout_seconds
         self.call_timeout = call_timeout
 
@@ -425,6 +429,7 @@ class RpcStrategy(Strategy):
             reducer=self.reducer,
             timeout=self.call_timeout,
             gradient=self.gradient,
+            fanout=self.fanout,
         )
 
     def map_tasks(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
@@ -435,6 +440,7 @@ class RpcStrategy(Strategy):
                 args=(learner, batch),
                 partitioner=self.partitioner,
                 timeout=self.call_timeout,
+                fanout=self.fanout,
             )
         return {name: torch.cat([shard[name] for shard in values]) for name in values[0]}
 

@@ -13,7 +13,7 @@ from torch.futures import Future
 from worlds import run_world
 
 import metadist as todist
-from metadist.distributed import calls
+from metadist.distributed import requests
 from metadist.distributed.calls import remote_async_call
 from metadist.distributed.rendezvous import wait_for_keys
 from metadist.distributed.transport import current_transport, open_transport, shutdown_rpc
@@ -365,7 +365,7 @@ class FrozenWorkers:
 
 def call_frozen_workers(alive: bool) -> tuple:
     """What a call says whose workers do not answer it; and which of them it pinged."""
-    calls.PING_INTERVAL = 0.01
+    requests.PING_INTERVAL = 0.01
     transport = FrozenWorkers(alive)
     open_transport(transport)
     # Without pings the call would wait for ever: it then ends with a result.

@@ -22,6 +22,7 @@ from benchmarks.cost_model import (
     all_reduce_path,
     fit,
     non_negative,
+    rpc_path,
     with_network,
 )
 from benchmarks.overhead import profiled_ranges
@@ -93,16 +94,31 @@ def test_a_negative_coefficient_becomes_zero():
         non_negative(rows[:1], seconds[:1])
 
 
-def test_rank_zero_is_the_bottleneck_when_communication_exceeds_the_tasks():
-    limit = COSTS.rank_zero_limit(4, 100_000)
-    # 4 tasks of 3 ms and 3 µs per square root; communication 0.1 ms and 0.5 ms per worker.
-    assert limit == pytest.approx((12e-3 + 12e-6 * math.sqrt(100_000) - 1e-4) / 5e-4)
-    assert COSTS._replace(rpc=(1e-4, 0.0, 0.0)).rank_zero_limit(4, 100_000) == math.inf
-    extrapolation = Extrapolation(COSTS, [8, 1024], 4, [100_000])
+def test_the_limit_is_where_communication_exceeds_the_tasks():
+    limit = COSTS.communication_limit(4, 100_000)
+    # 4 tasks of 3 ms and 3 µs per square root.
+    tasks = 12e-3 + 12e-6 * math.sqrt(100_000)
+    before, at = (COSTS.messages("rpc", each, 100_000) for each in (limit - 1, limit))
+    assert before <= tasks < at
+    slow = COSTS._replace(rpc=(1e-4, 3e-3, 2e-9))
+    assert slow.communication_limit(4, 100_000) == 5  # 0.1 ms and 3.2 ms per worker
+    assert COSTS._replace(rpc=(1e-4, 0.0, 0.0)).communication_limit(4, 100_000) == math.inf
+    extrapolation = Extrapolation(slow, [8, 1024], 4, [100_000])
     assert extrapolation.fastest(1024, 100_000) == "allreduce"
-    ((parameters, bottleneck, few, many),) = extrapolation.rows()
-    assert (parameters, bottleneck) == ("100,000", "32")
-    assert many.startswith("3% / ") and many.endswith("allreduce") and few.startswith("81% / ")
+    ((parameters, found, few, many),) = extrapolation.rows()
+    assert (parameters, found) == ("100,000", "5")
+    assert many.endswith("allreduce") and few.startswith("40% / ")
+
+
+def test_the_path_of_requests():
+    assert rpc_path(1) == (1, 1)
+    assert rpc_path(9) == rpc_path(9, math.inf) == (1, 9)
+    assert rpc_path(1024, math.inf) == (1, 1024)
+    # Eight others, the first of which sends on to one; itself.
+    assert rpc_path(10) == (2, 9 + 2)
+    # Of 1,023 others 128 are below the first, of 127 others 16, of 15 others two.
+    assert rpc_path(1024) == (4, 9 + 9 + 9 + 2)
+    assert rpc_path(4, 2) == (2, 3 + 2)
 
 
 def test_more_workers_than_cores_slow_only_the_computation_down():

@@ -134,6 +134,7 @@ def test_a_whole_run_is_the_same_bit_for_bit_for_every_number_of_workers(tmp_pat
 
 
 GROUPS = ("strategy=allreduce", "strategy.flat_up_to=2", "trainer.meta_batch_size=20")
+TREE = ("strategy=rpc", "trainer.meta_batch_size=20")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,9 @@ GROUPS = ("strategy=allreduce", "strategy.flat_up_to=2", "trainer.meta_batch_siz
         (4, GROUPS),
         pytest.param(16, ("strategy=allreduce", *GROUPS[2:]), marks=pytest.mark.slow),
         pytest.param(32, ("strategy=allreduce", *GROUPS[2:]), marks=pytest.mark.slow),
-        pytest.param(16, ("strategy=rpc", *GROUPS[2:]), marks=pytest.mark.slow),
+        pytest.param(8, (*TREE, "strategy.fanout=2"), marks=pytest.mark.slow),
+        pytest.param(16, (*TREE, "strategy.fanout=4"), marks=pytest.mark.slow),
+        pytest.param(32, (*TREE, "strategy.fanout=8"), marks=pytest.mark.slow),
     ],
 )
 def test_many_workers_train_as_one(tmp_path, size, overrides):

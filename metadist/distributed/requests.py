@@ -1,0 +1,212 @@
+"""Requests to several workers: sent over a tree of workers, and the wait for the responses.
+
+The caller sends to at most `fanout` other workers. To more it sends through a tree: the others are
+split into `fanout` groups, and the first worker of a group receives the requests of the whole group
+and sends the others on in the same way. Sums are added up on the way back. With W workers the
+caller then sends and receives `fanout` messages instead of W, and the longest way has log W / log
+`fanout` workers. What the requests share (a model, say) is pickled once for each message.
+"""
+
+import functools
+import queue
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch.futures import Future
+
+from metadist.distributed.errors import WorkerLostError, first_line
+from metadist.distributed.partitioners import balanced_bounds
+from metadist.distributed.transport import (
+    PING_INTERVAL,
+    current_transport,
+    describe_worker,
+    require_alive,
+)
+from metadist.distributed.worker_calls import (
+    RemoteFailure,
+    Request,
+    WorkerRequest,
+    WorkerResponse,
+    add_up,
+    remote_failure,
+)
+from metadist.distributed.world import get_rank
+from metadist.errors import UserError
+
+FANOUT = 8
+"""Workers that a worker sends requests to, by default. For W workers the serial work of sending is
+about fanout · log W / log fanout messages, which 8 keeps within a third of the least (at 3); more
+levels would add latency, and up to 9 workers all are called directly."""
+
+
+class RemoteError(RuntimeError):
+    """A function raised on another worker, or its result could not be transferred.
+
+    Attributes:
+        worker: the worker's name.
+        remote_traceback: the traceback there, as text; "" where there is none.
+        failure: what the worker responded.
+    """
+
+    def __init__(self, worker: str, failure: RemoteFailure) -> None:
+        raised = ": ".join(filter(None, (failure.kind, failure.message)))
+        text = f"{worker}{failure.where} raised {raised}"
+        if failure.traceback:
+            text += f"\n--- traceback on {worker} ---\n{failure.traceback.rstrip()}"
+        super().__init__(text)
+        self.worker = worker
+        self.remote_traceback = failure.traceback
+        self.failure = failure
+
+    def __reduce__(self) -> tuple:
+        return RemoteError, (self.worker, self.failure)
+
+
+@dataclass(frozen=True)
+class SubtreeRequest:
+    """The requests of a worker and of those below it.
+
+    Attributes:
+        requests: the workers' names and requests.
+        fanout: to how many workers a worker sends.
+        timeout: as of `Transport.send`.
+    """
+
+    requests: Sequence[tuple[str, WorkerRequest]]
+    fanout: int
+    timeout: float | None
+
+    in_context: ClassVar[bool] = False
+    single_worker: ClassVar[bool] = False
+
+    @property
+    def keep_device(self) -> bool:
+        """As of the requests."""
+        return self.requests[0][1].keep_device
+
+    def respond(self) -> list[list[WorkerResponse]] | RemoteFailure:
+        """The responses to the requests, in their order; those of a sum as one.
+
+        An exception becomes a `RemoteFailure` that says where it was raised.
+        """
+        try:
+            responses = SentRequests(self.requests, self.timeout, self.fanout).wait()
+        except RemoteError as error:
+            return error.failure._replace(worker=error.worker)
+        except WorkerLostError as error:
+            return remote_failure(error)._replace(lost_rank=error.rank)
+        except TimeoutError as error:
+            return remote_failure(error)._replace(timed_out=True)
+        except BaseException as error:
+            return remote_failure(error)
+        if self.requests[0][1].weights is None:
+            return responses
+        parts = [part for (part,) in responses]
+        return [[add_up(iter(parts), [1] * len(parts))]]
+
+
+class SentRequests:
+    """Requests that were sent, one to each of some workers.
+
+    Args:
+        requests: the workers' names and requests.
+        timeout: as of `Transport.send`.
+        fanout: to how many workers a worker sends; None to send to each from here. With a fanout,
+            requests for sums must differentiate by the same tensors in the same order.
+
+    Attributes:
+        futures: of the messages.
+
+    Raises:
+        pickle.PicklingError, AttributeError: a request cannot be pickled.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[tuple[str, WorkerRequest]],
+        timeout: float | None,
+        fanout: int | None,
+    ) -> None:
+        self._transport = current_transport()
+        self._own = self._transport.names[get_rank()]
+        self._summed = bool(requests) and requests[0][1].weights is not None
+        others = [i for i, (worker, _) in enumerate(requests) if worker != self._own]
+        self._groups = [[i] for i in range(len(requests))]
+        if fanout is not None and len(others) > fanout:
+            bounds = balanced_bounds(len(others), fanout)
+            own = [group for group in self._groups if group[0] not in others]
+            self._groups = [others[start:stop] for start, stop in bounds] + own
+        self._receivers = [requests[group[0]][0] for group in self._groups]
+        self.futures: list[Future] = []
+        for receiver, group in zip(self._receivers, self._groups, strict=True):
+            message: Request = requests[group[0]][1]
+            if fanout is not None and len(group) > 1:
+                message = SubtreeRequest([requests[i] for i in group], fanout, timeout)
+            self.futures.append(self._transport.send(receiver, message, timeout))
+
+    def wait(self) -> list[list[WorkerResponse]]:
+        """The responses to the requests, in their order; those of a sum as one of each message.
+
+        The first failure ends the wait; responses that come later are dropped.
+
+        Raises:
+            RemoteError: a function raised.
+            UserError: a function raised it.
+            WorkerLostError: a worker died or does not answer.
+            TimeoutError: a worker did not respond in time.
+        """
+        finished: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for index, future in enumerate(self.futures):
+            future.add_done_callback(functools.partial(_put, finished, index))
+        responses: dict[int, list[list[WorkerResponse]]] = {}
+        while len(responses) < len(self.futures):
+            try:
+                index = finished.get(timeout=PING_INTERVAL)
+            except queue.Empty:
+                pending = {name for i, name in enumerate(self._receivers) if i not in responses}
+                require_alive(sorted(pending - {self._own}))
+                continue
+            responses[index] = self._responses(index)
+        found = [each for index in range(len(self.futures)) for each in responses[index]]
+        if self._summed:
+            return found
+        order = [index for group in self._groups for index in group]
+        by_request = dict(zip(order, found, strict=True))
+        return [by_request[index] for index in range(len(order))]
+
+    def _responses(self, index: int) -> list[list[WorkerResponse]]:
+        """Of a message whose future is done."""
+        worker, below = self._receivers[index], len(self._groups[index]) - 1
+        try:
+            response = self.futures[index].wait()
+        except Exception as error:
+            if self._transport.is_timeout(error):
+                others = f" or one of the {below} that it sends requests to" if below else ""
+                raise TimeoutError(
+                    f"{describe_worker(worker)}{others} did not respond in time: {error}"
+                ) from None
+            try:
+                require_alive([worker])
+            except WorkerLostError as lost:
+                raise WorkerLostError(
+                    f"{describe_worker(worker)} was lost during a call: {first_line(error)}",
+                    lost.rank,
+                ) from None
+            # The worker is alive, so this is about what the call transfers.
+            message = f"its arguments or its result cannot be transferred: {first_line(error)}"
+            where = describe_worker(worker).removeprefix(worker)
+            response = RemoteFailure(type(error).__name__, message, "", False, where)
+        if isinstance(response, RemoteFailure):
+            if response.of_user:
+                raise UserError(response.message)
+            if response.timed_out:
+                raise TimeoutError(response.message)
+            if response.lost_rank is not None:
+                raise WorkerLostError(response.message, response.lost_rank)
+            raise RemoteError(response.worker or worker, response)
+        return response if below else [response]
+
+
+def _put(finished: queue.SimpleQueue[int], index: int, _: Future) -> None:
+    finished.put(index)

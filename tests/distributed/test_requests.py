@@ -1,0 +1,201 @@
+"""Requests over a tree of workers: the same results and errors as without, and few messages."""
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from worlds import run_world
+
+import metadist as todist
+from metadist.distributed.transport import current_transport
+
+WORKERS = 8
+ITEMS = 18
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(4, 1)
+
+
+def make_batch() -> torch.Tensor:
+    return torch.randn(ITEMS, 4, generator=torch.Generator().manual_seed(1))
+
+
+def mean_loss(model: nn.Module, batch: torch.Tensor) -> dict:
+    return {"loss": model(batch).square().mean(), "rank": todist.get_rank(), "none": None}
+
+
+def fail_on_last(batch: torch.Tensor) -> None:
+    if todist.get_rank() == WORKERS - 1:
+        raise LookupError("no such item")
+
+
+def refuse_on_last(batch: torch.Tensor) -> None:
+    if todist.get_rank() == WORKERS - 1:
+        raise todist.UserError("use another item.")
+
+
+def sleep_on_last(batch: torch.Tensor) -> None:
+    if todist.get_rank() == WORKERS - 1:
+        time.sleep(2.0)
+
+
+def backwards(*args) -> list:
+    """The shards of `batch_partitioner`, the last worker's first, some workers twice."""
+    shards = todist.batch_partitioner(*args)
+    return shards[::-1] + shards[2:4]
+
+
+def own_copies(model: nn.Module, batch: torch.Tensor) -> list:
+    """Every worker differentiates by parameters of its own."""
+    models = [model, *(todist.module_clone(model, by="clone") for _ in range(WORKERS - 1))]
+    parts = batch.tensor_split(WORKERS)
+    return [
+        todist.Shard(i, (m, x), size=len(x))
+        for i, (m, x) in enumerate(zip(models, parts, strict=True))
+    ]
+
+
+@todist.auto_init_rpc()
+def call_over_trees(fanouts: list[int]) -> list | None:
+    """What rank zero gets with each fanout."""
+    if todist.get_rank() != 0:
+        return None
+    outcomes = []
+    for fanout in fanouts:
+        model, batch = make_model(), make_batch()
+        options = {"args": (model, batch), "fanout": fanout}
+        total = todist.remote_sync_call(
+            mean_loss, reducer=todist.sum_reducer, gradient="worker", **options
+        )
+        each = todist.remote_sync_call(
+            mean_loss, partitioner=backwards, gradient="worker", **options
+        )
+        other = todist.remote_sync_call(
+            mean_loss,
+            partitioner=own_copies,
+            reducer=todist.mean_reducer,
+            gradient="worker",
+            **options,
+        )
+        losses = [total["loss"], *(result["loss"] for result in each), other["loss"]]
+        gradients = [torch.autograd.grad(loss, [*model.parameters()]) for loss in losses]
+        ranks = [total["rank"], [result["rank"] for result in each], total["none"]]
+        outcomes.append((ranks, [loss.item() for loss in losses], gradients))
+    return outcomes
+
+
+def test_results_and_gradients_do_not_depend_on_the_fanout():
+    outcomes = run_world(call_over_trees, WORKERS, [WORKERS, 1, 2, 3])[0]
+    (total, in_order, none), losses, gradients = outcomes[0]
+    assert (total, none) == (sum(range(WORKERS)), None)
+    assert in_order == [*reversed(range(WORKERS)), 2, 3]
+    for ranks, other_losses, other_gradients in outcomes[1:]:
+        assert ranks == outcomes[0][0]
+        assert other_losses == losses
+        for found, expected in zip(other_gradients, gradients, strict=True):
+            assert all(map(torch.equal, found, expected))
+
+
+@todist.auto_init_rpc()
+def count_messages(fanout: int) -> int:
+    transport, sent = current_transport(), []
+    send, own = transport.send, transport.names[todist.get_rank()]
+
+    def counted(worker: str, *args):
+        sent.append(worker)
+        return send(worker, *args)
+
+    transport.send = counted
+    todist.barrier()
+    if todist.get_rank() == 0:
+        todist.remote_sync_call(
+            mean_loss,
+            args=(make_model(), make_batch()),
+            reducer=todist.sum_reducer,
+            gradient="worker",
+            fanout=fanout,
+        )
+    todist.barrier()
+    return len([worker for worker in sent if worker != own])
+
+
+@pytest.mark.parametrize(
+    ("fanout", "expected"),
+    [(2, [2, 2, 1, 0, 0, 2, 0, 0]), (3, [3, 2, 0, 0, 1, 0, 1, 0]), (7, [7] + [0] * 7)],
+)
+def test_a_worker_sends_to_at_most_fanout_others(fanout, expected):
+    assert run_world(count_messages, WORKERS, fanout) == expected
+
+
+@todist.auto_init_rpc()
+def call_what_fails() -> list[str] | None:
+    if todist.get_rank() != 0:
+        return None
+    options = {"args": (make_batch(),), "fanout": 2}
+    with pytest.raises(todist.RemoteError) as caught:
+        todist.remote_sync_call(fail_on_last, **options)
+    messages = [str(caught.value), caught.value.worker, caught.value.remote_traceback]
+    with pytest.raises(todist.UserError) as refused:
+        todist.remote_sync_call(refuse_on_last, **options)
+    with pytest.raises(TimeoutError) as late:
+        todist.remote_sync_call(sleep_on_last, timeout=0.5, **options)
+    return [*messages, str(refused.value), str(late.value)]
+
+
+def test_errors_are_those_of_the_worker_that_raised_them():
+    text, worker, traceback, refused, late = run_world(call_what_fails, WORKERS)[0]
+    assert worker == f"worker{WORKERS - 1}"
+    assert f"{worker} (rank {WORKERS - 1} on " in text and "LookupError: no such item" in text
+    assert text.count("traceback on") == 1
+    assert "fail_on_last" in traceback and "in wait" not in traceback
+    assert refused == "use another item."
+    assert "did not respond in time" in late
+
+
+@todist.auto_init_rpc()
+def count_descriptors() -> int:
+    todist.barrier()
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+def test_a_process_has_few_descriptors():
+    """Rank zero has a connection to each of the others, which take about six descriptors each."""
+    most = max(run_world(count_descriptors, 3))
+    assert most < 60
+
+
+def end(doomed: int, how: str) -> None:
+    if todist.get_rank() == doomed:
+        os.kill(os.getpid(), signal.SIGKILL if how == "dies" else signal.SIGSTOP)
+    time.sleep(30)
+
+
+def end_one_of_all(doomed: int, how: str) -> list[tuple]:
+    return [(worker, (doomed, how), {}) for worker in range(1, WORKERS)]
+
+
+def lose(doomed: int, how: str) -> tuple[str, int | None]:
+    todist.init_rpc(ping_timeout=2.0)
+    todist.barrier()
+    if todist.get_rank() != 0:
+        time.sleep(60)
+    processes = [todist.remote_sync_call(os.getpid, partitioner=i) for i in range(1, WORKERS)]
+    with pytest.raises(todist.WorkerLostError) as caught:
+        todist.remote_sync_call(end, args=(doomed, how), partitioner=end_one_of_all, fanout=2)
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    return str(caught.value), caught.value.rank
+
+
+@pytest.mark.parametrize(("doomed", "how"), [(1, "dies"), (2, "freezes"), (7, "dies")])
+def test_a_lost_worker_is_named_wherever_it_is_in_the_tree(doomed, how):
+    message, rank = run_world(lose, WORKERS, doomed, how, may_fail=True)[0]
+    assert rank == doomed and f"worker{doomed} (rank {doomed}" in message
