@@ -22,3 +22,9 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     lower = {name.lower(): name for name in names}
     near = difflib.get_close_matches(word.lower(), lower, n=1)
     return f" (did you mean {lower[near[0]]}?)" if near else ""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its class."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

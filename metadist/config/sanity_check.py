@@ -6,7 +6,7 @@ from pathlib import Path
 
 from metadist.algorithms import Learner
 from metadist.distributed.worker_local import WorkerLocal
-from metadist.errors import UserError
+from metadist.errors import UserError, first_line
 from metadist.tasks import TaskDistribution, task_keys
 from metadist.training import MetaBatch, TaskMapper
 
@@ -43,7 +43,7 @@ def run_sanity_check(tasks: TaskDistribution, learner: Learner) -> None:
                 raise
             raise UserError(
                 f"the model and the algorithm cannot process a {split} task of this shape "
-                f"({str(error).splitlines()[0]}): change model, algorithm or task."
+                f"({first_line(error)}): change model, algorithm or task."
             ) from error
         name = type(learner).__name__
         if training and not result.loss.requires_grad:

@@ -20,7 +20,7 @@ from metadist.config.build import assemble_experiment, build_learner
 from metadist.config.instantiate import instantiate, locate_target
 from metadist.config.overrides import is_node, option_values
 from metadist.config.trusted import check_interpolations, locate_trusted
-from metadist.errors import UserError
+from metadist.errors import UserError, first_line
 from metadist.reports import CONFIG_FILE, HYDRA_FILE
 from metadist.tasks import ImagePreprocessing, Normalize
 from metadist.training import Experiment
@@ -183,7 +183,7 @@ def _read_configuration(directory: Path) -> DictConfig:
             "the directory that holds .hydra and metrics.jsonl."
         ) from None
     except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise UserError(f"{path} is corrupt ({reason}): restore it from a copy.") from None
     if not isinstance(configuration, DictConfig) or "trainer" not in configuration:
         raise UserError(f"{path} is corrupt (it has no trainer): restore it from a copy.")

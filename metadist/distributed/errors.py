@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 import torch.distributed as dist
 
+from metadist.errors import first_line
+
 
 class WorkerLostError(ConnectionError):
     """Another process of the job died, froze or cannot be reached.
@@ -65,9 +67,3 @@ def connection_errors_as_worker_lost() -> Iterator[None]:
         raise WorkerLostError(
             f"a rank left or stopped during a collective ({first_line(error)})."
         ) from None
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its class."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 import torch.distributed as dist
 
-from metadist.distributed.errors import first_line
 from metadist.distributed.rendezvous import missing_keys
 from metadist.distributed.store import Counters
 from metadist.distributed.world import get_world_info, launched_by_torchrun
+from metadist.errors import first_line
 
 FIRST_FAILURE, REPORTED, STOP = "first_failure", "reported", "stop"
 """Keys of a job's store: the rank that failed first, that it was reported, a signal's number."""

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from torch.futures import Future
 
-from metadist.distributed.errors import WorkerLostError, first_line
+from metadist.distributed.errors import WorkerLostError
 from metadist.distributed.partitioners import balanced_bounds
 from metadist.distributed.transport import (
     PING_INTERVAL,
@@ -32,7 +32,7 @@ from metadist.distributed.worker_calls import (
     remote_failure,
 )
 from metadist.distributed.world import get_rank
-from metadist.errors import UserError
+from metadist.errors import UserError, first_line
 
 FANOUT = 8
 """Workers that a worker sends requests to, by default. For W workers the serial work of sending is

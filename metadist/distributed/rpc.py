@@ -22,7 +22,7 @@ from torch.distributed import rpc
 from torch.distributed.rpc import constants
 from torch.futures import Future
 
-from metadist.distributed.errors import WorkerLostError, first_line
+from metadist.distributed.errors import WorkerLostError
 from metadist.distributed.interfaces import bound_to_interface
 from metadist.distributed.process_exit import leave
 from metadist.distributed.rendezvous import all_gather_object, rendezvous
@@ -40,7 +40,7 @@ from metadist.distributed.world import (
     get_world_info,
     set_worker_name_format,
 )
-from metadist.errors import UserError
+from metadist.errors import UserError, first_line
 
 P = ParamSpec("P")
 T = TypeVar("T")

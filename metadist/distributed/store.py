@@ -22,14 +22,14 @@ from typing import Protocol
 
 import torch.distributed as dist
 
-from metadist.distributed.errors import WorkerLostError, first_line
+from metadist.distributed.errors import WorkerLostError
 from metadist.distributed.world import (
     get_world_info,
     host_name,
     is_single_node,
     launched_by_torchrun,
 )
-from metadist.errors import UserError
+from metadist.errors import UserError, first_line
 
 RENDEZVOUS_TIMEOUT = 300.0
 """Seconds that ranks may start apart: nodes boot, imports are slow."""

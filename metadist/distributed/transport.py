@@ -12,12 +12,12 @@ from typing import Protocol
 import torch.distributed as dist
 from torch.futures import Future
 
-from metadist.distributed.errors import WorkerLostError, first_line
+from metadist.distributed.errors import WorkerLostError
 from metadist.distributed.job import current_job
 from metadist.distributed.rendezvous import missing_keys, wait_for_keys
 from metadist.distributed.worker_calls import Request
 from metadist.distributed.world import default_worker_name_format, get_world_info
-from metadist.errors import UserError
+from metadist.errors import UserError, first_line
 
 PING_INTERVAL = 1.0
 """Seconds between two pings of a worker that this one waits for."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import replace_all_batch_norm_modules_
 
-from metadist.errors import UserError, did_you_mean
+from metadist.errors import UserError, did_you_mean, first_line
 
 
 class Backbone(nn.Module):
@@ -59,7 +59,7 @@ class Backbone(nn.Module):
         try:
             features = self.body.eval()(torch.zeros(2, *input_shape))
         except (RuntimeError, ValueError, AssertionError, IndexError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = first_line(error)
             raise UserError(
                 f"{model} does not take inputs of shape {input_shape} ({reason}): choose another "
                 "network or dataset.size, or set what it needs in model.options."

@@ -55,9 +55,10 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.head = Linear(widths[-1], outputs, native=native)
         if batch_norm:
-            # MAML's initialization; without batch norm activations would vanish.
+            # MAML's initialization, cut at two standard deviations; without batch norm activations
+            # would vanish.
             for layer in [*self.layers, self.head]:
-                nn.init.trunc_normal_(layer.weight, std=0.01)
+                nn.init.trunc_normal_(layer.weight, std=0.01, a=-0.02, b=0.02)
                 nn.init.zeros_(layer.bias)
 
     @property

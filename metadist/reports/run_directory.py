@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from metadist.errors import UserError
+from metadist.errors import UserError, first_line
 from metadist.files import atomic_write, wrap_write_errors
 from metadist.loggers import METRICS_FILE, json_value
 
@@ -213,5 +213,5 @@ def _read_yaml(path: Path) -> Any:
     except FileNotFoundError:
         return None
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise UserError(f"{path} cannot be read ({reason}): remove or restore it.") from None

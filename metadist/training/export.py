@@ -14,6 +14,8 @@ from metadist.training.weights_file import FORMAT, SUFFIX
 
 _DATASET = ("_target_", "normalize")
 """What the preprocessing of images needs of the dataset's options; paths are left out."""
+_PATHS = ("dataset.root", "init_from", "resume")
+"""Overrides that may be paths of this machine, which are left out."""
 _RESULTS = (
     "test_accuracy",
     "test_mse",
@@ -73,7 +75,9 @@ def export_weights(run: Path, path: Path) -> Path:
         "protocol": results["protocol"],
         "method": results["method"],
         "results": {key: results[key] for key in _RESULTS if key in results},
-        "overrides": [each for each in read_overrides(run) if not each.startswith("dataset.root=")],
+        "overrides": [
+            each for each in read_overrides(run) if each.lstrip("+").split("=")[0] not in _PATHS
+        ],
     }
     metadata = {key: json.dumps(json_value(value)) for key, value in about.items()}
     metadata |= {"format": FORMAT, "version": version("metadist")}

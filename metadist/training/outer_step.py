@@ -17,6 +17,7 @@ from torch.profiler import record_function
 
 from metadist.algorithms import Learner, TaskResult
 from metadist.distributed.reducers import leaf_dtypes
+from metadist.errors import first_line
 from metadist.kernels import pytorch_operations
 from metadist.tasks import Episode, Examples
 from metadist.training.batching import forward_batched
@@ -139,7 +140,7 @@ class CompiledSteps:
                     "the outer step runs eagerly: it could not be compiled (%s: %s); "
                     "trainer.compile=false avoids the attempt",
                     type(error).__name__,
-                    str(error).splitlines()[0] if str(error) else "",
+                    first_line(error),
                 )
                 self._steps[key] = None
         found = self._steps[key]

@@ -18,7 +18,7 @@ from metadist.algorithms.learner import as_task_result
 from metadist.distributed import get_local_rank, module_clone
 from metadist.distributed.worker_calls import Call, Gradients, WorkerResponse
 from metadist.distributed.worker_local import WorkerLocal
-from metadist.errors import UserError
+from metadist.errors import UserError, first_line
 from metadist.tasks import Episode, Examples
 from metadist.training.batching import (
     MAX_CHUNK,
@@ -354,7 +354,7 @@ def resolve_device(device: str) -> torch.device:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise UserError(
             f"device={device} cannot be used here ({reason}): take auto or cpu."
         ) from None

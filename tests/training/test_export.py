@@ -143,8 +143,9 @@ def test_the_command(run, tmp_path, monkeypatch, capsys):
 
 def test_paths_are_left_out_and_another_state_is_refused(run, tmp_path):
     copy = Path(shutil.copytree(run, tmp_path / "copy"))
+    overrides = "- +dataset.root=/home/me\n- seed=0\n- resume=/home/me/run\n"
     (copy / ".hydra").mkdir()
-    (copy / ".hydra" / "overrides.yaml").write_text("- dataset.root=/home/me\n- seed=0\n")
+    (copy / ".hydra" / "overrides.yaml").write_text(overrides)
     with safe_open(export_weights(copy, tmp_path / "a.safetensors"), framework="pt") as file:
         assert json.loads(file.metadata()["overrides"]) == ["seed=0"]
     results = read_results(run)
