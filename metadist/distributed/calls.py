@@ -73,7 +73,7 @@ def remote_async_call(
 
     Raises:
         UserError: at once, before anything is sent: the partitioner names a worker that does not
-            exist, or an unknown `gradient`.
+            exist, an unknown `gradient`, or a `fanout` below 1.
         TypeError: at once: `func` or its arguments cannot be pickled, or the partitioner returns
             something other than triples.
         RuntimeError: at once: RPC is not initialized.
@@ -135,6 +135,8 @@ class _Call:
         self.transport = current_transport()
         if gradient not in ("dist_autograd", "worker"):
             raise UserError(f'gradient must be "dist_autograd" or "worker", got {gradient!r}.')
+        if fanout < 1:
+            raise UserError(f"fanout must be at least 1, got {fanout}.")
         self.reducer = reducer
         if not self.transport.carries_devices:
             args, kwargs = _to_cpu((args, kwargs))

@@ -123,6 +123,7 @@ def test_after_a_stuck_task_the_next_job_runs_or_the_sweep_says_why_not(tmp_path
         assert printed.count("a rank has not left job 0") == 1, printed
 
 
+@pytest.mark.slow
 def test_unreadable_results_are_reported_once(tmp_path):
     sweep(tmp_path, "seed=0,1")
     (tmp_path / "0" / "results.json").write_text("{")

@@ -54,7 +54,10 @@ def test_import_metadist_does_not_import_them():
 
 @pytest.mark.parametrize(
     ("options", "size"),
-    [(["strategy=local"], 1), (["strategy=allreduce"], 2)],
+    [
+        pytest.param(["strategy=local"], 1, marks=pytest.mark.slow),
+        (["strategy=allreduce"], 2),
+    ],
     ids=["local", "allreduce"],
 )
 def test_other_strategies_do_not_import_them(tmp_path, options, size):

@@ -93,6 +93,8 @@ def test_reducers_and_errors_of_calls_to_one_worker(transport):
         todist.remote_sync_call(refuse, args=(weight,), partitioner="only")
     with pytest.raises(todist.UserError, match='gradient must be "dist_autograd" or "worker"'):
         todist.remote_sync_call(loss, args=(weight, weight), partitioner=0, gradient="local")
+    with pytest.raises(todist.UserError, match="fanout must be at least 1"):
+        todist.remote_sync_call(max, args=(1, 2), partitioner=0, fanout=0)
     with pytest.raises(todist.RemoteError, match=r"one scalar per result .* has 2 differentiable"):
         todist.remote_sync_call(two_losses, args=(weight,), partitioner=0, gradient="worker")
     with pytest.raises(todist.RemoteError, match=r"the first of shape \(2,\)"):

@@ -64,11 +64,13 @@ def test_environment_without_torchrun():
     assert f"[0] share of ten items: {list(range(10))}" in lines
 
 
+@pytest.mark.slow
 def test_arguments():
     lines = torchrun(PRIMITIVES / "arguments.py", 1, 2, "--name", "a b")
     assert lines == [f"[{rank}] numbers=[1, 2] name='a b'" for rank in range(2)]
 
 
+@pytest.mark.slow
 def test_any_executable():
     lines = torchrun("--no-python", PRIMITIVES / "any_executable.sh")
     assert [line.split(",")[0] for line in lines] == [

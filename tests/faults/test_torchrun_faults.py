@@ -66,6 +66,7 @@ def test_torchrun_restarts_a_killed_rank_zero_with_equal_results(tmp_path):
     assert without_times(restarted) == without_times(undisturbed)
 
 
+@pytest.mark.slow
 def test_a_frozen_worker_ends_the_job_and_is_reported_once(tmp_path):
     process = torchrun(tmp_path, "timeout_seconds=3", "trainer.iterations=100000")
     kill_when(process, tmp_path, 10, 1, signal.SIGSTOP)

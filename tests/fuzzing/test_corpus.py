@@ -8,7 +8,7 @@ from commands import ROOT
 
 
 def test_invalid_inputs_end_with_one_sentence_each():
-    arguments = ["--configurations", "6", "--files", "4", "--recoveries", "0", "--seed", "1"]
+    arguments = ["--configurations", "4", "--files", "3", "--recoveries", "0", "--seed", "1"]
     path = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-m", "fuzzing", *arguments],

@@ -68,8 +68,15 @@ def test_a_rank_that_exits_silently_is_named(tmp_path, strategy):
     assert f"rank 1 on {HOST}" in zero.err and "was lost" in zero.err
 
 
-@pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("strategy", "rank"),
+    [
+        ("rpc", 1),
+        ("allreduce", 0),
+        pytest.param("rpc", 0, marks=pytest.mark.slow),
+        pytest.param("allreduce", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_sys_exit_in_a_task_is_an_error(tmp_path, strategy, rank):
     ranks = broken(tmp_path, strategy, "sys.exit", rank)
     assert all(outcome.status == 1 for outcome in ranks), ranks
@@ -83,7 +90,11 @@ def test_sys_exit_in_a_task_is_an_error(tmp_path, strategy, rank):
     ("strategy", "slow"),
     [
         ("rpc", "strategy._target_=broken_parts.SlowToCloseRpc"),
-        ("allreduce", "strategy._target_=broken_parts.SlowToCloseAllReduce"),
+        pytest.param(
+            "allreduce",
+            "strategy._target_=broken_parts.SlowToCloseAllReduce",
+            marks=pytest.mark.slow,
+        ),
         ("allreduce", "+logger.slow._target_=broken_parts.SlowToCloseLogger"),
     ],
 )

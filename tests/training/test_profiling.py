@@ -39,7 +39,8 @@ def test_a_profile_changes_no_number_and_is_printed_at_the_end(tmp_path, capsys)
         assert 0 < float(rows[name]) <= float(rows["train_step"])
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("rpc", marks=pytest.mark.slow), "allreduce"])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
 def test_every_rank_writes_a_trace(tmp_path, strategy):
     run_world(train, 2, str(tmp_path), f"strategy={strategy}", "trainer.task_chunk_size=1", *QUICK)
     # Of 5 tasks one worker has 3 and the other 2.

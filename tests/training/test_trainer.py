@@ -146,18 +146,15 @@ def test_an_earlier_run_is_not_overwritten(tmp_path):
     assert records(tmp_path) == before
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
+def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path):
+    run_world(train, 1, str(tmp_path), "trainer.iterations=2")
+    for override, message in (
         ("model.filters=5", "another run: model.filters was 4"),
         ("task.ways=4", "another run: task.ways was 3"),
         ("trainer.iterations=1", "more than trainer.iterations=1"),
-    ],
-)
-def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path, override, message):
-    run_world(train, 1, str(tmp_path), "trainer.iterations=2")
-    (outcome,) = run_world(train, 1, str(tmp_path), "resume=auto", override, may_fail=True)
-    assert "UserError" in str(outcome) and message in str(outcome)
+    ):
+        (outcome,) = run_world(train, 1, str(tmp_path), "resume=auto", override, may_fail=True)
+        assert "UserError" in str(outcome) and message in str(outcome)
 
 
 def test_regression_is_evaluated_by_mse(tmp_path):
