@@ -16,6 +16,7 @@ from torch import Tensor
 
 from metadist.algorithms import MAML, Learner, TaskResult
 from metadist.distributed import dim_partitioner, get_rank, get_world_size, mean_reducer
+from metadist.distributed.process_exit import exit_without_finalizing
 from metadist.distributed.reducers import leaf_dtypes, weighted_sum
 from metadist.distributed.worker_calls import Call, Gradients, WorkerResponse
 from metadist.distributed.worker_local import WorkerLocal
@@ -125,3 +126,4 @@ def report(strategy: str, tasks: int, learner: Learner, seconds: float) -> None:
 
 if __name__ == "__main__":
     main()
+    exit_without_finalizing(0)
