@@ -5,14 +5,19 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.futures import Future
 from worlds import run_world
 
 import metadist as todist
-from metadist.distributed.transport import current_transport
+from metadist.distributed.requests import SubtreeRequest
+from metadist.distributed.transport import current_transport, open_transport
+from metadist.distributed.worker_calls import RemoteFailure, Request, WorkerRequest
 
 WORKERS = 8
 ITEMS = 18
@@ -157,6 +162,51 @@ def test_errors_are_those_of_the_worker_that_raised_them():
     assert "fail_on_last" in traceback and "in wait" not in traceback
     assert refused == "use another item."
     assert "did not respond in time" in late
+
+
+class OneResponse:
+    """A transport that gives every request the same response, or error."""
+
+    names: ClassVar[list[str]] = ["worker0"]
+    ping_timeout = 1.0
+    carries_devices = records_autograd = False
+
+    def __init__(self, response: RemoteFailure | TimeoutError) -> None:
+        self.response = response
+        self.store = dist.HashStore()
+
+    def open(self) -> None: ...
+
+    def close(self, graceful: bool) -> None: ...
+
+    def send(self, worker: str, request: Request, timeout: float | None) -> Future:
+        future: Future = Future()
+        if isinstance(self.response, Exception):
+            future.set_exception(self.response)
+        else:
+            future.set_result(self.response)
+        return future
+
+    def ping(self, worker: str) -> Future:
+        future: Future = Future()
+        future.set_result(None)
+        return future
+
+    def is_timeout(self, error: Exception) -> bool:
+        return "timed out" in str(error)
+
+
+def test_a_timeout_below_a_worker_is_one_of_the_call():
+    request = ("worker0", WorkerRequest(max, [((1, 2), {})]))
+    open_transport(OneResponse(TimeoutError("timed out")))
+    failure = SubtreeRequest([request], 2, None).respond()
+    todist.shutdown_rpc(graceful=False)
+    assert isinstance(failure, RemoteFailure) and failure.timed_out
+    assert failure.message.startswith("worker0 (rank 0") and "did not respond" in failure.message
+    open_transport(OneResponse(failure))
+    with pytest.raises(TimeoutError, match=r"^worker0 \(rank 0.*did not respond in time"):
+        todist.remote_sync_call(max, args=(1, 2), partitioner=0)
+    todist.shutdown_rpc(graceful=False)
 
 
 @todist.auto_init_rpc()

@@ -16,10 +16,12 @@ STEPS = WAIT + WARMUP + ACTIVE
 QUICK = ("trainer.profile=true", f"trainer.iterations={STEPS}", "trainer.eval_every=0")
 
 
-def ranges_of(directory: Path, rank: int) -> list[str]:
+def ranges_of(directory: Path, rank: int) -> list[tuple[str, float]]:
+    """Names and milliseconds."""
     with gzip.open(directory / f"profile/rank{rank}.trace.json.gz", "rt") as file:
         events = json.load(file)["traceEvents"]
-    return [event["name"] for event in events if event.get("cat") == "user_annotation"]
+    ranges = [event for event in events if event.get("cat") == "user_annotation"]
+    return [(event["name"], event["dur"] / 1000) for event in ranges]
 
 
 def test_a_profile_changes_no_number_and_is_printed_at_the_end(tmp_path, capsys):
@@ -37,6 +39,9 @@ def test_a_profile_changes_no_number_and_is_printed_at_the_end(tmp_path, capsys)
     names = ("data", "forward", "inner_gradient", "backward", "reduce", "optimizer_step", "log")
     for name in names:
         assert 0 < float(rows[name]) <= float(rows["train_step"])
+    ranges = ranges_of(tmp_path / "profiled", 0)
+    whole = sum(duration for name, duration in ranges if name == "metadist::train_step")
+    assert float(rows["train_step"]) == pytest.approx(whole / ACTIVE, rel=0.1)
 
 
 @pytest.mark.slow
@@ -45,7 +50,7 @@ def test_every_rank_writes_a_trace(tmp_path, strategy):
     run_world(train, 2, str(tmp_path), f"strategy={strategy}", "trainer.task_chunk_size=1", *QUICK)
     # Of 5 tasks one worker has 3 and the other 2.
     for rank, tasks in ((0, 3), (1, 2)):
-        names = ranges_of(tmp_path, rank)
+        names = [name for name, _ in ranges_of(tmp_path, rank)]
         for name in ("metadist::forward", "metadist::backward"):
             assert names.count(name) == ACTIVE * tasks, (rank, name)
         assert (tmp_path / f"profile/rank{rank}.txt").exists()
