@@ -63,7 +63,7 @@ def build_experiment(
     init_from = configuration.get("init_from")
     resumed = experiment.state.iteration > 0
     if init_from is not None and experiment.strategy.is_driver and not resumed:
-        message = initialize(experiment.learner, Path(init_from))
+        message = initialize(experiment.learner, init_from)
         if get_rank() == 0:
             _log.info(message)
     return experiment

@@ -44,7 +44,8 @@ class Settings(BaseModel):
         rendezvous_timeout_seconds: that workers may start apart.
         device: "auto", "cpu", "cuda" or "cuda:N".
         resume: None, "auto", or the path of a checkpoint.
-        init_from: None, or the path of a run or checkpoint that gives the initial weights.
+        init_from: None, or the path of a run, checkpoint or weights file, or the name of pretrained
+            weights, that gives the initial weights.
         sweep: options of a sweep.
     """
 

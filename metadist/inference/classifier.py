@@ -11,9 +11,9 @@ from torch import Tensor
 from metadist.algorithms import Learner
 from metadist.config import image_preprocessing, load_learner
 from metadist.errors import UserError
-from metadist.inference.pretrained import find_weights
 from metadist.tasks import Examples
 from metadist.training import predict_unlabeled
+from metadist.training.pretrained import find_weights
 
 _BATCH = 256
 """Queries that are predicted at once, to bound the memory."""
@@ -68,7 +68,7 @@ class FewShotClassifier:
         Args:
             path: of a run directory, whose tested state is loaded, of a checkpoint, or of a weights
                 file that `metadist export` wrote; or the name of pretrained weights, such as
-                "maml_omniglot_5w1s", see `metadist.inference.pretrained`.
+                "maml_omniglot_5w1s", see `metadist.training.pretrained`.
             preprocess: see the class. Default: `metadist.tasks.ImagePreprocessing` with image size,
                 channels, inversion and normalization of the run's dataset.
             batch_statistics: see the class.

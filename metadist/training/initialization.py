@@ -5,13 +5,14 @@ from pathlib import Path
 
 from metadist.algorithms import Learner
 from metadist.errors import UserError
+from metadist.training.pretrained import find_weights
 from metadist.training.resume import tested_checkpoint
 
 _SHOWN = 6
 """How many names a message lists."""
 
 
-def initialize(learner: Learner, path: Path) -> str:
+def initialize(learner: Learner, path: str | Path) -> str:
     """Load the weights of another run into a learner: tensors of equal name and shape.
 
     Other tensors keep their initial values, such as the head of a model with another number of
@@ -20,15 +21,16 @@ def initialize(learner: Learner, path: Path) -> str:
 
     Args:
         learner: changed in place.
-        path: of a run directory or a checkpoint; see `tested_checkpoint`.
+        path: of a run directory, a checkpoint or a weights file, or the name of pretrained weights;
+            see `tested_checkpoint`.
 
     Returns:
         One line that says what was and what was not loaded.
 
     Raises:
-        UserError: there is no checkpoint, or none of its tensors fits.
+        UserError: there are no such weights, or none of the tensors fits.
     """
-    file, contents = tested_checkpoint(path)
+    file, contents = tested_checkpoint(find_weights(path))
     own, saved = learner.state_dict(), contents.get("learner") or {}
     shared = [name for name in saved if name in own]
     fitting = {name: saved[name] for name in shared if saved[name].shape == own[name].shape}

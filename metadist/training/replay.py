@@ -112,7 +112,7 @@ def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) 
             load_learner_state(x.learner, contents)
         start = str(path)
     elif init_from is not None:
-        initialize(x.learner, Path(init_from))
+        initialize(x.learner, init_from)
         start = str(init_from)
     steps = range(x.state.iteration + 1, done + 1) if training and checkpoint is None else ()
     if x.trainer.on_non_finite == "stop":  # steps of the run were finite, or skipped after it

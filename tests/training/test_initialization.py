@@ -6,14 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny import build, records, train, without_times
 from torch import nn
 from worlds import run_world
 
 from metadist.algorithms import MAML
 from metadist.errors import UserError
+from metadist.models import Conv4
 from metadist.training.checkpoints import Checkpoints, read_checkpoint, write_checkpoint
 from metadist.training.initialization import initialize
+from metadist.training.pretrained import pretrained_weights
 
 
 @pytest.fixture(scope="module")
@@ -76,11 +79,22 @@ def test_tensors_that_are_not_used_are_named(tmp_path, unused, listed):
     assert all(torch.equal(tensor, saved[name]) for name, tensor in learner.state_dict().items())
 
 
+def test_pretrained_weights_are_given_by_name():
+    name = "maml_omniglot_5w1s_cosine"
+    learner = MAML(Conv4((1, 28, 28), 5, filters=64, pooling="max"))
+    line = initialize(learner, name)
+    assert line.startswith(f"initialized from {pretrained_weights()[name]} (iteration ")
+    found = load_file(pretrained_weights()[name])
+    state = learner.state_dict()
+    assert f"{len(state)} of {len(state)} tensors loaded" in line
+    assert all(torch.equal(tensor, found[each]) for each, tensor in state.items())
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["model=mlp", "task.ways=4"], "has no tensor that fits MAML and its model"),
-        (["init_from=missing"], "missing cannot be read"),
+        (["init_from=missing"], "missing is neither a path nor the name of pretrained weights"),
     ],
 )
 def test_what_cannot_be_used_is_refused(source, tmp_path, overrides, message):
