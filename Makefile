@@ -16,7 +16,7 @@ run: $(VENV)/.installed ## train MAML on two workers; ARGS="dataset=omniglot see
 
 # Tests wait for the processes that they start: three at a time keep two cores busy.
 test: $(VENV)/.installed-test ## run the tests except the slow ones; ARGS="tests/training -x"
-	$(BIN)/python -m pytest -n 4 --dist worksteal -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" $(ARGS)
 
 test-slow: $(VENV)/.installed-slow ## install the optional dependencies and run the slow tests
 	$(BIN)/python -m pytest -m slow $(ARGS)

@@ -4,9 +4,11 @@ import os
 import subprocess
 import sys
 
+import pytest
 from commands import ROOT
 
 
+@pytest.mark.slow
 def test_invalid_inputs_end_with_one_sentence_each():
     arguments = ["--configurations", "4", "--files", "3", "--recoveries", "0", "--seed", "1"]
     path = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
@@ -19,4 +21,4 @@ def test_invalid_inputs_end_with_one_sentence_each():
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "10 of 10 invalid inputs passed" in done.stdout
+    assert "7 of 7 invalid inputs passed" in done.stdout
