@@ -36,8 +36,8 @@ STRATEGIES = ("local", "rpc", "allreduce")
 """Those that are measured. "flat" is an all-reduce that is one ring for any number of workers,
 "direct" is rpc where rank zero sends to each worker itself."""
 
-
 MOST_WORKERS = 10**6
+"""Beyond it, communication counts as never longer than the tasks."""
 
 
 class Step(NamedTuple):

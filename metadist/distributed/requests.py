@@ -134,8 +134,8 @@ class SentRequests:
         others = [i for i, (worker, _) in enumerate(requests) if worker != self._own]
         self._groups = [[i] for i in range(len(requests))]
         if fanout is not None and len(others) > fanout:
+            own = [[i] for i, (worker, _) in enumerate(requests) if worker == self._own]
             bounds = balanced_bounds(len(others), fanout)
-            own = [group for group in self._groups if group[0] not in others]
             self._groups = [others[start:stop] for start, stop in bounds] + own
         self._receivers = [requests[group[0]][0] for group in self._groups]
         self.futures: list[Future] = []
@@ -182,7 +182,7 @@ class SentRequests:
             response = self.futures[index].wait()
         except Exception as error:
             if self._transport.is_timeout(error):
-                others = f" or one of the {below} that it sends requests to" if below else ""
+                others = f" or one of the {below} below it" if below else ""
                 raise TimeoutError(
                     f"{describe_worker(worker)}{others} did not respond in time: {error}"
                 ) from None
