@@ -34,8 +34,8 @@ def find_weights(path: str | Path) -> Path:
     if given.exists():
         return given
     found = pretrained_weights()
-    if given.name in found:
-        return found[given.name]
+    if str(given) in found:
+        return found[str(given)]
     names = f"the pretrained names are {', '.join(found)}" if found else "no weights are installed"
     raise UserError(
         f"{path} is neither a path nor the name of pretrained weights"

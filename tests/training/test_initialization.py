@@ -95,6 +95,7 @@ def test_pretrained_weights_are_given_by_name():
     [
         (["model=mlp", "task.ways=4"], "has no tensor that fits MAML and its model"),
         (["init_from=missing"], "missing is neither a path nor the name of pretrained weights"),
+        (["init_from=runs/maml_omniglot_5w1s_cosine"], "neither a path nor the name"),
     ],
 )
 def test_what_cannot_be_used_is_refused(source, tmp_path, overrides, message):
