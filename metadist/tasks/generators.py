@@ -5,6 +5,7 @@ compute. Here the keys of a batch are hashed together. NumPy guarantees the algo
 `SeedSequence` (Melissa O'Neill's `seed_seq` replacement) and the seeding of PCG64 (NEP 19).
 """
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,30 +40,27 @@ def key_generators(keys: Tensor) -> Iterator[np.random.Generator]:
 
 def _seeds(entropy: np.ndarray) -> np.ndarray:
     """`SeedSequence(row).generate_state(4, uint64)` of each row, (n, 4) -> (n, 4)."""
-    hash_constant = 0x43B0D7E5
-
-    def hashed(words: np.ndarray) -> np.ndarray:
-        nonlocal hash_constant
-        words = words ^ np.uint32(hash_constant)
-        hash_constant = hash_constant * 0x931E8875 & 0xFFFFFFFF
-        words = words * np.uint32(hash_constant)
-        return words ^ (words >> np.uint32(16))
-
-    pool = [hashed(entropy[:, i]) for i in range(_POOL)]
+    pool = _hash(entropy, *_constants(0x43B0D7E5, 0x931E8875, 0, _POOL))
     for source in range(_POOL):
-        for target in range(_POOL):
-            if source != target:
-                mixed: Any = np.uint32(0xCA01F9DD) * pool[target] - np.uint32(0x4973F715) * hashed(
-                    pool[source]
-                )
-                pool[target] = mixed ^ (mixed >> np.uint32(16))
+        others = [target for target in range(_POOL) if target != source]
+        first = _POOL + source * len(others)
+        constants = _constants(0x43B0D7E5, 0x931E8875, first, len(others))
+        mixed = np.uint32(0xCA01F9DD) * pool[:, others]
+        mixed -= np.uint32(0x4973F715) * _hash(pool[:, source, None], *constants)
+        pool[:, others] = mixed ^ (mixed >> np.uint32(16))
+    constants = _constants(0x8B51F9DD, 0x58F38DED, 0, 2 * _POOL)
+    words = _hash(np.concatenate([pool, pool], 1), *constants).astype(np.uint64)
+    return words[:, ::2] | (words[:, 1::2] << np.uint64(32))
 
-    words = np.empty((len(entropy), 2 * _POOL), np.uint32)
-    constant = 0x8B51F9DD
-    for i in range(2 * _POOL):
-        word: Any = pool[i % _POOL] ^ np.uint32(constant)
-        constant = constant * 0x58F38DED & 0xFFFFFFFF
-        word = word * np.uint32(constant)
-        words[:, i] = word ^ (word >> np.uint32(16))
-    low, high = words[:, ::2].astype(np.uint64), words[:, 1::2].astype(np.uint64)
-    return low | (high << np.uint64(32))
+
+def _hash(words: np.ndarray, before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    words = (words ^ before) * after
+    return words ^ (words >> np.uint32(16))
+
+
+@functools.cache
+def _constants(start: int, factor: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Constants of consecutive hashes, from the `first` one: before and after multiplication."""
+    powers = [start * pow(factor, first + i, 2**32) % 2**32 for i in range(count + 1)]
+    constants = np.array(powers, np.uint32)
+    return constants[:-1], constants[1:]

@@ -194,7 +194,8 @@ class TrainMapper(TaskMapper):
         self, calls: list[Call], weights: list[float], inputs: Sequence[Tensor]
     ) -> WorkerResponse:
         learner = learner_and_batch(calls[0])[0].train()
-        names = {id(parameter): name for name, parameter in learner.named_parameters()}
+        parameters = dict(learner.named_parameters())
+        names = {id(parameter): name for name, parameter in parameters.items()}
         counts = [learner_and_batch(call)[1].size for call in calls]
         # A call's result is a mean over its tasks.
         task_weights = iter(
@@ -202,8 +203,9 @@ class TrainMapper(TaskMapper):
         )
         trained = [names[id(tensor)] for tensor in inputs]
         device = resolve_device(self.device)
-        learner = self._prepare(learner, device)
-        parameters = dict(learner.named_parameters())
+        on_device = self._prepare(learner, device)
+        if on_device is not learner:
+            learner, parameters = on_device, dict(on_device.named_parameters())
         # A compiled step has neither changes of buffers nor random numbers.
         stateful = learner.needs_task_seeds or any(True for _ in learner.buffers())
         compiled = None if stateful else self.compiled

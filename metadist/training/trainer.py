@@ -288,6 +288,8 @@ class Trainer:
         return output
 
     def _clip_gradient(self, norm: float) -> None:
+        if self.config.clip_value is None and self.config.clip_norm is None:
+            return
         parameters = list(self.experiment.learner.parameters())
         if self.config.clip_value is not None:
             torch.nn.utils.clip_grad_value_(parameters, self.config.clip_value)
@@ -298,6 +300,8 @@ class Trainer:
 
     def _update_buffers(self, changes: dict[str, Tensor]) -> None:
         """Add the mean of the tasks' changes to the learner's buffers (running statistics)."""
+        if not changes:
+            return
         for name, buffer in self.experiment.learner.named_buffers():
             change = changes[name] / self._total_weight
             # A mean of equal integers may differ from them in the last bit.
