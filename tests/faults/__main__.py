@@ -21,11 +21,13 @@ from faults.tables import print_table, save
 PARTS: dict[str, Callable[[Path, argparse.Namespace], Sequence[Any]]] = {
     "kills": lambda folder, options: kills.rows(folder, options.number, options.seed),
     "restarts": lambda folder, options: restarts.rows(folder, options.restarts, options.seed),
-    "endings": lambda folder, options: endings.rows(folder, options.timeout, options.only),
+    "endings": lambda folder, options: endings.rows(
+        folder, options.timeout, options.only, options.processes
+    ),
     "inputs": lambda folder, options: inputs.rows(options.seed),
     "ports": lambda folder, options: listening_ports.rows(folder),
     "scans": lambda folder, options: listening_ports.scans(folder),
-    "hosts": lambda folder, options: hosts.rows(folder, options.timeout),
+    "hosts": lambda folder, options: hosts.rows(folder, options.timeout, options.processes),
 }
 
 
@@ -42,6 +44,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the random moments (0)")
     parser.add_argument("--timeout", type=float, default=30.0, help="timeout_seconds (30)")
     parser.add_argument("--only", default="", help="endings: faults whose name contains this")
+    parser.add_argument("--processes", type=int, default=2, help="endings, hosts: of a run (2)")
     options = parser.parse_args()
     if unknown := set(options.parts) - set(PARTS):
         parser.error(f"unknown part {', '.join(unknown)}: choose from {', '.join(PARTS)}")

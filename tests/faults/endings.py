@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from faults.runs import Run, RunFailed
+from faults.runs import Run, RunFailed, levels
 from faults.tables import print_row
 
 AGENT_GRACE_SECONDS = 30.0
@@ -94,7 +94,7 @@ _SIGNALS = {
 _RANK_ZERO_ENDS_FIRST = "without torchrun, rank 0 ends first"
 
 
-def rows(folder: Path, timeout: float, only: str = "") -> list[Ending]:
+def rows(folder: Path, timeout: float, only: str = "", processes: int = 2) -> list[Ending]:
     """Every fault whose name contains `only`, under rpc and allreduce."""
     faults = [fault for fault in [*_RAISES, *_SIGNALS] if only in fault]
     cases = [
@@ -105,9 +105,9 @@ def rows(folder: Path, timeout: float, only: str = "") -> list[Ending]:
     ]
     # Frozen jobs are idle until their timeout, so they run concurrently.
     frozen = [case for case in cases if "SIGSTOP" in case[0]]
-    found = [_end(folder, *case, timeout) for case in cases if case not in frozen]
-    with ThreadPoolExecutor(4) as pool:
-        found += pool.map(lambda case: _end(folder, *case, timeout), frozen)
+    found = [_end(folder, *case, timeout, processes) for case in cases if case not in frozen]
+    with ThreadPoolExecutor(4 if processes == 2 else 1) as pool:
+        found += pool.map(lambda case: _end(folder, *case, timeout, processes), frozen)
     if only in _RANK_ZERO_ENDS_FIRST:
         found += [_rank_zero_ends_first(folder, each) for each in ("rpc", "allreduce")]
     return found
@@ -139,19 +139,19 @@ def _rank_zero_ends_first(folder: Path, strategy: str) -> Ending:
     )
 
 
-def _end(folder: Path, fault: str, strategy: str, timeout: float) -> Ending:
+def _end(folder: Path, fault: str, strategy: str, timeout: float, processes: int) -> Ending:
     name = re.sub(r"\W+", "-", f"{fault}-{strategy}")
     time_file = folder / f"{name}.time"
-    options = [f"timeout_seconds={timeout:g}"]
+    options = [f"timeout_seconds={timeout:g}", *levels(strategy, processes)]
     if fault in _RAISES:
         chosen = _RAISES[fault].options
         options += [each.replace("STRATEGY", _STRATEGIES[strategy]) for each in chosen]
     environment = {"METADIST_FAULT_TIME": str(time_file)}
-    with Run(folder / name, strategy, *options, environment=environment) as run:
+    with Run(folder / name, strategy, *options, ranks=processes, environment=environment) as run:
         sent = 0.0
         if fault in _SIGNALS:
             number, rank = _SIGNALS[fault]
-            run.wait_until(lambda: run.iteration() >= 10)
+            run.wait_until(lambda: run.iteration() >= 10, 300.0)
             sent = run.signal_rank(rank, number)
         status = run.wait(timeout + AGENT_GRACE_SECONDS + 60)
         ended = time.time()
@@ -162,7 +162,10 @@ def _end(folder: Path, fault: str, strategy: str, timeout: float) -> Ending:
     seconds = ended - (sent or float(time_file.read_text()))
     frozen = "SIGSTOP" in fault
     allowed = timeout + SLACK_SECONDS + (AGENT_GRACE_SECONDS if frozen else 0.0)
-    error = _RAISES[fault].error if fault in _RAISES else ""
+    if fault in _RAISES:
+        error = _RAISES[fault].error
+    else:  # the worker that was lost is named, by another one
+        error = rf"^error: rank \d+ on .*\brank {_SIGNALS[fault][1]} on "
     return print_row(check(fault, strategy, seconds, allowed, status, output, leaked, error))
 
 

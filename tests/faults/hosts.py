@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from faults.endings import SLACK_SECONDS
 from faults.namespaces import HOSTS, TwoHosts, unavailable_reason
-from faults.runs import Run, RunFailed, difference
+from faults.runs import Run, RunFailed, difference, levels
 from faults.tables import print_row
 
 
@@ -25,8 +25,11 @@ class Hosts(NamedTuple):
         return not self.problem
 
 
-def rows(folder: Path, timeout: float) -> list[Hosts]:
-    """An undisturbed run, one that loses its network, and its resumption; rpc and allreduce."""
+def rows(folder: Path, timeout: float, processes: int = 2) -> list[Hosts]:
+    """An undisturbed run, one that loses its network, and its resumption; rpc and allreduce.
+
+    Half of the processes are on each host.
+    """
     if reason := unavailable_reason():
         print(f"skipped: two hosts: {reason}")
         return []
@@ -35,18 +38,18 @@ def rows(folder: Path, timeout: float) -> list[Hosts]:
         for strategy in ("rpc", "allreduce"):
             undisturbed, cut = folder / f"hosts-{strategy}", folder / f"hosts-cut-{strategy}"
             started = time.time()
-            status, _ = _pair(hosts, undisturbed, strategy, timeout, cut=False)
+            status, _ = _pair(hosts, undisturbed, strategy, timeout, processes)
             problem = "" if status == [0, 0] else f"exit status {status}"
             found.append(
                 print_row(Hosts(strategy, "completes", f"{time.time() - started:.1f}", problem))
             )
-            status, seconds = _pair(hosts, cut, strategy, timeout, cut=True)
+            status, seconds = _pair(hosts, cut, strategy, timeout, processes, cut=True)
             problem = "too late" if max(seconds) > timeout + SLACK_SECONDS else ""
             problem = problem if all(status) else f"exit status {status}"
             durations = ", ".join(f"host {i}: {each:.1f}" for i, each in enumerate(seconds))
             found.append(print_row(Hosts(strategy, "network lost", durations, problem)))
             started = time.time()
-            status, _ = _pair(hosts, cut, strategy, timeout, False, "resume=auto")
+            status, _ = _pair(hosts, cut, strategy, timeout, processes, "resume=auto")
             problem = difference(undisturbed, cut) if status == [0, 0] else f"exit status {status}"
             found.append(
                 print_row(Hosts(strategy, "resumed", f"{time.time() - started:.1f}", problem))
@@ -55,7 +58,13 @@ def rows(folder: Path, timeout: float) -> list[Hosts]:
 
 
 def _pair(
-    hosts: TwoHosts, directory: Path, strategy: str, timeout: float, cut: bool, *more: str
+    hosts: TwoHosts,
+    directory: Path,
+    strategy: str,
+    timeout: float,
+    processes: int,
+    *more: str,
+    cut: bool = False,
 ) -> tuple[list[int], list[float]]:
     """Run on both hosts.
 
@@ -81,8 +90,9 @@ def _pair(
                 directory,
                 strategy,
                 f"timeout_seconds={timeout:g}",
+                *levels(strategy, processes),
                 *more,
-                ranks=1,
+                ranks=processes // 2,
                 torchrun=torchrun,
                 prefix=hosts.prefix(host),
                 environment={"TP_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface},
@@ -90,11 +100,11 @@ def _pair(
         )
     try:
         if cut:
-            runs[0].wait_until(lambda: runs[0].iteration() >= 20)
+            runs[0].wait_until(lambda: runs[0].iteration() >= 20, 300.0)
             started = time.time()
             hosts.link(up=False)
         ended: dict[int, float] = {}
-        while len(ended) < len(runs) and time.time() - started < timeout + 90:
+        while len(ended) < len(runs) and time.time() - started < timeout + 90 * (processes // 2):
             for host, run in enumerate(runs):
                 if host not in ended and run.process.poll() is not None:
                     ended[host] = time.time() - started

@@ -40,6 +40,18 @@ TINY = (
 """Overrides with which training takes a few seconds."""
 
 
+def levels(strategy: str, processes: int) -> list[str]:
+    """Overrides with which many processes all have tasks, and call or sum in several levels.
+
+    With 16 processes and rpc, rank 1 sends on the requests of ranks 2 to 8, and rank 9 those of
+    ranks 10 to 15.
+    """
+    if processes == 2:
+        return []
+    option = "fanout=2" if strategy == "rpc" else "flat_up_to=4"
+    return [f"strategy.{option}", f"trainer.meta_batch_size={2 * processes}"]
+
+
 _TORCH_TEMPORARY = ("torchelastic_", "torchinductor_")
 """What torchrun's agent (an empty log folder) and torch (a cache) leave in TMPDIR."""
 
