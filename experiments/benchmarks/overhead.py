@@ -1,11 +1,12 @@
-"""Cost of the framework itself; each part is a ratio of two programs run alternately.
+"""Cost of the framework itself; ratios are of two programs run alternately.
 
-python experiments/benchmark.py overhead efficiency latency data startup --rounds 5
+python experiments/benchmark.py overhead efficiency latency data startup iteration --rounds 5
 
 efficiency  throughput of two workers relative to two concurrent one-worker runs of half the tasks
 latency     `remote_sync_call` relative to `rpc.rpc_sync`
 data        share of a step for data loading, and for everything except the tasks' computation
 startup     time to the first iteration, relative to a script that imports torch and opens RPC
+iteration   milliseconds of an iteration of sine waves whose tasks compute nothing, and its parts
 """
 
 import argparse
@@ -36,6 +37,9 @@ from benchmarks.programs import (
 from rich.console import Console
 from rich.table import Table
 
+from metadist.algorithms import MAML, TaskResult
+from metadist.tasks import Episode
+
 SETTING = Setting(8, 1, 15, 1, "max", 30)
 STRATEGIES = ("rpc", "allreduce")
 TIMEOUT_SECONDS = 300.0
@@ -43,7 +47,7 @@ COMPUTATION = ("forward", "backward")
 """Ranges of a profile in which tasks are computed; the rest of a step is the framework's."""
 
 Row = tuple[str, str, float, str]
-"""Quantity, reference, ratio, and target."""
+"""Quantity, reference or unit, value, and target."""
 
 
 def efficiency(rounds: int, only: str) -> Iterator[Row]:
@@ -150,11 +154,41 @@ def _seconds_until(command: list[str], ready: Callable[[str], bool]) -> float:
     return seconds
 
 
+class NoComputation(MAML):
+    """A learner whose loss is one of its parameters."""
+
+    def train_task(self, episode: Episode) -> TaskResult:
+        """Neither adapts nor predicts."""
+        return TaskResult(next(reversed(self.initial().values())).sum(-1), {})
+
+
+def iteration(rounds: int, only: str) -> Iterator[Row]:
+    """Milliseconds of an iteration without computation, and of its parts from a profile."""
+    setting = Setting(25, 10, 10, 1, "mlp", 1000)
+    target = f"algorithm._target_=benchmarks.overhead.{NoComputation.__name__}"
+    for strategy, processes, most in (("local", 1, 0.5), ("allreduce", 2, 1.5)):
+        options = (f"strategy={strategy}", "trainer.compile=false", target)
+        times = []
+        for _ in range(rounds):
+            with tempfile.TemporaryDirectory() as directory:
+                run_program(training(setting, directory, processes, *options), TIMEOUT_SECONDS)
+                speed = tasks_per_second(Path(directory), setting)
+                times.append(1e3 * setting.tasks / speed)
+        yield f"an iteration, {strategy}", "ms", statistics.median(times), f"at most {most}"
+        with tempfile.TemporaryDirectory() as directory:
+            options = (*options, "trainer.profile=true")
+            run_program(training(setting, directory, processes, *options), TIMEOUT_SECONDS)
+            ranges = profiled_ranges(Path(directory, "profile", "rank0.txt"))
+        for name, milliseconds in ranges.items():
+            yield f"{name}, {strategy}", "ms, profiled", milliseconds, ""
+
+
 PARTS: dict[str, Callable[[int, str], Iterator[Row]]] = {
     "efficiency": efficiency,
     "latency": latency,
     "data": data,
     "startup": startup,
+    "iteration": iteration,
 }
 
 
@@ -187,7 +221,7 @@ def run(options: argparse.Namespace) -> None:
             rows.append(row)
         report = {"machine": machine(), "rounds": options.rounds, "rows": rows}
         (options.out / "overhead.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
-    table = Table("quantity", "relative to", "median ratio", "target", title=str(machine()))
+    table = Table("quantity", "relative to", "median", "target", title=str(machine()))
     for quantity, reference, value, target in rows:
         table.add_row(quantity, reference, f"{value:.3f}", target)
     with (options.out / "overhead.txt").open("w", encoding="utf-8") as file:
