@@ -217,7 +217,7 @@ def with_network(costs: Costs, latency: float | None, bandwidth: float | None) -
     rpc, ring = list(costs.rpc), list(costs.allreduce)
     if latency is not None:
         rpc[0] += 2e-6 * latency  # request and response, overlapping for all workers
-        ring[2] += 1e-6 * latency
+        ring[2] += 2e-6 * latency  # the receiver of a message announces its buffer
     if bandwidth is not None:
         rpc[2] = max(rpc[2], 12 / (1e9 * bandwidth))  # float32 parameters, float64 gradients
         ring[3] = max(ring[3], 8 / (1e9 * bandwidth))

@@ -133,7 +133,7 @@ def test_more_workers_than_cores_slow_only_the_computation_down():
 def test_a_network_adds_latency_and_limits_bandwidth():
     costs = with_network(COSTS, 50.0, 1.0)
     assert costs.rpc == pytest.approx((2e-4, 3e-4, 12e-9))
-    assert costs.allreduce == pytest.approx((2e-4, 4e-9, 1.5e-4, 8e-9))
+    assert costs.allreduce == pytest.approx((2e-4, 4e-9, 2e-4, 8e-9))
     assert with_network(COSTS, None, 100.0) == COSTS
 
 
