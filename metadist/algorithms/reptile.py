@@ -35,14 +35,18 @@ class Reptile(InnerLoopLearner):
     may have more shots than test tasks (`task.train_shots`); the authors use 10 to 15.
 
     The inner Adam is that of the authors' code: β₁ = 0, and second moments that persist across
-    tasks. They are buffers of the learner: every task of a meta-batch starts from them, and they
-    are averaged over the tasks.
+    tasks and into evaluation. They are buffers of the learner: every task of a meta-batch starts
+    from them, and they are averaged over the tasks. They are those of the sum over the examples of
+    a minibatch, so that a test with smaller minibatches than training takes smaller steps.
 
     Differences from the authors' code (github.com/openai/supervised-reptile):
 
     - The second moments there decay in series, task after task; here as if tasks were concurrent.
     - Omniglot's images there are not inverted: strokes are 0 and the background 1.
     - Batch norm there has an ε of 1e-3 instead of 1e-5.
+    - The head's initial weights there are Glorot uniform; here of a standard deviation of 0.01.
+    - Strided convolutions there pad unevenly (TensorFlow's "SAME"), by one pixel on both sides here.
+    - Rotations of one character are classes that may meet in a task there.
 
     Args:
         model: the network whose parameters are meta-learned.
@@ -114,6 +118,7 @@ class Reptile(InnerLoopLearner):
                 self.gradients(unflatten_tensors(vector, parameters), batch).values(), task_dims
             )
             if adam:
+                gradient = gradient * batch.targets.shape[task_dims]  # of the sum over examples
                 count += 1
                 exp_avg_sq = _BETA2 * exp_avg_sq + (1 - _BETA2) * gradient**2
                 gradient = gradient / ((exp_avg_sq / (1 - _BETA2**count)).sqrt() + _EPSILON)

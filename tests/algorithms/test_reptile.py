@@ -12,11 +12,14 @@ from metadist.algorithms import Reptile
 from metadist.models import MLP, Conv4
 
 
-def trained(model: nn.Module, optimizer: torch.optim.Optimizer, task, steps: int) -> nn.Module:
+def trained(
+    model: nn.Module, optimizer: torch.optim.Optimizer, task, steps: int, reduction: str
+) -> nn.Module:
     """Train the model on the whole support set."""
     for _ in range(steps):
         optimizer.zero_grad()
-        F.cross_entropy(model(task.support.inputs), task.support.targets).backward()
+        predictions = model(task.support.inputs)
+        F.cross_entropy(predictions, task.support.targets, reduction=reduction).backward()
         optimizer.step()
     return model
 
@@ -52,7 +55,7 @@ def test_an_outer_step_interpolates_to_the_result_of_torchs_optimizer(inner_opti
             optimizer = torch.optim.Adam(other.parameters(), lr=0.01, betas=(0.0, 0.999))
             if inner is not None:
                 optimizer.load_state_dict(inner)
-        trained(other, optimizer, task, 5)
+        trained(other, optimizer, task, 5, "sum" if inner_optimizer == "adam" else "mean")
         inner = optimizer.state_dict()
 
         outer.zero_grad()
@@ -67,6 +70,21 @@ def test_an_outer_step_interpolates_to_the_result_of_torchs_optimizer(inner_opti
             torch.testing.assert_close(
                 moved, before + 0.3 * (after - before), rtol=1e-9, atol=1e-12, msg=name
             )
+
+
+def test_a_test_with_fewer_examples_goes_on_with_the_moments_of_training():
+    torch.manual_seed(0)
+    model = MLP((1, 16, 16), 3, hidden=[8], batch_norm=False).double()
+    learner = Reptile(model, False, "adam", 0.01, 5, None, 4, transductive=True).train()
+    other = copy.deepcopy(model)
+    optimizer = torch.optim.Adam(other.parameters(), lr=0.01, betas=(0.0, 0.999))
+    trained(other, optimizer, images(3, 4, 1), 5, "sum")
+    learner(images(3, 4, 1))
+    fewer = images(3, 1, 2, seed=1)
+    other.load_state_dict(model.state_dict())
+    trained(other, optimizer, fewer, 4, "sum")
+    found = learner.eval()(fewer).predictions
+    torch.testing.assert_close(found, other(fewer.query.inputs).detach(), rtol=1e-9, atol=1e-12)
 
 
 def test_minibatches_follow_permutations_of_the_support_set():
