@@ -22,9 +22,14 @@ class Prototypical(Learner):
     Omniglot. As in the authors' code, support and query set are one batch of the network. The
     authors evaluate with running statistics: `model.running_statistics=true`.
 
-    Difference from the authors' code (github.com/jakesnell/prototypical-networks): the published
-    networks were trained again on the classes of training and validation together, for as many
-    episodes as validation had selected.
+    Differences from the authors' code (github.com/jakesnell/prototypical-networks):
+
+    - The published networks were trained again on the classes of training and validation together,
+      for 20,000 episodes more than the best validation had needed.
+    - A rotated character is a class of its own there, beside the same character: 1.3 such pairs in
+      a training task of 60 ways. Here a task's classes come from different characters.
+    - Initial weights there are those of PyTorch 0.4: U(±1/√fan_in), and U(0, 1) for the scales of
+      batch norm. Here Xavier uniform and 1.
 
     Args:
         model: with `features(inputs)` and a linear `head`, which is not used.

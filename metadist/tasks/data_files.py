@@ -108,7 +108,10 @@ def _quiet_with_timeout() -> Iterator[None]:
 def decode_image(
     data: bytes, mode: str, size: int, formats: tuple[str, ...], max_pixels: int
 ) -> np.ndarray:
-    """Decode an image and resize it to a square with the Lanczos filter, as in MAML's code.
+    """Decode an image and resize it to a square with the Lanczos filter.
+
+    MAML's code asks for this filter too, but Pillow ignores it for images of one bit, such as
+    Omniglot's: there they stay black and white.
 
     Args:
         data: the file's contents.

@@ -36,8 +36,8 @@ class Omniglot(ImageClasses):
     """Omniglot (Lake et al. 2015, doi 10.1126/science.aab3050) with a choice of splits.
 
     The default is that of MAML's code (Finn et al. 2017, arXiv 1703.03400): 1100, 100 and 423
-    random characters; 28 x 28 pixels, Lanczos; each sampled class is rotated by a random multiple
-    of 90°, in validation and test too. The split depends on `seed` and the characters' names alone.
+    random characters; 28 x 28 pixels; each sampled class is rotated by a random multiple of 90°, in
+    validation and test too. Images are resized with greys (see `decode_image`). The split depends on `seed` and the characters' names alone.
 
     One process decodes the images once, in some seconds, into a file that every process maps.
 
