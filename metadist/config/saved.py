@@ -83,7 +83,7 @@ def load_learner(path: str | Path, *, trust_code: bool = False) -> SavedLearner:
         )
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay the same
             learner = build_learner(
-                configuration.get("model"),
+                _without_pretrained(configuration.get("model")),
                 configuration.get("algorithm"),
                 shape,
                 _locate(trust_code),
@@ -106,6 +106,14 @@ def load_learner(path: str | Path, *, trust_code: bool = False) -> SavedLearner:
         iteration,
         path,
     )
+
+
+def _without_pretrained(model: Any) -> Any:
+    """The node of a model without a download of weights, which the checkpoint's would replace."""
+    if not isinstance(model, Mapping) or not str(model.get("_target_")).startswith("metadist."):
+        return model
+    random = {"weights": None, "pretrained": False}
+    return {**model, **{key: value for key, value in random.items() if key in model}}
 
 
 def image_preprocessing(

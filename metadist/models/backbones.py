@@ -124,12 +124,17 @@ class Timm(Backbone):
         pretrained: whether to load timm's pretrained weights, downloaded by timm. Inputs should be
             normalized as in their training.
         options: further arguments of `timm.create_model`, such as {img_size: 84} of vision
-            transformers.
+            transformers; none that names a file or an address of weights.
         running_statistics: see `Backbone`.
 
     Raises:
-        UserError: timm is not installed, there is no such network, or the download fails.
+        UserError: timm is not installed, there is no such network, the download fails, or an
+            option is refused.
     """
+
+    # A saved run that somebody else made could name any file or address; some versions of timm
+    # execute what is pickled there.
+    _refused = ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
 
     def __init__(
         self,
@@ -148,6 +153,11 @@ class Timm(Backbone):
             ) from error
         model = f"model=timm model.name={name}"
         _check_name(name.partition(".")[0], timm.list_models(), "timm")
+        if refused := [name for name in self._refused if name in (options or {})]:
+            raise UserError(
+                f"{model} takes no model.options.{refused[0]}: choose model.pretrained=true for "
+                "timm's own weights, or init_from=FILE for others."
+            )
         arguments = {"num_classes": 0, "in_chans": input_shape[0], **dict(options or {})}
         body = _create(lambda: timm.create_model(name, pretrained=pretrained, **arguments), model)
         super().__init__(body, input_shape, outputs, running_statistics, model)

@@ -10,11 +10,14 @@ import torch
 import yaml
 from commands import run_command
 from tiny import SMALL, build, compose
+from torchvision.models import resnet18
 from worlds import run_world
 
+from metadist.algorithms import MAML
 from metadist.config import image_preprocessing, load_experiment, load_learner
 from metadist.config.trusted import check_interpolations, locate_trusted
 from metadist.errors import UserError
+from metadist.models import Torchvision
 from metadist.tasks import Glyphs
 from metadist.training import Trainer
 from metadist.training.checkpoints import read_checkpoint, write_checkpoint
@@ -59,6 +62,24 @@ def test_a_checkpoint_alone_is_enough(run, tmp_path):
     assert saved.iteration == 4
     with pytest.raises(UserError, match="holds no checkpoint"):
         load_learner(tmp_path)
+
+
+def test_pretrained_weights_are_not_downloaded_again(run, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "torchvision.models.get_model",
+        lambda name, weights, **options: asked.append(weights) or resnet18(**options),
+    )
+    contents = read_checkpoint(run / "checkpoints" / "iteration-00000004.pt")
+    learner = MAML(Torchvision((1, 28, 28), 3, "resnet18", weights="DEFAULT"))
+    node = {"_target_": "metadist.models.Torchvision", "name": "resnet18", "weights": "DEFAULT"}
+    path = tmp_path / "pretrained.pt"
+    changed = {"learner": learner.state_dict()}
+    changed["configuration"] = {**contents["configuration"], "model": node}
+    write_checkpoint(path, {**contents, **changed})
+    state = load_learner(path).learner.state_dict()
+    assert asked == ["DEFAULT", None]
+    assert all(torch.equal(each, state[name]) for name, each in learner.state_dict().items())
 
 
 MARKER = "metadist_was_here"

@@ -125,3 +125,8 @@ def test_what_timm_is_asked_for(monkeypatch):
     with pytest.raises(UserError, match="cannot be created") as error:
         Timm((1, 8, 8), 5, options={"no_such": 1})
     assert "\n" not in str(error.value) and len(str(error.value)) < 400
+    for name in ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"):
+        asked.clear()
+        with pytest.raises(UserError, match=rf"model\.options\.{name}: .*init_from=FILE"):
+            Timm((1, 8, 8), 5, options={name: "weights.bin"})
+        assert not asked
