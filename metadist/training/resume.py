@@ -21,6 +21,7 @@ from metadist.training.checkpoints import (
     CorruptCheckpointError,
     mark_corrupt,
     read_checkpoint,
+    write_checkpoint,
 )
 from metadist.training.experiment import Experiment, TrainState
 from metadist.training.weights_file import SUFFIX, read_weights
@@ -117,6 +118,8 @@ def restore(experiment: Experiment) -> None:
         found = path, read_checkpoint(path)
     if found is not None:
         restore_from(experiment, *found)
+        if get_rank() == 0:
+            _require_best(experiment, found[0])
     elif get_rank() == 0:
         _log.info(
             "resume=auto: %s has no checkpoint, so the run starts at iteration 0; to resume an "
@@ -157,6 +160,26 @@ def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]
             f"the checkpoint {path} has {experiment.state.iteration} iterations done, more than "
             f"trainer.iterations={experiment.trainer.iterations}: ask for more iterations."
         )
+
+
+def _require_best(experiment: Experiment, path: Path) -> None:
+    """Copy the best checkpoint so far from beside a checkpoint, if the run will test it.
+
+    Raises:
+        UserError: it is missing or damaged.
+    """
+    best = experiment.state.best.get("iteration")
+    target = checkpoints_of(experiment).best_path(int(best or 0))
+    if experiment.trainer.test_checkpoint != "best" or best is None or target.exists():
+        return
+    source = path.with_name(target.name)
+    if not source.exists():
+        raise UserError(
+            f"{source} is missing, the best checkpoint so far, which trainer.test_checkpoint=best "
+            f"may test: copy it there from the directory of the run, or resume with "
+            "trainer.test_checkpoint=last."
+        )
+    write_checkpoint(target, read_checkpoint(source))
 
 
 def load_best(experiment: Experiment) -> int:

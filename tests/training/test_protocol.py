@@ -11,7 +11,7 @@ from metadist.distributed import get_rank
 from metadist.errors import UserError
 from metadist.reports import protocol_differences
 from metadist.training import Trainer
-from metadist.training.checkpoints import read_checkpoint
+from metadist.training.checkpoints import read_checkpoint, write_checkpoint
 from metadist.training.resume import load_best
 
 CHANGES = {
@@ -94,3 +94,21 @@ def test_the_best_of_no_validation_is_refused_before_any_work(tmp_path):
 def test_no_best_is_said(tmp_path):
     with pytest.raises(UserError, match=r"no best checkpoint.*test_checkpoint=last"):
         load_best(build(tmp_path, "strategy=local", "trainer.test_checkpoint=best"))
+
+
+def test_the_best_so_far_comes_along_to_another_directory(tmp_path):
+    options = ("strategy=local", "trainer.test_checkpoint=best")
+    train(str(tmp_path / "a"), *options)
+    folder = tmp_path / "a" / "checkpoints"
+    newest, best = folder / "iteration-00000004.pt", folder / "best-00000002.pt"
+    # As if the validation after iteration 2 could not be surpassed.
+    contents = read_checkpoint(newest) | {"best": {"iteration": 2, "accuracy": 2.0}}
+    write_checkpoint(newest, contents)
+    write_checkpoint(best, read_checkpoint(folder / "iteration-00000002.pt"))
+    found = train(str(tmp_path / "b"), *options, f"resume={newest}", "trainer.iterations=6")
+    assert found["tested_iteration"] == 2 and found["iterations"] == 6
+    assert (tmp_path / "b" / "checkpoints" / best.name).exists()
+    best.unlink()
+    with pytest.raises(UserError, match=rf"{best} is missing.*test_checkpoint=last"):
+        build(tmp_path / "c", *options, f"resume={newest}")
+    build(tmp_path / "d", "strategy=local", f"resume={newest}")

@@ -188,24 +188,27 @@ class RayTrainLogger(Logger):
         metrics = self._train_metrics | self._validation | {"run_directory": str(self._directory)}
         self._validation, self._checkpoint_due, self._reported = {}, False, checkpoint
         broadcast_from_rank_zero(True)
-        _report_to_ray(metrics, new)
+        _report_to_ray(metrics, new, self._checkpoints.best)
 
 
-def _report_to_ray(metrics: dict[str, Any], path: Path | None) -> None:
+def _report_to_ray(metrics: dict[str, Any], path: Path | None, best: Path | None) -> None:
     if path is None:
         ray.train.report(metrics)
         return
+    files = [path] if best is None else [path, best]
     storage = ray.train.get_context().get_storage()
     name = f"checkpoint_{path.stem}"
     if storage.storage_filesystem.type_name == "local":
         directory = Path(storage.experiment_fs_path) / name
         directory.mkdir(parents=True, exist_ok=True)
-        _link_or_copy(path, directory / path.name)
+        for file in files:
+            _link_or_copy(file, directory / file.name)
         checkpoint = Checkpoint(str(directory), storage.storage_filesystem)
         ray.train.report(metrics, checkpoint, checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD)
         return
     with tempfile.TemporaryDirectory() as directory_name:
-        _link_or_copy(path, Path(directory_name) / path.name)
+        for file in files:
+            _link_or_copy(file, Path(directory_name) / file.name)
         checkpoint = Checkpoint.from_directory(directory_name)
         ray.train.report(metrics, checkpoint, checkpoint_dir_name=name)
 
@@ -219,7 +222,9 @@ def _link_or_copy(path: Path, target: Path) -> None:
 
 
 def restore_checkpoint(directory: Path) -> None:
-    """Copy the newest checkpoint of Ray Train to a run directory that has none. Any rank.
+    """Copy the newest and the best checkpoint of Ray Train to a run directory that has none.
+
+    Any rank calls it.
 
     For workers that restart on a machine that does not have the run directory. Where there are
     checkpoints, they take precedence: Ray may hold one that the run has since rolled back.
@@ -229,7 +234,7 @@ def restore_checkpoint(directory: Path) -> None:
     if newest is None or checkpoints.newest() is not None:
         return
     with newest.as_directory() as source:
-        for path in Path(source).glob("iteration-*.pt"):
+        for path in Path(source).glob("*.pt"):
             target = checkpoints.directory / path.name
             target.parent.mkdir(parents=True, exist_ok=True)
             part = target.with_name(f".{path.name}.{os.getpid()}.part")
