@@ -20,8 +20,9 @@ from torch.profiler import record_function
 from metadist.algorithms import TaskResult
 from metadist.distributed import WorkerLostError, get_rank
 from metadist.distributed.job import current_job
+from metadist.distributed.partitioners import as_shards
 from metadist.distributed.process_exit import leave
-from metadist.distributed.reducers import LinearReducer
+from metadist.distributed.reducers import LinearReducer, MeanReducer
 from metadist.errors import UserError
 from metadist.loggers import Run
 from metadist.reports import (
@@ -340,10 +341,10 @@ class Trainer:
     def _raise_non_finite(self, iteration: int, report: NonFiniteReport) -> NoReturn:
         if iteration > 1:  # the state before the first step follows from the seed
             self.save_checkpoint()
-        hint = self._replay_hint(report) or "resume before it and "
         raise UserError(
-            f"{report.message}: stopped before the step; {hint}lower optimizer.lr or "
-            "algorithm.inner_lr, set trainer.clip_norm, or resume with trainer.on_non_finite=skip."
+            f"{report.message}: stopped before the step; {self._replay_hint(report)}start another "
+            "run with a lower optimizer.lr or algorithm.inner_lr or with trainer.clip_norm "
+            "(init_from=RUN keeps the weights), or resume with trainer.on_non_finite=skip."
         )
 
     def _warn_non_finite(self, report: NonFiniteReport) -> None:
@@ -541,15 +542,16 @@ def gradient_norm(module: nn.Module) -> float:
 
 
 def total_weight(experiment: Experiment) -> float:
-    """The sum of the weights of a meta-batch's tasks: 1 for a mean.
+    """The sum of the weights of a meta-batch's shards: 1 for a mean.
 
     Only the loss may be a sum; logged metrics and running statistics are means.
     """
-    reducer = experiment.strategy.reducer
-    if not isinstance(reducer, LinearReducer):
+    x, reducer = experiment, experiment.strategy.reducer
+    if not isinstance(reducer, LinearReducer) or isinstance(reducer, MeanReducer):
         return 1.0
-    ones = [1.0] * experiment.trainer.meta_batch_size
-    return sum(reducer.weights(ones)) / (reducer.divisor(ones) or 1.0)
+    batch = make_batch(x, training_keys(x, 1))
+    sizes = [shard.size for shard in as_shards(x.strategy.partitioner(x.learner, batch))]
+    return sum(reducer.weights(sizes)) / (reducer.divisor(sizes) or 1.0)
 
 
 def _seed_generators(seed: int, iteration: int) -> None:

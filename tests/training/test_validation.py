@@ -255,6 +255,17 @@ def test_running_statistics_change_by_the_mean_over_tasks(tmp_path, reducer):
     assert total_weight(x) == 5 / scale
 
 
+def test_metrics_are_means_when_the_loss_is_a_sum_of_shards(tmp_path):
+    found = {}
+    for reducer in ("reducer=mean", "reducer=sum", "reducer=sum reducer.of_items=false"):
+        x = build(tmp_path, "strategy=local", "+partition=batch", *reducer.split())
+        x.logger = recorder = Recorder()
+        Trainer(x).train_step(1)
+        found[reducer] = recorder.metrics[0]["train_accuracy"]
+    mean, *sums = found.values()
+    assert sums == [pytest.approx(mean, rel=1e-6)] * 2
+
+
 def test_the_gradient_norm_is_that_of_all_gradients():
     module = torch.nn.Linear(2, 1)
     assert gradient_norm(module) == 0.0
