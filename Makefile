@@ -14,9 +14,9 @@ help: ## list the targets
 run: $(VENV)/.installed ## train MAML on two workers; ARGS="dataset=omniglot seed=1"
 	$(BIN)/torchrun --standalone --nproc_per_node=2 experiments/maml.py +partition=dim0 $(ARGS)
 
-# Tests wait for the processes that they start: three at a time keep two cores busy.
+# Tests wait for the processes that they start: four at a time keep two cores busy.
 test: $(VENV)/.installed-test ## run the tests except the slow ones; ARGS="tests/training -x"
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n 4 --dist worksteal -m "not slow" $(ARGS)
 
 test-slow: $(VENV)/.installed-slow ## install the optional dependencies and run the slow tests
 	$(BIN)/python -m pytest -m slow $(ARGS)

@@ -32,8 +32,8 @@ class IMAML(InnerLoopLearner):
 
     The authors' code (github.com/aravindr93/imaml_dev) differs from the paper. It is
     `proximal_step="last"`, `cg_damping=1` and `cg_proximal_offset=10`, with ε = 1e-3 in the outer
-    Adam. Not offered: its larger initial weights (gain 1.73, of the head too) and biases (uniform up
-    to 0.05), and the Hessian-free inner optimizer of the paper, which is not in the code. On
+    Adam. Not offered: its larger initial weights (gain 1.73, of the head too) and biases (uniform
+    up to 0.05), and the Hessian-free inner optimizer of the paper, which is not in the code. On
     Omniglot, images there are not inverted, training uses all 1,200 characters and a fixed list of
     tasks, and the released test script divides the characters by another seed than training, so
     that 310 of its 423 test characters were trained on.

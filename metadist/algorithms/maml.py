@@ -33,7 +33,7 @@ class MAML(InnerLoopLearner):
     - All parameters are adapted. There batch norm has no scale, its shift is meta-learned but not
       adapted, and ε is 1e-3 instead of 1e-5.
     - The head's initial weights have a standard deviation of 0.01; on Omniglot 1 there.
-    - Strided convolutions there pad unevenly (TensorFlow's "SAME"), by one pixel on both sides here.
+    - Strided convolutions there pad unevenly (TensorFlow's "SAME"); here by a pixel on both sides.
     - Training there visits a fixed list of 200,000 tasks repeatedly; here every task is new.
 
     Args:

@@ -39,8 +39,8 @@ class MAMLPlusPlus(InnerLoopLearner):
     Differences from the authors' code (github.com/AntreasAntoniou/HowToTrainYourMAMLPytorch):
 
     - The networks there have LeakyReLU instead of ReLU.
-    - Omniglot's characters there are divided into 1150, 50 and 423, and images are not inverted; here
-      into 1100, 100 and 423.
+    - Omniglot's characters there are divided into 1150, 50 and 423, here into 1100, 100 and 423.
+    - Omniglot's images there are not inverted.
     - The head's initial weights there are Glorot uniform; here of a standard deviation of 0.01.
     - Loss weights and the outer learning rate change once an epoch of 500 iterations there; here in
       every iteration.

@@ -45,7 +45,7 @@ class Reptile(InnerLoopLearner):
     - Omniglot's images there are not inverted: strokes are 0 and the background 1.
     - Batch norm there has an ε of 1e-3 instead of 1e-5.
     - The head's initial weights there are Glorot uniform; here of a standard deviation of 0.01.
-    - Strided convolutions there pad unevenly (TensorFlow's "SAME"), by one pixel on both sides here.
+    - Strided convolutions there pad unevenly (TensorFlow's "SAME"); here by a pixel on both sides.
     - Rotations of one character are classes that may meet in a task there.
 
     Args:

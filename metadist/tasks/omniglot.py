@@ -37,7 +37,8 @@ class Omniglot(ImageClasses):
 
     The default is that of MAML's code (Finn et al. 2017, arXiv 1703.03400): 1100, 100 and 423
     random characters; 28 x 28 pixels; each sampled class is rotated by a random multiple of 90°, in
-    validation and test too. Images are resized with greys (see `decode_image`). The split depends on `seed` and the characters' names alone.
+    validation and test too. Images are resized with greys (see `decode_image`).
+    The split depends on `seed` and the characters' names alone.
 
     One process decodes the images once, in some seconds, into a file that every process maps.
 
