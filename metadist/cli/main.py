@@ -23,7 +23,7 @@ from metadist.cli.sweeps import (
 )
 from metadist.config import replace_options
 from metadist.config.hydra_version import VERSION_BASE
-from metadist.distributed import get_rank
+from metadist.distributed import get_rank, get_world_info
 from metadist.errors import UserError
 from metadist.launchers.error_reporting import USER_ERROR_STATUS, exit_process
 from metadist.launchers.job import JobFailure, report_errors, run_job
@@ -58,6 +58,7 @@ def hydra_main(
     @functools.wraps(compose_and_run)
     def main() -> None:
         with report_errors() as status, sweep_jobs():
+            get_world_info()  # raises if the variables are wrong, before Hydra uses them
             compose_and_run()
         is_program = script is None or is_main_program(Path(script).resolve())
         exit_process(finish_sweep(status.value), is_program)

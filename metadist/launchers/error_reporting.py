@@ -237,14 +237,18 @@ def _report_shared(text: str, in_job: bool) -> None:
         first = get_rank() == 0 or current_job().owns_first_failure
         _report(text, 0.0 if first else 1.5)
         return
-    if get_rank() == 0:
+    try:
+        rank, size = get_rank(), get_world_size()
+    except UserError:  # RANK or WORLD_SIZE is wrong, so no other rank can be waited for
+        rank, size = 0, 1
+    if rank == 0:
         print_error(text)
-    if get_world_size() > 1:
+    if size > 1:
         try:
             rendezvous("error report", _REPORT_SECONDS)  # rank zero has printed when it comes
         except (WorkerLostError, UserError):
-            if get_rank() != 0:
-                print_error(f"{text} (rank {get_rank()})")
+            if rank != 0:
+                print_error(f"{text} (rank {rank})")
 
 
 def _report_lost(error: WorkerLostError) -> None:

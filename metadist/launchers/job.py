@@ -4,7 +4,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -79,8 +79,9 @@ def report_errors() -> Iterator[ExitStatus]:
     SIGINT and SIGTERM raise `Interrupted`. Ranks other than zero do not log.
     """
     tracebacks = wants_traceback()
-    if get_rank() != 0:
-        logging.disable(logging.INFO)
+    with suppress(UserError):  # wrong variables: the block raises the error
+        if get_rank() != 0:
+            logging.disable(logging.INFO)
     status = ExitStatus()
     try:
         with _signals_interrupt():

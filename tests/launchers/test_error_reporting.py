@@ -265,6 +265,28 @@ def test_after_an_error_of_a_sweep_signals_are_handled_as_before():
     ]
 
 
+def with_variables(variables: dict[str, str], arguments: tuple[str, ...]) -> CommandResult:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        del os.environ[name]
+    os.environ.update(variables)
+    return command("maml.py", arguments)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"RANK": "0"}, "error: RANK and WORLD_SIZE must both be set to integers"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "error: RANK=2 of WORLD_SIZE=2 "),
+    ],
+)
+def test_wrong_variables_of_torchrun_are_one_sentence(tmp_path, variables, expected):
+    directory = tmp_path / "run"
+    arguments = (*SMALL, f"hydra.run.dir={directory}")
+    (found,) = run_world(with_variables, 1, variables, arguments)
+    assert found.status == 2 and found.err.startswith(expected), found
+    assert found.err.count("\n") == 1 and not directory.exists()
+
+
 def logs() -> bool:
     logging.getLogger().setLevel(logging.INFO)
     with report_errors():
