@@ -131,6 +131,7 @@ def run_job(spec: RunSpec, on_built: Callable[[Experiment], None] | None = None)
         JobFailure: for any error; `report_errors` reports it.
     """
     in_job = False
+    record_error_in(None)  # that of an earlier job, whose error another rank reported
     try:
         settings = spec.settings
         job = begin_job(settings.timeout_seconds, end_process, settings.rendezvous_timeout_seconds)

@@ -104,6 +104,17 @@ def test_a_rank_that_cannot_build_is_recorded(tmp_path):
     assert results(tmp_path, 1)["iterations"] == 2
 
 
+def test_each_failed_job_has_its_own_error_in_its_directory(tmp_path):
+    overrides = ("algorithm._target_=broken_parts.BrokenMAML", "+algorithm.rank=1")
+    overrides = (*overrides, "strategy=allreduce", "trainer.iterations=12", "task.ways=3,500")
+    path = {"PYTHONPATH": str(ROOT / "tests")}
+    ranks = sweep(tmp_path, *overrides, "sweep.on_failure=continue", environment=path)
+    assert [rank.status for rank in ranks] == [1, 1], ranks
+    assert "task.ways is 500" in ranks[0].err
+    error = (tmp_path / "0" / "error.txt").read_text()
+    assert "on purpose" in error and "task.ways" not in error
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["worker", "dist_autograd"])
 def test_after_a_stuck_task_the_next_job_runs_or_the_sweep_says_why_not(tmp_path, gradient):
