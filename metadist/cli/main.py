@@ -12,6 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from metadist.cli.sweeps import (
     fail_job,
@@ -22,6 +23,7 @@ from metadist.cli.sweeps import (
     sweep_jobs,
 )
 from metadist.config import replace_options
+from metadist.config.hydra_errors import describe_error
 from metadist.config.hydra_version import VERSION_BASE
 from metadist.distributed import get_rank, get_world_info
 from metadist.errors import UserError
@@ -146,8 +148,8 @@ def exit_status(work: Callable[[], int | None]) -> int:
     """
     try:
         return work() or 0
-    except (UserError, HydraException) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (UserError, HydraException, OmegaConfBaseException) as error:
+        print(f"error: {describe_error(error)}", file=sys.stderr)
         return USER_ERROR_STATUS
 
 

@@ -233,9 +233,20 @@ def _check_partition(strategy: Strategy, learner: Learner, trainer: TrainerConfi
         get_worker_id(worker)
 
 
+def _nodes(cfg: DictConfig, group: str) -> dict[str, Any]:
+    """The nodes of a group that may have several, by name."""
+    nodes = cfg.get(group)
+    if nodes is not None and not isinstance(nodes, DictConfig):
+        raise UserError(
+            f"{group}={nodes} does not fit: expected a dictionary of nodes; leave {group} out, or "
+            f"write {group}.NAME._target_=CLASS."
+        )
+    return dict(nodes or {})
+
+
 def _logger(cfg: DictConfig, instantiate: Callable[..., Any]) -> Logger:
     """The configured loggers on rank zero; on other ranks one that does nothing."""
-    nodes: dict[str, Any] = {} if cfg.get("logger") is None else dict(cfg.logger)
+    nodes = _nodes(cfg, "logger")
     loggers = [instantiate(node, f"logger.{name}") for name, node in nodes.items()]
     if get_rank() != 0:
         return Logger()
@@ -246,9 +257,8 @@ def _logger(cfg: DictConfig, instantiate: Callable[..., Any]) -> Logger:
 
 
 def _callbacks(cfg: DictConfig, instantiate: Callable[..., Any]) -> dict[str, Callback]:
-    nodes: dict[str, Any] = {} if cfg.get("callbacks") is None else dict(cfg.callbacks)
     found = {}
-    for name, node in nodes.items():
+    for name, node in _nodes(cfg, "callbacks").items():
         found[name] = instantiate(node, f"callbacks.{name}")
         _check_type(found[name], Callback, f"callbacks.{name}", node)
     return found

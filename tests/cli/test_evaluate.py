@@ -100,6 +100,22 @@ def test_options_that_do_not_exist_are_refused(prototypical, override):
         evaluate_run(prototypical, (override,))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["callbacks=ema"], "callbacks=ema does not fit: expected a dictionary"),
+        (["logger=[console]"], "logger=['console'] does not fit: expected a dictionary"),
+        (["dataset.seed=${oc.env:NOPE}", "--trust-code"], "Environment variable 'NOPE' not found"),
+    ],
+)
+def test_values_that_do_not_fit_are_one_sentence(maml, monkeypatch, capsys, arguments, expected):
+    monkeypatch.delenv("NOPE", raising=False)
+    monkeypatch.setattr(sys, "argv", ["metadist evaluate", str(maml), *arguments])
+    assert main() == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and expected in error and error.count("\n") == 1, error
+
+
 def test_another_model_is_one_sentence(maml):
     with pytest.raises(UserError, match="of another model or algorithm"):
         evaluate_run(maml, ("model.filters=5",))
