@@ -265,11 +265,13 @@ def _callbacks(cfg: DictConfig, instantiate: Callable[..., Any]) -> dict[str, Ca
 
 
 def _title(tasks: TaskDistribution, learner: Learner, strategy: Strategy) -> str:
-    protocol = tasks.protocol()
-    ways = "" if tasks.regression else f"{protocol['ways']}-way "
-    size = get_world_size()
-    return (
-        f"{learner.method()['algorithm']} on "
-        f"{protocol.get('dataset', protocol.get('name', 'tasks'))}, {ways}"
-        f"{protocol['shots']}-shot, {strategy.name} on {size} worker{'s' if size > 1 else ''}"
-    )
+    protocol, size = tasks.protocol(), get_world_size()
+    names = ("shots",) if tasks.regression else ("ways", "shots")
+    # Protocols of the user's own task distributions may have neither.
+    counts = [f"{protocol[name]}-{name.removesuffix('s')}" for name in names if name in protocol]
+    parts = [
+        f"{learner.method()['algorithm']} on {protocol.get('dataset', 'tasks')}",
+        *([" ".join(counts)] if counts else []),
+        f"{strategy.name} on {size} worker{'s' if size > 1 else ''}",
+    ]
+    return ", ".join(parts)

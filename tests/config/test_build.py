@@ -3,6 +3,7 @@
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hydra.errors import HydraException
@@ -14,7 +15,8 @@ from tiny import build
 from metadist.config.hydra_errors import describe_error, raised_by_hydra
 from metadist.errors import UserError
 from metadist.loggers import Run
-from metadist.training import Experiment
+from metadist.tasks import Episode, Examples, key_generator
+from metadist.training import Experiment, Trainer
 
 KEYS = (
     "trainer.iterations",
@@ -118,6 +120,32 @@ def test_timeouts_and_sizes_reach_the_parts_of_a_run(tmp_path, strategy):
     assert strategy != "rpc" or x.strategy.timeout_seconds == 7
     assert x.train_mapper.chunk_size == x.evaluate_mapper.chunk_size == 2
     assert x.title == f"MAML on glyphs, 3-way 1-shot, {strategy} on 1 worker"
+
+
+class OwnTasks:
+    """A task distribution with the public protocol's names alone."""
+
+    input_shape, outputs, regression = (4,), 2, False
+
+    def __init__(self, dataset, **options):
+        pass
+
+    def sample(self, key):
+        inputs = torch.from_numpy(key_generator(key).standard_normal((4, 4), np.float32))
+        targets = torch.arange(2)
+        return Episode(Examples(inputs[:2], targets), Examples(inputs[2:], targets))
+
+    def protocol(self):
+        return {"dataset": "random vectors"}
+
+
+def test_a_task_distribution_of_the_users_own_trains(tmp_path):
+    target = f"task._target_={OwnTasks.__module__}.OwnTasks"
+    options = ("strategy=local", target, "model=mlp", "model.batch_norm=false")
+    omit = ("model", "task")
+    x = build(tmp_path, *options, omit=omit)
+    assert x.title == "MAML on random vectors, local on 1 worker"
+    assert Trainer(x).run()["protocol"]["dataset"] == "random vectors"
 
 
 def test_metrics_are_recorded_whatever_the_loggers_and_threads_are_set(tmp_path):
