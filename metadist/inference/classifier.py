@@ -12,7 +12,7 @@ from metadist.algorithms import Learner
 from metadist.config import image_preprocessing, load_learner
 from metadist.errors import UserError
 from metadist.tasks import Examples
-from metadist.training import predict_unlabeled
+from metadist.training import predict_unlabeled, resolve_device
 from metadist.training.pretrained import find_weights
 
 _BATCH = 256
@@ -72,12 +72,14 @@ class FewShotClassifier:
             preprocess: see the class. Default: `metadist.tasks.ImagePreprocessing` with image size,
                 channels, inversion and normalization of the run's dataset.
             batch_statistics: see the class.
-            device: of the learner.
+            device: of the learner, see `metadist.training.resolve_device`.
             trust_code: build any class that the checkpoint names, such as your own algorithm.
 
         Raises:
-            UserError: there is no checkpoint, it cannot be used, or it is of a regression problem.
+            UserError: there is no such device, there is no checkpoint, it cannot be used, or it is
+                of a regression problem.
         """
+        resolved = resolve_device(device)
         saved = load_learner(find_weights(path), trust_code=trust_code)
         if saved.regression:
             raise UserError(
@@ -85,7 +87,7 @@ class FewShotClassifier:
             )
         if preprocess is None:
             preprocess = image_preprocessing(saved, trust_code=trust_code)
-        return cls(saved.learner.to(device), saved.outputs, preprocess, batch_statistics)
+        return cls(saved.learner.to(resolved), saved.outputs, preprocess, batch_statistics)
 
     def fit(self, images: Any, labels: Sequence[Any] | np.ndarray | Tensor) -> "FewShotClassifier":
         """Keep the labeled examples of a few-shot task.

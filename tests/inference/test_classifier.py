@@ -54,6 +54,14 @@ def prototypical(tmp_path_factory):
     return run_of(tmp_path_factory, "prototypical", *LEARN)
 
 
+@pytest.mark.parametrize("device", ["gpu", "cuda"])
+def test_a_device_that_is_not_here_is_refused_before_anything_is_read(tmp_path, device):
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(UserError, match=f"device={device} cannot be used here .*: take auto or"):
+        FewShotClassifier.load(tmp_path / "none", device=device)
+
+
 def task(ways: int = 5, shots: int = 2) -> tuple[np.ndarray, list[str], np.ndarray, list[str]]:
     """Images and labels of the support set, then of the queries; the classes interleaved."""
     support = PIXELS[:ways, :shots].swapaxes(0, 1).reshape(-1, 28, 28)
