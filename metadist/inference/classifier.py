@@ -68,7 +68,7 @@ class FewShotClassifier:
         Args:
             path: of a run directory, whose tested state is loaded, of a checkpoint, or of a weights
                 file that `metadist export` wrote; or the name of pretrained weights, such as
-                "maml_omniglot_5w1s", see `metadist.training.pretrained`.
+                "maml_omniglot_5w1s_cosine", see `metadist.training.pretrained`.
             preprocess: see the class. Default: `metadist.tasks.ImagePreprocessing` with image size,
                 channels, inversion and normalization of the run's dataset.
             batch_statistics: see the class.

@@ -44,7 +44,7 @@ VALIDATION_TASKS_FILE = "validation_tasks.png"
 """Written at every validation if a logger shows images."""
 
 TEST_TASKS_DATA_FILE = "test_tasks.json"
-"""Images or points, and predictions, of the hardest and of some typical test tasks."""
+"""Images or points of the hardest and of some typical test tasks."""
 
 HTML_FILE = "report.html"
 
