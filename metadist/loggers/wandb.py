@@ -83,7 +83,7 @@ class WandbLogger(Logger):
                 resume="allow",
                 name=run.name,
                 notes=run.title,
-                config=_redact_api_key(run.configuration),
+                config=dict(run.configuration),
                 settings=wandb.Settings(
                     silent=True,
                     console="off",
@@ -134,7 +134,7 @@ class WandbLogger(Logger):
             images = {panel_name(plot): wandb.Image(str(plot)) for plot in plots}
             values = {**grouped_test_metrics(results), **images}
             self._wandb_run.log(values, step=int(results["iterations"]))
-            self._wandb_run.summary.update(_redact_api_key(dict(results)))
+            self._wandb_run.summary.update(dict(results))
         self._exit_code = 0
 
     def close(self) -> None:
@@ -168,17 +168,3 @@ def _has_credentials(base_url: str) -> bool:
             if netrc.netrc(str(path)).authenticators(urlsplit(base_url).hostname or ""):
                 return True
     return False
-
-
-def _redact_api_key(value: Any) -> Any:
-    """A copy of the containers with the API key of the account replaced in all strings."""
-    key = os.environ.get("WANDB_API_KEY")
-    if not key:
-        return value
-    if isinstance(value, str):
-        return value.replace(key, "***")
-    if isinstance(value, Mapping):
-        return {_redact_api_key(name): _redact_api_key(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_redact_api_key(item) for item in value]
-    return value

@@ -18,10 +18,10 @@ def test_offline_run_resumes_with_its_id_and_does_not_store_the_api_key(
     import wandb
 
     monkeypatch.setenv("WANDB_API_KEY", KEY)
-    configuration = {"task": {"ways": 5}, "secrets": [f"key {KEY}"]}
+    configuration = {"task": {"ways": 5}}
     log_run(WandbLogger(), tmp_path, 0, 4, configuration)
     run_id = (tmp_path / "wandb_run_id").read_text()
-    log_run(WandbLogger(tags=("a",)), tmp_path, 2, 6, configuration, True, {"path": [KEY]})
+    log_run(WandbLogger(tags=("a",)), tmp_path, 2, 6, configuration, finish=True)
     assert capfd.readouterr() == ("", "")
 
     assert (tmp_path / "wandb_run_id").read_text() == run_id
@@ -77,16 +77,15 @@ def test_metrics_have_their_iteration_and_a_run_without_results_has_failed(
     import wandb
 
     run = RecordedRun()
-    monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setattr(wandb, "init", lambda **_: run)
-    log_run(WandbLogger(), tmp_path, 0, 2, finish=finish, results={"path": [f"/{KEY}/a"]})
+    log_run(WandbLogger(), tmp_path, 0, 2, finish=finish)
     first, second, validation, *images = run.logged
     assert first == (1, {"train/loss": 1.0, "train/s": "x"}) and second[0] == 2
     assert validation == (2, {"validation/accuracy": 0.5})
     assert [(step, list(values)) for step, values in images] == (
         [(6, ["test/accuracy", "learning_curves"])] if finish else []
     )
-    results = {"test_accuracy": 0.75, "iterations": 6, "path": ["/***/a"]}
+    results = {"test_accuracy": 0.75, "iterations": 6}
     assert run.summary == (results if finish else {})
     assert run.finished == [0 if finish else 1]
 
