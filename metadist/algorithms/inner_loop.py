@@ -73,10 +73,6 @@ class InnerLoopLearner(Learner):
         trajectory = self.trajectory(parameters, support, steps, create_graph)
         return functools.reduce(lambda _, adapted: adapted, trajectory, parameters)
 
-    def protocol(self) -> dict[str, Any]:
-        """Inner steps, in training and in evaluation."""
-        return {"inner_steps": self.inner_steps, "eval_inner_steps": self.eval_inner_steps}
-
     def forward(self, episode: Any) -> TaskResult:
         """Adapt to `episode.support`, evaluate on `episode.query`."""
         return self.train_task(episode) if self.training else self.evaluate_task(episode)
