@@ -4,7 +4,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import optree
 import torch
@@ -194,7 +194,7 @@ def all_gather(tree: T) -> list[T]:
     is detached.
     """
     size = dist.get_world_size()
-    leaves, structure = _flatten(tree)
+    leaves, structure = optree.tree_flatten(cast(Any, tree))
     gathered: list[list[Any]] = [[] for _ in range(size)]
     for leaf in leaves:
         tensor = _as_tensor(leaf).detach()
@@ -223,10 +223,6 @@ def barrier() -> None:
         dist.barrier()
 
 
-def _flatten(tree: Any) -> tuple[list[Any], Any]:
-    return optree.tree_flatten(tree)
-
-
 def _as_tensor(leaf: Any) -> Tensor:
     """A tensor that holds a leaf without loss. Booleans become integers."""
     if not isinstance(leaf, Tensor):
@@ -239,9 +235,9 @@ def _like(leaf: Any, tensor: Tensor) -> Any:
     return tensor.to(leaf.dtype) if isinstance(leaf, Tensor) else type(leaf)(tensor.item())
 
 
-def _per_dtype(tree: T, collective: Callable[[Tensor], Tensor], keep_types: bool) -> T:
+def _per_dtype(tree: Any, collective: Callable[[Tensor], Tensor], keep_types: bool) -> Any:
     """Apply a collective of vectors to all leaves, one vector per dtype and device."""
-    leaves, structure = _flatten(tree)
+    leaves, structure = optree.tree_flatten(tree)
     groups: dict[tuple, list[int]] = {}
     tensors = [_as_tensor(leaf) for leaf in leaves]
     for index, tensor in enumerate(tensors):
@@ -256,5 +252,4 @@ def _per_dtype(tree: T, collective: Callable[[Tensor], Tensor], keep_types: bool
                 results[index] = _like(leaves[index], whole)
             else:
                 results[index] = whole if isinstance(leaves[index], Tensor) else whole.item()
-    reduced: Any = optree.tree_unflatten(structure, results)
-    return reduced
+    return optree.tree_unflatten(structure, results)

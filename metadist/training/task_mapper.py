@@ -2,7 +2,7 @@
 
 import random
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, cast
@@ -304,11 +304,7 @@ def learner_and_batch(call: Call) -> tuple[Learner, MetaBatch]:
 
 def as_batch_of_one(tree: Any) -> Any:
     """A single task's tensors with a first dimension of one, detached."""
-    return _map_tensors(lambda leaf: leaf.detach().unsqueeze(0), tree)
-
-
-def _map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    return optree.tree_map(function, tree)
+    return optree.tree_map(lambda leaf: leaf.detach().unsqueeze(0), tree)
 
 
 def _add(total: Tensor | None, term: Tensor) -> Tensor:
