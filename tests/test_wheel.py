@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from tiny import SMALL
 
+from metadist import __version__
+
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
 
@@ -38,6 +40,7 @@ def wheel(tmp_path_factory) -> Path:
 
 
 def test_the_wheel_has_the_packages_and_their_data(wheel):
+    assert wheel.name.startswith(f"metadist-{__version__}-")
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         (entry_points,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))

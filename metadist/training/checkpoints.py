@@ -7,12 +7,12 @@ import os
 import pickle
 import re
 import zipfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
+from metadist import __version__
 from metadist.errors import UserError
 
 FORMAT = 2
@@ -183,7 +183,7 @@ def write_checkpoint(path: Path, contents: dict[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
             writer = _DigestWriter(file)
-            about = {"format": FORMAT, "version": version("metadist")}
+            about = {"format": FORMAT, "version": __version__}
             torch.save({**about, **contents}, writer)  # type: ignore[arg-type]  # write is enough
             writer.finish()
         temporary.replace(path)
@@ -234,7 +234,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise UserError(
             f"the checkpoint {path} has format {contents['format']}, written by metadist "
             f"{contents.get('version', 'of an unknown version')}; this is metadist "
-            f"{version('metadist')}, which reads format {FORMAT}: resume it with the version that "
+            f"{__version__}, which reads format {FORMAT}: resume it with the version that "
             "wrote it."
         )
     return contents

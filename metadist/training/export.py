@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 
+from metadist import __version__
 from metadist.errors import UserError
 from metadist.files import REDIRECT_OUTPUT, atomic_write, wrap_write_errors
 from metadist.loggers import json_value
@@ -80,7 +80,7 @@ def export_weights(run: Path, path: Path) -> Path:
         ],
     }
     metadata = {key: json.dumps(json_value(value)) for key, value in about.items()}
-    metadata |= {"format": FORMAT, "version": version("metadist")}
+    metadata |= {"format": FORMAT, "version": __version__}
     tensors = {**contents["learner"], **contents["buffers"]}
     copies = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
     with wrap_write_errors(path, REDIRECT_OUTPUT):

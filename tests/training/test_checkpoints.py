@@ -90,7 +90,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 def test_another_format_names_the_version_that_wrote_it(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "FORMAT", 99)
-    monkeypatch.setattr(checkpoints, "version", lambda name: "9.9")
+    monkeypatch.setattr(checkpoints, "__version__", "9.9")
     write_checkpoint(tmp_path / "a.pt", {"iteration": 1})
     monkeypatch.undo()
     with pytest.raises(UserError, match=r"format 99, written by metadist 9\.9"):
