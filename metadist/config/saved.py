@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from metadist.algorithms import Learner
 from metadist.config.build import assemble_experiment, build_learner
+from metadist.config.hydra_version import VERSION_BASE
 from metadist.config.instantiate import instantiate, locate_target
 from metadist.config.overrides import is_node, option_values
 from metadist.config.trusted import check_interpolations, locate_trusted
@@ -205,7 +206,7 @@ def _apply_overrides(configuration: DictConfig, overrides: tuple[str, ...]) -> N
         for each in parsed:
             key, value = each.key_or_group, each.value()
             if is_node(configuration, key) and isinstance(value, str):
-                with hydra.initialize_config_module("metadist.conf", version_base="1.3"):
+                with hydra.initialize_config_module("metadist.conf", **VERSION_BASE):
                     configuration[key] = option_values("maml", key, value, parsed)
             else:
                 OmegaConf.update(configuration, key, value, force_add=True)
