@@ -130,7 +130,7 @@ def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) 
         evaluated = x.evaluate_mapper(x.learner, MetaBatch(key))
         loss, gradients = evaluated.pop("loss"), {}
         metrics = {name: value.item() for name, value in evaluated.items()}
-    plot = plot_task(x.directory / REPLAY_DIRECTORY / f"task-{name}.png", x.tasks, x.learner, key)
+    plot = plot_task(x.directory / REPLAY_DIRECTORY / f"task-{name}.png", x, key)
     return Replay(format_key(key), start, len(steps), loss.item(), gradients, metrics, plot)
 
 

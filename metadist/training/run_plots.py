@@ -1,6 +1,6 @@
 """Plots of runs: learning curves, test tasks, and adaptation of sinusoid learners by step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from metadist import plots
 from metadist import tasks as tasks_package
-from metadist.algorithms import Learner, TaskResult
+from metadist.algorithms import Learner
 from metadist.distributed import module_clone
 from metadist.errors import UserError
 from metadist.loggers import METRICS_FILE, read_metrics
@@ -20,7 +20,6 @@ from metadist.tasks import (
     Examples,
     TaskDistribution,
     key_generator,
-    stack_episodes,
     task_keys,
 )
 from metadist.training.checkpoints import read_checkpoint
@@ -45,7 +44,7 @@ def plot_run(experiment: Experiment, results: Mapping[str, Any]) -> list[Path]:
         The files written: the learning curves, and the test tasks if they are images in grey or
         color or scalar functions of a scalar, and the learner returns a prediction for each query.
     """
-    x, tasks, learner = experiment, experiment.tasks, experiment.evaluated_learner
+    x = experiment
     curves = plots.plot_learning_curves(
         read_metrics(x.directory / METRICS_FILE),
         x.directory / LEARNING_CURVES_FILE,
@@ -53,12 +52,10 @@ def plot_run(experiment: Experiment, results: Mapping[str, Any]) -> list[Path]:
         (results[f"test_{x.metric}"], results["ci95"]),
         x.split_descriptions,
     )
-    if not can_plot(tasks):
+    if not can_plot(x.tasks):
         return [curves]
-    learner.eval()
     keys = task_keys(x.trainer.eval_seed, "test", 0, range(_TEST_TASKS))
-    episodes = [tasks.sample(key) for key in keys]
-    plotted = _plot_episodes(tasks, learner, episodes, x.directory / TEST_TASKS_FILE, x.title)
+    plotted = _plot_tasks(x, x.evaluated_learner, keys, x.directory / TEST_TASKS_FILE, x.title)
     return [curves] if plotted is None else [curves, plotted]
 
 
@@ -70,31 +67,23 @@ def plot_validation_tasks(experiment: Experiment) -> list[Path]:
     Returns:
         The file written, `validation_tasks.png`; empty where `plot_run` plots no test tasks.
     """
-    x, tasks, learner = experiment, experiment.tasks, experiment.evaluated_learner.eval()
-    if not can_plot(tasks):
-        return []
+    x = experiment
     count = min(_TEST_TASKS, x.trainer.validation_tasks)
     keys = task_keys(x.trainer.eval_seed, "validation", 0, range(count))
-    episodes = [tasks.sample(key) for key in keys]
-    if not len(episodes[0].support.targets):
+    if not can_plot(x.tasks) or not len(x.tasks.sample(keys[0]).support.targets):
         return []
-    # A new object each time: a mapper keeps a learner's copy on the GPU.
-    copy = cast(Learner, module_clone(learner, by="reference"))
-    results = x.evaluate_mapper.run_each(copy, MetaBatch(keys, stack_episodes(episodes)))
-    predictions = [_predictions_of(result) for result in results]
     title = f"{x.title}: validation at iteration {x.state.iteration}"
     path = x.directory / VALIDATION_TASKS_FILE
-    plotted = _plot_episodes(tasks, learner, episodes, path, title, predictions)
+    plotted = _plot_tasks(x, x.evaluated_learner, keys, path, title)
     return [] if plotted is None else [plotted]
 
 
-def plot_task(path: Path, tasks: TaskDistribution, learner: Learner, key: Tensor) -> Path | None:
-    """Plot one task and the predictions of the learner after adaptation.
+def plot_task(path: Path, experiment: Experiment, key: Tensor) -> Path | None:
+    """Plot one task and the predictions of the experiment's learner after adaptation.
 
     Args:
         path: the PNG file to write; its folder is created.
-        tasks: distribution of the task.
-        learner: set to evaluation mode.
+        experiment: its learner is set to evaluation mode.
         key: key of the task, shape (4,).
 
     Returns:
@@ -102,13 +91,11 @@ def plot_task(path: Path, tasks: TaskDistribution, learner: Learner, key: Tensor
         are not images in grey or color, functions of several numbers, or a learner that returns no
         prediction for each query.
     """
-    episode = tasks.sample(key)
-    if not len(episode.support.targets) or not can_plot(tasks):
+    x = experiment
+    if not can_plot(x.tasks) or not len(x.tasks.sample(key).support.targets):
         return None
     path.parent.mkdir(parents=True, exist_ok=True)
-    title = f"task {','.join(map(str, key.tolist()))}"
-    learner.eval()
-    return _plot_episodes(tasks, learner, [episode], path, title)
+    return _plot_tasks(x, x.learner, [key], path, f"task {','.join(map(str, key.tolist()))}")
 
 
 def plot_adaptation(
@@ -181,24 +168,17 @@ def can_plot(tasks: TaskDistribution) -> bool:
     return len(tasks.input_shape) == 3 and tasks.input_shape[0] in (1, 3)
 
 
-def _plot_episodes(
-    tasks: TaskDistribution,
-    learner: Learner,
-    episodes: list[Episode],
-    path: Path,
-    title: str,
-    predictions: list[Tensor | None] | None = None,
+def _plot_tasks(
+    x: Experiment, learner: Learner, keys: Iterable[Tensor], path: Path, title: str
 ) -> Path | None:
-    if predictions is None:
-        predictions = [_predict(learner, episode) for episode in episodes]
-    pairs = [
-        (episode, values)
-        for episode, values in zip(episodes, predictions, strict=True)
-        if values is not None and values.dim() == 2 and len(values) == len(episode.query.targets)
-    ]
-    if len(pairs) < len(episodes):  # an algorithm may compute losses and metrics alone
-        return None
-    if tasks.regression:
+    pairs = []
+    for key in keys:
+        episode = x.tasks.sample(key)
+        values = _predict(x, learner, key, episode)
+        if values is None or values.dim() != 2 or len(values) != len(episode.query.targets):
+            return None  # an algorithm may compute losses and metrics alone
+        pairs.append((episode, values))
+    if x.tasks.regression:
         regression = [_regression_data(learner, *pair) for pair in pairs]
         return plots.plot_regression_tasks(regression, path, title)
     classification = [_classification_data(*pair) for pair in pairs]
@@ -218,14 +198,12 @@ def _classification_data(episode: Episode, predictions: Tensor) -> "plots.Classi
 def _regression_data(
     learner: Learner, episode: Episode, predictions: Tensor
 ) -> "plots.RegressionData":
-    with torch.no_grad():
-        before = learner.model(_to_device(episode, learner).query.inputs).cpu()
     return plots.RegressionData(
         episode.support.inputs.numpy(),
         episode.support.targets.numpy(),
         episode.query.inputs.numpy(),
         episode.query.targets.numpy(),
-        before.numpy(),
+        predict_before_adaptation(learner, episode.query.inputs).numpy(),
         predictions.numpy(),
     )
 
@@ -237,30 +215,31 @@ def _adaptation_data(x: Experiment, key: Tensor, steps: Sequence[int]) -> "plots
     support = tasks.sample(key).support
     grid = (torch.tensor(v, dtype=torch.float32).unsqueeze(1) for v in (inputs, targets))
     episode = Episode(support, Examples(*grid))
-    learner: Any = x.learner.eval()
+    learner: Any = x.learner
     eval_inner_steps, predictions = learner.eval_inner_steps, {}
     for count in steps:
         if count:
             learner.eval_inner_steps = count
-            found = _predict(learner, episode)
+            found = _predict(x, learner, key, episode)
             assert found is not None, "algorithms with inner steps return predictions"
         else:
-            with torch.no_grad():
-                found = learner.model(_to_device(episode, learner).query.inputs).cpu()
+            found = predict_before_adaptation(learner, episode.query.inputs)
         predictions[count] = found.double().numpy().ravel()
     learner.eval_inner_steps = eval_inner_steps
     support_inputs, support_targets = (part.double().numpy().ravel() for part in support)
     return plots.AdaptationData(inputs, targets, support_inputs, support_targets, predictions)
 
 
-def _predict(learner: Learner, episode: Episode) -> Tensor | None:
-    return _predictions_of(learner(_to_device(episode, learner)))
-
-
-def _predictions_of(result: TaskResult) -> Tensor | None:
+def _predict(x: Experiment, learner: Learner, key: Tensor, episode: Episode) -> Tensor | None:
+    """The query predictions that evaluation computes, with the task's random state, on the CPU."""
+    # A new object each time: a mapper keeps a learner's copy on the GPU.
+    copy = cast(Learner, module_clone(learner.eval(), by="reference"))
+    (result,) = x.evaluate_mapper.run_each(copy, MetaBatch(key, episode))
     return None if result.predictions is None else result.predictions.detach().cpu()
 
 
-def _to_device(episode: Episode, learner: Learner) -> Episode:
+@torch.no_grad()
+def predict_before_adaptation(learner: Learner, inputs: Tensor) -> Tensor:
+    """Predictions of the learner's model as it is, on the CPU."""
     device = next(learner.parameters()).device
-    return Episode(*(type(part)(*(tensor.to(device) for tensor in part)) for part in episode))
+    return cast(Tensor, learner.eval().model(inputs.to(device))).cpu()

@@ -17,7 +17,7 @@ from metadist.reports import TEST_TASKS_DATA_FILE, read_test_predictions
 from metadist.reports.run_record import tasks_by_difficulty
 from metadist.tasks import Episode, task_keys
 from metadist.training.experiment import Experiment
-from metadist.training.run_plots import can_plot
+from metadist.training.run_plots import can_plot, predict_before_adaptation
 
 SHOWN = 3
 """Tasks of each kind."""
@@ -64,10 +64,7 @@ def _data(x: Experiment, number: int) -> dict[str, Any]:
 
 
 def _points(x: Experiment, episode: Episode) -> dict[str, Any]:
-    learner: Any = x.evaluated_learner.eval()
-    device = next(learner.parameters()).device
-    with torch.no_grad():
-        before = learner.model(episode.query.inputs.to(device)).cpu()
+    before = predict_before_adaptation(x.evaluated_learner, episode.query.inputs)
     return {
         "support": [each.double().ravel().tolist() for each in episode.support],
         "inputs": episode.query.inputs.double().ravel().tolist(),

@@ -13,6 +13,7 @@ from metadist.config import build_experiment
 from metadist.errors import UserError
 from metadist.loggers import JsonlLogger, Logger, LoggerCollection
 from metadist.loggers.formatting import summarize_results
+from metadist.reports import read_test_predictions
 from metadist.tasks import Episode, Examples, Sinusoid, key_generator, task_keys
 from metadist.training import Trainer
 from metadist.training.checkpoints import read_checkpoint
@@ -62,7 +63,8 @@ def test_tasks_that_cannot_be_plotted_are_left_out(tmp_path, monkeypatch, shape,
     results = {"test_accuracy": 0.5, "test_mse": 0.5, "ci95": 0.1}
     metric = "accuracy" if outputs is None else "mse"
     x = SimpleNamespace(directory=tmp_path, title="tasks", tasks=tasks, metric=metric)
-    x.evaluated_learner, x.split_descriptions = torch.nn.Identity(), {"test": "of others"}
+    x.learner = x.evaluated_learner = torch.nn.Identity()
+    x.split_descriptions, x.trainer = {"test": "of others"}, SimpleNamespace(eval_seed=0)
     curves, draw = [], plots.plot_learning_curves
     monkeypatch.setattr(
         plots, "plot_learning_curves", lambda *given: curves.append(given) or draw(*given)
@@ -72,7 +74,7 @@ def test_tasks_that_cannot_be_plotted_are_left_out(tmp_path, monkeypatch, shape,
     assert curves == [([line], path, "tasks", (0.5, 0.1), {"test": "of others"})]
     assert path == tmp_path / "learning_curves.png" and path.exists()
     key = task_keys(0, "test", 0, range(1))[0]
-    assert plot_task(tmp_path / "task.png", tasks, torch.nn.Identity(), key) is None
+    assert plot_task(tmp_path / "task.png", x, key) is None
 
 
 def sinusoid(directory, *overrides, trained=True):
@@ -193,6 +195,21 @@ def test_panels_at_every_validation_do_not_change_the_run(tmp_path, monkeypatch,
             assert np.mean(each) == pytest.approx(line[name])
     assert (tmp_path / "panels" / "validation_tasks.png").exists()
     assert not (tmp_path / "plain" / "validation_tasks.png").exists()
+
+
+def test_plots_show_the_predictions_that_were_tested(tmp_path, monkeypatch):
+    options = ("algorithm=reptile", "algorithm.eval_inner_batch_size=2", "trainer.eval_tasks=4")
+    x = sinusoid(tmp_path, *options, trained=False)
+    shown, draw = [], plots.plot_regression_tasks
+    monkeypatch.setattr(
+        plots,
+        "plot_regression_tasks",
+        lambda tasks, *rest: shown.append(tasks) or draw(tasks, *rest),
+    )
+    Trainer(x).run()
+    tested = read_test_predictions(tmp_path)
+    for data, record in zip(shown[-1], tested, strict=True):
+        np.testing.assert_allclose(data.predictions_after, record["predictions"], rtol=1e-5)
 
 
 class LossesAlone(MAML):
