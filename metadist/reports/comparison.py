@@ -16,7 +16,17 @@ _RUNTIME_KEYS = frozenset(
 )
 
 _FINGERPRINT_GROUPS = frozenset(
-    ("seed", "model", "algorithm", "task", "dataset", "optimizer", "scheduler", "reducer")
+    (
+        "seed",
+        "model",
+        "algorithm",
+        "task",
+        "dataset",
+        "optimizer",
+        "scheduler",
+        "reducer",
+        "callbacks",
+    )
 )
 _FINGERPRINT_PREFIXES = ("trainer.meta_batch_size", "trainer.clip_value", "trainer.clip_norm")
 

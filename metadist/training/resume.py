@@ -262,12 +262,20 @@ def _newest_intact(saved: Checkpoints) -> tuple[Path, dict[str, Any]] | None:
 
 
 def _require_same(path: Path, saved: Mapping[str, str], current: Mapping[str, str]) -> None:
+    kept = _callback_names(saved) & _callback_names(current)  # others may come and go
     for key in [*saved, *current]:
+        group, _, option = key.partition(".")
+        if group == "callbacks" and option.partition(".")[0] not in kept:
+            continue
         if saved.get(key) != current.get(key):
             raise UserError(
                 f"the checkpoint {path} is of another run: {key} was {saved.get(key)} there and is "
                 f"{current.get(key)} now; resume with the options that it was trained with."
             )
+
+
+def _callback_names(fingerprint: Mapping[str, str]) -> set[str]:
+    return {key.split(".")[1] for key in fingerprint if key.startswith("callbacks.")}
 
 
 def _make_writable(directory: Path) -> None:

@@ -21,6 +21,7 @@ CONFIGURATION = {
     "scheduler": {"gamma": 0.5},
     "reducer": {"_target_": "m.Mean"},
     "strategy": {"_target_": "m.Rpc"},
+    "callbacks": {"ema": {"decay": 0.9}},
     "logger": {"console": {"_target_": "m.Console"}},
     "resume": "auto",
 }
@@ -64,6 +65,7 @@ def test_the_fingerprint_holds_what_determines_the_numbers():
         "optimizer.lr": "0.1",
         "scheduler.gamma": "0.5",
         "reducer._target_": "m.Mean",
+        "callbacks.ema.decay": "0.9",
     }
 
 

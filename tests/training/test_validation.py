@@ -293,6 +293,20 @@ def test_a_configuration_key_that_only_one_side_has_is_another_run(tmp_path):
         restore_from(x, tmp_path / "a.pt", {**contents, "fingerprint": less})
 
 
+def test_callbacks_may_come_and_go_but_those_kept_have_the_same_options(tmp_path):
+    x = build(tmp_path, "strategy=local", "callbacks=ema", "callbacks.ema.decay=0.9")
+    contents, path = checkpoint_contents(x), tmp_path / "a.pt"
+    restore_from(build(tmp_path, "strategy=local"), path, contents)
+    both = build(tmp_path, "strategy=local", "callbacks=[ema,early_stopping]")
+    with pytest.raises(UserError, match=r"callbacks\.ema\.decay was 0\.9 there and is 0\.999 now"):
+        restore_from(both, path, contents)
+    restore_from(
+        build(tmp_path, "strategy=local", "callbacks=early_stopping"),
+        path,
+        checkpoint_contents(both) | {"fingerprint": contents["fingerprint"]},
+    )
+
+
 def test_a_checkpoint_that_does_not_say_its_run_is_refused(tmp_path):
     x = build(tmp_path, "strategy=local")
     contents = checkpoint_contents(x)
