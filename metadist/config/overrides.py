@@ -77,9 +77,15 @@ def replace_options(configuration: DictConfig, hydra_node: HydraConf) -> None:
         if key == _TARGET and not each.is_delete() and is_node(configuration, path):
             node = OmegaConf.select(configuration, path)
             kept = {_TARGET, *(key.split(".")[0] for key, _ in _values_below(path, parsed))}
+            unused = [str(key) for key in node if key not in kept]
+            if unused:
+                _log.info(
+                    "%s=%s: the values of %s for another class (%s) do not apply",
+                    *(each.key_or_group, each.value(), path, ", ".join(unused)),
+                )
             with open_dict(node):
-                for unused in [key for key in node if key not in kept]:
-                    del node[unused]
+                for key in unused:
+                    del node[key]
 
 
 def is_node(configuration: DictConfig, path: str) -> bool:
