@@ -43,6 +43,16 @@ class BrokenMAML(MAML):
         return super().forward(episode)
 
 
+class NotCompiledOnRankOne(MAML):
+    """MAML whose training step depends on values, which is not compiled, on rank one."""
+
+    def train_task(self, episode):
+        result = super().train_task(episode)
+        if get_rank() == 1 and not result.loss.sum() > 0:
+            raise ValueError("the loss is not positive")
+        return result
+
+
 class SlowToCloseRpc(RpcStrategy):
     """RPC that takes a minute to shut down after an error."""
 

@@ -29,6 +29,7 @@ from metadist.reports import CHECKPOINT_DIRECTORY, ERROR_FILE, write_environment
 from metadist.training import Experiment, Interrupted, Trainer, resolve_device
 from metadist.training.checkpoints import has_checkpoints
 from metadist.training.environment import environment_of
+from metadist.training.experiment import compile_step, run_eagerly
 
 _log = logging.getLogger(__name__)
 
@@ -199,8 +200,10 @@ def _build_on_all_ranks(job: Job, spec: RunSpec) -> Experiment:
             spec.configuration.resume = "auto"
     error: Exception | None = None
     experiment: Experiment | None = None
+    compile_error = None
     try:
         experiment = build_experiment(spec.configuration, spec.directory, spec.name, spec.settings)
+        compile_error = compile_step(experiment)
     except Exception as any_error:
         error = any_error
     is_driver = experiment is not None and experiment.strategy.is_driver
@@ -210,6 +213,7 @@ def _build_on_all_ranks(job: Job, spec: RunSpec) -> Experiment:
         "iteration": experiment.state.iteration if experiment and is_driver else None,
         "native": native_available(experiment.learner) if experiment else None,
         "device": resolve_device(experiment.train_mapper.device).type if experiment else None,
+        "compile_error": compile_error,
     }
     messages = all_gather_object(job.store, "built", message, timeout=None)
     for rank, each in enumerate(messages):
@@ -236,6 +240,16 @@ def _build_on_all_ranks(job: Job, spec: RunSpec) -> Experiment:
             _log.warning(
                 "the machine of rank %s has no working C++ compiler: no rank uses model.native",
                 ", ".join(map(str, lacking)),
+            )
+    failed = [rank for rank, each in enumerate(messages) if each["compile_error"]]
+    if failed:
+        run_eagerly(experiment)  # compiled code rounds differently, so all or no rank
+        if get_rank() == 0:
+            _log.warning(
+                "the outer step runs eagerly: rank %s cannot compile it (%s); "
+                "trainer.compile=false avoids the attempt",
+                ", ".join(map(str, failed)),
+                messages[failed[0]]["compile_error"],
             )
     if get_rank() == 0:
         job.mark_started(str(spec.directory))

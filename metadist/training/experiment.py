@@ -1,16 +1,18 @@
 """The parts of a run: configuration of the trainer, training state, built objects."""
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, cast
 
 import torch
 from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
 
 from metadist.algorithms import Learner
+from metadist.distributed import module_clone
 from metadist.errors import UserError
 from metadist.loggers import Logger
 from metadist.tasks import TaskDistribution, stack_episodes, task_keys
@@ -232,3 +234,19 @@ def compile_options(
     if not size:
         return None
     return CompileOptions(hashlib.sha256(configuration.encode()).hexdigest(), size)
+
+
+def compile_step(experiment: Experiment) -> str | None:
+    """Compile the outer step, if the run's is compiled. Any rank may call it.
+
+    Returns:
+        Why it cannot be compiled; None if it can, or is not to be.
+    """
+    keys = task_keys(0, "train", 0, range(1))
+    learner = cast(Learner, module_clone(experiment.learner, by="reference"))
+    return experiment.train_mapper.compile(learner, make_batch(experiment, keys))
+
+
+def run_eagerly(experiment: Experiment) -> None:
+    """Do not compile the outer step."""
+    experiment.train_mapper = dataclasses.replace(experiment.train_mapper, compiled=None)

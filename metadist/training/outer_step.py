@@ -101,7 +101,7 @@ class CompiledSteps:
     """
 
     def __init__(self) -> None:
-        self._steps: dict[Any, Callable[..., StepSum] | None] = {}
+        self._steps: dict[Any, Callable[..., StepSum] | str] = {}
 
     def __call__(
         self,
@@ -122,6 +122,42 @@ class CompiledSteps:
             episodes: at most `options.chunk_size` tasks.
             weights: as of `outer_step`.
         """
+        known = len(self._steps)
+        found, arguments = self._find(options, learner, parameters, trained, episodes, weights)
+        if isinstance(found, str):
+            if len(self._steps) > known:
+                _log.warning("the outer step runs eagerly: it cannot be compiled (%s)", found)
+            return outer_step(learner, parameters, trained, episodes, weights)
+        with record_function("metadist::compiled_step"):
+            return found(*arguments)
+
+    def compile(
+        self,
+        options: CompileOptions,
+        learner: Learner,
+        parameters: Mapping[str, Tensor],
+        trained: Sequence[str],
+        episodes: Episode,
+        weights: Tensor,
+    ) -> str | None:
+        """Compile what a call with these arguments runs, unless it has been compiled before.
+
+        Returns:
+            Why it cannot be compiled; None if it can.
+        """
+        found, _ = self._find(options, learner, parameters, trained, episodes, weights)
+        return found if isinstance(found, str) else None
+
+    def _find(
+        self,
+        options: CompileOptions,
+        learner: Learner,
+        parameters: Mapping[str, Tensor],
+        trained: Sequence[str],
+        episodes: Episode,
+        weights: Tensor,
+    ) -> tuple[Callable[..., StepSum] | str, Any]:
+        """The compiled form, or why there is none, and its arguments."""
         shapes = tuple((each.shape[1:], each.dtype) for part in episodes for each in part)
         key = (options, tuple(trained), shapes, episodes.query.inputs.device)
         padding = options.chunk_size - len(weights)
@@ -136,18 +172,8 @@ class CompiledSteps:
                 compiled(*arguments)
                 self._steps[key] = compiled
             except Exception as error:
-                _log.warning(
-                    "the outer step runs eagerly: it could not be compiled (%s: %s); "
-                    "trainer.compile=false avoids the attempt",
-                    type(error).__name__,
-                    first_line(error),
-                )
-                self._steps[key] = None
-        found = self._steps[key]
-        if found is None:
-            return outer_step(learner, parameters, trained, episodes, weights)
-        with record_function("metadist::compiled_step"):
-            return found(*arguments)
+                self._steps[key] = f"{type(error).__name__}: {first_line(error)}"
+        return self._steps[key], arguments
 
 
 compiled_steps = CompiledSteps()

@@ -206,9 +206,7 @@ class TrainMapper(TaskMapper):
         on_device = self._prepare(learner, device)
         if on_device is not learner:
             learner, parameters = on_device, dict(on_device.named_parameters())
-        # A compiled step has neither changes of buffers nor random numbers.
-        stateful = learner.needs_task_seeds or any(True for _ in learner.buffers())
-        compiled = None if stateful else self.compiled
+        compiled = self._compile_options(learner)
         size = self.chunk_size if compiled is None else compiled.chunk_size
         values: list[Any] = []
         gradients: list[Tensor | None] = [None] * len(inputs)
@@ -233,6 +231,32 @@ class TrainMapper(TaskMapper):
         if len(values) > 1:
             total = optree.tree_map(lambda *parts: torch.stack(parts).sum(0), *values)
         return WorkerResponse(total, None if none else Gradients(0, gradients), dtypes)
+
+    def _compile_options(self, learner: Learner) -> CompileOptions | None:
+        # A compiled step has neither changes of buffers nor random numbers.
+        stateful = learner.needs_task_seeds or any(True for _ in learner.buffers())
+        return None if stateful else self.compiled
+
+    def compile(self, learner: Learner, batch: MetaBatch) -> str | None:
+        """Compile the step for tasks of the batch's shape, if it is to be compiled.
+
+        Returns:
+            Why it cannot be compiled; None if it can, or is not to be.
+        """
+        options = self._compile_options(learner)
+        if options is None:
+            return None
+        device = resolve_device(self.device)
+        learner = self._prepare(learner.train(), device)
+        chunk = next(self._chunks([((learner, batch), {})], learner, device, options.chunk_size))
+        if not chunk.batched:
+            return None
+        parameters = dict(learner.named_parameters())
+        trained = [name for name, each in parameters.items() if each.requires_grad]
+        weights = torch.ones(len(chunk.keys), dtype=torch.float64)
+        return compiled_steps.compile(
+            options, learner, parameters, trained, chunk.episodes, weights
+        )
 
     def _single_step(
         self, learner: Learner, chunk: Chunk, trained: Sequence[str], weight: Tensor

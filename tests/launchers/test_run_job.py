@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import CommandResult, command, run_command
+from commands import ROOT, CommandResult, command, run_command
 from omegaconf import OmegaConf
 from tiny import SMALL, compose, records, train
 from worlds import run_world
@@ -44,6 +44,26 @@ def test_native_kernels_are_used_on_all_ranks_or_none(tmp_path):
         [record["train_loss"] for record in records(each) if "train_loss" in record]
         for each in (mixed, plain)
     ]
+    assert len(losses[0]) == 2 and losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("strategy", [pytest.param("rpc", marks=pytest.mark.slow), "allreduce"])
+def test_the_step_is_compiled_on_all_ranks_or_none(tmp_path, strategy):
+    options = ("dataset=sinusoid", "model=mlp", "model.hidden=[8]", "model.batch_norm=false")
+    options = (*options, "trainer.iterations=2", "trainer.eval_tasks=2", "logger=jsonl")
+    options = (*options, f"strategy={strategy}", "algorithm.inner_lr=0.01")
+    options = (*options, "algorithm._target_=broken_parts.NotCompiledOnRankOne")
+    path = {"PYTHONPATH": str(ROOT / "tests")}
+    losses = []
+    for compiled in ("true", "false"):
+        run = (f"trainer.compile={compiled}", f"hydra.run.dir={tmp_path / compiled}")
+        ranks = run_command("maml.py", *options, *run, size=2, environment=path)
+        assert [rank.status for rank in ranks] == [0, 0], ranks
+        lines = [(rank.out + rank.err).count("the outer step runs eagerly") for rank in ranks]
+        assert lines == [compiled == "true", 0], ranks
+        assert compiled == "false" or "rank 1 cannot compile it" in ranks[0].out, ranks
+        found = records(tmp_path / compiled)
+        losses.append([record["train_loss"] for record in found if "train_loss" in record])
     assert len(losses[0]) == 2 and losses[0] == losses[1]
 
 
