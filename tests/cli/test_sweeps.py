@@ -76,13 +76,16 @@ def test_a_job_with_only_its_best_checkpoint_is_resumed(tmp_path):
     assert results(tmp_path, 0)["train_loss"] == whole["train_loss"]
 
 
-def test_a_job_that_its_launcher_refuses_does_not_end_the_others(tmp_path):
-    overrides = (f"hydra.sweep.dir={tmp_path}", "launcher.nproc_per_node=1,999", "seed=0")
+def test_a_launched_job_that_fails_or_is_refused_does_not_end_the_others(tmp_path):
+    overrides = (f"hydra.sweep.dir={tmp_path}", "launcher.nproc_per_node=999,1", "task.ways=50,3")
     process = start(*overrides, "sweep.on_failure=continue")
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=180)
     assert process.returncode == 1, out
-    assert results(tmp_path, 0)["iterations"] == 2
-    assert "999" in json.loads((tmp_path / "1" / "failure.json").read_text())["error"]
+    failures = [json.loads(path.read_text()) for path in tmp_path.glob("*/failure.json")]
+    statuses = sorted((each["exit_status"], "999" in each["error"]) for each in failures)
+    assert statuses == [(2, False), (2, True), (2, True)], failures
+    (result,) = tmp_path.glob("*/results.json")
+    assert json.loads(result.read_text())["iterations"] == 2
 
 
 def test_the_error_of_each_failed_job_is_printed(tmp_path):

@@ -86,6 +86,7 @@ def test_all_reduce_of_nested_structures(size):
             assert result["pair"][0].dtype is torch.float32
             assert type(result["pair"]) is tuple and result["pair"][1][0].shape == ()
         assert results["sum"]["whole"].dtype is torch.int64
+        assert results["mean"]["whole"].dtype is torch.float64
         assert type(results["sum"]["metrics"].count) is int
         assert type(results["mean"]["metrics"].count) is float
 
