@@ -106,7 +106,8 @@ class Learner(nn.Module):
         if self.regression:
             return {f"mse{suffix}": self.loss(predictions, targets)}
         correct = predictions.argmax(-1) == targets
-        return {f"accuracy{suffix}": correct.to(predictions.dtype).mean(-1)}
+        dtype = torch.promote_types(predictions.dtype, torch.float32)  # under autocast, bfloat16
+        return {f"accuracy{suffix}": correct.to(dtype).mean(-1)}
 
     def predict_queries(
         self, predict: Callable[[Tensor], Tensor], episode: Any, jointly: bool = False

@@ -37,6 +37,7 @@ from metadist.training import (
     initialize,
     resolve_device,
     restore,
+    supported_precision,
 )
 
 _log = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ def assemble_experiment(
     device = resolve_device(str(cfg.device))
     if device.type == "cuda":
         torch.cuda.set_device(device)  # what names no index is on this rank's GPU
+    precision = supported_precision(trainer.precision, device)
     dataset = instantiate(cfg.dataset, "dataset")
     tasks: TaskDistribution = instantiate(cfg.task, "task", dataset=dataset)
     torch.manual_seed(settings.seed)
@@ -105,7 +107,7 @@ def assemble_experiment(
     _check_partition(strategy, learner, trainer)
     _check_ways(tasks, learner)
     _check_batch_norm(tasks, learner)
-    run_sanity_check(tasks, learner)
+    run_sanity_check(tasks, learner, precision)
     # Every rank builds a job's experiments in the same order, so the names agree.
     local_tasks = WorkerLocal(current_job().new_name("tasks"), tasks)
     return Experiment(
@@ -125,11 +127,14 @@ def assemble_experiment(
             settings.device,
             trainer.task_chunk_size,
             profile=trainer.profile and strategy.name == "rpc",
+            precision=precision,
             compiled=compile_options(
                 trainer, tasks, learner.train(), device, repr(to_plain(cfg, resolve=True))
             ),
         ),
-        evaluate_mapper=EvaluateMapper(local_tasks, settings.device, trainer.task_chunk_size),
+        evaluate_mapper=EvaluateMapper(
+            local_tasks, settings.device, trainer.task_chunk_size, precision=precision
+        ),
         logger=_logger(cfg, instantiate),
         callbacks=_callbacks(cfg, instantiate),
         resume=None if cfg.get("resume") is None else str(cfg.resume),

@@ -8,17 +8,20 @@ from metadist.algorithms import Learner
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError, first_line
 from metadist.tasks import TaskDistribution, task_keys
-from metadist.training import MetaBatch, TaskMapper
+from metadist.training import MetaBatch, Precision, TaskMapper
 
 _LIBRARIES = sys.stdlib_module_names | {"metadist", "numpy", "optree", "torch"}
 
 
-def run_sanity_check(tasks: TaskDistribution, learner: Learner) -> None:
+def run_sanity_check(
+    tasks: TaskDistribution, learner: Learner, precision: Precision = "float32"
+) -> None:
     """Run one training and one test task. Every rank calls it.
 
     Args:
         tasks: of this rank.
         learner: on its device; its parameters and buffers stay as they are.
+        precision: of the computation.
 
     Raises:
         UserError: model, algorithm and task do not fit together, or the learner returns something
@@ -29,7 +32,7 @@ def run_sanity_check(tasks: TaskDistribution, learner: Learner) -> None:
     device = str(next(learner.parameters()).device)
     metric = "mse" if learner.regression else "accuracy"
     for training, split in ((True, "train"), (False, "test")):
-        mapper = TaskMapper(WorkerLocal("sanity check", tasks), device)
+        mapper = TaskMapper(WorkerLocal("sanity check", tasks), device, precision=precision)
         batch = MetaBatch(task_keys(0, split, 0, range(1)))
         try:
             (result,) = mapper.run_each(learner.train(training), batch)

@@ -27,8 +27,8 @@ def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None, native: bool = True
 
     CPUs do not use `torch.bmm`: BLAS libraries choose a kernel by the number of matrices, so that
     a task's rounding would depend on the size of the batch. Each task's product is computed
-    separately, in C++ or with `torch.mm`; except under torch.func transforms, torch.compile and
-    autocast, which want PyTorch's own operations.
+    separately, in C++ or, also under autocast, with `torch.mm`; except under torch.func transforms
+    and torch.compile, which want PyTorch's own operations.
 
     Args:
         a: (tasks, n, depth).
@@ -42,13 +42,10 @@ def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None, native: bool = True
     Raises:
         RuntimeError: shapes, types or devices do not match.
     """
-    if (
-        not a.is_cpu
-        or torch.compiler.is_compiling()
-        or in_transform()
-        or torch.is_autocast_enabled("cpu")
-    ):
+    if not a.is_cpu or torch.compiler.is_compiling() or in_transform():
         return a @ b if bias is None else torch.baddbmm(bias.unsqueeze(1), a, b)
+    a, b = to_autocast_dtype(a), to_autocast_dtype(b)
+    bias = None if bias is None else to_autocast_dtype(bias)
     operands = (a, b) if bias is None else (a, b, bias)
     if not (
         len(a) == len(b)
@@ -62,6 +59,14 @@ def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None, native: bool = True
     a, transpose_a = _stored(a)
     b, transpose_b = _stored(b)
     return _Matmul.apply(a, b, bias, transpose_a, transpose_b, native)
+
+
+def to_autocast_dtype(tensor: Tensor) -> Tensor:
+    """The tensor in the type of matrix products: as it is, or under autocast in its type."""
+    device = tensor.device.type
+    if tensor.is_meta or not torch.is_autocast_enabled(device) or tensor.dtype is torch.float64:
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(device))
 
 
 def _stored(matrices: Tensor) -> tuple[Tensor, bool]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from metadist.kernels import in_transform
 from metadist.kernels.convolution import can_convolve, convolve
 from metadist.kernels.fused_block import can_fuse_block, fused_block
-from metadist.kernels.matmul import matmul
+from metadist.kernels.matmul import matmul, to_autocast_dtype
 from metadist.kernels.norm_relu_pool import (
     BatchNorm,
     batched_norm_relu,
@@ -91,7 +91,7 @@ class Conv2d(nn.Conv2d):
             return super().forward(inputs.to(memory_format=last)).to(memory_format=last)
         tasks, n = inputs.shape[:2]
         columns = unfold(
-            inputs.permute(0, 1, 3, 4, 2).flatten(0, 1),
+            to_autocast_dtype(inputs).permute(0, 1, 3, 4, 2).flatten(0, 1),
             self.kernel_size,
             self.stride,
             self.padding,
@@ -153,7 +153,9 @@ def norm_relu(norm: nn.Module, inputs: Tensor, pool: bool = False, native: bool 
                 f"batch norm needs more than one value per channel, got {tuple(inputs.shape)}"
             )
         weight, bias = norm.weight.unsqueeze(1), norm.bias.unsqueeze(1)
-        rows = batched_norm_relu(last.flatten(1, -2), weight, bias, norm.eps)
+        # Autocast leaves statistics in the type of the weight.
+        values = last.flatten(1, -2).to(torch.promote_types(last.dtype, weight.dtype))
+        rows = batched_norm_relu(values, weight, bias, norm.eps)
         out = rows.view(last.shape).movedim(-1, 2)
     if not pool:
         return out

@@ -8,6 +8,7 @@ from .experiment import (
 )
 from .export import export_weights
 from .initialization import initialize
+from .precision import Precision, supported_precision
 from .prediction import predict_unlabeled
 from .resume import restore
 from .signals import Interrupted
@@ -35,6 +36,7 @@ __all__ = [
     "Interrupted",
     "LocalStrategy",
     "MetaBatch",
+    "Precision",
     "RpcStrategy",
     "Strategy",
     "TaskMapper",
@@ -50,4 +52,5 @@ __all__ = [
     "predict_unlabeled",
     "resolve_device",
     "restore",
+    "supported_precision",
 ]

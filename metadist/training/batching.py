@@ -14,6 +14,7 @@ from torch.func import functional_call
 
 from metadist.algorithms import Learner, TaskResult
 from metadist.tasks import Episode, Examples, stack_episodes
+from metadist.training.precision import Precision, autocast, to_float32
 
 ChunkSize = int | Literal["auto"]
 
@@ -126,7 +127,10 @@ def _select(episodes: Episode, index: int | slice) -> Episode:
 
 
 def forward_batched(
-    learner: Learner, parameters: Mapping[str, Tensor], episodes: Episode
+    learner: Learner,
+    parameters: Mapping[str, Tensor],
+    episodes: Episode,
+    precision: Precision = "float32",
 ) -> tuple[TaskResult, dict[str, Tensor]]:
     """Run the learner on several tasks at once.
 
@@ -134,6 +138,7 @@ def forward_batched(
         learner: with `supports_batched_tasks`.
         parameters: values of the learner's parameters, by name.
         episodes: every tensor with a first dimension of tasks.
+        precision: of the computation.
 
     Returns:
         The result, every tensor with a first dimension of tasks, with the tasks' changes of the
@@ -147,7 +152,10 @@ def forward_batched(
     }
     before = dict(learner.named_buffers())
     tensors = own | {name: _repeat(buffer.detach(), count) for name, buffer in before.items()}
-    result = functional_call(learner, tensors, (episodes,))
+    with autocast(precision, episodes.query.inputs.device):
+        result = functional_call(learner, tensors, (episodes,))
+    if precision == "bf16":
+        result = to_float32(result)
     if before and learner.training:
         changes = {name: tensors[name].double() - each for name, each in before.items()}
         result = result._replace(buffers=changes)

@@ -26,6 +26,7 @@ def environment_of(experiment: Experiment) -> dict[str, Any]:
     """The environment of this process and the number of workers. Rank zero calls it."""
     device = resolve_device(experiment.train_mapper.device)
     gpu = {"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
+    precision = experiment.train_mapper.precision
     return {
         "metadist": __version__,
         **commit(Path.cwd()),
@@ -35,6 +36,7 @@ def environment_of(experiment: Experiment) -> dict[str, Any]:
         "host": host_name(),
         "device": str(device),
         **gpu,
+        **({} if precision == "float32" else {"precision": precision}),
         "cpu": cpu_name(),
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),

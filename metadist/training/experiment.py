@@ -19,6 +19,7 @@ from metadist.tasks import TaskDistribution, stack_episodes, task_keys
 from metadist.training.batching import max_chunk_size
 from metadist.training.callbacks import Callback
 from metadist.training.outer_step import CompileOptions
+from metadist.training.precision import Precision
 from metadist.training.strategies import Strategy
 from metadist.training.task_mapper import EvaluateMapper, MetaBatch, TrainMapper
 
@@ -58,6 +59,10 @@ class TrainerConfig:
         compile: whether to compile the outer step of batched tasks with TorchInductor. "auto" does
             so where launching operations takes most of the time and the run is long enough to
             gain: models without convolutions on CPUs, from 5,000 iterations on.
+        precision: of the tasks' computation, in training and evaluation; parameters, optimizer and
+            sums over tasks keep theirs. "float32" leaves PyTorch's settings as they are. "tf32"
+            multiplies matrices and convolves in TensorFloat-32 on CUDA, and is float32 on devices
+            that have none. "bf16" runs `torch.autocast` to bfloat16, without the C++ kernels.
         profile: run torch.profiler over a few outer steps: a table, printed after training, and a
             trace of every rank, both in `profile/` of the run's directory.
     """
@@ -77,6 +82,7 @@ class TrainerConfig:
     send_tasks: bool = False
     task_chunk_size: Annotated[int, Ge(1)] | Literal["auto"] = "auto"
     compile: bool | Literal["auto"] = "auto"
+    precision: Precision = "float32"
     profile: bool = False
 
     def __post_init__(self) -> None:

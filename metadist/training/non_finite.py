@@ -47,9 +47,8 @@ def find_non_finite(
             f"can be computed (loss {loss})",
             "",
         )
-    mapper = GradientNormMapper(
-        x.train_mapper.tasks, x.train_mapper.device, x.train_mapper.chunk_size
-    )
+    run = x.train_mapper
+    mapper = GradientNormMapper(run.tasks, run.device, run.chunk_size, precision=run.precision)
     found = x.strategy.map_tasks(mapper, x.learner, make_batch(x, keys))
     bad = ~(found["loss"].isfinite() & found["gradient_norm"].isfinite())
     if not bad.any():
@@ -96,7 +95,9 @@ def task_gradient(
         task: a single one.
     """
     trained = {name: p for name, p in learner.named_parameters() if p.requires_grad}
-    train_mapper = TrainMapper(mapper.tasks, mapper.device, mapper.chunk_size)
+    train_mapper = TrainMapper(
+        mapper.tasks, mapper.device, mapper.chunk_size, precision=mapper.precision
+    )
     with torch.enable_grad():
         response = train_mapper.weighted_sum([((learner, task), {})], [1.0], list(trained.values()))
     loss = finish_sum(response.value, None, response.dtypes or []).loss

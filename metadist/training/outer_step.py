@@ -21,6 +21,7 @@ from metadist.errors import first_line
 from metadist.kernels import pytorch_operations
 from metadist.tasks import Episode, Examples
 from metadist.training.batching import forward_batched
+from metadist.training.precision import Precision
 
 _log = logging.getLogger(__name__)
 
@@ -46,8 +47,12 @@ def outer_step(
     trained: Sequence[str],
     episodes: Episode,
     weights: Tensor,
+    precision: Precision = "float32",
 ) -> StepSum:
     """Run a chunk of tasks, and differentiate their losses by the learner's parameters.
+
+    With learner, tasks and weights on a GPU it does not synchronize with it, unless the learner
+    reads values.
 
     Args:
         learner: with `supports_batched_tasks`, in training mode.
@@ -55,9 +60,10 @@ def outer_step(
         trained: names of the parameters to differentiate by.
         episodes: the tasks, every tensor with a first dimension of tasks.
         weights: how often each task counts, float64, shape (tasks,).
+        precision: of the computation.
     """
     with record_function("metadist::forward"):
-        result, own = forward_batched(learner, parameters, episodes)
+        result, own = forward_batched(learner, parameters, episodes, precision)
     gradients: Sequence[Tensor | None] = [None] * len(trained)
     if result.loss.requires_grad:
         with record_function("metadist::backward"):
@@ -88,10 +94,12 @@ class CompileOptions(NamedTuple):
         configuration: a digest of what the learner was built from. Learners of one digest differ
             in the values of their parameters only.
         chunk_size: tasks of a compiled chunk.
+        precision: of the computation.
     """
 
     configuration: str
     chunk_size: int
+    precision: Precision = "float32"
 
 
 class CompiledSteps:
@@ -127,7 +135,7 @@ class CompiledSteps:
         if isinstance(found, str):
             if len(self._steps) > known:
                 _log.warning("the outer step runs eagerly: it cannot be compiled (%s)", found)
-            return outer_step(learner, parameters, trained, episodes, weights)
+            return outer_step(learner, parameters, trained, episodes, weights, options.precision)
         with record_function("metadist::compiled_step"):
             return found(*arguments)
 
@@ -166,7 +174,9 @@ class CompiledSteps:
             weights = torch.cat([weights, weights.new_zeros(padding)])
         arguments = ([each.detach() for each in parameters.values()], episodes, weights)
         if key not in self._steps:
-            step = functools.partial(_eager, learner, tuple(parameters), tuple(trained))
+            step = functools.partial(
+                _eager, learner, tuple(parameters), tuple(trained), options.precision
+            )
             try:
                 compiled = _compile(step, arguments)
                 compiled(*arguments)
@@ -184,13 +194,13 @@ def _eager(
     learner: Learner,
     names: Sequence[str],
     trained: Sequence[str],
+    precision: Precision,
     parameters: list[Tensor],
     episodes: Episode,
     weights: Tensor,
 ) -> StepSum:
-    return outer_step(
-        learner, dict(zip(names, parameters, strict=True)), trained, episodes, weights
-    )
+    by_name = dict(zip(names, parameters, strict=True))
+    return outer_step(learner, by_name, trained, episodes, weights, precision)
 
 
 def _compile(step: Callable[..., StepSum], arguments: Any) -> Callable[..., StepSum]:

@@ -35,6 +35,7 @@ from metadist.training.outer_step import (
     outer_step,
     weighted_step_sum,
 )
+from metadist.training.precision import Precision, autocast, tensor_float32, to_float32
 from metadist.training.profiling import profiled_request
 from metadist.training.query_predictions import QUERIES, QUERY_VALUES, query_values
 
@@ -67,6 +68,7 @@ class TaskMapper:
         chunk_size: how many tasks are batched, if the learner can; "auto" goes by their size.
         evaluate_each_step: in evaluation, queries are also evaluated after each inner step.
         profile: whether workers that do not run the training loop record a profile.
+        precision: of the tasks' computation.
     """
 
     tasks: WorkerLocal
@@ -74,6 +76,7 @@ class TaskMapper:
     chunk_size: ChunkSize = "auto"
     evaluate_each_step: bool = False
     profile: bool = False
+    precision: Precision = "float32"
 
     def run_each(self, learner: Learner, batch: MetaBatch) -> list[TaskResult]:
         """The results of the batch's tasks, in order, one at a time.
@@ -84,9 +87,10 @@ class TaskMapper:
         """
         device = resolve_device(self.device)
         learner = self._prepare(learner, device)
-        return [
-            self._run_one(learner, key, episode) for key, episode in self._sample(batch, device)
-        ]
+        with tensor_float32(self.precision, device):
+            return [
+                self._run_one(learner, key, episode) for key, episode in self._sample(batch, device)
+            ]
 
     def _chunks(
         self, calls: list[Call], learner: Learner, device: torch.device, chunk_size: ChunkSize
@@ -139,7 +143,21 @@ class TaskMapper:
             np.random.seed(number % 2**32)
             random.seed(number)
             with record_function("metadist::forward"):
-                return _run_with_buffers(learner, episode)
+                return self._run_with_buffers(learner, episode)
+
+    def _run_with_buffers(self, learner: Learner, episode: Episode) -> TaskResult:
+        """The learner's result for a task, with the changes that the task made to its buffers."""
+        before, run = dict(learner.named_buffers()), learner
+        if before:
+            run = cast(Learner, module_clone(learner, by="reference", detach_buffers=True))
+        with autocast(self.precision, episode.query.inputs.device):
+            result = as_task_result(run(episode), learner)
+        if self.precision == "bf16":
+            result = to_float32(result)
+        if not before:
+            return result
+        changes = {name: after.double() - before[name] for name, after in run.named_buffers()}
+        return result._replace(buffers=changes if learner.training else {})
 
     def _sample(self, batch: MetaBatch, device: torch.device) -> Iterator[tuple[Tensor, Episode]]:
         single = batch.keys.dim() == 1
@@ -187,11 +205,16 @@ class TrainMapper(TaskMapper):
         self, calls: list[Call], weights: list[float], inputs: Sequence[Tensor]
     ) -> WorkerResponse:
         """See `SummingMapper`: one chunk of tasks at a time, which bounds the memory."""
-        with profiled_request(self.profile):
-            return self._weighted_sum(calls, weights, inputs)
+        device = resolve_device(self.device)
+        with profiled_request(self.profile), tensor_float32(self.precision, device):
+            return self._weighted_sum(calls, weights, inputs, device)
 
     def _weighted_sum(
-        self, calls: list[Call], weights: list[float], inputs: Sequence[Tensor]
+        self,
+        calls: list[Call],
+        weights: list[float],
+        inputs: Sequence[Tensor],
+        device: torch.device,
     ) -> WorkerResponse:
         learner = learner_and_batch(calls[0])[0].train()
         parameters = dict(learner.named_parameters())
@@ -202,7 +225,6 @@ class TrainMapper(TaskMapper):
             [w / count for w, count in zip(weights, counts, strict=True) for _ in range(count)]
         )
         trained = [names[id(tensor)] for tensor in inputs]
-        device = resolve_device(self.device)
         on_device = self._prepare(learner, device)
         if on_device is not learner:
             learner, parameters = on_device, dict(on_device.named_parameters())
@@ -212,15 +234,16 @@ class TrainMapper(TaskMapper):
         gradients: list[Tensor | None] = [None] * len(inputs)
         dtypes: list[torch.dtype | None] = []
         for chunk in self._chunks(calls, learner, device, size):
-            weight = torch.tensor(list(islice(task_weights, len(chunk.keys))), dtype=torch.float64)
+            some = list(islice(task_weights, len(chunk.keys)))
+            # On the device before the step, which waits for no copy.
+            weight = torch.tensor(some, dtype=torch.float64, device=device)
+            arguments = (learner, parameters, trained, chunk.episodes, weight)
             if not chunk.batched:
                 found = self._single_step(learner, chunk, trained, weight)
             elif compiled is not None:
-                found = compiled_steps(
-                    compiled, learner, parameters, trained, chunk.episodes, weight
-                )
+                found = compiled_steps(compiled, *arguments)
             else:
-                found = outer_step(learner, parameters, trained, chunk.episodes, weight)
+                found = outer_step(*arguments, self.precision)
             dtypes = dtypes or found.dtypes
             values.append(found.result)
             for i, gradient in enumerate(found.gradients):
@@ -235,7 +258,9 @@ class TrainMapper(TaskMapper):
     def _compile_options(self, learner: Learner) -> CompileOptions | None:
         # A compiled step has neither changes of buffers nor random numbers.
         stateful = learner.needs_task_seeds or any(True for _ in learner.buffers())
-        return None if stateful else self.compiled
+        if stateful or self.compiled is None:
+            return None
+        return self.compiled._replace(precision=self.precision)
 
     def compile(self, learner: Learner, batch: MetaBatch) -> str | None:
         """Compile the step for tasks of the batch's shape, if it is to be compiled.
@@ -253,10 +278,11 @@ class TrainMapper(TaskMapper):
             return None
         parameters = dict(learner.named_parameters())
         trained = [name for name, each in parameters.items() if each.requires_grad]
-        weights = torch.ones(len(chunk.keys), dtype=torch.float64)
-        return compiled_steps.compile(
-            options, learner, parameters, trained, chunk.episodes, weights
-        )
+        weights = torch.ones(len(chunk.keys), dtype=torch.float64, device=device)
+        with tensor_float32(self.precision, device):
+            return compiled_steps.compile(
+                options, learner, parameters, trained, chunk.episodes, weights
+            )
 
     def _single_step(
         self, learner: Learner, chunk: Chunk, trained: Sequence[str], weight: Tensor
@@ -288,17 +314,20 @@ class EvaluateMapper(TaskMapper):
         """
         return self.map_batched([((learner, batch), {})])[0]
 
-    @torch.no_grad()
     def map_batched(self, calls: list[Call]) -> list[dict[str, Tensor]]:
         """See `BatchedMapper`."""
-        chunks: list[dict[str, Tensor]] = []
         device = resolve_device(self.device)
+        with torch.no_grad(), tensor_float32(self.precision, device):
+            return self._map_batched(calls, device)
+
+    def _map_batched(self, calls: list[Call], device: torch.device) -> list[dict[str, Tensor]]:
+        chunks: list[dict[str, Tensor]] = []
         learner = self._prepare(learner_and_batch(calls[0])[0].eval(), device)
         for chunk in self._chunks(calls, learner, device, self.chunk_size):
             if chunk.batched:
                 with record_function("metadist::forward"):
                     parameters = dict(learner.named_parameters())
-                    result, _ = forward_batched(learner, parameters, chunk.episodes)
+                    result, _ = forward_batched(learner, parameters, chunk.episodes, self.precision)
             else:
                 result = as_batch_of_one(self._run_one(learner, chunk.keys[0], chunk.episodes))
             values = {"loss": result.loss, **result.metrics}
@@ -345,17 +374,6 @@ def _generator(device: torch.device) -> torch.Generator:
     if device.type == "cuda":
         return torch.cuda.default_generators[device.index or 0]
     return torch.default_generator
-
-
-def _run_with_buffers(learner: Learner, episode: Episode) -> TaskResult:
-    """The learner's result for a task, with the changes that the task made to its buffers."""
-    before = dict(learner.named_buffers())
-    if not before:
-        return as_task_result(learner(episode), learner)
-    clone = module_clone(learner, by="reference", detach_buffers=True)
-    result = as_task_result(clone(episode), learner)
-    changes = {name: after.double() - before[name] for name, after in clone.named_buffers()}
-    return result._replace(buffers=changes if learner.training else {})
 
 
 def resolve_device(device: str) -> torch.device:

@@ -1,0 +1,98 @@
+"""The precision in which tasks are computed: float32, TensorFloat-32 or bfloat16.
+
+Parameters, gradients, the optimizer and the sums over tasks keep their types in all of them.
+"""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import optree
+import torch
+from torch import Tensor
+
+from metadist.distributed import get_rank
+from metadist.errors import UserError
+
+_log = logging.getLogger(__name__)
+
+Precision = Literal["float32", "tf32", "bf16"]
+"""See `TrainerConfig.precision`."""
+
+_AMPERE = 8
+"""Compute capability of NVIDIA's first GPUs with TensorFloat-32 and bfloat16."""
+
+
+def supported_precision(precision: Precision, device: torch.device) -> Precision:
+    """The precision in which a device computes tasks. Every rank calls it.
+
+    Args:
+        precision: the configured one.
+        device: where tasks are computed.
+
+    Returns:
+        The same, or "float32" for "tf32" on a device that has no TensorFloat-32, with a warning on
+        rank zero.
+
+    Raises:
+        UserError: bf16 on a CUDA device that has no bfloat16.
+    """
+    cuda, amd = device.type == "cuda", torch.version.hip is not None
+    ampere = cuda and not amd and torch.cuda.get_device_capability(device)[0] >= _AMPERE
+    if precision == "bf16" and cuda and not (ampere or amd):
+        raise UserError(
+            f"trainer.precision=bf16 needs a GPU with bfloat16 (compute capability {_AMPERE}.0 or "
+            f"higher), which {torch.cuda.get_device_name(device)} lacks: take "
+            "trainer.precision=float32 or device=cpu."
+        )
+    if precision == "tf32" and not ampere:
+        if get_rank() == 0:
+            _log.warning("trainer.precision=tf32: %s has no TensorFloat-32, using float32", device)
+        return "float32"
+    return precision
+
+
+@contextlib.contextmanager
+def tensor_float32(precision: Precision, device: torch.device) -> Iterator[None]:
+    """In the block, with "tf32", CUDA multiplies matrices and convolves in TensorFloat-32.
+
+    Args:
+        precision: of the tasks' computation.
+        device: where it runs; nothing changes on others than CUDA.
+    """
+    if precision != "tf32" or device.type != "cuda":
+        yield
+        return
+    matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = cudnn
+
+
+def autocast(
+    precision: Precision, device: torch.device
+) -> contextlib.AbstractContextManager[torch.autocast | None]:
+    """In the block, with "bf16", `torch.autocast` to bfloat16; else nothing changes.
+
+    Args:
+        precision: of the tasks' computation.
+        device: where it runs.
+    """
+    if precision != "bf16":
+        return contextlib.nullcontext()
+    # Its cache would return weights that were cast under no_grad where a gradient is needed.
+    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
+
+
+def to_float32(result: Any) -> Any:
+    """A result whose bfloat16 tensors are float32."""
+
+    def converted(leaf: Tensor) -> Tensor:
+        return leaf.float() if leaf.dtype is torch.bfloat16 else leaf
+
+    return optree.tree_map(converted, result)
