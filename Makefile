@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow faults fuzz benchmark scaling overhead reproduce docs lint format clean
+.PHONY: help run test test-slow faults fuzz benchmark scaling overhead gpu reproduce docs lint format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ scaling: $(VENV)/.installed ## step time by workers, tasks, parameters; cost mod
 
 overhead: $(VENV)/.installed ## cost of the framework itself; ARGS="latency startup"
 	$(BIN)/python experiments/benchmark.py overhead $(ARGS)
+
+gpu: $(VENV)/.installed ## correctness and speed on a CUDA device, in ten minutes; ARGS="--minutes 5"
+	$(BIN)/python experiments/benchmark.py gpu $(ARGS)
 
 reproduce: $(VENV)/.installed ## published results; ARGS="maml_sinusoid --seeds 3 --fraction 0.03", or ARGS=--quick
 	$(BIN)/python experiments/reproduce.py $(ARGS)

@@ -1,17 +1,18 @@
-"""Benchmarks: python experiments/benchmark.py {baselines,scaling,overhead} [OPTIONS].
+"""Benchmarks: python experiments/benchmark.py {baselines,scaling,overhead,gpu} [OPTIONS].
 
 baselines  training speed of metadist and of other implementations on the same tasks
 scaling    step time by workers, tasks and parameters, and a cost model for more workers
 overhead   cost of the framework itself
+gpu        correctness and speed on one GPU
 """
 
 import argparse
 import signal
 import sys
 
-from benchmarks import baselines, overhead, scaling
+from benchmarks import baselines, gpu, overhead, scaling
 
-COMMANDS = {"baselines": baselines, "scaling": scaling, "overhead": overhead}
+COMMANDS = {"baselines": baselines, "scaling": scaling, "overhead": overhead, "gpu": gpu}
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+import torch
 from commands import ROOT
 from tiny import compose
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -256,7 +257,50 @@ def test_all_baselines_compute_the_same_loss(monkeypatch, setting):
     assert all(0 < loss < 20 for loss in losses.values())  # JAX samples other tasks
 
 
-@pytest.mark.parametrize("command", ["baselines", "scaling", "overhead"])
+def run_command(monkeypatch, *arguments: str) -> None:
+    script = ROOT / "experiments" / "benchmark.py"
+    monkeypatch.setattr(sys, "argv", [str(script), *arguments])
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def test_the_gpu_benchmark_on_a_cpu(tmp_path, monkeypatch, capsys):
+    def compile_or_fail(step, _):
+        if "bf16" in step.args:
+            raise RuntimeError("no kernel for bfloat16")
+        return step
+
+    monkeypatch.setattr("metadist.training.outer_step._compile", compile_or_fail)
+    monkeypatch.setattr("benchmarks.gpu_speed.REPEATS", 1)
+    run_command(monkeypatch, "gpu", "--device", "cpu", "--quick", "--out", str(tmp_path))
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    assert [each["result"] for each in found["parity"]] == ["pass"] * 8
+    assert {each["result"] for each in found["synchronizations"]} == {"not on cpu"}
+    assert "traceEvents" in json.loads((tmp_path / "trace.json").read_text())
+    reasons = {"tf32": "cpu has no tf32", "bf16": "could not be compiled"}
+    for row in found["speed"]:
+        reason = reasons.get(row["precision"], "")
+        if row["precision"] == "bf16" and row["mode"] == "eager":
+            reason = ""
+        if reason:
+            assert reason in row["reason"]
+        else:
+            assert row["tasks_per_second"] > 0 and row["ratio"] > 0
+            assert row["peak_mib"] == "not on cpu"
+    cells = {(row["mode"], row["precision"], row["tasks"]) for row in found["speed"]}
+    assert len(cells) == len(found["speed"]) == (1 + 2 * 3) * 2
+    for text in (capsys.readouterr().out, (tmp_path / "gpu.txt").read_text()):
+        assert "max-pool, 2 queries" in text and "MAML++" in text
+
+
+def test_what_the_gpu_benchmark_does_not_reach_is_listed(tmp_path, monkeypatch):
+    options = ("--device", "cpu", "--quick", "--minutes", "0", "--out", str(tmp_path))
+    run_command(monkeypatch, "gpu", *options)
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    assert found["parity"] == [{"result": "not run: out of time"}]
+    assert {row["reason"] for row in found["speed"]} == {"not run: out of time"}
+
+
+@pytest.mark.parametrize("command", ["baselines", "scaling", "overhead", "gpu"])
 def test_each_command_has_a_usage_message(command, monkeypatch, capsys):
     script = ROOT / "experiments" / "benchmark.py"
     monkeypatch.setattr(sys, "argv", [str(script), command, "--help"])
@@ -272,6 +316,11 @@ def test_each_command_has_a_usage_message(command, monkeypatch, capsys):
         (["baselines", "--only", "T9"], "--only T9 matches no setting"),
         (["scaling", "--workers", "1"], "two of --workers"),
         (["overhead", "speed"], "unknown part speed"),
+        pytest.param(
+            ["gpu"],
+            "needs a CUDA device; --device cpu --quick",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
     ],
 )
 def test_invalid_options_are_refused(arguments, expected, monkeypatch):

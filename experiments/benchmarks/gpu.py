@@ -1,0 +1,240 @@
+"""Correctness and speed on one GPU, within --minutes.
+
+python experiments/benchmark.py gpu
+
+parity            float64 loss and gradient of a meta-batch on the GPU against the CPU
+synchronizations  an outer step of tasks that are on the GPU must not wait for it
+trace             a torch.profiler trace of one step, trace.json
+speed             tasks per second by precision, eager and compiled, relative to a hand-written loop
+                  over the tasks; the first step of a compiled cell includes its compilation
+
+Images are random. A cell that fails is a row with the reason. --device cpu --quick runs the same on
+a CPU with small sizes.
+"""
+
+import argparse
+import contextlib
+import json
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.gpu_speed import (
+    PROBLEMS,
+    SMALL,
+    WAYS,
+    OutOfTime,
+    Problem,
+    RandomTasks,
+    speed,
+    synchronize,
+    until,
+)
+from benchmarks.programs import machine
+from rich.console import Console
+from rich.table import Table
+from torch.profiler import ProfilerActivity, profile
+
+from metadist.algorithms import (
+    ANIL,
+    IMAML,
+    MAML,
+    Learner,
+    MAMLPlusPlus,
+    MetaSGD,
+    Prototypical,
+    Reptile,
+)
+from metadist.distributed.worker_local import WorkerLocal
+from metadist.errors import UserError, first_line
+from metadist.models import Conv4
+from metadist.tasks import stack_episodes, task_keys
+from metadist.training import MetaBatch, TrainMapper, resolve_device
+from metadist.training.outer_step import outer_step
+
+TOLERANCE = 1e-8
+"""Of parity: the largest difference relative to the largest element of the gradient, float64."""
+ALGORITHMS: dict[str, Callable[[Conv4], Learner]] = {
+    "MAML": lambda model: MAML(model, inner_steps=2),
+    "FOMAML": lambda model: MAML(model, inner_steps=2, first_order=True),
+    "ANIL": lambda model: ANIL(model, inner_steps=2),
+    "Meta-SGD": lambda model: MetaSGD(model, inner_steps=2),
+    "MAML++": lambda model: MAMLPlusPlus(model, inner_steps=2, first_order_iterations=0),
+    # Whole support sets and SGD: minibatches are drawn by the device's own generator, and Adam
+    # divides by gradients that are zero up to rounding.
+    "Reptile": lambda model: Reptile(model, inner_optimizer="sgd", inner_batch_size=None),
+    "iMAML": lambda model: IMAML(model, inner_steps=3),
+    "prototypical": lambda model: Prototypical(model),
+}
+
+
+def parity(problem: Problem, device: torch.device) -> Iterator[dict[str, Any]]:
+    """Loss and gradient by algorithm, on the device and on the CPU."""
+    keys, cpu = task_keys(0, "train", 1, range(8)), torch.device("cpu")
+    tasks = WorkerLocal("parity", RandomTasks(problem, cpu, torch.float64))
+    for name, algorithm in ALGORITHMS.items():
+        row: dict[str, Any] = {"algorithm": name}
+        with reported(row):
+            found = []
+            for place in (cpu, device):
+                torch.manual_seed(0)
+                model = Conv4((1, problem.size, problem.size), WAYS, 16, problem.pooling)
+                learner = algorithm(model).double().to(place).train()
+                trained = [each for each in learner.parameters() if each.requires_grad]
+                response = TrainMapper(tasks, str(place)).weighted_sum(
+                    [((learner, MetaBatch(keys)), {})], [1.0], trained
+                )
+                by_input = response.gradients.by_input if response.gradients else []
+                gradient = torch.cat([g.flatten().cpu() for g in by_input if g is not None])
+                found.append((response.value.loss.cpu(), gradient))
+            (expected_loss, expected), (other_loss, other) = found
+            row["loss"] = ((other_loss - expected_loss) / expected_loss).abs().item()
+            row["gradient"] = ((other - expected).abs().max() / expected.abs().max()).item()
+            passed = max(row["loss"], row["gradient"]) <= TOLERANCE
+            row["result"] = "pass" if passed else "FAIL"
+        yield row
+
+
+def synchronizations(problem: Problem, device: torch.device) -> Iterator[dict[str, Any]]:
+    """Whether an outer step waits for the device."""
+    episodes = stack_episodes(RandomTasks(problem, device, torch.float32).episodes[:8])
+    weights = torch.ones(8, dtype=torch.float64, device=device)
+    for name, algorithm in ALGORITHMS.items():
+        row: dict[str, Any] = {"algorithm": name}
+        with reported(row):
+            model = Conv4((1, problem.size, problem.size), WAYS, 16, problem.pooling)
+            learner = algorithm(model).to(device).train()
+            learner.task_seeds = range(8)
+            parameters = dict(learner.named_parameters())
+            trained = [name for name, each in parameters.items() if each.requires_grad]
+            arguments = (learner, parameters, trained, episodes, weights)
+            outer_step(*arguments)  # libraries are loaded
+            with no_synchronization(device):
+                outer_step(*arguments)
+            row["result"] = "pass" if device.type == "cuda" else f"not on {device.type}"
+        yield row
+
+
+@contextlib.contextmanager
+def no_synchronization(device: torch.device) -> Iterator[None]:
+    """Operations of the block that wait for the GPU raise an error."""
+    synchronize(device)
+    if device.type == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        if device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@contextlib.contextmanager
+def reported(row: dict[str, Any]) -> Iterator[None]:
+    """An error in the block becomes the row's result, with where it was raised in metadist."""
+    try:
+        yield
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if "metadist" in Path(frame.filename).parts]
+        where = f"{Path(own[-1].filename).name}:{own[-1].lineno}: " if own else ""
+        row["result"] = f"FAIL: {where}{type(error).__name__}: {first_line(error)}"[:160]
+
+
+def write_trace(problem: Problem, device: torch.device, path: Path) -> Iterator[dict[str, Any]]:
+    """Profile an eager outer step of 32 tasks."""
+    row: dict[str, Any] = {"file": path.name}
+    with reported(row):
+        learner = problem.learner(device)
+        episodes = stack_episodes(RandomTasks(problem, device, torch.float32).episodes)
+        weights = torch.ones(len(episodes.query.inputs), dtype=torch.float64, device=device)
+        parameters = dict(learner.named_parameters())
+        arguments = (learner, parameters, [*parameters], episodes, weights)
+        outer_step(*arguments)
+        synchronize(device)
+        activities = [ProfilerActivity.CPU]
+        if device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        with profile(activities=activities) as profiler:
+            outer_step(*arguments)
+            synchronize(device)
+        profiler.export_chrome_trace(str(path))
+        row["result"] = "saved"
+    yield row
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this benchmark."""
+    parser.add_argument("--device", default="cuda", help="default: cuda; cpu tries the logic")
+    parser.add_argument("--minutes", type=float, default=10, help="cells beyond are not run")
+    parser.add_argument("--quick", action="store_true", help="small sizes")
+    parser.add_argument("--out", type=Path, default=Path("outputs/gpu"))
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run all parts, print tables, and save the results after each row."""
+    deadline = time.perf_counter() + 60 * options.minutes
+    try:
+        device = resolve_device(options.device)
+    except UserError:
+        raise SystemExit(
+            f"error: --device {options.device} cannot be used here: this benchmark needs a CUDA "
+            "device; --device cpu --quick tries its logic on a CPU."
+        ) from None
+    problems, counts = (SMALL, (2, 4)) if options.quick else (PROBLEMS, (32, 256))
+    options.out.mkdir(parents=True, exist_ok=True)
+    parts = {
+        "parity": parity(problems[0], device),
+        "synchronizations": synchronizations(problems[0], device),
+        "trace": write_trace(problems[0], device, options.out / "trace.json"),
+        "speed": speed(problems, counts, device, deadline),
+    }
+    gpu = {"GPU": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
+    report: dict[str, Any] = {"machine": {**gpu, **machine()}, "device": str(device)}
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 160
+    for part, rows in parts.items():
+        report[part] = []
+        for row in rows if part == "speed" else timed(rows, deadline):
+            report[part].append(row)
+            console.print(f"{part}: {', '.join(text(row).values())}")
+            (options.out / "gpu.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+    with (options.out / "gpu.txt").open("w", encoding="utf-8") as file:
+        for part in parts:
+            table = table_of(report[part], f"{part}, {gpu.get('GPU', device)}")
+            console.print(table)
+            Console(file=file, width=160).print(table)
+    console.print(f"saved: {options.out}/gpu.txt, gpu.json, trace.json")
+
+
+def timed(rows: Iterator[dict[str, Any]], deadline: float) -> Iterator[dict[str, Any]]:
+    """The rows that are computed before the deadline, and one for the others."""
+    try:
+        while True:
+            with until(deadline):
+                row = next(rows, None)
+            if row is None:
+                return
+            yield row
+    except OutOfTime:
+        yield {"result": "not run: out of time"}
+
+
+def text(row: dict[str, Any]) -> dict[str, str]:
+    """The values of a row as text, numbers with three digits."""
+    return {
+        name: f"{value:.3g}" if isinstance(value, float) else str(value)
+        for name, value in row.items()
+    }
+
+
+def table_of(rows: list[dict[str, Any]], title: str) -> Table:
+    """A table with a column for each name in any of the rows."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    table = Table(*names, title=title)
+    for row in map(text, rows):
+        table.add_row(*(row.get(name, "") for name in names))
+    return table
