@@ -276,7 +276,7 @@ def test_the_gpu_benchmark_on_a_cpu(tmp_path, monkeypatch, capsys):
     assert [each["result"] for each in found["parity"]] == ["pass"] * 8
     assert {each["result"] for each in found["synchronizations"]} == {"not on cpu"}
     assert "traceEvents" in json.loads((tmp_path / "trace.json").read_text())
-    reasons = {"tf32": "cpu has no tf32", "bf16": "could not be compiled"}
+    reasons = {"tf32": "cpu has no tf32", "bf16": "cannot be compiled"}
     for row in found["speed"]:
         reason = reasons.get(row["precision"], "")
         if row["precision"] == "bf16" and row["mode"] == "eager":
