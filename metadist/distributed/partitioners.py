@@ -94,18 +94,19 @@ class DimPartitioner:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         length = self._common_length(tensors)
         workers = range(get_world_size()) if self.workers is None else self.workers
+        pieces: list[tuple[WorkerID, int, int]] = []
         bounds = balanced_bounds(length, len(workers))
-        shards = []
         for worker, (start, stop) in zip(workers, bounds, strict=True):
             if self.exclusive:
-                pieces = [(index, index + 1) for index in range(start, stop)]
-            else:
-                pieces = [(start, stop)] if start < stop else []
-            for first, last in pieces:
-                parts = [self._slice(leaf, first, last) for leaf in leaves]
-                call: Any = optree.tree_unflatten(structure, parts)
-                part_args, part_kwargs = call
-                shards.append(Shard(worker, part_args, part_kwargs, size=last - first))
+                pieces += ((worker, index, index + 1) for index in range(start, stop))
+            elif start < stop:
+                pieces.append((worker, start, stop))
+        shards = []
+        columns = [self._slices(leaf, pieces) for leaf in leaves]
+        for (worker, first, last), *parts in zip(pieces, *columns, strict=True):
+            call: Any = optree.tree_unflatten(structure, parts)
+            part_args, part_kwargs = call
+            shards.append(Shard(worker, part_args, part_kwargs, size=last - first))
         return shards
 
     def _common_length(self, tensors: list[torch.Tensor]) -> int:
@@ -128,12 +129,14 @@ class DimPartitioner:
             )
         return lengths[0]
 
-    def _slice(self, leaf: Any, first: int, last: int) -> Any:
+    def _slices(self, leaf: Any, pieces: list[tuple[WorkerID, int, int]]) -> Iterable[Any]:
         if not isinstance(leaf, torch.Tensor):
-            return leaf
-        if self.exclusive and not self.keepdim:
-            return leaf.select(self.dim, first)
-        return leaf.narrow(self.dim, first, last - first)
+            return [leaf] * len(pieces)
+        if not self.exclusive or self.keepdim:
+            return [leaf.narrow(self.dim, first, last - first) for _, first, last in pieces]
+        if leaf.requires_grad:  # autograd refuses to change views of `unbind` in place
+            return [leaf.select(self.dim, first) for _, first, _ in pieces]
+        return leaf.unbind(self.dim)
 
 
 def balanced_bounds(length: int, parts: int) -> list[tuple[int, int]]:

@@ -152,16 +152,18 @@ class _InProcessStrategy(Strategy):
 
     def _partial_sums(
         self, mapper: Mapper, learner: nn.Module, batch: Any
-    ) -> tuple[WorkerResponse, list[Tensor | None], float | None]:
-        """This rank's part of the sums of results and of gradients, in float64, and the divisor."""
+    ) -> tuple[WorkerResponse, list[nn.Parameter], list[Tensor | None], float | None]:
+        """This rank's part of the sums of results and, by parameter, of gradients, in float64; and
+        the divisor.
+        """
         calls, weights, divisor = self._my_shards(learner, batch)
-        inputs = trainable_parameters(learner)
+        inputs = [parameter for parameter in learner.parameters() if parameter.requires_grad]
         request = WorkerRequest(mapper, calls, weights, inputs=inputs, keep_device=True)
         (response,) = request.run()
         gradients = response.gradients
         none: list[Tensor | None] = [None] * len(inputs)
         by_input = none if gradients is None else gradients.by_input
-        return response, by_input, divisor
+        return response, inputs, by_input, divisor
 
     def _map_my_shards(
         self, mapper: Mapper, learner: nn.Module, batch: Any
@@ -205,8 +207,8 @@ class LocalStrategy(_InProcessStrategy):
         self, mapper: Mapper, learner: nn.Module, batch: Any, stop_requested: StopRequested = _never
     ) -> tuple[Any, bool]:
         """See `Strategy`."""
-        response, gradient, divisor = self._partial_sums(mapper, learner, batch)
-        _set_gradient(learner, gradient, divisor)
+        response, trained, gradient, divisor = self._partial_sums(mapper, learner, batch)
+        _set_gradient(trained, gradient, divisor)
         return finish_sum(response.value, divisor, response.dtypes or []), stop_requested()
 
     def map_tasks(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
@@ -286,11 +288,11 @@ class AllReduceStrategy(_InProcessStrategy):
                 stops = part.loss.new_tensor(float(stop_requested()))
                 part, stops = all_reduce((part, stops))
                 return finish_sum(part, divisor, dtypes), bool(stops)
-        response, gradient, divisor = self._partial_sums(mapper, learner, batch)
+        response, trained, gradient, divisor = self._partial_sums(mapper, learner, batch)
         with record_function("metadist::reduce"):
             filled = [
                 torch.zeros_like(parameter, dtype=torch.float64) if part is None else part
-                for parameter, part in zip(trainable_parameters(learner), gradient, strict=True)
+                for parameter, part in zip(trained, gradient, strict=True)
             ]
             # Counts of ranks, in the type and on the device of the gradient: one collective.
             flags = filled[0].new_tensor(
@@ -299,7 +301,7 @@ class AllReduceStrategy(_InProcessStrategy):
             value, filled, flags = all_reduce((response.value, filled, flags))
             *used, stops = flags.tolist()
             gradient = [g if number else None for g, number in zip(filled, used, strict=True)]
-            _set_gradient(learner, gradient, divisor)
+            _set_gradient(trained, gradient, divisor)
             return finish_sum(value, divisor, response.dtypes or []), stops > 0
 
     def map_tasks(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
@@ -445,11 +447,6 @@ class RpcStrategy(Strategy):
         return {name: torch.cat([shard[name] for shard in values]) for name in values[0]}
 
 
-def trainable_parameters(learner: nn.Module) -> list[nn.Parameter]:
-    """The parameters that training changes."""
-    return [parameter for parameter in learner.parameters() if parameter.requires_grad]
-
-
 def _indices_of_rank(workers: list[WorkerID]) -> list[int]:
     """The indices in a list of workers that are this rank's."""
     rank = get_rank()
@@ -457,9 +454,11 @@ def _indices_of_rank(workers: list[WorkerID]) -> list[int]:
     return [i for i, worker in enumerate(workers) if worker in mine]
 
 
-def _set_gradient(learner: nn.Module, gradient: list[Tensor | None], divisor: float | None) -> None:
+def _set_gradient(
+    trained: list[nn.Parameter], gradient: list[Tensor | None], divisor: float | None
+) -> None:
     """Divide the sums and put them into `.grad`, in the parameters' own type and layout."""
-    for parameter, part in zip(trainable_parameters(learner), gradient, strict=True):
+    for parameter, part in zip(trained, gradient, strict=True):
         if part is None:
             parameter.grad = None
         else:
