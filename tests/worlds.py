@@ -32,7 +32,7 @@ def run_world(
     function: Callable[..., Any],
     size: int,
     *args: Any,
-    timeout: float = 60.0,
+    timeout: float = 180.0,
     environment: dict[str, str] | None = None,
     store: dist.TCPStore | None = None,
     may_fail: bool = False,

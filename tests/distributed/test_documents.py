@@ -162,7 +162,7 @@ def test_the_full_example_as_a_script_under_torchrun(tmp_path):
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=300,
     )
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout) == pytest.approx(expected_losses(), rel=1e-5)

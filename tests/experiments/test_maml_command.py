@@ -58,14 +58,14 @@ def test_interrupt_and_resume_under_torchrun(tmp_path):
         if (resumed / "metrics.jsonl").exists() and len(records(resumed)) > 3:
             break
     second.send_signal(signal.SIGINT)
-    output, _ = second.communicate(timeout=60)
+    output, _ = second.communicate(timeout=300)
     assert second.returncode != 0 and "resume=auto" in output, output
     assert not is_alive(second.pid)
     done = len([line for line in records(resumed) if "train_loss" in line])
     assert 3 < done < 40
 
     third = start(*options, "logger=[console,jsonl]", f"hydra.run.dir={resumed}", "resume=auto")
-    output, _ = third.communicate(timeout=90)
+    output, _ = third.communicate(timeout=300)
     assert third.returncode == 0, output
     assert "test accuracy" in output and str(resumed) in output
     assert (resumed / ".hydra" / "overrides.yaml").exists()
@@ -74,7 +74,7 @@ def test_interrupt_and_resume_under_torchrun(tmp_path):
 
 def test_an_error_under_torchrun_is_reported_once_and_ends_all_processes(tmp_path):
     process = start("task.ways=50", f"hydra.run.dir={tmp_path / 'run'}")
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode != 0
     assert output.count("error: ") == 1, output
     assert not is_alive(process.pid)

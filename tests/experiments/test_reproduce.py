@@ -64,13 +64,13 @@ def test_a_run_of_two_workers_is_stopped_resumed_and_then_skipped(tmp_path):
     metrics = run / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.read_text().count("train_loss") > 2)
     first.send_signal(signal.SIGINT)
-    out, _ = first.communicate(timeout=60)
+    out, _ = first.communicate(timeout=300)
     assert first.returncode == 130 and "the same command resumes it" in out
     assert ", 1 step | — | — | 0 | 600 of 70,000 |  | unfinished |" in out
     assert "- maml_sinusoid trainer.eval_tasks=4 trainer.meta" in out and ": at iteration " in out
     saved = list((run / "checkpoints").glob("iteration-*.pt"))
     assert saved and not (run / "results.json").exists()
-    out, err = start(tmp_path, *arguments).communicate(timeout=90)
+    out, err = start(tmp_path, *arguments).communicate(timeout=300)
     assert "finished" in out, out + err
     results = json.loads((run / "results.json").read_text())
     assert (results["iterations"], results["world_size"], results["test_tasks"]) == (600, 2, 4)
