@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from metadist.files import wrap_write_errors
+from metadist.loggers.formatting import is_validation
 from metadist.loggers.jsonl import json_value
 from metadist.loggers.logger import (
     Logger,
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
+_POINTS = 5000  # of a training metric, at least
+
+
 class TensorBoardLogger(Logger):
     """Writes event files: a scalar for every metric, at every validation a histogram of the metric
     over its tasks and an image of some tasks, and test metrics and plots at the end.
@@ -33,6 +37,9 @@ class TensorBoardLogger(Logger):
     Tags are grouped: `train/loss`, `validation/accuracy`, `validation/tasks`, `test/accuracy`. The
     configuration is in the hyperparameters of TensorBoard's HPARAMS tab. The step of
     `test/accuracy_by_steps` is the number of inner steps.
+
+    Of long runs, some 5,000 iterations get training metrics, because events take as long as an
+    outer step of a small model; `metrics.jsonl` has all of them.
 
     Events are flushed every few seconds and before each checkpoint, so the last ones may be lost
     if the process dies. A resumed run purges the events after its checkpoint and writes them
@@ -46,6 +53,7 @@ class TensorBoardLogger(Logger):
         self._directory = directory
         self._path = Path(directory)
         self._writer: SummaryWriter | None = None
+        self._every = 1
 
     def start(self, run: Run) -> None:
         """Opens an event file, and writes the title and the configuration as text."""
@@ -56,6 +64,7 @@ class TensorBoardLogger(Logger):
             from torch.utils.tensorboard import SummaryWriter
 
         self._path = run.directory / self._directory
+        self._every = max(1, run.iterations // _POINTS)
         configuration = json.dumps(run.configuration, indent=2, default=str)
         with wrap_write_errors(self._path):
             self._writer = SummaryWriter(
@@ -72,9 +81,11 @@ class TensorBoardLogger(Logger):
                 cast(Any, self._writer).file_writer.add_summary(summary)  # typed as None
 
     def log_metrics(self, metrics: Metrics) -> None:
-        """Adds a scalar for every metric."""
+        """Adds a scalar for every metric, of some iterations if there are many."""
         assert self._writer is not None, "log_metrics() before start()"
         step = int(metrics["iteration"])
+        if step % self._every and not is_validation(metrics):
+            return
         with wrap_write_errors(self._path):
             for name, value in metrics.items():
                 if name != "iteration" and not isinstance(value, (str, bool)):

@@ -54,6 +54,18 @@ def test_restart_before_the_first_checkpoint_hides_earlier_events(tmp_path):
     assert [event.step for event in read_events(tmp_path).Scalars("train/loss")] == [1, 2]
 
 
+def test_long_runs_are_thinned_but_for_their_validations(tmp_path):
+    logger = TensorBoardLogger()
+    logger.start(example_run(tmp_path, iterations=15_000))
+    for iteration in range(1, 11):
+        logger.log_metrics({"iteration": iteration, "train_loss": 1.0})
+    logger.log_metrics({"iteration": 10, "validation_accuracy": 0.5})
+    logger.close()
+    events = read_events(tmp_path)
+    assert [event.step for event in events.Scalars("train/loss")] == [3, 6, 9]
+    assert [event.step for event in events.Scalars("validation/accuracy")] == [10]
+
+
 def test_unwritable_directory_is_a_user_error(tmp_path):
     (tmp_path / "tensorboard").touch()
     logger = TensorBoardLogger()
