@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 _TYPES = {torch.float32: "f32", torch.float64: "f64"}
 VECTOR_BYTES = 64
-"""Size of a vector of `vectors.h`; the channels of vectorized kernels must fill whole vectors."""
+"""Size of the largest vectors of `vectors.h`; channels of vectorized kernels fill whole ones."""
 
 _FLAGS = (
     *("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC"),

@@ -16,11 +16,6 @@ namespace {
 
 constexpr int ROWS = 6;
 constexpr int64_t DEPTH = 256;  // of a block: its panel of B fits into the first-level cache
-#ifdef __AVX512F__
-constexpr int MOST_VECTORS = 4;  // 24 of 32 registers hold sums
-#else
-constexpr int MOST_VECTORS = 1;  // a vector takes two registers of 16
-#endif
 
 struct Shape {
     int64_t tasks, rows, depth, width;
@@ -106,9 +101,8 @@ void matmul(const Shape& s, const R* a, const R* b, const R* bias, R* c) {
             pack_a(a + first * a_step, a_row, a_step, s.rows, depth, +packed_a);
             for (int64_t column = 0; column < s.width;) {
                 const int64_t left = s.width - column;
-                const int vectors = MOST_VECTORS == 4 && left > 2 * lanes ? 4
-                                    : MOST_VECTORS == 4 && left > lanes   ? 2
-                                                                          : 1;
+                int vectors = MOST_VECTORS;
+                while (vectors > 1 && left <= vectors / 2 * lanes) vectors /= 2;
                 const int64_t columns = std::min(left, vectors * lanes);
                 pack_b(b + first * b_step + column * b_column, b_step, b_column, columns,
                        vectors * lanes, depth, +packed_b);

@@ -7,7 +7,20 @@
 #include <cstring>
 #include <new>
 
+// Bytes of a vector register, and the vectors of a row whose sums stay in registers for six rows.
+#if defined(__AVX512F__)
 constexpr int64_t BYTES = 64;
+constexpr int MOST_VECTORS = 4;  // 24 of 32 registers
+#elif defined(__AVX__)
+constexpr int64_t BYTES = 32;
+constexpr int MOST_VECTORS = 2;  // 12 of 16
+#elif defined(__aarch64__)
+constexpr int64_t BYTES = 16;
+constexpr int MOST_VECTORS = 4;  // 24 of 32
+#else
+constexpr int64_t BYTES = 16;
+constexpr int MOST_VECTORS = 2;  // 12 of 16
+#endif
 
 template <class R>
 struct Lanes {
@@ -79,9 +92,9 @@ void multiply(int64_t rows, const R* start, int64_t start_row, const R* a, int64
     constexpr int64_t lanes = Lanes<R>::count;
     auto from = [&](int64_t column) { return start ? start + column : nullptr; };
     int64_t column = 0;
-    for (; column + 4 * lanes <= width; column += 4 * lanes)
-        columns_of_product<R, ROWS, 4>(rows, from(column), start_row, a, a_row, a_step, b + column,
-                                       width, depth, c + column);
+    for (; column + MOST_VECTORS * lanes <= width; column += MOST_VECTORS * lanes)
+        columns_of_product<R, ROWS, MOST_VECTORS>(rows, from(column), start_row, a, a_row, a_step,
+                                                  b + column, width, depth, c + column);
     for (; column < width; column += lanes)
         columns_of_product<R, ROWS, 1>(rows, from(column), start_row, a, a_row, a_step, b + column,
                                        width, depth, c + column);

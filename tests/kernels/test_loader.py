@@ -1,6 +1,8 @@
 """Compilation of the kernels, and the fallback to PyTorch."""
 
+import platform
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from metadist.kernels import loader
+from metadist.kernels.convolution import convolve
+from metadist.kernels.matmul import matmul
 from metadist.models.batched_layers import norm_relu
 
 
@@ -57,6 +61,27 @@ def test_libraries_that_others_can_write_are_not_loaded(tmp_path):
         path.chmod(mode)
     loader.library.cache_clear()
     assert loader.library("unfold") is not None
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="instruction sets of x86")
+@pytest.mark.parametrize("without", ["avx512f", "avx"])
+def test_kernels_for_narrower_vectors(without, monkeypatch):
+    monkeypatch.setenv("CXX", f"c++ -mno-{without}")
+    sources = ("winograd", "matmul", "norm_relu_pool")
+    with ThreadPoolExecutor() as pool:
+        if None in pool.map(loader.library, sources):
+            pytest.skip("there is no C++ compiler for these flags")
+    torch.manual_seed(0)
+    weight = torch.randn(48, 16, 3, 3, dtype=torch.float64)
+    images = torch.randn(2, 5, 7, 16, dtype=torch.float64)
+    convolved = convolve(images[None], weight[None], None)[0].permute(0, 3, 1, 2)
+    expected = F.conv2d(images.permute(0, 3, 1, 2), weight, padding=1)
+    torch.testing.assert_close(convolved, expected, rtol=1e-10, atol=1e-10)
+    a = torch.randn(2, 13, 21, dtype=torch.float64)
+    b = torch.randn(2, 21, 37, dtype=torch.float64)
+    torch.testing.assert_close(matmul(a, b), a @ b, rtol=1e-10, atol=1e-10)
+    norm = nn.BatchNorm2d(48, track_running_stats=False, dtype=torch.float64)
+    torch.testing.assert_close(norm_relu(norm, expected), F.relu(norm(expected)))
 
 
 def test_a_truncated_library_is_compiled_again(monkeypatch):
