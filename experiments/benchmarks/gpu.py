@@ -53,7 +53,7 @@ from metadist.errors import UserError, first_line
 from metadist.models import Conv4
 from metadist.tasks import stack_episodes, task_keys
 from metadist.training import MetaBatch, TrainMapper, resolve_device
-from metadist.training.outer_step import outer_step
+from metadist.training.outer_step import StepArguments, outer_step
 
 TOLERANCE = 1e-8
 """Of parity: the largest difference relative to the largest element of the gradient, float64."""
@@ -79,12 +79,12 @@ def parity(problem: Problem, device: torch.device) -> Iterator[dict[str, Any]]:
         row: dict[str, Any] = {"algorithm": name}
         with reported(row):
             found = []
-            for place in (cpu, device):
+            for each_device in (cpu, device):
                 torch.manual_seed(0)
                 model = Conv4((1, problem.size, problem.size), WAYS, 16, problem.pooling)
-                learner = algorithm(model).double().to(place).train()
+                learner = algorithm(model).double().to(each_device).train()
                 trained = [each for each in learner.parameters() if each.requires_grad]
-                response = TrainMapper(tasks, str(place)).weighted_sum(
+                response = TrainMapper(tasks, str(each_device)).weighted_sum(
                     [((learner, MetaBatch(keys)), {})], [1.0], trained
                 )
                 by_input = response.gradients.by_input if response.gradients else []
@@ -110,10 +110,10 @@ def synchronizations(problem: Problem, device: torch.device) -> Iterator[dict[st
             learner.task_seeds = range(8)
             parameters = dict(learner.named_parameters())
             trained = [name for name, each in parameters.items() if each.requires_grad]
-            arguments = (learner, parameters, trained, episodes, weights)
-            outer_step(*arguments)  # libraries are loaded
+            arguments = StepArguments(learner, parameters, trained, episodes, weights)
+            outer_step(arguments)  # libraries are loaded
             with no_synchronization(device):
-                outer_step(*arguments)
+                outer_step(arguments)
             row["result"] = "pass" if device.type == "cuda" else f"not on {device.type}"
         yield row
 
@@ -151,14 +151,14 @@ def write_trace(problem: Problem, device: torch.device, path: Path) -> Iterator[
         episodes = stack_episodes(RandomTasks(problem, device, torch.float32).episodes)
         weights = torch.ones(len(episodes.query.inputs), dtype=torch.float64, device=device)
         parameters = dict(learner.named_parameters())
-        arguments = (learner, parameters, [*parameters], episodes, weights)
-        outer_step(*arguments)
+        arguments = StepArguments(learner, parameters, [*parameters], episodes, weights)
+        outer_step(arguments)
         synchronize(device)
         activities = [ProfilerActivity.CPU]
         if device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
         with profile(activities=activities) as profiler:
-            outer_step(*arguments)
+            outer_step(arguments)
             synchronize(device)
         profiler.export_chrome_trace(str(path))
         row["result"] = "saved"

@@ -5,7 +5,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
@@ -29,7 +29,7 @@ from metadist.reports import CHECKPOINT_DIRECTORY, ERROR_FILE, write_environment
 from metadist.training import Experiment, Interrupted, Trainer, resolve_device
 from metadist.training.checkpoints import has_checkpoints
 from metadist.training.environment import environment_of
-from metadist.training.experiment import compile_step, run_eagerly
+from metadist.training.experiment import compile_step
 
 _log = logging.getLogger(__name__)
 
@@ -243,7 +243,8 @@ def _build_on_all_ranks(job: Job, spec: RunSpec) -> Experiment:
             )
     failed = [rank for rank, each in enumerate(messages) if each["compile_error"]]
     if failed:
-        run_eagerly(experiment)  # compiled code rounds differently, so all or no rank
+        # Compiled code rounds differently, so all or no rank.
+        experiment.train_mapper = replace(experiment.train_mapper, compiled=None)
         if get_rank() == 0:
             _log.warning(
                 "the outer step runs eagerly: rank %s cannot compile it (%s); "

@@ -38,7 +38,7 @@ class TensorBoardLogger(Logger):
     configuration is in the hyperparameters of TensorBoard's HPARAMS tab. The step of
     `test/accuracy_by_steps` is the number of inner steps.
 
-    Of long runs, some 5,000 iterations get training metrics, because events take as long as an
+    Of long runs, 5,000 to 10,000 iterations get training metrics, because events take as long as an
     outer step of a small model; `metrics.jsonl` has all of them.
 
     Events are flushed every few seconds and before each checkpoint, so the last ones may be lost

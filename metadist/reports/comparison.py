@@ -28,7 +28,12 @@ _FINGERPRINT_GROUPS = frozenset(
         "callbacks",
     )
 )
-_FINGERPRINT_PREFIXES = ("trainer.meta_batch_size", "trainer.clip_value", "trainer.clip_norm")
+_FINGERPRINT_PREFIXES = (
+    "trainer.meta_batch_size",
+    "trainer.clip_value",
+    "trainer.clip_norm",
+    "trainer.precision",
+)
 
 MISSING = "—"
 """Stands for the value of a key that the protocol of a run does not have."""

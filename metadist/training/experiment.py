@@ -1,6 +1,5 @@
 """The parts of a run: configuration of the trainer, training state, built objects."""
 
-import dataclasses
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -251,8 +250,3 @@ def compile_step(experiment: Experiment) -> str | None:
     keys = task_keys(0, "train", 0, range(1))
     learner = cast(Learner, module_clone(experiment.learner, by="reference"))
     return experiment.train_mapper.compile(learner, make_batch(experiment, keys))
-
-
-def run_eagerly(experiment: Experiment) -> None:
-    """Do not compile the outer step."""
-    experiment.train_mapper = dataclasses.replace(experiment.train_mapper, compiled=None)

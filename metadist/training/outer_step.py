@@ -41,20 +41,10 @@ class StepSum(NamedTuple):
     dtypes: list[torch.dtype | None]
 
 
-def outer_step(
-    learner: Learner,
-    parameters: Mapping[str, Tensor],
-    trained: Sequence[str],
-    episodes: Episode,
-    weights: Tensor,
-    precision: Precision = "float32",
-) -> StepSum:
-    """Run a chunk of tasks, and differentiate their losses by the learner's parameters.
+class StepArguments(NamedTuple):
+    """What an outer step computes.
 
-    With learner, tasks and weights on a GPU it does not synchronize with it, unless the learner
-    reads values.
-
-    Args:
+    Attributes:
         learner: with `supports_batched_tasks`, in training mode.
         parameters: the learner's, by name.
         trained: names of the parameters to differentiate by.
@@ -62,6 +52,25 @@ def outer_step(
         weights: how often each task counts, float64, shape (tasks,).
         precision: of the computation.
     """
+
+    learner: Learner
+    parameters: Mapping[str, Tensor]
+    trained: Sequence[str]
+    episodes: Episode
+    weights: Tensor
+    precision: Precision = "float32"
+
+
+def outer_step(arguments: StepArguments) -> StepSum:
+    """Run a chunk of tasks, and differentiate their losses by the learner's parameters.
+
+    With learner, tasks and weights on a GPU it does not synchronize with it, unless the learner
+    reads values.
+
+    Args:
+        arguments: learner, parameters and tasks.
+    """
+    learner, parameters, trained, episodes, weights, precision = arguments
     with record_function("metadist::forward"):
         result, own = forward_batched(learner, parameters, episodes, precision)
     gradients: Sequence[Tensor | None] = [None] * len(trained)
@@ -94,12 +103,10 @@ class CompileOptions(NamedTuple):
         configuration: a digest of what the learner was built from. Learners of one digest differ
             in the values of their parameters only.
         chunk_size: tasks of a compiled chunk.
-        precision: of the computation.
     """
 
     configuration: str
     chunk_size: int
-    precision: Precision = "float32"
 
 
 class CompiledSteps:
@@ -111,79 +118,52 @@ class CompiledSteps:
     def __init__(self) -> None:
         self._steps: dict[Any, Callable[..., StepSum] | str] = {}
 
-    def __call__(
-        self,
-        options: CompileOptions,
-        learner: Learner,
-        parameters: Mapping[str, Tensor],
-        trained: Sequence[str],
-        episodes: Episode,
-        weights: Tensor,
-    ) -> StepSum:
+    def __call__(self, options: CompileOptions, arguments: StepArguments) -> StepSum:
         """The same as `outer_step` up to rounding.
 
         Args:
             options: of the run.
-            learner: as of `outer_step`.
-            parameters: as of `outer_step`.
-            trained: as of `outer_step`.
-            episodes: at most `options.chunk_size` tasks.
-            weights: as of `outer_step`.
+            arguments: as of `outer_step`, with at most `options.chunk_size` tasks.
         """
         known = len(self._steps)
-        found, arguments = self._find(options, learner, parameters, trained, episodes, weights)
+        found, inputs = self._find(options, arguments)
         if isinstance(found, str):
             if len(self._steps) > known:
                 _log.warning("the outer step runs eagerly: it cannot be compiled (%s)", found)
-            return outer_step(learner, parameters, trained, episodes, weights, options.precision)
+            return outer_step(arguments)
         with record_function("metadist::compiled_step"):
-            return found(*arguments)
+            return found(*inputs)
 
-    def compile(
-        self,
-        options: CompileOptions,
-        learner: Learner,
-        parameters: Mapping[str, Tensor],
-        trained: Sequence[str],
-        episodes: Episode,
-        weights: Tensor,
-    ) -> str | None:
+    def compile(self, options: CompileOptions, arguments: StepArguments) -> str | None:
         """Compile what a call with these arguments runs, unless it has been compiled before.
 
         Returns:
             Why it cannot be compiled; None if it can.
         """
-        found, _ = self._find(options, learner, parameters, trained, episodes, weights)
+        found, _ = self._find(options, arguments)
         return found if isinstance(found, str) else None
 
     def _find(
-        self,
-        options: CompileOptions,
-        learner: Learner,
-        parameters: Mapping[str, Tensor],
-        trained: Sequence[str],
-        episodes: Episode,
-        weights: Tensor,
+        self, options: CompileOptions, arguments: StepArguments
     ) -> tuple[Callable[..., StepSum] | str, Any]:
-        """The compiled form, or why there is none, and its arguments."""
+        """The compiled form, or why there is none, and the tensors that it takes."""
+        episodes, weights = arguments.episodes, arguments.weights
         shapes = tuple((each.shape[1:], each.dtype) for part in episodes for each in part)
-        key = (options, tuple(trained), shapes, episodes.query.inputs.device)
+        trained, device = tuple(arguments.trained), episodes.query.inputs.device
+        key = (options, trained, shapes, device, arguments.precision)
         padding = options.chunk_size - len(weights)
         if padding:
             episodes = Episode(*(Examples(_pad(x, padding), _pad(y, padding)) for x, y in episodes))
             weights = torch.cat([weights, weights.new_zeros(padding)])
-        arguments = ([each.detach() for each in parameters.values()], episodes, weights)
+        inputs = ([each.detach() for each in arguments.parameters.values()], episodes, weights)
         if key not in self._steps:
-            step = functools.partial(
-                _eager, learner, tuple(parameters), tuple(trained), options.precision
-            )
             try:
-                compiled = _compile(step, arguments)
-                compiled(*arguments)
+                compiled = _compile(functools.partial(_eager, arguments), inputs)
+                compiled(*inputs)
                 self._steps[key] = compiled
             except Exception as error:
                 self._steps[key] = f"{type(error).__name__}: {first_line(error)}"
-        return self._steps[key], arguments
+        return self._steps[key], inputs
 
 
 compiled_steps = CompiledSteps()
@@ -191,16 +171,10 @@ compiled_steps = CompiledSteps()
 
 
 def _eager(
-    learner: Learner,
-    names: Sequence[str],
-    trained: Sequence[str],
-    precision: Precision,
-    parameters: list[Tensor],
-    episodes: Episode,
-    weights: Tensor,
+    like: StepArguments, parameters: list[Tensor], episodes: Episode, weights: Tensor
 ) -> StepSum:
-    by_name = dict(zip(names, parameters, strict=True))
-    return outer_step(learner, by_name, trained, episodes, weights, precision)
+    by_name = dict(zip(like.parameters, parameters, strict=True))
+    return outer_step(like._replace(parameters=by_name, episodes=episodes, weights=weights))
 
 
 def _compile(step: Callable[..., StepSum], arguments: Any) -> Callable[..., StepSum]:

@@ -28,6 +28,9 @@ from metadist.training.weights_file import SUFFIX, read_weights
 
 _log = logging.getLogger(__name__)
 
+_LATER_KEYS = {"trainer.precision": "float32"}
+"""What checkpoints had that were saved before the configuration had these keys."""
+
 
 def checkpoints_of(experiment: Experiment) -> Checkpoints:
     """The checkpoints in the run's directory."""
@@ -147,7 +150,7 @@ def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]
         raise UserError(
             f"the checkpoint {path} does not say which run it is of: choose another one."
         )
-    _require_same(path, saved, config_fingerprint(experiment.configuration))
+    _require_same(path, {**_LATER_KEYS, **saved}, config_fingerprint(experiment.configuration))
     missing = sorted(checkpoint_contents(experiment).keys() - contents.keys())
     if missing:
         raise UserError(
@@ -176,7 +179,7 @@ def _require_best(experiment: Experiment, path: Path) -> None:
     if not source.exists():
         raise UserError(
             f"{source} is missing, the best checkpoint so far, which trainer.test_checkpoint=best "
-            f"may test: copy it there from the directory of the run, or resume with "
+            "may test: copy it there from the directory of the run, or resume with "
             "trainer.test_checkpoint=last."
         )
     write_checkpoint(target, read_checkpoint(source))

@@ -30,6 +30,7 @@ from metadist.training.batching import (
 )
 from metadist.training.outer_step import (
     CompileOptions,
+    StepArguments,
     StepSum,
     compiled_steps,
     outer_step,
@@ -237,13 +238,15 @@ class TrainMapper(TaskMapper):
             some = list(islice(task_weights, len(chunk.keys)))
             # On the device before the step, which waits for no copy.
             weight = torch.tensor(some, dtype=torch.float64, device=device)
-            arguments = (learner, parameters, trained, chunk.episodes, weight)
+            arguments = StepArguments(
+                learner, parameters, trained, chunk.episodes, weight, self.precision
+            )
             if not chunk.batched:
                 found = self._single_step(learner, chunk, trained, weight)
             elif compiled is not None:
-                found = compiled_steps(compiled, *arguments)
+                found = compiled_steps(compiled, arguments)
             else:
-                found = outer_step(*arguments, self.precision)
+                found = outer_step(arguments)
             dtypes = dtypes or found.dtypes
             values.append(found.result)
             for i, gradient in enumerate(found.gradients):
@@ -258,9 +261,7 @@ class TrainMapper(TaskMapper):
     def _compile_options(self, learner: Learner) -> CompileOptions | None:
         # A compiled step has neither changes of buffers nor random numbers.
         stateful = learner.needs_task_seeds or any(True for _ in learner.buffers())
-        if stateful or self.compiled is None:
-            return None
-        return self.compiled._replace(precision=self.precision)
+        return None if stateful else self.compiled
 
     def compile(self, learner: Learner, batch: MetaBatch) -> str | None:
         """Compile the step for tasks of the batch's shape, if it is to be compiled.
@@ -279,10 +280,11 @@ class TrainMapper(TaskMapper):
         parameters = dict(learner.named_parameters())
         trained = [name for name, each in parameters.items() if each.requires_grad]
         weights = torch.ones(len(chunk.keys), dtype=torch.float64, device=device)
+        arguments = StepArguments(
+            learner, parameters, trained, chunk.episodes, weights, self.precision
+        )
         with tensor_float32(self.precision, device):
-            return compiled_steps.compile(
-                options, learner, parameters, trained, chunk.episodes, weights
-            )
+            return compiled_steps.compile(options, arguments)
 
     def _single_step(
         self, learner: Learner, chunk: Chunk, trained: Sequence[str], weight: Tensor

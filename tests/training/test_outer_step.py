@@ -13,7 +13,7 @@ from metadist.kernels import pytorch_operations
 from metadist.models import MLP, Conv4
 from metadist.tasks import FewShotTasks, Glyphs, Sinusoid, stack_episodes, task_keys
 from metadist.training import MetaBatch, TrainerConfig, TrainMapper, compile_options
-from metadist.training.outer_step import CompiledSteps, CompileOptions, outer_step
+from metadist.training.outer_step import CompiledSteps, CompileOptions, StepArguments, outer_step
 
 
 def sinusoid() -> tuple[MAML, FewShotTasks]:
@@ -82,8 +82,9 @@ def test_each_configuration_shape_and_set_of_parameters_is_compiled_once(monkeyp
         tasks = FewShotTasks(Sinusoid(), 1, shots, 5)
         episodes = stack_episodes([tasks.sample(key) for key in task_keys(0, "train", 1, range(1))])
         weights = torch.ones(1, dtype=torch.float64)
-        found = steps(given, learner, parameters, trained, episodes, weights)
-        expected = outer_step(learner, parameters, trained, episodes, weights)
+        arguments = StepArguments(learner, parameters, trained, episodes, weights)
+        found = steps(given, arguments)
+        expected = outer_step(arguments)
         torch.testing.assert_close(found.result.loss, expected.result.loss)
         assert len(found.gradients) == len(trained) and len(compiled) == count
 
@@ -136,7 +137,7 @@ def test_a_step_reads_no_value_and_its_operations_do_not_grow_with_the_tasks(mak
         episodes = stack_episodes([tasks.sample(key) for key in keys])
         weights = torch.ones(number, dtype=torch.float64)
         with pytorch_operations(), Operations() as seen:
-            outer_step(learner, parameters, tuple(parameters), episodes, weights)
+            outer_step(StepArguments(learner, parameters, [*parameters], episodes, weights))
         names = set(seen.names)
         assert not {name for name in names if "_local_scalar_dense" in name or "nonzero" in name}
         counts.append(len(seen.names))
