@@ -154,7 +154,7 @@ def metadist_step(
     learner, size, compiled = cell.problem.learner(device), "auto", None
     if cell.mode == "compiled":
         # One compiled form for all numbers of tasks.
-        most = max_chunk_size(learner, tasks.episodes[0], "auto") or COMPILED_CHUNK
+        most = max_chunk_size(learner, tasks.episodes[0], device, "auto") or COMPILED_CHUNK
         size = min(most, smallest)
         compiled = CompileOptions(cell.problem.name, size)
     mapper = TrainMapper(

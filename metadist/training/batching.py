@@ -26,15 +26,18 @@ _MIN_CHUNK = 3
 MAX_CHUNK = 64
 
 
-def max_chunk_size(learner: Learner, episode: Episode, chunk_size: ChunkSize) -> int:
+def max_chunk_size(
+    learner: Learner, episode: Episode, device: torch.device, chunk_size: ChunkSize
+) -> int:
     """How many tasks like this one may run in a chunk; 0 if they run one at a time.
 
     It depends on the learner and the shape of one task alone, never on the number of tasks, so
     that every rank computes a task by the same operations and with the same rounding.
 
     Args:
-        learner: on its device.
+        learner: whose tasks they are.
         episode: one task.
+        device: where the tasks are computed.
         chunk_size: the configured size; "auto" goes by the number of elements of the inputs.
     """
     if not learner.supports_batched_tasks:
@@ -43,7 +46,7 @@ def max_chunk_size(learner: Learner, episode: Episode, chunk_size: ChunkSize) ->
         return chunk_size
     elements = sum(part.inputs.numel() for part in episode)
     limit = _MAX_ELEMENTS_GPU
-    if episode.query.inputs.device.type == "cpu":
+    if device.type == "cpu":
         limit = getattr(learner.model, "max_batched_elements", _MAX_ELEMENTS_CPU)
     size = min(MAX_CHUNK, limit // max(1, elements))
     return size if size >= _MIN_CHUNK else 0
@@ -65,21 +68,27 @@ class Chunk(NamedTuple):
 
 
 def split_into_chunks(
-    learner: Learner, tasks: Iterable[tuple[Tensor, Episode]], count: int, chunk_size: ChunkSize
+    learner: Learner,
+    tasks: Iterable[tuple[Tensor, Episode]],
+    count: int,
+    device: torch.device,
+    chunk_size: ChunkSize,
 ) -> Iterator[Chunk]:
     """The tasks in order, in chunks of one shape whose sizes differ by at most one.
 
     Args:
-        learner: on its device.
+        learner: on the device.
         tasks: keys and episodes.
         count: the number of tasks.
+        device: of the chunks. Each is copied to it as a whole.
         chunk_size: as of `max_chunk_size`.
     """
 
     def chunk_of(some: list[tuple[Tensor, Episode]], batched: bool) -> Chunk:
         keys = torch.stack([key for key, _ in some])
         episodes = [episode for _, episode in some]
-        return Chunk(keys, stack_episodes(episodes) if batched else episodes[0], batched)
+        chunk = stack_episodes(episodes) if batched else episodes[0]
+        return Chunk(keys, to_device(chunk, device), batched)
 
     chunk: list[tuple[Tensor, Episode]] = []
     shapes, largest, size = None, 0, 1
@@ -88,7 +97,7 @@ def split_into_chunks(
         if found != shapes or len(chunk) == size:
             if chunk:
                 yield chunk_of(chunk, largest > 0)
-            chunk, shapes, largest = [], found, max_chunk_size(learner, episode, chunk_size)
+            chunk, shapes, largest = [], found, max_chunk_size(learner, episode, device, chunk_size)
             left = max(1, count - number)
             size = math.ceil(left / math.ceil(left / max(1, largest)))
         chunk.append((key, episode))
@@ -97,17 +106,23 @@ def split_into_chunks(
 
 
 def split_stacked(
-    learner: Learner, keys: Tensor, episodes: Episode, chunk_size: ChunkSize
+    learner: Learner,
+    keys: Tensor,
+    episodes: Episode,
+    device: torch.device,
+    chunk_size: ChunkSize,
 ) -> Iterator[Chunk]:
     """The same of tasks that were sampled together.
 
     Args:
-        learner: on its device.
+        learner: on the device.
         keys: of the tasks, shape (tasks, 4).
         episodes: every tensor with a first dimension of tasks.
+        device: of the chunks.
         chunk_size: as of `max_chunk_size`.
     """
-    largest = max_chunk_size(learner, _select(episodes, 0), chunk_size)
+    largest = max_chunk_size(learner, _select(episodes, 0), device, chunk_size)
+    episodes = to_device(episodes, device)
     start = 0
     while start < len(keys):
         left = len(keys) - start
@@ -120,6 +135,18 @@ def split_stacked(
         else:
             yield Chunk(part, _select(episodes, slice(start, stop)), True)
         start = stop
+
+
+def to_device(episodes: Episode, device: torch.device) -> Episode:
+    """Tasks on a device. A copy to a GPU is from pinned memory, and nothing waits for it."""
+    if device.type == "cpu":
+        return episodes
+
+    def copied(tensor: Tensor) -> Tensor:
+        pinned = tensor.pin_memory() if device.type == "cuda" and tensor.is_cpu else tensor
+        return pinned.to(device, non_blocking=True)
+
+    return Episode(*(Examples(copied(x), copied(y)) for x, y in episodes))
 
 
 def _select(episodes: Episode, index: int | slice) -> Episode:

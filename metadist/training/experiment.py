@@ -235,7 +235,9 @@ def compile_options(
     if trainer.compile == "auto" and not pays:
         return None
     episode = tasks.sample(task_keys(0, "train", 0, range(1))[0])
-    size = min(max_chunk_size(learner, episode, trainer.task_chunk_size), trainer.meta_batch_size)
+    size = min(
+        max_chunk_size(learner, episode, device, trainer.task_chunk_size), trainer.meta_batch_size
+    )
     if not size:
         return None
     return CompileOptions(hashlib.sha256(configuration.encode()).hexdigest(), size)

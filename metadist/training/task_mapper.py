@@ -27,6 +27,7 @@ from metadist.training.batching import (
     forward_batched,
     split_into_chunks,
     split_stacked,
+    to_device,
 )
 from metadist.training.outer_step import (
     CompileOptions,
@@ -90,7 +91,8 @@ class TaskMapper:
         learner = self._prepare(learner, device)
         with tensor_float32(self.precision, device):
             return [
-                self._run_one(learner, key, episode) for key, episode in self._sample(batch, device)
+                self._run_one(learner, key, to_device(episode, device))
+                for key, episode in self._sample(batch)
             ]
 
     def _chunks(
@@ -112,11 +114,11 @@ class TaskMapper:
     ) -> Iterator[Chunk]:
         count = sum(batch.size for batch in batches)
         for keys, episodes in self._sampled_together(batches):
-            yield from split_stacked(learner, keys, _to(episodes, device), chunk_size)
+            yield from split_stacked(learner, keys, episodes, device, chunk_size)
             count -= len(keys)
         if count:
-            tasks = (task for batch in batches for task in self._sample(batch, device))
-            yield from split_into_chunks(learner, tasks, count, chunk_size)
+            tasks = (task for batch in batches for task in self._sample(batch))
+            yield from split_into_chunks(learner, tasks, count, device, chunk_size)
 
     def _sampled_together(self, batches: list[MetaBatch]) -> Iterator[tuple[Tensor, Episode]]:
         """Keys and tasks, if the distribution samples many tasks at once; else nothing."""
@@ -160,7 +162,7 @@ class TaskMapper:
         changes = {name: after.double() - before[name] for name, after in run.named_buffers()}
         return result._replace(buffers=changes if learner.training else {})
 
-    def _sample(self, batch: MetaBatch, device: torch.device) -> Iterator[tuple[Tensor, Episode]]:
+    def _sample(self, batch: MetaBatch) -> Iterator[tuple[Tensor, Episode]]:
         single = batch.keys.dim() == 1
         for index, key in enumerate(batch.keys.unsqueeze(0) if single else batch.keys):
             if batch.episodes is None:
@@ -171,7 +173,7 @@ class TaskMapper:
             else:
                 parts = (Examples(p.inputs[index], p.targets[index]) for p in batch.episodes)
                 episode = Episode(*parts)
-            yield key, _to(episode, device)
+            yield key, episode
 
 
 @dataclass(frozen=True)
@@ -413,9 +415,3 @@ def _on_device(learner: Learner, device: torch.device) -> Learner:
     if learner not in _moved:
         _moved[learner] = cast(Learner, module_clone(learner, by="reference", device=device))
     return _moved[learner].train(learner.training)
-
-
-def _to(episode: Episode, device: torch.device) -> Episode:
-    if device.type == "cpu":
-        return episode
-    return Episode(*(Examples(part.inputs.to(device), part.targets.to(device)) for part in episode))

@@ -21,9 +21,11 @@ from metadist.training.batching import (
     max_chunk_size,
     split_into_chunks,
     split_stacked,
+    to_device,
 )
 from metadist.training.task_mapper import EvaluateMapper, MetaBatch, TrainMapper
 
+CPU = torch.device("cpu")
 SIZES = {"train_classes": 12, "validation_classes": 6, "test_classes": 6, "examples": 6}
 
 
@@ -160,13 +162,13 @@ def test_chunks_keep_the_order_and_hold_tasks_of_one_shape(differing):
 
     sizes = [3, 3, 3, 5, 3, 3, 3, 3]
     tasks = [(torch.tensor([i]), task(size)) for i, size in enumerate(sizes)]
-    found = list(split_into_chunks(learner, tasks, len(tasks), 3))
+    found = list(split_into_chunks(learner, tasks, len(tasks), CPU, 3))
     assert [chunk.batched for chunk in found] == [True] * 4
     assert [chunk.keys.flatten().tolist() for chunk in found] == [[0, 1, 2], [3], [4, 5], [6, 7]]
     assert [len(chunk.episodes.query.inputs) for chunk in found] == [3, 1, 2, 2]
-    alone = list(split_into_chunks(learner, tasks, len(tasks), 1))
+    alone = list(split_into_chunks(learner, tasks, len(tasks), CPU, 1))
     assert [(chunk.batched, len(chunk.keys)) for chunk in alone] == [(True, 1)] * 8
-    assert list(split_into_chunks(learner, [], 0, "auto")) == []
+    assert list(split_into_chunks(learner, [], 0, CPU, "auto")) == []
 
 
 @pytest.mark.parametrize(("size", "chunks"), [(3, [2, 2]), (4, [4]), (1, [1] * 4)])
@@ -174,11 +176,25 @@ def test_tasks_sampled_together_are_split_evenly(size, chunks):
     learner = MAML(MLP((1,), 1, hidden=[4], batch_norm=False), regression=True)
     part = Examples(torch.arange(20.0).view(4, 5, 1), torch.zeros(4, 5, 1))
     keys = task_keys(0, "train", 1, range(4))
-    found = list(split_stacked(learner, keys, Episode(part, part), size))
+    found = list(split_stacked(learner, keys, Episode(part, part), CPU, size))
     assert [len(chunk.keys) for chunk in found] == chunks and all(each.batched for each in found)
     assert torch.equal(torch.cat([chunk.keys for chunk in found]), keys)
     whole = torch.cat([chunk.episodes.support.inputs for chunk in found])
     assert torch.equal(whole, part.inputs)
+
+
+def test_a_chunk_is_copied_to_its_device_as_a_whole(monkeypatch):
+    copied = []
+    monkeypatch.setattr(
+        "metadist.training.batching.to_device",
+        lambda episodes, device: copied.append(episodes) or to_device(episodes, device),
+    )
+    learner = MAML(MLP((1,), 1, hidden=[4], batch_norm=False), regression=True)
+    part = Examples(torch.zeros(5, 1), torch.zeros(5, 1))
+    keys, meta = task_keys(0, "train", 1, range(4)), torch.device("meta")
+    found = list(split_into_chunks(learner, ((k, Episode(part, part)) for k in keys), 4, meta, 2))
+    assert {t.device for chunk in found for part in chunk.episodes for t in part} == {meta}
+    assert [episodes.query.inputs.shape for episodes in copied] == [(2, 5, 1)] * 2
 
 
 def test_how_many_tasks_run_at_once():
@@ -187,21 +203,21 @@ def test_how_many_tasks_run_at_once():
         return Episode(part, part)
 
     small = MAML(Conv4((1, 28, 28), 5, filters=2))
-    assert max_chunk_size(small, task(1, 28, 28), "auto") == 33
-    assert max_chunk_size(small, task(1, 100, 100), "auto") == 0  # two would fit
-    assert max_chunk_size(small, task(3, 28, 28), "auto") == 11
-    assert max_chunk_size(MAML(MLP((1,), 1, hidden=[4])), task(1), "auto") == 64
+    assert max_chunk_size(small, task(1, 28, 28), CPU, "auto") == 33
+    assert max_chunk_size(small, task(1, 100, 100), CPU, "auto") == 0  # two would fit
+    assert max_chunk_size(small, task(3, 28, 28), CPU, "auto") == 11
+    assert max_chunk_size(MAML(MLP((1,), 1, hidden=[4])), task(1), CPU, "auto") == 64
     pooled = Conv4((1, 28, 28), 5, filters=2, pooling="max")
-    assert max_chunk_size(MAML(pooled), task(1, 28, 28), "auto") == 33
+    assert max_chunk_size(MAML(pooled), task(1, 28, 28), CPU, "auto") == 33
     pooled.native = False
-    assert max_chunk_size(MAML(pooled), task(1, 28, 28), "auto") == 8
-    assert max_chunk_size(MAML(pooled), task(3, 28, 28), "auto") == 0  # two would fit
-    assert max_chunk_size(small, task(1, 28, 28), 5) == 5
-    assert max_chunk_size(small, task(1, 28, 28), 1) == 1
+    assert max_chunk_size(MAML(pooled), task(1, 28, 28), CPU, "auto") == 8
+    assert max_chunk_size(MAML(pooled), task(3, 28, 28), CPU, "auto") == 0  # two would fit
+    assert max_chunk_size(small, task(1, 28, 28), CPU, 5) == 5
+    assert max_chunk_size(small, task(1, 28, 28), CPU, 1) == 1
     keeps = MAML(Conv4((1, 28, 28), 5, filters=2, running_statistics=True))
-    assert max_chunk_size(keeps, task(1, 28, 28), 5) == 0
+    assert max_chunk_size(keeps, task(1, 28, 28), CPU, 5) == 0
     counts = MAML(Conv4((1, 28, 28), 5, filters=2))
     counts.register_buffer("tasks_seen", torch.zeros(()))
-    assert max_chunk_size(counts, task(1, 28, 28), 5) == 0
+    assert max_chunk_size(counts, task(1, 28, 28), CPU, 5) == 0
     foreign = MAML(nn.Sequential(nn.Flatten(), nn.Linear(784, 5)))
-    assert max_chunk_size(foreign, task(1, 28, 28), "auto") == 0
+    assert max_chunk_size(foreign, task(1, 28, 28), CPU, "auto") == 0
