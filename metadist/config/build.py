@@ -64,9 +64,12 @@ def build_experiment(
     init_from = configuration.get("init_from")
     resumed = experiment.state.iteration > 0
     if init_from is not None and experiment.strategy.is_driver and not resumed:
-        message = initialize(experiment.learner, init_from)
+        protocol = experiment.tasks.protocol()
+        message, warning = initialize(experiment.learner, init_from, protocol)
         if get_rank() == 0:
             _log.info(message)
+            if warning is not None:
+                _log.warning(warning)
     return experiment
 
 

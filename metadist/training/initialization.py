@@ -1,7 +1,8 @@
 """Initial weights from another run (`init_from`), also across algorithms."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from metadist.algorithms import Learner
 from metadist.errors import UserError
@@ -11,8 +12,12 @@ from metadist.training.resume import tested_checkpoint
 _SHOWN = 6
 """How many names a message lists."""
 
+_SPLIT_KEYS = ("class_split", "split_seed", "dataset_seed", "classes")
 
-def initialize(learner: Learner, path: str | Path) -> str:
+
+def initialize(
+    learner: Learner, path: str | Path, protocol: Mapping[str, Any] | None = None
+) -> tuple[str, str | None]:
     """Load the weights of another run into a learner: tensors of equal name and shape.
 
     Other tensors keep their initial values, such as the head of a model with another number of
@@ -23,9 +28,11 @@ def initialize(learner: Learner, path: str | Path) -> str:
         learner: changed in place.
         path: of a run directory, a checkpoint or a weights file, or the name of pretrained weights;
             see `tested_checkpoint`.
+        protocol: of the tasks that the learner will be tested on.
 
     Returns:
-        One line that says what was and what was not loaded.
+        One line that says what was and what was not loaded; and a warning if the weights were
+        trained on another division of the dataset's classes, else None.
 
     Raises:
         UserError: there are no such weights, or none of the tensors fits.
@@ -47,7 +54,24 @@ def initialize(learner: Learner, path: str | Path) -> str:
     parts += _listed("of another shape", [name for name in shared if name not in fitting])
     parts += _listed("not in the checkpoint", [name for name in own if name not in saved])
     parts += _listed("of the checkpoint not used", [name for name in saved if name not in own])
-    return "; ".join(parts)
+    return "; ".join(parts), _warning(path, contents.get("protocol") or {}, protocol or {})
+
+
+def _warning(path: str | Path, trained: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
+    if not trained or trained.get("dataset") != own.get("dataset"):
+        return None
+    different = [
+        f"{key} is {trained.get(key)} there and {own.get(key)} here"
+        for key in _SPLIT_KEYS
+        if str(trained.get(key)) != str(own.get(key))
+    ]
+    if not different:
+        return None
+    return (
+        f"init_from={path} was trained on another division of the classes ({', '.join(different)}):"
+        " it may have seen classes of the test, whose result is then too good; "
+        "choose the dataset options that it was trained with"
+    )
 
 
 def _listed(what: str, names: Sequence[str]) -> list[str]:

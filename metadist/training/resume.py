@@ -58,6 +58,7 @@ def checkpoint_contents(experiment: Experiment) -> dict[str, Any]:
             "outputs": x.tasks.outputs,
             "regression": x.tasks.regression,
         },
+        "protocol": {name: str(value) for name, value in x.tasks.protocol().items()},
         **_learner_contents(x.evaluated_learner),
         # What training goes on with, if something else is evaluated.
         **({"trained": _learner_contents(x.learner)} if trains_another else {}),

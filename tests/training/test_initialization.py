@@ -71,7 +71,7 @@ def test_tensors_that_are_not_used_are_named(tmp_path, unused, listed):
     saved = {name: tensor + 1 for name, tensor in learner.state_dict().items()}
     more = {f"a{number}": torch.ones(1) for number in range(unused)}
     write_checkpoint(path, {"iteration": 3, "learner": {**saved, **more}})
-    line = initialize(learner, path)
+    line, _ = initialize(learner, path)
     assert line == (
         f"initialized from {path} (iteration 3): 2 of 2 tensors loaded"
         + (f"; of the checkpoint not used: {listed}" if listed else "")
@@ -82,12 +82,30 @@ def test_tensors_that_are_not_used_are_named(tmp_path, unused, listed):
 def test_pretrained_weights_are_given_by_name():
     name = "maml_omniglot_5w1s_cosine"
     learner = MAML(Conv4((1, 28, 28), 5, filters=64, pooling="max"))
-    line = initialize(learner, name)
+    line, _ = initialize(learner, name)
     assert line.startswith(f"initialized from {pretrained_weights()[name]} (iteration ")
     found = load_file(pretrained_weights()[name])
     state = learner.state_dict()
     assert f"{len(state)} of {len(state)} tensors loaded" in line
     assert all(torch.equal(tensor, found[each]) for each, tensor in state.items())
+
+
+def test_weights_of_another_class_split_are_warned_about(source, tmp_path, caplog):
+    build(tmp_path / "same", "strategy=local", "algorithm=anil", f"init_from={source}")
+    assert not [each for each in caplog.messages if "division of the classes" in each]
+    more = "dataset.train_classes=9"
+    build(tmp_path / "other", "strategy=local", more, f"init_from={source}")
+    (message,) = [each for each in caplog.messages if "division of the classes" in each]
+    assert f"init_from={source} was trained on another division" in message
+    assert "'train': 9" in message and "may have seen classes of the test" in message
+
+
+def test_pretrained_weights_know_their_class_split():
+    learner = MAML(Conv4((1, 28, 28), 5, filters=64))
+    name = "prototypical_omniglot_20w1s_cosine"
+    _, warning = initialize(learner, name, {"dataset": "omniglot", "class_split": "random"})
+    assert "class_split is vinyals there and random here" in warning
+    assert initialize(learner, name, {"dataset": "mini_imagenet", "class_split": "x"})[1] is None
 
 
 @pytest.mark.parametrize(
