@@ -8,7 +8,7 @@ are skipped. The table covers every run in the directory.
 import argparse
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 
 from reproduction.cells import ROOT, Cell, load_cells, select_cells
@@ -229,7 +229,8 @@ def _roots(values: Sequence[str], selected: Sequence[Cell], known: Set[str]) -> 
     return found
 
 
-def _list(cells: Iterable[Cell]) -> int:
+def _list(cells: Collection[Cell]) -> int:
+    width = max(len(cell.preset) for cell in cells) + 2
     for cell in cells:
         accuracy = cell.metric == "accuracy"
         results = [
@@ -238,7 +239,7 @@ def _list(cells: Iterable[Cell]) -> int:
             if value is not None
         ]
         text = f"{', '.join(results)}; {cell.source}" if results else cell.remark
-        print(f"{cell.preset:<36}{text}")
+        print(f"{cell.preset:<{width}}{text}")
     return 0
 
 
