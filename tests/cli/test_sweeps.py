@@ -64,6 +64,7 @@ def test_a_second_start_resumes_what_is_not_finished(tmp_path):
     assert parts["train_loss"] == whole["train_loss"]
 
 
+@pytest.mark.slow
 def test_a_job_with_only_its_best_checkpoint_is_resumed(tmp_path):
     overrides = ("seed=0", "trainer.iterations=4")
     sweep(tmp_path, *overrides, size=1)

@@ -104,7 +104,7 @@ def test_each_preset_processes_its_tasks(name, tmp_path, held, monkeypatch):
         module = {"omniglot": omniglot, "mini_imagenet": mini_imagenet}[dataset]
         monkeypatch.setattr(module, "load_images", lambda *_: held[dataset])
     if "no_conv" not in name and dataset in QUICK:
-        overrides += [QUICK[dataset], "init_from=null"]  # weights of the whole network
+        overrides += [QUICK[dataset]]
     x = build_experiment(compose(*overrides), tmp_path, "maml")  # with a sanity check
     protocol = {**x.tasks.protocol(), **x.learner.protocol()}
     assert protocol["dataset"] == dataset and x.trainer.eval_tasks >= 600

@@ -84,6 +84,6 @@ def test_other_strategies_do_not_import_them(tmp_path, options, size):
                 text=True,
             )
         )
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * size, outputs
     assert len([each for each in records(tmp_path) if "train_loss" in each]) == 2

@@ -22,8 +22,8 @@ FEATURES = [
 
 
 def test_a_sample_of_cases_is_identical_in_some_worlds():
-    cases = random.Random(0).sample(all_cases(), 4)
-    assert compare(cases, [("rpc", 2), ("allreduce", 3)], timeout=120.0) == []
+    cases = random.Random(0).sample(all_cases(), 3)
+    assert compare(cases, [("rpc", 2), ("allreduce", 3)], timeout=300.0) == []
 
 
 @pytest.mark.slow

@@ -164,7 +164,7 @@ EARLY = (
     [
         ("local", 1, "iteration 3"),
         pytest.param("rpc", 2, "iteration 6", marks=pytest.mark.slow),
-        ("rpc", 2, "validation 6"),
+        pytest.param("rpc", 2, "validation 6", marks=pytest.mark.slow),
         pytest.param("allreduce", 2, "iteration 3", marks=pytest.mark.slow),
         ("allreduce", 2, "iteration 6"),
     ],

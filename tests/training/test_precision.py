@@ -94,9 +94,8 @@ def test_bf16_multiplies_in_bfloat16_and_float32_does_not():
         assert seen == {expected}
 
 
-@pytest.mark.parametrize(
-    "make", [small_mlp, pytest.param(conv4, marks=pytest.mark.slow)], ids=["mlp", "conv4"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [small_mlp, conv4], ids=["mlp", "conv4"])
 def test_compiled_bf16_is_close_to_float32_and_the_same_for_any_split(make, caplog):
     options = CompileOptions(f"bf16 of {make.__name__}", 4)
     with caplog.at_level(logging.WARNING, "metadist"):
