@@ -78,9 +78,11 @@ void columns_of_product(int64_t rows, const R* start, int64_t start_row, const R
     for (; row + ROWS <= rows; row += ROWS)
         product<R, ROWS, VECTORS>(from(), start_row, a + row * a_row, a_row, a_step, b, width,
                                   depth, c + row * width);
-    for (; row < rows; ++row)
-        product<R, 1, VECTORS>(from(), start_row, a + row * a_row, a_row, a_step, b, width, depth,
-                               c + row * width);
+    if constexpr (ROWS > 1)
+        if (row < rows)
+            columns_of_product<R, ROWS / 2, VECTORS>(rows - row, from(), start_row, a + row * a_row,
+                                                     a_row, a_step, b, width, depth,
+                                                     c + row * width);
 }
 
 // C = start + A B, with a[row * a_row + k * a_step], b (depth, width) and c (rows, width); the

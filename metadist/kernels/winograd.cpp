@@ -206,7 +206,7 @@ void weight_grad(const Shape& s, const R* inputs, const R* gradient, R* weight, 
                              L::load(bias + c) +
                                  L::load(grad_points + (5 * BLOCK_TILES + tile) * s.out + c));
             for (int64_t k = 0; k < POINTS; ++k)
-                multiply<R, 4>(
+                multiply<R, 6>(
                     s.in, sums + k * s.in * s.out, s.out, points + k * BLOCK_TILES * s.in, 1, s.in,
                     grad_points + k * BLOCK_TILES * s.out, s.out, count, sums + k * s.in * s.out);
         }
