@@ -52,7 +52,7 @@ class FewChannels {
     // Adds the gradients by weight and bias of the unfolded pixels, given that by their outputs.
     void accumulate_grad(int64_t count, const R* gradient) {
         const R one = 1;
-        multiply<R, 3>(taps, nullptr, 0, +columns, 1, taps, gradient, s.out, count, +partial);
+        multiply<R, 6>(taps, nullptr, 0, +columns, 1, taps, gradient, s.out, count, +partial);
         multiply<R, 1>(1, nullptr, 0, &one, 0, 0, gradient, s.out, count, partial + taps * s.out);
         for (int64_t k = 0; k < (taps + 1) * s.out; ++k) sums[k] += partial[k];
     }

@@ -107,9 +107,9 @@ void matmul(const Shape& s, const R* a, const R* b, const R* bias, R* c) {
                 pack_b(b + first * b_step + column * b_column, b_step, b_column, columns,
                        vectors * lanes, depth, +packed_b);
                 const R* start = first ? c + column : bias ? bias + column : nullptr;
-                const auto stripe = vectors == 4   ? multiply_stripe<R, 4>
-                                    : vectors == 2 ? multiply_stripe<R, 2>
-                                                   : multiply_stripe<R, 1>;
+                const auto stripe = vectors == MOST_VECTORS ? multiply_stripe<R, MOST_VECTORS>
+                                    : vectors == 2          ? multiply_stripe<R, 2>
+                                                            : multiply_stripe<R, 1>;
                 stripe(packed_a, packed_b, s.rows, depth, columns, start, first ? s.width : 0,
                        c + column, s.width);
                 column += columns;

@@ -138,13 +138,14 @@ def split_stacked(
 
 
 def to_device(episodes: Episode, device: torch.device) -> Episode:
-    """Tasks on a device. A copy to a GPU is from pinned memory, and nothing waits for it."""
+    """Tasks on a device. A copy to a CUDA device is from pinned memory and does not wait."""
     if device.type == "cpu":
         return episodes
+    cuda = device.type == "cuda"
 
     def copied(tensor: Tensor) -> Tensor:
-        pinned = tensor.pin_memory() if device.type == "cuda" and tensor.is_cpu else tensor
-        return pinned.to(device, non_blocking=True)
+        pinned = tensor.pin_memory() if cuda and tensor.is_cpu else tensor
+        return pinned.to(device, non_blocking=cuda)
 
     return Episode(*(Examples(copied(x), copied(y)) for x, y in episodes))
 

@@ -12,7 +12,7 @@ from metadist.training.resume import tested_checkpoint
 _SHOWN = 6
 """How many names a message lists."""
 
-_SPLIT_KEYS = ("class_split", "split_seed", "dataset_seed", "classes")
+_SPLIT_KEYS = ("class_split", "split_seed", "dataset_seed", "classes", "class_names")
 
 
 def initialize(

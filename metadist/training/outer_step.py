@@ -1,8 +1,8 @@
 """The outer step of a chunk of tasks as a pure function, run eagerly or compiled.
 
 The compiled form is what `make_fx` records of the eager one, including the inner gradients and the
-derivative through them, compiled with TorchInductor, on a GPU into a CUDA graph. It has one shape:
-chunks with fewer tasks are padded with tasks that count zero times.
+derivative through them, compiled with TorchInductor. It has one shape: chunks with fewer tasks are
+padded with tasks that count zero times.
 """
 
 import functools
@@ -201,16 +201,12 @@ def _compile(step: Callable[..., StepSum], arguments: Any) -> Callable[..., Step
         if getattr(node.target, "namespace", "") == "profiler":  # would split the graph
             graph.graph.erase_node(node)
     graph.recompile()
-    # On a GPU the step is replayed as a CUDA graph, whose outputs the next replay overwrites.
-    captured = arguments[-1].is_cuda
-    run = torch.compile(graph, dynamic=False, mode="reduce-overhead" if captured else None)
+    run = torch.compile(graph, dynamic=False)
 
     def compiled(*arguments: Any) -> StepSum:
         with torch.no_grad():
             given: Any = arguments
             outputs: Any = run(*optree.tree_leaves(given))
-            if captured:
-                outputs = [output.clone() for output in outputs]
             result, gradients = cast(Any, optree.tree_unflatten(structure, outputs))
         return StepSum(result, gradients, dtypes)
 

@@ -29,7 +29,7 @@ from metadist.training.weights_file import SUFFIX, read_weights
 _log = logging.getLogger(__name__)
 
 _LATER_KEYS = {"trainer.precision": "float32"}
-"""What checkpoints had that were saved before the configuration had these keys."""
+"""Keys that the fingerprint got later, with the value of configurations without them."""
 
 
 def checkpoints_of(experiment: Experiment) -> Checkpoints:
@@ -151,8 +151,11 @@ def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]
         raise UserError(
             f"the checkpoint {path} does not say which run it is of: choose another one."
         )
-    _require_same(path, {**_LATER_KEYS, **saved}, config_fingerprint(experiment.configuration))
-    missing = sorted(checkpoint_contents(experiment).keys() - contents.keys())
+    configured = config_fingerprint(contents.get("configuration") or {})
+    later = {key: configured.get(key, value) for key, value in _LATER_KEYS.items()}
+    _require_same(path, {**later, **saved}, config_fingerprint(experiment.configuration))
+    # Of the protocol only `init_from` makes use.
+    missing = sorted(checkpoint_contents(experiment).keys() - contents.keys() - {"protocol"})
     if missing:
         raise UserError(
             f"the checkpoint {path} lacks {', '.join(missing)}: it is of another version of "

@@ -67,16 +67,23 @@ def test_libraries_that_others_can_write_are_not_loaded(tmp_path):
 @pytest.mark.parametrize("without", ["avx512f", "avx"])
 def test_kernels_for_narrower_vectors(without, monkeypatch):
     monkeypatch.setenv("CXX", f"c++ -mno-{without}")
-    sources = ("winograd", "matmul", "norm_relu_pool")
+    sources = ("winograd", "few_channels", "matmul", "norm_relu_pool")
     with ThreadPoolExecutor() as pool:
         if None in pool.map(loader.library, sources):
             pytest.skip("there is no C++ compiler for these flags")
     torch.manual_seed(0)
-    weight = torch.randn(48, 16, 3, 3, dtype=torch.float64)
-    images = torch.randn(2, 5, 7, 16, dtype=torch.float64)
-    convolved = convolve(images[None], weight[None], None)[0].permute(0, 3, 1, 2)
-    expected = F.conv2d(images.permute(0, 3, 1, 2), weight, padding=1)
-    torch.testing.assert_close(convolved, expected, rtol=1e-10, atol=1e-10)
+    for channels in (3, 16):
+        weight = torch.randn(48, channels, 3, 3, dtype=torch.float64, requires_grad=True)
+        images = torch.randn(2, 5, 7, channels, dtype=torch.float64)
+        convolved = convolve(images[None], weight[None], None)[0].permute(0, 3, 1, 2)
+        expected = F.conv2d(images.permute(0, 3, 1, 2), weight, padding=1)
+        torch.testing.assert_close(convolved, expected, rtol=1e-10, atol=1e-10)
+        upstream = torch.randn_like(expected)
+        found, gradient = (
+            torch.autograd.grad(each, weight, upstream)[0] for each in (convolved, expected)
+        )
+        torch.testing.assert_close(found, gradient, rtol=1e-10, atol=1e-10)
+    expected = expected.detach()
     a = torch.randn(2, 13, 21, dtype=torch.float64)
     b = torch.randn(2, 21, 37, dtype=torch.float64)
     torch.testing.assert_close(matmul(a, b), a @ b, rtol=1e-10, atol=1e-10)
