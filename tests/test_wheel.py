@@ -154,9 +154,9 @@ def test_a_project_of_init_passes_its_tests_and_its_readme_runs(run, tmp_path):
     project = tmp_path / "demo"
     (block,) = re.findall(r"```bash\n(.*?)```", (project / "README.md").read_text(), re.DOTALL)
     commands = [shlex.split(line) for line in block.splitlines()]
-    assert [words[0] for words in commands] == ["metadist", "torchrun", "metadist", "python"]
-    for words in commands:
-        few = ["trainer.iterations=4", "trainer.eval_tasks=20"] if "maml" in words else []
-        run(*words, *few, cwd=project)
+    assert [command[0] for command in commands] == ["metadist", "torchrun", "metadist", "python"]
+    for command in commands:
+        few = ["trainer.iterations=4", "trainer.eval_tasks=20"] if "maml" in command else []
+        run(*command, *few, cwd=project)
     assert len(list(project.glob("outputs/maml/*/results.json"))) == 2
     assert len(list(project.glob("multirun/maml/*/*/results.json"))) == 2

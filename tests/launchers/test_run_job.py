@@ -21,7 +21,7 @@ from metadist.launchers import RunSpec
 from metadist.launchers.error_reporting import print_error
 from metadist.launchers.job import JobFailure, check_same_device, run_job
 
-WORDS = (*SMALL, "strategy=allreduce", "model.pooling=max", "trainer.iterations=2")
+OVERRIDES = (*SMALL, "strategy=allreduce", "model.pooling=max", "trainer.iterations=2")
 
 
 def no_compiler_on_rank_one(arguments: tuple[str, ...]) -> CommandResult:
@@ -34,11 +34,13 @@ def test_native_kernels_are_used_on_all_ranks_or_none(tmp_path):
     if native.library("norm_relu_pool") is None:
         pytest.skip("there is no C++ compiler")
     mixed, plain = tmp_path / "mixed", tmp_path / "plain"
-    ranks = run_world(no_compiler_on_rank_one, 2, (*WORDS, f"hydra.run.dir={mixed}"))
+    ranks = run_world(no_compiler_on_rank_one, 2, (*OVERRIDES, f"hydra.run.dir={mixed}"))
     assert [rank.status for rank in ranks] == [0, 0], ranks
     assert "machine of rank 1 has no working C++ compiler" in ranks[0].out + ranks[0].err
     assert "compiler" not in ranks[1].out + ranks[1].err
-    ranks = run_command("maml.py", *WORDS, "model.native=false", f"hydra.run.dir={plain}", size=2)
+    ranks = run_command(
+        "maml.py", *OVERRIDES, "model.native=false", f"hydra.run.dir={plain}", size=2
+    )
     assert "compiler" not in ranks[0].out + ranks[0].err
     losses = [
         [record["train_loss"] for record in records(each) if "train_loss" in record]
