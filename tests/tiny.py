@@ -27,6 +27,7 @@ SMALL = [
     "trainer.eval_tasks=7",
     "trainer.checkpoint_every=2",
     "logger=jsonl",
+    "trainer.report=false",
 ]
 """Overrides for `conf/maml.yaml` with which a run takes about a second."""
 

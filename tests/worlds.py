@@ -23,6 +23,14 @@ _context.set_forkserver_preload(
         "matplotlib.figure",
         "matplotlib.backends.backend_agg",
         "torch.nn.parallel",
+        "metadist.cli.main",
+        "metadist.config.build",
+        "metadist.config.sanity_check",
+        "metadist.training.run_plots",
+        "metadist.algorithms.maml",
+        "metadist.models.conv4",
+        "metadist.tasks.glyphs",
+        "torch.utils.tensorboard",
         "torch._dynamo",  # what any optimizer imports, for two seconds
     ]
 )

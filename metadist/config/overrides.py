@@ -54,14 +54,16 @@ def replace_options(configuration: DictConfig, hydra_node: HydraConf) -> None:
     # As they were given: an interpolation in them may have no value.
     lines: Any = OmegaConf.to_container(hydra_node.overrides.task, resolve=False)
     parsed = OverridesParser.create().parse_overrides(lines)
+    choices = hydra_node.runtime.choices
     groups = [each for each in parsed if "." not in each.key_or_group]
     others = [each for each in groups if not is_node(configuration, each.key_or_group)]
     preset: Mapping[str, str | None] = {}
-    if len(others) < len(groups):
+    # Composing takes time: without a preset there is nothing to drop.
+    if len(others) < len(groups) and any(each.key_or_group in choices for each in others):
         alone = [str(each.input_line) for each in others]
         composed = hydra.compose(name, [*searchpath, *alone], return_hydra_config=True)
         preset = composed.hydra.runtime.choices
-    for group, option in hydra_node.runtime.choices.items():
+    for group, option in choices.items():
         if preset.get(group) in (None, option) or not is_node(configuration, group):
             continue
         values = option_values(name, group, option, parsed, searchpath)

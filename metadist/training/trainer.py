@@ -118,8 +118,10 @@ class Trainer:
                     results = self.test(x.directory / TEST_PREDICTIONS_FILE)
                     if self._is_main:
                         write_results(x.directory, results)
-                        plots = self._write_plots(results)
-                        self._write_report()
+                        plots = []
+                        if self.config.report:
+                            plots = self._write_plots(results)
+                            self._write_report()
                         x.logger.finish(results, plots)
                         for warning in results["warnings"]:
                             self._warn(warning)
