@@ -56,9 +56,10 @@ def test_import_metadist_does_not_import_them():
     ("options", "size"),
     [
         pytest.param(["strategy=local"], 1, marks=pytest.mark.slow),
-        (["strategy=allreduce"], 2),
+        (["strategy=allreduce"], 1),
+        pytest.param(["strategy=allreduce"], 2, marks=pytest.mark.slow),
     ],
-    ids=["local", "allreduce"],
+    ids=["local", "one rank", "two ranks"],
 )
 def test_other_strategies_do_not_import_them(tmp_path, options, size):
     store = open_store()

@@ -64,10 +64,10 @@ def test_interrupt_and_resume_under_torchrun(tmp_path):
     done = len([line for line in records(resumed) if "train_loss" in line])
     assert 3 < done < 40
 
-    third = start(*options, "logger=[console,jsonl]", f"hydra.run.dir={resumed}", "resume=auto")
-    output, _ = third.communicate(timeout=300)
-    assert third.returncode == 0, output
-    assert "test accuracy" in output and str(resumed) in output
+    options += ["logger=[console,jsonl]", f"hydra.run.dir={resumed}", "resume=auto"]
+    third = run_command("maml.py", "+partition=dim0", *SMALL, *options, size=2)
+    assert [rank.status for rank in third] == [0, 0], third
+    assert "test accuracy" in third[0].out and str(resumed) in third[0].out
     assert (resumed / ".hydra" / "overrides.yaml").exists()
     assert without_times(records(resumed)) == without_times(records(uninterrupted))
 

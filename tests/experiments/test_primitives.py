@@ -79,7 +79,8 @@ def test_any_executable():
     ]
 
 
-@pytest.mark.parametrize("barrier", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("barrier", [True, False])
 def test_barrier(barrier):
     lines = torchrun(PRIMITIVES / "barrier.py", *(["--barrier"] if barrier else []))
     times = {
@@ -92,17 +93,17 @@ def test_barrier(barrier):
 
 
 def test_collectives():
-    lines = torchrun(PRIMITIVES / "collectives.py", ranks=3)
-    for rank in range(3):
+    lines = torchrun(PRIMITIVES / "collectives.py")
+    for rank in range(2):
         own = [line.removeprefix(f"[{rank}] ") for line in lines if line[1] == str(rank)]
         assert [re.sub(r"\s+", " ", line) for line in own] == [
-            "all_gather [[0], [0, 1], [0, 1, 2]]",
-            "all_reduce max [2, 2, 2]",
-            "all_reduce mean {'loss': tensor(1.5000), 'items': 2.0}",
-            "all_reduce sum [3, 3, 3]",
-            "broadcast from 0 [0, 0, 0]",
-            f"gradient {6.0 * (rank + 1)}",
-            f"input {[rank] * 3}",
+            "all_gather [[0], [0, 1]]",
+            "all_reduce max [1, 1]",
+            "all_reduce mean {'loss': tensor(1.), 'items': 1.5}",
+            "all_reduce sum [1, 1]",
+            "broadcast from 0 [0, 0]",
+            f"gradient {4.0 * (rank + 1)}",
+            f"input {[rank] * 2}",
         ]
 
 

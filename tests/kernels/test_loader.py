@@ -64,7 +64,7 @@ def test_libraries_that_others_can_write_are_not_loaded(tmp_path):
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instruction sets of x86")
-@pytest.mark.parametrize("without", ["avx512f", "avx"])
+@pytest.mark.parametrize("without", ["avx512f", pytest.param("avx", marks=pytest.mark.slow)])
 def test_kernels_for_narrower_vectors(without, monkeypatch):
     monkeypatch.setenv("CXX", f"c++ -mno-{without}")
     sources = ("winograd", "few_channels", "matmul", "norm_relu_pool")

@@ -42,9 +42,9 @@ def test_an_own_metric_is_in_all_files_and_equal_for_every_strategy(tmp_path, st
 
 
 def test_an_own_metric_is_on_the_console_and_in_the_plots(tmp_path, capsys):
-    options = ("strategy=local", "logger=console")
-    train(str(tmp_path / "plain"), "strategy=local")
-    Trainer(build(tmp_path / "own", CLASS, *options, omit=("logger",))).run()
+    options = ("strategy=local", "trainer.report=true")
+    train(str(tmp_path / "plain"), *options)
+    Trainer(build(tmp_path / "own", CLASS, *options, "logger=console", omit=("logger",))).run()
     text = capsys.readouterr().out
     for split in ("validation", "test metrics"):
         line = next(line for line in text.splitlines() if split in line)

@@ -167,7 +167,7 @@ class PanelLogger(Logger):
 
 @pytest.mark.parametrize("overrides", [(), ("model.dropout=0.5", "algorithm=maml_plus_plus")])
 def test_panels_at_every_validation_do_not_change_the_run(tmp_path, monkeypatch, overrides):
-    overrides += ("callbacks=ema", "optimizer.lr=0.5", "trainer.eval_seed=9")
+    overrides += ("callbacks=ema", "optimizer.lr=0.5", "trainer.eval_seed=9", "trainer.report=true")
     plain = build(tmp_path / "plain", "strategy=local", *overrides)
     Trainer(plain).run()
     x = build(tmp_path / "panels", "strategy=local", *overrides)
@@ -220,7 +220,11 @@ class LossesAlone(MAML):
 
 
 def test_a_learner_without_predictions_is_trained_tested_and_reported(tmp_path):
-    overrides = ("strategy=local", f"algorithm._target_={__name__}.LossesAlone")
+    overrides = (
+        "strategy=local",
+        f"algorithm._target_={__name__}.LossesAlone",
+        "trainer.report=true",
+    )
     x = build(tmp_path, *overrides)
     x.logger = LoggerCollection([JsonlLogger(), panels := PanelLogger()])
     results = Trainer(x).run()

@@ -1,5 +1,6 @@
 """One task function, any strategy: the same loss and gradient however many workers there are."""
 
+import copy
 from typing import NamedTuple
 
 import pytest
@@ -22,45 +23,53 @@ from metadist.training.strategies import AllReduceStrategy, LocalStrategy, RpcSt
 from metadist.training.task_mapper import MetaBatch
 
 TASKS = 15
+ITERATIONS = {"float32": 1, "float64": 2}
 
 
-def one_step(directory: str, name: str, strategy: str, dtype: str, *overrides: str) -> tuple | None:
+def one_step(directory: str, name: str, strategy: str, *overrides: str) -> tuple | None:
+    """`steps` in float64."""
+    return steps(directory, name, strategy, ["float64"], *overrides).get("float64")
+
+
+def steps(
+    directory: str, name: str, strategy: str, dtypes: list[str], *overrides: str
+) -> dict[str, tuple]:
     """Loss, buffers' changes and gradient of one meta-batch, and whether a driver asks to stop.
 
-    The last rank does.
+    By dtype; the last rank asks to stop.
     """
     options = (f"strategy={strategy}", f"trainer.meta_batch_size={TASKS}", *overrides)
     x = build(directory, *options, name=name)
-    x.learner.to(getattr(torch, dtype))
-    if dtype == "float64":
-        sample = x.tasks.sample
-        x.tasks.sample = lambda key: _double(sample(key))
+    sample, outcomes = x.tasks.sample, {}
+    x.tasks.sample = lambda key: in_type_of(key, sample(key))
+    last = get_rank() == get_world_size() - 1
     x.strategy.open()
-    outcome = None
-    if x.strategy.is_driver:
-        keys = task_keys(0, "train", 1, range(TASKS))
-        last = get_rank() == get_world_size() - 1
+    for dtype in dtypes if x.strategy.is_driver else ():
+        learner = copy.deepcopy(x.learner).to(getattr(torch, dtype))
+        keys = task_keys(0, "train", ITERATIONS[dtype], range(TASKS))
         result, stops = x.strategy.forward_backward(
-            x.train_mapper, x.learner, MetaBatch(keys), lambda: last
+            x.train_mapper, learner, MetaBatch(keys), lambda: last
         )
-        gradient = [parameter.grad for parameter in x.learner.parameters()]
-        outcome = (result.loss, result.buffers, gradient, stops)
+        gradient = [parameter.grad for parameter in learner.parameters()]
+        outcomes[dtype] = (result.loss, result.buffers, gradient, stops)
     x.strategy.close()
-    return outcome
+    return outcomes
 
 
-def _double(episode):
+def in_type_of(key: torch.Tensor, episode):
+    """The episode in the type of the iteration in its key, on whichever worker."""
+    if key[2] != ITERATIONS["float64"]:
+        return episode
     return type(episode)(*(part._replace(inputs=part.inputs.double()) for part in episode))
 
 
-def reference(tmp_path, name: str, dtype: str, *overrides: str) -> tuple:
+def reference(tmp_path, name: str, dtype: str) -> tuple:
     """The same by hand: a plain sum over tasks in this process."""
-    x = build(tmp_path, "strategy=local", *overrides, name=name)
+    x = build(tmp_path, "strategy=local", name=name)
     x.learner.to(getattr(torch, dtype)).train()
     total = 0.0
-    for key in task_keys(0, "train", 1, range(TASKS)):
-        episode = x.tasks.sample(key)
-        total = total + x.learner(_double(episode) if dtype == "float64" else episode).loss / TASKS
+    for key in task_keys(0, "train", ITERATIONS[dtype], range(TASKS)):
+        total = total + x.learner(in_type_of(key, x.tasks.sample(key))).loss / TASKS
     total.backward()
     return total.detach(), [parameter.grad for parameter in x.learner.parameters()]
 
@@ -85,26 +94,28 @@ CASES = [("maml", *case) for case in MAML] + [("ddp", *case) for case in SUPERVI
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize(("name", "strategy", "overrides", "size"), CASES)
-def test_loss_and_gradient_equal_one_process(tmp_path, name, strategy, overrides, size, dtype):
-    torch.set_num_threads(1)
-    outcomes = run_world(one_step, size, str(tmp_path), name, strategy, dtype, *overrides)
-    loss, gradient = reference(tmp_path, name, dtype)
+def test_loss_and_gradient_equal_one_process(
+    tmp_path, single_thread, name, strategy, overrides, size
+):
+    outcomes = run_world(steps, size, str(tmp_path), name, strategy, [*TOLERANCE], *overrides)
     drivers = outcomes if strategy == "allreduce" else outcomes[:1]
-    scale = max(expected.abs().max() for expected in gradient)
-    for found_loss, _, found_gradient, stops in drivers:
-        assert stops is (strategy != "rpc" or size == 1)
-        torch.testing.assert_close(found_loss, loss, rtol=TOLERANCE[dtype], atol=0)
-        for found, expected in zip(found_gradient, gradient, strict=True):
-            assert (found - expected).abs().max() <= TOLERANCE[dtype] * scale
+    for dtype, tolerance in TOLERANCE.items():
+        loss, gradient = reference(tmp_path, name, dtype)
+        scale = max(expected.abs().max() for expected in gradient)
+        for outcome in drivers:
+            found_loss, _, found_gradient, stops = outcome[dtype]
+            assert stops is (strategy != "rpc" or size == 1)
+            torch.testing.assert_close(found_loss, loss, rtol=tolerance, atol=0)
+            for found, expected in zip(found_gradient, gradient, strict=True):
+                assert (found - expected).abs().max() <= tolerance * scale
 
 
 @pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
 def test_running_statistics_and_dropout_do_not_depend_on_the_workers(tmp_path, strategy):
     option = "model.dropout=0.3"
-    alone = run_world(one_step, 1, str(tmp_path), "ddp", "local", "float64", option)[0]
-    found = run_world(one_step, 3, str(tmp_path), "ddp", strategy, "float64", option)[0]
+    alone = run_world(one_step, 1, str(tmp_path), "ddp", "local", option)[0]
+    found = run_world(one_step, 3, str(tmp_path), "ddp", strategy, option)[0]
     assert len(alone[1]) == 12  # mean, variance and count of four norms
     for name, change in alone[1].items():
         torch.testing.assert_close(found[1][name], change, rtol=1e-12, atol=1e-14)
@@ -185,10 +196,8 @@ def test_tensors_may_travel_instead_of_keys(tmp_path):
 @pytest.mark.parametrize("first_order", ["true", "false"])
 def test_the_sum_reducer_scales_the_gradient(tmp_path, first_order):
     option = f"algorithm.first_order={first_order}"
-    mean = run_world(one_step, 2, str(tmp_path), "maml", "rpc", "float64", option)[0]
-    total = run_world(one_step, 2, str(tmp_path), "maml", "rpc", "float64", option, "reducer=sum")[
-        0
-    ]
+    mean = run_world(one_step, 2, str(tmp_path), "maml", "rpc", option)[0]
+    total = run_world(one_step, 2, str(tmp_path), "maml", "rpc", option, "reducer=sum")[0]
     torch.testing.assert_close(total[0], mean[0] * TASKS, rtol=1e-12, atol=0)
     for found, expected in zip(total[2], mean[2], strict=True):
         torch.testing.assert_close(found, expected * TASKS, rtol=1e-9, atol=1e-12)

@@ -22,7 +22,7 @@ from metadist.training.test_tasks import write_test_tasks
 
 
 def test_images_are_those_of_the_hardest_and_the_median_tasks(tmp_path):
-    x = build(tmp_path, "strategy=local", "trainer.eval_seed=9")
+    x = build(tmp_path, "strategy=local", "trainer.report=true", "trainer.eval_seed=9")
     Trainer(x).run()
     records = read_test_predictions(tmp_path)
     content = json.loads((tmp_path / "test_tasks.json").read_text())
@@ -48,7 +48,9 @@ def test_images_are_those_of_the_hardest_and_the_median_tasks(tmp_path):
 def test_points_are_those_of_the_tasks(tmp_path):
     overrides = ["dataset=sinusoid", "model=mlp", "model.hidden=[8]", "model.batch_norm=false"]
     omit = ("++dataset", "model.filters", "task.ways")
-    x = build(tmp_path, "strategy=local", "callbacks=ema", *overrides, omit=omit)
+    x = build(
+        tmp_path, "strategy=local", "trainer.report=true", "callbacks=ema", *overrides, omit=omit
+    )
     Trainer(x).run()
     task = json.loads((tmp_path / "test_tasks.json").read_text())["hardest"][0]
     records = {each["task"]: each for each in read_test_predictions(tmp_path)}
@@ -71,7 +73,7 @@ def test_a_report_that_cannot_be_written_does_not_make_the_run_fail(
         raise error
 
     monkeypatch.setattr(run_report, "write_run_report", fail)
-    results = Trainer(build(tmp_path, "strategy=local")).run()
+    results = Trainer(build(tmp_path, "strategy=local", "trainer.report=true")).run()
     assert results["test_tasks"] == 7 and (tmp_path / "results.json").exists()
     assert not (tmp_path / "report.html").exists()
     assert f"{error} (metadist report {tmp_path} writes the report later)" in caplog.text
@@ -82,9 +84,17 @@ def test_plots_that_cannot_be_drawn_do_not_make_the_run_fail(tmp_path, monkeypat
         raise ValueError("a defect")
 
     monkeypatch.setattr(plots, "plot_learning_curves", fail)
-    results = Trainer(build(tmp_path, "strategy=local")).run()
+    results = Trainer(build(tmp_path, "strategy=local", "trainer.report=true")).run()
     assert results["test_tasks"] == 7 and (tmp_path / "report.html").exists()
     assert "the run's plots could not be drawn: a defect" in caplog.text
+
+
+def test_plots_and_report_may_be_left_out_and_follow_on_resume(tmp_path):
+    Trainer(build(tmp_path, "strategy=local", "trainer.report=false")).run()
+    files = {"learning_curves.png", "test_tasks.png", "test_tasks.json", "report.html"}
+    assert not files & {path.name for path in tmp_path.iterdir()}
+    Trainer(build(tmp_path, "strategy=local", "trainer.report=true", "resume=auto")).run()
+    assert files <= {path.name for path in tmp_path.iterdir()}
 
 
 def test_of_many_color_images_some_of_each_class_are_saved_small(tmp_path):

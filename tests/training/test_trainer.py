@@ -42,7 +42,7 @@ PROTOCOL = {
 
 
 def test_a_run_writes_the_listed_files(tmp_path):
-    run_world(train, 2, str(tmp_path))
+    run_world(train, 2, str(tmp_path), "trainer.report=true")
     results = json.loads((tmp_path / "results.json").read_text())
     assert results.keys() >= RESULTS
     assert results["protocol"].keys() >= PROTOCOL
@@ -165,6 +165,7 @@ def test_regression_is_evaluated_by_mse(tmp_path):
         "model.batch_norm=false",
         "task.shots=5",
         "algorithm.inner_lr=0.01",
+        "trainer.report=true",
     ]
     run_world(train_sinusoid, 2, str(tmp_path), overrides)
     results = json.loads((tmp_path / "results.json").read_text())
