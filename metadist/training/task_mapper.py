@@ -96,10 +96,13 @@ class TaskMapper:
             ]
 
     def _chunks(
-        self, calls: list[Call], learner: Learner, device: torch.device, chunk_size: ChunkSize
+        self,
+        batches: list[MetaBatch],
+        learner: Learner,
+        device: torch.device,
+        chunk_size: ChunkSize,
     ) -> Iterator[Chunk]:
         """The tasks of several batches, in order, in chunks."""
-        batches = [learner_and_batch(call)[1] for call in calls]
         for chunk in self._split(batches, learner, device, chunk_size):
             if learner.needs_task_seeds:
                 learner.task_seeds = [task_seed(key) for key in chunk.keys]
@@ -219,10 +222,10 @@ class TrainMapper(TaskMapper):
         inputs: Sequence[Tensor],
         device: torch.device,
     ) -> WorkerResponse:
-        learner = learner_and_batch(calls[0])[0].train()
-        parameters = dict(learner.named_parameters())
+        learner, batches = _learner_and_batches(calls)
+        parameters = dict(learner.train().named_parameters())
         names = {id(parameter): name for name, parameter in parameters.items()}
-        counts = [learner_and_batch(call)[1].size for call in calls]
+        counts = [batch.size for batch in batches]
         # A call's result is a mean over its tasks.
         task_weights = iter(
             [w / count for w, count in zip(weights, counts, strict=True) for _ in range(count)]
@@ -236,7 +239,7 @@ class TrainMapper(TaskMapper):
         values: list[Any] = []
         gradients: list[Tensor | None] = [None] * len(inputs)
         dtypes: list[torch.dtype | None] = []
-        for chunk in self._chunks(calls, learner, device, size):
+        for chunk in self._chunks(batches, learner, device, size):
             some = list(islice(task_weights, len(chunk.keys)))
             # On the device before the step, which waits for no copy.
             weight = torch.tensor(some, dtype=torch.float64, device=device)
@@ -261,6 +264,8 @@ class TrainMapper(TaskMapper):
         return WorkerResponse(total, None if none else Gradients(0, gradients), dtypes)
 
     def _compile_options(self, learner: Learner) -> CompileOptions | None:
+        if self.compiled is None:
+            return None
         # A compiled step has neither changes of buffers nor random numbers.
         stateful = learner.needs_task_seeds or any(True for _ in learner.buffers())
         return None if stateful else self.compiled
@@ -276,7 +281,7 @@ class TrainMapper(TaskMapper):
             return None
         device = resolve_device(self.device)
         learner = self._prepare(learner.train(), device)
-        chunk = next(self._chunks([((learner, batch), {})], learner, device, options.chunk_size))
+        chunk = next(self._chunks([batch], learner, device, options.chunk_size))
         if not chunk.batched:
             return None
         parameters = dict(learner.named_parameters())
@@ -326,8 +331,9 @@ class EvaluateMapper(TaskMapper):
 
     def _map_batched(self, calls: list[Call], device: torch.device) -> list[dict[str, Tensor]]:
         chunks: list[dict[str, Tensor]] = []
-        learner = self._prepare(learner_and_batch(calls[0])[0].eval(), device)
-        for chunk in self._chunks(calls, learner, device, self.chunk_size):
+        learner, batches = _learner_and_batches(calls)
+        learner = self._prepare(learner.eval(), device)
+        for chunk in self._chunks(batches, learner, device, self.chunk_size):
             if chunk.batched:
                 with record_function("metadist::forward"):
                     parameters = dict(learner.named_parameters())
@@ -340,7 +346,7 @@ class EvaluateMapper(TaskMapper):
                 targets = targets if chunk.batched else targets.unsqueeze(0)
                 values |= query_values(result.predictions, targets)
             chunks.append(values)
-        counts = [learner_and_batch(call)[1].size for call in calls]
+        counts = [batch.size for batch in batches]
         whole = {name: torch.cat([each[name] for each in chunks]).cpu() for name in chunks[0]}
         lengths = dict.fromkeys(whole, counts)
         if self.return_predictions:
@@ -350,13 +356,14 @@ class EvaluateMapper(TaskMapper):
         return [{n: parts[i] for n, parts in merged.items()} for i in range(len(calls))]
 
 
-def learner_and_batch(call: Call) -> tuple[Learner, MetaBatch]:
-    """The arguments of a mapper's call, however they were passed."""
+def _learner_and_batches(calls: list[Call]) -> tuple[Learner, list[MetaBatch]]:
+    """The learner of a mapper's calls, which is the same in all, and the batch of each."""
 
-    def bound(learner: Learner, batch: MetaBatch) -> tuple[Learner, MetaBatch]:
+    def arguments(learner: Learner, batch: MetaBatch) -> tuple[Learner, MetaBatch]:
         return learner, batch
 
-    return bound(*call[0], **call[1])
+    learners, batches = zip(*(arguments(*args, **kwargs) for args, kwargs in calls), strict=True)
+    return learners[0], list(batches)
 
 
 def as_batch_of_one(tree: Any) -> Any:
@@ -409,7 +416,8 @@ _moved: "weakref.WeakKeyDictionary[Learner, Learner]" = weakref.WeakKeyDictionar
 
 
 def _on_device(learner: Learner, device: torch.device) -> Learner:
-    if all(parameter.device == device for parameter in learner.parameters()):
+    first = next(learner.parameters(), None)
+    if first is None or first.device == device:
         return learner
     # A request brings one learner for all its shards: it moves once.
     if learner not in _moved:
