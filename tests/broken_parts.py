@@ -19,6 +19,8 @@ tasks = 0
 class BrokenMAML(MAML):
     """MAML that fails on one rank: at its start, in a task, or by leaving in the middle."""
 
+    batches_tasks = True
+
     def __init__(
         self, model: nn.Module, regression: bool = False, where: str = "task", rank: int = 1
     ) -> None:
@@ -45,6 +47,8 @@ class BrokenMAML(MAML):
 
 class NotCompiledOnRankOne(MAML):
     """MAML whose training step depends on values, which is not compiled, on rank one."""
+
+    batches_tasks = True
 
     def train_task(self, episode):
         result = super().train_task(episode)

@@ -38,6 +38,7 @@ class ANIL(MAML):
         UserError: a model without features and head.
     """
 
+    batches_tasks = True
     model: Any  # with `features` and `head`, see `require_features`
 
     def __init__(

@@ -30,11 +30,15 @@ class InnerLoopLearner(Learner):
     inner steps, in training and in evaluation).
 
     Args:
-        model: the network whose parameters are meta-learned.
+        model: the network whose parameters are meta-learned. Those that do not require grad are
+            neither meta-learned nor adapted.
         regression: regression instead of classification.
         inner_steps: steps in training.
         eval_inner_steps: steps in evaluation. Default: as many as in training.
         transductive: see `Learner`.
+
+    Raises:
+        UserError: no parameter requires grad.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class InnerLoopLearner(Learner):
         super().__init__(model, regression, transductive)
         self.inner_steps = inner_steps
         self.eval_inner_steps = inner_steps if eval_inner_steps is None else eval_inner_steps
+        self.adapted_names = adapted_names(model, "all")
 
     def train_task(self, episode: Any) -> TaskResult:
         """The result of a task; the gradient of its loss is the meta-gradient."""
@@ -116,8 +121,9 @@ class InnerLoopLearner(Learner):
         return TaskResult(self.loss(predictions, targets), metrics, predictions)
 
     def initial(self) -> Parameters:
-        """The initial values of the adapted parameters."""
-        return dict(self.model.named_parameters())
+        """The initial values of the parameters that inner steps adapt."""
+        parameters = dict(self.model.named_parameters())
+        return {name: parameters[name] for name in self.adapted_names}
 
     def predict(self, parameters: Parameters, inputs: Tensor) -> Tensor:
         """Predictions with the given parameters: (…, n, *input shape) -> (…, n, outputs)."""
@@ -148,6 +154,8 @@ class InnerLoopLearner(Learner):
 def adapted_names(model: nn.Module, adapt: AdaptedParameters) -> list[str]:
     """The names of the model's parameters that inner steps adapt.
 
+    Parameters that do not require grad are never adapted.
+
     Args:
         model: the network.
         adapt: "all" parameters; "no_norm": all except scale and shift of normalization layers, as
@@ -158,7 +166,7 @@ def adapted_names(model: nn.Module, adapt: AdaptedParameters) -> list[str]:
     Raises:
         UserError: the model has no `head`, or no parameter is left.
     """
-    names = [name for name, _ in model.named_parameters()]
+    names = [name for name, each in model.named_parameters() if each.requires_grad]
     if adapt in ("head", "body") and not isinstance(getattr(model, "head", None), nn.Module):
         raise UserError(
             f"algorithm.adapt={adapt} needs a model whose last layer is `head`, which "
@@ -174,13 +182,13 @@ def adapted_names(model: nn.Module, adapt: AdaptedParameters) -> list[str]:
     if not names:
         raise UserError(
             f"algorithm.adapt={adapt} leaves no parameter of {type(model).__name__} to adapt: "
-            "choose algorithm.adapt=all."
+            "choose algorithm.adapt=all, and a model with parameters that require grad."
         )
     return names
 
 
 def detach_parameters(parameters: Parameters) -> Parameters:
-    """Detached leaf copies that require grad."""
+    """The same values as leaves that require grad, in the same memory."""
     return {name: each.detach().requires_grad_() for name, each in parameters.items()}
 
 

@@ -50,7 +50,9 @@ class Learner(nn.Module):
         outputs_are_classes: whether a few-shot task's classes are the model's outputs, so that it
             has no more classes than the model outputs. A subclass that uses the model's features
             instead sets it to False.
-        batches_tasks: whether `forward` supports batched tasks. Default: False.
+        batches_tasks: whether `forward` supports batched tasks. Default: False. A subclass that
+            overrides a method of a class that supports them sets it anew, for its own method may
+            be written for one task; `method` and `protocol` do not count.
         batches_buffers: whether the learner's buffers, too, may have a first dimension of tasks.
             Default: False; a learner with buffers then runs tasks one at a time.
         needs_task_seeds: whether `forward` of batched tasks draws random numbers. Default: False.
@@ -68,6 +70,14 @@ class Learner(nn.Module):
     task_seeds: Sequence[int] = ()
     published_optimizers: tuple[str, ...] = ()
     published_optimizer_options = ""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Compute one task at a time where a subclass overrides methods; see `batches_tasks`."""
+        super().__init_subclass__(**options)
+        methods = {name for name, each in vars(cls).items() if callable(each) and name[:2] != "__"}
+        inherited = {name for base in cls.__mro__[1:] for name in vars(base)}
+        if "batches_tasks" not in vars(cls) and methods & inherited - {"method", "protocol"}:
+            cls.batches_tasks = False
 
     def __init__(
         self, model: nn.Module, regression: bool = False, transductive: bool = True

@@ -71,11 +71,6 @@ class MAML(InnerLoopLearner):
         self.inner_lr = inner_lr
         self.first_order = first_order
 
-    def initial(self) -> Parameters:
-        """The initial values of the parameters that inner steps adapt."""
-        parameters = dict(self.model.named_parameters())
-        return {name: parameters[name] for name in self.adapted_names}
-
     def train_task(self, episode: Any) -> TaskResult:
         """See the class."""
         adapted = self.adapt(

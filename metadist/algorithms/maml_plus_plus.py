@@ -78,19 +78,17 @@ class MAMLPlusPlus(InnerLoopLearner):
         self.multi_step_iterations = multi_step_iterations
         self.first_order_iterations = first_order_iterations
         self._norm_tensors = repeat_batch_norms(model, inner_steps)
-        self._adapted = [
-            name for name, _ in model.named_parameters() if name not in self._norm_tensors
-        ]
+        self.adapted_names = [name for name in self.adapted_names if name not in self._norm_tensors]
         self._step_index = 0
         like = next(model.parameters())
-        self.rates = nn.Parameter(like.new_full((len(self._adapted), inner_steps), inner_lr))
-        self.register_buffer("iteration", torch.zeros((), dtype=torch.int64))
+        self.rates = nn.Parameter(like.new_full((len(self.adapted_names), inner_steps), inner_lr))
+        # Not a weight: checkpoints have it, `init_from` does not load it.
+        self.register_buffer("iteration", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def initial(self) -> Parameters:
         """The parameters that inner steps adapt; selects the norms of the first step."""
         self._step_index = 0
-        parameters = dict(self.model.named_parameters())
-        return {name: parameters[name] for name in self._adapted}
+        return super().initial()
 
     def predict(self, parameters: Parameters, inputs: Tensor) -> Tensor:
         """See `InnerLoopLearner`; with the norms of the selected step."""

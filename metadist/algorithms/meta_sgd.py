@@ -39,6 +39,8 @@ class MetaSGD(MAML):
         adapt: see `MAML`.
     """
 
+    batches_tasks = True
+
     def __init__(
         self,
         model: nn.Module,

@@ -88,7 +88,7 @@ class Reptile(InnerLoopLearner):
         self.inner_batch_size = inner_batch_size
         self.eval_inner_batch_size = eval_inner_batch_size
         if inner_optimizer == "adam":
-            second_moments = torch.zeros_like(flatten_tensors(model.parameters()).detach())
+            second_moments = torch.zeros_like(flatten_tensors(self.initial().values()).detach())
             self.register_buffer("exp_avg_sq", second_moments)
             self.register_buffer("step", torch.zeros((), dtype=torch.int64))
 

@@ -21,8 +21,9 @@ def initialize(
     """Load the weights of another run into a learner: tensors of equal name and shape.
 
     Other tensors keep their initial values, such as the head of a model with another number of
-    outputs, or the learning rates that another algorithm learns. Optimizer, scheduler and
-    iteration are not loaded.
+    outputs, or the learning rates that another algorithm learns. Buffers such as running
+    statistics and the second moments of Reptile's inner Adam are loaded; optimizer, scheduler and
+    iteration are not.
 
     Args:
         learner: changed in place.

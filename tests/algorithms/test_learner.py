@@ -211,3 +211,51 @@ def test_the_method_names_first_order_and_pretraining():
     assert MAML(model, first_order=True).method()["algorithm"] == "FOMAML"
     assert MAML(model, inner_steps=0).method()["algorithm"] == "pretrained on all tasks"
     assert MAML(model, inner_steps=3).protocol() == {"inner_steps": 3, "eval_inner_steps": 3}
+
+
+class Smooth(MAML):
+    """Written for one task: the classes are in the second dimension."""
+
+    def loss(self, predictions, targets):
+        return nn.functional.cross_entropy(predictions, targets, label_smoothing=0.1)
+
+
+class SmoothForAll(Smooth):
+    batches_tasks = True
+
+
+class Named(Smooth, ANIL):
+    def method(self):
+        return {"algorithm": "named"}
+
+
+class Renamed(ANIL):
+    def method(self):
+        return {"algorithm": "renamed"}
+
+    def protocol(self):
+        return {}
+
+
+def test_a_subclass_that_overrides_methods_computes_one_task_at_a_time_unless_it_says_so():
+    found = {each: each.batches_tasks for each in (Smooth, SmoothForAll, Named, Renamed, Learner)}
+    assert found == {Smooth: False, SmoothForAll: True, Named: False, Renamed: True, Learner: False}
+    algorithms = (ANIL, IMAML, MAML, MAMLPlusPlus, MetaSGD, Prototypical, Reptile)
+    assert all(each.batches_tasks for each in algorithms)
+
+
+@pytest.mark.parametrize("algorithm", [ANIL, IMAML, MAML, MAMLPlusPlus, MetaSGD, Reptile])
+def test_parameters_that_do_not_require_grad_are_not_adapted(algorithm):
+    torch.manual_seed(0)
+    model = MLP((1, 16, 16), 3, hidden=[5]).double()
+    frozen = next(iter(model.parameters())).requires_grad_(False)
+    learner, episode = algorithm(model), images()
+    start = learner.initial()
+    assert start and all(each is not frozen for each in start.values())
+    learner.train()(episode).loss.backward()
+    assert frozen.grad is None and any(each.grad is not None for each in model.parameters())
+
+
+def test_a_model_without_parameters_that_require_grad_is_refused():
+    with pytest.raises(UserError, match="parameters that require grad"):
+        MAML(MLP((4,), 3, hidden=[5]).requires_grad_(False))

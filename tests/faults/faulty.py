@@ -45,6 +45,8 @@ class FaultyMAML(MAML):
         rank: the rank that fails.
     """
 
+    batches_tasks = True
+
     def __init__(
         self,
         model: nn.Module,

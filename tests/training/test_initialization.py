@@ -144,3 +144,10 @@ def test_any_strategy_starts_with_the_same_weights(source, tmp_path, strategy):
     train(str(tmp_path / "one"), f"init_from={source}", "strategy=local")
     one, two = (without_times(records(tmp_path / name)) for name in ("one", "two"))
     assert one == two
+
+
+def test_the_count_of_iterations_is_not_loaded(tmp_path):
+    options = ("strategy=local", "algorithm=maml_plus_plus", "algorithm.inner_steps=2")
+    train(str(tmp_path / "first"), *options)
+    x = build(tmp_path / "second", *options, f"init_from={tmp_path / 'first'}")
+    assert x.learner.iteration == 0

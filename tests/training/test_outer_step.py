@@ -92,6 +92,8 @@ def test_each_configuration_shape_and_set_of_parameters_is_compiled_once(monkeyp
 class DependsOnValues(MAML):
     """Control flow that cannot be traced."""
 
+    batches_tasks = True
+
     def train_task(self, episode):
         result = super().train_task(episode)
         if result.loss.sum().item() > 0:

@@ -14,6 +14,8 @@ NAMES = ("confidence", "seen_after_hours")
 
 
 class MAMLWithConfidence(MAML):
+    batches_tasks = True
+
     def metrics(self, predictions, targets, suffix=""):
         found = super().metrics(predictions, targets, suffix)
         confidence = predictions.detach().softmax(-1).amax(-1).mean(-1)

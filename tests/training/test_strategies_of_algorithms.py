@@ -103,10 +103,11 @@ def test_the_count_of_iterations_goes_on_exactly_after_a_resume(tmp_path):
     run_world(train, 2, str(parts), "resume=auto", *overrides)
     assert without_times(records(parts)) == without_times(records(whole))
     last = "checkpoints/iteration-00000004.pt"
-    left, right = (read_checkpoint(each / last)["learner"] for each in (whole, parts))
-    for key, tensor in left.items():
-        assert torch.equal(tensor, right[key]), key
-    assert left["iteration"] == 4
+    left, right = (read_checkpoint(each / last) for each in (whole, parts))
+    for part in ("learner", "buffers"):
+        for key, tensor in left[part].items():
+            assert torch.equal(tensor, right[part][key]), key
+    assert left["buffers"]["iteration"] == 4
     results = json.loads((whole / "results.json").read_text())
     assert results["protocol"].keys() >= {"inner_steps", "eval_inner_steps", "batch_norm"}
     assert results["method"]["algorithm"] == "MAML++"
