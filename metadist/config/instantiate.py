@@ -91,7 +91,8 @@ def bind_arguments(
         for key, value in values.items()
         if key not in (_TARGET, _PARTIAL)
     }
-    arguments = {key: value for key, value in given.items() if key in accepted} | chosen
+    names = _accepted_names(target, accepted)
+    arguments = {key: value for key, value in given.items() if key in names} | chosen
     _check_keys(target, accepted, chosen, path)
     if not partial:
         _check_missing(target, accepted, arguments, path)
@@ -168,6 +169,16 @@ def _signature(target: Any, path: str) -> Mapping[str, inspect.Parameter]:
         ) from None
 
 
+def _accepted_names(target: Any, accepted: Mapping[str, inspect.Parameter]) -> set[str]:
+    """The names of the signature; where a class has **kwargs, those of its base classes too."""
+    names = set(accepted)
+    if inspect.isclass(target) and any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
+        for base in target.__mro__[1:]:
+            if "__init__" in vars(base):
+                names |= inspect.signature(vars(base)["__init__"]).parameters.keys()
+    return names
+
+
 def _check_keys(
     target: Any, accepted: Mapping[str, inspect.Parameter], chosen: Mapping[str, Any], path: str
 ) -> None:
@@ -199,7 +210,10 @@ def _check_missing(
 def _converted(target: Any, chosen: Mapping[str, Any], path: str) -> dict[str, Any]:
     """The configured values, converted to the types of the signature."""
     function = target.__init__ if inspect.isclass(target) else target
-    hints = get_type_hints(function, include_extras=True)
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except NameError:  # of a name that is imported for type checkers only
+        hints = {n: each for n, each in function.__annotations__.items() if type(each) is not str}
     converted = {}
     for key in chosen.keys() & hints.keys():
         try:

@@ -115,3 +115,27 @@ def test_refusals_are_one_sentence(node, parts):
     message = str(caught.value)
     assert "\n" not in message
     assert all(part in message for part in parts), message
+
+
+class Barrow(Cart):
+    def __init__(self, handles: int = 2, **options):
+        super().__init__(**options)
+        self.handles = handles
+
+
+class Crate:
+    def __init__(self, size: "NotImported", count: int = 1, **options):  # noqa: F821
+        self.size, self.count, self.options = size, count, options
+
+
+def test_what_base_classes_accept_is_given_to_a_class_with_keyword_arguments():
+    node = {"_target_": f"{__name__}.Barrow", "handles": 1}
+    barrow = instantiate(node, "barrow", wheel=Wheel(), load=2.5, color="red")
+    assert (barrow.handles, barrow.load) == (1, 2.5)
+    crate = instantiate({"_target_": f"{__name__}.Crate", "size": 3}, "crate", load=2.5)
+    assert crate.options == {}
+
+
+def test_type_hints_that_cannot_be_resolved_are_not_checked():
+    crate = instantiate({"_target_": f"{__name__}.Crate", "size": 3, "count": "4"}, "crate")
+    assert (crate.size, crate.count) == (3, 4)

@@ -47,7 +47,7 @@ class PyTorchTrainer:
     most one, and every item has the same weight in the gradient and in the metrics. The order of
     the items is keyed by (seed, epoch). After an epoch the parameters are therefore those of a
     single replica, up to rounding, except for layers that depend on the whole batch (batch norm),
-    which see one replica's shard.
+    which see one replica's shard, and for random layers (dropout), keyed by (seed, epoch, rank).
 
     When a replica dies or freezes, all replicas are restarted from the state before the current
     call, and the call is repeated. A call that is interrupted (Ctrl-C) runs to its end; the next

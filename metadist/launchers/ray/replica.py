@@ -96,7 +96,8 @@ class Replica:
         """Train for one epoch; see `PyTorchTrainer.train`."""
         start_time = time.perf_counter()
         self.model.train()
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        torch.manual_seed(hash((self.seed, self.epoch, get_rank())))
+        generator = torch.Generator().manual_seed(hash((self.seed, self.epoch)))
         order = torch.randperm(len(self.training_set), generator=generator).tolist()
         batches = [
             order[start : start + self.batch_size]
