@@ -205,7 +205,8 @@ class WeightAveraging(Callback):
         average ← decay · average + (1 - decay) · θ
 
     after each iteration (Polyak and Juditsky 1992, doi 10.1137/0330046, average with equal
-    weights). Running statistics are averaged in the same way. Training itself does not change. A
+    weights). Running statistics are averaged in the same way; integers, such as counts of steps,
+    are those of the last iteration. Training itself does not change. A
     checkpoint holds the average as its learner, which `init_from`, `metadist evaluate` and
     `FewShotClassifier` load, and beside it the weights that a resumed run goes on with.
 
@@ -234,6 +235,11 @@ class WeightAveraging(Callback):
         """Update the average."""
         assert self._averaged is not None, "on_iteration_end() before on_train_start()"
         self._averaged.update_parameters(trainer.experiment.learner)
+        for mean, buffer in zip(
+            self._averaged.module.buffers(), trainer.experiment.learner.buffers(), strict=True
+        ):
+            if not buffer.is_floating_point():
+                mean.copy_(buffer)
 
     def evaluated_learner(self) -> Learner | None:
         """The average, once training has started."""

@@ -57,10 +57,16 @@ def start_profiler(steps_left: int = WAIT + WARMUP + ACTIVE, steps_done: int = 0
 def write_profile(profiler: profile, directory: Path) -> str:
     """Stop a profiler and write `rankN.trace.json.gz` and `rankN.txt`; the table.
 
+    If training ended before the profile was complete nothing is written, and the table says so.
+
     Raises:
         UserError: they cannot be written.
     """
     profiler.stop()
+    if profiler.step_num < WAIT + WARMUP + ACTIVE:
+        return (
+            f"rank {get_rank()}: no profile, because training ended after {profiler.step_num} steps"
+        )
     table = profile_table(profiler)
     try:
         directory.mkdir(parents=True, exist_ok=True)

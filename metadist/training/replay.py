@@ -16,7 +16,7 @@ from metadist.training.checkpoints import Checkpoints, read_checkpoint
 from metadist.training.experiment import Experiment
 from metadist.training.initialization import initialize
 from metadist.training.non_finite import format_key, task_gradient
-from metadist.training.resume import load_learner_state, restore_from
+from metadist.training.resume import load_learner_state, restore_from, tested_checkpoint
 from metadist.training.run_plots import plot_task
 from metadist.training.task_mapper import MetaBatch
 from metadist.training.trainer import Trainer
@@ -79,8 +79,8 @@ def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) 
     """Compute one task as the run did: the same loss, bit for bit.
 
     The learner's state before the key's iteration comes from the newest checkpoint until then,
-    from `init_from`, or from the seed; the outer steps between are taken again. For another split
-    than "train" it is the newest checkpoint's, and the task is evaluated.
+    from `init_from`, or from the seed; the outer steps between are taken again. A test task is
+    evaluated with the state that the run tested, a validation task with the newest checkpoint's.
 
     Args:
         experiment: as the run's, newly built, with strategy=local.
@@ -88,23 +88,35 @@ def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) 
         checkpoint: take the state from this file instead, as it is.
 
     Raises:
-        UserError: the key is of another run, or the checkpoint cannot be read.
+        UserError: the run has no such task, or the checkpoint cannot be read.
     """
     x = experiment
-    seed, split, iteration, _ = key.tolist()
-    training = SPLITS[split] == "train"
+    seed, number, iteration, index = key.tolist()
+    split = SPLITS[number]
+    training = split == "train"
     own = x.seed if training else x.trainer.eval_seed
     if seed != own:
         raise UserError(
-            f"the key has seed {seed} and the {SPLITS[split]} tasks of the run in {x.directory} "
-            f"have {own}."
+            f"the key has seed {seed} and the {split} tasks of the run in {x.directory} have {own}."
         )
-    if training and iteration < 1:
-        raise UserError(f"training begins with iteration 1, the key has {iteration}.")
+    tasks = {
+        "train": x.trainer.meta_batch_size,
+        "validation": x.trainer.validation_tasks,
+        "test": x.trainer.eval_tasks,
+    }[split]
+    first, last = (1, x.trainer.iterations) if training else (0, 0)
+    if not first <= iteration <= last or index >= tasks:
+        raise UserError(
+            f"the run in {x.directory} has no task {format_key(key)}: its {split} tasks have "
+            f"iterations {first} to {last} and indices 0 to {tasks - 1}."
+        )
     done = iteration - 1 if training else x.trainer.iterations
     start, x.state.iteration = "the seed", 0
     init_from = x.configuration.get("init_from")
-    path = checkpoint or _newest_until(Checkpoints(x.directory / CHECKPOINT_DIRECTORY), done)
+    saved = Checkpoints(x.directory / CHECKPOINT_DIRECTORY)
+    path = checkpoint or _newest_until(saved, done)
+    if checkpoint is None and path is not None and split == "test":
+        path, _ = tested_checkpoint(x.directory)
     if path is not None:
         contents = read_checkpoint(path)
         restore_from(x, path, contents)

@@ -14,7 +14,7 @@ from torch import Tensor
 from metadist.algorithms import Learner
 from metadist.distributed import get_rank
 from metadist.errors import UserError
-from metadist.reports import CHECKPOINT_DIRECTORY, config_fingerprint
+from metadist.reports import CHECKPOINT_DIRECTORY, config_fingerprint, read_results
 from metadist.training.callbacks import Callback
 from metadist.training.checkpoints import (
     Checkpoints,
@@ -24,6 +24,7 @@ from metadist.training.checkpoints import (
     write_checkpoint,
 )
 from metadist.training.experiment import Experiment, TrainState
+from metadist.training.results import BEST
 from metadist.training.weights_file import SUFFIX, read_weights
 
 _log = logging.getLogger(__name__)
@@ -162,10 +163,31 @@ def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]
             "metadist or damaged; choose another one."
         )
     _load(path, experiment, contents)
+    _forget_other_validations(experiment, contents)
     if experiment.state.iteration > experiment.trainer.iterations:
         raise UserError(
             f"the checkpoint {path} has {experiment.state.iteration} iterations done, more than "
             f"trainer.iterations={experiment.trainer.iterations}: ask for more iterations."
+        )
+
+
+def _forget_other_validations(experiment: Experiment, contents: Mapping[str, Any]) -> None:
+    """Forget the best validation so far if it was of other tasks than those that follow."""
+    configured = (contents.get("configuration") or {}).get("trainer") or {}
+    different = [
+        f"trainer.{key} was {configured[key]} and is {getattr(experiment.trainer, key)}"
+        for key in ("eval_seed", "validation_tasks")
+        if configured.get(key, getattr(experiment.trainer, key)) != getattr(experiment.trainer, key)
+    ]
+    if not different:
+        return
+    state = experiment.state
+    state.best, state.validation, state.validated = {}, {}, 0
+    if get_rank() == 0:
+        _log.warning(
+            "%s: validations before and after the resume are of other tasks, so the best one is "
+            "chosen among those that follow",
+            ", ".join(different),
         )
 
 
@@ -212,8 +234,9 @@ def tested_checkpoint(path: Path) -> tuple[Path, dict[str, Any]]:
 
     Args:
         path: of a checkpoint, of a weights file (`metadist export`), which has part of the
-            contents, or of a run directory. Of a run it is the state that the run tests:
-            the best checkpoint with `trainer.test_checkpoint=best`, else the newest one.
+            contents, or of a run directory. Of a finished run it is the state that was tested; of
+            another one the state that it would test: the best checkpoint with
+            `trainer.test_checkpoint=best`, else the newest one.
 
     Raises:
         UserError: there is no checkpoint, or it cannot be read.
@@ -229,10 +252,16 @@ def tested_checkpoint(path: Path) -> tuple[Path, dict[str, Any]]:
             f"{path} holds no checkpoint: give the directory of a run, or the path of a checkpoint "
             "file."
         )
-    contents = read_checkpoint(candidates[0])
+    contents, results = read_checkpoint(candidates[0]), read_results(path)
     with contextlib.suppress(KeyError, TypeError, ValueError):
-        if contents["configuration"]["trainer"]["test_checkpoint"] == "best":
-            best = saved.best_path(int(contents["best"]["iteration"]))
+        if results is not None and contents["iteration"] <= results["iterations"]:
+            tests_best = results["protocol"]["checkpoint"] == BEST
+            iteration = results["tested_iteration"]
+        else:
+            tests_best = contents["configuration"]["trainer"]["test_checkpoint"] == "best"
+            iteration = contents["best"]["iteration"]
+        if tests_best:
+            best = saved.best_path(int(iteration))
             return best, read_checkpoint(best)
     return candidates[0], contents
 

@@ -134,6 +134,14 @@ class _InProcessStrategy(Strategy):
 
     reducer: LinearReducer
 
+    def __init__(self, partitioner: Partitioner, reducer: Callable[[list], Any]) -> None:
+        super().__init__(partitioner, reducer)
+        if not isinstance(reducer, LinearReducer):
+            raise UserError(
+                f"strategy={self.name} adds up weighted results, which {reducer!r} does not: "
+                "choose reducer=mean or reducer=sum, or strategy=rpc."
+            )
+
     def _my_shards(
         self, learner: nn.Module, batch: Any
     ) -> tuple[list[tuple[tuple, dict]], list[float], float | None]:

@@ -1,5 +1,6 @@
 """Mappers of meta-learning: what a worker does with its shard of a meta-batch."""
 
+import contextlib
 import random
 import weakref
 from collections.abc import Iterator, Sequence
@@ -142,14 +143,11 @@ class TaskMapper:
         return learner
 
     def _run_one(self, learner: Learner, key: Tensor, episode: Episode) -> TaskResult:
-        device = episode.query.inputs.device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            number = task_seed(key)
-            _generator(device).manual_seed(number)
-            np.random.seed(number % 2**32)
-            random.seed(number)
-            with record_function("metadist::forward"):
-                return self._run_with_buffers(learner, episode)
+        with (
+            _random_state_of(key, episode.query.inputs.device),
+            record_function("metadist::forward"),
+        ):
+            return self._run_with_buffers(learner, episode)
 
     def _run_with_buffers(self, learner: Learner, episode: Episode) -> TaskResult:
         """The learner's result for a task, with the changes that the task made to its buffers."""
@@ -378,6 +376,21 @@ def _add(total: Tensor | None, term: Tensor) -> Tensor:
 def task_seed(key: Tensor) -> int:
     """The seed of a task's random numbers, apart from those that sample the task."""
     return hash(tuple(key.tolist()))
+
+
+@contextlib.contextmanager
+def _random_state_of(key: Tensor, device: torch.device) -> Iterator[None]:
+    """In the block, generators have the state of a task; afterwards that from before."""
+    states, number = (np.random.get_state(), random.getstate()), task_seed(key)
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            _generator(device).manual_seed(number)
+            np.random.seed(number % 2**32)
+            random.seed(number)
+            yield
+    finally:
+        np.random.set_state(states[0])
+        random.setstate(states[1])
 
 
 def _generator(device: torch.device) -> torch.Generator:

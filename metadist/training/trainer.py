@@ -358,8 +358,11 @@ class Trainer:
     def _replay_hint(self, report: NonFiniteReport) -> str:
         if not report.key:
             return ""
-        directory = self.experiment.directory
-        return f"look at it with metadist replay {directory} --key {report.key}, "
+        directory, learner = self.experiment.directory, self.experiment.learner
+        classes = (type(learner), type(learner.model))
+        own = any(not each.__module__.startswith("metadist.") for each in classes)
+        trust = " --trust-code" if own else ""
+        return f"look at it with metadist replay {directory} --key {report.key}{trust}, "
 
     def _warn(self, message: str) -> None:
         if self._is_main and not self.experiment.logger.log_message(message):

@@ -381,3 +381,11 @@ def test_the_group_is_chosen_with_and_without_a_plus(name):
     assert one == compose("+callbacks=early_stopping", name=name).callbacks
     both = compose("callbacks=[early_stopping,ema]", mine("Recorder"), name=name).callbacks
     assert list(both) == ["early_stopping", "ema", "mine"]
+
+
+def test_integers_are_not_averaged(tmp_path):
+    options = ("strategy=local", "algorithm=reptile", "callbacks=ema", "algorithm.inner_steps=2")
+    x = build(tmp_path, *options)
+    Trainer(x).run()
+    assert x.evaluated_learner is not x.learner
+    assert x.evaluated_learner.step == x.learner.step == 8  # of four iterations

@@ -9,7 +9,7 @@ from tiny import build, records, train, without_times
 from worlds import run_world
 
 from metadist.errors import UserError
-from metadist.training import Trainer
+from metadist.training import Callback, Trainer
 from metadist.training.profiling import ACTIVE, WAIT, WARMUP
 
 STEPS = WAIT + WARMUP + ACTIVE
@@ -60,3 +60,15 @@ def test_a_run_that_is_too_short_is_refused(tmp_path):
     experiment = build(tmp_path, "strategy=local", "trainer.profile=true", "trainer.iterations=4")
     with pytest.raises(UserError, match=f"trainer.iterations={STEPS} or more"):
         Trainer(experiment).run()
+
+
+class StopsEarly(Callback):
+    def on_iteration_end(self, trainer, output):
+        trainer.state.should_stop = trainer.state.iteration == 2
+
+
+def test_a_profile_that_is_not_complete_is_not_written(tmp_path, capsys):
+    stop = f"+callbacks.stop._target_={__name__}.StopsEarly"
+    train(str(tmp_path), "strategy=local", "trainer.profile=true", "trainer.iterations=9", stop)
+    assert "no profile, because training ended after 2 steps" in capsys.readouterr().out
+    assert not (tmp_path / "profile").exists()

@@ -10,8 +10,9 @@ from worlds import run_world
 from metadist.distributed import get_rank
 from metadist.errors import UserError
 from metadist.reports import protocol_differences
-from metadist.training import Trainer
+from metadist.training import Trainer, resume
 from metadist.training.checkpoints import read_checkpoint, write_checkpoint
+from metadist.training.export import export_weights
 from metadist.training.resume import load_best
 
 CHANGES = {
@@ -83,6 +84,26 @@ def best_and_last(directory: str, strategy: str) -> None:
     if get_rank() == 0:
         for name, results in (("last", last), ("best", best)):
             Path(f"{directory}/{name}.json").write_text(json.dumps(results), encoding="utf-8")
+
+
+def test_the_tested_state_is_that_of_the_results(tmp_path):
+    run_world(best_and_last, 1, str(tmp_path), "local")
+    run = tmp_path / "run"
+    path, contents = resume.tested_checkpoint(run)
+    assert (path.name, contents["iteration"]) == ("best-00000002.pt", 2)  # tested again on resume
+    export_weights(run, tmp_path / "weights.safetensors")
+    (run / "results.json").unlink()
+    assert resume.tested_checkpoint(run)[0].name == "iteration-00000004.pt"
+
+
+@pytest.mark.parametrize("other", ["trainer.eval_seed=5", "trainer.validation_tasks=4"])
+def test_validations_of_other_tasks_are_not_compared(tmp_path, caplog, other):
+    train(str(tmp_path), "strategy=local")
+    same = build(tmp_path, "strategy=local", "resume=auto")
+    assert same.state.best and same.state.validated == 4 and not caplog.messages
+    x = build(tmp_path, "strategy=local", "resume=auto", other, "trainer.test_checkpoint=best")
+    assert "of other tasks" in caplog.text and not x.state.best
+    assert Trainer(x).run()["tested_iteration"] == 4  # validated anew, and the only one
 
 
 def test_the_best_of_no_validation_is_refused_before_any_work(tmp_path):

@@ -63,7 +63,7 @@ def test_the_command_shows_a_task_that_went_wrong(tmp_path):
     assert not math.isfinite(later.loss)
     replayed = run_command("metadist", "replay", f"{tmp_path}/run", "--key", "0,test,0,5")[0]
     assert replayed.status == 0 and "accuracy" in replayed.out, replayed
-    for invalid_key in (["0,train,0,0"], ["1,train,1,0"], ["nonsense"]):
+    for invalid_key in (["0,train,0,0"], ["0,train,5,0"], ["0,test,0,7"], ["nonsense"]):
         refused = run_command("metadist", "replay", f"{tmp_path}/run", "--key", *invalid_key)[0]
         assert refused.status == 2 and refused.err.count("\n") == 1, refused
     nowhere = run_command("metadist", "replay", str(tmp_path), "--key", "0,train,1,0")[0]
@@ -93,3 +93,11 @@ def test_evaluated_tasks_and_initial_weights_are_the_runs(tmp_path):
         other = replay(load_experiment(tmp_path / "run"), parse_key(f"3,train,{iteration},0"), path)
         assert (other.start, other.trained) == (str(path), 0)
         assert other.loss != losses[iteration - 1]
+
+
+def test_a_test_task_is_evaluated_with_the_state_that_was_tested(tmp_path):
+    options = ["trainer.test_checkpoint=best", "optimizer.lr=1.0", "trainer.checkpoint_every=1"]
+    options += ["trainer.eval_every=1", "trainer.meta_batch_size=1"]
+    (found,) = run_world(train_and_replay, 1, tmp_path, options, ["0,test,0,5"])[0]
+    assert found.loss == read_test_predictions(tmp_path)[5]["loss"]
+    assert "best-" in found.start

@@ -18,6 +18,7 @@ from metadist.distributed import (
     sum_reducer,
 )
 from metadist.distributed.reducers import SumReducer
+from metadist.errors import UserError
 from metadist.tasks import task_keys
 from metadist.training.strategies import AllReduceStrategy, LocalStrategy, RpcStrategy
 from metadist.training.task_mapper import MetaBatch
@@ -341,3 +342,9 @@ def test_the_losses_of_a_rank_may_not_depend_on_the_learner(kind):
     arguments = (strategy, count_with_a_constant, 2)
     for found in filter(None, run_world(gradients_with_an_unused_parameter, 2, *arguments)):
         assert found[0].tolist() == [[0.5, 0.5]]
+
+
+def test_a_strategy_that_adds_up_refuses_a_reducer_that_is_none():
+    for kind in (LocalStrategy, AllReduceStrategy):
+        with pytest.raises(UserError, match="choose reducer=mean or reducer=sum"):
+            kind(dim_partitioner(0), max)

@@ -74,13 +74,14 @@ def test_random_numbers_depend_on_seed_split_iteration_and_index(other):
     assert not set(drawn(key)[0]) & set(drawn(KEYS[:1])[0])
 
 
-def test_the_generator_of_the_process_is_left_as_it_was():
-    learner = Dice()
+def test_the_generators_of_the_process_are_left_as_they_were():
+    learner, numpy_state, state = Dice(), np.random.get_state()[1].copy(), random.getstate()
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
     mapper_of(TaskMapper).run_each(learner, MetaBatch(KEYS))
     assert torch.equal(torch.rand(2), expected)
+    assert np.array_equal(np.random.get_state()[1], numpy_state) and random.getstate() == state
 
 
 @pytest.mark.parametrize("device", ["cpu", "cpu:0"])  # cpu:0 is copied to, as a GPU is
