@@ -49,7 +49,8 @@ def as_shards(triples: Iterable[tuple[WorkerID, tuple, dict]]) -> list[Shard]:
     for triple in triples:
         if not isinstance(triple, tuple) or len(triple) != 3:
             raise TypeError(
-                "a partitioner must return a list of (worker, args, kwargs); "
+                "a partitioner must return a list of Shard(worker, args, kwargs, size) or of "
+                "(worker, args, kwargs), whose size is 1; "
                 f"it returned {type(triple).__name__} {triple!r:.80}."
             )
         shards.append(triple if isinstance(triple, Shard) else Shard(*triple))
