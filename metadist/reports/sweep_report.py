@@ -133,8 +133,8 @@ def write_sweep_report(folder: Path) -> SweepReport:
 
 
 def to_csv(table: SweepTable) -> str:
-    """The table with plain numbers, and the protocol of each setting."""
-    names = _protocol_names(table)
+    """The table with plain numbers, and protocol and method of each setting."""
+    names = _described_names(table)
     metrics = (f"test_{table.metric}", f"validation_{table.metric}", "train_loss")
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -144,11 +144,11 @@ def to_csv(table: SweepTable) -> str:
             *("runs", "failed", "unfinished"),
             *(column for metric in metrics for column in (metric, f"{metric}_ci95")),
             *("test_interval", "best"),
-            *(f"protocol.{name}" for name in names),
+            *names,
         ]
     )
     for index, setting in enumerate(table.settings):
-        protocols = [_protocol(run.results) for run in setting.runs]
+        described = [_protocol_and_method(run.results) for run in setting.runs]
         numbers: list[object] = []
         for estimate in (setting.test, setting.validation, setting.train_loss):
             numbers += (None, None) if estimate is None else (estimate.mean, estimate.ci95)
@@ -159,14 +159,14 @@ def to_csv(table: SweepTable) -> str:
                 *numbers,
                 f"95% {setting.interval}" if setting.interval else None,
                 "yes" if index == table.best else None,
-                *(" | ".join(dict.fromkeys(p.get(name, "") for p in protocols)) for name in names),
+                *(" | ".join(dict.fromkeys(d.get(name, "") for d in described)) for name in names),
             ]
         )
     return text.getvalue()
 
 
 def to_markdown(table: SweepTable) -> str:
-    """The table with rounded numbers, with the protocol and the failures below it."""
+    """The table with rounded numbers; below it protocol, method and failures."""
     all_finished = not any(setting.failed or setting.unfinished for setting in table.settings)
     metric = "accuracy" if table.metric == "accuracy" else "MSE"
     header = [
@@ -198,7 +198,7 @@ def to_markdown(table: SweepTable) -> str:
         f"± is half the width of a 95% interval {over}. "
         f"The best setting is selected by {table.selected_by}.",
         "",
-        *_protocol_lines(table),
+        *_description_lines(table),
     ]
     failed = [run for setting in table.settings for run in setting.failed]
     if failed:
@@ -206,27 +206,31 @@ def to_markdown(table: SweepTable) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _protocol_lines(table: SweepTable) -> list[str]:
-    protocols = [_protocol(run.results) for run in table.runs]
-    equal, different = [], []
-    for name in _protocol_names(table):
-        values = list(dict.fromkeys(protocol.get(name, MISSING) for protocol in protocols))
+def _description_lines(table: SweepTable) -> list[str]:
+    described = [_protocol_and_method(run.results) for run in table.runs]
+    equal: dict[str, list[str]] = {}
+    different = []
+    for name in _described_names(table):
+        part, _, key = name.partition(".")
+        values = list(dict.fromkeys(each.get(name, MISSING) for each in described))
         if len(values) == 1:
-            equal.append(f"{name} {values[0]}")
+            equal.setdefault(part, []).append(f"{key} {values[0]}")
         else:
-            different.append(f"{name} {' or '.join(values)}")
-    lines = [f"Protocol: {', '.join(equal)}."] if equal else []
-    return lines + ([f"Different: {'; '.join(different)}."] if different else [])
+            different.append(f"{key} {' or '.join(values)}")
+    lines = [f"{part.capitalize()}: {', '.join(pairs)}." for part, pairs in equal.items()]
+    lines += [f"Different: {'; '.join(different)}."] if different else []
+    return "\n\n".join(lines).splitlines()
 
 
-def _protocol_names(table: SweepTable) -> list[str]:
-    return list(dict.fromkeys(name for run in table.runs for name in _protocol(run.results)))
+def _described_names(table: SweepTable) -> list[str]:
+    described = (_protocol_and_method(run.results) for run in table.runs)
+    return list(dict.fromkeys(name for each in described for name in each))
 
 
-def _protocol(results: Mapping[str, Any] | None) -> dict[str, str]:
-    """Protocol and method of a run as strings."""
+def _protocol_and_method(results: Mapping[str, Any] | None) -> dict[str, str]:
+    """Protocol and method of a run as strings by `protocol.KEY` and `method.KEY`."""
     return {
-        str(key): value if isinstance(value, str) else json.dumps(value)
+        f"{part}.{key}": value if isinstance(value, str) else json.dumps(value)
         for part in ("protocol", "method")
         for key, value in ((results or {}).get(part) or {}).items()
     }

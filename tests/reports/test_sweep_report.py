@@ -157,9 +157,10 @@ def test_protocol_and_method_are_listed_by_whether_they_differ(tmp_path):
         (folder / "results.json").write_text(json.dumps(results))
     write_sweep_report(tmp_path)
     text = (tmp_path / "sweep.md").read_text()
-    assert 'dataset glyphs, algorithm MAML, options {"first_order": false}.' in text
+    assert "dataset glyphs.\n\nMethod: algorithm MAML, " in text
+    assert 'options {"first_order": false}.' in text
     assert "Different: shots 1 or 5." in text
-    assert rows(tmp_path)[1]["protocol.algorithm"] == "MAML"
+    assert rows(tmp_path)[1]["method.algorithm"] == "MAML"
 
 
 def test_values_with_a_bar_stay_in_their_cell(tmp_path):
