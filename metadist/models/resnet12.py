@@ -114,10 +114,34 @@ class _Block(nn.Module):
         return self.dropout(F.max_pool2d(outputs, 2))
 
 
+class DropBlock(nn.Module):
+    """Dropout of squares of features, as of Ghiasi et al. 2018, arXiv 1810.12890, algorithm 1.
+
+    The features that remain are scaled so that their mean is kept. The identity in evaluation.
+
+    Args:
+        rate: probability of dropping a feature; about that where squares overlap.
+        size: side of the squares; at most that of the feature map.
+    """
+
+    def __init__(self, rate: float, size: int) -> None:
+        super().__init__()
+        self.rate = rate
+        self.size = size
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(n, channels, height, width) -> the same shape."""
+        if not self.training:
+            return features
+        n, channels, height, width = features.shape
+        side = min(self.size, height, width)
+        rows, columns = height - side + 1, width - side + 1
+        gamma = self.rate * height * width / (side**2 * rows * columns)
+        corners = features.new_empty(n, channels, rows, columns).bernoulli_(gamma)
+        keep = 1 - F.max_pool2d(F.pad(corners, [side - 1] * 4), side, stride=1)
+        return features * keep * (keep.numel() / keep.sum().clamp(min=1))
+
+
 def _dropout(rate: float, size: int) -> nn.Module:
     """Dropout of squares of `size` pixels; of single features if it is 1."""
-    if size == 1 or not rate:
-        return nn.Dropout(rate)
-    from torchvision.ops import DropBlock2d  # imported here because torchvision takes a second
-
-    return DropBlock2d(rate, size)
+    return nn.Dropout(rate) if size == 1 or not rate else DropBlock(rate, size)

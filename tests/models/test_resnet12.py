@@ -2,10 +2,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.func import functional_call, grad, vmap
-from torchvision.ops import DropBlock2d
+from torchvision.ops import drop_block2d
 
 from metadist.errors import UserError
 from metadist.models import ResNet12
+from metadist.models.resnet12 import DropBlock
 
 WIDTHS = (4, 5, 6, 8)
 
@@ -68,9 +69,38 @@ def test_dropblock_drops_squares_in_training_only():
 
 
 def test_the_last_two_blocks_drop_squares():
-    kinds = [torch.nn.Dropout, torch.nn.Dropout, DropBlock2d, DropBlock2d]
+    kinds = [torch.nn.Dropout, torch.nn.Dropout, DropBlock, DropBlock]
     model = ResNet12((1, 64, 64), 5, WIDTHS, drop_rate=0.3, dropblock_size=3)
     assert [type(block.dropout) for block in model.blocks] == kinds
+
+
+@pytest.mark.parametrize(("side", "size"), [(84, 5), (32, 2), (28, 5)])
+def test_dropblock_takes_the_documented_sizes(side, size):
+    torch.manual_seed(0)
+    model = ResNet12((1, side, side), 5, WIDTHS, drop_rate=0.1, dropblock_size=size)
+    model(torch.rand(4, 1, side, side)).sum().backward()
+    assert all(each.grad.isfinite().all() for each in model.parameters())
+
+
+@pytest.mark.parametrize(("side", "size"), [(5, 5), (10, 5), (8, 2), (3, 5), (1, 2)])
+def test_dropblock_drops_the_given_share_and_keeps_the_mean(side, size):
+    torch.manual_seed(0)
+    outputs = DropBlock(0.1, size)(torch.ones(200, 50, side, side))
+    assert 0.08 < (outputs == 0).float().mean() < 0.11  # squares may overlap
+    assert outputs.mean().item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("shape", [(10, 10), (7, 4), (3, 3)])
+def test_dropblock_of_odd_sizes_is_that_of_torchvision(shape):
+    features = torch.rand(4, 6, *shape)
+    torch.manual_seed(0)
+    found = DropBlock(0.3, 3)(features)
+    torch.manual_seed(0)
+    torch.testing.assert_close(found, drop_block2d(features, 0.3, 3))
+
+
+def test_dropblock_may_drop_every_feature():
+    assert not DropBlock(1 - 1e-9, 2)(torch.ones(1, 1, 2, 2)).any()
 
 
 def test_batch_statistics_and_running_statistics():
