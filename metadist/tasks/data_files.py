@@ -142,14 +142,26 @@ def decode_image(
 def resize_image(image: Image.Image, mode: str, size: int) -> np.ndarray:
     """An image converted to a mode and resized to a square with the Lanczos filter.
 
+    Images of 16 bits are scaled to 8, and transparent ones are put on white.
+
     Args:
-        image: of any size and mode.
+        image: of any size; of any mode but "I" and "F", whose range of values is unknown.
         mode: "L" for greyscale or "RGB".
         size: height and width of the result, in pixels.
 
     Returns:
         uint8 of shape (size, size) or (size, size, 3).
+
+    Raises:
+        ValueError: the image has another mode.
     """
+    if image.mode in ("I", "F"):
+        raise ValueError(f"its mode is {image.mode}, expected 8 or 16 bits per channel")
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    elif image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image.convert("RGBA"))
     return np.asarray(image.convert(mode).resize((size, size), Image.Resampling.LANCZOS))
 
 

@@ -15,7 +15,7 @@ from metadist.tasks.image_files import ImageClass
 from metadist.tasks.images import ImageClasses
 from metadist.tasks.transforms import Augment, ImageTransform, Normalize
 
-_FORMAT = 1
+_FORMAT = 2
 """Part of the fingerprint; raise it when the same files are decoded to another array."""
 
 

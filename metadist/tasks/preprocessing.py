@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from metadist.errors import UserError
-from metadist.tasks.data_files import resize_image
+from metadist.tasks.data_files import error_line, resize_image
 from metadist.tasks.image_files import decode_file
 from metadist.tasks.transforms import Normalize
 
@@ -23,8 +23,8 @@ _CHANNELS = (1, 3, 4)
 class ImagePreprocessing:
     """Prepare images as a dataset prepares its image files for evaluation.
 
-    Each image is converted to greyscale or RGB, resized with Lanczos' filter, inverted if the
-    dataset inverts its files, scaled to [0, 1] and normalized.
+    Each image is put on white if it is transparent, converted to greyscale or RGB, resized with
+    Lanczos' filter, inverted if the dataset inverts its files, scaled to [0, 1] and normalized.
 
     Args:
         input_shape: of the model, (channels, height, width): 1 channel for greyscale, 3 for RGB.
@@ -85,14 +85,23 @@ class ImagePreprocessing:
         else:
             if not isinstance(image, Image.Image):
                 image = Image.fromarray(_as_bytes(image))
-            pixels = resize_image(image, mode, size)
+            try:
+                pixels = resize_image(image, mode, size)
+            except (OSError, ValueError) as error:
+                raise UserError(
+                    f"a Pillow image cannot be converted to {mode} ({error_line(error)}): give "
+                    "one of 8 bits per channel."
+                ) from error
         return np.moveaxis(pixels.reshape(size, size, -1), -1, 0)
 
 
 def _as_bytes(image: Any) -> np.ndarray:
     """An image as uint8 of shape (height, width) or (height, width, channels)."""
     order = (0, -1) if isinstance(image, Tensor) else (-1, 0)
-    pixels = np.asarray(image.detach().cpu() if isinstance(image, Tensor) else image)
+    if isinstance(image, Tensor):
+        image = image.detach().cpu()
+        image = image.float() if image.dtype == torch.bfloat16 else image  # unknown to NumPy
+    pixels = np.asarray(image)
     axes = [axis for axis in order if pixels.ndim == 3 and pixels.shape[axis] in _CHANNELS]
     if axes:
         pixels = np.moveaxis(pixels, axes[0], -1)

@@ -5,12 +5,19 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 from torchvision.datasets import utils
 
 from metadist.errors import UserError
-from metadist.tasks.data_files import decode_image, download, error_line, fingerprint
+from metadist.tasks.data_files import (
+    decode_image,
+    download,
+    error_line,
+    fingerprint,
+    resize_image,
+)
 
 
 def test_a_fingerprint_changes_with_names_sizes_times_and_options(tmp_path):
@@ -47,6 +54,64 @@ def test_what_is_no_image_of_the_formats_or_too_large_is_refused(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5)  # Pillow's own limit comes first
     with pytest.raises(ValueError, match="exceeds limit"):
         decode_image(encoded("PNG"), "L", 8, ("PNG",), 12)
+
+
+def decoded(image: Image.Image, kind: str, mode: str = "L", **options) -> np.ndarray:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return decode_image(file.getvalue(), mode, 16, (kind,), 256)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_images_of_16_bits_are_scaled_to_8(kind, mode):
+    pixels = np.arange(256, dtype=np.uint16).reshape(16, 16)
+    found = decoded(Image.fromarray(pixels * 257), kind, mode)
+    assert np.array_equal(found if mode == "L" else found[..., 1], pixels)
+
+
+@pytest.mark.parametrize("order", ["I;16", "I;16B", "I;16L"])
+def test_images_of_16_bits_of_either_byte_order(order):
+    data = np.full((4, 4), 0x1234, ">u2" if order == "I;16B" else "<u2").tobytes()
+    image = Image.frombytes(order, (4, 4), data)
+    assert (resize_image(image, "L", 4) == 0x12).all()
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_images_whose_range_is_unknown_are_refused(mode):
+    with pytest.raises(ValueError, match=f"its mode is {mode}, expected 8 or 16 bits"):
+        decoded(Image.new(mode, (16, 16), 70_000), "TIFF")
+
+
+def transparent_images() -> dict[str, tuple[Image.Image, dict]]:
+    """Black strokes on what is transparent and black too, and options of their file."""
+    stroke = np.zeros((16, 16), np.uint8)
+    stroke[4:8] = 255
+    alpha = Image.fromarray(stroke)
+    black = Image.new("L", (16, 16))
+    grey = Image.merge("LA", (black, alpha))
+    levels = Image.fromarray(np.where(stroke, 0, 9).astype(np.uint8))
+    palette = levels.convert("P")
+    palette.putpalette([0] * 768)
+    return {
+        "RGBA": (grey.convert("RGBA"), {}),
+        "LA": (grey, {}),
+        "L": (levels, {"transparency": 9}),
+        "RGB": (levels.convert("RGB"), {"transparency": (9, 9, 9)}),
+        "P": (palette, {"transparency": 9}),
+    }
+
+
+@pytest.mark.parametrize("name", ["RGBA", "LA", "L", "RGB", "P"])
+def test_transparent_images_are_put_on_white(name):
+    image, options = transparent_images()[name]
+    found = decoded(image, "PNG", **options)
+    assert (found[4:8] == 0).all() and (np.delete(found, slice(4, 8), 0) == 255).all()
+
+
+def test_half_transparent_pixels_are_mixed_with_white():
+    found = decoded(Image.new("RGBA", (16, 16), (255, 0, 0, 51)), "PNG", "RGB")
+    assert (found == (255, 204, 204)).all()
 
 
 def test_an_error_is_one_short_line():

@@ -76,6 +76,8 @@ def test_an_image_of_three_rows_is_read_in_the_order_of_its_library():
         ([np.full((5, 5), 300)], "values from 300 to 300"),
         ([np.full((5, 5), np.nan)], "values from nan to nan"),
         ([np.full((5, 5), "a")], "the type <U1"),
+        ([Image.new("I", (5, 5))], "a Pillow image cannot be converted to L .its mode is I"),
+        ([Image.new("F", (5, 5))], "its mode is F, expected 8 or 16 bits per channel.: give"),
         (["missing.png"], "missing.png cannot be read"),
     ],
 )
@@ -93,3 +95,16 @@ def test_other_inputs_than_images_are_refused():
 def test_floats_are_rounded_to_the_nearest_pixel():
     image = torch.full((1, 1, 28, 28), 0.501)  # 127.755 of 255
     assert torch.equal(ImagePreprocessing((1, 28, 28))(image), torch.full_like(image, 128 / 255))
+
+
+def test_bfloat16_is_a_type_of_images():
+    image = torch.linspace(0, 1, 28 * 28).reshape(1, 1, 28, 28).bfloat16()
+    prepare = ImagePreprocessing((1, 28, 28))
+    assert torch.equal(prepare(image), prepare(image.float()))
+
+
+def test_an_image_file_of_unknown_range_is_refused(tmp_path):
+    file = tmp_path / "depth.tif"
+    Image.new("F", (5, 5)).save(file)
+    with pytest.raises(UserError, match=r"depth\.tif cannot be decoded .*its mode is F"):
+        ImagePreprocessing((1, 28, 28))([file])
