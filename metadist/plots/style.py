@@ -1,5 +1,6 @@
 """Figures, colors, axes and smoothing that the plots share."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -81,6 +82,11 @@ def save_figure(figure: "Figure", path: Path) -> Path:
     with wrap_write_errors(path):
         figure.savefig(path, format="png")
     return path
+
+
+def rank(mean: float, metric: str) -> tuple[bool, float]:
+    """A key that sorts the means of accuracy or MSE, the best first and NaN last."""
+    return math.isnan(mean), -mean if metric == "accuracy" else mean
 
 
 def moving_average(values: np.ndarray, window: int) -> np.ndarray:

@@ -16,6 +16,7 @@ from metadist.plots.style import (
     PURPLE,
     RED,
     new_figure,
+    rank,
     save_figure,
     style_axes,
 )
@@ -97,8 +98,8 @@ def plot_sweep(
         axes = figure.subplots()
         _plot_heat_map(axes, points, keys, rows, columns, metric, label)
     else:
-        ranked = sorted(points, key=lambda point: point.mean, reverse=metric == "accuracy")
-        shown = [p for rank, p in enumerate(ranked) if rank < _MAX_ROWS or p.best]
+        ranked = sorted(points, key=lambda point: rank(point.mean, metric))
+        shown = [p for i, p in enumerate(ranked) if i < _MAX_ROWS or p.best]
         names = [_row_label(short, point.values) for point in shown]
         lines = max(name.count("\n") + 1 for name in names)
         figure = new_figure(8.6, 1.7 + (0.18 + 0.15 * lines) * len(shown), title)

@@ -1,6 +1,7 @@
 """Plots of sweeps: which kind is chosen, and what each shows."""
 
 import itertools
+import math
 
 import pytest
 
@@ -141,6 +142,15 @@ def test_the_best_row_comes_first(tmp_path, saved_figures, metric, order):
     assert [line.get_ydata()[0] for line in shown] == [0, 1, 2] and axes.yaxis_inverted()
     assert [text.get_text() for text in axes.get_legend().texts] == ["best on validation"]
     assert shown[order.index("b")].get_color() != shown[order.index("a")].get_color()
+
+
+@pytest.mark.parametrize(("metric", "order"), [("accuracy", "acb"), ("mse", "cab")])
+def test_a_row_without_a_mean_comes_last(tmp_path, saved_figures, metric, order):
+    means = {"a": 0.75, "b": math.nan, "c": 0.5}
+    found = settings(*(((name,), mean, 0.125) for name, mean in means.items()))
+    plot_sweep(found, ("k",), metric, tmp_path / "sweep.png", "one seed")
+    labels = [label.get_text() for label in saved_figures[0].axes[0].get_yticklabels()]
+    assert labels == [f"k={name}" for name in order]
 
 
 def test_the_selected_setting_is_shown_however_many_have_a_better_test(tmp_path, saved_figures):

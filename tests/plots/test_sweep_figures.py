@@ -82,6 +82,13 @@ def test_the_best_setting_is_above(metric, order):
     assert best != other
 
 
+@pytest.mark.parametrize(("metric", "order"), [("accuracy", "acb"), ("mse", "cab")])
+def test_a_setting_without_a_mean_is_below(metric, order):
+    rows = settings((("a",), 0.75), (("b",), math.nan), (("c",), 0.5))
+    means, _ = settings_with_intervals(rows, ["a", "b", "c"], metric)["data"]
+    assert means["y"] == list(order)
+
+
 def test_runs_without_validation_are_shown_by_their_smoothed_training():
     validation = [{"iteration": i, "validation_mse": 1.0 / i} for i in (10, 20)]
     training = [{"iteration": i, "train_mse": float(i % 2)} for i in range(1, 151)]

@@ -1,6 +1,7 @@
 """`report.html` of a sweep: table, figures, comparability, failures."""
 
 import json
+import math
 from pathlib import Path
 
 import plotly.graph_objects
@@ -134,6 +135,14 @@ def test_of_many_settings_the_best_and_the_selected_one_are_shown(tmp_path, metr
     table = table_of(("k",), metric, {(str(n),): sign * float(n) for n in range(70)})
     names = sweep_figures(tmp_path, table)["settings"]["data"][0]["y"]
     assert names == [f"k={n}" for n in (*range(60), 69)]
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "mse"])
+def test_of_many_settings_those_without_a_mean_are_not_shown(tmp_path, metric):
+    means = {(str(n),): math.nan if n % 2 else float(n) for n in range(120)}
+    table = table_of(("k",), metric, {**means, ("selected",): math.nan})
+    names = sweep_figures(tmp_path, table)["settings"]["data"][0]["y"]
+    assert {*names} == {"k=selected", *(f"k={n}" for n in range(0, 120, 2))}
 
 
 def test_keys_of_a_setting_are_short_where_they_are_unique():
