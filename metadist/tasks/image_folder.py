@@ -40,7 +40,8 @@ class ImageFolder(DecodedImages):
             not say which.
         test_fraction: fraction of the classes for test, where the directory has no splits.
         skip_small_classes: whether classes with fewer images than shots and queries are left
-            out, instead of being an error.
+            out, instead of being an error; and, in supervised training, classes without more
+            images than are held out.
 
     Raises:
         UserError: the directory has no classes of images or cannot be divided into splits, an

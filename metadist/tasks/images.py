@@ -1,5 +1,6 @@
 """Few-shot episodes from classes of images that are in memory or mapped."""
 
+import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -131,6 +132,11 @@ class ImageClasses:
     def outputs(self, ways: int) -> int:
         """Width of the last layer of a model for tasks of `ways` classes: `ways`."""
         return ways
+
+    @property
+    def can_skip_small_classes(self) -> bool:
+        """Whether the dataset has the option `skip_small_classes`."""
+        return "skip_small_classes" in inspect.signature(type(self)).parameters
 
     def split_classes(self, split: str) -> list[np.ndarray]:
         """A split's images, for training on all its classes at once.
@@ -297,10 +303,12 @@ class ImageClasses:
         """What is wrong with classes that have too few examples, and what to do."""
         if len(small) > 1 and len(sizes := set(self.class_sizes)) == 1:
             return f"a class of {self.name} has only {sizes.pop()} examples; lower one of them"
+        leave_out = "remove these classes"
+        if self.can_skip_small_classes:
+            leave_out = "leave these classes out with dataset.skip_small_classes=true"
         return (
             f"some classes of {self.name} have fewer examples: {self._listed(small)}; "
-            "lower one of them, add images, or leave these classes out with "
-            "dataset.skip_small_classes=true"
+            f"lower one of them, add images, or {leave_out}"
         )
 
     def _listed(self, classes: Sequence[int]) -> str:

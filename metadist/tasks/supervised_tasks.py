@@ -1,5 +1,6 @@
 """Supervised training with few-shot evaluation: micro-batches, then episodes."""
 
+import logging
 from typing import Annotated
 
 import numpy as np
@@ -11,6 +12,8 @@ from metadist.errors import UserError
 from metadist.tasks.dataset import ImageDataset
 from metadist.tasks.episode import Episode, EpisodeDescription, Examples, key_generator, key_split
 
+_log = logging.getLogger(__name__)
+
 
 class SupervisedTasks:
     """Classification of the training classes, validated on held-out examples, tested few-shot.
@@ -20,7 +23,8 @@ class SupervisedTasks:
     numbers do not depend on the number of workers.
 
     - split "train": `micro_batch_size` examples of the training classes as the query set; the
-      support set is empty.
+      support set is empty. If the dataset leaves out small classes, it leaves out those with no
+      more than `held_out` examples.
     - split "validation": the same, of the held-out examples.
     - split "test": few-shot episodes of the test classes.
 
@@ -61,14 +65,24 @@ class SupervisedTasks:
         self.ways = ways
         self.shots = shots
         self.queries = queries
-        self.images = dataset.split_classes("train")
-        self.class_sizes = np.array([len(of_class) for of_class in self.images])
-        smallest = min(self.class_sizes)
-        if held_out >= smallest:
+        every = dataset.split_classes("train")
+        sizes = [len(of_class) for of_class in every]
+        # Where small classes are left out, one large one is enough.
+        needed = max(sizes) if getattr(dataset, "skip_small_classes", False) else min(sizes)
+        if held_out >= needed:
+            advice = f"hold out {needed - 1} at most"
+            if needed == 1:
+                advice = "add images to that class or remove it"
+                if getattr(dataset, "can_skip_small_classes", False):
+                    advice += ", or set dataset.skip_small_classes=true"
             raise UserError(
-                f"task.held_out={held_out} leaves no example of a class's {smallest} to train on: "
-                f"hold out {smallest - 1} at most."
+                f"task.held_out={held_out} leaves no example of a class's {needed} to train on: "
+                f"{advice}."
             )
+        self.images = [of_class for of_class in every if len(of_class) > held_out]
+        if few := len(every) - len(self.images):
+            _log.info("%d training classes with %d examples or fewer are left out", few, held_out)
+        self.class_sizes = np.array([len(of_class) for of_class in self.images])
         self.input_shape = dataset.input_shape
         self.outputs = len(self.images)
         self.regression = False

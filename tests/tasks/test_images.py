@@ -305,6 +305,36 @@ def test_classes_that_are_too_small_are_named_or_left_out(caplog):
         unequal().check(2, 1, 13)
 
 
+def test_only_datasets_with_the_option_are_told_to_leave_classes_out():
+    class WithoutOption(ImageClasses):
+        def __init__(self, images, names):
+            super().__init__("own", images, SPLIT_CLASSES, class_names=names)
+
+    given = unequal()
+    with pytest.raises(UserError, match=r"add images, or remove these classes$"):
+        FewShotTasks(WithoutOption(given.images, given.class_names), 2, 1, 6)
+
+
+def test_supervised_training_leaves_small_classes_out(caplog):
+    with caplog.at_level("INFO", logger="metadist"):
+        tasks = SupervisedTasks(unequal(skip_small_classes=True), 200, held_out=6, queries=3)
+    assert "3 training classes with 6 examples or fewer are left out" in caplog.messages
+    assert tasks.outputs == 5 and "5 training classes" in tasks.split_descriptions["validation"]
+    inputs, labels = tasks.sample(task_keys(0, "train", 0, range(1))[0]).query
+    classes = class_and_example(inputs)[0]
+    assert {*zip(classes, labels.tolist(), strict=True)} == {(3 + n, n) for n in range(5)}
+    with pytest.raises(UserError, match="of a class's 11 to train on: hold out 10 at most"):
+        SupervisedTasks(unequal(skip_small_classes=True), held_out=11, queries=3)
+
+
+def test_a_training_class_of_one_image_is_to_be_removed():
+    images = unequal().images
+    splits = {**SPLIT_CLASSES, "train": np.arange(1)}
+    single = ImageClasses("single", [images[0][:1], *images[1:]], splits)
+    with pytest.raises(UserError, match=r"add images to that class or remove it, or set dataset\."):
+        SupervisedTasks(single, held_out=1, queries=3)
+
+
 def test_supervised_batches_of_unequal_classes():
     tasks = SupervisedTasks(unequal(), micro_batch_size=400, held_out=2, ways=2, queries=3)
     train, held_out = (
