@@ -71,7 +71,8 @@ def fused_norm_relu_pool(norm: BatchNorm, inputs: Tensor, pool: bool) -> Tensor:
 
     Args:
         norm: parameters of shape (channels,) or, batched, (tasks, channels).
-        inputs: (n, channels, *size) or, batched, (tasks, n, channels, *size).
+        inputs: (n, channels, *size) or, batched, (tasks, n, channels, *size), with a size of at
+            most two dimensions.
         pool: whether to pool; size is then (height, width).
 
     Returns:
@@ -81,10 +82,10 @@ def fused_norm_relu_pool(norm: BatchNorm, inputs: Tensor, pool: bool) -> Tensor:
     weight, bias = (p.unsqueeze(0) if unbatched else p for p in (norm.weight, norm.bias))
     batched = inputs.unsqueeze(0) if unbatched else inputs
     last = batched.movedim(2, -1)  # (tasks, n, *size, channels)
-    images = last.reshape(*last.shape[:2], *(last.shape[2:-1] or (1, 1)), last.shape[-1])
+    size = last.shape[2:-1]
+    images = last.reshape(*last.shape[:2], *[1] * (2 - len(size)), *size, last.shape[-1])
     out = norm_relu_pool_channels_last(images, weight, bias, norm.eps, 2 if pool else 1)
-    out = out.reshape(*last.shape[:2], *(out.shape[2:-1] if last.dim() > 3 else ()), out.shape[-1])
-    out = out.movedim(-1, 2)
+    out = (out if pool else out.reshape(last.shape)).movedim(-1, 2)
     return out.squeeze(0) if unbatched else out
 
 

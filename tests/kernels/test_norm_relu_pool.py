@@ -72,6 +72,21 @@ def test_fused_equals_pytorch(pool, size, last, single_thread):
         assert torch.allclose(got[1], second, rtol=1e-10, atol=1e-11)
 
 
+@needs_compiler
+@pytest.mark.parametrize("tasks", [None, 3])
+@pytest.mark.parametrize("size", [(), (10,), (5, 2)])
+def test_inputs_of_any_dimension(tasks, size, single_thread):
+    kind = nn.BatchNorm2d if len(size) == 2 else nn.BatchNorm1d
+    module = kind(16, track_running_stats=False)
+    inputs = torch.randn(*([] if tasks is None else [tasks]), 4, 16, *size)
+    if tasks:
+        module.weight, module.bias = (nn.Parameter(torch.randn(tasks, 16)) for _ in range(2))
+    assert can_fuse_norm_relu_pool(module, inputs)
+    found, expected = (norm_relu(module, inputs, native=native) for native in (True, False))
+    assert found.shape == inputs.shape
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("tasks", [None, 3])
 def test_one_value_per_channel_is_refused(native, tasks, single_thread):
