@@ -83,7 +83,9 @@ def fused_norm_relu_pool(norm: BatchNorm, inputs: Tensor, pool: bool) -> Tensor:
     batched = inputs.unsqueeze(0) if unbatched else inputs
     last = batched.movedim(2, -1)  # (tasks, n, *size, channels)
     size = last.shape[2:-1]
-    images = last.reshape(*last.shape[:2], *[1] * (2 - len(size)), *size, last.shape[-1])
+    images = last.reshape(
+        *last.shape[:2], *[1] * (0 if pool else 2 - len(size)), *size, last.shape[-1]
+    )
     out = norm_relu_pool_channels_last(images, weight, bias, norm.eps, 2 if pool else 1)
     out = (out if pool else out.reshape(last.shape)).movedim(-1, 2)
     return out.squeeze(0) if unbatched else out

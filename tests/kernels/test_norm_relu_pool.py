@@ -88,6 +88,13 @@ def test_inputs_of_any_dimension(tasks, size, single_thread):
 
 
 @pytest.mark.parametrize("native", [True, False])
+def test_only_height_and_width_are_pooled(native, single_thread):
+    module = nn.BatchNorm1d(16, track_running_stats=False)
+    with pytest.raises((ValueError, IndexError)):
+        norm_relu(module, torch.randn(4, 16, 10), True, native)
+
+
+@pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("tasks", [None, 3])
 def test_one_value_per_channel_is_refused(native, tasks, single_thread):
     inputs = torch.randn(*([] if tasks is None else [tasks]), 1, 16, 1, 1)
