@@ -176,10 +176,17 @@ def apply_transforms(
 
 def transform_names(transforms: Sequence[ImageTransform]) -> list[str]:
     """What a protocol says about transforms: their names and options."""
-    return [
-        " ".join(repr(each).split()) if isinstance(each, nn.Module) else type(each).__name__
-        for each in transforms
-    ]
+    return [_name(each) for each in transforms]
+
+
+def _name(value: object) -> str:
+    """A transform, or an argument of one, without memory addresses where it is callable."""
+    if isinstance(value, functools.partial):
+        options = [f"{key}={_name(each)}" for key, each in sorted(value.keywords.items())]
+        return f"{_name(value.func)}({', '.join([*map(_name, value.args), *options])})"
+    if isinstance(value, nn.Module) or not callable(value):
+        return " ".join(repr(value).split())
+    return getattr(value, "__qualname__", type(value).__name__)
 
 
 @contextlib.contextmanager

@@ -1,10 +1,13 @@
+import functools
+
 import numpy as np
 import pytest
 import torch
-from torchvision.transforms.v2 import functional
+from torchvision.transforms.v2 import ColorJitter, functional
 
 from metadist.errors import UserError
 from metadist.tasks import Augment, Normalize
+from metadist.tasks.transforms import transform_names
 
 
 @pytest.fixture
@@ -99,3 +102,22 @@ def test_normalize(images):
 def test_a_std_of_zero_is_refused():
     with pytest.raises(UserError, match=r"dataset.normalize.std=\[0.0\] must be above 0"):
         Normalize(std=[0.0])
+
+
+def test_names_tell_functions_and_their_options_apart():
+    invert, adjust = functional.invert, functional.adjust_brightness
+    assert transform_names(
+        [
+            invert,
+            functools.partial(adjust, brightness_factor=2.0),
+            functools.partial(functools.partial(adjust, 0.5), inpt=invert, mode="a"),
+            ColorJitter(hue=0.25),
+            Augment(),
+        ]
+    ) == [
+        "invert",
+        "adjust_brightness(brightness_factor=2.0)",
+        "adjust_brightness(0.5, inpt=invert, mode='a')",
+        "ColorJitter(hue=(-0.25, 0.25))",
+        "Augment",
+    ]
