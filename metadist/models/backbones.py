@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import replace_all_batch_norm_modules_
+from torch.func import functional_call, replace_all_batch_norm_modules_
 
 from metadist.errors import UserError, did_you_mean, first_line
 
@@ -55,9 +55,13 @@ class Backbone(nn.Module):
 
     @torch.no_grad()
     def _count_features(self, input_shape: tuple[int, ...], model: str) -> int:
-        training = self.body.training
+        training, found = self.body.training, []
         try:
-            features = self.body.eval()(torch.zeros(2, *input_shape))
+            with torch.random.fork_rng([]):  # for dropout
+                for mode in (True, False):
+                    buffers = {name: each.clone() for name, each in self.body.named_buffers()}
+                    images = torch.zeros(2, *input_shape)
+                    found.append(functional_call(self.body.train(mode), buffers, (images,)))
         except (RuntimeError, ValueError, AssertionError, IndexError) as error:
             reason = first_line(error)
             raise UserError(
@@ -66,15 +70,19 @@ class Backbone(nn.Module):
             ) from error
         finally:
             self.body.train(training)
-        if not isinstance(features, Tensor) or features.dim() != 2:
-            raise UserError(f"{model} does not compute one vector per image: choose another one.")
-        return features.shape[1]
+        if not all(isinstance(each, Tensor) and each.dim() == 2 for each in found):
+            raise UserError(
+                f"{model} does not compute one vector per image in training and evaluation: "
+                "choose another network, or change model.options."
+            )
+        return found[0].shape[1]
 
 
 class Torchvision(Backbone):
     """A classification network of torchvision, such as resnet18; its last linear layer is replaced.
 
-    Images of one channel are repeated to three.
+    Images of one channel are repeated to three. Auxiliary heads, of googlenet and inception_v3, are
+    removed.
 
     Args:
         input_shape: (channels, height, width) of an image.
@@ -105,6 +113,11 @@ class Torchvision(Backbone):
         body = _create(
             lambda: library.get_model(name, weights=weights, **dict(options or {})), model
         )
+        if getattr(body, "aux_logits", False) and "aux_logits" not in (options or {}):
+            # Not as an option, which pretrained weights refuse.
+            body.aux_logits = False  # type: ignore[assignment]
+            for name in {"aux1", "aux2", "AuxLogits"} & dict(body.named_children()).keys():
+                setattr(body, name, None)
         linear = [key for key, module in body.named_modules() if isinstance(module, nn.Linear)]
         if not linear:
             raise UserError(f"{model} has no linear head to replace: choose another network.")

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+import torchvision
 from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -75,6 +76,24 @@ def test_torch_func_gives_the_gradients_of_each_task():
     single = grad(loss)(parameters, images[1])
     for name, each in single.items():
         torch.testing.assert_close(batched[name][1], each)
+
+
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+def test_auxiliary_heads_are_removed(name, monkeypatch):
+    monkeypatch.setattr(torch.nn.init, "trunc_normal_", lambda tensor, **_: tensor)  # slow
+    model = Torchvision((3, 84, 84), 5, name)
+    assert model.train()(torch.rand(2, 3, 84, 84)).shape == (2, 5)
+    assert not [name for name, _ in model.named_parameters() if "aux" in name.lower()]
+    with pytest.raises(UserError, match="in training and evaluation: choose another network"):
+        Torchvision((3, 128, 128), 5, "googlenet", options={"aux_logits": True})
+
+
+def test_counting_the_features_draws_no_random_numbers():
+    torch.manual_seed(0)
+    model = Torchvision((3, 32, 32), 5, "efficientnet_b0", running_statistics=True)
+    torch.manual_seed(0)
+    torchvision.models.efficientnet_b0()
+    assert torch.equal(model.head.weight, nn.Linear(1280, 5).weight)
 
 
 @pytest.mark.parametrize(
