@@ -64,9 +64,11 @@ def find_classes(root: Path, dataset: str) -> list[ImageClass]:
         dataset: its name in messages.
 
     Raises:
-        UserError: the directory or a file cannot be read, or a list is damaged.
+        UserError: the directory does not exist, it or a file cannot be read, or a list is damaged.
     """
     with root_errors(root, dataset):
+        if not root.exists():
+            raise UserError(f"dataset.root={root} does not exist: give the directory of {dataset}.")
         folders = _of_splits(root, "", Path.is_dir)
         if "train" in folders and len(folders) > 1:
             return [
