@@ -8,6 +8,7 @@ into a JSON file.
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -123,11 +124,14 @@ def _default_output(run: Path, overrides: tuple[str, ...], checkpoint: Path | No
 def summary(results: Mapping[str, Any]) -> list[str]:
     """The lines to print."""
     protocol, trained = results["protocol"], results["trained_protocol"]
+    half = float(results["ci95"])
+    known = math.isfinite(half)  # a single task has no interval
     if "test_accuracy" in results:
-        value = f"accuracy {results['test_accuracy']:.2%} ± {results['ci95']:.2%}"
+        value = f"accuracy {results['test_accuracy']:.2%}" + (f" ± {half:.2%}" if known else "")
     else:
-        value = f"MSE {results['test_mse']:.4g} ± {results['ci95']:.2g}"
-    lines = [f"test {value} over {results['test_tasks']} tasks (95% interval over tasks)"]
+        value = f"MSE {results['test_mse']:.4g}" + (f" ± {half:.2g}" if known else "")
+    note = " (95% interval over tasks)" if known else ""
+    lines = [f"test {value} over {results['test_tasks']} tasks{note}"]
     lines.append(f"  {results['checkpoint']}, iteration {results['tested_iteration']}")
     if trained is None:
         return [*lines, "  the run itself has not been tested"]

@@ -1,5 +1,6 @@
 """Metrics as text for the console."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -121,7 +122,9 @@ def _own_metrics(values: Mapping[str, Any], split: str) -> list[str]:
 
 
 def _with_interval(value: float, ci95: float | None, text: Callable[[float], str]) -> str:
-    return text(value) if ci95 is None else f"{text(value)} ± {text(ci95)}"
+    if ci95 is None or not math.isfinite(ci95):  # a single task has no interval
+        return text(value)
+    return f"{text(value)} ± {text(ci95)}"
 
 
 def _format_steps(rows: Sequence[Mapping[str, float]], text: Callable[[float], str]) -> str:

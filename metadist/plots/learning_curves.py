@@ -1,5 +1,6 @@
 """Learning curves of one run, and of several runs in comparison."""
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -163,14 +164,16 @@ def _plot_metric(axes: "Axes", metrics: MetricsList, metric: str, validation: st
 
 
 def _plot_test(axes: "Axes", metric: str, value: float, ci95: float, description: str) -> None:
+    known = math.isfinite(ci95)  # a single task has no interval
     if metric == "accuracy":
-        label = f"final test: {100 * value:.1f}% ± {100 * ci95:.1f}%"
+        label = f"final test: {100 * value:.1f}%" + (f" ± {100 * ci95:.1f}%" if known else "")
     else:
-        label = f"final test: {value:.3g} ± {ci95:.2g}"
+        label = f"final test: {value:.3g}" + (f" ± {ci95:.2g}" if known else "")
     if description:
         label = textwrap.fill(f"{label}, {description}", _LABEL_WIDTH)
     axes.axhline(value, color=GREEN, linestyle="--", linewidth=1.5, label=label)
-    axes.axhspan(value - ci95, value + ci95, color=GREEN, alpha=0.15, linewidth=0)
+    if known:
+        axes.axhspan(value - ci95, value + ci95, color=GREEN, alpha=0.15, linewidth=0)
 
 
 def _style_metric_axes(axes: "Axes", metric: str) -> None:

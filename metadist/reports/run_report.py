@@ -1,5 +1,6 @@
 """The HTML report on one run, made from the files in its directory alone."""
 
+import math
 import shlex
 import time
 from collections import Counter
@@ -243,23 +244,28 @@ def _state(record: RunRecord, status: str, now: float) -> str:
 def _result(record: RunRecord) -> dict[str, str] | None:
     results, metric, show = record.results or {}, record.metric, _formatter(record.metric)
     if f"test_{metric}" in results:
-        half = float(results["ci95"])
+        interval = _interval(results["ci95"], show)
         return {
             "value": show(float(results[f"test_{metric}"])),
-            "interval": show(half),
-            "caption": f"test {metric_label(metric)}, mean and 95% interval over "
+            "interval": interval,
+            "caption": f"test {metric_label(metric)}, mean"
+            f"{' and 95% interval' if interval else ''} over "
             f"{results.get('test_tasks', '?')} tasks",
         }
     validations = [m for m in record.metrics if f"validation_{metric}" in m]
     if not validations:
         return None
     newest = validations[-1]
-    interval = newest.get("validation_ci95")
     return {
         "value": show(float(newest[f"validation_{metric}"])),
-        "interval": "" if interval is None else show(float(interval)),
+        "interval": _interval(newest.get("validation_ci95"), show),
         "caption": f"validation {metric_label(metric)} at iteration {newest['iteration']}",
     }
+
+
+def _interval(half: Any, show: Any) -> str:
+    """Half the width of an interval; empty if there is none, as of a single task."""
+    return "" if half is None or not math.isfinite(float(half)) else show(float(half))
 
 
 def _facts(record: RunRecord) -> list[tuple[str, str]]:

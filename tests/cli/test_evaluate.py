@@ -182,6 +182,13 @@ def test_the_summary_of_a_regression_and_of_a_run_without_results():
     assert lines[1:] == ["  a.pt, iteration 7", "  the run itself has not been tested"]
 
 
+@pytest.mark.parametrize(("metric", "value"), [("accuracy", "25.00%"), ("mse", "0.25")])
+def test_the_summary_of_a_single_task_has_no_interval(metric, value):
+    results = {f"test_{metric}": 0.25, "ci95": float("nan"), "test_tasks": 1, "checkpoint": "a.pt"}
+    lines = summary({**results, "tested_iteration": 7, "protocol": {}, "trained_protocol": None})
+    assert lines[0].endswith(f" {value} over 1 tasks")
+
+
 def test_the_named_checkpoint_of_a_run_that_tests_its_best(tmp_path):
     run = trained(tmp_path / "best", "trainer.test_checkpoint=best", "algorithm=prototypical")
     own = evaluate_run(run)

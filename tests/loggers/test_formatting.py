@@ -1,5 +1,7 @@
 """Metrics as text."""
 
+import math
+
 import pytest
 
 from metadist.loggers.formatting import (
@@ -72,6 +74,8 @@ def test_training_and_validation():
     assert format_validation({"validation_accuracy": 0.5}) == "validation accuracy 50.00%"
     waves = {"validation_mse": 2.0, "validation_ci95": 0.5, "validation_loss": 3.0}
     assert format_validation(waves) == "validation MSE 2.0000 ± 0.5000, loss 3.0000"
+    of_one_task = {"validation_accuracy": 0.5, "validation_ci95": math.nan}
+    assert format_validation(of_one_task) == "validation accuracy 50.00%"
     assert is_validation(waves) and not is_validation(classes)
 
 

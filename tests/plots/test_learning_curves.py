@@ -1,5 +1,7 @@
 """Learning curves of one run, and of several runs in comparison."""
 
+import math
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -74,6 +76,13 @@ def test_the_curves_are_the_metrics(tmp_path, saved_figures, metric):
     assert axes.get_ylabel() == {"accuracy": "Accuracy", "mse": "Mean squared error"}[metric]
     tick = axes.yaxis.get_major_formatter()(0.5, 0)
     assert (tick == "50%") == (metric == "accuracy")
+
+
+@pytest.mark.parametrize(("metric", "label"), [("accuracy", "62.5%"), ("mse", "0.625")])
+def test_a_test_of_a_single_task_has_no_interval(tmp_path, saved_figures, metric, label):
+    plot_learning_curves(run_metrics(metric, 0.1), tmp_path / "curves.png", "t", (0.625, math.nan))
+    axes = saved_figures[0].axes[1]
+    assert axes.lines[-1].get_label() == f"final test: {label}" and not axes.patches
 
 
 def test_a_few_iterations_are_points(tmp_path, saved_figures):

@@ -360,6 +360,17 @@ def test_the_last_line_of_a_traceback_stands_above_it(tmp_path):
     assert page.text.count("ZeroDivisionError: division by zero") == 2
 
 
+@pytest.mark.parametrize("tested", [True, False])
+def test_a_single_task_has_no_interval(tmp_path, tested):
+    results = {"test_accuracy": 0.75, "ci95": "NaN", "test_tasks": 1, "protocol": {}}
+    directory = write_run(tmp_path / "run", results=results if tested else None, iterations=2)
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 2, "validation_accuracy": 0.5, "validation_ci95": "NaN"}\n')
+    text = Page(write_run_report(directory)).text
+    caption = "test accuracy, mean over 1 tasks" if tested else "validation accuracy at iteration 2"
+    assert caption in text and "± nan" not in text
+
+
 def test_regression_runs_show_their_curves(tmp_path):
     results = {"test_mse": 0.5, "ci95": 0.1, "test_tasks": 2, "protocol": {"shots": 1}}
     directory = write_run(tmp_path / "run", results=results, metric="mse")
