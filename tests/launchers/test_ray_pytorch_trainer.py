@@ -82,7 +82,7 @@ def in_one_process() -> tuple[list[float], nn.Module, tuple[float, float]]:
     optimizer, loss = momentum(model, {"lr": 0.1}), nn.CrossEntropyLoss()
     losses = []
     for epoch in range(EPOCHS):
-        order = torch.randperm(ITEMS, generator=torch.Generator().manual_seed(epoch))
+        order = torch.randperm(ITEMS, generator=torch.Generator().manual_seed(hash((0, epoch))))
         total = 0.0
         for batch in order.split(BATCH):
             value = loss(model(training.x[batch]), training.y[batch])
@@ -243,7 +243,7 @@ def in_one_process_linear() -> float:
     torch.manual_seed(0)
     model, (training, _) = example.model_creator({}), example.data_creator({})
     loss, optimizer = example.optimizer_creator(model, {})
-    order, total = torch.randperm(1000, generator=torch.Generator().manual_seed(0)), 0.0
+    order, total = torch.randperm(1000, generator=torch.Generator().manual_seed(hash((0, 0)))), 0.0
     for batch in order.split(512):
         value = loss(model(training.x[batch, None]), training.y[batch, None])
         optimizer.zero_grad()
