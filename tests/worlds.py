@@ -83,7 +83,7 @@ def run_world(
                     raise TimeoutError(f"rank {rank} gave no result within {timeout} s")
                 outcomes.append(pickle.loads(receiver.recv_bytes()))
             except EOFError:
-                outcomes.append(ProcessLookupError(f"rank {rank} died without a word"))
+                outcomes.append(ProcessLookupError(f"rank {rank} died without a result"))
             except TimeoutError as error:
                 outcomes.append(error)
     finally:

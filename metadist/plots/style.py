@@ -84,8 +84,8 @@ def save_figure(figure: "Figure", path: Path) -> Path:
     return path
 
 
-def rank(mean: float, metric: str) -> tuple[bool, float]:
-    """A key that sorts the means of accuracy or MSE, the best first and NaN last."""
+def sort_key(mean: float, metric: str) -> tuple[bool, float]:
+    """Sorts the means of accuracy or MSE, the best first and NaN last."""
     return math.isnan(mean), -mean if metric == "accuracy" else mean
 
 

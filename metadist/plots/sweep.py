@@ -16,8 +16,8 @@ from metadist.plots.style import (
     PURPLE,
     RED,
     new_figure,
-    rank,
     save_figure,
+    sort_key,
     style_axes,
 )
 
@@ -98,7 +98,7 @@ def plot_sweep(
         axes = figure.subplots()
         _plot_heat_map(axes, points, keys, rows, columns, metric, label)
     else:
-        ranked = sorted(points, key=lambda point: rank(point.mean, metric))
+        ranked = sorted(points, key=lambda point: sort_key(point.mean, metric))
         shown = [p for i, p in enumerate(ranked) if i < _MAX_ROWS or p.best]
         names = [_row_label(short, point.values) for point in shown]
         lines = max(name.count("\n") + 1 for name in names)

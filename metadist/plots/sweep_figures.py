@@ -19,7 +19,7 @@ from metadist.plots.run_figures import (
     text,
     thin,
 )
-from metadist.plots.style import moving_average, rank
+from metadist.plots.style import moving_average, sort_key
 
 MAX_CELLS = 400
 """Of a heat map."""
@@ -114,7 +114,7 @@ def settings_with_intervals(
     settings: Sequence[SettingData], names: Sequence[str], metric: str
 ) -> Figure:
     """The test metric of each setting with its 95% interval and every seed, the best first."""
-    order = sorted(range(len(settings)), key=lambda i: rank(settings[i].mean, metric))
+    order = sorted(range(len(settings)), key=lambda i: sort_key(settings[i].mean, metric))
     labels = [text(names[i]) for i in order]
     means = {
         "type": "scatter",

@@ -18,7 +18,7 @@ from metadist.plots import (
     parallel_coordinates,
     settings_with_intervals,
 )
-from metadist.plots.style import rank
+from metadist.plots.style import sort_key
 from metadist.reports.comparison import MISSING
 from metadist.reports.html_document import write_html
 from metadist.reports.run_directory import HTML_FILE
@@ -66,7 +66,7 @@ def sweep_figures(folder: Path, table: SweepTable) -> dict[str, Figure]:
         return {}
     data = [each for each, _ in settings]
     names = [setting_name(table, each) for _, each in settings]
-    ranked = sorted(data, key=lambda each: rank(each.mean, metric))
+    ranked = sorted(data, key=lambda each: sort_key(each.mean, metric))
     shown = [i for i, each in enumerate(data) if each.best or each in ranked[:_MAX_SETTINGS]]
     figures = {
         "settings": settings_with_intervals(

@@ -15,7 +15,7 @@ from metadist.algorithms import Learner
 from metadist.distributed import get_rank
 from metadist.errors import UserError
 from metadist.reports import CHECKPOINT_DIRECTORY, config_fingerprint, read_results
-from metadist.training.callbacks import Callback
+from metadist.training.callbacks import Callback, EarlyStopping
 from metadist.training.checkpoints import (
     Checkpoints,
     CorruptCheckpointError,
@@ -172,21 +172,26 @@ def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]
 
 
 def _forget_other_validations(experiment: Experiment, contents: Mapping[str, Any]) -> None:
-    """Forget the best validation so far if it was of other tasks than those that follow."""
-    configured = (contents.get("configuration") or {}).get("trainer") or {}
+    """Forget validations so far if they were of other tasks than those that follow."""
+    saved = (contents.get("configuration") or {}).get("trainer") or {}
+    trainer = experiment.trainer
+    now = {"eval_seed": trainer.eval_seed, "validation_tasks": trainer.validation_tasks}
     different = [
-        f"trainer.{key} was {configured[key]} and is {getattr(experiment.trainer, key)}"
-        for key in ("eval_seed", "validation_tasks")
-        if configured.get(key, getattr(experiment.trainer, key)) != getattr(experiment.trainer, key)
+        f"trainer.{key} was {saved[key]} and is {value}"
+        for key, value in now.items()
+        if saved.get(key, value) != value
     ]
     if not different:
         return
     state = experiment.state
     state.best, state.validation, state.validated = {}, {}, 0
+    for callback in experiment.callbacks.values():
+        if isinstance(callback, EarlyStopping):
+            callback.load_state_dict({"best": None, "validations_since_best": 0})
     if get_rank() == 0:
         _log.warning(
-            "%s: validations before and after the resume are of other tasks, so the best one is "
-            "chosen among those that follow",
+            "%s: validations before and after the resume are of other tasks, so the best one and "
+            "early stopping depend on those that follow alone",
             ", ".join(different),
         )
 

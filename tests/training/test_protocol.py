@@ -98,11 +98,14 @@ def test_the_tested_state_is_that_of_the_results(tmp_path):
 
 @pytest.mark.parametrize("other", ["trainer.eval_seed=5", "trainer.validation_tasks=4"])
 def test_validations_of_other_tasks_are_not_compared(tmp_path, caplog, other):
-    train(str(tmp_path), "strategy=local")
-    same = build(tmp_path, "strategy=local", "resume=auto")
+    options = ("strategy=local", "callbacks=early_stopping")
+    train(str(tmp_path), *options)
+    same = build(tmp_path, *options, "resume=auto")
     assert same.state.best and same.state.validated == 4 and not caplog.messages
-    x = build(tmp_path, "strategy=local", "resume=auto", other, "trainer.test_checkpoint=best")
+    assert same.callbacks["early_stopping"].best is not None
+    x = build(tmp_path, *options, "resume=auto", other, "trainer.test_checkpoint=best")
     assert "of other tasks" in caplog.text and not x.state.best
+    assert x.callbacks["early_stopping"].best is None
     assert Trainer(x).run()["tested_iteration"] == 4  # validated anew, and the only one
 
 
