@@ -153,8 +153,9 @@ class CompiledSteps:
         key = (options, trained, shapes, device, arguments.precision)
         padding = options.chunk_size - len(weights)
         if padding:
-            episodes = Episode(*(Examples(_pad(x, padding), _pad(y, padding)) for x, y in episodes))
             weights = torch.cat([weights, weights.new_zeros(padding)])
+        # Padded or not, tensors have one layout: another one would be compiled again.
+        episodes = Episode(*(Examples(_pad(x, padding), _pad(y, padding)) for x, y in episodes))
         inputs = ([each.detach() for each in arguments.parameters.values()], episodes, weights)
         if key not in self._steps:
             try:
@@ -214,5 +215,7 @@ def _compile(step: Callable[..., StepSum], arguments: Any) -> Callable[..., Step
 
 
 def _pad(tensor: Tensor, tasks: int) -> Tensor:
-    """Append copies of the first task."""
+    """Append copies of the first task; contiguous."""
+    if not tasks:
+        return tensor.contiguous()
     return torch.cat([tensor, tensor[:1].expand(tasks, *tensor.shape[1:])])

@@ -46,6 +46,7 @@ def test_hello_world():
     assert len({re.search(r"(\d+)\)", line)[1] for line in lines}) == 3
 
 
+@pytest.mark.slow
 def test_environment():
     lines = torchrun(PRIMITIVES / "environment.py")
     for rank, share in ((0, [0, 2, 4, 6, 8]), (1, [1, 3, 5, 7, 9])):

@@ -46,8 +46,18 @@ def broken(directory, strategy: str, where: str, rank: int, *overrides: str) -> 
     )
 
 
-@pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
-@pytest.mark.parametrize(("where", "rank"), [("start", 1), ("task", 1), ("task", 0)])
+@pytest.mark.parametrize(
+    ("strategy", "where", "rank"),
+    [
+        ("rpc", "start", 1),
+        ("rpc", "task", 1),
+        ("allreduce", "task", 0),
+        *[
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("rpc", "task", 0), ("allreduce", "start", 1), ("allreduce", "task", 1))
+        ],
+    ],
+)
 def test_an_exception_is_reported_once_with_rank_host_and_traceback(
     tmp_path, strategy, where, rank
 ):

@@ -49,7 +49,8 @@ def test_native_kernels_are_used_on_all_ranks_or_none(tmp_path):
     assert len(losses[0]) == 2 and losses[0] == losses[1]
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("rpc", marks=pytest.mark.slow), "allreduce"])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
 def test_the_step_is_compiled_on_all_ranks_or_none(tmp_path, strategy):
     options = ("dataset=sinusoid", "model=mlp", "model.hidden=[8]", "model.batch_norm=false")
     options = (*options, "trainer.iterations=2", "trainer.eval_tasks=2", "logger=jsonl")

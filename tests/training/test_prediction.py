@@ -49,11 +49,11 @@ def model_for(tasks, **options) -> Conv4:
     return Conv4(tasks.input_shape, tasks.outputs, filters=8, pooling="max", **options)
 
 
-def one_by_one(learner, episode, batch_statistics) -> torch.Tensor:
+def one_by_one(learner, episode, batch_statistics, count: int | None = None) -> torch.Tensor:
     return torch.cat(
         [
             predict_unlabeled(learner, episode.support, image.unsqueeze(0), batch_statistics)
-            for image in episode.query.inputs
+            for image in episode.query.inputs[:count]
         ]
     )
 
@@ -69,7 +69,7 @@ def test_one_query_per_call_gives_what_all_together_give(tasks, algorithm, runni
     assert torch.equal(torch.get_rng_state(), state)
     assert together.shape == (25, 5) and not together.requires_grad
     torch.testing.assert_close(
-        one_by_one(learner, episode, "support"), together, rtol=1e-3, atol=1e-4
+        one_by_one(learner, episode, "support", 6), together[:6], rtol=1e-3, atol=1e-4
     )
     transductive = predict_unlabeled(learner, episode.support, episode.query.inputs, "transductive")
     torch.manual_seed(0)

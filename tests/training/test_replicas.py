@@ -50,7 +50,13 @@ def change_parameters(directory: str, at: int, rank: int, every: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("at", "every", "found"), [(0, 4, 0), (3, 4, 4), (4, 4, 4), (5, 4, 8), (9, 4, 9)]
+    ("at", "every", "found"),
+    [
+        (0, 4, 0),
+        (3, 4, 4),
+        (9, 4, 9),
+        *[pytest.param(*case, marks=pytest.mark.slow) for case in ((4, 4, 4), (5, 4, 8))],
+    ],
 )
 def test_a_rank_whose_parameters_change_is_reported_at_the_next_check(tmp_path, at, every, found):
     outcomes = run_world(change_parameters, 3, str(tmp_path), at, 1, every, may_fail=True)

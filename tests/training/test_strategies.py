@@ -75,23 +75,29 @@ def reference(tmp_path, name: str, dtype: str) -> tuple:
     return total.detach(), [parameter.grad for parameter in x.learner.parameters()]
 
 
-MAML = [
-    ("local", [], 1),
-    *[("rpc", [], size) for size in (1, 2, 3, 4)],
-    *[("rpc", ["strategy.gradient=dist_autograd"], size) for size in (2, 3, 4)],
-    *[("rpc", ["+partition=batch"], size) for size in (2, 4)],
-    *[("allreduce", [], size) for size in (1, 2, 3, 4)],
-    ("allreduce", ["+partition=batch"], 2),
+CASES = [
+    ("maml", "local", [], 1),
+    *[("maml", "rpc", [], size) for size in (2, 3)],
+    ("maml", "rpc", ["strategy.gradient=dist_autograd"], 3),
+    ("maml", "rpc", ["+partition=batch"], 2),
+    *[("maml", "allreduce", [], size) for size in (2, 3)],
+    ("maml", "allreduce", ["+partition=batch"], 2),
+    ("ddp", "local", [], 1),
+    ("ddp", "rpc", [], 2),
+    *[("ddp", "allreduce", [], size) for size in (1, 3)],
+    ("ddp", "allreduce", ["+partition=dim0"], 2),
+    ("ddp", "allreduce", ["strategy.engine=sum"], 2),
 ]
-SUPERVISED = [
-    ("local", [], 1),
-    ("rpc", [], 2),
-    ("rpc", ["strategy.gradient=dist_autograd"], 3),
-    *[("allreduce", [], size) for size in (1, 2, 3, 4)],
-    *[("allreduce", ["+partition=dim0"], size) for size in (2, 4)],
-    ("allreduce", ["strategy.engine=sum"], 2),
+MORE_CASES = [
+    *[("maml", "rpc", [], size) for size in (1, 4)],
+    *[("maml", "rpc", ["strategy.gradient=dist_autograd"], size) for size in (2, 4)],
+    ("maml", "rpc", ["+partition=batch"], 4),
+    *[("maml", "allreduce", [], size) for size in (1, 4)],
+    ("ddp", "rpc", ["strategy.gradient=dist_autograd"], 3),
+    *[("ddp", "allreduce", [], size) for size in (2, 4)],
+    ("ddp", "allreduce", ["+partition=dim0"], 4),
 ]
-CASES = [("maml", *case) for case in MAML] + [("ddp", *case) for case in SUPERVISED]
+CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in MORE_CASES]
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
 
 

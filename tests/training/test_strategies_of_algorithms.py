@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import pytest
 import torch
 from tiny import CONF, build, records, train, without_times
 from worlds import run_world
@@ -69,15 +70,22 @@ def test_every_algorithm_of_meta_learning_is_here():
     assert files - {"supervised"} == set(ALGORITHMS)
 
 
-def test_loss_and_gradient_do_not_depend_on_who_computes_them(tmp_path, single_thread):
-    directory = str(tmp_path)
-    local = outcomes(directory, "local")
-    rpc = run_world(outcomes, 2, directory, "rpc")[0]
-    allreduce = run_world(outcomes, 2, directory, "allreduce")[1]
+def test_loss_and_gradient_do_not_depend_on_the_size_of_a_chunk(tmp_path, single_thread):
+    local = outcomes(str(tmp_path), "local")
     for name in ALGORITHMS:
-        others = (local[name, 1], rpc[name, "auto"], allreduce[name, "auto"])
-        for other, found in zip(("one at a time", "rpc", "allreduce"), others, strict=True):
-            assert_equal(found, local[name, "auto"], f"{name}, {other}")
+        assert_equal(local[name, 1], local[name, "auto"], name)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "driver"), [pytest.param("rpc", 0, marks=pytest.mark.slow), ("allreduce", 1)]
+)
+def test_loss_and_gradient_do_not_depend_on_who_computes_them(
+    tmp_path, single_thread, strategy, driver
+):
+    local = outcomes(str(tmp_path), "local")
+    found = run_world(outcomes, 2, str(tmp_path), strategy)[driver]
+    for name in ALGORITHMS:
+        assert_equal(found[name, "auto"], local[name, "auto"], name)
 
 
 def assert_equal(found: tuple, expected: tuple, case: str) -> None:
