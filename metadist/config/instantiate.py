@@ -222,10 +222,11 @@ def _converted(target: Any, chosen: Mapping[str, Any], path: str) -> dict[str, A
             if isinstance(chosen[key], bool) and type(converted[key]) in (int, float):
                 raise UserError(f"{path}.{key}={chosen[key]} does not fit: it must be a number.")
         except ValidationError as error:
-            reason = error.errors()[0]["msg"]
-            raise UserError(
-                f"{path}.{key}={chosen[key]} does not fit: {reason[0].lower()}{reason[1:]}."
-            ) from None
+            first = error.errors()[0]
+            reason = f"{first['msg'][0].lower()}{first['msg'][1:]}"
+            if first["type"] == "list_type" or first.get("ctx", {}).get("class") == "Sequence":
+                reason = f"it must be a list, as in {path}.{key}=[{chosen[key]}]"
+            raise UserError(f"{path}.{key}={chosen[key]} does not fit: {reason}.") from None
     return converted
 
 

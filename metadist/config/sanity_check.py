@@ -4,6 +4,9 @@ import sys
 import traceback
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from metadist.algorithms import Learner
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError, first_line
@@ -46,7 +49,8 @@ def run_sanity_check(
                 raise
             raise UserError(
                 f"the model and the algorithm cannot process a {split} task of this shape "
-                f"({first_line(error)}): change model, algorithm or task."
+                f"({first_line(error)}){_model_output(learner, tasks, split)}: "
+                "change model, algorithm or task."
             ) from error
         name = type(learner).__name__
         if training and not result.loss.requires_grad:
@@ -60,6 +64,21 @@ def run_sanity_check(
                 f'which lack "{metric}": return '
                 "TaskResult(loss, self.metrics(predictions, targets), predictions)."
             )
+
+
+def _model_output(learner: Learner, tasks: TaskDistribution, split: str) -> str:
+    """What the model returns for the queries of a task; "" if it raises an error."""
+    inputs = tasks.sample(task_keys(0, split, 0, range(1))[0]).query.inputs
+    try:
+        with torch.no_grad():
+            found = learner.model(inputs.to(next(learner.parameters()).device))
+    except Exception:
+        return ""
+    returned = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+    return (
+        f"; for inputs of shape {tuple(inputs.shape)} the model returned {returned}, and the task "
+        f"has {tasks.outputs} outputs"
+    )
 
 
 def user_frame(error: BaseException) -> str:

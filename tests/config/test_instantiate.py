@@ -58,6 +58,15 @@ def test_builds_nodes_in_lists_and_dictionaries():
         instantiate(node, "train")
 
 
+@pytest.mark.parametrize(
+    ("target", "key"), [(f"{__name__}.Train", "carts"), ("metadist.models.MLP", "hidden")]
+)
+def test_a_value_in_place_of_a_list(target, key):
+    message = rf"one\.{key}=40 does not fit: it must be a list, as in one\.{key}=\[40\]\."
+    with pytest.raises(UserError, match=message):
+        instantiate({"_target_": target, key: 40}, "one", input_shape=(1,), outputs=1)
+
+
 def test_partial_nodes_are_functions_of_what_is_missing():
     node = {"_target_": CART, "_partial_": True, "wheel": {"_target_": WHEEL, "spokes": 5}}
     make = instantiate(node, "cart")

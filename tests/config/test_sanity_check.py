@@ -72,6 +72,14 @@ def test_a_misfit_outside_the_users_code_is_one_sentence(tasks):
         run_sanity_check(tasks, MAML(nn.Sequential(nn.Flatten(), nn.Linear(7, 3))))
 
 
+def test_the_outputs_of_a_model_that_does_not_fit_are_in_the_message(tasks):
+    returned = (
+        r"for inputs of shape \(6, 1, 28, 28\) the model returned shape \(6, 2\), and the task"
+    )
+    with pytest.raises(UserError, match=f"{returned} has 3 outputs: change"):
+        run_sanity_check(tasks, MAML(nn.Sequential(nn.Flatten(), nn.Linear(784, 2))))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
