@@ -95,6 +95,8 @@ class DimPartitioner:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         length = self._common_length(tensors)
         workers = range(get_world_size()) if self.workers is None else self.workers
+        if len(workers) == 1 and length and not self.exclusive:
+            return [Shard(workers[0], args, kwargs, size=length)]
         pieces: list[tuple[WorkerID, int, int]] = []
         bounds = balanced_bounds(length, len(workers))
         for worker, (start, stop) in zip(workers, bounds, strict=True):

@@ -38,7 +38,7 @@ def run_results(run: Path) -> dict:
     return json.loads((run / "results.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", ["maml", "prototypical"])
+@pytest.mark.parametrize("name", ["maml", pytest.param("prototypical", marks=pytest.mark.slow)])
 def test_without_options_it_is_the_test_of_the_run(request, name):
     run = request.getfixturevalue(name)
     found, expected = evaluate_run(run), run_results(run)

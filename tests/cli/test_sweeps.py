@@ -77,6 +77,7 @@ def test_a_job_with_only_its_best_checkpoint_is_resumed(tmp_path):
     assert results(tmp_path, 0)["train_loss"] == whole["train_loss"]
 
 
+@pytest.mark.slow
 def test_launched_jobs_that_are_refused_or_fail_do_not_end_the_others(tmp_path):
     overrides = (f"hydra.sweep.dir={tmp_path}", "launcher.nproc_per_node=999,1", "task.ways=50")
     process = start(*overrides, "sweep.on_failure=continue")
@@ -108,6 +109,7 @@ def test_a_rank_that_cannot_build_is_recorded(tmp_path):
     assert results(tmp_path, 1)["iterations"] == 2
 
 
+@pytest.mark.slow
 def test_each_failed_job_has_its_own_error_in_its_directory(tmp_path):
     overrides = ("algorithm._target_=broken_parts.BrokenMAML", "+algorithm.rank=1")
     overrides = (*overrides, "strategy=allreduce", "trainer.iterations=12", "task.ways=3,500")

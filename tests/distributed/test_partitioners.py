@@ -238,7 +238,7 @@ def call_by_each() -> list | None:
     ]
 
 
-@pytest.mark.parametrize(("size", "ranks"), [(1, [0, 0, 0]), (2, [0, 0, 1]), (3, [0, 1, 2])])
+@pytest.mark.parametrize(("size", "ranks"), [(1, [0, 0, 0]), (2, [0, 0, 1])])
 def test_each_partitioner_in_a_real_world(size, ranks):
     whole, kept, removed = run_world(call_by_each, size)[0]
     assert [item for _, items in whole for item in items] == [0.0, 1.0, 2.0]

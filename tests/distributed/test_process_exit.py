@@ -38,7 +38,7 @@ exit_without_finalizing(int(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize("status", [0, 3])
+@pytest.mark.parametrize("status", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_busy_threads_do_not_change_how_a_process_ends(status):
     done = subprocess.run(
         [sys.executable, "-c", BUSY, str(status)], capture_output=True, text=True, timeout=60

@@ -52,12 +52,13 @@ def test_import_metadist_does_not_import_them():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "size"),
     [
-        pytest.param(["strategy=local"], 1, marks=pytest.mark.slow),
+        (["strategy=local"], 1),
         (["strategy=allreduce"], 1),
-        pytest.param(["strategy=allreduce"], 2, marks=pytest.mark.slow),
+        (["strategy=allreduce"], 2),
     ],
     ids=["local", "one rank", "two ranks"],
 )

@@ -88,6 +88,7 @@ todist.shutdown_rpc()
 """
 
 
+@pytest.mark.slow
 def test_torchruns_workers_find_the_file_by_themselves(tmp_path):
     (tmp_path / "program.py").write_text(PRINT_STORE)
     ended = subprocess.run(

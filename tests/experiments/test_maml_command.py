@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from commands import ROOT, run_command
 from tiny import SMALL, records, train, without_times
 
@@ -110,6 +111,7 @@ def test_several_loggers_at_once(tmp_path):
     assert list((tmp_path / "tensorboard").iterdir()) and len(records(tmp_path)) == 6
 
 
+@pytest.mark.slow
 def test_multirun_runs_one_job_after_the_other(tmp_path):
     outcomes = run_command(
         "maml.py",

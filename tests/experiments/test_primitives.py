@@ -93,6 +93,7 @@ def test_barrier(barrier):
     assert fast_starts >= slow_ends if barrier else fast_starts < slow_ends
 
 
+@pytest.mark.slow
 def test_collectives():
     lines = torchrun(PRIMITIVES / "collectives.py")
     for rank in range(2):

@@ -99,6 +99,7 @@ if len(starts.read_text()) == 1:
 """
 
 
+@pytest.mark.slow
 def test_a_signal_stops_all_runs_and_the_next_start_resumes_them(tmp_path, monkeypatch):
     runs = [preset_run(tmp_path / str(seed), seed=seed) for seed in range(3)]
     use_command(monkeypatch, "-c", INTERRUPTED_ONCE)

@@ -63,8 +63,9 @@ def test_libraries_that_others_can_write_are_not_loaded(tmp_path):
     assert loader.library("unfold") is not None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instruction sets of x86")
-@pytest.mark.parametrize("without", ["avx512f", pytest.param("avx", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("without", ["avx512f", "avx"])
 def test_kernels_for_narrower_vectors(without, monkeypatch):
     monkeypatch.setenv("CXX", f"c++ -mno-{without}")
     sources = ("winograd", "few_channels", "matmul", "norm_relu_pool")

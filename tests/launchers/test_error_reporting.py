@@ -70,7 +70,7 @@ def test_an_exception_is_reported_once_with_rank_host_and_traceback(
     assert f"rank {rank} on {HOST}" in printed and "LookupError: a mistake on purpose" in printed
 
 
-@pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
+@pytest.mark.parametrize("strategy", ["rpc", pytest.param("allreduce", marks=pytest.mark.slow)])
 def test_a_rank_that_exits_silently_is_named(tmp_path, strategy):
     zero, one = broken(tmp_path, strategy, "exit", 1)
     assert isinstance(one, ProcessLookupError)
@@ -179,7 +179,9 @@ def test_a_worker_stuck_in_a_task_is_not_waited_for_after_an_error(tmp_path):
     assert printed.count("error: ") == 1 and f"rank 0 on {HOST}" in printed
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "many", "true"])
+@pytest.mark.parametrize(
+    "value", ["0", "many", *(pytest.param(each, marks=pytest.mark.slow) for each in ("-1", "true"))]
+)
 def test_a_timeout_that_is_none_is_refused(tmp_path, value):
     zero, one = outcomes(tmp_path, f"timeout_seconds={value}")
     assert (zero.status, one.status) == (2, 2) and one.err == ""

@@ -18,7 +18,9 @@ GENERATED_EXAMPLES = 2
 
 
 @pytest.fixture(
-    scope="module", params=["generated", pytest.param("real", marks=needs_real)], autouse=True
+    scope="module",
+    params=["generated", pytest.param("real", marks=[needs_real, pytest.mark.slow])],
+    autouse=True,
 )
 def root(request, tmp_path_factory):
     """The directory of the zip files."""

@@ -106,6 +106,7 @@ def test_compiled_bf16_is_close_to_float32_and_the_same_for_any_split(make, capl
     assert torch.equal(gradient(found), sum(map(gradient, parts)))
 
 
+@pytest.mark.slow
 def test_what_is_compiled_for_bf16_multiplies_in_bfloat16(monkeypatch):
     graphs = []
     monkeypatch.setattr(torch, "compile", lambda graph, **_: graphs.append(graph) or graph)

@@ -103,6 +103,7 @@ def test_the_statistics_are_those_of_the_adapted_network_on_the_support_set(task
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.slow
 def test_accuracy_on_glyphs_of_one_image_per_call():
     dataset = Glyphs(train_classes=40, validation_classes=5, test_classes=20, examples=6)
     tasks = FewShotTasks(dataset, ways=5, shots=1, queries=5)
