@@ -34,6 +34,12 @@ from metadist.training.resume import load_learner_state, tested_checkpoint
 from metadist.training.weights_file import SUFFIX
 
 _DIRECTORY = "evaluations"
+_OF_TRAINING = (
+    "callbacks", "init_from", "logger", "optimizer", "reducer", "resume", "scheduler", "seed",
+    "strategy",
+)  # fmt: skip
+_OF_TESTS = ("eval_tasks", "eval_seed", "task_chunk_size", "precision")
+"""The options of `trainer` that a test has."""
 _MAX_NAME = 200  # characters of a file's name
 _HEAD = ("model.head.weight", "model.head.bias")
 
@@ -56,6 +62,15 @@ def evaluate_run(
     Raises:
         UserError: the run cannot be read, or its learner does not fit the tasks.
     """
+    for override in overrides:
+        key = override.lstrip("+~").partition("=")[0]
+        group, _, name = key.partition(".")
+        if group in _OF_TRAINING or (group == "trainer" and name not in _OF_TESTS):
+            instead = ", but --checkpoint PATH does" if name == "test_checkpoint" else ""
+            raise UserError(
+                f"{override} has no effect on the test of a trained run{instead}: replace options "
+                f"of task, dataset, model, algorithm, or trainer.{', trainer.'.join(_OF_TESTS)}."
+            )
     experiment = load_experiment(run, *overrides, **options)
     path, contents = tested_checkpoint(checkpoint or run)
     load_for_tasks(experiment, path, contents)
@@ -148,7 +163,7 @@ def main() -> int:
     parser.add_argument("--checkpoint", type=Path, help="test this checkpoint of the run")
     parser.add_argument("--output", type=Path, help="default: a file in RUN/evaluations")
     add_trust_code(parser)
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
 
     def evaluate() -> None:
         run, overrides = options.run.resolve(), tuple(options.overrides)

@@ -152,7 +152,10 @@ def ask_for_agreement() -> None:
     """
     if not sys.stdin.isatty():
         raise UserError("the terms need your agreement: read them and add --yes")
-    if input("Do you agree to these terms? [y/N] ").strip().lower() not in ("y", "yes"):
+    answer = ""
+    with contextlib.suppress(EOFError):  # Ctrl-D
+        answer = input("Do you agree to these terms? [y/N] ")
+    if answer.strip().lower() not in ("y", "yes"):
         raise UserError("nothing was downloaded, because you did not agree to the terms")
 
 

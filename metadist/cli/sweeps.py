@@ -35,6 +35,7 @@ from metadist.launchers.pool import Ending, JobPool
 from metadist.launchers.run_spec import RunSpec, finished_results
 from metadist.reports import (
     WORKER_ERROR_FILE,
+    directory_override,
     pop_worker_error,
     read_results,
     write_failure,
@@ -262,7 +263,7 @@ def _require_left(endings: list[dict[str, Any]], spec: RunSpec) -> None:
 def _stuck_sentence(spec: RunSpec) -> str:
     return (
         f"the sweep ends, because a rank has not left job {spec.number}: start it again with "
-        f"hydra.sweep.dir={spec.directory.parent} to run the other jobs."
+        f"{directory_override('hydra.sweep.dir', spec.directory.parent)} to run the other jobs."
     )
 
 
@@ -350,7 +351,7 @@ def finish_sweep(status: int) -> int:
 
 
 def _report(sweep: Sweep, status: int) -> int:
-    folder = sweep.directory
+    folder, again = sweep.directory, directory_override("hydra.sweep.dir", sweep.directory)
     try:
         from metadist.reports.sweep_report import write_sweep_report
 
@@ -361,13 +362,11 @@ def _report(sweep: Sweep, status: int) -> int:
         return status or USER_ERROR_STATUS
     print("\n".join(report.summary_lines()), flush=True)
     if status in (130, 143):
-        print_error(
-            f"the sweep was stopped: to resume, give the same command hydra.sweep.dir={folder}"
-        )
+        print_error(f"the sweep was stopped: to resume, give the same command {again}")
     if report.failed and not status:
         many = f"{len(report.failed)} job{'s' if len(report.failed) > 1 else ''}"
         print_error(
             f"error: {many} of the sweep failed ({', '.join(report.failed)}): sweep.md says why; "
-            f"the same command with hydra.sweep.dir={folder} runs them again."
+            f"the same command with {again} runs them again."
         )
     return status or int(bool(report.failed or sweep.failed))

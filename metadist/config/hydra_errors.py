@@ -38,7 +38,10 @@ def describe_error(error: BaseException) -> str:
         options = error.options or _group_options(str(error), missing.rpartition("/")[0])
         return _missing_option(missing, options) if options else text
     if isinstance(error, OverrideParseException):
-        return f"the override {error.override!r} cannot be read: write KEY=VALUE, as in seed=1."
+        key, equals, value = str(error.override).partition("=")
+        path = bool(equals) and "/" in value and '"' not in value
+        form = f"'{key}=\"{value}\"'" if path else "KEY=VALUE, as in seed=1"
+        return f"the override {error.override!r} cannot be read: write {form}."
     if isinstance(error, ConfigCompositionException):
         return _composition(text, error.__cause__)
     if isinstance(error, MissingMandatoryValue):

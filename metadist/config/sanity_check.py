@@ -12,6 +12,7 @@ from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError, first_line
 from metadist.tasks import TaskDistribution, task_keys
 from metadist.training import MetaBatch, Precision, TaskMapper
+from metadist.training.signals import raise_if_interrupted
 
 _LIBRARIES = sys.stdlib_module_names | {"metadist", "numpy", "optree", "torch"}
 
@@ -42,6 +43,7 @@ def run_sanity_check(
         except UserError:
             raise
         except Exception as error:
+            raise_if_interrupted(error)
             if location := user_frame(error):
                 message = f"{location}: {type(error).__name__}: {error} (in a {split} task)"
                 raise RuntimeError(message) from error

@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from metadist.algorithms import Learner
 from metadist.config.build import assemble_experiment, build_learner
+from metadist.config.hydra_errors import describe_error
 from metadist.config.hydra_version import VERSION_BASE
 from metadist.config.instantiate import instantiate, locate_target
 from metadist.config.overrides import is_node, option_values
@@ -204,6 +205,8 @@ def _apply_overrides(configuration: DictConfig, overrides: tuple[str, ...]) -> N
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         for each in parsed:
+            if each.is_sweep_override():
+                raise UserError(f"{each.input_line} has several values: give one.")
             key, value = each.key_or_group, each.value()
             if is_node(configuration, key) and isinstance(value, str):
                 with hydra.initialize_config_module("metadist.conf", **VERSION_BASE):
@@ -211,11 +214,7 @@ def _apply_overrides(configuration: DictConfig, overrides: tuple[str, ...]) -> N
             else:
                 OmegaConf.update(configuration, key, value, force_add=True)
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(
-            f"the overrides {' '.join(overrides)} cannot be applied "
-            f"({' '.join(str(error).split())}): write KEY=VALUE, as in dataset.root=DIR, or "
-            "GROUP=OPTION, as in dataset=omniglot."
-        ) from None
+        raise UserError(describe_error(error)) from None
 
 
 def _find_dataset(configuration: DictConfig, directory: Path) -> None:

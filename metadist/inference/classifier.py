@@ -1,16 +1,18 @@
 """A trained model as a classifier with the conventions of scikit-learn."""
 
 from collections.abc import Callable, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from PIL.Image import Image
 from torch import Tensor
 
 from metadist.algorithms import Learner
 from metadist.config import image_preprocessing, load_learner
-from metadist.errors import UserError
+from metadist.errors import UserError, first_line
 from metadist.tasks import Examples
 from metadist.training import predict_unlabeled, resolve_device
 from metadist.training.pretrained import find_weights
@@ -36,6 +38,9 @@ class FewShotClassifier:
         batch_statistics: of batch norm without running statistics, see
             `metadist.training.predict_unlabeled`. With "support" the prediction of an image does
             not depend on the others; with "transductive" it does, as in MAML's evaluation.
+
+    Raises:
+        UserError: `batch_statistics` has another value.
     """
 
     classes_: np.ndarray
@@ -47,6 +52,11 @@ class FewShotClassifier:
         preprocess: Callable[[Any], Tensor] | None = None,
         batch_statistics: Literal["support", "transductive"] = "support",
     ) -> None:
+        if batch_statistics not in ("support", "transductive"):
+            raise UserError(
+                f'batch_statistics={batch_statistics!r} is unknown: choose "support" or '
+                '"transductive".'
+            )
         self.learner = learner
         self.outputs = outputs
         self.preprocess = preprocess
@@ -95,22 +105,29 @@ class FewShotClassifier:
         Args:
             images: see `metadist.tasks.ImagePreprocessing`, or the model's inputs without
                 `preprocess`.
-            labels: a label for each image, of any type that can be sorted.
+            labels: a label for each image, all numbers or all strings.
 
         Returns:
             The classifier.
 
         Raises:
-            UserError: the numbers of images and labels differ, or the algorithm cannot do the
-                number of classes.
+            UserError: the numbers of images and labels differ, labels cannot be sorted, an image
+                cannot be used, or the algorithm cannot do the number of classes.
         """
-        given = np.asarray(labels.cpu() if isinstance(labels, Tensor) else labels)
+        images = _several(images)
+        try:
+            given = np.asarray(labels.cpu() if isinstance(labels, Tensor) else labels)
+            classes, targets = np.unique(given, return_inverse=True)
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"the labels cannot be sorted ({first_line(error)}): give numbers or strings, one "
+                "for each image."
+            ) from None
         if given.shape != (len(images),):
             raise UserError(
                 f"there are {len(images)} images, and labels of shape {given.shape}: give one "
                 "label for each image."
             )
-        classes, targets = np.unique(given, return_inverse=True)
         if len(classes) < 2:
             raise UserError("the labels are of fewer than two classes: give at least two.")
         if self.learner.outputs_are_classes and len(classes) > self.outputs:
@@ -158,7 +175,31 @@ class FewShotClassifier:
         return torch.cat(logits)[:, : len(self.classes_)].softmax(1).cpu().numpy()
 
     def _inputs(self, images: Any) -> Tensor:
+        images = _several(images)
         if not len(images):
             raise UserError("there are no images: give at least one.")
-        prepare = self.preprocess or (lambda inputs: torch.as_tensor(inputs, dtype=torch.float32))
+        prepare = self.preprocess or _as_inputs
         return prepare(images).to(next(self.learner.parameters()).device)
+
+
+def _several(images: Any) -> Any:
+    """A sequence, array or tensor of images.
+
+    Raises:
+        UserError: a single image.
+    """
+    if isinstance(images, str | PathLike | Image):
+        raise UserError("one image was given instead of several: give a list, [image].")
+    if hasattr(images, "__len__"):
+        return images
+    try:
+        return list(images)
+    except TypeError:
+        kind = type(images).__name__
+        raise UserError(f"images are of type {kind}: give a list, array or tensor.") from None
+
+
+def _as_inputs(images: Any) -> Tensor:
+    if isinstance(images, Sequence) and all(isinstance(each, Tensor) for each in images):
+        images = torch.stack(list(images))
+    return torch.as_tensor(images, dtype=torch.float32)

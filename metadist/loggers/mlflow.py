@@ -70,7 +70,7 @@ class MlflowLogger(Logger):
         for name in ("mlflow", "alembic"):  # they report the creation of the database
             logging.getLogger(name).setLevel(logging.WARNING)
         uri = self._tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-        artifacts = None if uri else (run.directory / "mlflow_artifacts").as_uri()
+        artifacts = None if uri else (run.directory.resolve() / "mlflow_artifacts").as_uri()
         with self._wrap_errors():
             self._client = MlflowClient(uri or f"sqlite:///{run.directory / 'mlflow.db'}")
             self._run_id = self._resumed_run(run) or self._new_run(run, artifacts)

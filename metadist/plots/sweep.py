@@ -209,7 +209,8 @@ def _plot_lines(
         axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(keys[line_key], parse_math=False)
     style_axes(axes)
-    axes.legend(fontsize=8.5, frameon=True, framealpha=0.85, edgecolor="none")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8.5, frameon=True, framealpha=0.85, edgecolor="none")
 
 
 def _plot_heat_map(

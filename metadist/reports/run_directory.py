@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -205,6 +207,29 @@ def read_overrides(directory: Path) -> list[str]:
         UserError: the file cannot be read.
     """
     return [str(override) for override in _read_yaml(directory / OVERRIDES_FILE) or ()]
+
+
+def read_choices(directory: Path) -> dict[str, str]:
+    """Read the option that a run chose of each configuration group; {} without them.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    node = _read_yaml(directory / HYDRA_FILE)
+    for name in ("hydra", "runtime", "choices"):
+        node = node.get(name) if isinstance(node, Mapping) else None
+    choices = node if isinstance(node, Mapping) else {}
+    return {group: each for group, each in choices.items() if isinstance(each, str)}
+
+
+def directory_override(key: str, directory: Path) -> str:
+    """An override such as `hydra.run.dir=DIR`, quoted for Hydra and for a shell."""
+    value = str(directory)
+    if not re.fullmatch(r"[\w/:.+@% -]+", value, re.ASCII):
+        from hydra.core.override_parser.types import Quote, QuotedString  # takes time to import
+
+        value = QuotedString(value, Quote.single).with_quotes()
+    return shlex.quote(f"{key}={value}")
 
 
 def _read_yaml(path: Path) -> Any:

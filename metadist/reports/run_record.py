@@ -20,6 +20,7 @@ from metadist.reports.run_directory import (
     HYDRA_FILE,
     RESULTS_FILE,
     TEST_TASKS_DATA_FILE,
+    directory_override,
     read_config,
     read_failure,
     read_json,
@@ -127,7 +128,7 @@ class RunRecord:
         if workers > 1 and launcher == "none":
             program = ["torchrun", "--standalone", f"--nproc_per_node={workers}", "-m", "metadist"]
         again = shlex.join([*program, str(name), *self._search_path(), *self.overrides])
-        resume = shlex.join([f"hydra.run.dir={self.directory}", "resume=auto"])
+        resume = f"{directory_override('hydra.run.dir', self.directory)} resume=auto"
         repeat = {"Repeat the run": again, "Resume or continue it": f"{again} {resume}"}
         run, seed = shlex.quote(str(self.directory)), self.eval_seed
         task = next(iter(self.hardest(1)), 0)

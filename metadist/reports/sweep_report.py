@@ -258,7 +258,8 @@ def _caption(table: SweepTable) -> str:
     if seeds == [1]:
         return "one seed; 95% intervals over test tasks"
     count = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    return f"mean of {count} seeds; 95% intervals over seeds"
+    single = ", of a single seed over test tasks" if seeds[0] == 1 else ""
+    return f"mean of {count} seeds; 95% intervals over seeds{single}"
 
 
 def _format_setting(table: SweepTable, setting: Setting) -> str:

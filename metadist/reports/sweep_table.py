@@ -1,6 +1,7 @@
 """The runs of a sweep as a table: one row per setting, mean and 95% interval over seeds."""
 
 import contextlib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +12,11 @@ from metadist.errors import UserError
 from metadist.loggers import METRICS_FILE
 from metadist.reports.comparison import config_fingerprint, is_runtime_key
 from metadist.reports.run_directory import (
+    CONFIG_FILE,
     ERROR_FILE,
     FAILURE_FILE,
     RESULTS_FILE,
+    read_choices,
     read_config,
     read_failure,
     read_overrides,
@@ -23,6 +26,8 @@ from metadist.reports.run_record import error_status, is_run, read_error
 from metadist.reports.statistics import mean_and_ci95
 
 _DEFAULT = "(default)"
+_CONTINUED = ("trainer.iterations",)
+"""Keys with which a finished run is continued."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,7 @@ class SweepRun:
         name: path of its directory relative to the folder of the sweep.
         overrides: value of each key that the command line set, without the plus before a key.
         config: the composed configuration, with interpolations unresolved.
+        choices: the option of each group, also of those that the command line did not set.
         results: content of `results.json`; None if the run has not finished.
         failure: error of a failed run, in one line; None if it has not failed.
     """
@@ -40,6 +46,7 @@ class SweepRun:
     name: str
     overrides: Mapping[str, str]
     config: Mapping[str, Any] = field(default_factory=dict)
+    choices: Mapping[str, str] = field(default_factory=dict)
     results: Mapping[str, Any] | None = None
     failure: str | None = None
 
@@ -57,6 +64,8 @@ class SweepRun:
         """The value of a key, from the command line or else from the configuration."""
         if key in self.overrides:
             return self.overrides[key]
+        if key in self.choices:
+            return self.choices[key]
         node: Any = self.config
         for part in key.split("."):
             node = node.get(part) if isinstance(node, Mapping) else None
@@ -146,6 +155,12 @@ def read_runs(folder: Path) -> list[SweepRun]:
     # A run that failed at its start; other programs may write a file of this name too.
     errors = {path.parent for path in folder.rglob(ERROR_FILE)}
     directories |= {directory for directory in errors if is_run(directory)}
+    # Without a configuration of its own, one inside a run's holds copies, such as an MLflow logger.
+    directories = {
+        directory
+        for directory in directories
+        if (directory / CONFIG_FILE).is_file() or directories.isdisjoint(directory.parents)
+    }
     if not directories:
         raise UserError(
             f"{folder} holds no run (no {RESULTS_FILE} in it or below it): give the folder that "
@@ -182,17 +197,29 @@ def build_sweep_table(runs: Sequence[SweepRun]) -> SweepTable:
 
 def _read_run(folder: Path, directory: Path) -> SweepRun:
     failure, error = read_failure(directory), read_error(directory)
+    results, overrides = read_results(directory), _values(read_overrides(directory))
     failed = bool(error) and error_status(error) == "failed"
-    overrides = (failure or {}).get("overrides") or read_overrides(directory)
-    pairs = [str(override).lstrip("+").partition("=") for override in overrides]
+    if failure is not None and (given := _values(failure.get("overrides") or ())):
+        changed = {key for key in given | overrides if given.get(key) != overrides.get(key)}
+        if results is None or all(is_runtime_key(k) or k in _CONTINUED for k in changed):
+            overrides = given
+        else:
+            error, failed = "", False  # of another job, refused to protect these results
     return SweepRun(
         name=str(directory.relative_to(folder)),
-        overrides={key: _normalize(value) for key, equals, value in pairs if equals},
+        overrides=overrides,
         config=read_config(directory),
+        choices=read_choices(directory),
         # An error after earlier results, of a shorter run, counts.
-        results=None if error else read_results(directory),
+        results=None if error else results,
         failure=str((failure or {}).get("error") or error.splitlines()[-1]) if failed else None,
     )
+
+
+def _values(overrides: Sequence[str]) -> dict[str, str]:
+    """The value of each key that some overrides set."""
+    pairs = [str(override).lstrip("+").partition("=") for override in overrides]
+    return {key: _normalize(value) for key, equals, value in pairs if equals}
 
 
 def _swept_keys(runs: Sequence[SweepRun]) -> list[str]:
@@ -220,7 +247,9 @@ def _build_setting(values: tuple[str, ...], runs: Sequence[SweepRun], metric: st
     finished = list({r.results.get("seed"): r for r in runs if r.results is not None}.values())
     test = _estimate(finished, f"test_{metric}")
     if test is not None and len(finished) == 1:
-        test = MetricEstimate(test.mean, finished[0].metric("ci95"))
+        half = finished[0].metric("ci95")  # a single task has no interval
+        known = half is not None and math.isfinite(half)
+        test = MetricEstimate(test.mean, half if known else None)
     return Setting(
         values=values,
         runs=tuple(finished),
@@ -253,6 +282,8 @@ def _best_setting(
 def _normalize(value: object) -> str:
     """A value in one spelling: 0.10 and 1e-1 are the same value, and so are 1.0 and 1."""
     text = str(value).strip()
+    if text.startswith("["):
+        return re.sub(r",\s+", ",", text)
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         return text[1:-1]
     with contextlib.suppress(ValueError):

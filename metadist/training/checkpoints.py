@@ -222,8 +222,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             contents = _load(path, file)
     except OSError as error:
         raise UserError(
-            f"the checkpoint {path} cannot be read ({error.strerror}): give resume= the path of a "
-            "checkpoint file, or auto for the newest one of the run's directory."
+            f"the checkpoint {path} cannot be read ({error.strerror}): give the path of a "
+            "checkpoint file; resume=auto takes the newest one of the run's directory."
         ) from None
     if not isinstance(contents, dict) or "format" not in contents:
         raise CorruptCheckpointError(

@@ -22,6 +22,7 @@ from metadist.kernels import pytorch_operations
 from metadist.tasks import Episode, Examples
 from metadist.training.batching import forward_batched
 from metadist.training.precision import Precision
+from metadist.training.signals import raise_if_interrupted
 
 _log = logging.getLogger(__name__)
 
@@ -163,6 +164,7 @@ class CompiledSteps:
                 compiled(*inputs)
                 self._steps[key] = compiled
             except Exception as error:
+                raise_if_interrupted(error)
                 self._steps[key] = f"{type(error).__name__}: {first_line(error)}"
         return self._steps[key], inputs
 

@@ -13,6 +13,7 @@ from metadist import tasks as tasks_package
 from metadist.algorithms import Learner
 from metadist.distributed import module_clone
 from metadist.errors import UserError
+from metadist.files import wrap_write_errors
 from metadist.loggers import METRICS_FILE, read_metrics
 from metadist.reports import LEARNING_CURVES_FILE, TEST_TASKS_FILE, VALIDATION_TASKS_FILE
 from metadist.tasks import (
@@ -54,7 +55,8 @@ def plot_run(experiment: Experiment, results: Mapping[str, Any]) -> list[Path]:
     )
     if not can_plot(x.tasks):
         return [curves]
-    keys = task_keys(x.trainer.eval_seed, "test", 0, range(_TEST_TASKS))
+    count = min(_TEST_TASKS, x.trainer.eval_tasks)
+    keys = task_keys(x.trainer.eval_seed, "test", 0, range(count))
     plotted = _plot_tasks(x, x.evaluated_learner, keys, x.directory / TEST_TASKS_FILE, x.title)
     return [curves] if plotted is None else [curves, plotted]
 
@@ -94,7 +96,8 @@ def plot_task(path: Path, experiment: Experiment, key: Tensor) -> Path | None:
     x = experiment
     if not can_plot(x.tasks) or not len(x.tasks.sample(key).support.targets):
         return None
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with wrap_write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     return _plot_tasks(x, x.learner, [key], path, f"task {','.join(map(str, key.tolist()))}")
 
 

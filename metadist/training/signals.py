@@ -22,6 +22,18 @@ class Interrupted(Exception):
         self.exit_status = 128 + number
 
 
+def raise_if_interrupted(error: BaseException) -> None:
+    """Raise the `Interrupted` that another error came from; return if there is none.
+
+    A signal's exception may be raised within a library that raises one of its own instead.
+    """
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, Interrupted):
+            raise found
+        found = found.__cause__ or found.__context__
+
+
 class StopSignals:
     """Context manager that records SIGINT and SIGTERM instead of ending the process.
 

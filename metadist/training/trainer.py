@@ -29,6 +29,7 @@ from metadist.reports import (
     CONTENTS,
     PROFILE_DIRECTORY,
     TEST_PREDICTIONS_FILE,
+    directory_override,
     write_results,
     write_test_predictions,
 )
@@ -501,7 +502,8 @@ class Trainer:
         raise Interrupted(
             self._stop.number or signal.SIGTERM,
             f"stopped at iteration {self.state.iteration} of {self.config.iterations}, saved: "
-            f"to resume, give the same command hydra.run.dir={x.directory} resume=auto",
+            "to resume, give the same command "
+            f"{directory_override('hydra.run.dir', x.directory)} resume=auto",
         )
 
     def _raise_if_stopped(self) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from omniglot_tree import SMALL, ink, png, write_zips
+from PIL import Image
 from tiny import build
 from worlds import run_world
 
@@ -158,6 +159,31 @@ def test_an_algorithm_of_features_takes_more_classes_than_in_training(tmp_path_f
 def test_labels_that_do_not_fit_are_refused(maml, count, labels, message):
     with pytest.raises(UserError, match=message):
         FewShotClassifier.load(maml).fit(PIXELS.reshape(-1, 28, 28)[:count], labels)
+
+
+@pytest.mark.parametrize("labels", [["a", None], [["a"], ["b", "c"]]])
+def test_labels_that_cannot_be_sorted_are_refused(prototypical, labels):
+    images = np.zeros((2, 28, 28), np.uint8)
+    with pytest.raises(UserError, match=r"the labels|labels of shape"):
+        FewShotClassifier.load(prototypical).fit(images, labels)
+
+
+def test_one_image_is_no_list_and_a_generator_is_one(prototypical):
+    classifier, image = FewShotClassifier.load(prototypical), Image.new("L", (28, 28))
+    for one in (image, "a.png", Path("a.png")):
+        with pytest.raises(UserError, match="one image was given instead of several"):
+            classifier.fit(one, ["a"])
+    with pytest.raises(UserError, match="images are of type NoneType: give a list"):
+        classifier.fit(None, ["a"])
+    classifier.fit([image, image], ["a", "b"])
+    assert len(classifier.predict(image for _ in range(3))) == 3
+
+
+def test_unknown_batch_statistics_are_refused(prototypical):
+    with pytest.raises(
+        UserError, match="batch_statistics='Support' is unknown: choose \"support\""
+    ):
+        FewShotClassifier.load(prototypical, batch_statistics="Support")
 
 
 def test_a_prediction_needs_examples_and_images(maml):

@@ -3,8 +3,11 @@
 import json
 import math
 import os
+import shlex
+from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from metadist.errors import UserError
 from metadist.reports import (
@@ -13,6 +16,7 @@ from metadist.reports import (
     RESULTS_FILE,
     TEST_PREDICTIONS_FILE,
     WORKER_ERROR_FILE,
+    directory_override,
     pop_worker_error,
     read_config,
     read_failure,
@@ -108,3 +112,10 @@ def test_config_and_overrides(tmp_path):
     (tmp_path / ".hydra" / "config.yaml").write_text("a: [")
     with pytest.raises(UserError, match=r"config\.yaml cannot be read"):
         read_config(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a/b-1.0", "with space", "ü", "a=1,b=2", "it's", "(x) [y] #&;~!"])
+def test_the_override_of_a_directory_can_be_pasted(name):
+    (argument,) = shlex.split(directory_override("hydra.run.dir", Path(name)))
+    (override,) = OverridesParser.create().parse_overrides([argument])
+    assert override.key_or_group == "hydra.run.dir" and str(override.value()) == name

@@ -100,7 +100,8 @@ def test_what_an_interval_is_over_is_said(tmp_path, monkeypatch):
     ]
     assert rows(tmp_path)[0]["test_accuracy_ci95"] == "0.01"
     assert rows(tmp_path)[0]["validation_accuracy_ci95"] == ""
-    assert "mean of 1 to 2 seeds; 95% intervals over seeds" in texts
+    over = "95% intervals over seeds, of a single seed over test tasks"
+    assert f"mean of 1 to 2 seeds; {over}" in texts
     text = (tmp_path / "sweep.md").read_text()
     assert "(Student's t); for the test metric of a single seed, over test tasks." in text
     assert "| 0.1 | 1 | 60.00% | 70.00% ± 1.00% | 0.5 | best |" in text
@@ -224,6 +225,47 @@ def test_failure_after_earlier_results_counts_as_failed(tmp_path):
     failure = {"error": "it broke", "overrides": ["trainer.iterations=20"]}
     (tmp_path / "0" / "failure.json").write_text(json.dumps(failure))
     assert write_sweep_report(tmp_path).failed == ("0",)
+
+
+def test_results_stay_when_a_job_of_other_options_was_refused(tmp_path):
+    write(tmp_path / "0", ["algorithm.inner_lr=0.1"], 0.7)
+    write(tmp_path / "1", ["algorithm.inner_lr=0.4"], 0.6)
+    failure = {"error": "an earlier run is here", "overrides": ["algorithm.inner_lr=0.2"]}
+    (tmp_path / "0" / "failure.json").write_text(json.dumps(failure))
+    report = write_sweep_report(tmp_path)
+    assert report.failed == ()
+    assert [(row["algorithm.inner_lr"], row["best"]) for row in rows(tmp_path)] == [
+        ("0.1", "yes"),
+        ("0.4", ""),
+    ]
+
+
+def test_copies_of_results_in_a_run_directory_are_no_runs(tmp_path):
+    for job, rate in enumerate((0.1, 0.4)):
+        write(tmp_path / str(job), [f"algorithm.inner_lr={rate}"], 0.5 + job / 10)
+        copies = tmp_path / str(job) / "mlflow_artifacts" / "a"
+        copies.mkdir(parents=True)
+        (copies / "results.json").write_text((tmp_path / str(job) / "results.json").read_text())
+    assert len(write_sweep_report(tmp_path).table.runs) == 2
+
+
+def test_an_option_that_is_the_default_is_the_same_setting(tmp_path):
+    for job, overrides in enumerate((["seed=0"], ["seed=1", "algorithm=maml"])):
+        write(tmp_path / str(job), [*overrides, f"model.hidden=[4,{' ' * job}8]"], 0.7)
+        choices = {"hydra": {"runtime": {"choices": {"algorithm": "maml"}}}}
+        (tmp_path / str(job) / ".hydra" / "hydra.yaml").write_text(yaml.safe_dump(choices))
+    (setting,) = write_sweep_report(tmp_path).table.settings
+    assert len(setting.runs) == 2
+
+
+def test_a_single_test_task_has_no_interval(tmp_path):
+    for job, rate in enumerate((0.1, 0.4)):
+        write(tmp_path / str(job), [f"algorithm.inner_lr={rate}"], 0.7)
+        results = json.loads((tmp_path / str(job) / "results.json").read_text())
+        (tmp_path / str(job) / "results.json").write_text(json.dumps({**results, "ci95": "NaN"}))
+    report = write_sweep_report(tmp_path)
+    assert {row["test_accuracy_ci95"] for row in rows(tmp_path)} == {""}
+    assert "nan" not in "".join(report.summary_lines()) + (tmp_path / "sweep.md").read_text()
 
 
 @pytest.mark.parametrize("has_results", [True, False])

@@ -12,7 +12,13 @@ from metadist.distributed.worker_local import WorkerLocal
 from metadist.kernels import pytorch_operations
 from metadist.models import MLP, Conv4
 from metadist.tasks import FewShotTasks, Glyphs, Sinusoid, stack_episodes, task_keys
-from metadist.training import MetaBatch, TrainerConfig, TrainMapper, compile_options
+from metadist.training import (
+    Interrupted,
+    MetaBatch,
+    TrainerConfig,
+    TrainMapper,
+    compile_options,
+)
 from metadist.training.outer_step import CompiledSteps, CompileOptions, StepArguments, outer_step
 
 
@@ -63,6 +69,19 @@ def test_chunks_of_one_compiled_size_give_the_same_bits_in_any_split():
     gradients = [part.gradients.by_input for part in parts]
     for found, *pieces in zip(whole.gradients.by_input, *gradients, strict=True):
         assert torch.equal(found, sum(pieces))
+
+
+def test_a_signal_during_compilation_is_not_a_failed_compilation(monkeypatch):
+    def compile_until_stopped(step, inputs):
+        try:
+            raise Interrupted(15, "stopped outside of training")
+        except Interrupted as error:
+            raise RuntimeError("the compiler failed") from error
+
+    monkeypatch.setattr("metadist.training.outer_step._compile", compile_until_stopped)
+    learner, tasks = sinusoid()
+    with pytest.raises(Interrupted, match="stopped outside of training"):
+        response(learner, tasks, 4, CompileOptions("stopped", 4))
 
 
 def test_each_configuration_shape_and_set_of_parameters_is_compiled_once(monkeypatch):
