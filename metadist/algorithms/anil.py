@@ -57,8 +57,8 @@ class ANIL(MAML):
         require_features(model, "anil")
 
     def initial(self) -> Parameters:
-        """The head's parameters."""
-        return dict(self.model.head.named_parameters())
+        """The head's parameters that require grad."""
+        return {n: each for n, each in self.model.head.named_parameters() if each.requires_grad}
 
     def features(self, inputs: Tensor) -> Tensor:
         """Inputs of the head: (n, *input shape) -> (n, features)."""

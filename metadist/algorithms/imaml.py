@@ -28,7 +28,7 @@ class IMAML(InnerLoopLearner):
 
     The linear system is solved by `cg_steps` steps of conjugate gradient with one Hessian-vector
     product each. Memory does not grow with the inner steps. The reported loss is the query loss of
-    φ; its gradient by θ is the one above.
+    φ; its gradient with respect to θ is the one above.
 
     The authors' code (github.com/aravindr93/imaml_dev) differs from the paper. It is
     `proximal_step="last"`, `cg_damping=1` and `cg_proximal_offset=10`, with ε = 1e-3 in the outer

@@ -132,7 +132,7 @@ class InnerLoopLearner(Learner):
     def gradients(
         self, parameters: Parameters, examples: Any, create_graph: bool = False
     ) -> Parameters:
-        """The gradient of the loss of examples by the parameters.
+        """The gradient of the loss of examples with respect to the parameters.
 
         Args:
             parameters: of the model.
@@ -146,7 +146,11 @@ class InnerLoopLearner(Learner):
             # With batched tasks, each loss depends on the parameters of its task only.
             with record_function("metadist::inner_gradient"):
                 grads = torch.autograd.grad(
-                    loss.sum(), list(parameters.values()), create_graph=create_graph
+                    loss.sum(),
+                    list(parameters.values()),
+                    create_graph=create_graph,
+                    allow_unused=True,  # the model may have parameters that it does not use
+                    materialize_grads=True,
                 )
         return dict(zip(parameters, grads, strict=True))
 

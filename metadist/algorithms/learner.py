@@ -15,8 +15,8 @@ class TaskResult(NamedTuple):
     """The result of one task.
 
     Attributes:
-        loss: scalar; its gradient by the learner's parameters is the meta-gradient. Detached in
-            evaluation.
+        loss: scalar; its gradient with respect to the learner's parameters is the meta-gradient.
+            Detached in evaluation.
         metrics: detached scalars: "accuracy" (0 to 1) for classification, "mse" for regression;
             before adaptation as `…_before` and, with `Learner.evaluate_each_step`, after k inner
             steps as `…_after_k`.
@@ -74,9 +74,13 @@ class Learner(nn.Module):
     def __init_subclass__(cls, **options: Any) -> None:
         """Compute one task at a time where a subclass overrides methods; see `batches_tasks`."""
         super().__init_subclass__(**options)
-        methods = {name for name, each in vars(cls).items() if callable(each) and name[:2] != "__"}
-        inherited = {name for base in cls.__mro__[1:] for name in vars(base)}
-        if "batches_tasks" not in vars(cls) and methods & inherited - {"method", "protocol"}:
+        # The classes before the one that says whether it batches tasks, mixins among them.
+        bases = list(cls.__mro__)
+        first = next(i for i, base in enumerate(bases) if "batches_tasks" in vars(base))
+        own = [item for base in bases[:first] for item in vars(base).items()]
+        methods = {name for name, each in own if callable(each) and name[:2] != "__"}
+        inherited = {name for base in bases[first:] for name in vars(base)}
+        if methods & inherited - {"method", "protocol"}:
             cls.batches_tasks = False
 
     def __init__(

@@ -164,7 +164,8 @@ def repeat_batch_norms(model: nn.Module, steps: int) -> list[str]:
         if not isinstance(module, _BatchNorm):
             continue
         for name, parameter in list(module.named_parameters(recurse=False)):
-            setattr(module, name, nn.Parameter(_repeat(parameter, steps)))
+            repeated = nn.Parameter(_repeat(parameter, steps), parameter.requires_grad)
+            setattr(module, name, repeated)
             names.append(f"{prefix}.{name}".lstrip("."))
         for name, buffer in list(module.named_buffers(recurse=False)):
             setattr(module, name, _repeat(buffer, steps))

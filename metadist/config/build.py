@@ -20,7 +20,7 @@ from metadist.distributed import get_rank, get_worker_id, get_world_size
 from metadist.distributed.job import current_job
 from metadist.distributed.partitioners import as_shards
 from metadist.distributed.worker_local import WorkerLocal
-from metadist.errors import UserError
+from metadist.errors import UserError, first_line
 from metadist.kernels import tune_malloc
 from metadist.loggers import JsonlLogger, Logger, LoggerCollection
 from metadist.tasks import FewShotTasks, TaskDistribution, task_keys
@@ -104,6 +104,7 @@ def assemble_experiment(
     torch.manual_seed(settings.seed)
     learner = build_learner(cfg.model, cfg.algorithm, tasks, locate)
     learner.to(device if strategy.parameter_device == "device" else "cpu")
+    _check_optimizer(cfg.optimizer, instantiate)
     optimizer = instantiate(cfg.optimizer, "optimizer", params=learner.parameters())
     _check_scheduler(cfg.scheduler, optimizer, instantiate)
     scheduler = instantiate(cfg.scheduler, "scheduler", optimizer=optimizer)
@@ -190,6 +191,20 @@ def _check_type(built: Any, base: type, path: str, node: Any) -> None:
         )
 
 
+def _check_optimizer(node: DictConfig, instantiate: Callable[..., Any]) -> None:
+    """Dry-run of the optimizer on a dummy parameter."""
+    dummy = torch.nn.Parameter(torch.ones(2, 2))
+    dummy.grad = torch.ones_like(dummy)
+    optimizer = instantiate(node, "optimizer", params=[dummy])
+    try:
+        optimizer.step()
+    except (TypeError, RuntimeError) as error:
+        raise UserError(
+            f"{node._target_} cannot take a step with a dense gradient and without a closure "
+            f"({first_line(error)}): choose another optimizer, such as optimizer=adam."
+        ) from error
+
+
 def _check_scheduler(
     node: DictConfig, optimizer: torch.optim.Optimizer, instantiate: Callable[..., Any]
 ) -> None:
@@ -202,6 +217,11 @@ def _check_scheduler(
         dummy.step()
         scheduler.step()
     except (TypeError, ValueError, ArithmeticError) as error:
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise UserError(
+                "scheduler: a schedule that depends on a metric is not supported: choose one of "
+                "the iteration, such as scheduler=cosine."
+            ) from None
         raise UserError(
             f"the learning-rate schedule cannot take a step ({error}): correct the values "
             "of scheduler, or choose scheduler=none."

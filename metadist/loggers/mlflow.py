@@ -64,8 +64,7 @@ class MlflowLogger(Logger):
             from mlflow import MlflowClient
         except ImportError:
             raise UserError(
-                "logger=mlflow needs MLflow, which is not installed: "
-                "pip install 'metadist[mlflow]'."
+                "logger=mlflow needs MLflow, which is not installed: pip install -e '.[mlflow]'."
             ) from None
         for name in ("mlflow", "alembic"):  # they report the creation of the database
             logging.getLogger(name).setLevel(logging.WARNING)

@@ -162,7 +162,7 @@ class Timm(Backbone):
             import timm
         except ImportError as error:
             raise UserError(
-                "model=timm needs timm, which is not installed: pip install metadist[timm]."
+                "model=timm needs timm, which is not installed: pip install -e '.[timm]'."
             ) from error
         model = f"model=timm model.name={name}"
         _check_name(name.partition(".")[0], timm.list_models(), "timm")

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from metadist.algorithms import Learner, TaskResult
+from metadist.errors import UserError
 from metadist.tasks import Episode, Examples, stack_episodes
 from metadist.training.precision import Precision, autocast, to_float32
 
@@ -185,9 +186,26 @@ def forward_batched(
     if precision == "bf16":
         result = to_float32(result)
     if before and learner.training:
-        changes = {name: tensors[name].double() - each for name, each in before.items()}
-        result = result._replace(buffers=changes)
+        result = result._replace(buffers=buffer_changes(before, tensors))
     return result, own
+
+
+def buffer_changes(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The differences that tasks made to a learner's buffers of real numbers, float64.
+
+    Raises:
+        UserError: another buffer, such as a mask, has changed, which has no mean over tasks.
+    """
+    changes = {}
+    for name, each in before.items():
+        if each.dtype != torch.bool and not each.is_complex():
+            changes[name] = after[name].double() - each
+        elif not torch.equal(after[name], each.expand_as(after[name])):
+            raise UserError(
+                f"the buffer {name} of type {each.dtype} changes in training, and has no mean "
+                "over tasks: keep it constant, or of floating-point numbers."
+            )
+    return changes
 
 
 def _repeat(parameter: Tensor, tasks: int) -> Tensor:

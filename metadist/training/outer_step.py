@@ -26,6 +26,8 @@ from metadist.training.signals import raise_if_interrupted
 
 _log = logging.getLogger(__name__)
 
+_CONSTANT = (bool, int, float, str)
+
 
 class StepSum(NamedTuple):
     """The weighted sum of the tasks' results and gradients.
@@ -118,6 +120,8 @@ class CompiledSteps:
 
     def __init__(self) -> None:
         self._steps: dict[Any, Callable[..., StepSum] | str] = {}
+        self._attributes: dict[Any, dict[str, Any]] = {}
+        self._logged: set[str] = set()
 
     def __call__(self, options: CompileOptions, arguments: StepArguments) -> StepSum:
         """The same as `outer_step` up to rounding.
@@ -126,10 +130,10 @@ class CompiledSteps:
             options: of the run.
             arguments: as of `outer_step`, with at most `options.chunk_size` tasks.
         """
-        known = len(self._steps)
         found, inputs = self._find(options, arguments)
         if isinstance(found, str):
-            if len(self._steps) > known:
+            if found not in self._logged:
+                self._logged.add(found)
                 _log.warning("the outer step runs eagerly: it cannot be compiled (%s)", found)
             return outer_step(arguments)
         with record_function("metadist::compiled_step"):
@@ -158,6 +162,12 @@ class CompiledSteps:
         # Padded or not, tensors have one layout: another one would be compiled again.
         episodes = Episode(*(Examples(_pad(x, padding), _pad(y, padding)) for x, y in episodes))
         inputs = ([each.detach() for each in arguments.parameters.values()], episodes, weights)
+        # The compiled form has the values that these have when it is made.
+        attributes = {n: v for n, v in vars(arguments.learner).items() if isinstance(v, _CONSTANT)}
+        first = self._attributes.setdefault(key, attributes)
+        if attributes != first:
+            changed = [n for n in attributes | first if attributes.get(n) != first.get(n)]
+            self._steps[key] = f"the learner's {', '.join(changed)} changed during training"
         if key not in self._steps:
             try:
                 compiled = _compile(functools.partial(_eager, arguments), inputs)

@@ -76,7 +76,7 @@ def parse_key(text: str) -> Tensor:
 
 
 def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) -> Replay:
-    """Compute one task as the run did: the same loss, bit for bit.
+    """Compute one task as the run did: on CPUs with the same bits, unless the run was compiled.
 
     The learner's state before the key's iteration comes from the newest checkpoint until then,
     from `init_from`, or from the seed; the outer steps between are taken again. A test task is

@@ -187,6 +187,7 @@ def _forget_other_validations(experiment: Experiment, contents: Mapping[str, Any
     state.best, state.validation, state.validated = {}, {}, 0
     for callback in experiment.callbacks.values():
         if isinstance(callback, EarlyStopping):
+            state.should_stop = False
             callback.load_state_dict({"best": None, "validations_since_best": 0})
     if get_rank() == 0:
         _log.warning(

@@ -367,7 +367,7 @@ class RpcStrategy(Strategy):
         partitioner: splits a batch among the workers.
         reducer: combines the shards' results.
         gradient: "worker": each worker returns its part of the loss and of the gradient in one
-            RPC and holds the graph of one shard at a time. "dist_autograd": the graph spans the
+            RPC and holds the graph of one chunk at a time. "dist_autograd": the graph spans the
             workers, and distributed autograd computes the gradient in a second pass.
         timeout_seconds: seconds within which a worker that died, froze or cannot be reached is
             found.

@@ -25,6 +25,7 @@ from metadist.training.batching import (
     MAX_CHUNK,
     Chunk,
     ChunkSize,
+    buffer_changes,
     forward_batched,
     split_into_chunks,
     split_stacked,
@@ -160,8 +161,9 @@ class TaskMapper:
             result = to_float32(result)
         if not before:
             return result
-        changes = {name: after.double() - before[name] for name, after in run.named_buffers()}
-        return result._replace(buffers=changes if learner.training else {})
+        if not learner.training:
+            return result
+        return result._replace(buffers=buffer_changes(before, dict(run.named_buffers())))
 
     def _sample(self, batch: MetaBatch) -> Iterator[tuple[Tensor, Episode]]:
         single = batch.keys.dim() == 1
@@ -179,7 +181,7 @@ class TaskMapper:
 
 @dataclass(frozen=True)
 class TrainMapper(TaskMapper):
-    """Mapper of training: the mean loss and metrics of the tasks in a shard.
+    """Mapper of training: mean loss and metrics of the tasks in a shard, or weighted sums of them.
 
     Attributes:
         compiled: how batched tasks are compiled; None runs them eagerly.

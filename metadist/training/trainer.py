@@ -259,7 +259,8 @@ class Trainer:
 
         Raises:
             UserError: loss or gradient is not finite, with `trainer.on_non_finite=stop`; the
-                parameters are as before the step, and a checkpoint is saved.
+                parameters are as before the step, and a checkpoint is saved, except in the first
+                iteration.
         """
         x, config = self.experiment, self.config
         learning_rate = float(x.optimizer.param_groups[0]["lr"])
@@ -307,6 +308,8 @@ class Trainer:
         if not changes:
             return
         for name, buffer in self.experiment.learner.named_buffers():
+            if name not in changes:  # of truth values or complex numbers: constant
+                continue
             change = changes[name] / self._total_weight
             # A mean of equal integers may differ from them in the last bit.
             buffer += (change if buffer.is_floating_point() else change.round()).to(buffer)
@@ -346,8 +349,9 @@ class Trainer:
             self.save_checkpoint()
         raise UserError(
             f"{report.message}: stopped before the step; {self._replay_hint(report)}start another "
-            "run with a lower optimizer.lr or algorithm.inner_lr or with trainer.clip_norm "
-            "(init_from=RUN keeps the weights), or resume with trainer.on_non_finite=skip."
+            "run with a lower optimizer.lr or algorithm.inner_lr or with trainer.clip_norm"
+            f"{' (init_from=RUN keeps the weights)' if iteration > 1 else ''}, or "
+            f"{'resume' if iteration > 1 else 'start'} with trainer.on_non_finite=skip."
         )
 
     def _warn_non_finite(self, report: NonFiniteReport) -> None:

@@ -171,3 +171,20 @@ def test_secrets_are_not_part_of_the_saved_configuration(tmp_path, monkeypatch):
     option = "logger.wandb.project=${oc.env:SERVICE_TOKEN}"
     x = build(tmp_path, "strategy=local", "logger=[wandb]", option, omit=("logger",))
     assert x.configuration["logger"]["wandb"]["project"] == "***"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("optimizer._target_=torch.optim.LBFGS", "LBFGS cannot take a step with a dense gradient"),
+        ("optimizer._target_=torch.optim.SparseAdam", "SparseAdam cannot take a step"),
+        (
+            "scheduler=none scheduler._target_=torch.optim.lr_scheduler.ReduceLROnPlateau "
+            "~scheduler.total_iters scheduler.factor=0.5",
+            "a schedule that depends on a metric is not supported",
+        ),
+    ],
+)
+def test_optimizers_and_schedules_that_cannot_take_a_step(tmp_path, overrides, message):
+    with pytest.raises(UserError, match=message):
+        build(tmp_path, "strategy=local", *overrides.split())

@@ -1,6 +1,6 @@
 """TorchOpt beside metadist: the same numbers on what it can do, and where it hangs or biases.
 
-TorchOpt is no dependency: `pip install metadist[baselines]` brings it.
+TorchOpt is no dependency: `pip install -e '.[baselines]'` brings it.
 """
 
 import importlib
@@ -19,7 +19,7 @@ torchopt_missing = importlib.util.find_spec("torchopt") is None
 pytestmark = [
     pytest.mark.slow,  # `make test-slow` installs it
     pytest.mark.skipif(
-        torchopt_missing, reason="torchopt is not installed: pip install 'metadist[baselines]'"
+        torchopt_missing, reason="torchopt is not installed: pip install -e '.[baselines]'"
     ),
 ]
 

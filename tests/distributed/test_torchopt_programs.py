@@ -187,7 +187,7 @@ def test_programs_in_the_way_of_torchopts_examples(program):
 @pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("torchopt") is None,
-    reason="torchopt is not installed: pip install 'metadist[baselines]'",
+    reason="torchopt is not installed: pip install -e '.[baselines]'",
 )
 @pytest.mark.parametrize("program", ["sent", "local"])
 def test_programs_with_torchopts_inner_optimizer(program):

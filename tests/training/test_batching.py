@@ -6,6 +6,7 @@ from torch import nn
 
 from metadist.algorithms import IMAML, MAML, MAMLPlusPlus, Reptile
 from metadist.distributed.worker_local import WorkerLocal
+from metadist.errors import UserError
 from metadist.models import MLP, Conv4
 from metadist.tasks import (
     Episode,
@@ -221,3 +222,28 @@ def test_how_many_tasks_run_at_once():
     assert max_chunk_size(counts, task(1, 28, 28), CPU, 5) == 0
     foreign = MAML(nn.Sequential(nn.Flatten(), nn.Linear(784, 5)))
     assert max_chunk_size(foreign, task(1, 28, 28), CPU, "auto") == 0
+
+
+class Masked(MLP):
+    """A model with a mask, which it may change."""
+
+    def __init__(self, changes: bool) -> None:
+        super().__init__((1,), 1, hidden=[4], batch_norm=False)
+        self.register_buffer("mask", torch.ones(4, dtype=torch.bool))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.changes = changes
+
+    def forward(self, inputs):
+        self.calls += 1
+        if self.changes:
+            self.mask.logical_not_()
+        return super().forward(inputs)
+
+
+def test_masks_are_constant_buffers():
+    mapper = TrainMapper(WorkerLocal("masked", FewShotTasks(Sinusoid(), 1, 3, 3)), "cpu")
+    batch = MetaBatch(task_keys(0, "train", 1, range(2)))
+    (result, _) = mapper.run_each(MAML(Masked(False), True).train(), batch)
+    assert list(result.buffers) == ["model.calls"] and result.buffers["model.calls"] == 2
+    with pytest.raises(UserError, match=r"the buffer model\.mask of type torch\.bool changes"):
+        mapper.run_each(MAML(Masked(True), True, inner_steps=2).train(), batch)

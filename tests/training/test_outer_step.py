@@ -71,6 +71,17 @@ def test_chunks_of_one_compiled_size_give_the_same_bits_in_any_split():
         assert torch.equal(found, sum(pieces))
 
 
+def test_an_attribute_of_the_learner_that_changes_is_not_ignored(caplog):
+    learner, tasks = sinusoid()
+    options = CompileOptions("annealed", 4)
+    response(learner, tasks, 4, options)
+    learner.inner_lr = 0.1
+    for _ in range(2):
+        found = response(learner, tasks, 4, options)
+    assert torch.equal(found.value.loss, response(learner, tasks, 4).value.loss)
+    assert caplog.text.count("inner_lr changed during training") == 1
+
+
 def test_a_signal_during_compilation_is_not_a_failed_compilation(monkeypatch):
     def compile_until_stopped(step, inputs):
         try:

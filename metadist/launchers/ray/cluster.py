@@ -54,7 +54,7 @@ def load_ray(module: str = "ray") -> ModuleType:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] in ("ray", "pyarrow", "pandas"):
             raise UserError(
-                f"Ray is not installed ({error.name} is missing): pip install 'metadist[ray]', or, "
+                f"Ray is not installed ({error.name} is missing): pip install -e '.[ray]', or, "
                 "in metadist's folder, pip install -e '.[ray]'."
             ) from None
         raise
