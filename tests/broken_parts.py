@@ -11,6 +11,7 @@ from metadist.algorithms import MAML
 from metadist.distributed import get_rank
 from metadist.distributed.collectives import init_process_group
 from metadist.loggers import Logger
+from metadist.models import Conv4
 from metadist.training.strategies import AllReduceStrategy, RpcStrategy
 
 tasks = 0
@@ -43,6 +44,14 @@ class BrokenMAML(MAML):
         if tasks > 8 and self.where == "hang and fail elsewhere":
             raise LookupError("a mistake on purpose")
         return super().forward(episode)
+
+
+class UnusedParameter(Conv4):
+    """A model with a parameter on which no loss depends."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.unused = nn.Linear(2, 2)
 
 
 class NotCompiledOnRankOne(MAML):

@@ -129,6 +129,14 @@ def test_running_statistics_and_dropout_do_not_depend_on_the_workers(tmp_path, s
     torch.testing.assert_close(found[0], alone[0], rtol=1e-12, atol=0)
 
 
+def test_a_parameter_without_gradient(tmp_path):
+    model = ("model._target_=broken_parts.UnusedParameter",)
+    whole = run_world(one_step, 2, str(tmp_path), "ddp", "allreduce", *model, "strategy.engine=sum")
+    assert [gradient is None for gradient in whole[0][2]][-2:] == [True, True]
+    for outcome in run_world(one_step, 2, str(tmp_path), "ddp", "allreduce", *model, may_fail=True):
+        assert "the loss does not depend on model.unused.weight, model.unused.bias" in str(outcome)
+
+
 def test_fewer_tasks_than_ranks(tmp_path):
     for strategy in ("rpc", "allreduce"):
         overrides = (f"strategy={strategy}", "trainer.meta_batch_size=2", "trainer.eval_tasks=2")
