@@ -121,7 +121,7 @@ class CompiledSteps:
     def __init__(self) -> None:
         self._steps: dict[Any, Callable[..., StepSum] | str] = {}
         self._attributes: dict[Any, dict[str, Any]] = {}
-        self._logged: set[str] = set()
+        self._logged: set[tuple[CompileOptions, str]] = set()
 
     def __call__(self, options: CompileOptions, arguments: StepArguments) -> StepSum:
         """The same as `outer_step` up to rounding.
@@ -132,8 +132,8 @@ class CompiledSteps:
         """
         found, inputs = self._find(options, arguments)
         if isinstance(found, str):
-            if found not in self._logged:
-                self._logged.add(found)
+            if (options, found) not in self._logged:
+                self._logged.add((options, found))
                 _log.warning("the outer step runs eagerly: it cannot be compiled (%s)", found)
             return outer_step(arguments)
         with record_function("metadist::compiled_step"):

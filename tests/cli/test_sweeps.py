@@ -53,6 +53,7 @@ def test_a_failed_job_ends_the_sweep_and_a_second_start_goes_on(tmp_path):
     assert [results(tmp_path, job)["protocol"]["ways"] for job in range(3)] == [3, 4, 2]
 
 
+@pytest.mark.slow
 def test_a_second_start_resumes_what_is_not_finished(tmp_path):
     sweep(tmp_path / "parts", "seed=0", size=1)
     before = len(records(tmp_path / "parts" / "0"))

@@ -32,7 +32,8 @@ def generation(number: int, crash: bool) -> int:
     return answer
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
 def test_ten_generations_of_processes_meet_on_one_store(size):
     store = open_store()
     for number in range(10):

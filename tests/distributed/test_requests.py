@@ -133,7 +133,11 @@ def count_messages(fanout: int) -> int:
 
 @pytest.mark.parametrize(
     ("fanout", "expected"),
-    [(2, [2, 2, 1, 0, 0, 2, 0, 0]), (3, [3, 2, 0, 0, 1, 0, 1, 0]), (7, [7] + [0] * 7)],
+    [
+        (3, [3, 2, 0, 0, 1, 0, 1, 0]),
+        pytest.param(2, [2, 2, 1, 0, 0, 2, 0, 0], marks=pytest.mark.slow),
+        pytest.param(7, [7] + [0] * 7, marks=pytest.mark.slow),
+    ],
 )
 def test_a_worker_sends_to_at_most_fanout_others(fanout, expected):
     assert run_world(count_messages, WORKERS, fanout) == expected
@@ -245,7 +249,10 @@ def lose(doomed: int, how: str) -> tuple[str, int | None]:
     return str(caught.value), caught.value.rank
 
 
-@pytest.mark.parametrize(("doomed", "how"), [(1, "dies"), (2, "freezes"), (7, "dies")])
+@pytest.mark.parametrize(
+    ("doomed", "how"),
+    [(1, "dies"), pytest.param(2, "freezes", marks=pytest.mark.slow), (7, "dies")],
+)
 def test_a_lost_worker_is_named_wherever_it_is_in_the_tree(doomed, how):
     message, rank = run_world(lose, WORKERS, doomed, how, may_fail=True)[0]
     assert rank == doomed and f"worker{doomed} (rank {doomed}" in message

@@ -140,7 +140,9 @@ Runner(1, 1, {}, print).run([PresetRun("maml_sinusoid", "sinusoid", 0, 5, (), fo
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
+)
 def test_runs_end_with_a_parent_that_is_killed(tmp_path, number):
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], cwd=ROOT)
     for name in ("ready", "ended"):

@@ -82,7 +82,7 @@ def test_a_rank_that_exits_silently_is_named(tmp_path, strategy):
     ("strategy", "rank"),
     [
         ("rpc", 1),
-        ("allreduce", 0),
+        pytest.param("allreduce", 0, marks=pytest.mark.slow),
         pytest.param("rpc", 0, marks=pytest.mark.slow),
         pytest.param("allreduce", 1, marks=pytest.mark.slow),
     ],

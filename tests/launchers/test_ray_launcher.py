@@ -54,7 +54,7 @@ def equal_runs(one: Path, other: Path) -> None:
 
 def test_without_ray_the_error_has_the_pip_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UserError, match=r"Ray is not installed.*pip install 'metadist\[ray\]'"):
+    with pytest.raises(UserError, match=r"Ray is not installed.*pip install -e '\.\[ray\]'"):
         RayLauncher().check({})
 
 

@@ -12,7 +12,7 @@ from metadist.loggers import MlflowLogger
 def test_without_mlflow_the_logger_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     logger = MlflowLogger()
-    with pytest.raises(UserError, match=r"pip install 'metadist\[mlflow\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '\.\[mlflow\]'"):
         logger.start(example_run(tmp_path))
     logger.close()
 

@@ -121,7 +121,7 @@ def test_timm_is_optional(monkeypatch):
         return imported(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(UserError, match=r"pip install metadist\[timm\]"):
+    with pytest.raises(UserError, match=r"pip install -e '\.\[timm\]'"):
         Timm((3, 32, 32), 5)
 
 

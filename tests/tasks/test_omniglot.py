@@ -153,6 +153,7 @@ print(zlib.crc32(Omniglot(str(root)).images))
 """
 
 
+@pytest.mark.slow
 def test_of_two_processes_one_decodes_and_the_other_waits(tmp_path):
     root, log = write_zips(tmp_path / "data"), tmp_path / "log"
     path = os.pathsep.join(filter(None, sys.path))

@@ -51,7 +51,7 @@ ONLY_AT_THE_END = ("trainer.checkpoint_every=0", "trainer.eval_every=0")
 
 WORLDS = [
     ("strategy=local", 1),
-    ("strategy=rpc +partition=batch", 2),
+    pytest.param("strategy=rpc +partition=batch", 2, marks=pytest.mark.slow),
     ("strategy=rpc strategy.gradient=dist_autograd", 2),
     ("strategy=allreduce trainer.send_tasks=true", 2),
 ]

@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 from torch import nn
+from torch._dynamo import config as dynamo_config
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from metadist.algorithms import ANIL, MAML
@@ -42,10 +43,18 @@ def response(learner, tasks, count, compiled=None, first=0):
     return mapper.weighted_sum(calls, [float(count)], list(learner.parameters()))
 
 
-def test_compiled_and_eager_steps_agree_and_padded_tasks_do_not_count(monkeypatch):
-    monkeypatch.setattr("torch._dynamo.config.error_on_recompile", True)
+@pytest.fixture(params=["traced", pytest.param("compiled", marks=pytest.mark.slow)])
+def form(request, monkeypatch):
+    """Whether what is traced is translated to C++, too: "compiled", and only once."""
+    if request.param == "traced":
+        monkeypatch.setattr(torch, "compile", lambda graph, **_: graph)
+    with dynamo_config.patch(error_on_recompile=True):
+        yield request.param
+
+
+def test_compiled_and_eager_steps_agree_and_padded_tasks_do_not_count(form):
     learner, tasks = sinusoid()
-    options = CompileOptions("agree", 4)
+    options = CompileOptions(form, 4)
     for count in (4, 3, 6):  # a full chunk, a padded one, two of them
         eager = response(learner, tasks, count)
         compiled = response(learner, tasks, count, options)
@@ -58,9 +67,9 @@ def test_compiled_and_eager_steps_agree_and_padded_tasks_do_not_count(monkeypatc
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_chunks_of_one_compiled_size_give_the_same_bits_in_any_split():
+def test_chunks_of_one_compiled_size_give_the_same_bits_in_any_split(form):
     learner, tasks = sinusoid()
-    options = CompileOptions("agree", 4)
+    options = CompileOptions(form, 4)
     whole = response(learner, tasks, 5, options)
     parts = [
         response(learner, tasks, count, options, first) for first, count in ((0, 1), (1, 3), (4, 1))
@@ -71,9 +80,9 @@ def test_chunks_of_one_compiled_size_give_the_same_bits_in_any_split():
         assert torch.equal(found, sum(pieces))
 
 
-def test_an_attribute_of_the_learner_that_changes_is_not_ignored(caplog):
+def test_an_attribute_of_the_learner_that_changes_is_not_ignored(form, caplog):
     learner, tasks = sinusoid()
-    options = CompileOptions("annealed", 4)
+    options = CompileOptions(f"annealed, {form}", 4)
     response(learner, tasks, 4, options)
     learner.inner_lr = 0.1
     for _ in range(2):

@@ -81,6 +81,7 @@ def unequal_queries(directory: str, *overrides: str) -> None:
     Trainer(x).run()
 
 
+@pytest.mark.slow
 def test_tasks_may_have_unequal_numbers_of_queries(tmp_path):
     for strategy, size in (("local", 1), ("rpc", 2), ("allreduce", 2)):
         run_world(unequal_queries, size, str(tmp_path / strategy), f"strategy={strategy}")
