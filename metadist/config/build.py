@@ -104,7 +104,7 @@ def assemble_experiment(
     torch.manual_seed(settings.seed)
     learner = build_learner(cfg.model, cfg.algorithm, tasks, locate)
     learner.to(device if strategy.parameter_device == "device" else "cpu")
-    _check_optimizer(cfg.optimizer, instantiate)
+    _check_optimizer(cfg.optimizer, next(learner.parameters()), instantiate)
     optimizer = instantiate(cfg.optimizer, "optimizer", params=learner.parameters())
     _check_scheduler(cfg.scheduler, optimizer, instantiate)
     scheduler = instantiate(cfg.scheduler, "scheduler", optimizer=optimizer)
@@ -191,9 +191,9 @@ def _check_type(built: Any, base: type, path: str, node: Any) -> None:
         )
 
 
-def _check_optimizer(node: DictConfig, instantiate: Callable[..., Any]) -> None:
-    """Dry-run of the optimizer on a dummy parameter."""
-    dummy = torch.nn.Parameter(torch.ones(2, 2))
+def _check_optimizer(node: DictConfig, like: torch.Tensor, instantiate: Callable[..., Any]) -> None:
+    """Dry-run of the optimizer on a dummy parameter, of type and device of another one."""
+    dummy = torch.nn.Parameter(like.new_ones(2, 2))
     dummy.grad = torch.ones_like(dummy)
     optimizer = instantiate(node, "optimizer", params=[dummy])
     try:
