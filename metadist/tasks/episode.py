@@ -61,10 +61,10 @@ def task_keys(seed: int, split: str, iteration: int, indices: range) -> Tensor:
         int64 of shape (len(indices), 4), a row `(seed, split, iteration, index)` per task; a
         tensor, so that partitioners split it like any batch.
     """
-    split_number = SPLITS.index(split)
-    return torch.tensor(
-        [(seed, split_number, iteration, index) for index in indices], dtype=torch.int64
-    ).reshape(len(indices), 4)
+    keys = np.empty((len(indices), 4), np.int64)
+    keys[:, :3] = seed, SPLITS.index(split), iteration
+    keys[:, 3] = indices
+    return torch.from_numpy(keys)
 
 
 def key_generator(key: Tensor) -> np.random.Generator:
