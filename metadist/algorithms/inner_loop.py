@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from annotated_types import Ge
@@ -196,6 +196,27 @@ def detach_parameters(parameters: Parameters) -> Parameters:
     return {name: each.detach().requires_grad_() for name, each in parameters.items()}
 
 
+class _KnownGradient(torch.autograd.Function):
+    """Scalars, or those of several tasks, whose gradients are known."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return value.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
+        return (
+            None,
+            None,
+            *(
+                g * outer.view(*outer.shape, *(1,) * (g.dim() - outer.dim())).to(g)
+                for g in ctx.gradients
+            ),
+        )
+
+
 def with_gradient(value: Tensor, parameters: Parameters, gradient: Parameters) -> Tensor:
     """The given value, whose gradient by the parameters is the given gradient.
 
@@ -206,12 +227,9 @@ def with_gradient(value: Tensor, parameters: Parameters, gradient: Parameters) -
         parameters: the learner's parameters.
         gradient: of the same names and shapes.
     """
-    products = [
-        (parameters[name] * each.detach()).flatten(value.dim()).sum(-1)
-        for name, each in gradient.items()
-    ]
-    surrogate = torch.stack(products).sum(0)
-    return value.detach() + (surrogate - surrogate.detach())
+    gradients = [each.detach() for each in gradient.values()]
+    found = _KnownGradient.apply(value.detach(), gradients, *(parameters[n] for n in gradient))
+    return cast(Tensor, found)
 
 
 def flatten_tensors(tensors: Iterable[Tensor], task_dims: int = 0) -> Tensor:

@@ -152,8 +152,23 @@ class Learner(nn.Module):
         return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
     def method(self) -> dict[str, Any]:
-        """Settings of the algorithm in which compared results may differ."""
+        """Settings of the algorithm in which compared results may differ.
+
+        Returns:
+            `algorithm`, its name, and others.
+        """
         return {"algorithm": type(self).__name__}
+
+    @property
+    def algorithm_name(self) -> str:
+        """The name in titles and results: the one in `method`, or the class's own where it inherits
+        `method` from an algorithm of metadist.
+        """
+        own = type(self)
+        inherited = next(each for each in own.__mro__ if "method" in vars(each))
+        if _is_builtin(inherited) and not _is_builtin(own):
+            return own.__name__
+        return str(self.method()["algorithm"])
 
     def forward(self, episode: Any) -> TaskResult:
         """Adapt to the support set, evaluate on the query set.
@@ -162,6 +177,10 @@ class Learner(nn.Module):
             episode: has `support` and `query`, each with `inputs` and `targets`.
         """
         raise NotImplementedError
+
+
+def _is_builtin(learner: type) -> bool:
+    return learner.__module__.startswith("metadist.")
 
 
 def as_task_result(returned: Any, learner: Learner) -> TaskResult:

@@ -298,7 +298,7 @@ def _title(tasks: TaskDistribution, learner: Learner, strategy: Strategy) -> str
     # Protocols of the user's own task distributions may have neither.
     counts = [f"{protocol[name]}-{name.removesuffix('s')}" for name in names if name in protocol]
     parts = [
-        f"{learner.method()['algorithm']} on {protocol.get('dataset', 'tasks')}",
+        f"{learner.algorithm_name} on {protocol.get('dataset', 'tasks')}",
         *([" ".join(counts)] if counts else []),
         f"{strategy.name} on {size} worker{'s' if size > 1 else ''}",
     ]

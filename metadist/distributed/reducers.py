@@ -79,7 +79,9 @@ class SumReducer(LinearReducer):
 
     Attributes:
         of_items: results are means over their shards' items: each counts as often as its shard
-            has items, and the sum over items is the same however they were split.
+            has items, and the sum over items is the same however they were split. Otherwise an item
+            of a small shard counts for more than one of a large shard, also in logged metrics and
+            running statistics.
     """
 
     of_items: bool = False

@@ -61,6 +61,8 @@ class SweepReport:
 
     def _best_lines(self) -> list[str]:
         table = self.table
+        if table.best is None and table.runs:
+            return [f"no best setting: no {table.selected_by} metric is a number"]
         if table.best is None:
             return []
         best = table.settings[table.best]
@@ -240,6 +242,8 @@ def _unswept_differences(table: SweepTable) -> dict[str, dict[str, Any]]:
     """Differences between the protocols that do not follow from the swept keys."""
     protocols = {run.name: (run.results or {}).get("protocol") or {} for run in table.runs}
     varied = {key.rpartition(".")[2] for key in table.keys}
+    if any(key.partition(".")[0] == "model" for key in table.keys):
+        varied.add("backbone")
     # A swept group (dataset=…, algorithm=…) also varies what follows from the choice.
     groups = [index for index, key in enumerate(table.keys) if "." not in key]
     for name in {name for protocol in protocols.values() for name in protocol} if groups else ():

@@ -60,6 +60,7 @@ def results_of(
         "environment": environment_of(x),
         "method": {
             **x.learner.method(),
+            "algorithm": x.learner.algorithm_name,
             "options": _options(x.configuration["algorithm"]),
             "model": model_options(experiment),
             **callback_options(experiment),

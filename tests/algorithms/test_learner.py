@@ -147,6 +147,11 @@ def test_helpers_of_explicit_meta_gradients():
     value.backward()
     for name, parameter in parameters.items():
         torch.testing.assert_close(parameter.grad, gradient[name])
+    gradient["a"][0, 0] = torch.inf
+    value = with_gradient(torch.tensor(2.5, dtype=torch.float64), parameters, gradient)
+    assert value.item() == 2.5, "an infinite gradient does not make the value NaN"
+    assert torch.autograd.grad(value, parameters["a"])[0][0, 0] == torch.inf
+    gradient["a"][0, 0] = 1.0
     vector = flatten_tensors(gradient.values())
     assert vector.tolist() == [*gradient["a"].flatten().tolist(), *gradient["b"].tolist()]
     again = unflatten_tensors(vector, parameters)
@@ -204,6 +209,21 @@ def test_results_state_the_options_of_the_algorithm(algorithm, options, name, st
     assert learner.method() == {"algorithm": name, **options, **stated}
     assert learner.protocol() == dict(zip(counts, steps, strict=True))
     assert learner.transductive is False and not learner.eval().supports_batched_tasks
+
+
+def test_a_subclass_has_its_own_name_unless_it_states_one():
+    class Variant(MAML):
+        pass
+
+    class Stated(MAML):
+        def method(self):
+            return super().method() | {"algorithm": "stated", "extra": 1}
+
+    model = MLP((2,), 3)
+    assert MAML(model, first_order=True).algorithm_name == "FOMAML"
+    assert ANIL(model).algorithm_name == "ANIL"
+    assert Variant(model).algorithm_name == "Variant"
+    assert Stated(model).algorithm_name == "stated"
 
 
 def test_the_method_names_first_order_and_pretraining():

@@ -324,6 +324,13 @@ def test_differences_that_follow_from_a_swept_group_give_no_warning(tmp_path):
     assert write_sweep_report(tmp_path).warnings == ()
 
 
+def test_a_swept_option_of_the_model_is_a_difference_of_the_backbone_on_purpose(tmp_path):
+    for filters in (32, 64):
+        protocol = {"backbone": f"Conv4, filters={filters}"}
+        write(tmp_path / str(filters), [f"model.filters={filters}"], 0.7, protocol=protocol)
+    assert write_sweep_report(tmp_path).warnings == ()
+
+
 def test_lower_mse_is_better_and_failures_are_listed(tmp_path):
     for job, (rate, error) in enumerate((("0.1", 2.0), ("0.4", 1.0))):
         overrides = [f"algorithm.inner_lr={rate}"]
@@ -342,6 +349,14 @@ def test_a_setting_without_a_finite_metric_is_not_the_best(tmp_path):
     write(tmp_path / "1", ["algorithm.inner_lr=0.1"], 0.7, 0.6)
     table = write_sweep_report(tmp_path).table
     assert table.best is not None and table.settings[table.best].values == ("0.1",)
+
+
+def test_without_any_metric_that_is_a_number_no_setting_is_the_best(tmp_path):
+    for job, rate in enumerate(("0.9", "0.8")):
+        write(tmp_path / str(job), [f"algorithm.inner_lr={rate}"], float("nan"), float("nan"))
+    report = write_sweep_report(tmp_path)
+    assert "no best setting: no validation metric is a number" in report.summary_lines()
+    assert [row["best"] for row in rows(tmp_path)] == ["", ""]
 
 
 def test_folders_without_a_table_are_refused(tmp_path):

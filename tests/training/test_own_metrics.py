@@ -28,6 +28,7 @@ def test_an_own_metric_is_in_all_files_and_equal_for_every_strategy(tmp_path, st
     train(str(tmp_path / "local"), CLASS, "strategy=local")
     world, local = read_results(tmp_path / "world"), read_results(tmp_path / "local")
     tasks = read_test_predictions(tmp_path / "world")
+    assert local["method"]["algorithm"] == "MAMLWithConfidence"
     for name in NAMES:
         assert 1 / 3 <= world[f"test_{name}"] == local[f"test_{name}"] <= 1
         mean = sum(task[name] for task in tasks) / len(tasks)
