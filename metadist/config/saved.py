@@ -158,7 +158,8 @@ def load_experiment(path: str | Path, *overrides: str, trust_code: bool = False)
     Args:
         path: the run's directory.
         overrides: values and options to replace, as on the command line: "dataset.root=DIR",
-            "dataset=omniglot".
+            "dataset=omniglot". Options are looked up in metadist and in the run's directories of
+            options (`--config-dir`).
         trust_code: build any class that the configuration names, and resolve interpolations such
             as `${oc.env:…}`. By default only classes of metadist and torch.optim are built.
 
@@ -172,7 +173,7 @@ def load_experiment(path: str | Path, *overrides: str, trust_code: bool = False)
         for key in ("partition", "default_partition"):
             if isinstance(configuration.get(key), DictConfig):
                 configuration[key].pop("workers", None)  # ranks of another job
-        _apply_overrides(configuration, overrides)
+        _apply_overrides(configuration, overrides, _searchpath(directory, trust_code))
     if not trust_code:
         check_interpolations(OmegaConf.to_container(configuration, resolve=False))
     _find_dataset(configuration, directory)
@@ -200,8 +201,32 @@ def _read_configuration(directory: Path) -> DictConfig:
     return configuration
 
 
-def _apply_overrides(configuration: DictConfig, overrides: tuple[str, ...]) -> None:
-    """Replace values; an option (`dataset=omniglot`) has the values of its file in `conf/`."""
+def _read_runtime(directory: Path) -> Mapping[str, Any]:
+    """What Hydra saved about the start of a run; {} without it."""
+    with contextlib.suppress(OSError, yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError):
+        runtime = yaml.safe_load((directory / HYDRA_FILE).read_text("utf-8"))["hydra"]["runtime"]
+        return runtime if isinstance(runtime, Mapping) else {}
+    return {}
+
+
+def _searchpath(directory: Path, trust_code: bool) -> list[str]:
+    """The override that adds the run's own directories of options, as of `--config-dir`.
+
+    Packages of options are imported, which executes their code.
+    """
+    found = []
+    sources: Any = _read_runtime(directory).get("config_sources") or ()
+    for source in filter(lambda each: isinstance(each, Mapping), sources):
+        schema, path = str(source.get("schema")), str(source.get("path"))
+        if (schema == "file" and Path(path).is_dir()) or (schema == "pkg" and trust_code):
+            found.append(f"{schema}://{path}")
+    return [f"hydra.searchpath=[{','.join(map(repr, found))}]"] if found else []
+
+
+def _apply_overrides(
+    configuration: DictConfig, overrides: tuple[str, ...], searchpath: list[str]
+) -> None:
+    """Replace values; an option (`dataset=omniglot`) has the values of its file."""
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         for each in parsed:
@@ -210,7 +235,7 @@ def _apply_overrides(configuration: DictConfig, overrides: tuple[str, ...]) -> N
             key, value = each.key_or_group, each.value()
             if is_node(configuration, key) and isinstance(value, str):
                 with hydra.initialize_config_module("metadist.conf", **VERSION_BASE):
-                    configuration[key] = option_values("maml", key, value, parsed)
+                    configuration[key] = option_values("maml", key, value, parsed, searchpath)
             else:
                 OmegaConf.update(configuration, key, value, force_add=True)
     except (HydraException, OmegaConfBaseException) as error:
@@ -222,8 +247,6 @@ def _find_dataset(configuration: DictConfig, directory: Path) -> None:
     root = OmegaConf.select(configuration, "dataset.root")
     if not isinstance(root, str) or Path(root).exists():
         return
-    with contextlib.suppress(OSError, yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError):
-        saved = yaml.safe_load((directory / HYDRA_FILE).read_text("utf-8"))
-        started = Path(saved["hydra"]["runtime"]["cwd"])
-        if (started / root).exists():
-            configuration.dataset.root = str(started / root)
+    started = _read_runtime(directory).get("cwd")
+    if started is not None and (Path(started) / root).exists():
+        configuration.dataset.root = str(Path(started) / root)

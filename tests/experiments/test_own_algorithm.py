@@ -8,6 +8,8 @@ import pytest
 from commands import CommandResult, run_command
 from tiny import SMALL, records, without_times
 
+from metadist.config import load_experiment
+
 EXAMPLE = Path(__file__).with_name("own_algorithm.py")
 TARGET = "algorithm._target_=my_module.MyAlgorithm"
 
@@ -37,7 +39,7 @@ def test_an_algorithm_is_selected_by_its_target(directory):
     assert written["method"]["options"] == {"first_rate": 0.4}
 
 
-def test_an_algorithm_is_selected_by_a_configuration_file(directory):
+def test_an_algorithm_is_selected_by_a_configuration_file(directory, monkeypatch):
     file = directory / "my_conf/algorithm/mine.yaml"
     file.parent.mkdir(parents=True)
     file.write_text("_target_: my_module.MyAlgorithm\nfirst_rate: 0.4\n")
@@ -45,6 +47,15 @@ def test_an_algorithm_is_selected_by_a_configuration_file(directory):
     (outcome,) = run(directory, *options)
     assert outcome.status == 0, outcome.err
     assert (directory / "run/results.json").exists()
+
+    # What reads the run later finds its options too, from any directory.
+    file = directory / "my_conf/dataset/more.yaml"
+    file.parent.mkdir()
+    file.write_text("_target_: metadist.tasks.Glyphs\ntrain_classes: 9\n")
+    monkeypatch.syspath_prepend(directory)
+    x = load_experiment(directory / "run", "dataset=more", "dataset.examples=17", trust_code=True)
+    assert len(x.tasks.dataset.splits["train"]) == 9
+    assert x.configuration["dataset"]["examples"] == 17
 
 
 def test_errors_are_one_sentence(directory):
