@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+import torch
 from annotated_types import Ge
 from torch import Tensor
 
@@ -82,21 +83,27 @@ class FewShotTasks:
         split = key_split(key)
         return self.dataset.episode(key_generator(key), split, *self._counts(split))
 
-    def sample_batch(self, keys: Tensor) -> Episode | None:
-        """Sample the tasks of several keys at once, if the dataset has `episodes`.
+    def sample_batch(self, keys: Tensor, device: torch.device) -> Episode | None:
+        """Sample the tasks of several keys at once, if the dataset can.
 
         Args:
             keys: int64 of shape (tasks, 4), of one split.
+            device: where the tasks will be computed. For another device than the CPU a dataset with
+                `episodes_on` makes them there; one with `episodes` always makes them on the CPU.
 
         Returns:
             The same episodes as of `sample`, every tensor with a first dimension of tasks; None
             if the dataset or a subclass samples one task at a time.
         """
-        episodes = getattr(self.dataset, "episodes", None)
-        if episodes is None or type(self).sample is not FewShotTasks.sample:
+        if type(self).sample is not FewShotTasks.sample:
             return None
-        split = key_split(keys[0])
-        return episodes(key_generators(keys), split, *self._counts(split))
+        split, generators = key_split(keys[0]), key_generators(keys)
+        if episodes := getattr(self.dataset, "episodes", None):
+            return episodes(generators, split, *self._counts(split))
+        episodes_on = getattr(self.dataset, "episodes_on", None)
+        if episodes_on is None or device.type == "cpu":
+            return None
+        return episodes_on(device, generators, split, *self._counts(split))
 
     def describe(self, key: Tensor) -> EpisodeDescription | None:
         """A task's class names and query images; None if the dataset has no `describe`.

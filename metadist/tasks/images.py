@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from metadist.errors import UserError
 from metadist.tasks.episode import SPLITS, Episode, EpisodeDescription, Examples
+from metadist.tasks.images_on_device import ImagesOnDevice
 from metadist.tasks.transforms import (
     Augment,
     ImageTransform,
@@ -128,6 +129,7 @@ class ImageClasses:
         self.skip_small_classes = skip_small_classes
         self.test_drawers = test_drawers
         self.groups = None if groups is None else self._grouped(groups)
+        self._on_device: dict[torch.device, ImagesOnDevice | None] = {}
 
     def outputs(self, ways: int) -> int:
         """Width of the last layer of a model for tasks of `ways` classes: `ways`."""
@@ -246,6 +248,57 @@ class ImageClasses:
             Examples(self.inputs(support, split, generator), _targets(ways, shots)),
             Examples(self.inputs(query, split, generator), _targets(ways, queries)),
         )
+
+    def episodes_on(
+        self,
+        device: torch.device,
+        generators: Iterable[np.random.Generator],
+        split: str,
+        ways: int,
+        shots: int,
+        queries: int,
+    ) -> Episode | None:
+        """The episodes of several generators, made on a device from images that stay there.
+
+        The first call copies all images; after that only the numbers of those that are drawn.
+
+        Args:
+            device: where the episodes are made.
+            generators: of the tasks; each is used before the next one is taken.
+            split: as of `episode`.
+            ways: as of `episode`.
+            shots: as of `episode`.
+            queries: as of `episode`.
+
+        Returns:
+            The same as of `episode`, every tensor with a first dimension of tasks; None for a
+            subclass with an `episode` or `inputs` of its own, where images are augmented, or for
+            more images than a quarter of the device's free memory.
+        """
+        own = type(self).episode, type(self).inputs
+        augmented = split == "train" and (self.transforms or not self.augment.is_identity)
+        if own != (ImageClasses.episode, ImageClasses.inputs) or augmented:
+            return None
+        if device not in self._on_device:
+            self._on_device[device] = ImagesOnDevice.copy(self.images, device)
+        images = self._on_device[device]
+        if images is None:
+            return None
+        drawn = [self._draw(each, split, ways, shots + queries) for each in generators]
+        pixels = images.select(
+            np.stack([each.classes for each in drawn]),
+            np.array([each.examples for each in drawn]),
+            np.stack([each.rotations for each in drawn]),
+        ).view(len(drawn), ways, shots + queries, *self.input_shape)
+        parts = []
+        for part, count in ((pixels[:, :, :shots], shots), (pixels[:, :, shots:], queries)):
+            inputs = part.reshape(-1, *self.input_shape) / 255
+            if not self.normalize.is_identity:
+                inputs = self.normalize(inputs)
+            targets = torch.arange(ways, device=device).repeat_interleave(count)
+            inputs = inputs.view(len(drawn), ways * count, *self.input_shape)
+            parts.append(Examples(inputs, targets.repeat(len(drawn), 1)))
+        return Episode(*parts)
 
     def describe(
         self, generator: np.random.Generator, split: str, ways: int, shots: int, queries: int

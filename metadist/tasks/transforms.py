@@ -60,7 +60,7 @@ class Normalize:
     def __call__(self, inputs: Tensor) -> Tensor:
         """Normalize float32 images (n, channels, height, width) in place."""
         mean, std = (
-            torch.tensor(values, dtype=torch.float32)[:, None, None]
+            torch.tensor(values, dtype=torch.float32, device=inputs.device)[:, None, None]
             for values in (self.mean, self.std)
         )
         return inputs.sub_(mean).div_(std)

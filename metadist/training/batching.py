@@ -50,7 +50,7 @@ def max_chunk_size(
     if device.type == "cpu":
         limit = getattr(learner.model, "max_batched_elements", _MAX_ELEMENTS_CPU)
     size = min(MAX_CHUNK, limit // max(1, elements))
-    return size if size >= _MIN_CHUNK else 0
+    return size if size >= _MIN_CHUNK or device.type != "cpu" else 0
 
 
 class Chunk(NamedTuple):

@@ -118,14 +118,16 @@ class TaskMapper:
         chunk_size: ChunkSize,
     ) -> Iterator[Chunk]:
         count = sum(batch.size for batch in batches)
-        for keys, episodes in self._sampled_together(batches):
+        for keys, episodes in self._sampled_together(batches, device):
             yield from split_stacked(learner, keys, episodes, device, chunk_size)
             count -= len(keys)
         if count:
             tasks = (task for batch in batches for task in self._sample(batch))
             yield from split_into_chunks(learner, tasks, count, device, chunk_size)
 
-    def _sampled_together(self, batches: list[MetaBatch]) -> Iterator[tuple[Tensor, Episode]]:
+    def _sampled_together(
+        self, batches: list[MetaBatch], device: torch.device
+    ) -> Iterator[tuple[Tensor, Episode]]:
         """Keys and tasks, if the distribution samples many tasks at once; else nothing."""
         sample_batch = getattr(self.tasks.value, "sample_batch", None)
         if sample_batch is None or any(batch.episodes is not None for batch in batches):
@@ -133,7 +135,7 @@ class TaskMapper:
         keys = torch.cat([batch.keys.view(-1, batch.keys.shape[-1]) for batch in batches])
         for some in keys.split(MAX_CHUNK):
             with record_function("metadist::data"):
-                episodes = sample_batch(some)
+                episodes = sample_batch(some, device)
             if episodes is None:
                 return
             yield some, episodes

@@ -7,6 +7,8 @@ import torch
 from metadist.tasks import FewShotTasks, Glyphs, Sinusoid, key_generator, stack_episodes, task_keys
 from metadist.tasks.generators import key_generators
 
+CPU = torch.device("cpu")
+
 
 @pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32 - 1, 2**32, 2**40 + 3])
 def test_each_generator_is_that_of_its_key(seed):
@@ -26,7 +28,7 @@ def test_no_keys_have_no_generators():
 def test_tasks_sampled_together_are_those_sampled_one_by_one(split):
     tasks = FewShotTasks(Sinusoid(), 1, 5, 7, train_queries=3)
     keys = task_keys(3, split, 8, range(6))
-    together = tasks.sample_batch(keys)
+    together = tasks.sample_batch(keys, CPU)
     alone = stack_episodes([tasks.sample(key) for key in keys])
     for found, expected in zip(together, alone, strict=True):
         assert torch.equal(found.inputs, expected.inputs)
@@ -48,4 +50,6 @@ def test_a_sine_wave_is_the_one_of_numpy():
 
 def test_datasets_of_single_tasks_have_no_batches():
     glyphs = Glyphs(train_classes=5, validation_classes=5, test_classes=5, examples=3)
-    assert FewShotTasks(glyphs, 2, 1, 1).sample_batch(task_keys(0, "train", 1, range(2))) is None
+    assert (
+        FewShotTasks(glyphs, 2, 1, 1).sample_batch(task_keys(0, "train", 1, range(2)), CPU) is None
+    )

@@ -165,7 +165,7 @@ def test_tasks_that_were_sent_are_not_sampled():
 
 def test_tasks_that_are_sampled_together_are_those_of_the_keys():
     class Together(Numbers):
-        def sample_batch(self, keys):
+        def sample_batch(self, keys, device):
             sizes.append(len(keys))
             part = Examples(keys[:, 3:].float(), keys[:, 3:])
             return Episode(part, part)
