@@ -3,6 +3,7 @@
 python experiments/benchmark.py gpu
 
 parity            float64 loss and gradient of a meta-batch on the GPU against the CPU
+tasks             tasks made from images on the GPU against those made on the CPU, bit for bit
 synchronizations  an outer step of tasks that are on the GPU must not wait for it
 trace             a torch.profiler trace of one step, trace.json
 speed             tasks per second by precision, eager and compiled, relative to a hand-written loop
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import optree
 import torch
 from benchmarks.gpu_speed import (
     PROBLEMS,
@@ -51,7 +53,14 @@ from metadist.algorithms import (
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError, first_line
 from metadist.models import Conv4
-from metadist.tasks import stack_episodes, task_keys
+from metadist.tasks import (
+    SPLITS,
+    Glyphs,
+    Normalize,
+    key_generator,
+    stack_episodes,
+    task_keys,
+)
 from metadist.training import MetaBatch, TrainMapper, resolve_device
 from metadist.training.outer_step import StepArguments, outer_step
 
@@ -95,6 +104,22 @@ def parity(problem: Problem, device: torch.device) -> Iterator[dict[str, Any]]:
             row["gradient"] = ((other - expected).abs().max() / expected.abs().max()).item()
             passed = max(row["loss"], row["gradient"]) <= TOLERANCE
             row["result"] = "pass" if passed else "FAIL"
+        yield row
+
+
+def tasks_on_device(device: torch.device) -> Iterator[dict[str, Any]]:
+    """Tasks by split, made from images on the device and on the CPU."""
+    glyphs = Glyphs(normalize=Normalize([0.4], [0.3]))
+    for split in SPLITS:
+        row: dict[str, Any] = {"split": split}
+        with reported(row):
+            keys = task_keys(0, split, 1, range(32))
+            made = glyphs.episodes_on(device, map(key_generator, keys), split, 5, 1, 5)
+            alone = [glyphs.episode(key_generator(key), split, 5, 1, 5) for key in keys]
+            expected = stack_episodes(alone)
+            pairs = zip(optree.tree_leaves(made), optree.tree_leaves(expected), strict=True)
+            same = all(torch.equal(mine.cpu(), other) for mine, other in pairs)
+            row["result"] = "pass" if same else "FAIL: other tasks"
         yield row
 
 
@@ -187,6 +212,7 @@ def run(options: argparse.Namespace) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     parts = {
         "parity": parity(problems[0], device),
+        "tasks": tasks_on_device(device),
         "synchronizations": synchronizations(problems[0], device),
         "trace": write_trace(problems[0], device, options.out / "trace.json"),
         "speed": speed(problems, counts, device, deadline),
