@@ -57,7 +57,8 @@ class TrainerConfig:
             support it: small tasks are then faster. "auto" goes by the tasks' size.
         compile: whether to compile the outer step of batched tasks with TorchInductor. "auto" does
             so where launching operations takes most of the time and the run is long enough to
-            gain: models without convolutions on CPUs, from 5,000 iterations on.
+            gain: models without convolutions on CPUs, from 5,000 iterations on. On a GPU the
+            compiled step is replayed as a CUDA graph.
         precision: of the tasks' computation, in training and evaluation; parameters, optimizer and
             sums over tasks keep theirs. "float32" leaves PyTorch's settings as they are. "tf32"
             multiplies matrices and convolves in TensorFloat-32 on CUDA, and is float32 on devices

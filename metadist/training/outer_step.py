@@ -27,6 +27,8 @@ from metadist.training.signals import raise_if_interrupted
 _log = logging.getLogger(__name__)
 
 _CONSTANT = (bool, int, float, str)
+_CALLS_UNTIL_READY = 3
+"""A CUDA graph is recorded in the second call and replayed from the third one on."""
 
 
 class StepSum(NamedTuple):
@@ -171,7 +173,8 @@ class CompiledSteps:
         if key not in self._steps:
             try:
                 compiled = _compile(functools.partial(_eager, arguments), inputs)
-                compiled(*inputs)
+                for _ in range(_CALLS_UNTIL_READY if _replays(device) else 1):
+                    compiled(*inputs)
                 self._steps[key] = compiled
             except Exception as error:
                 raise_if_interrupted(error)
@@ -214,16 +217,24 @@ def _compile(step: Callable[..., StepSum], arguments: Any) -> Callable[..., Step
         if getattr(node.target, "namespace", "") == "profiler":  # would split the graph
             graph.graph.erase_node(node)
     graph.recompile()
-    run = torch.compile(graph, dynamic=False)
+    replays = _replays(leaves[0].device)
+    run = torch.compile(graph, dynamic=False, mode="reduce-overhead" if replays else None)
 
     def compiled(*arguments: Any) -> StepSum:
         with torch.no_grad():
             given: Any = arguments
             outputs: Any = run(*optree.tree_leaves(given))
+            if replays:  # the next replay writes into the same memory
+                outputs = [each.clone() for each in outputs]
             result, gradients = cast(Any, optree.tree_unflatten(structure, outputs))
         return StepSum(result, gradients, dtypes)
 
     return compiled
+
+
+def _replays(device: torch.device) -> bool:
+    """Whether a compiled step is replayed as a CUDA graph."""
+    return device.type == "cuda"
 
 
 def _pad(tensor: Tensor, tasks: int) -> Tensor:

@@ -80,6 +80,33 @@ def test_chunks_of_one_compiled_size_give_the_same_bits_in_any_split(form):
         assert torch.equal(found, sum(pieces))
 
 
+def test_replays_into_the_same_memory_do_not_overwrite_earlier_results(monkeypatch):
+    modes = []
+
+    def compile_graph(graph, dynamic, mode):
+        memory = []
+
+        def replay(*leaves):
+            outputs = graph(*leaves)
+            memory.extend(map(torch.clone, outputs[len(memory) :]))
+            for place, output in zip(memory, outputs, strict=True):
+                place.copy_(output)
+            return memory
+
+        modes.append(mode)
+        return replay
+
+    monkeypatch.setattr(torch, "compile", compile_graph)
+    monkeypatch.setattr("metadist.training.outer_step._replays", lambda device: True)
+    learner, tasks = sinusoid()
+    eager = response(learner, tasks, 6)  # in two chunks
+    found = response(learner, tasks, 6, CompileOptions("replayed", 4))
+    assert modes == ["reduce-overhead"]
+    torch.testing.assert_close(found.value.loss, eager.value.loss)
+    for mine, other in zip(found.gradients.by_input, eager.gradients.by_input, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
+
+
 def test_an_attribute_of_the_learner_that_changes_is_not_ignored(form, caplog):
     learner, tasks = sinusoid()
     options = CompileOptions(f"annealed, {form}", 4)
