@@ -10,6 +10,7 @@ from typing import Any
 
 from metadist.errors import UserError
 from metadist.files import wrap_write_errors
+from metadist.loggers import json_value
 from metadist.plots import SweepData, plot_sweep
 from metadist.reports.comparison import MISSING, format_differences, protocol_differences
 from metadist.reports.sweep_page import write_sweep_page
@@ -135,7 +136,10 @@ def write_sweep_report(folder: Path) -> SweepReport:
 
 
 def to_csv(table: SweepTable) -> str:
-    """The table with plain numbers, and protocol and method of each setting."""
+    """The table with plain numbers, and protocol and method of each setting.
+
+    The test metric of each seed is a JSON object.
+    """
     names = _described_names(table)
     metrics = (f"test_{table.metric}", f"validation_{table.metric}", "train_loss")
     text = io.StringIO()
@@ -145,7 +149,7 @@ def to_csv(table: SweepTable) -> str:
             *table.keys,
             *("runs", "failed", "unfinished"),
             *(column for metric in metrics for column in (metric, f"{metric}_ci95")),
-            *("test_interval", "best"),
+            *("test_interval", f"test_{table.metric}_by_seed", "best"),
             *names,
         ]
     )
@@ -160,11 +164,18 @@ def to_csv(table: SweepTable) -> str:
                 *(len(setting.runs), len(setting.failed), len(setting.unfinished)),
                 *numbers,
                 f"95% {setting.interval}" if setting.interval else None,
+                json.dumps(json_value(_by_seed(setting, f"test_{table.metric}")))
+                if setting.runs
+                else None,
                 "yes" if index == table.best else None,
                 *(" | ".join(dict.fromkeys(d.get(name, "") for d in described)) for name in names),
             ]
         )
     return text.getvalue()
+
+
+def _by_seed(setting: Setting, name: str) -> dict[str, float | None]:
+    return {str((run.results or {}).get("seed")): run.metric(name) for run in setting.runs}
 
 
 def to_markdown(table: SweepTable) -> str:

@@ -47,6 +47,7 @@ def test_seeds_are_one_row_and_the_best_is_selected_by_validation(tmp_path):
     assert first["algorithm.inner_lr"] == "0.1" and second["algorithm.inner_lr"] == "0.4"
     assert float(first["test_accuracy"]) == pytest.approx(0.75)
     assert float(first["test_accuracy_ci95"]) == pytest.approx(12.7062 * 0.05, rel=1e-4)
+    assert json.loads(first["test_accuracy_by_seed"]) == {"0": 0.7, "1": 0.8}
     assert (first["runs"], first["best"], second["best"]) == ("2", "yes", "")
     assert first["protocol.ways"] == "5" and first["protocol.inner_lr"] == "0.1"
     assert not report.warnings and report.table.keys == ("algorithm.inner_lr",)
