@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from metadist.plots.points import moving_average, series
 from metadist.plots.style import (
     BLUE,
     GREEN,
@@ -16,7 +17,6 @@ from metadist.plots.style import (
     PURPLE,
     RED,
     make_axes,
-    moving_average,
     new_figure,
     save_figure,
     style_axes,
@@ -134,7 +134,7 @@ def _metric_names(metrics: MetricsList) -> list[str]:
 
 
 def _plot_metric(axes: "Axes", metrics: MetricsList, metric: str, validation: str) -> None:
-    iterations, values = _series(metrics, f"train_{metric}")
+    iterations, values = series(metrics, f"train_{metric}")
     if len(iterations):
         few = len(iterations) < 20
         axes.plot(
@@ -150,7 +150,7 @@ def _plot_metric(axes: "Axes", metrics: MetricsList, metric: str, validation: st
         if not few:
             smooth = moving_average(values, window=max(5, len(values) // 25))
             axes.plot(iterations, smooth, color=BLUE, linewidth=1.8, label="training, smoothed")
-    iterations, values = _series(metrics, f"validation_{metric}")
+    iterations, values = series(metrics, f"validation_{metric}")
     if len(iterations):
         axes.plot(
             iterations,
@@ -235,17 +235,10 @@ def _validation_or_training(
     metrics: MetricsList, metric: str
 ) -> tuple[np.ndarray, np.ndarray, str]:
     """Iterations, values, and a note for the label."""
-    iterations, values = _series(metrics, f"validation_{metric}")
+    iterations, values = series(metrics, f"validation_{metric}")
     if len(iterations):
         return iterations, values, ""
-    iterations, values = _series(metrics, f"train_{metric}")
+    iterations, values = series(metrics, f"train_{metric}")
     if len(iterations):
         return iterations, moving_average(values, window=max(1, len(values) // 50)), ", training"
     return iterations, values, ", no metrics"
-
-
-def _series(metrics: MetricsList, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Iterations and values of the metric `name`, in order."""
-    points = sorted((int(each["iteration"]), float(each[name])) for each in metrics if name in each)
-    iterations = np.array([iteration for iteration, _ in points], dtype=np.int64)
-    return iterations, np.array([value for _, value in points], dtype=np.float64)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from metadist.plots.style import moving_average
+from metadist.plots.points import moving_average, series
 
 Figure = dict[str, Any]
 """A figure with the keys `data` and `layout`."""
@@ -62,13 +62,6 @@ def iteration_axis(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     short = max((int(each["iteration"]) for each in metrics), default=0) <= 10
     ticks: dict[str, Any] = {"dtick": 1} if short else {}
     return axis("training iteration", **ticks)
-
-
-def series(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Iterations and values of a metric, in order of the iterations."""
-    points = sorted((int(each["iteration"]), float(each[name])) for each in metrics if name in each)
-    iterations = np.array([iteration for iteration, _ in points], dtype=np.int64)
-    return iterations, np.array([value for _, value in points], dtype=np.float64)
 
 
 def thin(iterations: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,10 +1,7 @@
 """Figures, colors, axes and smoothing that the plots share."""
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
-
-import numpy as np
 
 from metadist.files import wrap_write_errors
 
@@ -82,19 +79,3 @@ def save_figure(figure: "Figure", path: Path) -> Path:
     with wrap_write_errors(path):
         figure.savefig(path, format="png")
     return path
-
-
-def sort_key(mean: float, metric: str) -> tuple[bool, float]:
-    """Sorts the means of accuracy or MSE, the best first and NaN last."""
-    return math.isnan(mean), -mean if metric == "accuracy" else mean
-
-
-def moving_average(values: np.ndarray, window: int) -> np.ndarray:
-    """The mean of the finite values in a centered window, which is shorter at the ends."""
-    finite = np.isfinite(values)
-    kernel = np.ones(min(window, len(values)))
-    total = np.convolve(np.where(finite, values, 0.0), kernel, mode="same")
-    count = np.convolve(finite.astype(np.float64), kernel, mode="same")
-    mean = np.full_like(total, np.nan)
-    np.divide(total, count, out=mean, where=count > 0.5)
-    return mean

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from metadist.plots.points import is_number, short_names, sort_key, sort_values
 from metadist.plots.style import (
     BLUE,
     GREEN,
@@ -17,7 +18,6 @@ from metadist.plots.style import (
     RED,
     new_figure,
     save_figure,
-    sort_key,
     style_axes,
 )
 
@@ -80,7 +80,7 @@ def plot_sweep(
         UserError: it cannot be written.
     """
     name = "Test accuracy" if metric == "accuracy" else "Test mean squared error"
-    short = _short_names(keys)
+    short = short_names(keys)
     title = f"{name} by {' and '.join(keys)}"
     if not keys or len(title) > _MAX_TITLE:
         title = name
@@ -92,7 +92,7 @@ def plot_sweep(
         _plot_lines(axes, points, keys, line_key, label)
         _label_metric_axis(axes, metric, vertical=True)
     elif len(keys) == 2 and _is_grid(points):
-        rows, columns = (_sorted_values(points, index) for index in (0, 1))
+        rows, columns = (sort_values([point.values[index] for point in points]) for index in (0, 1))
         width, height = 2.6 + 1.35 * max(3, len(columns)), 1.9 + 0.7 * max(2, len(rows))
         figure = new_figure(width, height, title)
         axes = figure.subplots()
@@ -110,12 +110,6 @@ def plot_sweep(
     return save_figure(figure, path)
 
 
-def _short_names(keys: Sequence[str]) -> list[str]:
-    """The last part of each dotted key where no other key has the same, else the whole key."""
-    last = [key.rpartition(".")[2] for key in keys]
-    return [name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)]
-
-
 def _row_label(names: Sequence[str], values: Sequence[str]) -> str:
     items = [f"{name}={value}" for name, value in zip(names, values, strict=True)]
     lines = textwrap.wrap(
@@ -126,26 +120,12 @@ def _row_label(names: Sequence[str], values: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _sorted_values(points: Sequence[SweepData], index: int) -> list[str]:
-    """The values of a key: numbers in ascending order, other values in their first order."""
-    values = list(dict.fromkeys(point.values[index] for point in points))
-    return sorted(values, key=float) if all(map(_is_number, values)) else values
-
-
 def _line_key(points: Sequence[SweepData], keys: Sequence[str]) -> int | None:
     """Index of the key on the horizontal axis of lines: the numeric one with most values."""
     counts = {}
     for index in range(len(keys)):
-        values = _sorted_values(points, index)
-        if len(values) >= _MIN_LINE_POINTS and all(map(_is_number, values)):
+        values = sort_values([point.values[index] for point in points])
+        if len(values) >= _MIN_LINE_POINTS and all(map(is_number, values)):
             counts[index] = len(values)
     if not counts:
         return None
@@ -167,7 +147,9 @@ def _without(values: tuple[str, ...], index: int) -> tuple[str, ...]:
 
 
 def _is_grid(points: Sequence[SweepData]) -> bool:
-    rows, columns = (len(_sorted_values(points, index)) for index in (0, 1))
+    rows, columns = (
+        len(sort_values([point.values[index] for point in points])) for index in (0, 1)
+    )
     return rows > 1 and columns > 1 and len(points) == rows * columns <= _MAX_CELLS
 
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from metadist.plots.points import moving_average, series, sort_key, sort_values
 from metadist.plots.run_figures import (
     BLUE,
     COLORS,
@@ -15,11 +16,9 @@ from metadist.plots.run_figures import (
     axis,
     finite,
     metric_label,
-    series,
     text,
     thin,
 )
-from metadist.plots.style import moving_average, sort_key
 
 MAX_CELLS = 400
 """Of a heat map."""
@@ -212,15 +211,6 @@ def compared_curves(
         "hovermode": "closest",
     }
     return {"data": data, "layout": layout}
-
-
-def sort_values(values: Sequence[str]) -> list[str]:
-    """Different values: numbers in ascending order, other values in their first order."""
-    distinct = list(dict.fromkeys(values))
-    try:
-        return sorted(distinct, key=float)
-    except ValueError:
-        return distinct
 
 
 def _dimension(key: str, values: Sequence[str]) -> dict[str, Any]:

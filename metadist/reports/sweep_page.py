@@ -18,12 +18,18 @@ from metadist.plots import (
     parallel_coordinates,
     settings_with_intervals,
 )
-from metadist.plots.style import sort_key
+from metadist.plots.points import short_names, sort_key
 from metadist.reports.comparison import MISSING
 from metadist.reports.html_document import write_html
 from metadist.reports.run_directory import HTML_FILE
 from metadist.reports.run_record import format_time, read_error
-from metadist.reports.sweep_table import MetricEstimate, Setting, SweepRun, SweepTable
+from metadist.reports.sweep_table import (
+    MetricEstimate,
+    Setting,
+    SweepRun,
+    SweepTable,
+    format_value,
+)
 
 _MAX_CURVES = 60
 _MAX_SETTINGS = 60
@@ -93,9 +99,7 @@ def sweep_figures(folder: Path, table: SweepTable) -> dict[str, Figure]:
 
 def setting_name(table: SweepTable, setting: Setting) -> str:
     """The swept values of a setting, such as `inner_lr=0.1 shots=5`."""
-    last = [key.rpartition(".")[2] for key in table.keys]
-    short = [n if last.count(n) == 1 else key for key, n in zip(table.keys, last, strict=True)]
-    pairs = zip(short, setting.values, strict=True)
+    pairs = zip(short_names(table.keys), setting.values, strict=True)
     return " ".join(f"{key}={value}" for key, value in pairs) or "the only setting"
 
 
@@ -153,8 +157,8 @@ def _best(table: SweepTable) -> dict[str, str] | None:
         return None
     setting = table.settings[table.best]
     return {
-        "value": _format(estimate.mean, table.metric),
-        "interval": "" if estimate.ci95 is None else _format(estimate.ci95, table.metric),
+        "value": format_value(estimate.mean, table.metric),
+        "interval": "" if estimate.ci95 is None else format_value(estimate.ci95, table.metric),
         "setting": setting_name(table, setting),
         "over": "" if estimate.ci95 is None else setting.interval,
     }
@@ -190,12 +194,7 @@ def _has_page(folder: Path, run: SweepRun) -> bool:
 def _cell(estimate: MetricEstimate | None, metric: str) -> dict[str, Any]:
     if estimate is None:
         return {"value": "", "text": MISSING}
-    parts = [estimate.mean] if estimate.ci95 is None else [estimate.mean, estimate.ci95]
-    return {"value": estimate.mean, "text": " ± ".join(_format(v, metric) for v in parts)}
-
-
-def _format(value: float, metric: str) -> str:
-    return f"{100 * value:.2f}%" if metric == "accuracy" else f"{value:.4g}"
+    return {"value": estimate.mean, "text": estimate.format(metric)}
 
 
 def _comparable_groups(
@@ -214,14 +213,6 @@ def _common(runs: Sequence[SweepRun]) -> list[tuple[str, str]]:
     """The values of protocol and method that all runs share."""
     if not runs:
         return []
-    first, *others = [_flat(run.results or {}) for run in runs]
-    return [(k, v) for k, v in first.items() if all(other.get(k) == v for other in others)]
-
-
-def _flat(results: Mapping[str, Any]) -> dict[str, str]:
-    parts = (results.get("protocol") or {}, results.get("method") or {})
-    return {
-        str(key): value if isinstance(value, str) else json.dumps(value)
-        for part in parts
-        for key, value in part.items()
-    }
+    first, *others = [run.described for run in runs]
+    common = {k: v for k, v in first.items() if all(other.get(k) == v for other in others)}
+    return [(name.partition(".")[2], value) for name, value in common.items()]

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,7 +153,7 @@ def to_csv(table: SweepTable) -> str:
         ]
     )
     for index, setting in enumerate(table.settings):
-        described = [_protocol_and_method(run.results) for run in setting.runs]
+        described = [run.described for run in setting.runs]
         numbers: list[object] = []
         for estimate in (setting.test, setting.validation, setting.train_loss):
             numbers += (None, None) if estimate is None else (estimate.mean, estimate.ci95)
@@ -220,7 +219,7 @@ def to_markdown(table: SweepTable) -> str:
 
 
 def _description_lines(table: SweepTable) -> list[str]:
-    described = [_protocol_and_method(run.results) for run in table.runs]
+    described = [run.described for run in table.runs]
     equal: dict[str, list[str]] = {}
     different = []
     for name in _described_names(table):
@@ -236,17 +235,8 @@ def _description_lines(table: SweepTable) -> list[str]:
 
 
 def _described_names(table: SweepTable) -> list[str]:
-    described = (_protocol_and_method(run.results) for run in table.runs)
+    described = (run.described for run in table.runs)
     return list(dict.fromkeys(name for each in described for name in each))
-
-
-def _protocol_and_method(results: Mapping[str, Any] | None) -> dict[str, str]:
-    """Protocol and method of a run as strings by `protocol.KEY` and `method.KEY`."""
-    return {
-        f"{part}.{key}": value if isinstance(value, str) else json.dumps(value)
-        for part in ("protocol", "method")
-        for key, value in ((results or {}).get(part) or {}).items()
-    }
 
 
 def _unswept_differences(table: SweepTable) -> dict[str, dict[str, Any]]:
@@ -292,8 +282,4 @@ def _is_tie(one: Setting, other: Setting, selected_by: str) -> bool:
 
 
 def _format(estimate: MetricEstimate | None, metric: str) -> str:
-    """Rounded mean and interval: a percentage for accuracy."""
-    if estimate is None:
-        return "—"
-    values = [estimate.mean] if estimate.ci95 is None else [estimate.mean, estimate.ci95]
-    return " ± ".join(f"{100 * v:.2f}%" if metric == "accuracy" else f"{v:.4g}" for v in values)
+    return "—" if estimate is None else estimate.format(metric)

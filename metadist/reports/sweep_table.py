@@ -1,6 +1,7 @@
 """The runs of a sweep as a table: one row per setting, mean and 95% interval over seeds."""
 
 import contextlib
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -71,6 +72,15 @@ class SweepRun:
             node = node.get(part) if isinstance(node, Mapping) else None
         return _DEFAULT if node is None or isinstance(node, Mapping) else _normalize(node)
 
+    @property
+    def described(self) -> dict[str, str]:
+        """Protocol and method as strings, by `protocol.KEY` and `method.KEY`."""
+        return {
+            f"{part}.{key}": value if isinstance(value, str) else json.dumps(value)
+            for part in ("protocol", "method")
+            for key, value in ((self.results or {}).get(part) or {}).items()
+        }
+
     def metric(self, name: str) -> float | None:
         """A number of `results.json`; None if the run does not have it."""
         value = (self.results or {}).get(name)
@@ -85,6 +95,16 @@ class MetricEstimate:
 
     mean: float
     ci95: float | None
+
+    def format(self, metric: str) -> str:
+        """Rounded mean and interval: a percentage for accuracy."""
+        values = [self.mean] if self.ci95 is None else [self.mean, self.ci95]
+        return " ± ".join(format_value(each, metric) for each in values)
+
+
+def format_value(value: float, metric: str) -> str:
+    """A rounded value of a metric: a percentage for accuracy."""
+    return f"{100 * value:.2f}%" if metric == "accuracy" else f"{value:.4g}"
 
 
 @dataclass(frozen=True)

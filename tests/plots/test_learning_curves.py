@@ -9,7 +9,7 @@ from png_files import GREEN, check_png, count_color
 
 from metadist.errors import UserError
 from metadist.plots import ComparisonData, plot_comparison, plot_learning_curves
-from metadist.plots.style import moving_average
+from metadist.plots.points import moving_average
 
 
 def run_metrics(metric: str, offset: float) -> list[dict]:

@@ -14,8 +14,8 @@ from metadist.plots import (
     time_bar,
     training_curve,
 )
+from metadist.plots.points import moving_average
 from metadist.plots.run_figures import MAX_POINTS, thin
-from metadist.plots.style import moving_average
 
 
 def training(count: int, name: str = "train_accuracy") -> list[dict]:
