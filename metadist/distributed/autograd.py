@@ -6,18 +6,17 @@ The calling rank opens a context around forward and backward. A context is not t
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import optree
 import torch
 from torch import Tensor
 from torch.distributed import autograd as dist_autograd
 
+from metadist.distributed.worker_calls import WorkerResponse
 from metadist.errors import UserError
 
 __all__ = ["backward", "context", "get_gradients", "grad", "grads"]
-
-T = TypeVar("T")
 
 
 class _CallRecord(NamedTuple):
@@ -26,10 +25,12 @@ class _CallRecord(NamedTuple):
     Attributes:
         sent: the graph nodes of the arguments.
         received: the results that require grad.
+        anchors: see `WorkerResponse`.
     """
 
     sent: list[Any]
     received: list[Tensor]
+    anchors: list[Tensor]
 
 
 class _CallRecords(threading.local):
@@ -66,15 +67,20 @@ def current_context() -> int | None:
 
 
 @contextmanager
-def recording_nested_calls() -> Iterator[Callable[[T], T]]:
+def recording_nested_calls(
+    received: Sequence[Tensor],
+) -> Iterator[Callable[[list[WorkerResponse]], list[WorkerResponse]]]:
     """Around a request inside a caller's context, on the worker.
 
-    It yields a function that the request's result must pass through: it makes the unused results
-    of nested calls part of it, because torch waits for the gradients of all of them.
+    Torch waits for the gradients of everything that was sent. So the request's responses must pass
+    through the function that it yields: it adds what they do not depend on.
+
+    Args:
+        received: the request's arguments.
     """
     context_id = dist_autograd._current_context()._context_id()
     with _recording(context_id):
-        yield lambda result: _with_unused(context_id, result)
+        yield lambda responses: _with_unused(context_id, responses, received)
 
 
 @contextmanager
@@ -90,7 +96,9 @@ def _recording(context_id: int) -> Iterator[None]:
             _records.by_context[context_id] = outer
 
 
-def record_call(context_id: int, sent: Sequence[Tensor]) -> Callable[[Any], None]:
+def record_call(
+    context_id: int, sent: Sequence[Tensor]
+) -> Callable[[list[list[WorkerResponse]]], None]:
     """Record a call that this thread makes inside a context.
 
     Args:
@@ -98,14 +106,17 @@ def record_call(context_id: int, sent: Sequence[Tensor]) -> Callable[[Any], None
         sent: the call's arguments.
 
     Returns:
-        A function to call with the results.
+        A function to call with the responses.
     """
     records = _records.by_context.get(context_id, [])
     nodes = [tensor.grad_fn for tensor in sent if tensor.grad_fn is not None]
 
-    def record_results(results: Any) -> None:
-        received = [leaf for leaf in optree.tree_leaves(results) if _has_graph(leaf)]
-        records.append(_CallRecord(nodes, received))
+    def record_results(by_worker: list[list[WorkerResponse]]) -> None:
+        responses = [response for responses in by_worker for response in responses]
+        anchors = [each.anchor for each in responses if each.anchor is not None]
+        values: Any = [each.value for each in responses]
+        received = [leaf for leaf in optree.tree_leaves(values) if _has_graph(leaf)]
+        records.append(_CallRecord(nodes, received, anchors))
 
     return record_results
 
@@ -114,27 +125,35 @@ def _has_graph(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.grad_fn is not None
 
 
-def _unused(context_id: int, roots: Iterable[Tensor]) -> list[Tensor]:
-    """The results of this thread's calls that do not lead to the roots, directly or as arguments
-    of further calls.
-    """
+def _reached(context_id: int, roots: Iterable[Tensor]) -> set[Any]:
+    """The graph nodes that lead to the roots, directly or as arguments of this thread's calls."""
     records = _records.by_context.get(context_id, [])
-    results = [(leaf, leaf.grad_fn) for record in records for leaf in record.received]
     arguments = {leaf.grad_fn: record.sent for record in records for leaf in record.received}
     reached = set()
-    pending = [root.grad_fn for root in roots]
+    pending: list[Any] = [root.grad_fn for root in roots]
     while pending:
         node = pending.pop()
         if node is not None and node not in reached:
             reached.add(node)
             pending += [following for following, _ in node.next_functions]
             pending += arguments.get(node, [])
-    return [leaf for leaf, node in results if node not in reached]
+    return reached
+
+
+def _received(context_id: int) -> list[Tensor]:
+    records = _records.by_context.get(context_id, [])
+    return [leaf for record in records for leaf in record.received]
+
+
+def _anchors(context_id: int) -> list[Tensor]:
+    records = _records.by_context.get(context_id, [])
+    return [anchor for record in records for anchor in record.anchors]
 
 
 def _require_all_received(context_id: int, roots: list[Tensor]) -> None:
     """Torch would wait forever for the gradients of unused remote results."""
-    missing = len(_unused(context_id, roots))
+    reached = _reached(context_id, roots)
+    missing = sum(leaf.grad_fn not in reached for leaf in _received(context_id))
     if missing:
         raise UserError(
             f"{missing} remote results that require grad are not part of what is differentiated, "
@@ -157,21 +176,27 @@ class _WithUnused(torch.autograd.Function):
         return outer, *map(torch.zeros_like, ctx.saved_tensors)
 
 
-def _with_unused(context_id: int, result: Any) -> Any:
-    leaves, structure = optree.tree_flatten(result, none_is_leaf=True)
+def _with_unused(
+    context_id: int, responses: list[WorkerResponse], arguments: Sequence[Tensor]
+) -> list[WorkerResponse]:
+    """Responses that lead to all arguments and results of nested calls."""
+    values: Any = [response.value for response in responses]
+    leaves, structure = optree.tree_flatten(values, none_is_leaf=True)
     with_graph = [index for index, leaf in enumerate(leaves) if _has_graph(leaf)]
-    unused = _unused(context_id, [leaves[index] for index in with_graph])
+    reached = _reached(context_id, [leaves[index] for index in with_graph])
+    candidates = [*_received(context_id), *_anchors(context_id), *filter(_has_graph, arguments)]
+    # One tensor of each node: those of a message have one.
+    unused = {t.grad_fn: t for t in candidates if t.grad_fn not in reached}.values()
     if not unused:
-        return result
+        return responses
     if not with_graph:
-        raise UserError(
-            f"a function inside a context received {len(unused)} remote results that require grad "
-            "and returns no tensor that does, so that distributed autograd would wait for their "
-            "gradients forever: make the calls under torch.no_grad() or return what depends on "
-            "them."
-        )
+        anchor = _WithUnused.apply(torch.zeros(()), *unused)
+        return [responses[0]._replace(anchor=anchor), *responses[1:]]
     leaves[with_graph[0]] = _WithUnused.apply(leaves[with_graph[0]], *unused)
-    return optree.tree_unflatten(structure, leaves)
+    attached: Any = optree.tree_unflatten(structure, leaves)
+    return [
+        response._replace(value=value) for response, value in zip(responses, attached, strict=True)
+    ]
 
 
 def get_gradients(context_id: int) -> dict[Tensor, Tensor]:
@@ -229,7 +254,7 @@ def grad(
 
     Raises:
         RuntimeError: an input that the outputs do not depend on, without `allow_unused`; one that
-            requires no gradient.
+            requires no gradient or was computed from others.
         UserError: a remote result of the context that the outputs do not depend on.
     """
     roots = [outputs] if isinstance(outputs, Tensor) else list(outputs)
@@ -253,6 +278,11 @@ def grad(
 def _leaves(inputs: Tensor | Sequence[Tensor]) -> list[Tensor]:
     leaves = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     for leaf in leaves:
+        if leaf.grad_fn is not None:
+            raise RuntimeError(
+                f"the input of shape {tuple(leaf.shape)} was computed from others: pass leaf "
+                "tensors, such as its detach().requires_grad_()."
+            )
         if not leaf.requires_grad:
             raise RuntimeError(
                 f"the input of shape {tuple(leaf.shape)} requires no gradient: pass inputs "
@@ -272,7 +302,7 @@ def _backward(context_id: int, roots: list[Tensor], retain_graph: bool) -> dict[
         for value in sums.values():
             value.zero_()
         versions = {leaf: value._version for leaf, value in sums.items()}
-        dist_autograd.backward(context_id, roots, retain_graph)
+        dist_autograd.backward(context_id, [*roots, *_anchors(context_id)], retain_graph)
         gradients = {}
         for leaf, value in get_gradients(context_id).items():
             # A zero that the pass wrote is a gradient; one that it left alone is not.

@@ -38,11 +38,14 @@ class WorkerResponse(NamedTuple):
         value: the function's result; a sum has its real tensors in float64.
         gradients: its gradients, in float64 for a sum; None if not requested or none exist.
         dtypes: for a sum, the final types of its leaves.
+        anchor: in a context, a zero to differentiate too: it leads to the tensors on which no
+            result depends, so that their senders get gradients.
     """
 
     value: Any
     gradients: Gradients | None
     dtypes: list[torch.dtype | None] | None = None
+    anchor: Tensor | None = None
 
 
 class RemoteFailure(NamedTuple):
@@ -71,9 +74,13 @@ class RemoteFailure(NamedTuple):
 
 def remote_failure(error: BaseException) -> RemoteFailure:
     """An exception that is being handled on this worker, as text."""
+    try:
+        message = str(error)
+    except Exception as failed:
+        message = f"its message cannot be shown: {type(failed).__name__}"
     return RemoteFailure(
         type(error).__name__,
-        str(error),
+        message,
         traceback.format_exc(),
         isinstance(error, UserError),
         f" (rank {get_rank()} on {host_name()})",
@@ -157,7 +164,7 @@ class WorkerRequest:
             return self._responses()
         from metadist.distributed import autograd  # it needs torch.distributed.autograd
 
-        with autograd.recording_nested_calls() as attach_unused:
+        with autograd.recording_nested_calls(tensors_of(self.calls)) as attach_unused:
             return attach_unused(self._responses())
 
     def respond(self) -> list[WorkerResponse] | RemoteFailure:
