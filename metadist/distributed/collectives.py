@@ -147,8 +147,8 @@ def all_reduce(tree: T, op: Literal["sum", "mean", "max", "min"] = "sum") -> T:
     """Reduce a structure over all ranks, leaf by leaf. All ranks call it.
 
     Tensors of one dtype are reduced in one collective. "sum" and "mean" are differentiable: the
-    gradient is that of the sum of all ranks' losses. They count booleans, and a mean of integers
-    is a float.
+    gradient is that of the sum of all ranks' losses. They count booleans and sum integers in
+    int64, and a mean of integers is a float. "max" and "min" of a NaN are NaN.
 
     Args:
         tree: a tensor, a number, or tuples, lists, dicts and named tuples of them, of the same
@@ -164,12 +164,17 @@ def all_reduce(tree: T, op: Literal["sum", "mean", "max", "min"] = "sum") -> T:
 
     def combine(vector: Tensor) -> Tensor:
         if op in ("sum", "mean"):
-            total = _SumOverRanks.apply(vector)
+            real = vector.is_floating_point() or vector.is_complex()
+            total = _SumOverRanks.apply(vector if real else vector.long())
             if op == "sum":
                 return total
             return (total if total.is_floating_point() else total.double()) / size
         extreme = vector.detach().clone()
         _reduce_in_place(extreme, dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.MIN)
+        if vector.is_floating_point():  # the backend's comparison may lose a NaN
+            nan = vector.detach().isnan().to(torch.int32)
+            _reduce_in_place(nan, dist.ReduceOp.MAX)
+            extreme.masked_fill_(nan.bool(), torch.nan)
         return extreme
 
     return _per_dtype(tree, combine, keep_types=op in ("max", "min"))

@@ -1,6 +1,7 @@
 """Clones of modules whose parameters are plain tensors with a graph back to the original's."""
 
 import copy
+import types
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -55,7 +56,14 @@ def module_clone(
         own = detach_buffers or by != "reference"
         return moved.detach().clone() if own and moved is tensor else moved
 
-    return _clone(module, parameter, buffer, {}, {})
+    modules: dict[int, nn.Module] = {}
+    clone = _clone(module, parameter, buffer, modules, {})
+    for each in modules.values():
+        for name, value in vars(each).items():
+            # Such as `self.activation = self.fast`: a method of the original.
+            if isinstance(value, types.MethodType) and id(value.__self__) in modules:
+                vars(each)[name] = types.MethodType(value.__func__, modules[id(value.__self__)])
+    return clone
 
 
 def _clone(

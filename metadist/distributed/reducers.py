@@ -13,10 +13,12 @@ A reduction gives the same bits however the items are split among shards, chunks
 For results in float64 the sum itself is rounded, and its last bits depend on the split.
 """
 
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import optree
 import torch
 
@@ -102,10 +104,12 @@ sum_reducer = SumReducer()
 def weighted_sum(results: Sequence[Any], weights: Sequence[float]) -> Any:
     """The sum of `weight * result`, leaf by leaf, floating-point tensors in float64.
 
-    Differentiable. None stays None. Weights that are floats make floats of integers.
+    Differentiable. None stays None. Integers are summed in int64. Weights that are floats make
+    floats of them.
 
     Raises:
-        ValueError: there are no results, or their structures differ.
+        ValueError: there are no results, or their structures or shapes differ.
+        TypeError: a leaf is neither a tensor nor a number.
     """
     if not results:
         raise ValueError("there are no results to reduce: the partitioner made no shards.")
@@ -117,6 +121,18 @@ def weighted_sum(results: Sequence[Any], weights: Sequence[float]) -> Any:
         )
 
     def add_leaves(*leaves: Any) -> Any:
+        for leaf in leaves:
+            if not isinstance(leaf, torch.Tensor | np.ndarray | numbers.Number):
+                raise TypeError(
+                    f"results hold {type(leaf).__name__}, and only tensors and numbers can be "
+                    "reduced: leave it out, or pass a reducer of your own."
+                )
+        shapes = sorted({tuple(getattr(leaf, "shape", ())) for leaf in leaves})
+        if len(shapes) > 1:
+            raise ValueError(
+                f"results of different shapes cannot be reduced: {' and '.join(map(str, shapes))}; "
+                "return what does not grow with a shard, such as a sum or a mean."
+            )
         total: Any = None
         for leaf, weight in zip(leaves, weights, strict=True):
             term = _weighted(to_float64(leaf), weight)
@@ -147,12 +163,12 @@ def finish_sum(total: Any, divisor: float | None, dtypes: Sequence[torch.dtype |
 
 
 def to_float64(leaf: Any) -> Any:
-    """A leaf in the type of partial sums: float64 for real tensors, int64 for booleans."""
+    """A leaf in the type of partial sums: float64 for real tensors, int64 for integers."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    if leaf.dtype is torch.bool:
-        return leaf.long()
-    return leaf.double() if leaf.is_floating_point() else leaf
+    if leaf.is_floating_point():
+        return leaf.double()
+    return leaf if leaf.is_complex() else leaf.long()
 
 
 def leaf_dtypes(tree: Any) -> list[torch.dtype | None]:

@@ -73,7 +73,14 @@ def unreported_kill(error: ChildFailedError) -> str:
     others = {failure.exitcode for failure in error.failures.values() if failure is not first}
     if first.exitcode >= 0 or any(code > 0 and code not in _STOPPED for code in others):
         return ""
-    return f"rank {rank} was killed by {signal.Signals(-first.exitcode).name}"
+    return f"rank {rank} was killed by {_signal_name(-first.exitcode)}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 def _write_error_file(error: ChildFailedError, killed: str) -> None:

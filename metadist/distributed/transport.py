@@ -3,6 +3,7 @@
 torch.distributed.rpc is one implementation (`metadist.distributed.rpc`).
 """
 
+import hashlib
 import json
 import time
 from collections import Counter
@@ -214,10 +215,11 @@ def wait_for_workers(topic: str, workers: list[str], timeout: float | None) -> N
     own = transport.names[get_world_info().rank]
     if own not in workers:
         return
-    group = "/".join([topic, *workers])
+    # Keys stay in the store: short ones.
+    group = hashlib.sha256("/".join([topic, *workers]).encode()).hexdigest()[:16]
     _barriers[group] += 1
     store = dist.PrefixStore(f"{group}#{_barriers[group]}", transport.store)
-    keys = {worker: f"worker/{worker}" for worker in workers}
+    keys = {worker: f"{transport.names.index(worker)}" for worker in workers}
     deadline = None if timeout is None else time.monotonic() + timeout
     try:
         store.set(keys[own], "")

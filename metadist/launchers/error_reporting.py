@@ -155,8 +155,9 @@ def record_error_in(path: Path | None) -> None:
 def print_error(text: str) -> None:
     """Print the final message of a job or sweep to standard error and torchrun's error file."""
     global _error_file
-    sys.stdout.flush()
-    print(text, file=sys.stderr, flush=True)
+    for write in (sys.stdout.flush, lambda: print(text, file=sys.stderr, flush=True)):
+        with contextlib.suppress(OSError, ValueError):  # closed, or the disk is full
+            write()
     file, _error_file = _error_file, None
     if file is not None:
         with contextlib.suppress(OSError):

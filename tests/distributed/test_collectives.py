@@ -235,3 +235,22 @@ def test_ranks_with_and_without_a_gpu_are_told_at_once():
     messages = run_world(choose_backend_with_a_broken_driver, 2)
     assert messages[0] == messages[1]
     assert "cpu:gloo,cuda:nccl on ranks [0]" in messages[0] and "gloo on ranks [1]" in messages[0]
+
+
+def reduce_extremes_and_small_integers() -> list:
+    rank = dist.get_rank()
+    values = torch.tensor([torch.nan, 1.0] if rank else [0.0, 2.0])
+    small = torch.tensor([200], dtype=torch.uint8)
+    return [
+        collectives.all_reduce({"values": values, "number": values[0].item()}, op)
+        for op in ("max", "min")
+    ] + [collectives.all_reduce(small, op).item() for op in ("sum", "mean")]
+
+
+def test_a_nan_of_any_rank_and_sums_of_small_integers():
+    found = run_world(in_a_group, 2, reduce_extremes_and_small_integers)
+    for largest, smallest, total, mean in found:
+        for extreme, other in ((largest, 2.0), (smallest, 1.0)):
+            assert extreme["values"][0].isnan() and extreme["values"][1] == other
+            assert extreme["number"] != extreme["number"]
+        assert (total, mean) == (400, 200.0)

@@ -207,3 +207,25 @@ def test_an_unknown_method_is_refused_in_one_line():
     with pytest.raises(todist.UserError, match="by='wish'") as caught:
         todist.module_clone(make_model(), by="wish")
     assert "\n" not in str(caught.value)
+
+
+class Chooses(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 1, bias=False)
+        self.chosen = self.fast
+
+    def fast(self, inputs):
+        return self.layer(inputs)
+
+    def forward(self, inputs):
+        return self.chosen(inputs)
+
+
+@pytest.mark.parametrize("by", ["reference", "clone"])
+def test_a_method_kept_as_an_attribute_is_the_clones(by):
+    module = nn.Sequential(Chooses())
+    clone = todist.module_clone(module, by=by)
+    clone[0].layer._parameters["weight"] = torch.full((1, 2), 100.0)
+    assert clone(torch.ones(1, 2)).item() == 200.0
+    assert module[0].chosen.__self__ is module[0]

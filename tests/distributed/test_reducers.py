@@ -275,3 +275,24 @@ def test_a_sum_with_float_weights_makes_floats_of_integers():
 def test_the_mean_of_complex_numbers_is_complex():
     shards = [torch.tensor([1 + 2j]), torch.tensor([3 + 4j])]
     assert todist.mean_reducer(shards).tolist() == [2 + 3j]
+
+
+@pytest.mark.parametrize("reducer", [todist.mean_reducer, todist.sum_reducer])
+def test_results_of_different_shapes_are_refused(reducer):
+    with pytest.raises(ValueError, match=r"different shapes cannot be reduced: \(1,\) and \(2,\)"):
+        reducer([torch.ones(2), torch.ones(1)])
+    with pytest.raises(ValueError, match="different shapes"):
+        reducer([torch.ones(2), 1.0])
+
+
+@pytest.mark.parametrize("leaf", ["text", torch.Size([2]), object()])
+def test_what_is_no_number_is_refused(leaf):
+    with pytest.raises(TypeError, match=f"results hold {type(leaf).__name__}"):
+        todist.sum_reducer([{"a": leaf}, {"a": leaf}])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_sums_of_small_integers_do_not_overflow(dtype):
+    largest = torch.iinfo(dtype).max
+    assert todist.sum_reducer([torch.tensor(largest, dtype=dtype)] * 3).item() == 3 * largest
+    assert todist.mean_reducer([torch.tensor(largest, dtype=dtype)] * 3).item() == largest

@@ -1,6 +1,9 @@
 """The error file of a run directory, and the report on a crashed run."""
 
+import contextlib
 import json
+import sys
+from pathlib import Path
 
 from commands import run_command
 from tiny import SMALL
@@ -33,3 +36,13 @@ def test_a_crashed_run_has_its_error_with_traceback_and_its_environment(tmp_path
     assert environment["world_size"] == 2 and environment["strategy"] == "allreduce"
     html = write_run_report(tmp_path).read_text()
     assert "LookupError: a mistake on purpose" in html and "--nproc_per_node=2" in html
+
+
+def test_an_output_that_cannot_be_written_does_not_hide_the_error(monkeypatch, capsys):
+    full = Path("/dev/full").open("w")  # noqa: SIM115
+    full.write("buffered")
+    monkeypatch.setattr(sys, "stdout", full)
+    print_error("error: what happened")
+    assert capsys.readouterr().err == "error: what happened\n"
+    with contextlib.suppress(OSError):
+        full.close()
