@@ -202,4 +202,10 @@ def _several(images: Any) -> Any:
 def _as_inputs(images: Any) -> Tensor:
     if isinstance(images, Sequence) and all(isinstance(each, Tensor) for each in images):
         images = torch.stack(list(images))
-    return torch.as_tensor(images, dtype=torch.float32)
+    try:
+        return torch.as_tensor(images, dtype=torch.float32)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"images cannot be prepared for this model ({first_line(error)}): give an array or "
+            "tensor of its inputs, or FewShotClassifier.load(…, preprocess=…)."
+        ) from None

@@ -18,6 +18,7 @@ from metadist.plots.style import (
     RED,
     make_axes,
     new_figure,
+    plain_legend,
     save_figure,
     style_axes,
 )
@@ -188,7 +189,7 @@ def _style_metric_axes(axes: "Axes", metric: str) -> None:
         axes.set_ylim(max(low, -0.02), min(high, 1.02))
     style_axes(axes)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8.5, frameon=True, framealpha=0.85, edgecolor="none")
+        plain_legend(axes.legend(fontsize=8.5, frameon=True, framealpha=0.85, edgecolor="none"))
 
 
 def _plot_runs(axes: "Axes", panel: ComparisonData) -> None:
@@ -228,7 +229,9 @@ def _plot_runs(axes: "Axes", panel: ComparisonData) -> None:
     style_axes(axes, grid="both")
     if axes.get_legend_handles_labels()[0]:
         # Below the axes, where long names hide no curve.
-        axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.13))
+        plain_legend(
+            axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.13))
+        )
 
 
 def _validation_or_training(

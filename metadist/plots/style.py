@@ -8,6 +8,7 @@ from metadist.files import wrap_write_errors
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.legend import Legend
 
 DPI = 130
 
@@ -79,3 +80,9 @@ def save_figure(figure: "Figure", path: Path) -> Path:
     with wrap_write_errors(path):
         figure.savefig(path, format="png")
     return path
+
+
+def plain_legend(legend: "Legend") -> None:
+    """Show the labels of a legend as they are: names may hold dollar signs."""
+    for label in legend.get_texts():
+        label.set_parse_math(False)

@@ -17,6 +17,7 @@ from metadist.plots.style import (
     PURPLE,
     RED,
     new_figure,
+    plain_legend,
     save_figure,
     style_axes,
 )
@@ -192,7 +193,7 @@ def _plot_lines(
     axes.set_xlabel(keys[line_key], parse_math=False)
     style_axes(axes)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8.5, frameon=True, framealpha=0.85, edgecolor="none")
+        plain_legend(axes.legend(fontsize=8.5, frameon=True, framealpha=0.85, edgecolor="none"))
 
 
 def _plot_heat_map(
@@ -254,7 +255,7 @@ def _plot_rows(
         axes.set_ylabel(f"the best {_MAX_ROWS} of {total}{more}")
     style_axes(axes)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8.5, frameon=True, framealpha=0.85, edgecolor="none")
+        plain_legend(axes.legend(fontsize=8.5, frameon=True, framealpha=0.85, edgecolor="none"))
 
 
 def _formatter(metric: str) -> Callable[[float], str]:

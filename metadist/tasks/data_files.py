@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from metadist.errors import UserError
 from metadist.tasks.array_cache import file_lock, partial_path
@@ -134,6 +134,8 @@ def decode_image(
             if image.width * image.height > max_pixels:
                 raise ValueError(f"it has {image.width} x {image.height} pixels")
             return resize_image(image, mode, size)
+    except UnidentifiedImageError:
+        raise ValueError("it is of no known image format") from None
     # Pillow raises these on damaged files, SyntaxError included.
     except (OSError, ValueError, SyntaxError, zlib.error, Image.DecompressionBombError) as error:
         raise ValueError(error_line(error)) from error
@@ -167,6 +169,8 @@ def resize_image(image: Image.Image, mode: str, size: int) -> np.ndarray:
 
 def unreadable(path: Path | str, error: OSError) -> str:
     """The message for a file that the operating system refuses to read."""
+    if isinstance(error, FileNotFoundError):
+        return f"{path} does not exist: give the path of one that does"
     return f"{path} cannot be read ({error.strerror}); allow it, or put another copy there"
 
 

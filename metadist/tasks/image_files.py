@@ -14,8 +14,12 @@ import numpy as np
 from metadist.errors import UserError
 from metadist.tasks.data_files import decode_image, root_errors, unreadable
 
-SPLIT_NAMES = {"train": ("train",), "validation": ("val", "validation"), "test": ("test",)}
-"""Names of each split's folder or list, in order of precedence."""
+SPLIT_NAMES = {
+    "train": ("train",),
+    "validation": ("val", "validation", "valid"),
+    "test": ("test",),
+}
+"""Names of each split's folder or list."""
 
 SHORT_NAMES = {split: names[0] for split, names in SPLIT_NAMES.items()}
 """The published names of the splits in few-shot datasets: train, val and test."""
@@ -52,12 +56,13 @@ class ImageClass(NamedTuple):
 def find_classes(root: Path, dataset: str) -> list[ImageClass]:
     """The classes in a directory, sorted by split and name.
 
-    - folders `train`, `val` (or `validation`) and `test`, with a folder of images for each class;
+    - folders `train`, `val` (or `validation` or `valid`) and `test`, with a folder of images for
+      each class;
     - else `images/` with `train.csv`, `val.csv` (or `validation.csv`) and `test.csv`;
     - else a folder of images for each class.
 
-    A class has all images in its folder and in folders below it. Hidden files and folders are
-    ignored.
+    A class has all images in its folder and in folders below it, links to folders included. Hidden
+    files and folders are ignored.
 
     Args:
         root: the directory.
@@ -92,7 +97,12 @@ def _of_splits(root: Path, suffix: str, exists: Callable[[Path], bool]) -> dict[
     found = {}
     for split, names in SPLIT_NAMES.items():
         paths = [root / f"{name}{suffix}" for name in names]
-        if existing := [path for path in paths if exists(path)]:
+        existing = [path for path in paths if exists(path)]
+        if len(existing) > 1:
+            raise UserError(
+                f"{' and '.join(map(str, existing))} are both for {split}: keep one of them."
+            )
+        if existing:
             found[split] = existing[0]
     return found
 
@@ -111,8 +121,14 @@ def images_below(folder: Path) -> list[Path]:
     def refuse(error: OSError) -> None:
         raise UserError(unreadable(error.filename or folder, error)) from error
 
-    found = []
-    for path, folders, names in os.walk(folder, onerror=refuse):
+    found: list[Path] = []
+    visited = set()
+    for path, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        status = Path(path).stat()
+        if (status.st_dev, status.st_ino) in visited:  # a link to a folder above
+            folders.clear()
+            continue
+        visited.add((status.st_dev, status.st_ino))
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [
             Path(path, name)
@@ -130,9 +146,11 @@ def read_lists(images: Path, lists: Mapping[str, Path]) -> Iterator[ImageClass]:
         lists: the list of each split.
 
     Raises:
-        UserError: a list is damaged or names images that are not there.
+        UserError: a list is damaged, names images that are not there, or images are named twice
+            under different labels or splits.
     """
     present = _names(images)
+    named: dict[str, tuple[str, str]] = {}
     missing: dict[Path, list[str]] = {}
     classes = []
     for split, file in lists.items():
@@ -148,6 +166,12 @@ def read_lists(images: Path, lists: Mapping[str, Path]) -> Iterator[ImageClass]:
             else:
                 missing.setdefault(file, []).append(name)
         for label in sorted(found):
+            for name in found[label]:
+                if (first := named.setdefault(name, (split, label))) != (split, label):
+                    raise UserError(
+                        f"{file} names {name} as {label} of {split}, and it is named as "
+                        f"{first[1]} of {first[0]} too: name each image once."
+                    )
             files = [images / name for name in sorted(found[label])]
             classes.append(ImageClass(split, label, files))
     if missing:

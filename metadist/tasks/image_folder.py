@@ -99,6 +99,12 @@ class ImageFolder(DecodedImages):
         for split, fraction in fractions.items():
             found["train"], found[split] = choose(found["train"], max(1, round(fraction * total)))
         for split, members in found.items():
+            if not len(members) and not names[0].startswith("/"):
+                raise UserError(
+                    f"{root} has no classes with images for {split}: add them in the folder "
+                    f"{image_files.SHORT_NAMES[split]}, or give a directory of class folders "
+                    "without splits"
+                )
             if not len(members):
                 raise UserError(
                     f"the number of classes with images in {root} is {len(names)} and none is left "

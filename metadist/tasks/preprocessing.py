@@ -71,6 +71,14 @@ class ImagePreprocessing:
         """
         if isinstance(images, str | PathLike | Image.Image):
             raise UserError("one image was given instead of several: give a list, [image].")
+        if isinstance(images, np.ndarray | Tensor):
+            channels = images.shape[0 if isinstance(images, Tensor) else -1]
+            in_color = self.input_shape[0] == 3 and channels in (3, 4)
+            if images.ndim == 2 or (images.ndim == 3 and in_color):
+                raise UserError(
+                    f"an image of shape {tuple(images.shape)} was given instead of several: give "
+                    "a list, [image]."
+                )
         pixels = np.zeros((len(images), *self.input_shape), np.uint8)
         for row, image in zip(pixels, images, strict=True):
             row[:] = self._pixels(image)

@@ -7,12 +7,10 @@ from typing import Any
 from metadist.algorithms import Learner
 from metadist.errors import UserError
 from metadist.training.pretrained import find_weights
-from metadist.training.resume import tested_checkpoint
+from metadist.training.resume import split_differences, tested_checkpoint
 
 _SHOWN = 6
 """How many names a message lists."""
-
-_SPLIT_KEYS = ("class_split", "split_seed", "dataset_seed", "classes", "class_names")
 
 
 def initialize(
@@ -61,11 +59,7 @@ def initialize(
 def _warning(path: str | Path, trained: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
     if not trained or trained.get("dataset") != own.get("dataset"):
         return None
-    different = [
-        f"{key} is {trained.get(key)} there and {own.get(key)} here"
-        for key in _SPLIT_KEYS
-        if str(trained.get(key)) != str(own.get(key))
-    ]
+    different = split_differences(trained, own)
     if not different:
         return None
     return (

@@ -29,6 +29,8 @@ from metadist.training.weights_file import SUFFIX, read_weights
 
 _log = logging.getLogger(__name__)
 
+_SPLIT_KEYS = ("class_split", "split_seed", "dataset_seed", "classes", "class_names")
+"""What a protocol says about the division of the classes."""
 _LATER_KEYS = {"trainer.precision": "float32"}
 """Keys that the fingerprint got later, with the value of configurations without them."""
 
@@ -155,7 +157,13 @@ def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]
     configured = config_fingerprint(contents.get("configuration") or {})
     later = {key: configured.get(key, value) for key, value in _LATER_KEYS.items()}
     _require_same(path, {**later, **saved}, config_fingerprint(experiment.configuration))
-    # Of the protocol only `init_from` makes use.
+    own = experiment.tasks.protocol()
+    if different := split_differences(contents.get("protocol") or own, own):
+        raise UserError(
+            f"the checkpoint {path} was trained on another division of the classes "
+            f"({', '.join(different)}), so that classes of training may be those of the test now: "
+            "restore the dataset, or start another run."
+        )
     missing = sorted(checkpoint_contents(experiment).keys() - contents.keys() - {"protocol"})
     if missing:
         raise UserError(
@@ -169,6 +177,20 @@ def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]
             f"the checkpoint {path} has {experiment.state.iteration} iterations done, more than "
             f"trainer.iterations={experiment.trainer.iterations}: ask for more iterations."
         )
+
+
+def split_differences(trained: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+    """What says that the classes were divided otherwise in training.
+
+    Args:
+        trained: the protocol of the tasks that a learner was trained on.
+        own: that of other tasks.
+    """
+    return [
+        f"{key} is {trained.get(key)} there and {own.get(key)} here"
+        for key in _SPLIT_KEYS
+        if str(trained.get(key)) != str(own.get(key))
+    ]
 
 
 def _forget_other_validations(experiment: Experiment, contents: Mapping[str, Any]) -> None:

@@ -88,6 +88,20 @@ def test_lines_go_through_their_settings_in_ascending_order(tmp_path, saved_figu
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0.01", "0.1", "1"]
 
 
+def test_values_with_dollar_signs_are_shown_as_they_are(tmp_path, saved_figures):
+    values = [((r"$\frac{$", rate), 0.5, 0.1) for rate in ("0.1", "0.2", "0.3")]
+    plot_sweep(settings(*values), ("way", "rate"), "accuracy", tmp_path / "a.png", "one seed")
+    plot_sweep(
+        settings(*values, (("b", "0.1"), 0.4, 0.1)),
+        ("way", "rate"),
+        "mse",
+        tmp_path / "b.png",
+        "$ $",
+    )
+    labels = [text.get_text() for text in saved_figures[1].axes[0].get_legend().get_texts()]
+    assert r"way=$\frac{$" in labels
+
+
 @pytest.mark.parametrize(
     ("first", "last", "scale"), [("1", "9", "linear"), ("1", "10", "log"), ("0", "10", "linear")]
 )

@@ -63,7 +63,7 @@ def test_folders_are_split_by_the_seed(tmp_path):
     assert [len(small.classes[split]) for split in SPLITS] == [2, 4, 4]
 
 
-@pytest.mark.parametrize("validation", ["val", "validation"])
+@pytest.mark.parametrize("validation", ["val", "validation", "valid"])
 def test_split_folders(tmp_path, validation):
     parts = {"train": range(5), validation: range(5, 7), "test": range(7, 10)}
     for part, indices in parts.items():
@@ -103,6 +103,20 @@ def test_greyscale_and_nested_folders(tmp_path):
     grey = np.asarray(Image.new("RGB", (1, 1), colour(name, 2)).convert("L"))[0, 0]
     assert (of_class(dataset, "train", name)[2] == grey).all()
     assert {len(images) for split in SPLITS for images in dataset.split_classes(split)} == {4}
+
+
+def test_linked_folders_are_followed_once(tmp_path):
+    root = write(tmp_path / "data", {f"class{i:02d}": 4 for i in range(5)})
+    write(tmp_path, {"class99": 5})
+    (root / "class02" / "more").symlink_to(tmp_path / "class99")
+    (root / "class03" / "itself").symlink_to(root / "class03")
+    dataset = ImageFolder(str(root), size=8)
+    sizes = {
+        name: len(of_class(dataset, split, name))
+        for split in SPLITS
+        for name in dataset.classes[split]
+    }
+    assert sizes == {"class00": 4, "class01": 4, "class02": 9, "class03": 4, "class04": 4}
 
 
 def test_decoded_once_for_each_size_and_again_when_a_file_changes(tmp_path, monkeypatch):
@@ -148,6 +162,24 @@ def test_what_cannot_be_used_is_refused(tmp_path):
     for part in ("train", "val"):
         write(shared / part, {"class00": 3, "class01": 3})
     cases.append((shared, "class00 of .* is in train and in validation"))
+    both = tmp_path / "both"
+    for part, index in (("train", 0), ("val", 1), ("validation", 2), ("test", 3)):
+        write(both / part, {f"class{index:02d}": 3})
+    cases.append((both, "val and .*validation are both for validation: keep one of them"))
+    without_test = tmp_path / "without"
+    for part, index in (("train", 0), ("val", 4)):
+        write(without_test / part, {f"class{index + i:02d}": 3 for i in range(3)})
+    cases.append((without_test, "has no classes with images for test: add them in the folder test"))
+    text = write(tmp_path / "text", SIZES)
+    (text / "class04" / "001.png").write_text("no image")
+    cases.append((text, "it is of no known image format"))
+    twice = tmp_path / "twice"
+    write(twice / "images", {"class00": 3})
+    for part in ("train", "val", "test"):
+        (twice / f"{part}.csv").write_text(f"filename,label\n000.png,{part}_label\n")
+    for file in (twice / "images" / "class00").iterdir():
+        file.rename(twice / "images" / file.name)
+    cases.append((twice, r"val.csv names 000.png as val_label of validation, .* train_label of"))
     for root, message in cases:
         with pytest.raises(UserError, match=message) as error:
             ImageFolder(str(root), size=8)

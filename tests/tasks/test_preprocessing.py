@@ -64,11 +64,19 @@ def test_an_image_of_three_rows_is_read_in_the_order_of_its_library():
         assert torch.equal(found, torch.from_numpy(resized.copy()) / 255)
 
 
+@pytest.mark.parametrize("image", [np.zeros((9, 9, 3), np.uint8), torch.zeros(3, 9, 9)])
+def test_one_image_in_color_is_no_batch(image):
+    with pytest.raises(UserError, match="was given instead of several"):
+        ImagePreprocessing((3, 9, 9))(image)
+    assert len(ImagePreprocessing((3, 9, 9))([image])) == 1
+
+
 @pytest.mark.parametrize(
     ("images", "message"),
     [
         ("character.png", "one image was given"),
         (Image.new("L", (5, 5)), "one image was given"),
+        (np.zeros((5, 5)), r"an image of shape \(5, 5\) was given instead of several"),
         ([np.zeros((5, 5, 2))], r"the shape \(5, 5, 2\)"),
         ([np.zeros(5)], r"the shape \(5,\)"),
         ([np.zeros((0, 5))], r"the shape \(0, 5\)"),
@@ -78,7 +86,7 @@ def test_an_image_of_three_rows_is_read_in_the_order_of_its_library():
         ([np.full((5, 5), "a")], "the type <U1"),
         ([Image.new("I", (5, 5))], "a Pillow image cannot be converted to L .its mode is I"),
         ([Image.new("F", (5, 5))], "its mode is F, expected 8 or 16 bits per channel.: give"),
-        (["missing.png"], "missing.png cannot be read"),
+        (["missing.png"], "missing.png does not exist"),
     ],
 )
 def test_what_is_no_image_is_refused(images, message):

@@ -7,11 +7,14 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
+from PIL import Image
 from tiny import build, records, train, without_times
 from torch import nn
 from worlds import run_world
 
+from metadist.errors import UserError
 from metadist.models import MLP
 from metadist.training import Trainer
 from metadist.training.checkpoints import Checkpoints, read_checkpoint, write_checkpoint
@@ -182,3 +185,24 @@ def test_a_full_disk_ends_the_run_and_leaves_what_was_there(tmp_path):
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["iteration-00000002.pt"]
     run_world(train, 1, str(tmp_path), "resume=auto", *options)
     assert [line["iteration"] for line in records(tmp_path)] == [1, 2, 3, 4]
+
+
+def test_a_dataset_whose_classes_are_divided_otherwise_is_refused(tmp_path):
+    for index in range(7):
+        (tmp_path / "data" / f"class{index}").mkdir(parents=True)
+        for example in range(3):
+            image = Image.new("L", (28, 28), 30 * index + example)
+            image.save(tmp_path / "data" / f"class{index}" / f"{example}.png")
+    options = (
+        *("dataset=folder", f"dataset.root={tmp_path / 'data'}", "dataset.channels=1"),
+        *("dataset.size=28", "task.ways=1", "task.queries=1", "trainer.iterations=2"),
+        "strategy=local",
+    )
+
+    def run(*more: str) -> None:
+        Trainer(build(tmp_path / "run", *options, *more, omit=("++dataset",))).run()
+
+    run()
+    (tmp_path / "data" / "class0").rename(tmp_path / "data" / "new")
+    with pytest.raises(UserError, match=r"another division of the classes \(class_names is"):
+        run("trainer.iterations=3", "resume=auto")
