@@ -23,6 +23,7 @@ from metadist.config.instantiate import instantiate, locate_target
 from metadist.config.overrides import is_node, option_values
 from metadist.config.trusted import check_interpolations, locate_trusted
 from metadist.errors import UserError, first_line
+from metadist.models.backbones import options_of_weights
 from metadist.reports import CONFIG_FILE, HYDRA_FILE
 from metadist.tasks import ImagePreprocessing, Normalize
 from metadist.training import Experiment
@@ -115,7 +116,11 @@ def _without_pretrained(model: Any) -> Any:
     if not isinstance(model, Mapping) or not str(model.get("_target_")).startswith("metadist."):
         return model
     random = {"weights": None, "pretrained": False}
-    return {**model, **{key: value for key, value in random.items() if key in model}}
+    without = {**model, **{key: value for key, value in random.items() if key in model}}
+    if model.get("weights"):
+        implied = options_of_weights(str(model.get("name", "resnet18")), str(model["weights"]))
+        without["options"] = implied | dict(model.get("options") or {})
+    return without
 
 
 def image_preprocessing(

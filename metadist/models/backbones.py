@@ -127,6 +127,23 @@ class Torchvision(Backbone):
         super().__init__(body, input_shape, outputs, running_statistics, model)
 
 
+def options_of_weights(name: str, weights: str) -> dict[str, Any]:
+    """The options that a network of torchvision has with pretrained weights by default.
+
+    Args:
+        name: of the network.
+        weights: as of `Torchvision`.
+    """
+    import torchvision.models as library
+
+    if name in ("googlenet", "inception_v3"):
+        return {"transform_input": True}
+    if name.startswith("vit_"):
+        entry = weights.rpartition(".")[2]  # without the name of the enumeration
+        return {"image_size": library.get_model_weights(name)[entry].meta["min_size"][0]}
+    return {}
+
+
 class Timm(Backbone):
     """A network of timm (PyTorch Image Models), without its classifier.
 

@@ -64,21 +64,31 @@ def test_a_checkpoint_alone_is_enough(run, tmp_path):
         load_learner(tmp_path)
 
 
-def test_pretrained_weights_are_not_downloaded_again(run, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "weights", "options"),
+    [
+        ("resnet18", "DEFAULT", {}),
+        ("googlenet", "IMAGENET1K_V1", {"transform_input": True}),
+        ("vit_b_16", "IMAGENET1K_SWAG_E2E_V1", {"image_size": 384}),
+    ],
+)
+def test_pretrained_weights_are_not_downloaded_again(
+    run, tmp_path, monkeypatch, name, weights, options
+):
     asked = []
     monkeypatch.setattr(
         "torchvision.models.get_model",
-        lambda name, weights, **options: asked.append(weights) or resnet18(**options),
+        lambda name, weights, **options: asked.append((weights, options)) or resnet18(),
     )
     contents = read_checkpoint(run / "checkpoints" / "iteration-00000004.pt")
-    learner = MAML(Torchvision((1, 28, 28), 3, "resnet18", weights="DEFAULT"))
-    node = {"_target_": "metadist.models.Torchvision", "name": "resnet18", "weights": "DEFAULT"}
+    learner = MAML(Torchvision((1, 28, 28), 3, name, weights=weights))
+    node = {"_target_": "metadist.models.Torchvision", "name": name, "weights": weights}
     path = tmp_path / "pretrained.pt"
     changed = {"learner": learner.state_dict()}
     changed["configuration"] = {**contents["configuration"], "model": node}
     write_checkpoint(path, {**contents, **changed})
     state = load_learner(path).learner.state_dict()
-    assert asked == ["DEFAULT", None]
+    assert asked == [(weights, {}), (None, options)]
     assert all(torch.equal(each, state[name]) for name, each in learner.state_dict().items())
 
 
