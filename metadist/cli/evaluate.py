@@ -30,7 +30,7 @@ from metadist.reports import (
 from metadist.training import Experiment, Trainer, TrainState
 from metadist.training.checkpoints import Checkpoints
 from metadist.training.results import BEST
-from metadist.training.resume import load_learner_state, tested_checkpoint
+from metadist.training.resume import load_learner_state, split_differences, tested_checkpoint
 from metadist.training.weights_file import SUFFIX
 
 _DIRECTORY = "evaluations"
@@ -152,7 +152,10 @@ def summary(results: Mapping[str, Any]) -> list[str]:
         return [*lines, "  the run itself has not been tested"]
     differences = protocol_differences({"its run": trained, "here": protocol})
     same = ["the protocol is that of its run"]
-    return [*lines, *(f"  {line}" for line in format_differences(differences) or same)]
+    found = format_differences(differences) or same
+    if trained.get("dataset") == protocol.get("dataset") and split_differences(trained, protocol):
+        found.append("warning: classes of this test may have been among those of training")
+    return [*lines, *(f"  {line}" for line in found)]
 
 
 def main() -> int:

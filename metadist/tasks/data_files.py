@@ -157,6 +157,8 @@ def resize_image(image: Image.Image, mode: str, size: int) -> np.ndarray:
     Raises:
         ValueError: the image has another mode.
     """
+    if image.mode == "I" and image.format == "PPM":  # 16 bits
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
         raise ValueError(f"its mode is {image.mode}, expected 8 or 16 bits per channel")
     if image.mode.startswith("I;16"):

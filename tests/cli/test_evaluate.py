@@ -189,6 +189,18 @@ def test_the_summary_of_a_regression_and_of_a_run_without_results():
     assert lines[1:] == ["  a.pt, iteration 7", "  the run itself has not been tested"]
 
 
+@pytest.mark.parametrize(("key", "warned"), [("split_seed", True), ("shots", False)])
+def test_the_summary_warns_if_the_classes_are_divided_otherwise(key, warned):
+    results = {"test_accuracy": 0.5, "ci95": 0.1, "test_tasks": 2, "checkpoint": "a.pt"}
+    protocols = {
+        "protocol": {"dataset": "omniglot", key: 1},
+        "trained_protocol": {"dataset": "omniglot", key: 0},
+    }
+    lines = summary({**results, "tested_iteration": 7, **protocols})
+    assert f"  {key} differs: 0 (its run), 1 (here)" in lines
+    assert ("may have been among those of training" in lines[-1]) == warned
+
+
 @pytest.mark.parametrize(("metric", "value"), [("accuracy", "25.00%"), ("mse", "0.25")])
 def test_the_summary_of_a_single_task_has_no_interval(metric, value):
     results = {f"test_{metric}": 0.25, "ci95": float("nan"), "test_tasks": 1, "checkpoint": "a.pt"}

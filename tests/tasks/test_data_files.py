@@ -70,6 +70,12 @@ def test_images_of_16_bits_are_scaled_to_8(kind, mode):
     assert np.array_equal(found if mode == "L" else found[..., 1], pixels)
 
 
+def test_a_pgm_file_of_16_bits_is_scaled_to_8():
+    data = b"P5\n2 1\n65535\n" + np.array([0x1234, 0xFF00], ">u2").tobytes()
+    found = decode_image(data.replace(b"2 1", b"2 2", 1) + data[-4:], "L", 2, ("PPM",), 4)
+    assert found[0].tolist() == [0x12, 0xFF]
+
+
 @pytest.mark.parametrize("order", ["I;16", "I;16B", "I;16L"])
 def test_images_of_16_bits_of_either_byte_order(order):
     data = np.full((4, 4), 0x1234, ">u2" if order == "I;16B" else "<u2").tobytes()
