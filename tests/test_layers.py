@@ -33,6 +33,8 @@ BELOW = {
     },
     "__main__.py": {"cli"},
 }
+COMMON = ("errors", "files", "gradients")
+"""Modules that every layer imports."""
 TEMPLATE = PACKAGE / "cli" / "project"
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if TEMPLATE not in path.parents)
 
@@ -61,7 +63,7 @@ def test_imports_point_downwards(path):
         return  # the package's face shows the distributed layer
     for name in imported(path):
         parts = name.split(".")
-        if parts[0] != "metadist" or parts[1] in ("errors", "files", "__version__", layer):
+        if parts[0] != "metadist" or parts[1] in ("__version__", *COMMON, layer):
             continue
         assert layer in BELOW and parts[1] in BELOW[layer], f"{path} imports {name}"
 

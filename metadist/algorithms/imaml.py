@@ -13,9 +13,9 @@ from metadist.algorithms.inner_loop import (
     detach_parameters,
     flatten_tensors,
     unflatten_tensors,
-    with_gradient,
 )
 from metadist.algorithms.learner import TaskResult
+from metadist.gradients import with_gradients
 
 
 class IMAML(InnerLoopLearner):
@@ -113,7 +113,9 @@ class IMAML(InnerLoopLearner):
             return (1 + self.cg_damping) * vector + flat / system_weight
 
         gradient = conjugate_gradient(system_product, outer, self.cg_steps)
-        loss = with_gradient(value, start, unflatten_tensors(gradient, start))
+        loss = with_gradients(
+            value, list(start.values()), list(unflatten_tensors(gradient, start).values())
+        )
         return TaskResult(loss, self.metrics(predictions, episode.query.targets))
 
     @torch.no_grad()

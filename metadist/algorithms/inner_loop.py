@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge
@@ -194,42 +194,6 @@ def adapted_names(model: nn.Module, adapt: AdaptedParameters) -> list[str]:
 def detach_parameters(parameters: Parameters) -> Parameters:
     """The same values as leaves that require grad, in the same memory."""
     return {name: each.detach().requires_grad_() for name, each in parameters.items()}
-
-
-class _KnownGradient(torch.autograd.Function):
-    """Scalars, or those of several tasks, whose gradients are known."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
-        ctx.gradients = gradients
-        return value.clone()
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
-        return (
-            None,
-            None,
-            *(
-                g * outer.view(*outer.shape, *(1,) * (g.dim() - outer.dim())).to(g)
-                for g in ctx.gradients
-            ),
-        )
-
-
-def with_gradient(value: Tensor, parameters: Parameters, gradient: Parameters) -> Tensor:
-    """The given value, whose gradient by the parameters is the given gradient.
-
-    For algorithms that compute their meta-gradient explicitly.
-
-    Args:
-        value: scalar, or of shape (tasks,).
-        parameters: the learner's parameters.
-        gradient: of the same names and shapes.
-    """
-    gradients = [each.detach() for each in gradient.values()]
-    found = _KnownGradient.apply(value.detach(), gradients, *(parameters[n] for n in gradient))
-    return cast(Tensor, found)
 
 
 def flatten_tensors(tensors: Iterable[Tensor], task_dims: int = 0) -> Tensor:

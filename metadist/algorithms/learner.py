@@ -165,8 +165,8 @@ class Learner(nn.Module):
         `method` from an algorithm of metadist.
         """
         own = type(self)
-        inherited = next(each for each in own.__mro__ if "method" in vars(each))
-        if _is_builtin(inherited) and not _is_builtin(own):
+        definer = next(each for each in own.__mro__ if "method" in vars(each))
+        if _is_builtin(definer) and not _is_builtin(own):
             return own.__name__
         return str(self.method()["algorithm"])
 

@@ -12,9 +12,9 @@ from metadist.algorithms.inner_loop import (
     Parameters,
     flatten_tensors,
     unflatten_tensors,
-    with_gradient,
 )
 from metadist.algorithms.learner import TaskResult
+from metadist.gradients import with_gradients
 
 _BETA2 = 0.999
 _EPSILON = 1e-8
@@ -99,8 +99,8 @@ class Reptile(InnerLoopLearner):
         with torch.no_grad():
             predictions = self.predict(adapted, episode.query.inputs)
             value = self.loss(predictions, episode.query.targets)
-            gradient = {name: start[name] - adapted[name] for name in start}
-        loss = with_gradient(value, start, gradient)
+            gradients = [start[name] - adapted[name] for name in start]
+        loss = with_gradients(value, list(start.values()), gradients)
         return TaskResult(loss, self.metrics(predictions, episode.query.targets))
 
     @torch.no_grad()

@@ -221,7 +221,9 @@ def _searchpath(directory: Path, trust_code: bool) -> list[str]:
     """
     found = []
     sources: Any = _read_runtime(directory).get("config_sources") or ()
-    for source in filter(lambda each: isinstance(each, Mapping), sources):
+    for source in sources:
+        if not isinstance(source, Mapping):
+            continue
         schema, path = str(source.get("schema")), str(source.get("path"))
         if (schema == "file" and Path(path).is_dir()) or (schema == "pkg" and trust_code):
             found.append(f"{schema}://{path}")

@@ -219,7 +219,7 @@ def wait_for_workers(topic: str, workers: list[str], timeout: float | None) -> N
     group = hashlib.sha256("/".join([topic, *workers]).encode()).hexdigest()[:16]
     _barriers[group] += 1
     store = dist.PrefixStore(f"{group}#{_barriers[group]}", transport.store)
-    keys = {worker: f"{transport.names.index(worker)}" for worker in workers}
+    keys = {worker: str(transport.names.index(worker)) for worker in workers}
     deadline = None if timeout is None else time.monotonic() + timeout
     try:
         store.set(keys[own], "")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from metadist.distributed.reducers import finish_sum, leaf_dtypes, to_float64, weighted_sum
 from metadist.distributed.world import get_rank, host_name
 from metadist.errors import UserError
+from metadist.gradients import with_gradients
 
 
 class Gradients(NamedTuple):
@@ -276,21 +277,6 @@ def tensors_of(tree: Any) -> list[Tensor]:
     return list(found.values())
 
 
-class _KnownGradients(torch.autograd.Function):
-    """A scalar whose gradients are known: backward scales them."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, gradients: list[Tensor | None], *inputs: Tensor) -> Tensor:
-        ctx.gradients = gradients
-        return value.clone()
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
-        scaled = [None if g is None else g * outer.to(g) for g in ctx.gradients]
-        return None, None, *scaled
-
-
 def attach(response: WorkerResponse, inputs: Sequence[Tensor]) -> Any:
     """A response's value, its scalar a differentiable function of the caller's `inputs`.
 
@@ -306,7 +292,7 @@ def attach(response: WorkerResponse, inputs: Sequence[Tensor]) -> Any:
         None if gradient is None else gradient.to(tensor)
         for gradient, tensor in zip(by_input, inputs, strict=True)
     ]
-    leaves[leaf] = _KnownGradients.apply(leaves[leaf], gradients, *inputs)
+    leaves[leaf] = with_gradients(leaves[leaf], inputs, gradients)
     return optree.tree_unflatten(structure, leaves)
 
 

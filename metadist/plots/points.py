@@ -28,10 +28,7 @@ def moving_average(values: np.ndarray, window: int) -> np.ndarray:
 def sort_values(values: Sequence[str]) -> list[str]:
     """Different values: numbers in ascending order, other values in their first order."""
     distinct = list(dict.fromkeys(values))
-    try:
-        return sorted(distinct, key=float)
-    except ValueError:
-        return distinct
+    return sorted(distinct, key=float) if all(map(is_number, distinct)) else distinct
 
 
 def is_number(text: str) -> bool:

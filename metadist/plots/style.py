@@ -1,4 +1,4 @@
-"""Figures, colors, axes and smoothing that the plots share."""
+"""Figures, colors and axes that the plots share."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal

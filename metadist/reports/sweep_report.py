@@ -61,10 +61,9 @@ class SweepReport:
 
     def _best_lines(self) -> list[str]:
         table = self.table
-        if table.best is None and table.runs:
-            return [f"no best setting: no {table.selected_by} metric is a number"]
         if table.best is None:
-            return []
+            none = f"no best setting: no {table.selected_by} metric is a number"
+            return [none] if table.runs else []
         best = table.settings[table.best]
         metric = "accuracy" if table.metric == "accuracy" else "MSE"
         test = f"test {metric} {_format(best.test, table.metric)}"

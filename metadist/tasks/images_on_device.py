@@ -42,8 +42,8 @@ class ImagesOnDevice:
                 return None
         shape = (sum(sizes), *classes[0].shape[1:])
         pixels = torch.empty(shape, dtype=torch.uint8, device=device)
-        for place, images in zip(pixels.split(sizes), classes, strict=True):
-            place.copy_(torch.from_numpy(np.array(images)))  # a copy: files are mapped read-only
+        for part, images in zip(pixels.split(sizes), classes, strict=True):
+            part.copy_(torch.from_numpy(np.array(images)))  # a copy: files are mapped read-only
         return cls(pixels, sizes)
 
     def select(self, classes: np.ndarray, examples: np.ndarray, rotations: np.ndarray) -> Tensor:
