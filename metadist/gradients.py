@@ -24,7 +24,8 @@ class _KnownGradients(torch.autograd.Function):
 def _scale(gradient: Tensor | None, outer: Tensor) -> Tensor | None:
     if gradient is None:
         return None
-    return gradient * outer.view(*outer.shape, *(1,) * (gradient.dim() - outer.dim())).to(gradient)
+    shape = (*outer.shape, *(1,) * (gradient.dim() - outer.dim()))
+    return gradient * outer.view(shape).to(gradient)
 
 
 def with_gradients(

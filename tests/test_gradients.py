@@ -37,6 +37,12 @@ def test_the_values_of_several_tasks(inputs):
     torch.testing.assert_close(torch.autograd.grad(known @ weights.double(), inputs), expected)
 
 
+def test_a_scalar_input():
+    number = torch.tensor(3.0, requires_grad=True)
+    known = with_gradients(torch.tensor(2.5), [number], [torch.tensor(0.5)])
+    assert torch.autograd.grad(known * 4, number)[0].item() == 2.0
+
+
 def test_inputs_without_a_gradient_and_infinite_ones(inputs):
     gradient = torch.full((3, 2), torch.inf, dtype=torch.float64)
     known = with_gradients(torch.tensor(2.5), inputs, [gradient, None])
@@ -47,6 +53,6 @@ def test_inputs_without_a_gradient_and_infinite_ones(inputs):
 
 def test_second_derivatives_are_refused(inputs):
     known = with_gradients(torch.tensor(2.5), inputs, [torch.ones_like(each) for each in inputs])
-    first = torch.autograd.grad(known, inputs, create_graph=True)
+    first = torch.autograd.grad(known.square(), inputs, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         first[0].sum().backward()

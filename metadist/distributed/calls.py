@@ -1,7 +1,9 @@
 """MapReduce over the workers: partition the arguments, call, reduce the results."""
 
 import pickle
+import threading
 from collections.abc import Callable
+from contextvars import copy_context
 from typing import Any, Literal
 
 import optree
@@ -80,19 +82,22 @@ def remote_async_call(
     """
     call = _Call(func, args or (), kwargs or {}, partitioner, reducer, timeout, gradient, fanout)
     result: Future = Future()
+    grad_enabled = torch.is_grad_enabled()
 
-    def finish(_: Future) -> None:
+    def finish() -> None:
         try:
-            value = call.result()
-        except BaseException as error:
+            with torch.set_grad_enabled(grad_enabled):
+                value = call.result()
+        except Exception as error:
             result.set_exception(error)
+        except BaseException as error:  # a future takes no SystemExit
+            result.set_exception(RuntimeError(f"the call raised {error!r}"))
         else:
             result.set_result(value)
 
-    if call.sent.futures:
-        torch.futures.collect_all(call.sent.futures).add_done_callback(finish)
-    else:
-        finish(result)
+    # A thread pings workers that do not respond; one that waits must not delay another call.
+    name = f"metadist {getattr(func, '__name__', 'call')}"
+    threading.Thread(target=copy_context().run, args=(finish,), name=name, daemon=True).start()
     return result
 
 

@@ -2,7 +2,8 @@
 
 import threading
 import time
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -255,6 +256,30 @@ def test_a_call_with_timeout_zero_outlasts_the_default_timeout():
     assert run_world(call_patiently, 2)[0] == "answered"
 
 
+def exit_in_the_reducer(results: list) -> None:
+    raise SystemExit(3)
+
+
+def grad_mode_of_the_reducer(results: list) -> bool:
+    return torch.is_grad_enabled()
+
+
+@todist.auto_init_rpc()
+def reduce_later() -> list[bool]:
+    with pytest.raises(RuntimeError, match=r"the call raised SystemExit\(3\)"):
+        call_and_wait(max, args=(1, 2), partitioner=twice, reducer=exit_in_the_reducer)
+    seen = []
+    for enabled in (True, False):
+        with torch.set_grad_enabled(enabled):
+            options = {"partitioner": twice, "reducer": grad_mode_of_the_reducer}
+            seen.append(call_and_wait(max, args=(1, 2), **options))
+    return seen
+
+
+def test_the_reducer_of_an_asynchronous_call_may_exit_and_has_the_callers_grad_mode():
+    assert run_world(reduce_later, 2) == [[True, False]] * 2
+
+
 @todist.auto_init_rpc()
 def call_without_gradient() -> bool | None:
     if todist.get_rank() == 0:
@@ -363,7 +388,7 @@ class FrozenWorkers:
         return False
 
 
-def call_frozen_workers(alive: bool) -> tuple:
+def call_frozen_workers(alive: bool, call: Callable) -> tuple:
     """What a call says whose workers do not answer it; and which of them it pinged."""
     requests.PING_INTERVAL = 0.01
     transport = FrozenWorkers(alive)
@@ -373,23 +398,34 @@ def call_frozen_workers(alive: bool) -> tuple:
     end.daemon = True
     end.start()
     try:
-        message = str(todist.remote_sync_call(max, args=(1, 2), partitioner=twice))
+        message = str(call(max, args=(1, 2), partitioner=twice))
     except todist.WorkerLostError as error:
         message = str(error)
     shutdown_rpc(graceful=False)
     return message, transport.pinged
 
 
+def call_and_wait(*args: Any, **options: Any) -> Any:
+    return remote_async_call(*args, **options).wait()
+
+
 def twice(*args: int) -> list[tuple]:
     return [("worker0", args, {}), ("worker1", args, {})]
 
 
-def test_a_worker_that_freezes_in_a_call_is_found_by_pings():
-    message, pinged = run_world(call_frozen_workers, 1, False, environment={"WORLD_SIZE": 3})[0]
+both_forms = pytest.mark.parametrize("call", [todist.remote_sync_call, call_and_wait])
+
+
+@both_forms
+def test_a_worker_that_freezes_in_a_call_is_found_by_pings(call):
+    world = {"WORLD_SIZE": 3}
+    message, pinged = run_world(call_frozen_workers, 1, False, call, environment=world)[0]
     assert "worker1 (rank 1) does not answer (no answer)" in message
     assert pinged == ["worker1"]
 
 
-def test_a_worker_that_answers_pings_is_waited_for():
-    message, pinged = run_world(call_frozen_workers, 1, True, environment={"WORLD_SIZE": 3})[0]
+@both_forms
+def test_a_worker_that_answers_pings_is_waited_for(call):
+    world = {"WORLD_SIZE": 3}
+    message, pinged = run_world(call_frozen_workers, 1, True, call, environment=world)[0]
     assert message == "[2, 7]" and pinged == ["worker1"] * 5
