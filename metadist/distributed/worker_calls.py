@@ -5,6 +5,7 @@ once, and a request occupies one thread however many shards it has. With a linea
 worker sums its results before it responds.
 """
 
+import dataclasses
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -263,17 +264,25 @@ def add_up(responses: Iterator[WorkerResponse], weights: Sequence[float]) -> Wor
 def tensors_of(tree: Any) -> list[Tensor]:
     """Every distinct tensor in a structure, in an order that pickling preserves.
 
-    Of modules the parameters are included, not the buffers.
+    Modules count with their parameters, not the buffers, and dataclasses with their fields.
     """
     found: dict[int, Tensor] = {}
-    modules: set[int] = set()
-    for leaf in optree.tree_leaves(tree, none_is_leaf=True):
+    visited: set[int] = set()
+    leaves = optree.tree_leaves(tree, none_is_leaf=True)[::-1]
+    while leaves:
+        leaf = leaves.pop()
         if isinstance(leaf, Tensor):
             found.setdefault(id(leaf), leaf)
-        elif isinstance(leaf, nn.Module) and id(leaf) not in modules:
-            modules.add(id(leaf))  # often the same module in every call
+        elif id(leaf) in visited:  # often the same module in every call
+            continue
+        elif isinstance(leaf, nn.Module):
+            visited.add(id(leaf))
             for parameter in leaf.parameters():
                 found.setdefault(id(parameter), parameter)
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            visited.add(id(leaf))
+            fields: Any = [getattr(leaf, field.name, None) for field in dataclasses.fields(leaf)]
+            leaves += optree.tree_leaves(fields, none_is_leaf=True)[::-1]
     return list(found.values())
 
 

@@ -1,5 +1,6 @@
 """The test metric of every setting of a sweep, as lines, heat map or rows."""
 
+import math
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -212,7 +213,8 @@ def _plot_heat_map(
         grid, cmap="viridis" if metric == "accuracy" else "viridis_r", aspect="auto"
     )
     # Colors span at least the widest interval, so that noise does not look like a difference.
-    low, high = float(np.nanmin(grid)), float(np.nanmax(grid))
+    finite = grid[np.isfinite(grid)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     widest = max(point.ci95 or 0.0 for point in points)
     margin = max(0.0, widest - (high - low)) / 2
     low, high = low - margin, high + margin
@@ -222,6 +224,7 @@ def _plot_heat_map(
         row, column = rows.index(point.values[0]), columns.index(point.values[1])
         depth = 0.5 if high == low else (point.mean - low) / (high - low)
         bright = depth > 0.55 if metric == "accuracy" else depth < 0.45
+        bright |= math.isnan(point.mean)  # such a cell has no color
         interval = "" if point.ci95 is None else f"\n± {text(point.ci95)}"
         mark = f"\n{label}" if point.best else ""
         axes.text(

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
@@ -94,6 +95,45 @@ def test_loss_and_gradient_equal_one_process(mode, partition, items, size):
     assert loss == pytest.approx(expected_loss, rel=1e-12)
     for gradient, expected in zip(gradients, expected_gradients, strict=True):
         torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-14)
+
+
+@dataclass
+class Weighted:
+    """A user's class around tensors."""
+
+    model: nn.Module
+    factors: dict[str, torch.Tensor]
+
+
+def weighted_loss(weighted: Weighted, batch: torch.Tensor) -> torch.Tensor:
+    return mean_loss(weighted.model, batch)["loss"] * weighted.factors["of loss"]
+
+
+@todist.auto_init_rpc()
+def gradients_of_a_dataclass(mode: str) -> list[torch.Tensor] | None:
+    if todist.get_rank() != 0:
+        return None
+    model, factor = make_model(), torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
+    inputs = [factor, *model.parameters()]
+    with todist.autograd.context() as context:
+        sent = todist.module_clone(model, by="clone")
+        loss = todist.remote_sync_call(
+            weighted_loss,
+            args=(Weighted(sent, {"of loss": factor.clone()}), make_batch(4)),
+            reducer=todist.mean_reducer,
+            gradient=mode,
+        )
+        if mode == "dist_autograd":
+            return list(todist.autograd.grad(context, loss, inputs))
+    return list(torch.autograd.grad(loss, inputs))
+
+
+@pytest.mark.parametrize("mode", ["worker", "dist_autograd"])
+def test_gradients_of_tensors_in_a_dataclass(mode):
+    gradients = run_world(gradients_of_a_dataclass, 2, mode)[0]
+    loss, expected = reference(4)
+    for gradient, value in zip(gradients, [loss, *(3 * each for each in expected)], strict=True):
+        torch.testing.assert_close(gradient, torch.as_tensor(value, dtype=torch.float64))
 
 
 def nested_task(item: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from metadist.plots import SweepData, plot_sweep
+from metadist.plots.style import INK
 
 
 def points(*settings: tuple[str, ...]) -> list[SweepData]:
@@ -165,6 +166,19 @@ def test_a_row_without_a_mean_comes_last(tmp_path, saved_figures, metric, order)
     plot_sweep(found, ("k",), metric, tmp_path / "sweep.png", "one seed")
     labels = [label.get_text() for label in saved_figures[0].axes[0].get_yticklabels()]
     assert labels == [f"k={name}" for name in order]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("metric", ["accuracy", "mse"])
+@pytest.mark.parametrize("diverged", [1, 4])
+def test_settings_of_a_grid_that_diverged_have_dark_text(tmp_path, saved_figures, metric, diverged):
+    values = itertools.product(("0.1", "0.4"), ("dim0", "batch"))
+    means = [math.nan] * diverged + [0.75] * (4 - diverged)
+    found = settings(*((value, mean, None) for value, mean in zip(values, means, strict=True)))
+    plot_sweep(found, ("rate", "partition"), metric, tmp_path / "sweep.png", "one seed")
+    texts = saved_figures[0].axes[0].texts
+    assert [text.get_text()[:3] == "nan" for text in texts] == [math.isnan(m) for m in means]
+    assert {text.get_color() for text in texts[:diverged]} == {INK}
 
 
 def test_the_selected_setting_is_shown_however_many_have_a_better_test(tmp_path, saved_figures):
