@@ -14,10 +14,10 @@ from pathlib import Path
 from reproduction.cells import ROOT, Cell, load_cells, select_cells
 from reproduction.plots import plot_curves, plot_pair, plot_sinusoids
 from reproduction.quick import load_bands, run_quick
-from reproduction.records import TABLE, add_record, read_records
+from reproduction.records import README, TABLE, add_record, read_records
 from reproduction.rows import Row, Run, aggregate, find_runs
 from reproduction.runs import PresetRun, Runner
-from reproduction.table import csv_text, markdown
+from reproduction.table import csv_text, markdown, summary
 
 from metadist.cli import exit_status
 from metadist.errors import UserError
@@ -65,7 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--table-only", action="store_true", help="no runs: write the table of the existing ones")
     record = "copy results and thinned metrics of finished runs of one PRESET into the records"
     add("--record", type=Path, nargs="+", default=[], metavar="RUN", help=record)
-    update = f"write the table of the records into {TABLE.relative_to(ROOT)} and exit"
+    update = "write the table of the records into " + " and ".join(
+        str(path.relative_to(ROOT)) for path in (TABLE, README)
+    )
     add("--update-docs", action="store_true", help=update)
     quick = "run every cell for a short time and compare with the expected band of accuracy"
     add("--quick", action="store_true", help=quick)
@@ -94,9 +96,10 @@ def _run(options: argparse.Namespace) -> int:
             print(add_record(selected[0], run.resolve()))
         return 0
     if options.update_docs:
-        with wrap_write_errors(TABLE):
-            TABLE.write_text(record_table(cells), encoding="utf-8")
-        print(TABLE)
+        for path, text in documents(cells).items():
+            with wrap_write_errors(path):
+                path.write_text(text, encoding="utf-8")
+            print(path)
         return 0
     known = {cell.dataset for cell in cells.values()}
     if options.quick:
@@ -134,12 +137,15 @@ def _run(options: argparse.Namespace) -> int:
     return 1 if unusable or any(row.failures for row in rows) else 0
 
 
-def record_table(cells: Mapping[str, Cell]) -> str:
-    """The table of the records, in Markdown."""
+def documents(cells: Mapping[str, Cell]) -> dict[Path, str]:
+    """The files that hold a table of the records, with their text."""
     rows = _rows(read_records(cells))
-    return markdown(
-        rows, "python experiments/reproduce.py --update-docs", _without_run(rows, cells.values())
-    )
+    command = "python experiments/reproduce.py --update-docs"
+    table = markdown(rows, command, _without_run(rows, cells.values()))
+    start, end = f"<!-- {command} -->\n", "<!-- end -->\n"
+    before, _, rest = README.read_text(encoding="utf-8").partition(start)
+    _, _, after = rest.partition(end)
+    return {TABLE: table, README: before + start + summary(rows) + end + after}
 
 
 def _rows(runs: Sequence[Run]) -> list[Row]:

@@ -14,6 +14,7 @@ from metadist.loggers import METRICS_FILE, json_value, read_metrics
 from metadist.reports import RESULTS_FILE, read_results, write_results
 
 RECORDS = HERE / "records"
+README = ROOT / "README.md"
 TABLE = ROOT / "docs" / "reproduction_table.md"
 _NOT_RECORDED = ("host", "directory")
 _MAX_LINES = 200

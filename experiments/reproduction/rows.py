@@ -1,5 +1,6 @@
 """The rows of the table: the runs of a directory, aggregated over seeds for each cell."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -115,8 +116,9 @@ class Row:
     def outcome(self) -> str:
         """The comparison with the published result.
 
-        Reached: at least the lower end of its interval. Otherwise the difference; a plain cell is
-        not compared after less than `MIN_FRACTION` of the preset's iterations.
+        Diverged: a seed has a non-finite result. Reached: at least the lower end of its interval.
+        Otherwise the difference; a plain cell is not compared after less than `MIN_FRACTION` of
+        the preset's iterations.
         """
         if self.measured is None:
             missing = "unfinished" if self.unfinished else "not evaluated at this number of steps"
@@ -130,6 +132,8 @@ class Row:
             f"; {key.replace('_', ' ')} {measured}, in the paper {published}"
             for key, (published, measured) in self.differences.items()
         )
+        if not math.isfinite(self.measured):
+            return f"diverged{others}"
         sign = -1 if self.cell.metric == "mse" else 1
         gap = sign * (self.published - self.measured)
         interval = self.cell.interval or 0.0

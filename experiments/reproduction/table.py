@@ -3,12 +3,13 @@
 import csv
 import io
 import json
+import math
 from collections.abc import Sequence
 
 from reproduction.rows import Row, task_differences
 
 from metadist.reports import format_differences
-from metadist.reports.published import MIN_FRACTION
+from metadist.reports.published import MIN_FRACTION, preset_iterations
 
 _NAMED = (
     ("ways", "{}-way"),
@@ -68,6 +69,38 @@ def markdown(rows: Sequence[Row], command: str, without_run: Sequence[str] = ())
     if without_run:
         lines += ["## No finished run", "", ", ".join(without_run) + ".", ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """The rows as a short table in Markdown: a line per cell, results by number of inner steps
+    separated by commas, without costs and protocols. A recipe's iterations stand beside those of
+    its plain preset.
+
+    Args:
+        rows: see `aggregate`.
+    """
+    lines = [_line(("preset", "published", "measured", "seeds", "iterations")), _line(["---"] * 5)]
+    cells: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        cells.setdefault((row.label, row.iterations), []).append(row)
+    for (label, iterations), group in cells.items():
+        row = group[0]
+        metric = "MSE" if row.cell.metric == "mse" else row.cell.metric
+        steps = ", ".join(str(each.steps) for each in group if each.steps is not None)
+        recipe_of = row.cell.recipe_of
+        of = preset_iterations(recipe_of) if recipe_of else row.published_iterations
+        lines += [
+            _line(
+                (
+                    f"`{label}`, {metric}" + (f" after {steps} inner steps" if steps else ""),
+                    ", ".join(dict.fromkeys(_published(each) for each in group)),
+                    ", ".join(_measured(each, seeds=False) for each in group),
+                    str(len(row.seeds)),
+                    f"{iterations:,}" + ("" if of in (None, iterations) else f" of {of:,}"),
+                )
+            )
+        ]
+    return "\n".join(lines) + "\n"
 
 
 _COLUMNS = (
@@ -149,12 +182,14 @@ def _published(row: Row) -> str:
     return _number(row, row.published) + spread + _unit(row)
 
 
-def _measured(row: Row) -> str:
+def _measured(row: Row, seeds: bool = True) -> str:
     if row.measured is None or row.ci95 is None or row.lowest is None or row.highest is None:
         return "—"
     spread = ""
-    if len(row.seeds) > 1:
+    if seeds and len(row.seeds) > 1:
         spread = f" ({_number(row, row.lowest)} to {_number(row, row.highest)})"
+    if not math.isfinite(row.measured):
+        return f"diverged{spread}"
     return f"{_number(row, row.measured)} ± {_number(row, row.ci95)}{_unit(row)}{spread}"
 
 

@@ -12,8 +12,8 @@ from metadist.errors import UserError
 sys.path.insert(0, str(ROOT / "experiments"))
 from omegaconf import OmegaConf, open_dict
 from reproduction.cells import compose, load_cells
-from reproduction.command import record_table
-from reproduction.records import TABLE, add_record, read_records
+from reproduction.command import documents
+from reproduction.records import README, TABLE, add_record, read_records
 
 CELLS = load_cells()
 
@@ -69,7 +69,8 @@ def test_only_finished_runs_of_the_cell_are_recorded(run, tmp_path):
     assert not (tmp_path / "records").exists()
 
 
-def test_the_table_in_the_documentation_is_current():
-    assert TABLE.read_text(encoding="utf-8") == record_table(CELLS), (
+@pytest.mark.parametrize("path", [README, TABLE], ids=lambda path: path.name)
+def test_the_tables_in_the_documentation_are_current(path):
+    assert path.read_text(encoding="utf-8") == documents(CELLS)[path], (
         "run python experiments/reproduce.py --update-docs"
     )

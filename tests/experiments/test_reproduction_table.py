@@ -11,7 +11,7 @@ from reproduction_folders import PROTOCOL, create_failed_run, create_run
 sys.path.insert(0, str(ROOT / "experiments"))
 from reproduction.cells import Cell, load_cells
 from reproduction.rows import aggregate, find_runs
-from reproduction.table import csv_text, markdown
+from reproduction.table import csv_text, markdown, summary
 
 
 @pytest.fixture
@@ -77,6 +77,29 @@ def test_other_training_tasks_than_in_the_paper_are_in_the_row(tmp_path):
     rows = aggregate(find_runs([tmp_path], cells), {})
     row = next(line for line in markdown(rows, "c").splitlines() if ", 1 step |" in line)
     assert row.endswith("| reached; train shots 5, in the paper 10 |")
+
+
+def test_a_seed_that_diverged_is_named(tmp_path):
+    cells = {"sine": Cell("sine", "sinusoid", "mse", {1: 0.4})}
+    protocol = {"ways": 1, "shots": 10, "dataset": "sinusoid"}
+    for seed, mean in enumerate((0.3, "Infinity")):
+        steps = [{"steps": 1, "mean": mean, "ci95": 0.1 if seed == 0 else "NaN"}]
+        results = {"test_mse": mean, "test_mse_by_steps": steps, "protocol": protocol}
+        create_run(tmp_path / str(seed), "sine", seed, **results)
+    rows = aggregate(find_runs([tmp_path], cells), {})
+    assert [row.outcome for row in rows] == ["diverged"]
+    assert "| 0.400 | diverged (0.300 to inf) | 2 |" in markdown(rows, "c")
+    assert "| `sine`, MSE after 1 inner steps | 0.400 | diverged | 2 | 600 |" in summary(rows)
+
+
+def test_the_short_table_has_a_line_per_cell(rows):
+    lines = summary(rows).splitlines()
+    (sine,) = [line for line in lines if "sinusoid" in line]
+    assert sine.startswith(
+        "| `maml_sinusoid_5_points`, MSE after 1, 5, 10 inner steps | 0.670, 0.380, 0.350 "
+        "| 1.000 ± 0.100, 0.333 ± 0.100, 0.182 ± 0.100 | 1 | 600"
+    )
+    assert "| `maml_omniglot_5w1s`, accuracy | 98.70 ± 0.40% | 98.50" in "\n".join(lines)
 
 
 def test_a_recipe_is_labelled_and_compared_with_the_plain_cell(tmp_path):
