@@ -9,7 +9,9 @@ from metadist.errors import UserError
 
 REDIRECT_RUN = "choose another directory with hydra.run.dir=DIR"
 REDIRECT_OUTPUT = "choose another file with --output"
-"""What to do about a file that cannot be written, of a run or of a command with that option."""
+REDIRECT_REPORT = "run `metadist report` on a copy of the directory"
+"""What to do about a file that cannot be written: of a run, of a command with that option, or of a
+report."""
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from metadist import __version__
 from metadist.distributed import get_rank
+from metadist.errors import did_you_mean
 
 
 class Command(NamedTuple):
@@ -46,7 +47,7 @@ def main() -> int | None:
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name == "--version":
         print(f"metadist {__version__}")
-    elif name in ("-h", "--help"):
+    elif name in ("-h", "--help", "help"):
         print(usage())
     elif name in COMMANDS:
         module, _, function = COMMANDS[name].target.partition(":")
@@ -56,7 +57,11 @@ def main() -> int | None:
     else:
         if get_rank() == 0:
             known = ", ".join(COMMANDS)
-            print(f"error: metadist has no command {name}: choose one of {known}.", file=sys.stderr)
+            print(
+                f"error: metadist has no command {name}{did_you_mean(name, COMMANDS)}: "
+                f"choose one of {known}.",
+                file=sys.stderr,
+            )
         return 2
     return None
 

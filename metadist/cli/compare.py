@@ -8,6 +8,7 @@ from pathlib import Path
 
 from metadist.cli.command import argument_parser
 from metadist.cli.main import exit_status
+from metadist.loggers.console import print_plain
 from metadist.reports import PairedDifference, compare_runs
 
 
@@ -46,6 +47,6 @@ def main() -> int:
     def compare() -> None:
         first, second = options.first, options.second
         found = compare_runs(first, second, options.ignore)
-        print("\n".join(summary(found, first, second)))
+        print_plain("\n".join(summary(found, first, second)))
 
     return exit_status(compare)

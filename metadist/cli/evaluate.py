@@ -21,6 +21,7 @@ from metadist.config import load_experiment
 from metadist.errors import UserError
 from metadist.files import REDIRECT_OUTPUT, atomic_write, wrap_write_errors
 from metadist.loggers import json_value
+from metadist.loggers.console import print_plain
 from metadist.reports import (
     CHECKPOINT_DIRECTORY,
     format_differences,
@@ -176,6 +177,6 @@ def main() -> int:
         with wrap_write_errors(output, REDIRECT_OUTPUT):
             output.parent.mkdir(parents=True, exist_ok=True)
             atomic_write(output, json.dumps(json_value(results), indent=2).encode() + b"\n")
-        print("\n".join([*summary(results), f"  {output}"]))
+        print_plain("\n".join([*summary(results), f"  {output}"]))
 
     return exit_status(evaluate)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from metadist.cli.command import argument_parser
 from metadist.cli.main import exit_status
+from metadist.loggers.console import print_plain
 from metadist.training import export_weights
 
 
@@ -21,6 +22,6 @@ def main() -> int:
 
     def export() -> None:
         path = export_weights(options.run, output)
-        print(f"{path} ({path.stat().st_size / 1000:.0f} kB)")
+        print_plain(f"{path} ({path.stat().st_size / 1000:.0f} kB)")
 
     return exit_status(export)

@@ -17,6 +17,7 @@ from rich.progress import Progress
 from metadist.cli.command import argument_parser
 from metadist.cli.main import exit_status
 from metadist.errors import UserError
+from metadist.loggers.console import print_plain
 
 _TIMEOUT_SECONDS = 30.0
 _CHUNK_BYTES = 1 << 16
@@ -135,11 +136,11 @@ def main() -> int:
 
     def run() -> None:
         remote = DATASETS[given.dataset]
-        print(f"{remote.terms}\nSource: {remote.source}, {remote.gigabytes} GB, to {root}.")
+        print_plain(f"{remote.terms}\nSource: {remote.source}, {remote.gigabytes} GB, to {root}.")
         if not given.yes:
             ask_for_agreement()
         fetch(remote, root.expanduser())
-        print(f"{root} is complete: dataset={given.dataset} dataset.root={root}")
+        print_plain(f"{root} is complete: dataset={given.dataset} dataset.root={root}")
 
     return exit_status(run)
 
@@ -187,7 +188,7 @@ def fetch(remote: RemoteDataset, root: Path) -> None:
         with _download_errors(file, target):
             pooch.retrieve(file.url, checksum, target.name, target.parent, downloader=_download)
             if file.unpack:
-                print(f"unpacking {target}")
+                print_plain(f"unpacking {target}")
                 with tarfile.open(target) as archive:
                     archive.extractall(root, filter="data")
 

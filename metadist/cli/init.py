@@ -10,6 +10,7 @@ from pathlib import Path
 from metadist.cli.command import argument_parser
 from metadist.cli.main import exit_status
 from metadist.errors import UserError
+from metadist.loggers.console import print_plain
 
 _TEMPLATE = Path(__file__).with_name("project")
 
@@ -48,6 +49,6 @@ def main() -> int:
 
     def write() -> None:
         write_project(directory)
-        print(f"wrote {directory}: its README.md has the commands to run")
+        print_plain(f"wrote {directory}: its README.md has the commands to run")
 
     return exit_status(write)

@@ -2,6 +2,8 @@
 
 import contextlib
 import functools
+import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -144,11 +146,20 @@ def exit_status(work: Callable[[], int | None]) -> int:
         work: returns the exit status, None for success.
 
     Returns:
-        The exit status: 2 after a user error.
+        The exit status: 2 after a user error; after a keyboard interrupt, or if the reader of a
+        pipe has ended, that of the signal, without a message.
     """
     try:
         return work() or 0
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except (UserError, HydraException, OmegaConfBaseException) as error:
+        try:
+            sys.stdout.flush()
+        except OSError:  # Python tries again at its end, and would report the failure
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error.__cause__, BrokenPipeError):
+            return 128 + signal.SIGPIPE
         print(f"error: {describe_error(error)}", file=sys.stderr)
         return USER_ERROR_STATUS
 

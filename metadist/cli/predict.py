@@ -14,6 +14,7 @@ from metadist.cli.main import exit_status
 from metadist.errors import UserError
 from metadist.files import REDIRECT_OUTPUT, atomic_write, wrap_write_errors
 from metadist.inference import FewShotClassifier
+from metadist.loggers.console import print_plain
 from metadist.tasks.image_files import class_folders, images_below
 
 
@@ -73,12 +74,14 @@ def main() -> int:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([header, *rows])
         with wrap_write_errors(options.output, REDIRECT_OUTPUT):
-            atomic_write(options.output, text.getvalue().encode())
+            atomic_write(options.output, text.getvalue().encode(errors="surrogateescape"))
         table = [("image", "prediction", "probability")]
         table += [(row[0], row[1], f"{max(map(float, row[2:])):.1%}") for row in rows]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        for image, prediction, probability in table:
-            print(f"{image:<{widths[0]}}  {prediction:<{widths[1]}}  {probability:>{widths[2]}}")
-        print(f"{len(rows)} images: {options.output}")
+        lines = [
+            f"{image:<{widths[0]}}  {prediction:<{widths[1]}}  {probability:>{widths[2]}}"
+            for image, prediction, probability in table
+        ]
+        print_plain("\n".join([*lines, f"{len(rows)} images: {options.output}"]))
 
     return exit_status(predict)

@@ -10,6 +10,7 @@ from pathlib import Path
 from metadist.cli.command import add_trust_code, argument_parser
 from metadist.cli.main import exit_status
 from metadist.config import load_experiment
+from metadist.loggers.console import print_plain
 from metadist.training.replay import parse_key, replay
 
 
@@ -25,6 +26,6 @@ def main() -> int:
     def show() -> None:
         key = parse_key(options.key)
         experiment = load_experiment(options.directory.resolve(), trust_code=options.trust_code)
-        print("\n".join(replay(experiment, key, options.checkpoint).lines()))
+        print_plain("\n".join(replay(experiment, key, options.checkpoint).lines()))
 
     return exit_status(show)

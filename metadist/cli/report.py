@@ -11,6 +11,7 @@ from pathlib import Path
 
 from metadist.cli.command import argument_parser
 from metadist.cli.main import exit_status
+from metadist.loggers.console import print_plain
 from metadist.reports.run_record import is_run
 from metadist.reports.run_report import write_run_report
 from metadist.reports.sweep_report import write_sweep_report
@@ -26,8 +27,8 @@ def main() -> int:
 
     def report() -> None:
         if is_run(folder):
-            print(write_run_report(folder))
+            print_plain(str(write_run_report(folder)))
         else:
-            print("\n".join(write_sweep_report(folder).summary_lines()))
+            print_plain("\n".join(write_sweep_report(folder).summary_lines()))
 
     return exit_status(report)

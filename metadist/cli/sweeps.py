@@ -33,6 +33,7 @@ from metadist.launchers.job import JobFailure, SweepJobFailed, run_job
 from metadist.launchers.launcher import Launcher
 from metadist.launchers.pool import Ending, JobPool
 from metadist.launchers.run_spec import RunSpec, finished_results
+from metadist.loggers.console import print_plain
 from metadist.reports import (
     WORKER_ERROR_FILE,
     directory_override,
@@ -186,7 +187,7 @@ def _finish_launched(spec: RunSpec, ending: Ending) -> float | None:
         fail_job(spec, JobFailure(error, in_job=False))
         return None
     if spec.in_sweep:
-        print(f"job {spec.number} finished: {_summary(results)}", flush=True)
+        print_plain(f"job {spec.number} finished: {_summary(results)}")
     return value
 
 
@@ -356,11 +357,11 @@ def _report(sweep: Sweep, status: int) -> int:
         from metadist.reports.sweep_report import write_sweep_report
 
         report = write_sweep_report(folder)
+        print_plain("\n".join(report.summary_lines()))
     except UserError as error:
         if not status:
             print_error(f"error: {error}")
-        return status or USER_ERROR_STATUS
-    print("\n".join(report.summary_lines()), flush=True)
+        return status or (1 if sweep.failed else USER_ERROR_STATUS)
     if status in (130, 143):
         print_error(f"the sweep was stopped: to resume, give the same command {again}")
     if report.failed and not status:

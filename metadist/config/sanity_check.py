@@ -14,6 +14,9 @@ from metadist.tasks import TaskDistribution, task_keys
 from metadist.training import MetaBatch, Precision, TaskMapper
 from metadist.training.signals import raise_if_interrupted
 
+_RESERVED = {"accuracy", "ci95", "loss", "mse", "tasks"}
+"""Names of metrics that are not the user's own."""
+
 _LIBRARIES = sys.stdlib_module_names | {"metadist", "numpy", "optree", "torch"}
 
 
@@ -29,7 +32,7 @@ def run_sanity_check(
 
     Raises:
         UserError: model, algorithm and task do not fit together, or the learner returns something
-            else than a result.
+            else than a result, or a metric of a reserved name.
         RuntimeError: the user's own code raised an error. The message names the file and line,
             and the error is the cause.
     """
@@ -59,6 +62,11 @@ def run_sanity_check(
             raise UserError(
                 f"the loss that {name}.forward returned in training has no gradient: compute it "
                 "from the learner's parameters, without detach() or torch.no_grad()."
+            )
+        if taken := sorted(result.metrics.keys() & _RESERVED - {metric}):
+            raise UserError(
+                f'{name}.forward returned the metric "{taken[0]}", a name that results.json and '
+                "the reports use otherwise: give it another name."
             )
         if not training and metric not in result.metrics:
             raise UserError(

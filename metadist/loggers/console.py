@@ -28,6 +28,23 @@ _NARROW_BAR_WIDTH = 10
 _SPEED_SECONDS = 600.0  # over which the remaining time is estimated
 
 
+def print_plain(text: str) -> None:
+    """Print to the standard output, of any encoding, and flush it. Any rank may call it.
+
+    Characters that its encoding lacks are replaced.
+
+    Raises:
+        UserError: the standard output cannot be written to; the cause is the `OSError`.
+    """
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = text.replace("±", "+/-").encode(encoding, "replace").decode(encoding)
+    with _wrap_write_errors():
+        print(text, flush=True)
+
+
 class ConsoleLogger(Logger):
     """Shows the run on the standard output.
 
@@ -133,14 +150,14 @@ class ConsoleLogger(Logger):
     def _print(self, *parts: tuple[str, str]) -> None:
         """Prints one line of (text, style); markup in a text is not interpreted."""
         parts = tuple((_replace_control_characters(text), style) for text, style in parts)
-        with _wrap_write_errors():
-            if self._terminal is None:
-                _print_plain("".join(text for text, _ in parts))
-            else:
-                from rich.text import Text
+        if self._terminal is None:
+            print_plain("".join(text for text, _ in parts))
+            return
+        from rich.text import Text
 
-                # Soft wrap keeps a long path in one piece, so that it can be copied.
-                self._terminal.print(Text.assemble(*parts), soft_wrap=True)
+        with _wrap_write_errors():
+            # Soft wrap keeps a long path in one piece, so that it can be copied.
+            self._terminal.print(Text.assemble(*parts), soft_wrap=True)
 
     def _print_rows(self, rows: Sequence[tuple[str, str]], first_style: str = "") -> None:
         """Prints rows of a label and a text."""
@@ -202,13 +219,3 @@ def _is_terminal() -> bool:
 
 def _replace_control_characters(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text)
-
-
-def _print_plain(text: str) -> None:
-    """Prints and flushes, on a stream of any encoding."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        text = text.replace("±", "+/-").encode(encoding, "replace").decode(encoding)
-    print(text, flush=True)

@@ -57,6 +57,7 @@ class RunRecord:
         predictions: the lines of `test_predictions.jsonl`; empty without the file.
         test_tasks: data of the "hardest" and some "typical" test tasks; {} if they are not saved.
         written: when the newest metrics were written, in seconds since 1970; None without any.
+        started: when the newest attempt saved its configuration; None without one.
     """
 
     directory: Path
@@ -70,6 +71,7 @@ class RunRecord:
     predictions: Sequence[Mapping[str, Any]]
     test_tasks: Mapping[str, Sequence[Mapping[str, Any]]]
     written: float | None
+    started: float | None
 
     def status(self, now: float) -> Status:
         """How far the run has come.
@@ -81,7 +83,8 @@ class RunRecord:
             return error_status(self.error)
         if self.results is not None:
             return "finished"
-        recent = self.written is not None and now - self.written < _RUNNING_SECONDS
+        last = self.started if self.written is None else self.written
+        recent = last is not None and now - last < _RUNNING_SECONDS
         return "running" if recent else "ended without results"
 
     @cached_property
@@ -113,7 +116,8 @@ class RunRecord:
     @property
     def iterations(self) -> tuple[int, int | None]:
         """Finished training iterations, and how many there are to be."""
-        done = max((int(m["iteration"]) for m in self.metrics if "train_loss" in m), default=0)
+        finished = int((self.results or {}).get("iterations", 0))  # metrics.jsonl may be missing
+        done = max([finished, *(int(m["iteration"]) for m in self.metrics if "train_loss" in m)])
         planned = _mapping(self.config.get("trainer")).get("iterations")
         return done, planned if isinstance(planned, int) else None
 
@@ -123,7 +127,8 @@ class RunRecord:
         """
         name = _mapping(self.hydra.get("job")).get("config_name") or "maml"
         workers = int(self.environment.get("world_size", 1))
-        launcher = _mapping(self.hydra.get("runtime")).get("choices", {}).get("launcher", "none")
+        choices = _mapping(_mapping(self.hydra.get("runtime")).get("choices"))
+        launcher = choices.get("launcher", "none")
         program = ["metadist"]
         if workers > 1 and launcher == "none":
             program = ["torchrun", "--standalone", f"--nproc_per_node={workers}", "-m", "metadist"]
@@ -196,10 +201,11 @@ def tasks_by_difficulty(predictions: Sequence[Mapping[str, Any]], metric: str) -
     sign = -1 if metric == "mse" else 1
 
     def rank(task: Mapping[str, Any]) -> tuple[float, float]:
-        value, loss = sign * float(task[metric]), -float(task["loss"])
+        value, loss = sign * float(task[metric]), -float(task.get("loss", 0.0))
         return (-math.inf if math.isnan(value) else value, -math.inf if math.isnan(loss) else loss)
 
-    return [int(task["task"]) for task in sorted(predictions, key=rank)]
+    with_metric = (task for task in predictions if metric in task)
+    return [int(task["task"]) for task in sorted(with_metric, key=rank)]
 
 
 def is_run(directory: Path) -> bool:
@@ -232,7 +238,8 @@ def read_run_record(directory: Path) -> RunRecord:
         environment=_read_environment(directory, results),
         predictions=read_test_predictions(directory) or [],
         test_tasks=read_json(directory / TEST_TASKS_DATA_FILE) or {},
-        written=path.stat().st_mtime if path.exists() else None,
+        written=_time_of(path),
+        started=_time_of(directory / CONFIG_FILE),
     )
 
 
@@ -262,6 +269,10 @@ def error_status(error: str) -> Literal["failed", "stopped"]:
 def format_time(seconds: float) -> str:
     """A point in time, given in seconds since 1970, in local time."""
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+
+
+def _time_of(path: Path) -> float | None:
+    return path.stat().st_mtime if path.exists() else None
 
 
 def _read_environment(directory: Path, results: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -30,6 +30,9 @@ from metadist.reports.run_record import RunRecord, format_time, read_run_record
 _HARDEST = 10
 _MATRIX_CLASSES = 40
 _CONFUSED_PAIRS = 12
+_TASK_KEYS = {"dataset", "ways", "shots", "class_split", "within_alphabet"}
+"""Keys of a protocol without which a result is of another task."""
+
 _KNOWN = ("loss", "accuracy", "mse", "ci95")
 
 
@@ -58,7 +61,7 @@ def run_figures(record: RunRecord) -> dict[str, Figure]:
     for name in _metric_names(names, metric):
         test = None
         if name == metric and f"test_{metric}" in results:
-            test = float(results[f"test_{metric}"]), float(results["ci95"])
+            test = float(results[f"test_{metric}"]), float(_or_nan(results.get("ci95")))
         figures[f"curve-{name}"] = learning_curve(metrics, name, test, intervals=name == metric)
     for name, label, logarithmic in (
         ("gradient_norm", "gradient norm", True),
@@ -120,7 +123,8 @@ def compare_with_published(record: RunRecord) -> dict[str, Any] | None:
 
     Returns:
         `kind` ("good", "bad" or "muted"), `sentence`, and `notes` on what differs. A run of less
-        than `MIN_FRACTION` of the preset's iterations is not said to be below the published one.
+        than `MIN_FRACTION` of the preset's iterations is not said to be below the published one;
+        one of other ways, shots or classes is not compared.
     """
     cell = load_cells().get(record.preset)
     if cell is None or not any(value is not None for value in cell.results.values()):
@@ -131,6 +135,11 @@ def compare_with_published(record: RunRecord) -> dict[str, Any] | None:
     measured = _measured(results, record.metric)
     done, length = record.iterations[0], preset_iterations(record.preset)
     short = length is not None and done < MIN_FRACTION * length
+    # results.json omits train_… keys that are equal to the test's.
+    own = {f"train_{key}": value for key, value in protocol.items()} | protocol
+    known = {key: value for key, value in cell.protocol.items() if key in own}
+    differences = protocol_differences({"published": known, "this run": own}, own.keys() - known)
+    other_task = bool(differences.keys() & _TASK_KEYS)
     kinds, parts = set(), []
     for steps, value in cell.results.items():
         if value is None:
@@ -138,22 +147,22 @@ def compare_with_published(record: RunRecord) -> dict[str, Any] | None:
         after = "" if steps is None else f" after {steps} step{'s' if steps > 1 else ''}"
         interval = "" if cell.interval is None else f" ± {show(cell.interval)}"
         part = f"{show(value)}{interval}{after}"
-        if steps in measured:
+        if steps in measured and other_task:
+            part += f" ({show(measured[steps])} here)"
+        elif steps in measured:
             gap = (value - measured[steps]) * (-1 if record.metric == "mse" else 1)
             reached = gap <= (cell.interval or 0.0) + 1e-9
             kinds.add("good" if reached else "muted" if short else "bad")
             part += ", reached" if reached else "" if short else f", {_gap(gap, record.metric)}"
             part += "" if steps is None else f" ({show(measured[steps])} here)"
         parts.append(part)
-    # results.json omits train_… keys that are equal to the test's.
-    own = {f"train_{key}": value for key, value in protocol.items()} | protocol
-    known = {key: value for key, value in cell.protocol.items() if key in own}
-    differences = protocol_differences({"published": known, "this run": own}, own.keys() - known)
     settings = [o for o in record.overrides if not o.lstrip("+").startswith("experiment=")]
     notes = [
         f"{key.replace('_', ' ')}: {each['this run']} here, {each['published']} in the paper."
         for key, each in differences.items()
     ]
+    if other_task:
+        notes.append("Not compared: another task than the published one.")
     if "muted" in kinds:
         notes.append(f"Not compared: {done:,} of the preset's {length:,} iterations.")
     notes += [f"Recipe: {cell.recipe}."] if cell.recipe else []
@@ -244,7 +253,7 @@ def _state(record: RunRecord, status: str, now: float) -> str:
 def _result(record: RunRecord) -> dict[str, str] | None:
     results, metric, show = record.results or {}, record.metric, _formatter(record.metric)
     if f"test_{metric}" in results:
-        interval = _interval(results["ci95"], show)
+        interval = _interval(results.get("ci95"), show)
         return {
             "value": show(float(results[f"test_{metric}"])),
             "interval": interval,
@@ -261,6 +270,10 @@ def _result(record: RunRecord) -> dict[str, str] | None:
         "interval": _interval(newest.get("validation_ci95"), show),
         "caption": f"validation {metric_label(metric)} at iteration {newest['iteration']}",
     }
+
+
+def _or_nan(value: Any) -> Any:
+    return math.nan if value is None else value
 
 
 def _interval(half: Any, show: Any) -> str:

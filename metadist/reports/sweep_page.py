@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from metadist import __version__
 from metadist.loggers import METRICS_FILE, read_metrics
@@ -120,13 +121,13 @@ def _context(
     return {
         "version": __version__,
         "made": format_time(time.time()),
-        "title": f"{len(runs)} runs of {folder.name}",
+        "title": f"{len(runs) - len(table.repeated)} runs of {folder.name}",
         "directory": str(folder),
         "metric_name": metric_label(table.metric),
         "selected_by": table.selected_by,
         "best": _best(table),
         "facts": [
-            ("finished", str(len([run for run in runs if run.results is not None]))),
+            ("finished", str(len(table.runs))),
             ("failed", str(len(failed))),
             ("unfinished", str(len(unfinished))),
             ("settings", str(len(table.settings))),
@@ -137,6 +138,7 @@ def _context(
         "groups": _comparable_groups(table.runs, differences),
         "differing": list(differences),
         "warnings": warnings,
+        "remarks": table.remarks(),
         "failed": [{"name": run.name, "failure": read_error(folder / run.name)} for run in failed],
         "protocol": _common(table.runs),
         "commands": [
@@ -180,7 +182,8 @@ def _row(folder: Path, table: SweepTable, index: int) -> dict[str, Any]:
         "runs": [
             {
                 "name": run.name,
-                "link": f"{run.name}/{HTML_FILE}" if _has_page(folder, run) else "",
+                # A name such as "a:b" would be read as a scheme.
+                "link": f"./{quote(run.name)}/{HTML_FILE}" if _has_page(folder, run) else "",
             }
             for run in every
         ],

@@ -56,7 +56,7 @@ class SweepReport:
             counts += f", {len(self.unfinished)} unfinished"
         lines = ["", counts, *self._best_lines()]
         lines += [f"warning: not comparable, {warning}" for warning in self.warnings]
-        lines += [f"warning: {self.missing}"] if self.missing else []
+        lines += [f"warning: {each}" for each in (*self.table.remarks(), self.missing) if each]
         return [*lines, *(f"  {path}" for path in self.files)]
 
     def _best_lines(self) -> list[str]:
@@ -71,9 +71,9 @@ class SweepReport:
             test += f" ({best.interval})"
         if best.validation is not None:
             test = f"validation {metric} {_format(best.validation, table.metric)}, {test}"
-        lines = [f"best: {_format_setting(table, best) or 'the only setting'}", f"  {test}"]
+        lines = [f"best: {table.describe(best)}", f"  {test}"]
         ties = [
-            _format_setting(table, setting)
+            table.describe(setting)
             for setting in table.settings
             if setting is not best and _is_tie(setting, best, table.selected_by)
         ]
@@ -81,8 +81,8 @@ class SweepReport:
             lines.append(f"  equal by {table.selected_by}: {'; '.join(ties)}")
         if table.selected_by == "test":
             lines.append(
-                "  selected by the test metric, because there is no validation: "
-                "optimistically biased"
+                "  selected by the test metric, because no setting has a validation of every "
+                "seed: optimistically biased"
             )
         return lines
 
@@ -101,6 +101,7 @@ def write_sweep_report(folder: Path) -> SweepReport:
     differences = _unswept_differences(table)
     warnings = format_differences(differences)
     markdown = to_markdown(table)
+    markdown += "".join(f"\n{remark[0].upper()}{remark[1:]}.\n" for remark in table.remarks())
     if warnings:
         markdown += "\n" + "".join(f"**Not comparable:** {warning}\n" for warning in warnings)
     files = [folder / SWEEP_CSV_FILE, folder / SWEEP_MARKDOWN_FILE]
@@ -264,12 +265,6 @@ def _caption(table: SweepTable) -> str:
     count = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     single = ", of a single seed over test tasks" if seeds[0] == 1 else ""
     return f"mean of {count} seeds; 95% intervals over seeds{single}"
-
-
-def _format_setting(table: SweepTable, setting: Setting) -> str:
-    """A setting as overrides of a command line."""
-    pairs = zip(table.keys, setting.values, strict=True)
-    return " ".join(f"{key}={value}" for key, value in pairs)
 
 
 def _is_tie(one: Setting, other: Setting, selected_by: str) -> bool:

@@ -3,8 +3,9 @@
 import contextlib
 import json
 import math
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from metadist.loggers import METRICS_FILE
 from metadist.reports.comparison import config_fingerprint, is_runtime_key
 from metadist.reports.run_directory import (
     CONFIG_FILE,
+    ENVIRONMENT_FILE,
     ERROR_FILE,
     FAILURE_FILE,
     RESULTS_FILE,
@@ -23,10 +25,11 @@ from metadist.reports.run_directory import (
     read_overrides,
     read_results,
 )
-from metadist.reports.run_record import error_status, is_run, read_error
+from metadist.reports.run_record import error_status, read_error
 from metadist.reports.statistics import mean_and_ci95
 
 _DEFAULT = "(default)"
+_MISSING = object()
 _CONTINUED = ("trainer.iterations",)
 """Keys with which a finished run is continued."""
 
@@ -69,8 +72,10 @@ class SweepRun:
             return self.choices[key]
         node: Any = self.config
         for part in key.split("."):
-            node = node.get(part) if isinstance(node, Mapping) else None
-        return _DEFAULT if node is None or isinstance(node, Mapping) else _normalize(node)
+            node = node.get(part, _MISSING) if isinstance(node, Mapping) else _MISSING
+        if node is _MISSING or isinstance(node, Mapping):
+            return _DEFAULT
+        return "null" if node is None else _normalize(node)
 
     @property
     def described(self) -> dict[str, str]:
@@ -98,13 +103,16 @@ class MetricEstimate:
 
     def format(self, metric: str) -> str:
         """Rounded mean and interval: a percentage for accuracy."""
-        values = [self.mean] if self.ci95 is None else [self.mean, self.ci95]
+        values = [self.mean]
+        if self.ci95 is not None and math.isfinite(self.mean):
+            values.append(self.ci95)
         return " ± ".join(format_value(each, metric) for each in values)
 
 
 def format_value(value: float, metric: str) -> str:
     """A rounded value of a metric: a percentage for accuracy."""
-    return f"{100 * value:.2f}%" if metric == "accuracy" else f"{value:.4g}"
+    is_percentage = metric == "accuracy" and math.isfinite(value)
+    return f"{100 * value:.2f}%" if is_percentage else f"{value:.4g}"
 
 
 @dataclass(frozen=True)
@@ -116,6 +124,7 @@ class Setting:
         runs: finished runs, the last one of each seed.
         failed: failed runs.
         unfinished: all other runs.
+        repeated: finished runs with the seed of a later one.
         test: test metric, accuracy (0 to 1) or MSE; None if no run has finished. The interval is
             over seeds, or over test tasks if there is a single run.
         validation: newest validation metric, over seeds; None without validation.
@@ -126,6 +135,7 @@ class Setting:
     runs: tuple[SweepRun, ...]
     failed: tuple[SweepRun, ...]
     unfinished: tuple[SweepRun, ...]
+    repeated: tuple[SweepRun, ...]
     test: MetricEstimate | None
     validation: MetricEstimate | None
     train_loss: MetricEstimate | None
@@ -158,8 +168,32 @@ class SweepTable:
 
     @property
     def runs(self) -> list[SweepRun]:
-        """All finished runs."""
+        """All finished runs that the settings are made of."""
         return [run for setting in self.settings for run in setting.runs]
+
+    @property
+    def repeated(self) -> list[SweepRun]:
+        """Finished runs that are left out: a later one has the same setting and seed."""
+        return [run for setting in self.settings for run in setting.repeated]
+
+    def describe(self, setting: Setting) -> str:
+        """A setting as overrides of a command line."""
+        pairs = zip(self.keys, setting.values, strict=True)
+        return " ".join(f"{key}={value}" for key, value in pairs) or "the only setting"
+
+    def remarks(self) -> list[str]:
+        """Sentences on what the table leaves out and on results that are not finite."""
+        found = []
+        if self.repeated:
+            again = ", ".join(run.name for run in self.repeated)
+            found.append(f"left out, as a later run has the same setting and seed: {again}")
+        if self.selected_by == "validation":
+            without = (each for each in self.settings if each.test and not each.validation)
+            found += [f"not compared, without validation: {self.describe(s)}" for s in without]
+        values = {run.name: run.metric(f"test_{self.metric}") for run in self.runs}
+        if broken := [n for n, v in values.items() if v is not None and not math.isfinite(v)]:
+            found.append(f"the test result is not finite: {', '.join(broken)}")
+        return found
 
 
 def read_runs(folder: Path) -> list[SweepRun]:
@@ -170,11 +204,7 @@ def read_runs(folder: Path) -> list[SweepRun]:
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: give the one that holds the run directories.")
-    files = (RESULTS_FILE, FAILURE_FILE, METRICS_FILE)
-    directories = {path.parent for name in files for path in folder.rglob(name)}
-    # A run that failed at its start; other programs may write a file of this name too.
-    errors = {path.parent for path in folder.rglob(ERROR_FILE)}
-    directories |= {directory for directory in errors if is_run(directory)}
+    directories = {each for each in _directories(folder) if _holds_run(each)}
     # Without a configuration of its own, one inside a run's holds copies, such as an MLflow logger.
     directories = {
         directory
@@ -188,6 +218,32 @@ def read_runs(folder: Path) -> list[SweepRun]:
         )
     runs = [_read_run(folder, directory) for directory in directories]
     return sorted(runs, key=lambda run: _natural_order(run.name))
+
+
+def _directories(folder: Path) -> Iterator[Path]:
+    """A folder and the folders below it, through symbolic links too, each once."""
+    seen = set()
+    for path, names, _ in os.walk(folder, followlinks=True):
+        names[:] = [name for name in names if not name.startswith(".")]
+        if (real := os.path.realpath(path)) in seen:
+            names.clear()
+            continue
+        seen.add(real)
+        yield Path(path)
+
+
+def _holds_run(directory: Path) -> bool:
+    """Whether a run has begun in a directory; other programs write files of the same names."""
+    names = (RESULTS_FILE, FAILURE_FILE, METRICS_FILE, ERROR_FILE)
+    if not any((directory / name).is_file() for name in names):
+        return False
+    own = (Path(CONFIG_FILE).parent, FAILURE_FILE, ENVIRONMENT_FILE)
+    if any((directory / name).exists() for name in own):
+        return True
+    try:
+        return "protocol" in (read_results(directory) or {})
+    except UserError:
+        return False
 
 
 def build_sweep_table(runs: Sequence[SweepRun]) -> SweepTable:
@@ -264,7 +320,8 @@ def _swept_keys(runs: Sequence[SweepRun]) -> list[str]:
 
 def _build_setting(values: tuple[str, ...], runs: Sequence[SweepRun], metric: str) -> Setting:
     # A sweeper may sample a setting twice: the same seed again is not a second seed.
-    finished = list({r.results.get("seed"): r for r in runs if r.results is not None}.values())
+    by_seed = {r.results.get("seed"): r for r in runs if r.results is not None}
+    finished = list(by_seed.values())
     test = _estimate(finished, f"test_{metric}")
     if test is not None and len(finished) == 1:
         half = finished[0].metric("ci95")  # a single task has no interval
@@ -275,6 +332,7 @@ def _build_setting(values: tuple[str, ...], runs: Sequence[SweepRun], metric: st
         runs=tuple(finished),
         failed=tuple(run for run in runs if run.failed),
         unfinished=tuple(run for run in runs if run.unfinished),
+        repeated=tuple(r for r in runs if r.results is not None and r not in finished),
         test=test,
         validation=_estimate(finished, f"validation_{metric}"),
         train_loss=_estimate(finished, "train_loss"),
@@ -317,4 +375,4 @@ def _normalize(value: object) -> str:
 
 def _natural_order(name: str) -> list[tuple[int, str]]:
     parts = re.split(r"(\d+)", name)
-    return [(int(part or 0), "") if part.isdigit() else (0, part) for part in parts]
+    return [(int(part or 0), "") if part.isdecimal() else (0, part) for part in parts]

@@ -39,7 +39,7 @@ def test_the_version(monkeypatch, capsys):
 
 
 def test_the_help_lists_the_commands(monkeypatch, capsys):
-    assert not run(monkeypatch)
+    assert not run(monkeypatch, "help")
     rows = [line.split()[:1] for line in capsys.readouterr().out.splitlines()]
     assert all([name] in rows for name in COMMANDS)
 
@@ -50,7 +50,8 @@ def test_an_unknown_command_is_one_sentence_on_rank_zero(monkeypatch, capsys, ra
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert run(monkeypatch, "mamll") == 2
     printed = capsys.readouterr().err.splitlines()
-    assert len(printed) == lines and all("no command mamll" in line for line in printed)
+    assert len(printed) == lines
+    assert all("no command mamll (did you mean maml?): " in line for line in printed)
 
 
 def test_other_commands_are_not_imported():

@@ -1,7 +1,11 @@
 """The commands' main functions: whose process they end, and with which exit status."""
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
+from typing import IO
 
 import pytest
 
@@ -36,6 +40,53 @@ def test_a_user_error_is_one_sentence(capsys):
 @pytest.mark.parametrize(("returned", "status"), [(None, 0), (0, 0), (130, 130)])
 def test_the_status_is_what_the_work_returns(returned, status):
     assert exit_status(lambda: returned) == status
+
+
+def test_a_keyboard_interrupt_is_a_status_without_a_message(capsys):
+    def work() -> None:
+        raise KeyboardInterrupt
+
+    assert exit_status(work) == 130 and capsys.readouterr().err == ""
+
+
+def print_result(stream: IO) -> tuple[int, str]:
+    """Exit status and errors of a program that prints a result to a stream of Latin letters."""
+    program = (
+        "from metadist.cli import exit_status\n"
+        "from metadist.loggers.console import print_plain\n"
+        "raise SystemExit(exit_status(lambda: print_plain('90% ± 1% \u2713')))"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        stdout=stream,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        timeout=60,
+    )
+    return done.returncode, done.stderr
+
+
+def test_a_result_is_printed_in_any_encoding(tmp_path):
+    with (tmp_path / "out").open("w") as stream:
+        assert print_result(stream) == (0, "")
+    assert (tmp_path / "out").read_text() == "90% +/- 1% ?\n"
+
+
+def test_a_reader_that_has_ended_is_a_status_without_a_message():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        assert print_result(stream) == (141, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_output_is_one_sentence():
+    with Path("/dev/full").open("w") as stream:
+        status, error = print_result(stream)
+    assert status == 2 and error.startswith("error: cannot write to the standard output (")
+    assert error.count("\n") == 1
 
 
 def test_any_other_error_keeps_its_traceback():

@@ -1,6 +1,7 @@
 """`metadist predict`: a table and a CSV file of predictions for a folder of images."""
 
 import csv
+import os
 import sys
 from pathlib import Path
 
@@ -74,6 +75,18 @@ def test_a_checkpoint_and_a_single_image(run, folders, tmp_path, monkeypatch):
     assert predict(monkeypatch, str(checkpoint), *arguments) == 0
     lines = output.read_text(encoding="utf-8").splitlines()
     assert len(lines) == 2 and lines[1].startswith("1.png,")
+
+
+def test_a_name_that_is_no_text_is_kept(run, folders, tmp_path, monkeypatch, capsys):
+    image = next((tmp_path / "query" / "new" / "bee").glob("*.png"))
+    name = os.fsdecode(b"\xff.png")
+    try:
+        image.rename(image.with_name(name))
+    except OSError:
+        pytest.skip("the file system refuses such names")
+    output = tmp_path / "a.csv"
+    assert predict(monkeypatch, str(run), *folders, "--output", str(output)) == 0
+    assert b"\xff.png," in output.read_bytes() and "?.png" in capsys.readouterr().out
 
 
 def test_device_and_trust_are_those_of_the_command_line(run, folders, tmp_path, monkeypatch):

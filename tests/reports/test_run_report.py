@@ -209,7 +209,9 @@ def test_a_run_that_has_only_started_has_a_report(tmp_path):
     (directory / "metrics.jsonl").unlink()
     path = write_run_report(directory)
     page = Page(path)
-    assert "ended without results" in page.text and page.figures == {}
+    assert "running" in page.text and page.figures == {}
+    os.utime(directory / ".hydra" / "config.yaml", (0, 0))
+    assert "ended without results" in Page(write_run_report(directory)).text
     assert path.stat().st_size < 100_000  # without plotly.js
     with pytest.raises(UserError, match="holds no run"):
         write_run_report(tmp_path)
@@ -264,7 +266,6 @@ def test_the_result_of_a_preset_is_compared_with_the_published_one(
     ("shots", "notes"),
     [
         ({"shots": 5, "train_shots": 10}, []),
-        ({"shots": 10}, ["shots: 10 here, 5 in the paper."]),
         ({"shots": 5}, ["train shots: 5 here, 10 in the paper."]),
     ],
 )
@@ -282,6 +283,32 @@ def test_an_error_is_compared_with_the_published_one_after_each_number_of_steps(
         ": 0.67 after 1 step, reached (0.6 here); "
         "0.38 after 5 steps, 0.12 above (0.5 here); 0.35 after 10 steps."
     )
+
+
+def test_another_task_is_not_compared_with_the_published_result(tmp_path):
+    protocol = {"ways": 5, "shots": 5, "queries": 1}
+    results = {"test_accuracy": 0.995, "protocol": protocol}
+    directory = finished(
+        tmp_path / "run", overrides=["+experiment=maml_omniglot_5w1s"], results=results
+    )
+    found = run_report.compare_with_published(read_run_record(directory))
+    assert found["kind"] == "muted" and "reached" not in found["sentence"]
+    assert "shots: 5 here, 1 in the paper." in found["notes"]
+    assert "Not compared: another task than the published one." in found["notes"]
+
+
+def test_files_of_which_parts_are_missing_have_a_report(tmp_path):
+    results = {"test_accuracy": 0.9, "iterations": 12}
+    directory = finished(tmp_path / "run", results=results)
+    for name in ("metrics.jsonl", "results.json"):
+        (directory / name).unlink()
+    (directory / "results.json").write_text(json.dumps(results))
+    lines = [{"task": 0, "accuracy": 0.5}, {"task": 1}]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (directory / "test_predictions.jsonl").write_text(text)
+    (directory / ".hydra" / "hydra.yaml").write_text("hydra: {runtime: {choices: null}}")
+    page = Page(write_run_report(directory))
+    assert "90.00%" in page.text and "iterations 12" in page.text
 
 
 def test_the_remark_of_a_published_result_is_a_note(tmp_path):

@@ -51,7 +51,7 @@ def test_a_sweep_of_twelve_jobs(folder):
     assert len(rows) == 5  # the heading too
     assert rows["0.4", "5"][4].startswith("61.00% ±") and "best" in rows["0.4", "5"][6]
     links = [a for a in page.addresses() if not a.startswith("data:")]
-    assert sorted(links) == sorted(f"{number}/report.html" for number in range(12))
+    assert sorted(links) == sorted(f"./{number}/report.html" for number in range(12))
     means, seeds = figures["settings"]["data"]
     assert means["y"][0] == "inner_lr=0.4 shots=5" and means["x"][0] == pytest.approx(0.61)
     assert sorted(seeds["x"])[-1] == pytest.approx(0.63) and len(seeds["x"]) == 12
@@ -117,13 +117,13 @@ def test_runs_that_have_not_finished_are_counted_with_their_commands(folder):
 def test_a_folder_that_is_a_run_too_is_not_linked_to_itself(folder):
     write_job(folder, 0.9, 1, 0, 0.5)
     addresses = [a for a in Page(_report(folder)).addresses() if not a.startswith("data:")]
-    assert sorted(addresses) == sorted(f"{number}/report.html" for number in range(12))
+    assert sorted(addresses) == sorted(f"./{number}/report.html" for number in range(12))
 
 
 def table_of(keys: tuple[str, ...], metric: str, means: dict[tuple[str, ...], float]) -> SweepTable:
     """A table whose last setting is the selected one."""
     settings = [
-        Setting(values, (), (), (), MetricEstimate(mean, None), None, None)
+        Setting(values, (), (), (), (), MetricEstimate(mean, None), None, None)
         for values, mean in means.items()
     ]
     return SweepTable(keys, metric, tuple(settings), len(settings) - 1, "validation")

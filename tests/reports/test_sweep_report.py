@@ -144,10 +144,64 @@ def test_runs_that_have_not_finished_are_counted(tmp_path):
 
 def test_a_run_in_progress_alone_has_a_column_of_its_own(tmp_path):
     write(tmp_path / "0", ["seed=0"], 0.7)
-    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / ".hydra").mkdir(parents=True)
     (tmp_path / "1" / "metrics.jsonl").touch()
     write_sweep_report(tmp_path)
     assert "| seeds | failed or unfinished |" in (tmp_path / "sweep.md").read_text()
+
+
+def test_a_run_that_a_later_one_repeats_is_left_out_and_named(tmp_path):
+    for job, test in enumerate((0.7, 0.8, 0.9)):
+        write(tmp_path / str(job), [f"seed={int(job == 2)}"], test)
+    report = write_sweep_report(tmp_path)
+    sentence = "left out, as a later run has the same setting and seed: 0"
+    assert f"warning: {sentence}" in report.summary_lines()
+    assert report.summary_lines()[1] == "2 runs finished"
+    assert json.loads(rows(tmp_path)[0]["test_accuracy_by_seed"]) == {"0": 0.8, "1": 0.9}
+    assert f"L{sentence[1:]}." in (tmp_path / "sweep.md").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert sentence in page and "2 runs of" in page
+
+
+def test_files_of_other_programs_are_no_runs(tmp_path):
+    write(tmp_path / "0", [], 0.7)
+    for name in ("results.json", "metrics.jsonl"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_text('{"accuracy": 0.5')
+    (tmp_path / "2").mkdir()
+    (tmp_path / "2" / "results.json").write_text('{"test_accuracy": 1.0}')
+    assert [run.name for run in write_sweep_report(tmp_path).table.runs] == ["0"]
+
+
+def test_linked_runs_are_found_once_each(tmp_path):
+    write(tmp_path / "elsewhere" / "0", ["seed=0"], 0.7)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(folder)
+    write(folder / "1²", ["seed=1"], 0.8)
+    assert [run.name for run in write_sweep_report(folder).table.runs] == ["1²", "linked/0"]
+
+
+def test_null_is_one_setting_whether_it_is_given_or_the_default(tmp_path):
+    for job, overrides in enumerate((["algorithm.decay=null"], ["seed=1"], ["algorithm.decay=2"])):
+        write(tmp_path / str(job), overrides, 0.7)
+        configuration = {"seed": 0, "algorithm": {"decay": None, "inner_lr": 0.4}}
+        path = tmp_path / str(job) / ".hydra" / "config.yaml"
+        path.write_text(yaml.safe_dump(configuration))
+    write_sweep_report(tmp_path)
+    assert [row["algorithm.decay"] for row in rows(tmp_path)] == ["null", "2"]
+
+
+def test_settings_without_validation_and_results_that_are_not_finite_are_named(tmp_path):
+    values = [("0.1", 0.7, 0.6), ("0.2", 0.9, None), ("0.3", float("nan"), 0.5)]
+    for job, (rate, test, validation) in enumerate(values):
+        write(tmp_path / str(job), [f"algorithm.inner_lr={rate}"], test, validation)
+    lines = write_sweep_report(tmp_path).summary_lines()
+    assert "best: algorithm.inner_lr=0.1" in lines
+    assert "warning: not compared, without validation: algorithm.inner_lr=0.2" in lines
+    assert "warning: the test result is not finite: 2" in lines
+    assert "| nan | 0.5" in (tmp_path / "sweep.md").read_text()
 
 
 def test_protocol_and_method_are_listed_by_whether_they_differ(tmp_path):
