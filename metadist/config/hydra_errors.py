@@ -118,8 +118,10 @@ def _unknown_key(key: str, node: DictConfig) -> str:
     """A key that a node does not have: it may be one of the target's, which needs the plus."""
     path, _, name = key.rpartition(".")
     names, kwargs = {str(each): str(each) for each in node if each != "_target_"}, False
+    known = False
     with contextlib.suppress(UserError, ValueError, OmegaConfBaseException):
         accepted = inspect.signature(locate_target(str(node._target_), path)).parameters
+        known = True
         kwargs = any(each.kind is each.VAR_KEYWORD for each in accepted.values())
         # Objects that the program gives have no default.
         optional = [n for n, each in accepted.items() if each.default is not each.empty]
@@ -127,6 +129,8 @@ def _unknown_key(key: str, node: DictConfig) -> str:
     if name in names:
         return f"{key} is not in conf/, but it is an option: write {names[name]}=VALUE to set it."
     hint = did_you_mean(name, names)
+    if not names and known:
+        return f"{key} is not a key of the configuration: {path} has no options."
     add = f", or write +{key}=VALUE to add it" if kwargs or not names else ""
     return (
         f"{key} is not a key of the configuration{hint}: the keys of {path} are "

@@ -4,12 +4,14 @@
 lines; here a wrong key or value is one sentence that names the configuration key.
 """
 
+import contextlib
 import functools
 import inspect
 import pydoc
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
@@ -186,7 +188,8 @@ def _check_keys(
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
         raise UserError(
             f"{path}.{unknown[0]} is not an option of {_name(target)}"
-            f"{did_you_mean(unknown[0], accepted)}: its options are {', '.join(accepted)}."
+            f"{did_you_mean(unknown[0], accepted)}: "
+            f"{'its options are ' + ', '.join(accepted) if accepted else 'it has no options'}."
         )
 
 
@@ -209,11 +212,7 @@ def _check_missing(
 
 def _converted(target: Any, chosen: Mapping[str, Any], path: str) -> dict[str, Any]:
     """The configured values, converted to the types of the signature."""
-    function = target.__init__ if inspect.isclass(target) else target
-    try:
-        hints = get_type_hints(function, include_extras=True)
-    except NameError:  # of a name that is imported for type checkers only
-        hints = {n: each for n, each in function.__annotations__.items() if type(each) is not str}
+    hints = _type_hints(target)
     converted = {}
     for key in chosen.keys() & hints.keys():
         try:
@@ -228,6 +227,24 @@ def _converted(target: Any, chosen: Mapping[str, Any], path: str) -> dict[str, A
                 reason = f"it must be a list, as in {path}.{key}=[{chosen[key]}]"
             raise UserError(f"{path}.{key}={chosen[key]} does not fit: {reason}.") from None
     return converted
+
+
+def _type_hints(target: Any) -> dict[str, Any]:
+    """The types of a signature, without those that cannot be found, as of a name that is imported
+    for type checkers only.
+    """
+    if isinstance(target, functools.partial):
+        target = target.func
+    function = inspect.unwrap(target.__init__ if inspect.isclass(target) else target)
+    if not inspect.isroutine(function):
+        function = type(function).__call__
+    hints: dict[str, Any] = {}
+    for name, hint in getattr(function, "__annotations__", {}).items():
+        holder = SimpleNamespace(__annotations__={name: hint})
+        scope = getattr(function, "__globals__", {})
+        with contextlib.suppress(Exception):
+            hints |= get_type_hints(holder, globalns=scope, include_extras=True)
+    return hints
 
 
 def _adapter(hint: Any) -> TypeAdapter[Any]:

@@ -181,7 +181,7 @@ def load_experiment(path: str | Path, *overrides: str, trust_code: bool = False)
         _apply_overrides(configuration, overrides, _searchpath(directory, trust_code))
     if not trust_code:
         check_interpolations(OmegaConf.to_container(configuration, resolve=False))
-    _find_dataset(configuration, directory)
+    _find_paths(configuration, directory)
     return assemble_experiment(configuration, directory, "replay", locate=_locate(trust_code))
 
 
@@ -249,11 +249,14 @@ def _apply_overrides(
         raise UserError(describe_error(error)) from None
 
 
-def _find_dataset(configuration: DictConfig, directory: Path) -> None:
-    """Make a relative `dataset.root` that is not below the current directory absolute."""
-    root = OmegaConf.select(configuration, "dataset.root")
-    if not isinstance(root, str) or Path(root).exists():
-        return
+def _find_paths(configuration: DictConfig, directory: Path) -> None:
+    """Make relative paths absolute that are below the directory where the run was started, and not
+    below the current one.
+    """
     started = _read_runtime(directory).get("cwd")
-    if started is not None and (Path(started) / root).exists():
-        configuration.dataset.root = str(Path(started) / root)
+    for key in ("dataset.root", "init_from"):
+        path = OmegaConf.select(configuration, key)
+        if not isinstance(path, str) or Path(path).exists() or started is None:
+            continue
+        if (Path(started) / path).exists():
+            OmegaConf.update(configuration, key, str(Path(started) / path))

@@ -44,6 +44,7 @@ class Checkpoints:
     def __init__(self, directory: Path, keep: int = 3) -> None:
         self.directory = directory
         self.keep = keep
+        self._verified = False
 
     def iterations(self) -> list[tuple[int, Path]]:
         """The numbered checkpoints, oldest first, as (finished iterations, path)."""
@@ -67,7 +68,7 @@ class Checkpoints:
     def save(self, iteration: int, contents: dict[str, Any]) -> Path:
         """Write the checkpoint of an iteration, then delete those that are not kept."""
         path = self.path(iteration)
-        write_checkpoint(path, contents)
+        self._write(path, contents)
         for _, old in self.iterations()[: -self.keep]:
             old.unlink(missing_ok=True)
         self._delete_bests()
@@ -76,7 +77,7 @@ class Checkpoints:
     def save_best(self, iteration: int, contents: dict[str, Any]) -> Path:
         """Write the best checkpoint so far, then delete those that are not kept."""
         path = self.best_path(iteration)
-        write_checkpoint(path, contents)
+        self._write(path, contents)
         self._delete_bests()
         return path
 
@@ -101,6 +102,25 @@ class Checkpoints:
         if self.directory.is_dir():
             for part in self.directory.glob(".*.part"):
                 part.unlink(missing_ok=True)
+
+    def _write(self, path: Path, contents: dict[str, Any]) -> None:
+        """Write a file; the first one is read back, as what can be written may not be readable.
+
+        Raises:
+            TypeError: the contents hold something else than tensors and plain values.
+        """
+        write_checkpoint(path, contents)
+        if self._verified:
+            return
+        try:
+            read_checkpoint(path)
+        except CorruptCheckpointError as error:
+            path.unlink()
+            raise TypeError(
+                "the states of optimizer, scheduler and callbacks must hold tensors, numbers, "
+                f"strings, None, and containers of them, or the run cannot be saved: {error}"
+            ) from None
+        self._verified = True
 
     def _named(self, kind: str) -> list[tuple[int, Path]]:
         if not self.directory.is_dir():
@@ -277,7 +297,8 @@ def _load(path: Path, file: BinaryIO) -> Any:
         AttributeError,
         AssertionError,
     ) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        lines = str(error).splitlines() or [type(error).__name__]
+        reason = next((line.strip() for line in lines if "Unsupported" in line), lines[0])
         raise CorruptCheckpointError(
             f"the checkpoint {path} holds something else than tensors and plain values and is not "
             f"loaded ({reason[:200]}): resume from a checkpoint that metadist wrote."

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, cast
 
 import torch
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor, nn
 
 from metadist.algorithms import Learner
@@ -74,7 +74,7 @@ class TrainerConfig:
     eval_every: Annotated[int, Ge(0)] = 200
     validation_tasks: Annotated[int, Ge(1), Le(_MAX_TASKS)] = 100
     eval_tasks: Annotated[int, Ge(1), Le(_MAX_TASKS)] = 600
-    eval_seed: Annotated[int, Ge(0)] = 0
+    eval_seed: Annotated[int, Ge(0), Lt(2**63)] = 0
     test_checkpoint: Literal["last", "best"] = "last"
     checkpoint_every: Annotated[int, Ge(0)] = 200
     keep_checkpoints: Annotated[int, Ge(1)] = 3

@@ -40,6 +40,10 @@ def initialize(
     own, saved = learner.state_dict(), contents.get("learner") or {}
     shared = [name for name in saved if name in own]
     fitting = {name: saved[name] for name in shared if saved[name].shape == own[name].shape}
+    # Buffers of the algorithm belong together, such as Adam's moments and its number of steps.
+    buffers = {name for name, _ in learner.named_buffers(recurse=False)}
+    if buffers - fitting.keys():
+        fitting = {name: each for name, each in fitting.items() if name not in buffers}
     if not fitting:
         raise UserError(
             f"init_from={path} has no tensor that fits {type(learner).__name__} and its model: "

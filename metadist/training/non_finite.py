@@ -18,10 +18,12 @@ class NonFiniteReport(NamedTuple):
     Attributes:
         message: what was found, the beginning of a sentence.
         key: the first non-finite task's key as text, "" where no single task is non-finite.
+        parameters: whether parameters were not finite before the step.
     """
 
     message: str
     key: str
+    parameters: bool = False
 
 
 def find_non_finite(
@@ -46,6 +48,7 @@ def find_non_finite(
             f"iteration {iteration}: {wrong[0]} is not finite before the step, so that no task "
             f"can be computed (loss {loss})",
             "",
+            parameters=True,
         )
     run = x.train_mapper
     mapper = GradientNormMapper(run.tasks, run.device, run.chunk_size, precision=run.precision)

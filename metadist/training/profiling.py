@@ -26,21 +26,24 @@ _worker: profile | None = None
 _worker_lock = threading.Lock()
 
 
-def start_profiler(steps_left: int = WAIT + WARMUP + ACTIVE, steps_done: int = 0) -> profile:
+PROFILED_STEPS = WAIT + WARMUP + ACTIVE
+"""How many outer steps a profile takes."""
+
+
+def start_profiler(steps_left: int = PROFILED_STEPS) -> profile:
     """A started profiler of this process. Its `step()` follows each outer step.
 
     Args:
         steps_left: how many outer steps the run will take.
-        steps_done: how many it has taken before, for the message.
 
     Raises:
         UserError: the run is shorter than a profile.
     """
-    needed = WAIT + WARMUP + ACTIVE
-    if steps_left < needed:
+    if steps_left < PROFILED_STEPS:
         raise UserError(
-            f"trainer.profile=true takes {needed} outer steps and {steps_left} are left: set "
-            f"trainer.iterations={steps_done + needed} or more."
+            f"trainer.profile=true takes {PROFILED_STEPS} outer steps, and the run has "
+            f"{steps_left}: set trainer.iterations={PROFILED_STEPS} or more, or "
+            "trainer.profile=false."
         )
     kinds = [ProfilerActivity.CPU]
     kinds += [ProfilerActivity.CUDA] if torch.cuda.is_initialized() else []

@@ -3,11 +3,14 @@
 import contextlib
 import logging
 import tempfile
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
+import numpy as np
 import optree
 from torch import Tensor
 
@@ -57,9 +60,9 @@ def checkpoint_contents(experiment: Experiment) -> dict[str, Any]:
         # What the learner is built from where there is no dataset.
         "configuration": x.configuration,
         "task": {
-            "input_shape": list(x.tasks.input_shape),
-            "outputs": x.tasks.outputs,
-            "regression": x.tasks.regression,
+            "input_shape": [int(size) for size in x.tasks.input_shape],
+            "outputs": int(x.tasks.outputs),
+            "regression": bool(x.tasks.regression),
         },
         "protocol": {name: str(value) for name, value in x.tasks.protocol().items()},
         **_learner_contents(x.evaluated_learner),
@@ -79,19 +82,28 @@ def _learner_contents(learner: Learner) -> dict[str, Any]:
 
 
 def _callback_state(name: str, callback: Callback) -> dict[str, Any]:
-    """A callback's state.
+    """A callback's state, with NumPy's scalars as numbers.
 
     Raises:
         TypeError: it holds something that a checkpoint cannot.
     """
-    state: Any = callback.state_dict()
-    for leaf in optree.tree_leaves(state, none_is_leaf=True):
-        if not isinstance(leaf, Tensor | str | int | float | None):
-            raise TypeError(
-                f"{type(callback).__name__}.state_dict (callbacks.{name}) holds a "
-                f"{type(leaf).__name__}: return tensors, numbers, strings, None and containers of "
-                "them."
-            )
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, Tensor) or type(value) in (str, int, float, bool, NoneType):
+            return value
+        if type(value) in (list, tuple):
+            return type(value)(map(plain, value))
+        if type(value) in (dict, OrderedDict):
+            return type(value)((plain(key), plain(each)) for key, each in value.items())
+        raise TypeError(
+            f"{type(callback).__name__}.state_dict (callbacks.{name}) holds a "
+            f"{type(value).__name__}: return tensors, numbers, strings, None, and dicts, lists and "
+            "tuples of them."
+        )
+
+    state: dict[str, Any] = plain(callback.state_dict())
     return state
 
 
@@ -227,9 +239,13 @@ def _require_best(experiment: Experiment, path: Path) -> None:
     """
     best = experiment.state.best.get("iteration")
     target = checkpoints_of(experiment).best_path(int(best or 0))
-    if experiment.trainer.test_checkpoint != "best" or best is None or target.exists():
+    if experiment.trainer.test_checkpoint != "best" or best is None:
         return
     source = path.with_name(target.name)
+    if target.exists() and source.exists() and source.samefile(target):
+        return
+    if target.exists():  # of another run in the same directory
+        mark_corrupt(target, "superseded")
     if not source.exists():
         raise UserError(
             f"{source} is missing, the best checkpoint so far, which trainer.test_checkpoint=best "

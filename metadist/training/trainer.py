@@ -38,6 +38,7 @@ from metadist.training.evaluation import Estimate, Evaluation, evaluate
 from metadist.training.experiment import Experiment, make_batch
 from metadist.training.non_finite import NonFiniteReport, find_non_finite, format_key
 from metadist.training.profiling import (
+    PROFILED_STEPS,
     prepare_profiler,
     start_profiler,
     write_profile,
@@ -209,11 +210,17 @@ class Trainer:
         profiler = None
         if config.profile:
             left = config.iterations - state.iteration
-            profiler = start_profiler(left, state.iteration)
+            if state.iteration and left < PROFILED_STEPS:
+                self._warn(f"no profile: it takes {PROFILED_STEPS} outer steps, {left} are left")
+            else:
+                profiler = start_profiler(left)
         for warning in optimizer_warnings(x):
             self._warn(warning)
         for callback in self.callbacks:
             callback.on_train_start(self)
+        path = self.checkpoints.path(state.iteration)
+        if self._is_last_iteration() and x.strategy.any_rank(self._is_main and not path.exists()):
+            self.save_checkpoint()  # the run was resumed from a file of another directory
         if self._validation_is_due():  # the run may have been stopped before it
             self.validate()
             if self._is_last_iteration():
@@ -345,6 +352,12 @@ class Trainer:
             self.experiment.logger.log_metrics(metrics)
 
     def _raise_non_finite(self, iteration: int, report: NonFiniteReport) -> NoReturn:
+        if report.parameters:
+            raise UserError(
+                f"{report.message}: an earlier step changed it so; start another run with a lower "
+                "optimizer.lr or with trainer.clip_norm, or from an earlier checkpoint with "
+                "init_from=FILE."
+            )
         if iteration > 1:  # the state before the first step follows from the seed
             self.save_checkpoint()
         raise UserError(
@@ -485,6 +498,8 @@ class Trainer:
             # The metrics first: a resumed run finds those of every iteration before it.
             self.experiment.logger.flush()
             save(self.state.iteration, self._checkpoint_contents())
+        if self.callbacks:
+            self.experiment.strategy.any_rank(False)  # rank zero has written the file
         for callback in self.callbacks:
             callback.on_checkpoint(self, path)
 

@@ -148,3 +148,36 @@ def test_what_base_classes_accept_is_given_to_a_class_with_keyword_arguments():
 def test_type_hints_that_cannot_be_resolved_are_not_checked():
     crate = instantiate({"_target_": f"{__name__}.Crate", "size": 3, "count": "4"}, "crate")
     assert (crate.size, crate.count) == (3, 4)
+
+
+class Barrel:
+    def __init__(self, litres: float, cork: "Cork" = None, lid: "float" = 1.0):  # noqa: F821
+        self.litres, self.lid = litres, lid
+
+
+class Cooper:
+    """Its calls build barrels."""
+
+    def __call__(self, litres: float) -> Barrel:
+        return Barrel(litres)
+
+
+cooper = Cooper()
+ten_litres = functools.partial(Barrel, litres=10.0)
+
+
+@pytest.mark.parametrize("key", ["litres", "lid"])
+def test_a_type_that_cannot_be_found_leaves_the_others_checked(key):
+    node = {"_target_": f"{__name__}.Barrel", "litres": 1, key: "full"}
+    with pytest.raises(UserError, match=f"barrel.{key}=full does not fit"):
+        instantiate(node, "barrel")
+
+
+def test_objects_that_can_be_called_are_targets():
+    assert instantiate({"_target_": f"{__name__}.cooper", "litres": "2"}, "x").litres == 2.0
+    assert instantiate({"_target_": f"{__name__}.ten_litres", "lid": "3"}, "x").lid == 3.0
+
+
+def test_a_target_without_options_is_named():
+    with pytest.raises(UserError, match=r"x.size is not an option of Cooper: it has no options\."):
+        instantiate({"_target_": f"{__name__}.Cooper", "size": 1}, "x")

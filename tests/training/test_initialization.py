@@ -151,3 +151,12 @@ def test_the_count_of_iterations_is_not_loaded(tmp_path):
     train(str(tmp_path / "first"), *options)
     x = build(tmp_path / "second", *options, f"init_from={tmp_path / 'first'}")
     assert x.learner.iteration == 0
+
+
+def test_moments_and_steps_of_reptiles_adam_are_loaded_together(tmp_path):
+    options = ("strategy=local", "algorithm=reptile", "trainer.iterations=2")
+    train(str(tmp_path / "first"), *options)
+    for ways, loaded in ((3, True), (4, False)):
+        more = (f"task.ways={ways}", f"init_from={tmp_path / 'first'}")
+        learner = build(tmp_path / str(ways), *options, *more).learner
+        assert bool(learner.step) is bool(learner.exp_avg_sq.any()) is loaded

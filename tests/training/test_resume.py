@@ -16,7 +16,7 @@ from worlds import run_world
 
 from metadist.errors import UserError
 from metadist.models import MLP
-from metadist.training import Trainer
+from metadist.training import Callback, Trainer
 from metadist.training.checkpoints import Checkpoints, read_checkpoint, write_checkpoint
 
 
@@ -206,3 +206,78 @@ def test_a_dataset_whose_classes_are_divided_otherwise_is_refused(tmp_path):
     (tmp_path / "data" / "class0").rename(tmp_path / "data" / "new")
     with pytest.raises(UserError, match=r"another division of the classes \(class_names is"):
         run("trainer.iterations=3", "resume=auto")
+
+
+def test_a_finished_run_that_another_directory_resumes_is_saved_there(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    results = train(str(first), "strategy=local")
+    saved = Checkpoints(first / "checkpoints").newest()
+    again = train(str(second), "strategy=local", f"resume={saved}")
+    assert again["test_accuracy"] == results["test_accuracy"]
+    for name, tensor in weights(first).items():
+        assert torch.equal(tensor, weights(second)[name])
+
+
+def test_the_best_of_the_resumed_run_is_tested_not_that_of_the_directory(tmp_path):
+    options = ("strategy=local", "trainer.test_checkpoint=best")
+    first, other = tmp_path / "first", tmp_path / "other"
+    results = train(str(first), *options)
+    train(str(other), *options, "seed=1")
+    best = Checkpoints(first / "checkpoints").best
+    for number in (2, 4):  # the other run has a best of every iteration
+        path = Checkpoints(other / "checkpoints").best_path(number)
+        write_checkpoint(path, read_checkpoint(Checkpoints(other / "checkpoints").best))
+    saved = Checkpoints(first / "checkpoints").newest()
+    again = train(str(other), *options, f"resume={saved}")
+    assert again["test_accuracy"] == results["test_accuracy"]
+    assert again["test_loss"] == results["test_loss"]
+    found = read_checkpoint(Checkpoints(other / "checkpoints").best_path(again["tested_iteration"]))
+    for name, tensor in read_checkpoint(best)["learner"].items():
+        assert torch.equal(tensor, found["learner"][name])
+
+
+class KeepsMean(Callback):
+    """Its state is of NumPy's types."""
+
+    def state_dict(self):
+        return {"mean": np.mean([1.0, 2.0]), "counts": {np.int64(3): (np.str_("a"), None)}}
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+class KeepsScalar(torch.optim.SGD):
+    """Its state is more than a checkpoint can hold."""
+
+    def state_dict(self):
+        return {**super().state_dict(), "mine": np.float64(1.0)}
+
+
+def test_numbers_of_numpy_in_a_callback_are_resumed(tmp_path):
+    options = ("strategy=local", "+callbacks.mine._target_=test_resume.KeepsMean")
+    train(str(tmp_path), *options, "trainer.iterations=2")
+    x = build(tmp_path, *options, "resume=auto")
+    assert x.callbacks["mine"].state == {"mean": 1.5, "counts": {3: ("a", None)}}
+
+
+def test_a_state_that_could_not_be_read_again_is_refused_at_the_first_checkpoint(tmp_path):
+    options = ("strategy=local", "optimizer._target_=test_resume.KeepsScalar")
+    with pytest.raises(TypeError, match=r"the run cannot be saved: .*numpy"):
+        train(str(tmp_path), *options)
+    assert not Checkpoints(tmp_path / "checkpoints").candidates()
+
+
+def test_a_profile_does_not_prevent_finishing_a_resumed_run(tmp_path, capsys):
+    train(str(tmp_path), "strategy=local")
+    options = ("strategy=local", "resume=auto", "trainer.profile=true", "trainer.iterations=5")
+    options = (*options, "logger=console")
+    results = train(str(tmp_path), *options)
+    assert results["iterations"] == 5
+    assert "no profile: it takes 6 outer steps, 1 are left" in capsys.readouterr().out
+
+
+def test_parameters_that_are_not_finite_are_not_saved(tmp_path):
+    options = ("strategy=local", "optimizer.lr=1e400", "trainer.eval_every=0")
+    with pytest.raises(UserError, match=r"is not finite before the step.*earlier checkpoint"):
+        train(str(tmp_path), *options, "trainer.checkpoint_every=0")
+    assert not Checkpoints(tmp_path / "checkpoints").candidates()
