@@ -196,6 +196,7 @@ def _check_optimizer(node: DictConfig, like: torch.Tensor, instantiate: Callable
     dummy = torch.nn.Parameter(like.new_ones(2, 2))
     dummy.grad = torch.ones_like(dummy)
     optimizer = instantiate(node, "optimizer", params=[dummy])
+    _check_type(optimizer, torch.optim.Optimizer, "optimizer", node)
     try:
         optimizer.step()
     except (TypeError, RuntimeError) as error:
@@ -213,6 +214,7 @@ def _check_scheduler(
     groups = [{"params": [torch.nn.Parameter(torch.zeros(()))], "lr": rate} for rate in rates]
     dummy = torch.optim.SGD(groups)
     scheduler = instantiate(node, "scheduler", optimizer=dummy)
+    _check_type(scheduler, torch.optim.lr_scheduler.LRScheduler, "scheduler", node)
     try:
         dummy.step()
         scheduler.step()

@@ -13,12 +13,19 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interrupted(Exception):
     """The run was stopped by a signal, after saving a checkpoint.
 
+    Args:
+        number: the signal's number.
+        message: where the run stopped.
+        how_to_resume: follows the message. A sweep, which resumes as a whole, leaves it out.
+
     Attributes:
+        message: as given.
         exit_status: 128 plus the signal's number, as shells have it: 130 or 143.
     """
 
-    def __init__(self, number: int, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, number: int, message: str, how_to_resume: str = "") -> None:
+        super().__init__(f"{message}: {how_to_resume}" if how_to_resume else message)
+        self.message = message
         self.exit_status = 128 + number
 
 

@@ -520,7 +520,7 @@ class Trainer:
         x = self.experiment
         raise Interrupted(
             self._stop.number or signal.SIGTERM,
-            f"stopped at iteration {self.state.iteration} of {self.config.iterations}, saved: "
+            f"stopped at iteration {self.state.iteration} of {self.config.iterations}, saved",
             "to resume, give the same command "
             f"{directory_override('hydra.run.dir', x.directory)} resume=auto",
         )

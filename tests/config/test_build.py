@@ -177,6 +177,8 @@ def test_secrets_are_not_part_of_the_saved_configuration(tmp_path, monkeypatch):
     ("overrides", "message"),
     [
         ("optimizer._target_=torch.optim.LBFGS", "LBFGS cannot take a step with a dense gradient"),
+        ("+optimizer._partial_=true", "gives a partial, which is no torch.optim"),
+        ("+scheduler._partial_=true", "gives a partial, which is no torch.optim.lr_scheduler"),
         ("optimizer._target_=torch.optim.SparseAdam", "SparseAdam cannot take a step"),
         (
             "scheduler=none scheduler._target_=torch.optim.lr_scheduler.ReduceLROnPlateau "
