@@ -263,18 +263,13 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def task_differences(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Protocol differences between rows with the same dataset, ways and shots.
-
-    Returns:
-        By task, such as `omniglot 5-way 1-shot`: `protocol_differences` of its rows.
-    """
-    tasks: dict[str, dict[str, Mapping[str, Any]]] = {}
+def rows_by_task(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows with a protocol by task, such as `omniglot 5-way 1-shot`, one for each cell."""
+    tasks: dict[str, dict[tuple[str, int], Row]] = {}
     for row in rows:
         if row.protocol:
             p = row.protocol
             ways = "" if row.cell.metric == "mse" else f" {p['ways']}-way"
             name = f"{row.cell.dataset}{ways} {p['shots']}-shot"
-            tasks.setdefault(name, {})[row.label] = p
-    found = {name: protocol_differences(protocols) for name, protocols in tasks.items()}
-    return {name: differences for name, differences in found.items() if differences}
+            tasks.setdefault(name, {}).setdefault((row.label, row.iterations), row)
+    return {name: list(cells.values()) for name, cells in tasks.items()}

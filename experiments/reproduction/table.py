@@ -4,22 +4,13 @@ import csv
 import io
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 
-from reproduction.rows import Row, task_differences
+from reproduction.rows import Row, rows_by_task
 
 from metadist.reports import format_differences
 from metadist.reports.published import MIN_FRACTION, preset_iterations
-
-_NAMED = (
-    ("ways", "{}-way"),
-    ("shots", "{}-shot"),
-    ("queries", "{} queries"),
-    ("train_ways", "{} ways in training"),
-    ("train_shots", "{} shots in training"),
-    ("train_queries", "{} queries in training"),
-)
-"""How some keys of a protocol are shown; other keys follow as "key: value"."""
 
 
 def markdown(rows: Sequence[Row], command: str, without_run: Sequence[str] = ()) -> str:
@@ -44,17 +35,11 @@ def markdown(rows: Sequence[Row], command: str, without_run: Sequence[str] = ())
         "wall time × workers.",
         "",
     ]
-    if any(row.protocol for row in rows):
-        lines += ["## Protocols", ""]
-    first = {(row.label, row.iterations): row for row in reversed(rows)}
-    for row in reversed(first.values()):
-        lines += _protocol(row)
-    tasks = task_differences(rows)
+    tasks = rows_by_task(rows)
     if tasks:
-        lines += ["## Different protocols", "", "Cells of the same task that differ:", ""]
-        for name, differences in tasks.items():
-            lines += [f"- {name}: {'; '.join(format_differences(differences))}"]
-        lines += [""]
+        lines += ["## Protocols", ""]
+    for task, cells in tasks.items():
+        lines += _protocols(task, cells)
     for title, kind in (("Failures", "failures"), ("Unfinished", "unfinished")):
         messages = {
             (row.label, row.iterations, seed): message
@@ -72,9 +57,9 @@ def markdown(rows: Sequence[Row], command: str, without_run: Sequence[str] = ())
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """The rows as a short table in Markdown: a line per cell, results by number of inner steps
-    separated by commas, without costs and protocols. A recipe's iterations stand beside those of
-    its plain preset.
+    """The cells with a published result as a short table in Markdown: a line per cell, results by
+    number of inner steps separated by commas, without costs and protocols. A recipe's iterations
+    stand beside those of its plain preset.
 
     Args:
         rows: see `aggregate`.
@@ -82,7 +67,8 @@ def summary(rows: Sequence[Row]) -> str:
     lines = [_line(("preset", "published", "measured", "seeds", "iterations")), _line(["---"] * 5)]
     cells: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
-        cells.setdefault((row.label, row.iterations), []).append(row)
+        if row.published is not None:
+            cells.setdefault((row.label, row.iterations), []).append(row)
     for (label, iterations), group in cells.items():
         row = group[0]
         metric = "MSE" if row.cell.metric == "mse" else row.cell.metric
@@ -201,20 +187,27 @@ def _unit(row: Row) -> str:
     return "" if row.cell.metric == "mse" else "%"
 
 
-def _protocol(row: Row) -> list[str]:
-    if not row.protocol:
-        return []
-    named = [
-        text.format(row.protocol[key])
-        for key, text in _NAMED
-        if key in row.protocol and not (key == "ways" and row.cell.metric == "mse")
-    ]
-    others = [
-        f"{key.replace('_', ' ')}: {_value(value)}"
-        for key, value in {**row.method, **row.protocol}.items()
-        if key not in (*dict(_NAMED), "model")  # the backbone is in the protocol
-    ]
-    lines = [f"- **{row.label}**: {', '.join([*named, *others])}."]
+def _protocols(task: str, rows: Sequence[Row]) -> list[str]:
+    protocols = [row.protocol or {} for row in rows]
+    keys = dict.fromkeys(key for protocol in protocols for key in protocol)
+    usual = {
+        key: Counter(_value(each.get(key)) for each in protocols).most_common(1)[0][0]
+        for key in keys
+    }
+    shown = [f"{_words(key)}: {value}" for key, value in usual.items() if value != _value(None)]
+    lines = [f"### {task}", "", f"Where a cell states no other: {'; '.join(shown)}.", ""]
+    for row, protocol in zip(rows, protocols, strict=True):
+        values = {key: _value(protocol.get(key)) for key in keys}
+        lines += _cell_protocol(
+            row, [f"{_words(key)}: {values[key]}" for key in keys if values[key] != usual[key]]
+        )
+    return [*lines, ""]
+
+
+def _cell_protocol(row: Row, differing: Sequence[str]) -> list[str]:
+    options = [f"{key}={_value(value)}" for key, value in row.method.get("options", {}).items()]
+    method = " with ".join([row.method["algorithm"], *([", ".join(options)] if options else [])])
+    lines = ["; ".join([f"- `{row.label}`: {method}", *differing]) + "."]
     if row.cell.recipe_of:
         lines += [f"  - Recipe for {row.cell.recipe_of}: {row.cell.recipe}."]
     if row.cell.source:
@@ -225,10 +218,16 @@ def _protocol(row: Row) -> list[str]:
         lines += [f"  - Different protocol: {key} is {published} in the paper, {measured} here."]
     for sentence in format_differences(row.seed_differences):
         lines += [f"  - The seeds differ: {sentence}."]
-    return [*lines, ""]
+    return lines
+
+
+def _words(key: str) -> str:
+    return key.replace("_", " ")
 
 
 def _value(value: object) -> str:
+    if value is None:
+        return "—"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):

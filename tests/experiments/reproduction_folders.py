@@ -19,7 +19,13 @@ def create_run(
     overrides = overrides_of(preset, seed, *options)
     (directory / ".hydra" / "overrides.yaml").write_text(json.dumps(overrides))
     if results:
-        base = {"ci95": 0.02, "wall_seconds": 60.0, "strategy": "rpc", "world_size": 2}
+        base: dict[str, object] = {
+            "ci95": 0.02,
+            "wall_seconds": 60.0,
+            "strategy": "rpc",
+            "world_size": 2,
+        }
+        base["method"] = {"algorithm": "MAML", "options": {"inner_lr": 0.4}}
         (directory / "results.json").write_text(json.dumps(base | results))
 
 
