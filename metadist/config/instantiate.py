@@ -156,8 +156,8 @@ def _missing(target: str) -> str:
     if len(parts) == 1:
         return "give the dotted path of a class or function, as in my_module.MyClass."
     return (
-        f"there is no module {parts[0]}: start the command in the folder of {parts[0]}.py, or put "
-        "that folder in PYTHONPATH."
+        f"there is no module {parts[0]}: install it, or start the command in the folder that "
+        f"contains {parts[0]}{'.py' if len(parts) == 2 else ''}, or put that folder in PYTHONPATH."
     )
 
 

@@ -179,7 +179,7 @@ def test_a_refused_run_leaves_no_directory_and_torchrun_gets_its_error(tmp_path)
         (["dataset.size=9"], "it is an option: write +dataset.size=VALUE"),
         (["optimiser=sgd"], "(did you mean optimizer?)"),
         (["partition=dim0"], "write +partition=VALUE to add it"),
-        (["algorithm._target_=my_modul.Mine"], "there is no module my_modul: start"),
+        (["algorithm._target_=my_modul.Mine"], "there is no module my_modul: install it"),
         (["algorithm._target_=metadist.algorithms.Mam"], "(did you mean MAML?)"),
     ],
 )
