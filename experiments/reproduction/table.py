@@ -194,12 +194,12 @@ def _protocols(task: str, rows: Sequence[Row]) -> list[str]:
         key: Counter(_value(each.get(key)) for each in protocols).most_common(1)[0][0]
         for key in keys
     }
-    shown = [f"{_words(key)}: {value}" for key, value in usual.items() if value != _value(None)]
+    shown = [f"{_key_label(key)}: {value}" for key, value in usual.items() if value != _value(None)]
     lines = [f"### {task}", "", f"Where a cell states no other: {'; '.join(shown)}.", ""]
     for row, protocol in zip(rows, protocols, strict=True):
         values = {key: _value(protocol.get(key)) for key in keys}
         lines += _cell_protocol(
-            row, [f"{_words(key)}: {values[key]}" for key in keys if values[key] != usual[key]]
+            row, [f"{_key_label(key)}: {values[key]}" for key in keys if values[key] != usual[key]]
         )
     return [*lines, ""]
 
@@ -221,7 +221,7 @@ def _cell_protocol(row: Row, differing: Sequence[str]) -> list[str]:
     return lines
 
 
-def _words(key: str) -> str:
+def _key_label(key: str) -> str:
     return key.replace("_", " ")
 
 

@@ -20,14 +20,13 @@ from metadist.errors import UserError
 WAIT, WARMUP, ACTIVE = 2, 1, 3
 """Outer steps that are skipped, run without being counted, and recorded."""
 
+PROFILED_STEPS = WAIT + WARMUP + ACTIVE
+"""How many outer steps a profile takes."""
+
 PREFIX = "metadist::"
 
 _worker: profile | None = None
 _worker_lock = threading.Lock()
-
-
-PROFILED_STEPS = WAIT + WARMUP + ACTIVE
-"""How many outer steps a profile takes."""
 
 
 def start_profiler(steps_left: int = PROFILED_STEPS) -> profile:
