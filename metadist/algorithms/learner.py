@@ -151,6 +151,16 @@ class Learner(nn.Module):
         names = ("inner_steps", "eval_inner_steps")
         return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
+    def convert_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The state of another algorithm's learner, in the shapes of this one, for `init_from`.
+
+        Default: unchanged. A subclass that changes shapes of the model's tensors overrides it.
+
+        Args:
+            state: a `state_dict()`.
+        """
+        return dict(state)
+
     def method(self) -> dict[str, Any]:
         """Settings of the algorithm in which compared results may differ.
 

@@ -1,6 +1,6 @@
 """MAML++ (Antoniou, Edwards and Storkey 2019, arXiv 1810.09502)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import torch
@@ -138,6 +138,14 @@ class MAMLPlusPlus(InnerLoopLearner):
             name: each - _like(rate, each) * gradients[name]
             for (name, each), rate in zip(parameters.items(), rates, strict=True)
         }
+
+    def convert_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `Learner`; every step starts with the norms of a model that has one of each."""
+        own, converted = self.state_dict(), dict(state)
+        for name in (f"model.{each}" for each in self._norm_tensors):
+            if name in state and state[name].shape == own[name].shape[1:]:
+                converted[name] = _repeat(state[name], self.inner_steps)
+        return converted
 
     def method(self) -> dict[str, Any]:
         """Initial rate and schedules."""

@@ -19,7 +19,8 @@ def initialize(
     """Load the weights of another run into a learner: tensors of equal name and shape.
 
     Other tensors keep their initial values, such as the head of a model with another number of
-    outputs, or the learning rates that another algorithm learns. Buffers such as running
+    outputs, or the learning rates that another algorithm learns. `Learner.convert_state` may change
+    shapes first: each inner step of MAML++ gets the batch norms of a model without steps. Buffers such as running
     statistics and the second moments of Reptile's inner Adam are loaded; optimizer, scheduler and
     iteration are not.
 
@@ -37,7 +38,7 @@ def initialize(
         UserError: there are no such weights, or none of the tensors fits.
     """
     file, contents = tested_checkpoint(find_weights(path))
-    own, saved = learner.state_dict(), contents.get("learner") or {}
+    own, saved = learner.state_dict(), learner.convert_state(contents.get("learner") or {})
     shared = [name for name in saved if name in own]
     fitting = {name: saved[name] for name in shared if saved[name].shape == own[name].shape}
     # Buffers of the algorithm belong together, such as Adam's moments and its number of steps.

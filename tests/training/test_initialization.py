@@ -11,7 +11,7 @@ from tiny import build, records, train, without_times
 from torch import nn
 from worlds import run_world
 
-from metadist.algorithms import MAML
+from metadist.algorithms import MAML, MAMLPlusPlus
 from metadist.errors import UserError
 from metadist.models import Conv4
 from metadist.training.checkpoints import Checkpoints, read_checkpoint, write_checkpoint
@@ -63,6 +63,20 @@ def test_what_does_not_fit_keeps_its_initial_value_and_is_named(source, tmp_path
     assert "of another shape: model.head.weight, model.head.bias" in message
     assert "not in the checkpoint: " in message and "\n" not in message
     assert f" and {len(found.keys() - weights(source).keys()) - 6} more" in message
+
+
+def test_each_step_of_maml_plus_plus_starts_with_the_batch_norms_of_the_weights():
+    name, model = "prototypical_omniglot_20w1s_cosine", {"filters": 64, "pooling": "max"}
+    learner = MAMLPlusPlus(Conv4((1, 28, 28), 20, **model), inner_steps=3)
+    initialize(learner, name)
+    found, saved = learner.state_dict(), load_file(pretrained_weights()[name])
+    for kind in ("weight", "bias"):
+        steps = found[f"model.norms.0.{kind}"]
+        assert steps.shape == (3, 64)
+        assert all(torch.equal(each, saved[f"model.norms.0.{kind}"]) for each in steps)
+    again = MAMLPlusPlus(Conv4((1, 28, 28), 20, **model), inner_steps=3)
+    again.load_state_dict(again.convert_state(found))  # its own state stays as it is
+    assert torch.equal(again.state_dict()["model.norms.0.weight"], found["model.norms.0.weight"])
 
 
 @pytest.mark.parametrize(("unused", "listed"), [(6, "a0, a1, a2, a3, a4, a5"), (0, "")])
