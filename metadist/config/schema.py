@@ -41,7 +41,7 @@ class Settings(BaseModel):
         seed: keys the initial parameters and the training tasks.
         threads: CPU threads of each worker.
         timeout_seconds: within which a lost worker is detected.
-        rendezvous_timeout_seconds: that workers may start apart.
+        rendezvous_timeout_seconds: by which the workers' starts may differ.
         device: "auto", "cpu", "cuda" or "cuda:N".
         resume: None, "auto", or the path of a checkpoint.
         init_from: None, or the path of a run, checkpoint or weights file, or the name of pretrained
@@ -78,7 +78,7 @@ class Settings(BaseModel):
     launcher: Any = None
 
     allreduce_engine: Any = None  # of conf/ddp.yaml; conf/strategy/allreduce.yaml refers to it
-    running_statistics: Any = None  # of conf/ddp.yaml; conf/algorithm/supervised.yaml refers to it
+    running_statistics: Any = None  # of conf/ddp.yaml; conf/model/*.yaml refer to it
 
 
 def validate(configuration: DictConfig) -> Settings:

@@ -37,8 +37,8 @@ class TorchrunLauncher(Launcher):
         rdzv_endpoint: HOST:PORT of the rendezvous, HOST being one of the nodes.
         rdzv_id: identifies the run among the nodes.
         max_restarts: how often a run whose worker died is restarted, from its newest checkpoint.
-        jobs: jobs of a sweep that run at the same time; "auto" for as many as there are cores, or
-            GPUs where there are some, for.
+        jobs: jobs of a sweep that run at the same time; "auto" for as many as the cores, or the
+            GPUs if there are any, allow.
         oversubscribe: allow more workers than there are cores or GPUs.
     """
 

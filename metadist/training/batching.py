@@ -113,7 +113,7 @@ def split_stacked(
     device: torch.device,
     chunk_size: ChunkSize,
 ) -> Iterator[Chunk]:
-    """The same of tasks that were sampled together.
+    """Split stacked tasks into chunks; see `split_into_chunks`.
 
     Args:
         learner: on the device.

@@ -20,9 +20,9 @@ def initialize(
 
     Other tensors keep their initial values, such as the head of a model with another number of
     outputs, or the learning rates that another algorithm learns. `Learner.convert_state` may change
-    shapes first: each inner step of MAML++ gets the batch norms of a model without steps. Buffers such as running
-    statistics and the second moments of Reptile's inner Adam are loaded; optimizer, scheduler and
-    iteration are not.
+    shapes first: each inner step of MAML++ gets the batch norms of a model without steps. Buffers
+    such as running statistics and the second moments of Reptile's inner Adam are loaded;
+    optimizer, scheduler and iteration are not.
 
     Args:
         learner: changed in place.

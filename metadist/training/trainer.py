@@ -219,14 +219,14 @@ class Trainer:
         for callback in self.callbacks:
             callback.on_train_start(self)
         path = self.checkpoints.path(state.iteration)
-        if self._is_last_iteration() and x.strategy.any_rank(self._is_main and not path.exists()):
+        if self._is_finished() and x.strategy.any_rank(self._is_main and not path.exists()):
             self.save_checkpoint()  # the run was resumed from a file of another directory
         if self._validation_is_due():  # the run may have been stopped before it
             self.validate()
-            if self._is_last_iteration():
+            if self._is_finished():
                 self.save_checkpoint()
         self._step_started = time.perf_counter()
-        while not self._is_last_iteration():
+        while not self._is_finished():
             with record_function("metadist::train_step"):
                 output = self.train_step(state.iteration + 1)
             if profiler is not None:
@@ -241,15 +241,15 @@ class Trainer:
                 if (
                     saving
                     or validating
-                    or self._is_last_iteration()
+                    or self._is_finished()
                     or state.iteration % REPLICA_CHECK_EVERY == 0
                 ):
                     x.strategy.check_replicas(state_tensors(x), state.iteration)
                 if validating:
                     self.validate()
-                if saving or self._is_last_iteration():
+                if saving or self._is_finished():
                     self.save_checkpoint()
-            if output.stopping and not self._is_last_iteration():
+            if output.stopping and not self._is_finished():
                 self._raise_interrupted()
         if profiler is not None:
             table = write_profile(profiler, x.directory / PROFILE_DIRECTORY)
@@ -399,7 +399,7 @@ class Trainer:
         done, every = self.state.iteration, self.config.eval_every
         if not every or not done or done == self.state.validated:
             return False
-        return done % every == 0 or self._is_last_iteration()
+        return done % every == 0 or self._is_finished()
 
     def validate(self) -> dict[str, Estimate]:
         """Evaluate the validation tasks, and save the state if it is the best so far."""
@@ -507,8 +507,8 @@ class Trainer:
         self.state.wall_seconds = time.perf_counter() - self._started
         return checkpoint_contents(self.experiment)
 
-    def _is_last_iteration(self) -> bool:
-        """Whether training ends with the iteration that is finished."""
+    def _is_finished(self) -> bool:
+        """Whether no outer step is left: all are taken, or a callback asked to stop."""
         return self.state.should_stop or self.state.iteration >= self.config.iterations
 
     def _share_stop_request(self) -> None:
