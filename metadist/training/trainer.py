@@ -143,7 +143,7 @@ class Trainer:
         try:
             # Imported here because it takes time.
             from metadist.reports.run_report import write_run_report
-            from metadist.training.test_tasks import write_test_tasks
+            from metadist.training.example_tasks import write_test_tasks
 
             write_test_tasks(self.experiment)
             write_run_report(directory)

@@ -18,7 +18,7 @@ from metadist.reports import (
 )
 from metadist.tasks import SPLITS, FewShotTasks, ImageClasses, task_keys
 from metadist.training import Trainer
-from metadist.training.test_tasks import write_test_tasks
+from metadist.training.example_tasks import write_test_tasks
 
 
 def test_images_are_those_of_the_hardest_and_the_median_tasks(tmp_path):
