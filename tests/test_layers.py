@@ -16,17 +16,16 @@ BELOW = {
     "loggers": set(),
     "plots": set(),
     "reports": {"loggers", "plots"},
-    "algorithms": {"models"},
+    "algorithms": {"tasks"},
     "training": {
-        *("algorithms", "distributed", "kernels", "tasks", "models"),
-        *("reports", "loggers", "plots"),
+        *("algorithms", "distributed", "kernels", "tasks", "reports", "loggers", "plots"),
     },
     "config": {
         *("training", "reports", "algorithms", "distributed", "kernels", "tasks", "models"),
         "loggers",
     },
     "inference": {"config", "training", "algorithms", "tasks"},
-    "launchers": {"config", "training", "reports", "distributed", "kernels", "loggers", "plots"},
+    "launchers": {"config", "training", "reports", "distributed", "kernels", "loggers"},
     "cli": {
         *("launchers", "inference", "config", "training", "reports"),
         *("distributed", "loggers", "tasks"),

@@ -10,6 +10,7 @@ from torch.func import functional_call
 from metadist.algorithms.inner_loop import Parameters
 from metadist.algorithms.learner import TaskResult, require_features
 from metadist.algorithms.maml import MAML
+from metadist.tasks import Episode
 
 
 class ANIL(MAML):
@@ -69,7 +70,7 @@ class ANIL(MAML):
         """Predictions from features: (n, features) -> (n, outputs)."""
         return functional_call(self.model.head, parameters, (inputs,))
 
-    def train_task(self, episode: Any) -> TaskResult:
+    def train_task(self, episode: Episode) -> TaskResult:
         """See the class."""
         support = episode.support._replace(inputs=self.features(episode.support.inputs))
         head = self.adapt(self.initial(), support, self.inner_steps, not self.first_order)
@@ -78,7 +79,7 @@ class ANIL(MAML):
         return TaskResult(loss, self.metrics(predictions, episode.query.targets))
 
     @torch.no_grad()
-    def evaluate_task(self, episode: Any) -> TaskResult:
+    def evaluate_task(self, episode: Episode) -> TaskResult:
         """See `InnerLoopLearner`."""
         support = episode.support._replace(inputs=self.features(episode.support.inputs))
         queries = self.predict_queries(self.features, episode)

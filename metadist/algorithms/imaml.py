@@ -16,6 +16,7 @@ from metadist.algorithms.inner_loop import (
 )
 from metadist.algorithms.learner import TaskResult
 from metadist.gradients import with_gradients
+from metadist.tasks import Episode, Examples
 
 
 class IMAML(InnerLoopLearner):
@@ -79,7 +80,7 @@ class IMAML(InnerLoopLearner):
         self.cg_steps = cg_steps
         self.cg_damping = cg_damping
 
-    def train_task(self, episode: Any) -> TaskResult:
+    def train_task(self, episode: Episode) -> TaskResult:
         """See the class."""
         start = self.initial()
         adapted = self.adapt(start, episode.support, self.inner_steps)
@@ -120,7 +121,7 @@ class IMAML(InnerLoopLearner):
 
     @torch.no_grad()
     def trajectory(
-        self, parameters: Parameters, support: Any, steps: int, create_graph: bool = False
+        self, parameters: Parameters, support: Examples, steps: int, create_graph: bool = False
     ) -> Iterator[Parameters]:
         """See `InnerLoopLearner`; the steps are never differentiated."""
         start = parameters

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from annotated_types import Ge
@@ -13,6 +13,7 @@ from torch.profiler import record_function
 
 from metadist.algorithms.learner import Learner, TaskResult
 from metadist.errors import UserError
+from metadist.tasks import Episode, Examples
 
 Parameters = dict[str, Tensor]
 """Tensors by the names of the model's parameters."""
@@ -54,12 +55,12 @@ class InnerLoopLearner(Learner):
         self.eval_inner_steps = inner_steps if eval_inner_steps is None else eval_inner_steps
         self.adapted_names = adapted_names(model, "all")
 
-    def train_task(self, episode: Any) -> TaskResult:
+    def train_task(self, episode: Episode) -> TaskResult:
         """The result of a task; the gradient of its loss is the meta-gradient."""
         raise NotImplementedError
 
     def trajectory(
-        self, parameters: Parameters, support: Any, steps: int, create_graph: bool = False
+        self, parameters: Parameters, support: Examples, steps: int, create_graph: bool = False
     ) -> Iterator[Parameters]:
         """The parameters after each inner step.
 
@@ -72,18 +73,18 @@ class InnerLoopLearner(Learner):
         raise NotImplementedError
 
     def adapt(
-        self, parameters: Parameters, support: Any, steps: int, create_graph: bool = False
+        self, parameters: Parameters, support: Examples, steps: int, create_graph: bool = False
     ) -> Parameters:
         """The parameters after the last step of `trajectory`, with the same arguments."""
         trajectory = self.trajectory(parameters, support, steps, create_graph)
         return functools.reduce(lambda _, adapted: adapted, trajectory, parameters)
 
-    def forward(self, episode: Any) -> TaskResult:
+    def forward(self, episode: Episode) -> TaskResult:
         """Adapt to `episode.support`, evaluate on `episode.query`."""
         return self.train_task(episode) if self.training else self.evaluate_task(episode)
 
     @torch.no_grad()
-    def evaluate_task(self, episode: Any) -> TaskResult:
+    def evaluate_task(self, episode: Episode) -> TaskResult:
         """The result of a task in evaluation, with the metrics before adaptation as `…_before`."""
 
         def predict(parameters: Parameters) -> Tensor:
@@ -96,7 +97,7 @@ class InnerLoopLearner(Learner):
     def evaluate_trajectory(
         self,
         start: Parameters,
-        support: Any,
+        support: Examples,
         targets: Tensor,
         predict: Callable[[Parameters], Tensor],
     ) -> TaskResult:
@@ -130,7 +131,7 @@ class InnerLoopLearner(Learner):
         return functional_call(self.model, parameters, (inputs,))
 
     def gradients(
-        self, parameters: Parameters, examples: Any, create_graph: bool = False
+        self, parameters: Parameters, examples: Examples, create_graph: bool = False
     ) -> Parameters:
         """The gradient of the loss of examples with respect to the parameters.
 

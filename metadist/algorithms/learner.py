@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from metadist.errors import UserError
+from metadist.tasks import Episode, Examples
 
 
 class TaskResult(NamedTuple):
@@ -103,7 +104,7 @@ class Learner(nn.Module):
             return False
         return supported and (self.training or self.transductive)
 
-    def task_dims(self, examples: Any) -> int:
+    def task_dims(self, examples: Examples) -> int:
         """The number of leading dimensions of tasks: 1 for batched tasks, else 0."""
         return examples.targets.dim() - (2 if self.regression else 1)
 
@@ -124,7 +125,7 @@ class Learner(nn.Module):
         return {f"accuracy{suffix}": correct.to(dtype).mean(-1)}
 
     def predict_queries(
-        self, predict: Callable[[Tensor], Tensor], episode: Any, jointly: bool = False
+        self, predict: Callable[[Tensor], Tensor], episode: Episode, jointly: bool = False
     ) -> Tensor:
         """Predictions of the queries, shape (…, n, outputs); transductive in training.
 
@@ -180,7 +181,7 @@ class Learner(nn.Module):
             return own.__name__
         return str(self.method()["algorithm"])
 
-    def forward(self, episode: Any) -> TaskResult:
+    def forward(self, episode: Episode) -> TaskResult:
         """Adapt to the support set, evaluate on the query set.
 
         Args:

@@ -13,6 +13,7 @@ from metadist.algorithms.inner_loop import (
     adapted_names,
 )
 from metadist.algorithms.learner import TaskResult
+from metadist.tasks import Episode, Examples
 
 
 class MAML(InnerLoopLearner):
@@ -71,7 +72,7 @@ class MAML(InnerLoopLearner):
         self.inner_lr = inner_lr
         self.first_order = first_order
 
-    def train_task(self, episode: Any) -> TaskResult:
+    def train_task(self, episode: Episode) -> TaskResult:
         """See the class."""
         adapted = self.adapt(
             self.initial(), episode.support, self.inner_steps, not self.first_order
@@ -81,7 +82,7 @@ class MAML(InnerLoopLearner):
         return TaskResult(loss, self.metrics(predictions, episode.query.targets))
 
     def trajectory(
-        self, parameters: Parameters, support: Any, steps: int, create_graph: bool = False
+        self, parameters: Parameters, support: Examples, steps: int, create_graph: bool = False
     ) -> Iterator[Parameters]:
         """See `InnerLoopLearner`."""
         for _ in range(steps):

@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from metadist.algorithms.inner_loop import InnerLoopLearner, Parameters
 from metadist.algorithms.learner import TaskResult
+from metadist.tasks import Episode, Examples
 
 
 class MAMLPlusPlus(InnerLoopLearner):
@@ -97,7 +98,7 @@ class MAMLPlusPlus(InnerLoopLearner):
         norms = {name: tensors[name].select(axis, self._step_index) for name in self._norm_tensors}
         return super().predict(parameters | norms, inputs)
 
-    def train_task(self, episode: Any) -> TaskResult:
+    def train_task(self, episode: Episode) -> TaskResult:
         """See the class."""
         iteration = int(self.iteration.max())  # the same in all tasks
         second_order = iteration >= self.first_order_iterations
@@ -121,7 +122,7 @@ class MAMLPlusPlus(InnerLoopLearner):
         return [early] * (steps - 1) + [1 - early * (steps - 1)]
 
     def trajectory(
-        self, parameters: Parameters, support: Any, steps: int, create_graph: bool = False
+        self, parameters: Parameters, support: Examples, steps: int, create_graph: bool = False
     ) -> Iterator[Parameters]:
         """See `InnerLoopLearner`; the norms of the last step stay selected."""
         for step in range(steps):
@@ -129,7 +130,7 @@ class MAMLPlusPlus(InnerLoopLearner):
             yield parameters
 
     def _step(
-        self, parameters: Parameters, support: Any, step: int, create_graph: bool
+        self, parameters: Parameters, support: Examples, step: int, create_graph: bool
     ) -> Parameters:
         self._step_index = min(step, self.inner_steps - 1)
         gradients = self.gradients(parameters, support, create_graph)

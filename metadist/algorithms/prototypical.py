@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from metadist.algorithms.learner import Learner, TaskResult, require_features
 from metadist.errors import UserError
+from metadist.tasks import Episode
 
 
 class Prototypical(Learner):
@@ -53,7 +54,7 @@ class Prototypical(Learner):
         require_features(model, "prototypical")
         self.model.head.requires_grad_(False)
 
-    def forward(self, episode: Any) -> TaskResult:
+    def forward(self, episode: Episode) -> TaskResult:
         """Classify `episode.query` by the prototypes of `episode.support`."""
         labels = F.one_hot(episode.support.targets)  # (…, n, ways)
         targets = episode.query.targets

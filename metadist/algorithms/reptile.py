@@ -15,6 +15,7 @@ from metadist.algorithms.inner_loop import (
 )
 from metadist.algorithms.learner import TaskResult
 from metadist.gradients import with_gradients
+from metadist.tasks import Episode, Examples
 
 _BETA2 = 0.999
 _EPSILON = 1e-8
@@ -92,7 +93,7 @@ class Reptile(InnerLoopLearner):
             self.register_buffer("exp_avg_sq", second_moments)
             self.register_buffer("step", torch.zeros((), dtype=torch.int64))
 
-    def train_task(self, episode: Any) -> TaskResult:
+    def train_task(self, episode: Episode) -> TaskResult:
         """See the class."""
         start = self.initial()
         adapted = self.adapt(start, episode.support, self.inner_steps)
@@ -105,7 +106,7 @@ class Reptile(InnerLoopLearner):
 
     @torch.no_grad()
     def trajectory(
-        self, parameters: Parameters, support: Any, steps: int, create_graph: bool = False
+        self, parameters: Parameters, support: Examples, steps: int, create_graph: bool = False
     ) -> Iterator[Parameters]:
         """See `InnerLoopLearner`; the steps are never differentiated."""
         task_dims = self.task_dims(support)
@@ -128,7 +129,7 @@ class Reptile(InnerLoopLearner):
             self.exp_avg_sq.copy_(exp_avg_sq)
             self.step.fill_(count)
 
-    def minibatches(self, support: Any, steps: int) -> Iterator[Any]:
+    def minibatches(self, support: Examples, steps: int) -> Iterator[Examples]:
         """One minibatch per step, from consecutive permutations of the support set."""
         axis = self.task_dims(support)
         examples = support.targets.shape[axis]
@@ -144,7 +145,7 @@ class Reptile(InnerLoopLearner):
 
         if not axis:
             for batch in permutations(None).split(size):
-                yield type(support)(support.inputs[batch], support.targets[batch])
+                yield Examples(support.inputs[batch], support.targets[batch])
             return
         generator = torch.Generator(device)
         indices = torch.stack(
@@ -152,7 +153,7 @@ class Reptile(InnerLoopLearner):
         )
         tasks = torch.arange(len(indices), device=device).unsqueeze(1)
         for batch in indices.split(size, 1):
-            yield type(support)(support.inputs[tasks, batch], support.targets[tasks, batch])
+            yield Examples(support.inputs[tasks, batch], support.targets[tasks, batch])
 
     def method(self) -> dict[str, Any]:
         """Inner optimizer, learning rate and batch sizes."""

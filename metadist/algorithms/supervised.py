@@ -10,6 +10,7 @@ from torch.func import functional_call
 
 from metadist.algorithms.learner import Learner, TaskResult, require_features
 from metadist.errors import UserError
+from metadist.tasks import Episode
 
 
 class Supervised(Learner):
@@ -56,7 +57,7 @@ class Supervised(Learner):
         self.eval_inner_steps = eval_inner_steps
         self.inner_lr = inner_lr
 
-    def forward(self, episode: Any) -> TaskResult:
+    def forward(self, episode: Episode) -> TaskResult:
         """Classify `episode.query`, after adapting to `episode.support` unless it is empty."""
         if len(episode.support.targets):
             if self.training:
@@ -69,7 +70,7 @@ class Supervised(Learner):
         loss = self.loss(predictions, episode.query.targets)
         return TaskResult(loss, self.metrics(predictions, episode.query.targets), predictions)
 
-    def _few_shot(self, episode: Any) -> TaskResult:
+    def _few_shot(self, episode: Episode) -> TaskResult:
         adapt = {
             "nearest_centroid": self._nearest_centroid,
             "linear_probe": self._linear_probe,
@@ -80,7 +81,7 @@ class Supervised(Learner):
         return TaskResult(loss, self.metrics(predictions, episode.query.targets), predictions)
 
     @torch.no_grad()
-    def _nearest_centroid(self, episode: Any) -> Tensor:
+    def _nearest_centroid(self, episode: Episode) -> Tensor:
         features = self.model.features(episode.support.inputs)
         targets = episode.support.targets
         centroids = torch.stack(
@@ -89,7 +90,7 @@ class Supervised(Learner):
         queries = self.predict_queries(self.model.features, episode)
         return -torch.cdist(queries, centroids).square()
 
-    def _linear_probe(self, episode: Any) -> Tensor:
+    def _linear_probe(self, episode: Episode) -> Tensor:
         with torch.no_grad():
             support = _normalize(self.model.features(episode.support.inputs))
             query = _normalize(self.predict_queries(self.model.features, episode))
@@ -100,7 +101,7 @@ class Supervised(Learner):
             weight, bias = self._step(predictions, episode.support.targets, [weight, bias])
         return F.linear(query, weight, bias)
 
-    def _fine_tune(self, episode: Any) -> Tensor:
+    def _fine_tune(self, episode: Episode) -> Tensor:
         trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         names = [name for name in trained if not name.startswith("head.")]
         body = [trained[name].detach().requires_grad_() for name in names]
@@ -120,7 +121,7 @@ class Supervised(Learner):
         with torch.no_grad():
             return self.predict_queries(predict, episode)
 
-    def _new_head(self, episode: Any) -> tuple[Tensor, Tensor]:
+    def _new_head(self, episode: Episode) -> tuple[Tensor, Tensor]:
         classes = int(episode.support.targets.max()) + 1
         head = self.model.head.weight
         weight = head.new_zeros(classes, head.shape[1]).requires_grad_()
