@@ -147,6 +147,13 @@ def configured() -> tuple[set[str], set[str]]:
     for path in (ROOT / "conf").glob("*/*.yaml"):
         group = path.parent.name
         content = yaml.safe_load(path.read_text("utf-8"))
+        if group != "experiment":
+            for base in content.pop("defaults", []):
+                if base == "_self_" or isinstance(base, dict):
+                    continue
+                content = (
+                    yaml.safe_load(path.with_name(f"{base}.yaml").read_text("utf-8")) | content
+                )
         if group == "experiment":
             found |= {each.removeprefix(".") for each in paths(content)}
         else:

@@ -69,14 +69,14 @@ class TrainerConfig:
             `metadist report` writes the report of a run without it later.
     """
 
-    iterations: Annotated[int, Ge(1)] = 1000
-    meta_batch_size: Annotated[int, Ge(1), Le(_MAX_TASKS)] = 32
-    eval_every: Annotated[int, Ge(0)] = 200
+    iterations: Annotated[int, Ge(1)] = 200
+    meta_batch_size: Annotated[int, Ge(1), Le(_MAX_TASKS)] = 16
+    eval_every: Annotated[int, Ge(0)] = 50
     validation_tasks: Annotated[int, Ge(1), Le(_MAX_TASKS)] = 100
     eval_tasks: Annotated[int, Ge(1), Le(_MAX_TASKS)] = 600
     eval_seed: Annotated[int, Ge(0), Lt(2**63)] = 0
     test_checkpoint: Literal["last", "best"] = "last"
-    checkpoint_every: Annotated[int, Ge(0)] = 200
+    checkpoint_every: Annotated[int, Ge(0)] = 50
     keep_checkpoints: Annotated[int, Ge(1)] = 3
     on_non_finite: Literal["stop", "skip", "continue"] = "stop"
     clip_value: Annotated[float, Gt(0)] | None = None

@@ -53,14 +53,25 @@ OTHER_DEFAULTS = {
     "scheduler/none": {"factor": 1.0, "total_iters": 0},
     "scheduler/step": {"gamma": 0.5},
     "task/few_shot": {"queries": 5},
-    "trainer/meta": {
-        "iterations": 200,
-        "meta_batch_size": 16,
-        "eval_every": 50,
-        "checkpoint_every": 50,
+    "trainer/supervised": {
+        "iterations": 1000,
+        "meta_batch_size": 8,
+        "eval_every": 200,
+        "checkpoint_every": 200,
     },
-    "trainer/supervised": {"meta_batch_size": 8},
 }
+
+
+def load(path: Path) -> dict:
+    """The content of a file, with that of the file of its group that it starts from."""
+    tree = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    bases = tree.pop("defaults", [])
+    if path.parent == CONF or path.parent.name == "experiment":
+        return tree
+    for base in bases:
+        if base != "_self_" and isinstance(base, str):
+            tree = load(path.with_name(f"{base}.yaml")) | tree
+    return tree
 
 
 def command(path: Path) -> list[str]:
@@ -117,9 +128,7 @@ def test_the_head_is_a_command_that_composes_and_uses_the_file(path):
 
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
 def test_targets_take_their_keys(path):
-    tree = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    tree.pop("defaults", None)  # Hydra's
-    found = list(nodes(tree))
+    found = list(nodes(load(path)))
     if path.parent != CONF and path.parent.name != "experiment":
         assert found, f"{path} configures nothing"
     for where, node in found:
@@ -132,9 +141,7 @@ def test_targets_take_their_keys(path):
 
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
 def test_a_misspelt_key_is_refused(path):
-    tree = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    tree.pop("defaults", None)
-    for where, node in nodes(tree):
+    for where, node in nodes(load(path)):
         if any(
             p.kind is p.VAR_KEYWORD
             for p in inspect.signature(locate_target(node["_target_"], where)).parameters.values()
@@ -149,7 +156,7 @@ def test_groups_have_the_defaults_of_their_classes():
     for path in FILES:
         if path.parent == CONF or path.parent.name == "experiment":
             continue
-        for where, node in nodes(OmegaConf.to_container(OmegaConf.load(path), resolve=False)):
+        for where, node in nodes(load(path)):
             parameters = inspect.signature(locate_target(node["_target_"], where)).parameters
             for key, value in node.items():
                 default = getattr(parameters.get(key), "default", inspect.Parameter.empty)
