@@ -43,6 +43,8 @@ def can_convolve(layer: nn.Conv2d, inputs: Tensor) -> bool:
         (layer.kernel_size, layer.stride, layer.padding) == ((3, 3), (1, 1), (1, 1))
         and inputs.dim() == layer.weight.dim()
         and inputs.shape[-3] == layer.in_channels
+        and layer.weight.shape[-4:] == (layer.out_channels, layer.in_channels, 3, 3)
+        and (layer.bias is None or layer.bias.shape == layer.weight.shape[:-3])
         and (inputs.dim() == 4 or len(inputs) == len(layer.weight))
         and all(_matches(inputs, part) for part in (layer.weight, layer.bias) if part is not None)
         and layer.out_channels * inputs.element_size() % VECTOR_BYTES == 0

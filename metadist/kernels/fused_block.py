@@ -16,6 +16,7 @@ from metadist.kernels.loader import call, can_call
 from metadist.kernels.norm_relu_pool import (
     BatchNorm,
     can_fuse_norm,
+    has_hooks,
     norm_relu_pool_channels_last,
 )
 
@@ -39,6 +40,7 @@ def can_fuse_block(convolution: nn.Conv2d, norm: BatchNorm, images: Tensor) -> b
         size >= MIN_BYTES
         and min(images.shape[-2:]) > 1
         and can_fuse_norm(norm, images)
+        and not has_hooks(convolution)
         and convolution.bias is not None
         and convolution.out_channels == norm.num_features
         and (norm.weight.dim() == 1 if unbatched else len(norm.weight) == len(images))
@@ -66,7 +68,8 @@ def fused_block(convolution: nn.Conv2d, norm: BatchNorm, images: Tensor) -> Tens
     parts = (images, convolution.weight, bias, norm.weight, norm.bias)
     batched, *parameters = (part.unsqueeze(0) if unbatched else part for part in parts)
     channels_last = batched.permute(0, 1, 3, 4, 2).contiguous()
-    out = _FusedBlock.apply(channels_last, *(part.contiguous() for part in parameters), norm.eps)
+    parameters = [part.contiguous() for part in parameters]
+    out = _FusedBlock.apply(channels_last, *parameters, float(norm.eps))
     out = out.permute(0, 1, 4, 2, 3)
     return out.squeeze(0) if unbatched else out
 

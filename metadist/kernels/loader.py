@@ -40,8 +40,8 @@ def can_call(name: str, tensor: Tensor) -> bool:
     """Whether the functions of a source support a tensor's type and device.
 
     They run on CPUs with one thread (`torch.get_num_threads() == 1`), in float32 or float64, not
-    under torch.func transforms, torch.compile or autocast, and need a C++ compiler. Any rank may
-    call it.
+    under torch.func transforms, dispatch modes (such as fake tensors or a counter of operations),
+    torch.compile, torch.jit.trace or autocast, and need a C++ compiler. Any rank may call it.
 
     Args:
         name: of the source file, without `.cpp`.
@@ -52,7 +52,9 @@ def can_call(name: str, tensor: Tensor) -> bool:
         and tensor.dtype in _TYPES
         and torch.get_num_threads() == 1
         and not in_transform()
+        and not torch._C._len_torch_dispatch_stack()
         and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
         and not torch.is_autocast_enabled("cpu")
         and library(name) is not None
     )

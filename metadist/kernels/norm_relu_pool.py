@@ -18,6 +18,9 @@ _SOURCE = "norm_relu_pool"
 
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
 
+_DIMENSIONS = {nn.BatchNorm1d: (1, 2), nn.BatchNorm2d: (3,)}
+"""Dimensions of a norm's inputs beside the first ones, of tasks and of examples."""
+
 
 class _Shape(ctypes.Structure):
     _fields_ = tuple(
@@ -35,7 +38,7 @@ def can_fuse_norm_relu_pool(norm: nn.Module, inputs: Tensor) -> TypeGuard[BatchN
     """
     return (
         can_fuse_norm(norm, inputs)
-        and inputs.dim() > norm.weight.dim()
+        and inputs.dim() - norm.weight.dim() in _DIMENSIONS[type(norm)]
         and inputs.shape[norm.weight.dim()] == norm.num_features
         and (norm.weight.dim() == 1 or len(inputs) == len(norm.weight))
         and _values_per_channel(norm, inputs) > 1
@@ -45,18 +48,34 @@ def can_fuse_norm_relu_pool(norm: nn.Module, inputs: Tensor) -> TypeGuard[BatchN
 def can_fuse_norm(norm: nn.Module, inputs: Tensor) -> TypeGuard[BatchNorm]:
     """Whether a norm is supported in C++ for inputs of this type and device, whatever their shape.
 
-    It supports batch norm without running statistics, with weight and bias, and channels that
-    fill vectors; see also `can_call`.
+    It supports PyTorch's own batch norms without running statistics and hooks, with weight and
+    bias, and channels that fill vectors; see also `can_call`.
     """
     return (
-        isinstance(norm, BatchNorm)
+        is_batch_norm(norm)
+        and not has_hooks(norm)
         and norm.running_mean is None
         and norm.weight is not None
+        and norm.weight.shape[-1] == norm.num_features
+        and norm.bias.shape == norm.weight.shape
         and inputs.dtype == norm.weight.dtype
         and inputs.device == norm.weight.device
         and norm.num_features * inputs.element_size() % VECTOR_BYTES == 0
         and can_call(_SOURCE, inputs)
     )
+
+
+def is_batch_norm(module: nn.Module) -> TypeGuard[BatchNorm]:
+    """Whether a module is a batch norm of PyTorch, not a subclass, which may compute another."""
+    return type(module) in _DIMENSIONS
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether hooks want to see the module's own inputs, outputs or their gradients."""
+    return any(vars(module)[hooks] for hooks in _HOOKS)
 
 
 def _values_per_channel(norm: BatchNorm, inputs: Tensor) -> int:
@@ -86,7 +105,7 @@ def fused_norm_relu_pool(norm: BatchNorm, inputs: Tensor, pool: bool) -> Tensor:
     images = last.reshape(
         *last.shape[:2], *[1] * (0 if pool else 2 - len(size)), *size, last.shape[-1]
     )
-    out = norm_relu_pool_channels_last(images, weight, bias, norm.eps, 2 if pool else 1)
+    out = norm_relu_pool_channels_last(images, weight, bias, float(norm.eps), 2 if pool else 1)
     out = (out if pool else out.reshape(last.shape)).movedim(-1, 2)
     return out.squeeze(0) if unbatched else out
 

@@ -29,7 +29,7 @@ def unfold(inputs: Tensor, kernel: Pair, stride: Pair, padding: Pair, native: bo
 
     Args:
         inputs: (n, h, w, channels).
-        kernel: (height, width).
+        kernel: (height, width), not larger than the padded inputs.
         stride: (vertical, horizontal).
         padding: zeros added on both sides, (vertical, horizontal).
         native: whether to use C++ where it is supported.
@@ -50,6 +50,11 @@ class _Unfold(Function):
         n, height, width, channels = inputs.shape
         out_height = (height + 2 * padding[0] - kernel[0]) // stride[0] + 1
         out_width = (width + 2 * padding[1] - kernel[1]) // stride[1] + 1
+        if out_height < 1 or out_width < 1:
+            raise RuntimeError(
+                f"a kernel of {kernel[0]}×{kernel[1]} is larger than the inputs of "
+                f"{height}×{width} with padding {padding[0]}×{padding[1]}"
+            )
         if native and can_call(_SOURCE, inputs):
             shape = _UnfoldShape(*inputs.shape, *kernel, *stride, *padding)
             columns = inputs.new_empty(n, out_height, out_width, kernel[0] * kernel[1] * channels)

@@ -17,10 +17,10 @@ from metadist.kernels.convolution import can_convolve, convolve
 from metadist.kernels.fused_block import can_fuse_block, fused_block
 from metadist.kernels.matmul import matmul, to_autocast_dtype
 from metadist.kernels.norm_relu_pool import (
-    BatchNorm,
     batched_norm_relu,
     can_fuse_norm_relu_pool,
     fused_norm_relu_pool,
+    is_batch_norm,
 )
 from metadist.kernels.unfold import unfold
 
@@ -100,7 +100,8 @@ class Conv2d(nn.Conv2d):
         matrix = self.weight.permute(0, 1, 3, 4, 2).flatten(2).mT
         rows = columns.reshape(tasks, -1, columns.shape[-1])
         outputs = matmul(rows, matrix, self.bias, self.native)
-        return outputs.view(tasks, n, *columns.shape[1:3], -1).permute(0, 1, 4, 2, 3)
+        outputs = outputs.view(tasks, n, *columns.shape[1:3], self.out_channels)
+        return outputs.permute(0, 1, 4, 2, 3)
 
 
 def conv_block(
@@ -118,7 +119,8 @@ def conv_block(
     if (
         pool
         and native
-        and isinstance(norm, BatchNorm)
+        and type(convolution) is Conv2d
+        and is_batch_norm(norm)
         and can_fuse_block(convolution, norm, inputs)
     ):
         return fused_block(convolution, norm, inputs)
@@ -130,7 +132,7 @@ def norm_relu(norm: nn.Module, inputs: Tensor, pool: bool = False, native: bool 
 
     Args:
         norm: batched, `torch.nn.BatchNorm1d` or `BatchNorm2d` without running statistics;
-            unbatched, any module that keeps the shape.
+            unbatched, any module that keeps the shape. Batched, its hooks are not run.
         inputs: (…, n, channels, *size).
         pool: whether to halve height and width, rounded down.
         native: whether to use C++ kernels where they are supported.
@@ -144,7 +146,7 @@ def norm_relu(norm: nn.Module, inputs: Tensor, pool: bool = False, native: bool 
         and not (pool and min(inputs.shape[-2:]) < 2)
     ):
         return fused_norm_relu_pool(norm, inputs, pool)
-    if not isinstance(norm, BatchNorm) or norm.weight is None or norm.weight.dim() == 1:
+    if not is_batch_norm(norm) or norm.weight is None or norm.weight.dim() == 1:
         out = F.relu(norm(inputs))
     else:
         last = inputs.movedim(2, -1)

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Annotated
 
+import torch
 import torch.nn.functional as F
 from annotated_types import Ge, Len, Lt
 from torch import Tensor, nn
@@ -139,7 +140,9 @@ class DropBlock(nn.Module):
         gamma = self.rate * height * width / (side**2 * rows * columns)
         corners = features.new_empty(n, channels, rows, columns).bernoulli_(gamma)
         keep = 1 - F.max_pool2d(F.pad(corners, [side - 1] * 4), side, stride=1)
-        return features * keep * (keep.numel() / keep.sum().clamp(min=1))
+        # In 16 bits the sum would be rounded, or overflow.
+        kept = keep.sum(dtype=torch.promote_types(features.dtype, torch.float32))
+        return features * keep * (keep.numel() / kept.clamp(min=1)).to(features.dtype)
 
 
 def _dropout(rate: float, size: int) -> nn.Module:

@@ -146,3 +146,35 @@ def test_numbers_of_tasks_must_match():
     parameters = {"weight": torch.zeros(2, 16, 16, 3, 3), "bias": torch.zeros(2, 16)}
     with pytest.raises(RuntimeError):
         functional_call(layer, parameters, (inputs,))
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias", "shape"),
+    [
+        ((3, 16, 16, 3, 3), (16,), (3, 2, 16, 6, 6)),
+        ((16, 16, 3, 3), (4,), (2, 16, 6, 6)),
+        ((16, 8, 3, 3), (16,), (2, 16, 6, 6)),
+    ],
+)
+def test_parameters_of_another_shape_are_an_error(weight, bias, shape):
+    layer = Conv2d(16, 16, 3, padding=1)
+    parameters = {"weight": torch.randn(weight), "bias": torch.zeros(bias)}
+    with pytest.raises(RuntimeError):
+        functional_call(layer, parameters, (torch.randn(shape),))
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_kernel_larger_than_the_inputs_is_an_error(native):
+    layer = Conv2d(4, 5, 3, stride=2, native=native)
+    parameters = {"weight": torch.randn(2, 5, 4, 3, 3), "bias": torch.zeros(2, 5)}
+    with pytest.raises(RuntimeError, match="a kernel of 3×3 is larger than the inputs of 2×2"):
+        functional_call(layer, parameters, (torch.randn(2, 300, 4, 2, 2),))
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_no_images(stride):
+    layer = Conv2d(4, 5, 3, stride=stride, padding=1)
+    parameters = {"weight": torch.randn(2, 5, 4, 3, 3), "bias": torch.zeros(2, 5)}
+    size = 6 // stride
+    found = functional_call(layer, parameters, (torch.randn(2, 0, 4, 6, 6),))
+    assert found.shape == (2, 0, 5, size, size)

@@ -186,3 +186,63 @@ def test_mismatches_raise_pytorchs_error(single_thread):
         norm_relu(nn.BatchNorm2d(16, track_running_stats=False), torch.zeros(2, 32, 4, 4))
     with pytest.raises(RuntimeError):
         norm_relu(nn.BatchNorm2d(16, track_running_stats=False), torch.zeros(2, 16, 1, 4), True)
+
+
+class Constant(nn.BatchNorm2d):
+    """A norm of the user's own."""
+
+    def forward(self, inputs):
+        return super().forward(inputs) * 0 + 7
+
+
+@needs_compiler
+def test_norms_of_the_users_own_and_their_hooks_are_run(single_thread):
+    inputs = torch.randn(4, 16, 6, 6)
+    own = Constant(16, track_running_stats=False)
+    assert torch.equal(norm_relu(own, inputs), torch.full_like(inputs, 7))
+    hooked, seen = norm(16), []
+    assert can_fuse_norm_relu_pool(hooked, inputs)
+    hooked.register_forward_hook(lambda *_: seen.append(1))
+    norm_relu(hooked, inputs)
+    assert seen == [1]
+
+
+@needs_compiler
+def test_hooks_of_the_first_block_are_run_for_many_images(single_thread):
+    model, calls = Conv4((1, 28, 28), 5, filters=64, pooling="max"), []
+    images = torch.randn(128, 1, 28, 28)
+    for layer in (model.convolutions[0], model.norms[0]):
+        layer.register_forward_hook(lambda *_: calls.append(1))
+    model(images)
+    assert len(calls) == 2
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("weight", "bias", "shape"),
+    [
+        ((16,), (4,), (4, 16, 6, 6)),
+        ((3, 16), (16,), (3, 4, 16, 6, 6)),
+        ((16,), (16,), (4, 16)),
+    ],
+)
+def test_shapes_that_do_not_fit_are_left_to_pytorch(weight, bias, shape, single_thread):
+    parameters = {"norm.weight": torch.ones(weight), "norm.bias": torch.zeros(bias)}
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = norm(16)
+
+        def forward(self, inputs):
+            return norm_relu(self.norm, inputs)
+
+    with pytest.raises((RuntimeError, ValueError)):
+        functional_call(Layer(), parameters, (torch.randn(shape),))
+
+
+@needs_compiler
+def test_eps_may_be_an_integer(single_thread):
+    layer = nn.BatchNorm2d(16, eps=1, track_running_stats=False)
+    inputs = torch.randn(3, 16, 5, 5)
+    torch.testing.assert_close(norm_relu(layer, inputs), F.relu(layer(inputs)))

@@ -144,3 +144,14 @@ def test_initialization():
             expected = (2 / (1 + 0.1**2) / fan) ** 0.5
             assert module.weight.std().item() == pytest.approx(expected, rel=0.1)
     assert not model.head.bias.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_dropblock_keeps_the_mean_in_16_bits(dtype):
+    drop, features = DropBlock(0.1, 5).train(), torch.ones(75, 640, 5, 5, dtype=dtype)
+    torch.manual_seed(0)
+    found = drop(features)
+    assert found.dtype == dtype
+    kept = (found > 0).double().mean()
+    scale = found.max().double()
+    assert abs(scale * kept - 1) < torch.finfo(dtype).eps
