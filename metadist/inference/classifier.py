@@ -138,6 +138,7 @@ class FewShotClassifier:
                 "algorithm=prototypical."
             )
         inputs = self._inputs(images)
+        inputs = inputs.clone()  # it may share the memory of the caller's array
         self._support = Examples(inputs, torch.from_numpy(targets).to(inputs.device))
         self.classes_ = classes
         return self
@@ -149,7 +150,7 @@ class FewShotClassifier:
             images: as of `fit`, any number.
 
         Raises:
-            UserError: `fit` has not been called, or an image cannot be used.
+            UserError: see `predict_proba`.
         """
         best = self.predict_proba(images).argmax(1)
         return self.classes_[best]
@@ -161,18 +162,32 @@ class FewShotClassifier:
             images: as of `fit`, any number.
 
         Raises:
-            UserError: `fit` has not been called, or an image cannot be used.
+            UserError: `fit` has not been called, an image cannot be used or has another shape than
+                the labeled ones, or predictions are not finite.
         """
         if self._support is None:
             raise UserError("the classifier has no labeled examples: call fit(images, labels).")
-        inputs = self._inputs(images)
+        inputs, like = self._inputs(images), self._support.inputs
+        if inputs.shape[1:] != like.shape[1:]:
+            raise UserError(
+                f"images have the shape {tuple(inputs.shape[1:])}, and the labeled examples "
+                f"{tuple(like.shape[1:])}: give images of that shape."
+            )
         size = len(inputs) if self.batch_statistics == "transductive" else _BATCH
+        logits = torch.cat(
+            [
+                predict_unlabeled(self.learner, self._support, batch, self.batch_statistics)
+                for batch in inputs.split(size)
+            ]
+        )
         # Outputs beyond the classes belong to no label.
-        logits = [
-            predict_unlabeled(self.learner, self._support, batch, self.batch_statistics)
-            for batch in inputs.split(size)
-        ]
-        return torch.cat(logits)[:, : len(self.classes_)].softmax(1).cpu().numpy()
+        probabilities = logits[:, : len(self.classes_)].softmax(1)
+        if not probabilities.isfinite().all():
+            raise UserError(
+                "the predictions are not finite: the adaptation to the labeled examples diverged, "
+                "or an image has NaN; check the images, or give the algorithm a lower inner_lr."
+            )
+        return probabilities.cpu().numpy()
 
     def _inputs(self, images: Any) -> Tensor:
         images = _several(images)
@@ -190,6 +205,8 @@ def _several(images: Any) -> Any:
     """
     if isinstance(images, str | PathLike | Image):
         raise UserError("one image was given instead of several: give a list, [image].")
+    if isinstance(images, np.ndarray | Tensor) and not images.ndim:
+        raise UserError("a number was given instead of images: give a list, array or tensor.")
     if hasattr(images, "__len__"):
         return images
     try:
@@ -200,9 +217,9 @@ def _several(images: Any) -> Any:
 
 
 def _as_inputs(images: Any) -> Tensor:
-    if isinstance(images, Sequence) and all(isinstance(each, Tensor) for each in images):
-        images = torch.stack(list(images))
     try:
+        if isinstance(images, Sequence) and all(isinstance(each, Tensor) for each in images):
+            images = torch.stack(list(images))
         return torch.as_tensor(images, dtype=torch.float32)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(

@@ -181,7 +181,7 @@ def _open(path: Path, verify: bool) -> CachedArray | None:
                 == _crc32(path, array.offset, _header_crc32(names, array.shape))
             )
         )
-    except (OSError, ValueError, KeyError, TypeError, EOFError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, RecursionError):
         return None
     return CachedArray(array, names) if valid else None
 

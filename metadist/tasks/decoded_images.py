@@ -1,6 +1,9 @@
 """Datasets of image files: decoded once, into an array that every process maps."""
 
+import contextlib
 import itertools
+import math
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +17,8 @@ from metadist.tasks.episode import SPLITS
 from metadist.tasks.image_files import ImageClass
 from metadist.tasks.images import ImageClasses
 from metadist.tasks.transforms import Augment, ImageTransform, Normalize
+
+_SAMPLED_FILES, _SAMPLED_BYTES = 32, 2**16
 
 _FORMAT = 2
 """Part of the fingerprint; raise it when the same files are decoded to another array."""
@@ -120,14 +125,29 @@ def load_classes(
     """
     files = [file for each in classes for file in each.files]
     names = [f"{each.split}/{each.name}/{file.name}" for each in classes for file in each.files]
-    paths = (file.relative_to(root).as_posix() for file in files)
-    digest = data_files.fingerprint(zip(paths, files, strict=True), _FORMAT, size, mode)
+    # A list may name the same files in the same order for other classes.
+    rows = (
+        f"{name} {file.relative_to(root).as_posix()}"
+        for name, file in zip(names, files, strict=True)
+    )
+    options = (_FORMAT, size, mode, _checksum(files))
+    digest = data_files.fingerprint(zip(rows, files, strict=True), *options)
     shape = (3, size, size) if mode == "RGB" else (size, size)
 
     def decode() -> ArraySpec:
         return ArraySpec(shape, names, image_files.decode_files(files, mode, size))
 
     return group_by_class(array_cache.load_or_create(root, f"{stem}_{digest}.npy", decode))
+
+
+def _checksum(files: Sequence[Path]) -> int:
+    """Of the first bytes of some files: two datasets may have equal names, sizes and times."""
+    checksum = 0
+    for file in files[:: max(1, math.ceil(len(files) / _SAMPLED_FILES))]:
+        # A file that cannot be read is reported when it is decoded.
+        with contextlib.suppress(OSError), file.open("rb") as opened:
+            checksum = zlib.crc32(opened.read(_SAMPLED_BYTES), checksum)
+    return checksum
 
 
 def group_by_class(cached: CachedArray) -> tuple[list[np.ndarray], list[str]]:

@@ -93,12 +93,15 @@ class FewShotTasks:
 
         Returns:
             The same episodes as of `sample`, every tensor with a first dimension of tasks; None
-            if the dataset or a subclass samples one task at a time.
+            if the dataset, or a subclass that overrides `episode`, samples one task at a time.
         """
         if type(self).sample is not FewShotTasks.sample:
             return None
         split, generators = key_split(keys[0]), key_generators(keys)
-        if episodes := getattr(self.dataset, "episodes", None):
+        episodes = getattr(self.dataset, "episodes", None)
+        if episodes is not None and _overrides_episode_only(type(self.dataset)):
+            return None
+        if episodes is not None:
             return episodes(generators, split, *self._counts(split))
         episodes_on = getattr(self.dataset, "episodes_on", None)
         if episodes_on is None or device.type == "cpu":
@@ -140,3 +143,9 @@ class FewShotTasks:
         if split == "train":
             return self.train_ways, self.train_shots, self.train_queries
         return self.ways, self.shots, self.queries
+
+
+def _overrides_episode_only(dataset: type) -> bool:
+    """Whether a class has an `episode` of its own and inherits `episodes`."""
+    definitions = (vars(each).keys() & {"episode", "episodes"} for each in dataset.__mro__)
+    return next(filter(None, definitions), set()) == {"episode"}

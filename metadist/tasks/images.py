@@ -208,7 +208,9 @@ class ImageClasses:
                     f"{len(members)} {classes}{enough}; lower {key_prefix}ways or use a dataset "
                     "with more classes"
                 )
-            if self.groups and ways > (largest := max(map(len, self.groups[split]))):
+            groups = (self.groups or {}).get(split, [])
+            largest = max((len(self._large_enough(each, needed)) for each in groups), default=ways)
+            if ways > largest:
                 raise UserError(
                     f"{key_prefix}ways is {ways}, but the largest alphabet in the {split} split of "
                     f"{self.name} has only {largest} characters; lower {key_prefix}ways or set "
@@ -342,7 +344,7 @@ class ImageClasses:
 
     def _draw(self, generator: np.random.Generator, split: str, ways: int, needed: int) -> _Draw:
         """Draw the classes of a task, `needed` examples of each, and the rotations."""
-        members = self._large_enough(self._candidates(generator, split, ways), needed)
+        members = self._candidates(generator, split, ways, needed)
         classes = members[generator.choice(len(members), ways, replace=False)]
         examples = [generator.permutation(self.class_sizes[c])[:needed] for c in classes]
         if self.test_drawers and split != "train":
@@ -377,11 +379,14 @@ class ImageClasses:
         """The classes with at least `needed` examples, if others are to be left out."""
         return classes[self.class_sizes[classes] >= needed] if self.skip_small_classes else classes
 
-    def _candidates(self, generator: np.random.Generator, split: str, ways: int) -> np.ndarray:
-        """The base classes that a task of a split is sampled from."""
+    def _candidates(
+        self, generator: np.random.Generator, split: str, ways: int, needed: int
+    ) -> np.ndarray:
+        """The base classes, with `needed` examples each, that a task of a split is sampled from."""
         if self.groups is None:
-            return self.splits[split]
-        large = [group for group in self.groups[split] if len(group) >= ways]
+            return self._large_enough(self.splits[split], needed)
+        groups = (self._large_enough(group, needed) for group in self.groups[split])
+        large = [group for group in groups if len(group) >= ways]
         return large[generator.integers(len(large))]
 
     def _grouped(self, groups: Sequence[str]) -> dict[str, list[np.ndarray]]:

@@ -73,7 +73,9 @@ class ImagePreprocessing:
             raise UserError("one image was given instead of several: give a list, [image].")
         if isinstance(images, np.ndarray | Tensor):
             channels = images.shape[0 if isinstance(images, Tensor) else -1]
-            in_color = self.input_shape[0] == 3 and channels in (3, 4)
+            # A tensor of shape (3, height, width) may be three grey images.
+            maybe_grey = isinstance(images, Tensor) and self.input_shape[0] == 1
+            in_color = channels in (3, 4) and not maybe_grey
             if images.ndim == 2 or (images.ndim == 3 and in_color):
                 raise UserError(
                     f"an image of shape {tuple(images.shape)} was given instead of several: give "

@@ -12,8 +12,10 @@ from tiny import build
 from worlds import run_world
 
 from metadist import FewShotClassifier
+from metadist.algorithms import MAML
 from metadist.config import load_learner
 from metadist.errors import UserError
+from metadist.models import MLP
 from metadist.tasks import (
     Examples,
     Glyphs,
@@ -231,3 +233,36 @@ def test_omniglots_files_are_prepared_as_by_the_dataset(tmp_path):
     support = Examples(inputs[:2], torch.arange(2))
     expected = predict_unlabeled(saved.learner, support, inputs[2:]).softmax(1)
     np.testing.assert_allclose(found.predict_proba(files[2:]), expected, rtol=1e-4, atol=1e-6)
+
+
+def small_classifier(inner_lr=0.1):
+    torch.manual_seed(0)
+    model = MLP((4,), 3, hidden=[16], batch_norm=False)
+    return FewShotClassifier(MAML(model, inner_lr=inner_lr, inner_steps=30), 3)
+
+
+def test_examples_are_kept_when_the_callers_array_changes():
+    examples = np.random.default_rng(0).random((6, 4), np.float32)
+    classifier = small_classifier().fit(examples, [0, 1, 2] * 2)
+    expected = classifier.predict_proba(examples.copy())
+    queries = examples.copy()
+    examples[:] = 0
+    assert np.array_equal(classifier.predict_proba(queries), expected)
+
+
+def test_an_adaptation_that_diverges_is_an_error():
+    examples = np.random.default_rng(0).random((6, 4), np.float32)
+    classifier = small_classifier(inner_lr=1e30).fit(examples, ["cat", "dog", "emu"] * 2)
+    with pytest.raises(UserError, match=r"predictions are not finite: .* lower inner_lr"):
+        classifier.predict(examples)
+
+
+def test_images_of_unequal_or_no_shape_are_refused():
+    classifier = small_classifier()
+    with pytest.raises(UserError, match="images cannot be prepared for this model"):
+        classifier.fit([torch.zeros(4), torch.zeros(5)], [0, 1])
+    with pytest.raises(UserError, match="a number was given instead of images"):
+        classifier.fit(torch.tensor(1.0), [0])
+    classifier.fit(np.zeros((2, 4), np.float32), [0, 1])
+    with pytest.raises(UserError, match=r"images have the shape \(5,\), and the labeled examples"):
+        classifier.predict(np.zeros((3, 5), np.float32))

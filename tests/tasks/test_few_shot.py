@@ -10,6 +10,8 @@ from metadist.errors import UserError
 from metadist.tasks import (
     SPLITS,
     Augment,
+    Episode,
+    Examples,
     FewShotTasks,
     Glyphs,
     ImageClasses,
@@ -86,3 +88,19 @@ def test_the_tasks_of_a_key_are_those_of_earlier_versions():
                     digest.update(part.targets.numpy().tobytes())
         found.append(digest.hexdigest()[:16])
     assert found == ["2edf2ebaa4bb8b55", "cd0eb26819ad21ae", "6ee25043132adffd"]
+
+
+class Shifted(Sinusoid):
+    """Overrides how one task is sampled, but not how several are."""
+
+    def episode(self, *arguments):
+        support, query = super().episode(*arguments)
+        return Episode(Examples(support.inputs, support.targets + 100), query)
+
+
+def test_a_dataset_with_an_episode_of_its_own_samples_one_task_at_a_time():
+    keys, cpu = task_keys(0, "train", 0, range(2)), torch.device("cpu")
+    assert FewShotTasks(Sinusoid(), shots=2, queries=2).sample_batch(keys, cpu) is not None
+    tasks = FewShotTasks(Shifted(), shots=2, queries=2)
+    assert tasks.sample_batch(keys, cpu) is None
+    assert (tasks.sample(keys[0]).support.targets > 90).all()

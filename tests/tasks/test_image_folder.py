@@ -1,3 +1,4 @@
+import os
 import shutil
 
 import numpy as np
@@ -249,3 +250,34 @@ def test_messages_name_classes_as_their_folders_in_a_root_below_home(tmp_path, m
     write(tmp_path / "data", {"class09": 9})
     with pytest.raises(UserError, match=r"fewer examples: class0\d \(3\), class0\d \(3\)"):
         ImageFolder("~/data", size=8).check(1, 2, 2)
+
+
+def test_lists_that_change_are_read_again(tmp_path):
+    write(tmp_path, {"class00": 24})
+    (tmp_path / "class00").rename(tmp_path / "images")
+
+    def dataset(classes, **parts):
+        for part, names in parts.items():
+            lines = [f"{i:03d}.png,{classes[i]}" for i in range(24) if classes[i] in names]
+            (tmp_path / f"{part}.csv").write_text("\n".join(["filename,label", *lines]))
+        return ImageFolder(str(tmp_path), size=8)
+
+    classes = "aaaabbbbccccddddeeeeffff"
+    assert dataset(classes, train="abc", val="d", test="ef").classes["train"] == ["a", "b", "c"]
+    moved = dataset(classes, train="ab", val="cd", test="ef")  # the same files in the same order
+    assert moved.classes["train"] == ["a", "b"]
+    other = dataset("aaaaa" + classes[5:], train="ab", val="cd", test="ef")
+    assert len(of_class(other, "train", "a")) == 5
+
+
+def test_datasets_that_share_a_cache_may_have_equal_names_sizes_and_times(tmp_path, monkeypatch):
+    monkeypatch.setenv("METADIST_CACHE", str(tmp_path / "cache"))
+    for level in (10, 200):
+        for name in "abcdefgh":
+            folder = tmp_path / str(level) / name
+            folder.mkdir(parents=True)
+            for example in range(3):
+                Image.new("L", (8, 8), level).save(folder / f"{example}.bmp")
+                os.utime(folder / f"{example}.bmp", ns=(0, 0))
+        dataset = ImageFolder(str(tmp_path / str(level)), size=8, channels=1)
+        assert (dataset.split_classes("train")[0] == level).all()

@@ -533,3 +533,20 @@ def test_every_dataset_takes_the_options_of_its_images(tmp_path, monkeypatch, ma
     for rotations in ((True, False), (False, True)):
         turned = build(rotations=rotations[0], test_rotations=rotations[1])
         assert (turned.rotations, turned.test_rotations) == rotations
+
+
+def test_small_classes_of_a_group_are_left_out():
+    images = [np.zeros((count, 8, 8), np.uint8) for count in (3, 3, 9, 9)]
+    dataset = ImageClasses(
+        "uneven",
+        images,
+        {split: [0, 1, 2, 3] for split in SPLITS},
+        groups=["few", "few", "many", "many"],
+        skip_small_classes=True,
+        rotations=False,
+    )
+    tasks = FewShotTasks(dataset, ways=2, shots=2, queries=4)
+    for key in task_keys(0, "test", 0, range(8)):
+        assert tasks.sample(key).query.inputs.shape[0] == 8
+    with pytest.raises(UserError, match=r"ways is 3, but the .* split of uneven has only 2"):
+        FewShotTasks(dataset, ways=3, shots=2, queries=4)
