@@ -14,8 +14,13 @@ from metadist.tasks import TaskDistribution, task_keys
 from metadist.training import MetaBatch, Precision, TaskMapper
 from metadist.training.signals import raise_if_interrupted
 
-_RESERVED = {"accuracy", "ci95", "loss", "mse", "tasks"}
-"""Names of metrics that are not the user's own."""
+_RESERVED = {
+    *("accuracy", "ci95", "loss", "mse", "tasks"),
+    *("gradient_norm", "learning_rate", "non_finite", "samples_per_second", "seconds"),
+    *("iteration", "tasks_per_second"),
+}
+"""Names of metrics that metadist logs itself: services group `gradient_norm`, like the learner's
+`train_gradient_norm`, as `train/gradient_norm`."""
 
 _LIBRARIES = sys.stdlib_module_names | {"metadist", "numpy", "optree", "torch"}
 
@@ -65,8 +70,8 @@ def run_sanity_check(
             )
         if taken := sorted(result.metrics.keys() & _RESERVED - {metric}):
             raise UserError(
-                f'{name}.forward returned the metric "{taken[0]}", a name that results.json and '
-                "the reports use otherwise: give it another name."
+                f'{name}.forward returned the metric "{taken[0]}", a name that metrics of '
+                "metadist have: give it another name."
             )
         if not training and metric not in result.metrics:
             raise UserError(

@@ -118,7 +118,7 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     for number, line in enumerate(lines, start=1):
         try:
             metrics = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             metrics = None
         if isinstance(metrics, dict):
             yield line, metrics

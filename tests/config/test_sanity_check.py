@@ -98,7 +98,7 @@ def test_a_wrong_result_is_one_sentence(tasks, model, make, message):
         run_sanity_check(tasks, Returns(model, make))
 
 
-@pytest.mark.parametrize("taken", ["loss", "mse", "ci95", "tasks"])
+@pytest.mark.parametrize("taken", ["loss", "mse", "ci95", "tasks", "gradient_norm"])
 def test_a_metric_of_a_reserved_name_is_one_sentence(tasks, model, taken):
     learner = Returns(model, lambda loss: TaskResult(loss, {"accuracy": 1.0, taken: 0.5}))
     with pytest.raises(UserError, match=f'the metric "{taken}", a name .*: give it another name'):

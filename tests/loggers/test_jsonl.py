@@ -94,6 +94,13 @@ def test_last_line_of_zeros_after_a_power_failure_is_dropped(tmp_path):
     assert iterations_of(path) == [1, 2, 3, 4]
 
 
+def test_nested_line_is_an_error(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"[" * 100_000 + b'\n{"iteration": 2}\n')
+    with pytest.raises(UserError, match=r"line 1 of .* is not a JSON object"):
+        read_metrics(path)
+
+
 def test_invalid_line_in_the_middle_is_an_error(tmp_path):
     path = write(tmp_path, range(1, 4))
     lines = path.read_bytes().splitlines(keepends=True)
