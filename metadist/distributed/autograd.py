@@ -6,31 +6,38 @@ The calling rank opens a context around forward and backward. A context is not t
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import optree
 import torch
 from torch import Tensor
 from torch.distributed import autograd as dist_autograd
 
+from metadist.distributed.transport import current_transport, require_alive
 from metadist.distributed.worker_calls import WorkerResponse
 from metadist.errors import UserError
 
 __all__ = ["backward", "context", "get_gradients", "grad", "grads"]
 
 
-class _CallRecord(NamedTuple):
+@dataclass
+class _CallRecord:
     """A call inside a context.
 
     Attributes:
         sent: the graph nodes of the arguments.
+        waits: whether torch waits for the gradients of the arguments.
         received: the results that require grad.
         anchors: see `WorkerResponse`.
+        ended: whether the responses have arrived.
     """
 
     sent: list[Any]
-    received: list[Tensor]
-    anchors: list[Tensor]
+    waits: bool
+    received: list[Tensor] = field(default_factory=list)
+    anchors: list[Tensor] = field(default_factory=list)
+    ended: bool = False
 
 
 class _CallRecords(threading.local):
@@ -99,7 +106,7 @@ def _recording(context_id: int) -> Iterator[None]:
 def record_call(
     context_id: int, sent: Sequence[Tensor]
 ) -> Callable[[list[list[WorkerResponse]]], None]:
-    """Record a call that this thread makes inside a context.
+    """Record a call that this thread makes inside a context, before it is sent.
 
     Args:
         context_id: the context's id.
@@ -108,15 +115,16 @@ def record_call(
     Returns:
         A function to call with the responses.
     """
-    records = _records.by_context.get(context_id, [])
     nodes = [tensor.grad_fn for tensor in sent if tensor.grad_fn is not None]
+    record = _CallRecord(nodes, any(tensor.requires_grad for tensor in sent))
+    _records.by_context.get(context_id, []).append(record)
 
     def record_results(by_worker: list[list[WorkerResponse]]) -> None:
         responses = [response for responses in by_worker for response in responses]
-        anchors = [each.anchor for each in responses if each.anchor is not None]
+        record.anchors = [each.anchor for each in responses if each.anchor is not None]
         values: Any = [each.value for each in responses]
-        received = [leaf for leaf in optree.tree_leaves(values) if _has_graph(leaf)]
-        records.append(_CallRecord(nodes, received, anchors))
+        record.received = [leaf for leaf in optree.tree_leaves(values) if _has_graph(leaf)]
+        record.ended = True
 
     return record_results
 
@@ -150,8 +158,21 @@ def _anchors(context_id: int) -> list[Tensor]:
     return [anchor for record in records for anchor in record.anchors]
 
 
+def _require_all_ended(context_id: int) -> None:
+    """Torch would wait forever for the gradients of what a call without a result has sent."""
+    records = _records.by_context.get(context_id, [])
+    missing = sum(record.waits and not record.ended for record in records)
+    if missing:
+        raise UserError(
+            f"{missing} remote calls of this context failed or have not ended, and distributed "
+            "autograd would wait for their gradients forever: wait for each call, and after one "
+            "that failed open a new context."
+        )
+
+
 def _require_all_received(context_id: int, roots: list[Tensor]) -> None:
     """Torch would wait forever for the gradients of unused remote results."""
+    _require_all_ended(context_id)
     reached = _reached(context_id, roots)
     missing = sum(leaf.grad_fn not in reached for leaf in _received(context_id))
     if missing:
@@ -180,6 +201,7 @@ def _with_unused(
     context_id: int, responses: list[WorkerResponse], arguments: Sequence[Tensor]
 ) -> list[WorkerResponse]:
     """Responses that lead to all arguments and results of nested calls."""
+    _require_all_ended(context_id)
     values: Any = [response.value for response in responses]
     leaves, structure = optree.tree_flatten(values, none_is_leaf=True)
     with_graph = [index for index, leaf in enumerate(leaves) if _has_graph(leaf)]
@@ -255,7 +277,9 @@ def grad(
     Raises:
         RuntimeError: an input that the outputs do not depend on, without `allow_unused`; one that
             requires no gradient or was computed from others.
-        UserError: a remote result of the context that the outputs do not depend on.
+        UserError: a remote result of the context that the outputs do not depend on, or a call of
+            the context that failed or has not ended.
+        WorkerLostError: a worker died.
     """
     roots = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     leaves = _leaves(inputs)
@@ -302,7 +326,11 @@ def _backward(context_id: int, roots: list[Tensor], retain_graph: bool) -> dict[
         for value in sums.values():
             value.zero_()
         versions = {leaf: value._version for leaf, value in sums.items()}
-        dist_autograd.backward(context_id, [*roots, *_anchors(context_id)], retain_graph)
+        try:
+            dist_autograd.backward(context_id, [*roots, *_anchors(context_id)], retain_graph)
+        except RuntimeError:
+            require_alive(current_transport().names)
+            raise
         gradients = {}
         for leaf, value in get_gradients(context_id).items():
             # A zero that the pass wrote is a gradient; one that it left alone is not.

@@ -1,5 +1,6 @@
 """MapReduce over the workers: partition the arguments, call, reduce the results."""
 
+import numbers
 import pickle
 import threading
 from collections.abc import Callable
@@ -147,19 +148,14 @@ class _Call:
         self.reducer = reducer
         if not self.transport.carries_devices:
             args, kwargs = _to_cpu((args, kwargs))
-        self.single = isinstance(partitioner, int | str)
+        self.single = isinstance(partitioner, numbers.Integral | str)
+        if isinstance(partitioner, numbers.Integral):
+            partitioner = int(partitioner)
         if isinstance(partitioner, int | str):
             self.shards = [Shard(partitioner, args, kwargs)]
         else:
             self.shards = as_shards((partitioner or batch_partitioner)(*args, **kwargs))
         self.by_worker = gradient == "worker" and torch.is_grad_enabled()
-        self.record_results: Callable[[Any], None] | None = None
-        if not self.by_worker and self.transport.records_autograd:
-            from metadist.distributed import autograd  # it needs torch.distributed.autograd
-
-            context_id = autograd.current_context()
-            if context_id is not None:
-                self.record_results = autograd.record_call(context_id, tensors_of((args, kwargs)))
         # Unknown workers raise here, before anything is sent.
         self.indices: dict[int, list[int]] = {}
         for index, shard in enumerate(self.shards):
@@ -169,6 +165,14 @@ class _Call:
         if isinstance(reducer, LinearReducer) and not self.single:
             sizes = [shard.size for shard in self.shards]
             self.weights, self.divisor = reducer.weights(sizes), reducer.divisor(sizes)
+        self.record_results: Callable[[Any], None] | None = None
+        if not self.by_worker and self.transport.records_autograd:
+            from metadist.distributed import autograd  # it needs torch.distributed.autograd
+
+            context_id = autograd.current_context()
+            if context_id is not None:
+                sent = tensors_of([shard[1:] for shard in self.shards])
+                self.record_results = autograd.record_call(context_id, sent)
         self.inputs: list[list[torch.Tensor]] = []
         requests = [
             (self.transport.names[rank], self._request(func, indices))

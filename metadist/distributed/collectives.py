@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, Literal, TypeVar, cast
 
+import numpy as np
 import optree
 import torch
 import torch.distributed as dist
@@ -67,6 +68,8 @@ def init_process_group(
         )
     device = None
     if "nccl" in backends:
+        if not torch.cuda.device_count():
+            raise UserError("backend=nccl needs a GPU, and there is none here: choose gloo.")
         device = torch.device("cuda", info.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
     global _hierarchy
@@ -151,8 +154,8 @@ def all_reduce(tree: T, op: Literal["sum", "mean", "max", "min"] = "sum") -> T:
     int64, and a mean of integers is a float. "max" and "min" of a NaN are NaN.
 
     Args:
-        tree: a tensor, a number, or tuples, lists, dicts and named tuples of them, of the same
-            structure and shapes on every rank. It is not changed.
+        tree: a tensor, a NumPy array, a number, or tuples, lists, dicts and named tuples of them,
+            of the same structure and shapes on every rank. It is not changed.
         op: the reduction. "mean" gives every rank the same weight.
 
     Returns:
@@ -168,8 +171,10 @@ def all_reduce(tree: T, op: Literal["sum", "mean", "max", "min"] = "sum") -> T:
             total = _SumOverRanks.apply(vector if real else vector.long())
             if op == "sum":
                 return total
-            return (total if total.is_floating_point() else total.double()) / size
+            return (total if real else total.double()) / size
         extreme = vector.detach().clone()
+        if extreme.dtype is torch.int16:  # whose maximum Gloo does not have
+            extreme = extreme.int()
         _reduce_in_place(extreme, dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.MIN)
         if vector.is_floating_point():  # the backend's comparison may lose a NaN
             nan = vector.detach().isnan().to(torch.int32)
@@ -186,7 +191,7 @@ def broadcast(tree: T, source: int = 0) -> T:
     def from_source(vector: Tensor) -> Tensor:
         copy = vector.detach().clone()
         with connection_errors_as_worker_lost():
-            dist.broadcast(copy, source)
+            dist.broadcast(copy.view(torch.uint8), source)  # of any type
         return copy
 
     return _per_dtype(tree, from_source, keep_types=True)
@@ -212,7 +217,7 @@ def all_gather(tree: T) -> list[T]:
         parts = [torch.empty_like(padded) for _ in range(size)]
         if padded.numel():
             with connection_errors_as_worker_lost():
-                dist.all_gather(parts, padded)
+                dist.all_gather([_bytes(part) for part in parts], _bytes(padded))
         for rank, part in enumerate(parts):
             part = part[: int(lengths[rank])]
             gathered[rank].append(_like(leaf, part if tensor.dim() else part[0]))
@@ -228,8 +233,15 @@ def barrier() -> None:
         dist.barrier()
 
 
+def _bytes(tensor: Tensor) -> Tensor:
+    """The memory of a tensor of any type, which the backends need not know."""
+    return tensor.view(-1).view(torch.uint8)
+
+
 def _as_tensor(leaf: Any) -> Tensor:
     """A tensor that holds a leaf without loss. Booleans become integers."""
+    if isinstance(leaf, np.ndarray | np.generic):
+        leaf = torch.from_numpy(np.array(leaf))
     if not isinstance(leaf, Tensor):
         leaf = torch.tensor(leaf, dtype=torch.float64 if isinstance(leaf, float) else torch.int64)
     return leaf.long() if leaf.dtype is torch.bool else leaf
@@ -237,7 +249,16 @@ def _as_tensor(leaf: Any) -> Tensor:
 
 def _like(leaf: Any, tensor: Tensor) -> Any:
     """A result in the type of the leaf it was computed from."""
+    if isinstance(leaf, np.ndarray | np.generic):
+        return tensor.numpy().astype(leaf.dtype)[()]
     return tensor.to(leaf.dtype) if isinstance(leaf, Tensor) else type(leaf)(tensor.item())
+
+
+def _of_kind(leaf: Any, tensor: Tensor) -> Any:
+    """A result as a tensor, NumPy's or a number, as the leaf it was computed from."""
+    if isinstance(leaf, np.ndarray | np.generic):
+        return tensor.numpy()[()]
+    return tensor if isinstance(leaf, Tensor) else tensor.item()
 
 
 def _per_dtype(tree: Any, collective: Callable[[Tensor], Tensor], keep_types: bool) -> Any:
@@ -256,5 +277,5 @@ def _per_dtype(tree: Any, collective: Callable[[Tensor], Tensor], keep_types: bo
             if keep_types:
                 results[index] = _like(leaves[index], whole)
             else:
-                results[index] = whole if isinstance(leaves[index], Tensor) else whole.item()
+                results[index] = _of_kind(leaves[index], whole)
     return optree.tree_unflatten(structure, results)

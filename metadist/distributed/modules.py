@@ -2,9 +2,10 @@
 
 import copy
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+import optree
 import torch
 from torch import Tensor, nn
 
@@ -60,10 +61,27 @@ def module_clone(
     clone = _clone(module, parameter, buffer, modules, {})
     for each in modules.values():
         for name, value in vars(each).items():
-            # Such as `self.activation = self.fast`: a method of the original.
-            if isinstance(value, types.MethodType) and id(value.__self__) in modules:
-                vars(each)[name] = types.MethodType(value.__func__, modules[id(value.__self__)])
+            if name not in _REGISTRIES:
+                vars(each)[name] = _of_clone(value, modules)
     return clone
+
+
+def _of_clone(value: Any, modules: Mapping[int, nn.Module]) -> Any:
+    """An attribute's value with the clones of the modules that it refers to.
+
+    Such as a list of some submodules, or a method: `self.activation = self.fast`.
+    """
+    if isinstance(value, list | tuple | dict):
+        tree: Any = value
+        leaves, structure = optree.tree_flatten(tree, none_is_leaf=True)
+        if any(leaf is value for leaf in leaves):  # a class of its own that optree does not know
+            return value
+        own = [_of_clone(leaf, modules) for leaf in leaves]
+        unchanged = all(a is b for a, b in zip(leaves, own, strict=True))
+        return value if unchanged else optree.tree_unflatten(structure, own)
+    if isinstance(value, types.MethodType) and id(value.__self__) in modules:
+        return types.MethodType(value.__func__, modules[id(value.__self__)])
+    return modules.get(id(value), value) if isinstance(value, nn.Module) else value
 
 
 def _clone(
@@ -77,7 +95,7 @@ def _clone(
         return modules[id(module)]
     clone = modules[id(module)] = module.__new__(type(module))
     clone.__dict__ = module.__dict__.copy()
-    for name in _REGISTRIES & clone.__dict__.keys():
+    for name in _REGISTRIES & clone.__dict__.keys():  # parameters and the like are set below
         clone.__dict__[name] = clone.__dict__[name].copy()
 
     def once(make: Callable[[Tensor], Tensor], tensor: Tensor | None) -> Tensor | None:
@@ -102,7 +120,5 @@ def _clone(
     return clone
 
 
-_REGISTRIES = {
-    name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set)
-} - {"_parameters", "_buffers", "_modules"}
-"""Hooks and the like: attributes of every module to which registering adds."""
+_REGISTRIES = {name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set)}
+"""Parameters, hooks and the like: attributes of every module to which registering adds."""

@@ -102,7 +102,7 @@ sum_reducer = SumReducer()
 
 
 def weighted_sum(results: Sequence[Any], weights: Sequence[float]) -> Any:
-    """The sum of `weight * result`, leaf by leaf, floating-point tensors in float64.
+    """The sum of `weight * result`, leaf by leaf, floating-point tensors and arrays in float64.
 
     Differentiable. None stays None. Integers are summed in int64. Weights that are floats make
     floats of them.
@@ -164,6 +164,10 @@ def finish_sum(total: Any, divisor: float | None, dtypes: Sequence[torch.dtype |
 
 def to_float64(leaf: Any) -> Any:
     """A leaf in the type of partial sums: float64 for real tensors, int64 for integers."""
+    if isinstance(leaf, np.ndarray | np.generic):
+        if np.iscomplexobj(leaf):
+            return leaf
+        return leaf.astype(np.float64 if np.issubdtype(leaf.dtype, np.floating) else np.int64)
     if not isinstance(leaf, torch.Tensor):
         return leaf
     if leaf.is_floating_point():

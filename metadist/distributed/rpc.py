@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import functools
 import os
+import re
 import sys
 import threading
 import warnings
@@ -85,6 +86,25 @@ def backend_options(
     )
 
 
+def _check_names(names: list[Any]) -> None:
+    """The names of all ranks, checked on every rank: torch's own errors do not say what is wrong.
+
+    Raises:
+        UserError: a name that torch does not accept, or equal ones.
+    """
+    wrong = [name for name in names if not (isinstance(name, str) and _NAME.fullmatch(name))]
+    twice = [name for name in names if names.count(name) > 1]
+    if wrong or twice:
+        raise UserError(
+            f"worker_name_format gave the name {(wrong or twice)[0]!r}"
+            f"{'' if wrong else ' to several workers'}: give each worker another name of letters, "
+            "digits, '-', '_' and ':', shorter than 128 characters."
+        )
+
+
+_NAME = re.compile(r"[A-Za-z0-9\-_:]{1,127}")
+
+
 class RpcTransport:
     """A `Transport` over torch.distributed.rpc.
 
@@ -122,6 +142,7 @@ class RpcTransport:
         self.store = rendezvous("rpc", timeout)
         name = self.worker_name_format(*info)
         self.names = all_gather_object(self.store, "name", name, timeout)
+        _check_names(self.names)
         _agent_store = dist.PrefixStore("agent", self.store)
         _inline_slots = threading.Semaphore(self.options.num_worker_threads // 4)
         # torch's counters in the process differ between ranks after a restart; under a fresh

@@ -5,6 +5,7 @@ torch.distributed.rpc is one implementation (`metadist.distributed.rpc`).
 
 import hashlib
 import json
+import numbers
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -142,7 +143,8 @@ def get_worker_id(id: str | int | None = None) -> int:
     if id is None:
         return get_world_info().rank
     size = get_world_info().world_size
-    if isinstance(id, int):
+    if isinstance(id, numbers.Integral):
+        id = int(id)
         if not 0 <= id < size:
             raise UserError(f"there is no worker {id}: with {size} workers choose 0 to {size - 1}.")
         return id

@@ -24,27 +24,33 @@ class JobFuture(Generic[T]):
         self._pool = pool
         self._future = future
         self._finish = finish
-        self._finished: list[T] = []
+        self._result: list[T] = []
+        self._error: Exception | None = None
 
     def done(self) -> bool:
         """Whether the job's processes have ended."""
         return self._future.done()
 
     def result(self) -> T:
-        """Wait for the job and return what `finish` made of its exit status, called once.
+        """Wait for the job; what `finish`, called once, made of its exit status.
 
         Raises:
             JobFailure: a signal arrived, and all jobs have ended; or what `finish` raises.
         """
-        if not self._finished:
+        if self._error is None and not self._result:
             while not self._future.done():
                 self._pool.wait([self._future])
             try:
                 ending: Ending = self._future.result()
             except Exception as error:
                 ending = error
-            self._finished.append(self._finish(ending))
-        return self._finished[0]
+            try:
+                self._result.append(self._finish(ending))
+            except Exception as error:
+                self._error = error
+        if self._error is not None:
+            raise self._error
+        return self._result[0]
 
 
 class JobPool:

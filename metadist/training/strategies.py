@@ -91,7 +91,7 @@ class Strategy(ABC):
         """Compute the reduced result, and put the gradient of its `loss` into `.grad`.
 
         The drivers call it. `.grad` is replaced, not added to; a parameter on which no task's
-        loss depends gets None.
+        loss depends gets None, with distributed autograd a gradient of zero.
 
         Args:
             mapper: what runs on the workers.
@@ -148,7 +148,7 @@ class _InProcessStrategy(Strategy):
         """This rank's calls of the mapper, how often each counts in the sum over all ranks, and
         what that sum is divided by.
 
-        A rank without work repeats the first shard with weight zero: its part of the sum then has
+        A rank without work repeats the first shard, with weight zero: its part of the sum then has
         the right structure and types, and the other ranks take as long anyway.
         """
         shards = as_shards(self.partitioner(learner, batch))
@@ -166,11 +166,18 @@ class _InProcessStrategy(Strategy):
         """
         calls, weights, divisor = self._my_shards(learner, batch)
         inputs = [parameter for parameter in learner.parameters() if parameter.requires_grad]
+        idle = not any(weights)
+        if idle:
+            weights = [type(weight)(1) for weight in weights]  # numbers keep their type
         request = WorkerRequest(mapper, calls, weights, inputs=inputs, keep_device=True)
         (response,) = request.run()
         gradients = response.gradients
-        none: list[Tensor | None] = [None] * len(inputs)
-        by_input = none if gradients is None else gradients.by_input
+        by_input: list[Tensor | None] = [None] * len(inputs)
+        if gradients is not None:
+            by_input = list(gradients.by_input)
+        if idle:  # zero times infinity would not be zero
+            response = response._replace(value=_zeros_like(response.value))
+            by_input = [None if each is None else torch.zeros_like(each) for each in by_input]
         return response, inputs, by_input, divisor
 
     def _map_my_shards(
@@ -326,7 +333,7 @@ class AllReduceStrategy(_InProcessStrategy):
         for shard, found in values.items():
             for name, each in found.items() if shard >= 0 else ():
                 whole[name][ends[name][shard] - len(each) : ends[name][shard]] = each
-        return all_reduce(whole)
+        return {n: each.to(first[n].dtype) for n, each in all_reduce(whole).items()}
 
     def any_rank(self, flag: bool) -> bool:
         """See `Strategy`."""
@@ -420,12 +427,14 @@ class RpcStrategy(Strategy):
         if self.gradient == "worker":
             result = self._call(mapper, learner, batch)
             with record_function("metadist::reduce"):  # copies what came with the result
-                result.loss.backward()
+                if result.loss.requires_grad:
+                    result.loss.backward()
         else:
             with distributed.autograd.context() as context_id:
                 result = self._call(mapper, distributed.module_clone(learner, by="clone"), batch)
                 with record_function("metadist::backward"):
-                    distributed.autograd.backward(context_id, result.loss)
+                    if result.loss.requires_grad:
+                        distributed.autograd.backward(context_id, result.loss)
         detached: Any = optree.tree_map(
             lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, result
         )
@@ -453,6 +462,13 @@ class RpcStrategy(Strategy):
                 fanout=self.fanout,
             )
         return {name: torch.cat([shard[name] for shard in values]) for name in values[0]}
+
+
+def _zeros_like(tree: Any) -> Any:
+    def zero(leaf: Any) -> Any:
+        return torch.zeros_like(leaf) if isinstance(leaf, Tensor) else 0 * leaf
+
+    return optree.tree_map(zero, tree)
 
 
 def _indices_of_rank(workers: list[WorkerID]) -> list[int]:

@@ -168,12 +168,12 @@ class Trainer:
             leave(functools.partial(strategy.close, graceful=False))
             raise
         except BaseException as error:
-            # An error that all ranks raise is left to rank zero.
-            if not isinstance(error, WorkerLostError) and (
-                self._is_main or not isinstance(error, UserError)
-            ):
-                current_job().claim_first_failure()  # before the others miss this rank
             with contextlib.suppress(Interrupted):  # torchrun's SIGTERM: the error is reported
+                # An error that all ranks raise is left to rank zero.
+                if not isinstance(error, WorkerLostError) and (
+                    self._is_main or not isinstance(error, UserError)
+                ):
+                    current_job().claim_first_failure()  # before the others miss this rank
                 leave(functools.partial(strategy.close, graceful=False))
             raise
 

@@ -1,6 +1,11 @@
 """Derivatives through remote calls against `torch.autograd` in this process."""
 
 import functools
+import math
+import os
+import signal
+import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -397,3 +402,94 @@ def send_what_is_not_used() -> list[list[float]] | None:
 def test_arguments_on_which_no_result_depends_have_a_derivative_of_zero():
     whole, large = [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 1.0, 1.0]
     assert run_world(send_what_is_not_used, 2)[0] == [*[whole] * 4, *[large] * 4]
+
+
+def fail(x: torch.Tensor) -> torch.Tensor:
+    raise ValueError("no value")
+
+
+def catch_a_nested_failure(x: torch.Tensor) -> torch.Tensor:
+    with pytest.raises(todist.RemoteError):
+        todist.remote_sync_call(fail, args=(x * 1,), partitioner=0)
+    return x.sum()
+
+
+@todist.auto_init_rpc()
+def differentiate_after_a_failure(case: str) -> str | None:
+    if todist.get_rank() != 0:
+        return None
+    x = torch.ones(3, requires_grad=True)
+    with todist.autograd.context() as context:
+        y = x * 1
+        if case == "failed":
+            with pytest.raises(todist.RemoteError, match="no value"):
+                todist.remote_sync_call(fail, args=(y,), partitioner=1)
+        elif case == "not pickled":
+            shards = [(1, (y,), {}), (0, (threading.Lock(),), {})]
+            with pytest.raises(TypeError):
+                todist.remote_sync_call(torch.exp, partitioner=lambda: shards)
+        function = catch_a_nested_failure if case == "nested" else torch.sum
+
+        def differentiate() -> None:
+            loss = todist.remote_sync_call(function, args=(y,), partitioner=1)
+            todist.autograd.backward(context, loss)
+
+        with pytest.raises(todist.UserError) as caught:
+            differentiate()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("case", ["failed", "not pickled", "nested"])
+def test_a_call_that_failed_is_refused_where_torch_would_wait_for_ever(case):
+    message = run_world(differentiate_after_a_failure, 2, case)[0]
+    assert "1 remote calls of this context failed or have not ended" in message
+
+
+@todist.auto_init_rpc()
+def arguments_of_the_partitioners_own() -> list[float] | None:
+    if todist.get_rank() != 0:
+        return None
+    x = torch.ones(3, requires_grad=True)
+    with todist.autograd.context() as context:
+        total = todist.remote_sync_call(torch.sum, args=(x * 1,), partitioner=1)
+        loss = todist.remote_sync_call(
+            torch.exp, partitioner=lambda: [(1, (total,), {})], reducer=todist.sum_reducer
+        )
+        todist.autograd.backward(context, loss)
+    return x.grad.tolist()
+
+
+def test_a_partitioner_may_pass_on_tensors_that_are_no_arguments():
+    assert run_world(arguments_of_the_partitioners_own, 2)[0] == pytest.approx([math.e**3] * 3)
+
+
+class DieInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, outer):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_in_backward(x: torch.Tensor) -> torch.Tensor:
+    return DieInBackward.apply(x).sum()
+
+
+def lose_a_worker_in_backward() -> tuple[str, int] | None:
+    todist.init_rpc()
+    if todist.get_rank() == 1:
+        time.sleep(60)
+    x = torch.ones(3, requires_grad=True)
+    with todist.autograd.context() as context:
+        loss = todist.remote_sync_call(die_in_backward, args=(x * 1,), partitioner=1)
+        with pytest.raises(todist.WorkerLostError) as lost:
+            todist.autograd.backward(context, loss)
+    todist.shutdown_rpc(graceful=False)
+    return str(lost.value), lost.value.rank
+
+
+def test_a_worker_that_dies_in_a_backward_pass_is_named():
+    message, rank = run_world(lose_a_worker_in_backward, 2, may_fail=True)[0]
+    assert "worker1" in message and rank == 1

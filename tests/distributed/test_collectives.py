@@ -4,6 +4,7 @@ import functools
 import time
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -212,7 +213,7 @@ def test_barrier_lets_nobody_go_before_all_have_come(size):
 
 def reduce_a_type_that_gloo_lacks() -> int:
     with pytest.raises(RuntimeError, match="scalar type"):
-        collectives.broadcast(torch.ones(2, dtype=torch.uint16))
+        collectives.all_reduce(torch.ones(2, dtype=torch.uint16), "max")
     return collectives.all_reduce(1)
 
 
@@ -254,3 +255,40 @@ def test_a_nan_of_any_rank_and_sums_of_small_integers():
             assert extreme["values"][0].isnan() and extreme["values"][1] == other
             assert extreme["number"] != extreme["number"]
         assert (total, mean) == (400, 200.0)
+
+
+def reduce_numpy_and_other_types() -> dict:
+    rank = dist.get_rank()
+    small = torch.tensor([rank, 300], dtype=torch.int16)
+    return {
+        "array": collectives.all_reduce(np.array([0.5, rank])),
+        "scalar": collectives.all_reduce(np.float32(2.5), "mean"),
+        "largest": collectives.all_reduce({"small": small, "array": np.array([rank])}, "max"),
+        "complex": collectives.all_reduce(torch.tensor([1 + 2j]), "mean"),
+        "broadcast": [
+            collectives.broadcast(torch.full((2,), rank + 1, dtype=dtype)).tolist()
+            for dtype in (torch.int16, torch.float8_e4m3fn, torch.complex64, torch.bool)
+        ],
+        "gathered": collectives.all_gather((small[: rank + 1], np.float32(rank))),
+    }
+
+
+def test_numpy_and_types_that_the_backend_does_not_know():
+    for found in run_world(in_a_group, 2, reduce_numpy_and_other_types):
+        assert isinstance(found["array"], np.ndarray) and found["array"].tolist() == [1.0, 1.0]
+        assert found["scalar"] == 2.5
+        assert found["largest"]["small"].tolist() == [1, 300]
+        assert found["largest"]["small"].dtype is torch.int16
+        assert found["largest"]["array"].tolist() == [1]
+        assert found["complex"].tolist() == [1 + 2j]
+        assert found["broadcast"] == [[1, 1], [1.0, 1.0], [1 + 0j, 1 + 0j], [True, True]]
+        (first, zero), (second, one) = found["gathered"]
+        assert (first.tolist(), second.tolist()) == ([0], [1, 300])
+        assert (zero, one) == (0.0, 1.0) and type(one) is np.float32
+
+
+def test_nccl_without_a_gpu_is_one_sentence(monkeypatch):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(todist.UserError, match="backend=nccl needs a GPU"):
+        collectives.init_process_group("nccl", rendezvous_timeout=20)

@@ -229,3 +229,31 @@ def test_a_method_kept_as_an_attribute_is_the_clones(by):
     clone[0].layer._parameters["weight"] = torch.full((1, 2), 100.0)
     assert clone(torch.ones(1, 2)).item() == 200.0
     assert module[0].chosen.__self__ is module[0]
+
+
+class Listed(nn.Module):
+    """Runs its submodules from containers that are not modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+        self.stages = [self.first, (self.norm, {"last": self.last})]
+        self.kept = [1, "two", None]
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        first, (norm, named) = self.stages
+        return named["last"](norm(first(inputs)))
+
+
+@pytest.mark.parametrize("by", METHODS)
+def test_submodules_in_plain_containers_are_those_of_the_clone(by):
+    torch.manual_seed(0)
+    model = Listed().double()
+    clone = todist.module_clone(model, by=by, detach_buffers=True)
+    assert clone.stages[0] is clone.first and clone.stages[1][1]["last"] is clone.last
+    assert model.stages[0] is model.first and clone.kept == model.kept
+    mean = model.norm.running_mean.clone()
+    gradients = torch.autograd.grad(clone(make_batch()).square().sum(), list(clone.parameters()))
+    assert all(each.abs().sum() > 1e-12 for each in (gradients[0], gradients[-1]))
+    assert torch.equal(model.norm.running_mean, mean)
+    assert not torch.equal(clone.norm.running_mean, mean)

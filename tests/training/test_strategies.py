@@ -10,6 +10,7 @@ from tiny import build, records, train, without_times
 from worlds import run_world
 
 from metadist import distributed
+from metadist.algorithms import TaskResult
 from metadist.distributed import (
     dim_partitioner,
     get_rank,
@@ -263,7 +264,8 @@ def plain_triples(learner, batch: MetaBatch) -> list[tuple]:
 
 
 def key_values(learner, batch: MetaBatch) -> dict[str, torch.Tensor]:
-    return {"index": batch.keys[:, 3].clone(), "twice": batch.keys[:, 3] * 2.0}
+    index = batch.keys[:, 3]
+    return {"index": index.int(), "twice": index * 2.0, "odd": index % 2 == 1}
 
 
 def collect_plain_triples(strategy: str) -> dict | None:
@@ -282,6 +284,8 @@ def test_shards_without_sizes_are_mapped_completely(strategy):
         if mapped is not None:
             assert mapped["index"].tolist() == [0, 1, 2, 3, 4, 5]
             assert mapped["twice"].tolist() == [0, 2, 4, 6, 8, 10]
+            assert mapped["odd"].tolist() == [False, True] * 3
+            assert mapped["index"].dtype is torch.int32
 
 
 class Counted(NamedTuple):
@@ -362,3 +366,39 @@ def test_a_strategy_that_adds_up_refuses_a_reducer_that_is_none():
     for kind in (LocalStrategy, AllReduceStrategy):
         with pytest.raises(UserError, match="choose reducer=mean or reducer=sum"):
             kind(dim_partitioner(0), max)
+
+
+def infinite(learner, batch: MetaBatch) -> TaskResult:
+    return TaskResult(learner.weight.sum() * torch.inf, {"accuracy": torch.tensor(0.5)})
+
+
+def constant(learner, batch: MetaBatch) -> TaskResult:
+    return TaskResult(torch.tensor(2.0), {"accuracy": torch.tensor(0.5)})
+
+
+def results_of_one_task(strategy, mapper) -> tuple | None:
+    module = torch.nn.Linear(2, 1, bias=False)
+    torch.nn.init.ones_(module.weight)
+    strategy.open()
+    found = None
+    if strategy.is_driver:
+        keys = MetaBatch(task_keys(0, "train", 0, range(1)))
+        result, _ = strategy.forward_backward(mapper, module, keys)
+        found = result.loss.item(), None if module.weight.grad is None else module.weight.grad
+    strategy.close()
+    return found
+
+
+@pytest.mark.parametrize("kind", [RpcStrategy, AllReduceStrategy])
+def test_infinity_stays_infinity_where_a_rank_has_no_work(kind):
+    strategy = kind(dim_partitioner(0, exclusive=True), mean_reducer)
+    for found in filter(None, run_world(results_of_one_task, 2, strategy, infinite)):
+        loss, gradient = found
+        assert loss == torch.inf and gradient.tolist() == [[torch.inf, torch.inf]]
+
+
+@pytest.mark.parametrize("gradient", ["worker", "dist_autograd"])
+def test_a_loss_that_depends_on_no_parameter_has_no_gradient(gradient):
+    partitioner = dim_partitioner(0, exclusive=True)
+    strategy = RpcStrategy(partitioner, mean_reducer, gradient=gradient)
+    assert run_world(results_of_one_task, 2, strategy, constant)[0] == (2.0, None)
