@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import torch
 from annotated_types import Ge
@@ -169,8 +169,12 @@ def adapted_names(model: nn.Module, adapt: AdaptedParameters) -> list[str]:
             layer is the model's `head`.
 
     Raises:
-        UserError: the model has no `head`, or no parameter is left.
+        UserError: an unknown `adapt`, the model has no `head`, or no parameter is left.
     """
+    if adapt not in get_args(AdaptedParameters):
+        raise UserError(
+            f"algorithm.adapt={adapt} is unknown: choose {', '.join(get_args(AdaptedParameters))}."
+        )
     names = [name for name, each in model.named_parameters() if each.requires_grad]
     if adapt in ("head", "body") and not isinstance(getattr(model, "head", None), nn.Module):
         raise UserError(

@@ -52,8 +52,9 @@ class Learner(nn.Module):
             has no more classes than the model outputs. A subclass that uses the model's features
             instead sets it to False.
         batches_tasks: whether `forward` supports batched tasks. Default: False. A subclass that
-            overrides a method of a class that supports them sets it anew, for its own method may
-            be written for one task; `method` and `protocol` do not count.
+            overrides a method of a class that supports them, `__init__` included, sets it anew, for
+            its own method may be written for one task; `method` and `protocol` do not count. The
+            learner's own parameters then have a first dimension of tasks too.
         batches_buffers: whether the learner's buffers, too, may have a first dimension of tasks.
             Default: False; a learner with buffers then runs tasks one at a time.
         needs_task_seeds: whether `forward` of batched tasks draws random numbers. Default: False.
@@ -79,7 +80,7 @@ class Learner(nn.Module):
         bases = list(cls.__mro__)
         first = next(i for i, base in enumerate(bases) if "batches_tasks" in vars(base))
         own = [item for base in bases[:first] for item in vars(base).items()]
-        methods = {name for name, each in own if callable(each) and name[:2] != "__"}
+        methods = {n for n, each in own if callable(each) and (n[:2] != "__" or n == "__init__")}
         inherited = {name for base in bases[first:] for name in vars(base)}
         if methods & inherited - {"method", "protocol"}:
             cls.batches_tasks = False
@@ -109,7 +110,17 @@ class Learner(nn.Module):
         return examples.targets.dim() - (2 if self.regression else 1)
 
     def loss(self, predictions: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss over queries: predictions (…, n, outputs) -> (…)."""
+        """The mean loss over queries: predictions (…, n, outputs) -> (…).
+
+        Raises:
+            UserError: regression with targets of another shape, which would be broadcast.
+        """
+        if self.regression and predictions.shape != targets.shape:
+            raise UserError(
+                f"the model gives values of shape {tuple(predictions.shape)}, and the targets have "
+                f"the shape {tuple(targets.shape)}: a regression dataset gives targets of shape "
+                "(n, outputs)."
+            )
         if self.regression:
             return (predictions - targets).square().mean((-2, -1))
         each = F.cross_entropy(predictions.flatten(0, -2), targets.flatten(), reduction="none")

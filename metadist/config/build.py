@@ -257,10 +257,24 @@ def _check_batch_norm(tasks: TaskDistribution, learner: Learner) -> None:
 
 
 def _check_partition(strategy: Strategy, learner: Learner, trainer: TrainerConfig) -> None:
-    """Partition one meta-batch, to find unknown workers before training."""
+    """Partition one meta-batch, to find unknown workers and lost tasks before training."""
     keys = task_keys(0, "train", 1, range(trainer.meta_batch_size))
-    for worker, _, _ in as_shards(strategy.partitioner(learner, MetaBatch(keys))):
+    indices: list[int] = []
+    for worker, args, kwargs in as_shards(strategy.partitioner(learner, MetaBatch(keys))):
         get_worker_id(worker)
+        batches = [each for each in (*args, *kwargs.values()) if isinstance(each, MetaBatch)]
+        if len(batches) != 1:
+            raise UserError(
+                "a shard of the partitioner has no MetaBatch among its arguments, but "
+                f"{', '.join(type(each).__name__ for each in (*args, *kwargs.values()))}: give it "
+                "(learner, tasks.select(slice)) and size=tasks.size."
+            )
+        indices += batches[0].keys.view(-1, keys.shape[1])[:, 3].tolist()
+    if sorted(indices) != keys[:, 3].tolist():
+        raise UserError(
+            f"the partitioner's shards have {len(indices)} tasks, {len(set(indices))} of them "
+            f"different, of a meta-batch of {len(keys)}: give each task to one shard."
+        )
 
 
 def _nodes(cfg: DictConfig, group: str) -> dict[str, Any]:
@@ -277,7 +291,10 @@ def _nodes(cfg: DictConfig, group: str) -> dict[str, Any]:
 def _logger(cfg: DictConfig, instantiate: Callable[..., Any]) -> Logger:
     """The configured loggers on rank zero; on other ranks one that does nothing."""
     nodes = _nodes(cfg, "logger")
-    loggers = [instantiate(node, f"logger.{name}") for name, node in nodes.items()]
+    loggers = []
+    for name, node in nodes.items():
+        loggers.append(instantiate(node, f"logger.{name}"))
+        _check_type(loggers[-1], Logger, f"logger.{name}", node)
     if get_rank() != 0:
         return Logger()
     # metrics.jsonl is part of a run's results, so it is always written.

@@ -133,6 +133,6 @@ def _unknown_key(key: str, node: DictConfig) -> str:
         return f"{key} is not a key of the configuration: {path} has no options."
     add = f", or write +{key}=VALUE to add it" if kwargs or not names else ""
     return (
-        f"{key} is not a key of the configuration{hint}: the keys of {path} are "
+        f"{key} is not a key of the configuration{hint}: the keys of {path or 'the top level'} are "
         f"{', '.join(names)}{add}."
     )

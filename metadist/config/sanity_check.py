@@ -44,6 +44,7 @@ def run_sanity_check(
     device = str(next(learner.parameters()).device)
     metric = "mse" if learner.regression else "accuracy"
     for training, split in ((True, "train"), (False, "test")):
+        _check_episode(tasks, learner, split)
         mapper = TaskMapper(WorkerLocal("sanity check", tasks), device, precision=precision)
         batch = MetaBatch(task_keys(0, split, 0, range(1)))
         try:
@@ -79,6 +80,42 @@ def run_sanity_check(
                 f'which lack "{metric}": return '
                 "TaskResult(loss, self.metrics(predictions, targets), predictions)."
             )
+
+
+def _check_episode(tasks: TaskDistribution, learner: Learner, split: str) -> None:
+    """That a task's tensors are of the right types, and the same for equal keys.
+
+    Tasks of the user's own may have other fields beside support and query, or none of the two.
+    """
+    key = task_keys(0, split, 0, range(1))[0]
+    found, again = tasks.sample(key), tasks.sample(key)
+    name = type(getattr(tasks, "dataset", tasks)).__name__
+    if isinstance(found, tuple | list) and not hasattr(found, "query"):
+        raise UserError(
+            f"{name} gives a {type(found).__name__} as a task: return metadist.tasks.Episode("
+            "Examples(inputs, targets), Examples(inputs, targets))."
+        )
+    dtype = next(learner.parameters()).dtype
+    for part in ("support", "query"):
+        for field in ("inputs", "targets"):
+            value = getattr(getattr(found, part, None), field, None)
+            if value is None:
+                continue
+            if not isinstance(value, Tensor):
+                raise UserError(
+                    f"{name} gives {part}.{field} of type {type(value).__name__}: give a tensor, "
+                    "as by torch.from_numpy."
+                )
+            if value.is_floating_point() and value.dtype != dtype:
+                raise UserError(
+                    f"{name} gives {part}.{field} of {value.dtype}, and the model's parameters are "
+                    f"{dtype}: convert them, as by .float()."
+                )
+            if not torch.equal(value, getattr(getattr(again, part), field)):
+                raise UserError(
+                    f"{name} gives two different tasks for one key: draw every random number from "
+                    "the generator that it is given."
+                )
 
 
 def _model_output(learner: Learner, tasks: TaskDistribution, split: str) -> str:

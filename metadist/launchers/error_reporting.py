@@ -100,6 +100,9 @@ def report_error(error: Exception, tracebacks: bool, in_job: bool) -> int:
         error = error.__cause__  # raised by a resolver
     if isinstance(error, WorkerGroupFailed):
         return error.exit_status
+    if isinstance(error, BrokenPipeError) and not in_job:  # as of `--help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     if isinstance(error, RemoteRankFailed | RendezvousClosedError):
         _wait_until_reported()
         return FAILURE_STATUS

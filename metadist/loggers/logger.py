@@ -1,6 +1,7 @@
 """The interface of a logger, and several loggers as one."""
 
 import contextlib
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +48,20 @@ class Logger:
 
     `start` is called first, then `log_metrics`, `log_message` and `flush` any number of times,
     then `finish` if the run succeeded, and `close` in every case. Rank zero alone calls them.
+
+    Raises:
+        TypeError: a subclass defines a public method whose name is almost one of these.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        known = [name for name in vars(Logger) if name[0] != "_"]
+        for name in vars(cls):
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.9)
+            if near and near != [name]:
+                raise TypeError(
+                    f"{cls.__qualname__}.{name} is no method of Logger (did you mean {near[0]}?)."
+                )
 
     def start(self, run: Run) -> None:
         """Opens the output.

@@ -10,6 +10,7 @@ from .episode import (
     TaskDistribution,
     key_generator,
     key_split,
+    select_episodes,
     stack_episodes,
     task_keys,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "TieredImageNet",
     "key_generator",
     "key_split",
+    "select_episodes",
     "stack_episodes",
     "task_keys",
 ]

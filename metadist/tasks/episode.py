@@ -94,6 +94,16 @@ def stack_episodes(episodes: list[Episode]) -> Episode:
     )
 
 
+def select_episodes(episodes: Episode, index: int | slice) -> Episode:
+    """One of several stacked episodes, or some.
+
+    Args:
+        episodes: every tensor with a leading task dimension, which an integer removes.
+        index: of the episodes.
+    """
+    return Episode(*(Examples(part.inputs[index], part.targets[index]) for part in episodes))
+
+
 class TaskDistribution(Protocol):
     """A distribution of tasks: a dataset with a number of ways, shots and queries."""
 

@@ -60,6 +60,11 @@ class FewShotTasks:
         for name, count in {"ways": ways, "shots": shots, "queries": queries, **given}.items():
             if count is not None and count < 1:
                 raise UserError(f"task.{name} must be at least 1, got {count}")
+        if missing := [n for n in _MEMBERS if not hasattr(dataset, n)]:
+            raise UserError(
+                f"the dataset {type(dataset).__name__} has no {', '.join(missing)}: see "
+                "metadist.tasks.TaskDataset for what a dataset has."
+            )
         self.dataset = dataset
         self.ways, self.shots, self.queries = ways, shots, queries
         self.train_ways = ways if train_ways is None else train_ways
@@ -143,6 +148,10 @@ class FewShotTasks:
         if split == "train":
             return self.train_ways, self.train_shots, self.train_queries
         return self.ways, self.shots, self.queries
+
+
+_MEMBERS = ("input_shape", "regression", "outputs", "episode", "check", "protocol")
+"""Of `TaskDataset`."""
 
 
 def _overrides_episode_only(dataset: type) -> bool:

@@ -343,10 +343,22 @@ class ImageClasses:
         }
 
     def _draw(self, generator: np.random.Generator, split: str, ways: int, needed: int) -> _Draw:
-        """Draw the classes of a task, `needed` examples of each, and the rotations."""
+        """Draw the classes of a task, `needed` examples of each, and the rotations.
+
+        Raises:
+            UserError: there is no such split, or it has too few classes or examples.
+        """
+        if split not in self.splits:
+            raise UserError(f"there is no split {split!r}: choose one of {', '.join(SPLITS)}.")
         members = self._candidates(generator, split, ways, needed)
+        if ways > len(members):
+            self.check(ways, needed, 0, [split])
         classes = members[generator.choice(len(members), ways, replace=False)]
         examples = [generator.permutation(self.class_sizes[c])[:needed] for c in classes]
+        if small := [c for c in classes.tolist() if self.class_sizes[c] < needed]:
+            raise UserError(
+                f"a task has {needed} examples of each class, but {self._too_small(small)}"
+            )
         if self.test_drawers and split != "train":
             examples = examples[:1] * ways
         rotations = np.zeros(ways, np.int64)
@@ -387,6 +399,8 @@ class ImageClasses:
             return self._large_enough(self.splits[split], needed)
         groups = (self._large_enough(group, needed) for group in self.groups[split])
         large = [group for group in groups if len(group) >= ways]
+        if not large:
+            self.check(ways, needed, 0, [split])
         return large[generator.integers(len(large))]
 
     def _grouped(self, groups: Sequence[str]) -> dict[str, list[np.ndarray]]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from metadist.tasks.episode import SPLITS, Episode, Examples
+from metadist.tasks.episode import SPLITS, Episode, Examples, select_episodes
 
 AMPLITUDES = (0.1, 5.0)
 PHASES = (0.0, np.pi)
@@ -56,8 +56,7 @@ class Sinusoid:
         Returns:
             inputs and targets float32 of shape (shots, 1) and (queries, 1).
         """
-        batch = self.episodes([generator], split, ways, shots, queries)
-        return Episode(*(Examples(part.inputs[0], part.targets[0]) for part in batch))
+        return select_episodes(self.episodes([generator], split, ways, shots, queries), 0)
 
     def episodes(
         self,

@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from metadist.algorithms import Learner, TaskResult
 from metadist.errors import UserError
-from metadist.tasks import Episode, Examples, stack_episodes
+from metadist.tasks import Episode, Examples, select_episodes, stack_episodes
 from metadist.training.precision import Precision, autocast, to_float32
 
 ChunkSize = int | Literal["auto"]
@@ -122,7 +122,7 @@ def split_stacked(
         device: of the chunks.
         chunk_size: as of `max_chunk_size`.
     """
-    largest = max_chunk_size(learner, _select(episodes, 0), device, chunk_size)
+    largest = max_chunk_size(learner, select_episodes(episodes, 0), device, chunk_size)
     episodes = to_device(episodes, device)
     start = 0
     while start < len(keys):
@@ -130,11 +130,11 @@ def split_stacked(
         stop = start + math.ceil(left / math.ceil(left / max(1, largest)))
         part = keys[start:stop]
         if not largest:
-            yield Chunk(part, _select(episodes, start), False)
+            yield Chunk(part, select_episodes(episodes, start), False)
         elif left == len(keys) == stop:
             yield Chunk(part, episodes, True)
         else:
-            yield Chunk(part, _select(episodes, slice(start, stop)), True)
+            yield Chunk(part, select_episodes(episodes, slice(start, stop)), True)
         start = stop
 
 
@@ -149,10 +149,6 @@ def to_device(episodes: Episode, device: torch.device) -> Episode:
         return pinned.to(device, non_blocking=cuda)
 
     return Episode(*(Examples(copied(x), copied(y)) for x, y in episodes))
-
-
-def _select(episodes: Episode, index: int | slice) -> Episode:
-    return Episode(*(Examples(part.inputs[index], part.targets[index]) for part in episodes))
 
 
 def forward_batched(

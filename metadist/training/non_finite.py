@@ -7,7 +7,7 @@ from torch import Tensor
 
 from metadist.algorithms import Learner
 from metadist.distributed.reducers import finish_sum
-from metadist.tasks import SPLITS, Episode, Examples
+from metadist.tasks import SPLITS
 from metadist.training.experiment import Experiment, make_batch
 from metadist.training.task_mapper import MetaBatch, TaskMapper, TrainMapper
 
@@ -117,10 +117,4 @@ def format_key(key: Tensor) -> str:
 def _split_tasks(batch: MetaBatch) -> list[MetaBatch]:
     if batch.keys.dim() == 1:
         return [batch]
-    episodes: list[Episode | None] = [None] * len(batch.keys)
-    if batch.episodes is not None:
-        episodes = [
-            Episode(*(Examples(part.inputs[i], part.targets[i]) for part in batch.episodes))
-            for i in range(len(batch.keys))
-        ]
-    return [MetaBatch(key, episode) for key, episode in zip(batch.keys, episodes, strict=True)]
+    return [batch.select(slice(index, index + 1)) for index in range(batch.size)]

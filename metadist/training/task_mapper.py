@@ -20,7 +20,7 @@ from metadist.distributed import get_local_rank, module_clone
 from metadist.distributed.worker_calls import Call, Gradients, WorkerResponse
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError, first_line
-from metadist.tasks import Episode, Examples
+from metadist.tasks import Episode, select_episodes
 from metadist.training.batching import (
     MAX_CHUNK,
     Chunk,
@@ -60,6 +60,12 @@ class MetaBatch(NamedTuple):
     def size(self) -> int:
         """The number of tasks."""
         return 1 if self.keys.dim() == 1 else len(self.keys)
+
+    def select(self, tasks: slice) -> "MetaBatch":
+        """Some of the tasks, for a partitioner's shard."""
+        if self.episodes is None:
+            return MetaBatch(self.keys[tasks])
+        return MetaBatch(self.keys[tasks], select_episodes(self.episodes, tasks))
 
 
 @dataclass(frozen=True)
@@ -176,8 +182,7 @@ class TaskMapper:
             elif single:
                 episode = batch.episodes
             else:
-                parts = (Examples(p.inputs[index], p.targets[index]) for p in batch.episodes)
-                episode = Episode(*parts)
+                episode = select_episodes(batch.episodes, index)
             yield key, episode
 
 
