@@ -25,7 +25,7 @@ _context.set_forkserver_preload(
         "torch.nn.parallel",
         "metadist.cli.main",
         "metadist.config.build",
-        "metadist.config.sanity_check",
+        "metadist.training.sanity_check",
         "metadist.training.run_plots",
         "metadist.algorithms.maml",
         "metadist.models.conv4",

@@ -14,7 +14,6 @@ from metadist.algorithms import Learner
 from metadist.config.instantiate import instantiate as instantiate_node
 from metadist.config.instantiate import locate_target
 from metadist.config.plain import redact_secrets, to_plain
-from metadist.config.sanity_check import run_sanity_check
 from metadist.config.schema import Settings, validate
 from metadist.distributed import get_rank, get_worker_id, get_world_size
 from metadist.distributed.job import current_job
@@ -39,6 +38,7 @@ from metadist.training import (
     restore,
     supported_precision,
 )
+from metadist.training.sanity_check import run_sanity_check
 
 _log = logging.getLogger(__name__)
 

@@ -115,3 +115,8 @@ def test_parameters_are_told_apart_by_their_layers(norm):
     assert adapted_names(model, "no_norm") == header + head
     assert adapted_names(model, "head") == head
     assert adapted_names(model, "body") == header + of_norm
+
+
+def test_an_unknown_choice_is_refused():
+    with pytest.raises(UserError, match="adapt=heads is unknown: choose all, no_norm, head, body"):
+        MAML(MLP((4,), 2), adapt="heads")

@@ -300,3 +300,25 @@ def test_a_model_may_have_a_parameter_that_it_does_not_use():
 def test_a_model_without_parameters_that_require_grad_is_refused():
     with pytest.raises(UserError, match="parameters that require grad"):
         MAML(MLP((4,), 3, hidden=[5]).requires_grad_(False))
+
+
+class LearnedRate(MAML):
+    """Its rate would have a dimension of tasks in batches, for which it is not written."""
+
+    def __init__(self, model, regression=False):
+        super().__init__(model, regression)
+        self.inner_lr = nn.Parameter(torch.tensor(0.1))
+
+
+def test_a_subclass_with_parameters_of_its_own_computes_one_task_at_a_time():
+    model = Conv4((1, 28, 28), 5, filters=8)
+    assert MAML(model).train().supports_batched_tasks
+    assert not LearnedRate(model).train().supports_batched_tasks
+
+
+def test_targets_of_another_shape_are_refused():
+    learner = MAML(MLP((1,), 1), regression=True)
+    with pytest.raises(
+        UserError, match=r"values of shape \(3, 1\), and the targets have the shape"
+    ):
+        learner.loss(torch.zeros(3, 1), torch.zeros(3))

@@ -115,3 +115,9 @@ def test_importing_the_package_imports_nothing_heavy():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=os.environ
     )
     assert out.stdout.strip() == "[]", out.stderr
+
+
+def test_a_method_that_is_almost_one_of_the_interface_is_refused():
+    with pytest.raises(TypeError, match=r"Mine\.log_metric is no method of Logger \(did you mean"):
+        type("Mine", (Logger,), {"log_metric": lambda self, metrics: None})
+    type("Mine", (Logger,), {"log_image": lambda self: None, "log_metrics": lambda self, _: None})

@@ -104,3 +104,11 @@ def test_a_dataset_with_an_episode_of_its_own_samples_one_task_at_a_time():
     tasks = FewShotTasks(Shifted(), shots=2, queries=2)
     assert tasks.sample_batch(keys, cpu) is None
     assert (tasks.sample(keys[0]).support.targets > 90).all()
+
+
+def test_a_dataset_without_a_method_is_refused():
+    class Nothing:
+        input_shape, regression = (1,), True
+
+    with pytest.raises(UserError, match=r"Nothing has no outputs, episode, check, protocol: see"):
+        FewShotTasks(Nothing())

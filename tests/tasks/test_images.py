@@ -550,3 +550,13 @@ def test_small_classes_of_a_group_are_left_out():
         assert tasks.sample(key).query.inputs.shape[0] == 8
     with pytest.raises(UserError, match=r"ways is 3, but the .* split of uneven has only 2"):
         FewShotTasks(dataset, ways=3, shots=2, queries=4)
+
+
+def test_tasks_that_a_dataset_cannot_sample_are_refused():
+    dataset, generator = Glyphs(), np.random.default_rng(0)
+    with pytest.raises(UserError, match="a task has 25 examples of each class, but a class of"):
+        dataset.episode(generator, "train", 5, 10, 15)
+    with pytest.raises(UserError, match="ways is 5000, but the train split"):
+        dataset.episode(generator, "train", 5000, 1, 1)
+    with pytest.raises(UserError, match="there is no split 'val': choose one of train, validation"):
+        dataset.episode(generator, "val", 5, 1, 1)

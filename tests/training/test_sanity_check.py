@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from metadist.algorithms import MAML, Learner, TaskResult
-from metadist.config.sanity_check import run_sanity_check
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
 from metadist.models import MLP, Conv4
-from metadist.tasks import FewShotTasks, Glyphs, task_keys
+from metadist.tasks import Episode, Examples, FewShotTasks, Glyphs, Sinusoid, task_keys
 from metadist.training import MetaBatch, TrainMapper
+from metadist.training.sanity_check import run_sanity_check
 
 
 class Returns(Learner):
@@ -139,3 +139,46 @@ def test_parameters_and_running_statistics_stay_as_they_are(tasks):
     run_sanity_check(tasks, learner)
     assert len(before) > 12
     assert all(torch.equal(each, before[name]) for name, each in learner.state_dict().items())
+
+
+def lines(change) -> FewShotTasks:
+    """Tasks of sine waves, whose episodes a function changes."""
+
+    class Lines(Sinusoid):
+        def episode(self, *arguments):
+            return change(super().episode(*arguments))
+
+    return FewShotTasks(Lines(), ways=1, shots=3, queries=4)
+
+
+def on_queries(change):
+    """Changes the queries' inputs and targets."""
+    return lambda episode: Episode(episode.support, Examples(*change(*episode.query)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (tuple, "gives a tuple as a task: return metadist.tasks.Episode"),
+        (
+            on_queries(lambda x, y: (x.numpy(), y)),
+            r"gives query\.inputs of type ndarray: give a te",
+        ),
+        (
+            on_queries(lambda x, y: (x.double(), y)),
+            r"of torch\.float64, and the model's parameters",
+        ),
+        (on_queries(lambda x, y: (x + torch.rand(1), y)), "gives two different tasks for one key"),
+        (
+            on_queries(lambda x, y: (x, y[:, 0])),
+            r"targets have the shape \(4,\): a regression data",
+        ),
+        (on_queries(lambda x, y: (x, y.repeat(1, 2))), r"targets have the shape \(4, 2\)"),
+    ],
+)
+def test_a_wrong_task_is_one_sentence(change, message):
+    if change is tuple:
+        change = lambda episode: ((0, 1), (2, 3))  # noqa: E731
+    learner = MAML(MLP((1,), 1, [4], batch_norm=False), regression=True)
+    with pytest.raises(UserError, match=message):
+        run_sanity_check(lines(change), learner)

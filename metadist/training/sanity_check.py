@@ -11,8 +11,9 @@ from metadist.algorithms import Learner
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError, first_line
 from metadist.tasks import TaskDistribution, task_keys
-from metadist.training import MetaBatch, Precision, TaskMapper
+from metadist.training.precision import Precision
 from metadist.training.signals import raise_if_interrupted
+from metadist.training.task_mapper import MetaBatch, TaskMapper
 
 _RESERVED = {
     *("accuracy", "ci95", "loss", "mse", "tasks"),
