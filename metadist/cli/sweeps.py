@@ -366,7 +366,12 @@ def _report(sweep: Sweep, status: int) -> int:
         return status or (1 if sweep.failed else USER_ERROR_STATUS)
     if status in (130, 143):
         print_error(f"the sweep was stopped: to resume, give the same command {again}")
-    if report.failed and not status:
+    elif report.failed and status:
+        print_error(
+            f"the sweep ended with the failed job ({', '.join(report.failed)}): the same command "
+            f"with {again} runs it again and goes on with the other jobs."
+        )
+    elif report.failed:
         many = f"{len(report.failed)} job{'s' if len(report.failed) > 1 else ''}"
         print_error(
             f"error: {many} of the sweep failed ({', '.join(report.failed)}): sweep.md says why; "

@@ -350,7 +350,8 @@ def _require_same(path: Path, saved: Mapping[str, str], current: Mapping[str, st
         if saved.get(key) != current.get(key):
             raise UserError(
                 f"the checkpoint {path} is of another run: {key} was {saved.get(key)} there and is "
-                f"{current.get(key)} now; resume with the options that it was trained with."
+                f"{current.get(key)} now; resume with the options that it was trained with, or "
+                f"start another run with init_from={path}."
             )
 
 

@@ -13,10 +13,11 @@ from omegaconf.errors import OmegaConfBaseException
 from tiny import build
 
 from metadist.config.hydra_errors import describe_error, raised_by_hydra
+from metadist.distributed import Shard
 from metadist.errors import UserError
 from metadist.loggers import Run
 from metadist.tasks import Episode, Examples, key_generator
-from metadist.training import Experiment, Trainer
+from metadist.training import Experiment, MetaBatch, Trainer
 
 KEYS = (
     "trainer.iterations",
@@ -190,3 +191,30 @@ def test_secrets_are_not_part_of_the_saved_configuration(tmp_path, monkeypatch):
 def test_optimizers_and_schedules_that_cannot_take_a_step(tmp_path, overrides, message):
     with pytest.raises(UserError, match=message):
         build(tmp_path, "strategy=local", *overrides.split())
+
+
+def first_three(learner, tasks: MetaBatch) -> list[Shard]:
+    return [Shard(0, (learner, tasks.select(slice(3))), size=3)]
+
+
+def twice(learner, tasks: MetaBatch) -> list[Shard]:
+    return [Shard(0, (learner, tasks), size=tasks.size)] * 2
+
+
+def without_tasks(learner, tasks: MetaBatch) -> list[Shard]:
+    return [Shard(0, (learner, tuple(tasks)))]
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "message"),
+    [
+        (first_three, "shards have 3 tasks, 3 of them different, of a meta-batch of 4: give each"),
+        (twice, "shards have 8 tasks, 4 of them different, of a meta-batch of 4: give each"),
+        (without_tasks, "no MetaBatch among its arguments, but MAML, tuple: give it"),
+    ],
+)
+def test_partitioners_that_lose_or_repeat_tasks_are_refused(tmp_path, partitioner, message):
+    target = f"+partition._target_={partitioner.__module__}.{partitioner.__name__}"
+    options = ("strategy=local", target, "+partition._partial_=true", "trainer.meta_batch_size=4")
+    with pytest.raises(UserError, match=message):
+        build(tmp_path, *options)
