@@ -1,3 +1,4 @@
-from .main import exit_status, hydra_main
+from .command import exit_status
+from .main import hydra_main
 
 __all__ = ["exit_status", "hydra_main"]

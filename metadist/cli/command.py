@@ -2,12 +2,15 @@
 
 import argparse
 import importlib
+import os
+import signal
 import sys
+from collections.abc import Callable
 from typing import NamedTuple
 
 from metadist import __version__
 from metadist.distributed import get_rank
-from metadist.errors import did_you_mean
+from metadist.errors import UserError, did_you_mean
 
 
 class Command(NamedTuple):
@@ -83,6 +86,39 @@ def add_trust_code(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="build any class that the run names, such as an algorithm of your own",
     )
+
+
+def exit_status(work: Callable[[], int | None]) -> int:
+    """Run a command that starts no job, and report user errors in one sentence.
+
+    Args:
+        work: returns the exit status, None for success.
+
+    Returns:
+        The exit status: 2 after a user error; after a keyboard interrupt, or if the reader of a
+        pipe has ended, that of the signal, without a message.
+    """
+    try:
+        return work() or 0
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except Exception as error:
+        # Imported here because Hydra takes time.
+        from hydra.errors import HydraException
+        from omegaconf.errors import OmegaConfBaseException
+
+        from metadist.config.hydra_errors import describe_error
+
+        if not isinstance(error, UserError | HydraException | OmegaConfBaseException):
+            raise
+        try:
+            sys.stdout.flush()
+        except OSError:  # Python tries again at its end, and would report the failure
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error.__cause__, BrokenPipeError):
+            return 128 + signal.SIGPIPE
+        print(f"error: {describe_error(error)}", file=sys.stderr)
+        return 2
 
 
 def usage() -> str:

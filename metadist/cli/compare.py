@@ -6,8 +6,7 @@ Both runs must have been tested on the same tasks: the difference is taken task 
 
 from pathlib import Path
 
-from metadist.cli.command import argument_parser
-from metadist.cli.main import exit_status
+from metadist.cli.command import argument_parser, exit_status
 from metadist.loggers.console import print_plain
 from metadist.reports import PairedDifference, compare_runs
 

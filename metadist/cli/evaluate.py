@@ -15,8 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from metadist.cli.command import add_trust_code, argument_parser
-from metadist.cli.main import exit_status
+from metadist.cli.command import add_trust_code, argument_parser, exit_status
 from metadist.config import load_experiment
 from metadist.errors import UserError
 from metadist.files import REDIRECT_OUTPUT, atomic_write, wrap_write_errors

@@ -6,8 +6,7 @@ in its metadata. FewShotClassifier.load, metadist predict and init_from read it.
 
 from pathlib import Path
 
-from metadist.cli.command import argument_parser
-from metadist.cli.main import exit_status
+from metadist.cli.command import argument_parser, exit_status
 from metadist.loggers.console import print_plain
 from metadist.training import export_weights
 

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from rich.progress import Progress
 
-from metadist.cli.command import argument_parser
-from metadist.cli.main import exit_status
+from metadist.cli.command import argument_parser, exit_status
 from metadist.errors import UserError
 from metadist.loggers.console import print_plain
 

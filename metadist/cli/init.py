@@ -7,8 +7,7 @@ commands to run.
 import shutil
 from pathlib import Path
 
-from metadist.cli.command import argument_parser
-from metadist.cli.main import exit_status
+from metadist.cli.command import argument_parser, exit_status
 from metadist.errors import UserError
 from metadist.loggers.console import print_plain
 

@@ -2,8 +2,6 @@
 
 import contextlib
 import functools
-import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +9,8 @@ from typing import Any, cast
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
 
 from metadist.cli.sweeps import (
     fail_job,
@@ -25,11 +21,9 @@ from metadist.cli.sweeps import (
     sweep_jobs,
 )
 from metadist.config import replace_options
-from metadist.config.hydra_errors import describe_error
 from metadist.config.hydra_version import VERSION_BASE
 from metadist.distributed import get_rank, get_world_info
-from metadist.errors import UserError
-from metadist.launchers.error_reporting import USER_ERROR_STATUS, exit_process
+from metadist.launchers.error_reporting import exit_process
 from metadist.launchers.job import JobFailure, report_errors, run_job
 from metadist.launchers.launcher import create_launcher
 from metadist.launchers.run_spec import RunSpec
@@ -137,31 +131,6 @@ def is_main_program(path: Path) -> bool:
     """Whether this process was started to run a script, rather than another that calls it."""
     started = getattr(sys.modules["__main__"], "__file__", None)
     return started is not None and Path(started).resolve() == path
-
-
-def exit_status(work: Callable[[], int | None]) -> int:
-    """Run a command that starts no job, and report user errors in one sentence.
-
-    Args:
-        work: returns the exit status, None for success.
-
-    Returns:
-        The exit status: 2 after a user error; after a keyboard interrupt, or if the reader of a
-        pipe has ended, that of the signal, without a message.
-    """
-    try:
-        return work() or 0
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    except (UserError, HydraException, OmegaConfBaseException) as error:
-        try:
-            sys.stdout.flush()
-        except OSError:  # Python tries again at its end, and would report the failure
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error.__cause__, BrokenPipeError):
-            return 128 + signal.SIGPIPE
-        print(f"error: {describe_error(error)}", file=sys.stderr)
-        return USER_ERROR_STATUS
 
 
 maml = hydra_main("maml")

@@ -9,8 +9,7 @@ import csv
 import io
 from pathlib import Path
 
-from metadist.cli.command import add_trust_code, argument_parser
-from metadist.cli.main import exit_status
+from metadist.cli.command import add_trust_code, argument_parser, exit_status
 from metadist.errors import UserError
 from metadist.files import REDIRECT_OUTPUT, atomic_write, wrap_write_errors
 from metadist.inference import FewShotClassifier

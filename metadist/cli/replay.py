@@ -7,8 +7,7 @@ as reported for a task with a non-finite loss.
 
 from pathlib import Path
 
-from metadist.cli.command import add_trust_code, argument_parser
-from metadist.cli.main import exit_status
+from metadist.cli.command import add_trust_code, argument_parser, exit_status
 from metadist.config import load_experiment
 from metadist.loggers.console import print_plain
 from metadist.training.replay import parse_key, replay

@@ -9,8 +9,7 @@ the overrides that differ between runs.
 
 from pathlib import Path
 
-from metadist.cli.command import argument_parser
-from metadist.cli.main import exit_status
+from metadist.cli.command import argument_parser, exit_status
 from metadist.loggers.console import print_plain
 from metadist.reports.run_record import is_run
 from metadist.reports.run_report import write_run_report

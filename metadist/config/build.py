@@ -22,14 +22,13 @@ from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError, first_line
 from metadist.kernels import tune_malloc
 from metadist.loggers import JsonlLogger, Logger, LoggerCollection
-from metadist.tasks import FewShotTasks, TaskDistribution, task_keys
+from metadist.tasks import FewShotTasks, TaskDistribution, TaskShape, task_keys
 from metadist.training import (
     Callback,
     EvaluateMapper,
     Experiment,
     MetaBatch,
     Strategy,
-    TaskShape,
     TrainerConfig,
     TrainMapper,
     compile_options,

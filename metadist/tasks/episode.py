@@ -104,8 +104,8 @@ def select_episodes(episodes: Episode, index: int | slice) -> Episode:
     return Episode(*(Examples(part.inputs[index], part.targets[index]) for part in episodes))
 
 
-class TaskDistribution(Protocol):
-    """A distribution of tasks: a dataset with a number of ways, shots and queries."""
+class TaskShape(Protocol):
+    """What a model is built for: the part of a task distribution that needs no data."""
 
     input_shape: tuple[int, ...]
     """Shape of one input, without a batch dimension."""
@@ -115,6 +115,10 @@ class TaskDistribution(Protocol):
 
     regression: bool
     """Whether targets are real numbers (evaluated by MSE) rather than classes (accuracy)."""
+
+
+class TaskDistribution(TaskShape, Protocol):
+    """A distribution of tasks: a dataset with a number of ways, shots and queries."""
 
     def sample(self, key: Tensor) -> Episode:
         """Sample the task of a key of shape (4,). Equal keys give equal episodes, bit for bit."""

@@ -1,7 +1,6 @@
 from .callbacks import Callback, EarlyStopping, WeightAveraging
 from .experiment import (
     Experiment,
-    TaskShape,
     TrainerConfig,
     TrainState,
     compile_options,
@@ -40,7 +39,6 @@ __all__ = [
     "RpcStrategy",
     "Strategy",
     "TaskMapper",
-    "TaskShape",
     "TrainMapper",
     "TrainState",
     "Trainer",

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, cast
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from annotated_types import Ge, Gt, Le, Lt
@@ -99,20 +99,6 @@ class TrainerConfig:
                 "trainer.test_checkpoint=best needs validations: set "
                 "trainer.eval_every, or take trainer.test_checkpoint=last."
             )
-
-
-class TaskShape(Protocol):
-    """What a model is built for: the part of a task distribution that needs no data.
-
-    Attributes:
-        input_shape: shape of one input, without a batch dimension.
-        outputs: width of the model's last layer.
-        regression: whether targets are real numbers.
-    """
-
-    input_shape: tuple[int, ...]
-    outputs: int
-    regression: bool
 
 
 @dataclass

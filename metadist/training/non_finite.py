@@ -1,5 +1,6 @@
 """Non-finite losses and gradients: which tasks they come from."""
 
+from dataclasses import fields
 from typing import NamedTuple
 
 import torch
@@ -51,7 +52,8 @@ def find_non_finite(
             parameters=True,
         )
     run = x.train_mapper
-    mapper = GradientNormMapper(run.tasks, run.device, run.chunk_size, precision=run.precision)
+    settings = {each.name: getattr(run, each.name) for each in fields(TaskMapper)}
+    mapper = GradientNormMapper(**{**settings, "profile": False})
     found = x.strategy.map_tasks(mapper, x.learner, make_batch(x, keys))
     bad = ~(found["loss"].isfinite() & found["gradient_norm"].isfinite())
     if not bad.any():
@@ -98,9 +100,8 @@ def task_gradient(
         task: a single one.
     """
     trained = {name: p for name, p in learner.named_parameters() if p.requires_grad}
-    train_mapper = TrainMapper(
-        mapper.tasks, mapper.device, mapper.chunk_size, precision=mapper.precision
-    )
+    settings = {each.name: getattr(mapper, each.name) for each in fields(TaskMapper)}
+    train_mapper = TrainMapper(**{**settings, "profile": False})
     with torch.enable_grad():
         response = train_mapper.weighted_sum([((learner, task), {})], [1.0], list(trained.values()))
     loss = finish_sum(response.value, None, response.dtypes or []).loss
