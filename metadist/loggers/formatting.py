@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-_MAX_STEPS_SHOWN = 10
+from metadist.loggers.logger import is_user_metric
 
-_KNOWN_METRICS = ("loss", "accuracy", "mse", "ci95")
+_MAX_STEPS_SHOWN = 10
 
 
 def is_validation(metrics: Mapping[str, Any]) -> bool:
@@ -55,7 +55,7 @@ def format_training(metrics: Mapping[str, Any]) -> list[str]:
         parts.append(f"MSE {format_number(metrics['train_mse'])}")
     if "tasks_per_second" in metrics:
         parts.append(format_throughput(metrics))
-    return parts + _own_metrics(metrics, "train")
+    return parts + _user_metrics(metrics, "train")
 
 
 def format_validation(metrics: Mapping[str, Any]) -> str:
@@ -69,7 +69,7 @@ def format_validation(metrics: Mapping[str, Any]) -> str:
         parts.append(f"MSE {_with_interval(metrics['validation_mse'], ci95, format_number)}")
     if "validation_loss" in metrics:
         parts.append(f"loss {format_number(metrics['validation_loss'])}")
-    return "validation " + ", ".join(parts + _own_metrics(metrics, "validation"))
+    return "validation " + ", ".join(parts + _user_metrics(metrics, "validation"))
 
 
 def summarize_results(results: Mapping[str, Any], tested: str = "") -> list[tuple[str, str]]:
@@ -94,8 +94,8 @@ def summarize_results(results: Mapping[str, Any], tested: str = "") -> list[tupl
             rows.append(("before adaptation", text(results[f"test_{metric}_before"])))
         if by_steps := results.get(f"test_{metric}_by_steps"):
             rows.append(("after each step", _format_steps(by_steps, text)))
-    if own := _own_metrics(results, "test"):
-        rows.append(("test metrics", ", ".join(own)))
+    if found := _user_metrics(results, "test"):
+        rows.append(("test metrics", ", ".join(found)))
     if "train_loss" in results:
         after = f" after {results['iterations']} iterations" if "iterations" in results else ""
         rows.append(("training loss", format_number(results["train_loss"]) + after))
@@ -110,14 +110,13 @@ def summarize_results(results: Mapping[str, Any], tested: str = "") -> list[tupl
     return rows
 
 
-def _own_metrics(values: Mapping[str, Any], split: str) -> list[str]:
+def _user_metrics(values: Mapping[str, Any], split: str) -> list[str]:
     """Name and value of the metrics that the user's learner adds."""
     return [
         f"{metric} {format_number(value)}"
         for name, value in values.items()
         if name.startswith(f"{split}_") and isinstance(value, float)
-        if (metric := name.removeprefix(f"{split}_")) not in _KNOWN_METRICS
-        and not metric.endswith("_before")
+        if is_user_metric(metric := name.removeprefix(f"{split}_"))
     ]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from metadist import __version__
+from metadist.loggers import is_user_metric
 from metadist.loggers.formatting import format_duration, format_number, format_percent
 from metadist.plots import (
     Figure,
@@ -32,8 +33,6 @@ _MATRIX_CLASSES = 40
 _CONFUSED_PAIRS = 12
 _TASK_KEYS = {"dataset", "ways", "shots", "class_split", "within_alphabet"}
 """Keys of a protocol without which a result is of another task."""
-
-_KNOWN = ("loss", "accuracy", "mse", "ci95")
 
 
 def write_run_report(directory: Path) -> Path:
@@ -315,7 +314,7 @@ def _metric_names(names: set[str], metric: str) -> list[str]:
         each
         for name in names
         for split, _, each in [name.partition("_")]
-        if split in ("train", "validation") and each not in _KNOWN
+        if split in ("train", "validation") and is_user_metric(each)
     }
     usual = [n for n in ("loss", metric) if {f"train_{n}", f"validation_{n}"} & names]
     return usual + sorted(own)

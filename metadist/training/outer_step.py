@@ -172,8 +172,8 @@ class CompiledSteps:
             self._steps[key] = f"the learner's {', '.join(changed)} changed during training"
         if key not in self._steps:
             try:
-                compiled = _compile(functools.partial(_eager, arguments), inputs)
-                for _ in range(_CALLS_UNTIL_READY if _replays(device) else 1):
+                compiled = compile_outer_step(functools.partial(_eager, arguments), inputs)
+                for _ in range(_CALLS_UNTIL_READY if replays_graph(device) else 1):
                     compiled(*inputs)
                 self._steps[key] = compiled
             except Exception as error:
@@ -193,8 +193,13 @@ def _eager(
     return outer_step(like._replace(parameters=by_name, episodes=episodes, weights=weights))
 
 
-def _compile(step: Callable[..., StepSum], arguments: Any) -> Callable[..., StepSum]:
-    """A compiled function of the arguments' structure and shapes."""
+def compile_outer_step(step: Callable[..., StepSum], arguments: Any) -> Callable[..., StepSum]:
+    """A compiled function of the arguments' structure and shapes.
+
+    Args:
+        step: of parameters, episodes and weights.
+        arguments: those three.
+    """
     structure: Any = None
     dtypes: list[torch.dtype | None] = []
 
@@ -217,7 +222,7 @@ def _compile(step: Callable[..., StepSum], arguments: Any) -> Callable[..., Step
         if getattr(node.target, "namespace", "") == "profiler":  # would split the graph
             graph.graph.erase_node(node)
     graph.recompile()
-    replays = _replays(leaves[0].device)
+    replays = replays_graph(leaves[0].device)
     run = torch.compile(graph, dynamic=False, mode="reduce-overhead" if replays else None)
 
     def compiled(*arguments: Any) -> StepSum:
@@ -232,7 +237,7 @@ def _compile(step: Callable[..., StepSum], arguments: Any) -> Callable[..., Step
     return compiled
 
 
-def _replays(device: torch.device) -> bool:
+def replays_graph(device: torch.device) -> bool:
     """Whether a compiled step is replayed as a CUDA graph."""
     return device.type == "cuda"
 

@@ -1,6 +1,5 @@
 """The results of a run, as in `results.json`."""
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -8,14 +7,12 @@ from torch import Tensor
 
 from metadist.algorithms import batch_norm_protocol
 from metadist.distributed import get_world_size
+from metadist.loggers import is_user_metric
 from metadist.tasks import EpisodeDescription, TaskDistribution, task_keys
 from metadist.training.environment import environment_of
 from metadist.training.evaluation import Estimate, Evaluation
 from metadist.training.experiment import Experiment
 from metadist.training.query_predictions import QueryPredictions
-
-_OF_A_STEP = re.compile(r".+_(before|after_\d+)")
-"""Metrics before adaptation and after k inner steps."""
 
 BEST = "best by validation"
 """What the protocol calls the checkpoint of `trainer.test_checkpoint=best`."""
@@ -45,7 +42,7 @@ def results_of(
         **({} if before is None else {f"test_{metric}_before": before.mean}),
         **steps_of(estimates, metric),
         "test_loss": estimates["loss"].mean,
-        **{f"test_{name}": mean for name, mean in own_metrics(estimates, metric)},
+        **{f"test_{name}": mean for name, mean in user_metrics(estimates).items()},
         "train_loss": state.train_loss,
         **validation_of(experiment),
         "best_validation": state.best,
@@ -95,7 +92,7 @@ def prediction_records(experiment: Experiment, evaluation: Evaluation) -> Iterat
         `predictions` if the learner returns no predictions.
     """
     x, metric = experiment, experiment.metric
-    names = [metric, "loss", *(name for name, _ in own_metrics(evaluation.estimates, metric))]
+    names = [metric, "loss", *user_metrics(evaluation.estimates)]
     metrics = {name: evaluation.metrics[name].tolist() for name in names}
     keys = task_keys(x.trainer.eval_seed, "test", 0, range(len(evaluation.predictions)))
     for index, (key, queries) in enumerate(zip(keys, evaluation.predictions, strict=True)):
@@ -159,16 +156,13 @@ def backbone(experiment: Experiment) -> str:
     return ", ".join([name[1], *shown])
 
 
-def own_metrics(estimates: Mapping[str, Estimate], metric: str) -> Iterator[tuple[str, float]]:
-    """Names and means of the metrics that a learner of the user adds (`Learner.metrics`).
+def user_metrics(estimates: Mapping[str, Estimate]) -> dict[str, float]:
+    """The means of the metrics that a learner of the user adds (`Learner.metrics`), by name.
 
     Args:
         estimates: of an evaluation.
-        metric: "accuracy" or "mse".
     """
-    for name, each in estimates.items():
-        if name not in ("loss", metric) and not _OF_A_STEP.fullmatch(name):
-            yield name, each.mean
+    return {name: each.mean for name, each in estimates.items() if is_user_metric(name)}
 
 
 def validation_of(experiment: Experiment) -> dict[str, float]:

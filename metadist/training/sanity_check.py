@@ -10,14 +10,15 @@ from torch import Tensor
 from metadist.algorithms import Learner
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError, first_line
+from metadist.loggers import BUILTIN_METRICS
 from metadist.tasks import TaskDistribution, task_keys
 from metadist.training.precision import Precision
 from metadist.training.signals import raise_if_interrupted
 from metadist.training.task_mapper import MetaBatch, TaskMapper
 
 _RESERVED = {
-    *("accuracy", "ci95", "loss", "mse", "tasks"),
-    *("gradient_norm", "learning_rate", "non_finite", "samples_per_second", "seconds"),
+    *BUILTIN_METRICS,
+    *("tasks", "gradient_norm", "learning_rate", "non_finite", "samples_per_second", "seconds"),
     *("iteration", "tasks_per_second"),
 }
 """Names of metrics that metadist logs itself: services group `gradient_norm`, like the learner's

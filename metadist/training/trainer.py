@@ -45,7 +45,7 @@ from metadist.training.profiling import (
     write_worker_profile,
 )
 from metadist.training.result_warnings import optimizer_warnings, result_warnings
-from metadist.training.results import own_metrics, prediction_records, results_of
+from metadist.training.results import prediction_records, results_of, user_metrics
 from metadist.training.resume import checkpoint_contents, checkpoints_of, load_best, state_tensors
 from metadist.training.run_plots import plot_run, plot_validation_tasks
 from metadist.training.signals import Interrupted, StopSignals
@@ -413,7 +413,7 @@ class Trainer:
             "validation_loss": estimates["loss"].mean,
             f"validation_{metric}": value,
             "validation_ci95": estimates[metric].ci95,
-            **{f"validation_{name}": each for name, each in own_metrics(estimates, metric)},
+            **{f"validation_{name}": each for name, each in user_metrics(estimates).items()},
         }
         if self._is_main:
             x.logger.log_metrics({"iteration": state.iteration, **metrics})

@@ -270,7 +270,7 @@ def test_the_gpu_benchmark_on_a_cpu(tmp_path, monkeypatch, capsys):
             raise RuntimeError("no kernel for bfloat16")
         return step
 
-    monkeypatch.setattr("metadist.training.outer_step._compile", compile_or_fail)
+    monkeypatch.setattr("metadist.training.outer_step.compile_outer_step", compile_or_fail)
     monkeypatch.setattr("benchmarks.gpu_speed.REPEATS", 1)
     run_command(monkeypatch, "gpu", "--device", "cpu", "--quick", "--out", str(tmp_path))
     found = json.loads((tmp_path / "gpu.json").read_text())

@@ -12,7 +12,7 @@ from worlds import run_world
 from metadist.tasks import task_keys
 from metadist.training.evaluation import Estimate, estimate, evaluate
 from metadist.training.experiment import make_batch
-from metadist.training.results import own_metrics, steps_of
+from metadist.training.results import steps_of, user_metrics
 from metadist.training.task_mapper import MetaBatch
 
 
@@ -38,7 +38,7 @@ def test_steps_are_listed_in_order_from_zero():
     assert rows[0] == {"steps": 0, "mean": 3, "ci95": 0.1}
     assert rows[2] == {"steps": 2, "mean": 2.6, "ci95": 0.2}
     estimates |= {name: Estimate(4, 0.1, 5) for name in ("loss", "own", "own_after_hours")}
-    assert dict(own_metrics(estimates, "mse")) == {"own": 4, "own_after_hours": 4}
+    assert user_metrics(estimates) == {"own": 4, "own_after_hours": 4}
 
 
 def test_a_test_says_what_each_inner_step_brings(tmp_path):

@@ -97,7 +97,7 @@ def test_replays_into_the_same_memory_do_not_overwrite_earlier_results(monkeypat
         return replay
 
     monkeypatch.setattr(torch, "compile", compile_graph)
-    monkeypatch.setattr("metadist.training.outer_step._replays", lambda device: True)
+    monkeypatch.setattr("metadist.training.outer_step.replays_graph", lambda device: True)
     learner, tasks = sinusoid()
     eager = response(learner, tasks, 6)  # in two chunks
     found = response(learner, tasks, 6, CompileOptions("replayed", 4))
@@ -125,7 +125,7 @@ def test_a_signal_during_compilation_is_not_a_failed_compilation(monkeypatch):
         except Interrupted as error:
             raise RuntimeError("the compiler failed") from error
 
-    monkeypatch.setattr("metadist.training.outer_step._compile", compile_until_stopped)
+    monkeypatch.setattr("metadist.training.outer_step.compile_outer_step", compile_until_stopped)
     learner, tasks = sinusoid()
     with pytest.raises(Interrupted, match="stopped outside of training"):
         response(learner, tasks, 4, CompileOptions("stopped", 4))
@@ -134,7 +134,8 @@ def test_a_signal_during_compilation_is_not_a_failed_compilation(monkeypatch):
 def test_each_configuration_shape_and_set_of_parameters_is_compiled_once(monkeypatch):
     compiled = []
     monkeypatch.setattr(
-        "metadist.training.outer_step._compile", lambda step, _: compiled.append(step) or step
+        "metadist.training.outer_step.compile_outer_step",
+        lambda step, _: compiled.append(step) or step,
     )
     learner, _ = sinusoid()
     parameters, steps = dict(learner.named_parameters()), CompiledSteps()
@@ -229,6 +230,6 @@ def test_what_is_compiled_by_default():
     assert options(learner, tasks, compile=True, task_chunk_size=7).chunk_size == 7
     images, glyph_tasks = glyphs()
     assert options(images, glyph_tasks, iterations=60_000) is None
-    assert options(images, glyph_tasks, compile=True).chunk_size == 32
+    assert options(images, glyph_tasks, compile=True).chunk_size == 16
     foreign = MAML(nn.Sequential(nn.Flatten(), nn.Linear(784, 3))).train()
     assert options(foreign, glyph_tasks, compile=True) is None
