@@ -18,7 +18,6 @@ from metadist.algorithms import (
     Prototypical,
     Reptile,
     Supervised,
-    batch_norm_protocol,
 )
 from metadist.algorithms.inner_loop import (
     detach_parameters,
@@ -74,16 +73,6 @@ def test_which_modules_use_the_statistics_of_the_batch():
     assert uses_batch_statistics(norms(track=True).train())
     assert not uses_batch_statistics(norms(track=True).eval())
     assert not uses_batch_statistics(nn.Linear(2, 2).train())
-
-
-def test_batch_norm_in_the_protocol():
-    assert batch_norm_protocol(nn.Linear(2, 2), True) == "none"
-    assert batch_norm_protocol(norms(True), True) == "running statistics (not transductive)"
-    assert batch_norm_protocol(norms(False), True) == "batch statistics (transductive)"
-    separate = "batch statistics of one query with the support set (not transductive)"
-    assert batch_norm_protocol(norms(False), False) == separate
-    both = nn.Sequential(norms(True), norms(False))
-    assert batch_norm_protocol(both, True) == "batch statistics (transductive)"
 
 
 def test_queries_that_are_predicted_separately_do_not_see_each_other():

@@ -245,15 +245,6 @@ def test_timeouts_are_passed_on(monkeypatch):
     ]
 
 
-def test_names_and_parameter_devices():
-    assert [s.name for s in (LocalStrategy, RpcStrategy, AllReduceStrategy)] == [
-        "local",
-        "rpc",
-        "allreduce",
-    ]
-    assert RpcStrategy.parameter_device == "cpu" and AllReduceStrategy.parameter_device == "device"
-
-
 def plain_triples(learner, batch: MetaBatch) -> list[tuple]:
     """Shards of 3, 1 and 2 items for ranks 0, 1 and 0; without their sizes."""
     parts = batch.keys.split([3, 1, 2])

@@ -195,4 +195,5 @@ def test_devices(monkeypatch):
             monkeypatch.setenv(name, str(value))
         monkeypatch.setenv("WORLD_SIZE", "4")
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-        assert resolve_device("auto") == torch.device("cuda", index)
+        for name in ("auto", "cuda"):
+            assert resolve_device(name) == torch.device("cuda", index)

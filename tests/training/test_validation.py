@@ -179,12 +179,6 @@ def test_the_tested_state_is_the_last_or_the_best(tmp_path, monkeypatch, which):
     assert results["test_tasks"] == results["protocol"]["test_tasks"] == 7
 
 
-def test_the_best_cannot_be_tested_without_validations(tmp_path):
-    options = ("trainer.test_checkpoint=best", "trainer.eval_every=0")
-    with pytest.raises(UserError, match="needs validations"):
-        build(tmp_path, "strategy=local", *options)
-
-
 def test_a_run_that_ended_before_its_last_validation_catches_up(tmp_path):
     x = build(tmp_path, "strategy=local")
     x.logger, x.state.iteration = Recorder(), 4
