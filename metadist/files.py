@@ -1,9 +1,11 @@
 """Writing files: atomically, and with errors that name the file."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from metadist.errors import UserError
 
@@ -31,27 +33,42 @@ def wrap_write_errors(target: Path | str, redirect: str = REDIRECT_RUN) -> Itera
         ) from error
 
 
-def atomic_write(path: Path, content: bytes) -> None:
-    """Write `path` so that a crash leaves either the old file or the new one.
+@contextmanager
+def atomic_writer(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that becomes `path` at the end of the block: a crash leaves the old file or the
+    new one.
 
     Raises:
         OSError: it cannot be written; the old file is unchanged.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.part")
     try:
         with temporary.open("wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError:
+        _sync_directory(path.parent)
+    except BaseException:
         with suppress(OSError):
             temporary.unlink()
         raise
-    # Makes the rename durable; some file systems do not support fsync on a directory.
-    with suppress(OSError):
-        directory = os.open(path.parent, os.O_RDONLY)
+
+
+def atomic_write(path: Path, content: bytes) -> None:
+    """Write a file as a whole; see `atomic_writer`."""
+    with atomic_writer(path) as file:
+        file.write(content)
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make a rename durable. Some file systems (FUSE) cannot, and the file is intact anyway."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY)
         try:
-            os.fsync(directory)
+            os.fsync(descriptor)
         finally:
-            os.close(directory)
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+            raise

@@ -57,7 +57,7 @@ def test_the_content_is_on_disk_before_the_file_is_replaced(tmp_path, monkeypatc
         type(path), "replace", lambda *args: events.append("replace") or replace(*args)
     )
     atomic_write(path, b"new")
-    assert events == [".a.txt.tmp", "replace", tmp_path.name]
+    assert events == [".a.txt.part", "replace", tmp_path.name]
 
 
 def test_write_errors_name_the_file():

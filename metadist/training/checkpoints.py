@@ -1,7 +1,5 @@
 """Checkpoint files: written atomically, verified by a digest, loaded without unpickling."""
 
-import contextlib
-import errno
 import hashlib
 import os
 import pickle
@@ -14,6 +12,7 @@ import torch
 
 from metadist import __version__
 from metadist.errors import UserError
+from metadist.files import atomic_writer
 
 FORMAT = 2
 """Version of the layout of a checkpoint's contents; 1 had no learning-rate schedule."""
@@ -172,7 +171,7 @@ class _DigestWriter:
         """Nothing: the file is flushed at the end."""
 
     def finish(self) -> None:
-        """Append the digest and synchronize the file with the disk.
+        """Append the digest.
 
         Raises:
             OSError: anything could not be written.
@@ -180,8 +179,6 @@ class _DigestWriter:
         if self.error is not None:
             raise self.error
         self.file.write(_FOOTER + self.sha256.hexdigest().encode())
-        self.file.flush()
-        os.fsync(self.file.fileno())
 
 
 def has_checkpoints(directory: Path) -> bool:
@@ -198,35 +195,18 @@ def write_checkpoint(path: Path, contents: dict[str, Any]) -> None:
     Raises:
         UserError: the disk is full or the directory cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
+        with atomic_writer(path) as file:
             writer = _DigestWriter(file)
             about = {"format": FORMAT, "version": __version__}
             torch.save({**about, **contents}, writer)  # type: ignore[arg-type]  # write is enough
             writer.finish()
-        temporary.replace(path)
-        _sync_directory(path.parent)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise UserError(
             f"the checkpoint {path} could not be written ({error.strerror}); earlier checkpoints "
             "are intact: free some space or choose another hydra.run.dir, then use resume=auto."
         ) from None
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make a rename durable. Some file systems (FUSE) cannot, and the file is intact anyway."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
