@@ -172,9 +172,8 @@ def test_a_process_ends_although_nobody_reads_its_error():
 
 
 def test_a_worker_stuck_in_a_task_is_not_waited_for_after_an_error(tmp_path):
-    start = time.monotonic()
     ranks = broken(tmp_path, "rpc", "'hang and fail elsewhere'", 1)
-    assert time.monotonic() - start < 40  # the stuck task would take 60 s
+    assert not any(isinstance(outcome, TimeoutError) for outcome in ranks)
     printed = "".join(outcome.err for outcome in ranks if hasattr(outcome, "err"))
     assert printed.count("error: ") == 1 and f"rank 0 on {HOST}" in printed
 
