@@ -117,7 +117,7 @@ def test_a_sweep_with_a_configuration_directory(run, tmp_path, launcher):
     option.write_text("defaults: [maml]\ninner_lr: 0.01\n")
     options = ["algorithm=slow,maml", f"launcher={launcher}", "hydra.sweep.dir=sweep"]
     run("metadist", "maml", "--config-dir=mine", "-m", *SMALL, *options)
-    rates = [results(tmp_path / "sweep" / job)["method"]["inner_lr"] for job in "01"]
+    rates = [results(tmp_path / "sweep" / job)["method"]["options"]["inner_lr"] for job in "01"]
     assert rates == [0.01, 0.4]
     (tmp_path / "sweep" / "sweep.md").unlink()
     assert "2 runs finished" in run("metadist", "report", "sweep").stdout

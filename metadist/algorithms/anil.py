@@ -87,11 +87,3 @@ class ANIL(MAML):
         return self.evaluate_trajectory(
             self.initial(), support, targets, lambda head: self.predict(head, queries)
         )
-
-    def method(self) -> dict[str, Any]:
-        """Inner learning rate and order of the gradient."""
-        return {
-            "algorithm": "ANIL",
-            "inner_lr": self.inner_lr,
-            "first_order": self.first_order,
-        }

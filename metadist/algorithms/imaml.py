@@ -1,7 +1,7 @@
 """Implicit MAML (Rajeswaran, Finn, Kakade and Levine 2019, arXiv 1909.04630)."""
 
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from annotated_types import Ge, Gt
@@ -134,17 +134,10 @@ class IMAML(InnerLoopLearner):
             }
             yield parameters
 
-    def method(self) -> dict[str, Any]:
-        """Inner problem and linear solver."""
-        return {
-            "algorithm": "implicit MAML",
-            "inner_lr": self.inner_lr,
-            "proximal_weight": self.proximal_weight,
-            "cg_steps": self.cg_steps,
-            "proximal_step": self.proximal_step,
-            "cg_damping": self.cg_damping,
-            "cg_proximal_offset": self.cg_proximal_offset,
-        }
+    @property
+    def algorithm_name(self) -> str:
+        """See `Learner`."""
+        return "implicit MAML"
 
 
 def conjugate_gradient(

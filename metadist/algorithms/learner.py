@@ -53,8 +53,8 @@ class Learner(nn.Module):
             instead sets it to False.
         batches_tasks: whether `forward` supports batched tasks. Default: False. A subclass that
             overrides a method of a class that supports them, `__init__` included, sets it anew, for
-            its own method may be written for one task; `method` and `protocol` do not count. The
-            learner's own parameters then have a first dimension of tasks too.
+            its own method may be written for one task; `protocol` does not count. The learner's
+            own parameters then have a first dimension of tasks too.
         batches_buffers: whether the learner's buffers, too, may have a first dimension of tasks.
             Default: False; a learner with buffers then runs tasks one at a time.
         needs_task_seeds: whether `forward` of batched tasks draws random numbers. Default: False.
@@ -76,13 +76,15 @@ class Learner(nn.Module):
     def __init_subclass__(cls, **options: Any) -> None:
         """Compute one task at a time where a subclass overrides methods; see `batches_tasks`."""
         super().__init_subclass__(**options)
+        if "algorithm_name" not in vars(cls):
+            cls.algorithm_name = Learner.algorithm_name  # type: ignore[method-assign]
         # The classes before the one that says whether it batches tasks, mixins among them.
         bases = list(cls.__mro__)
         first = next(i for i, base in enumerate(bases) if "batches_tasks" in vars(base))
         own = [item for base in bases[:first] for item in vars(base).items()]
         methods = {n for n, each in own if callable(each) and (n[:2] != "__" or n == "__init__")}
         inherited = {name for base in bases[first:] for name in vars(base)}
-        if methods & inherited - {"method", "protocol"}:
+        if methods & inherited - {"protocol"}:
             cls.batches_tasks = False
 
     def __init__(
@@ -173,24 +175,12 @@ class Learner(nn.Module):
         """
         return dict(state)
 
-    def method(self) -> dict[str, Any]:
-        """Settings of the algorithm in which compared results may differ.
-
-        Returns:
-            `algorithm`, its name, and others.
-        """
-        return {"algorithm": type(self).__name__}
-
     @property
     def algorithm_name(self) -> str:
-        """The name in titles and results: the one in `method`, or the class's own where it inherits
-        `method` from an algorithm of metadist.
+        """The name in titles and results. Default: the class's; a subclass does not inherit another
+        one.
         """
-        own = type(self)
-        definer = next(each for each in own.__mro__ if "method" in vars(each))
-        if _is_builtin(definer) and not _is_builtin(own):
-            return own.__name__
-        return str(self.method()["algorithm"])
+        return type(self).__name__
 
     def forward(self, episode: Episode) -> TaskResult:
         """Adapt to the support set, evaluate on the query set.
@@ -199,10 +189,6 @@ class Learner(nn.Module):
             episode: has `support` and `query`, each with `inputs` and `targets`.
         """
         raise NotImplementedError
-
-
-def _is_builtin(learner: type) -> bool:
-    return learner.__module__.startswith("metadist.")
 
 
 def as_task_result(returned: Any, learner: Learner) -> TaskResult:

@@ -1,7 +1,7 @@
 """Model-agnostic meta-learning (Finn, Abbeel and Levine 2017, arXiv 1703.03400)."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 from annotated_types import Ge, Gt
 from torch import nn
@@ -68,7 +68,6 @@ class MAML(InnerLoopLearner):
     ) -> None:
         super().__init__(model, regression, inner_steps, eval_inner_steps, transductive)
         self.adapted_names = adapted_names(model, adapt)
-        self.adapt_option = adapt
         self.inner_lr = inner_lr
         self.first_order = first_order
 
@@ -93,11 +92,9 @@ class MAML(InnerLoopLearner):
         """φ - α ∇φ L(support; φ), given φ and its gradient."""
         return {name: each - self.inner_lr * gradients[name] for name, each in parameters.items()}
 
-    def method(self) -> dict[str, Any]:
-        """Inner learning rate and adapted parameters."""
-        name = "FOMAML" if self.first_order else "MAML"
-        return {
-            "algorithm": name if self.inner_steps else "pretrained on all tasks",
-            "inner_lr": self.inner_lr,
-            "adapt": self.adapt_option,
-        }
+    @property
+    def algorithm_name(self) -> str:
+        """See `Learner`; of first order, or without inner steps in training, it is another one."""
+        if not self.inner_steps:
+            return "pretrained on all tasks"
+        return "FOMAML" if self.first_order else "MAML"

@@ -1,7 +1,7 @@
 """MAML++ (Antoniou, Edwards and Storkey 2019, arXiv 1810.09502)."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from annotated_types import Ge, Gt
@@ -75,7 +75,6 @@ class MAMLPlusPlus(InnerLoopLearner):
         transductive: bool = True,
     ) -> None:
         super().__init__(model, regression, inner_steps, eval_inner_steps, transductive)
-        self.inner_lr = inner_lr
         self.multi_step_iterations = multi_step_iterations
         self.first_order_iterations = first_order_iterations
         self._norm_tensors = repeat_batch_norms(model, inner_steps)
@@ -148,14 +147,10 @@ class MAMLPlusPlus(InnerLoopLearner):
                 converted[name] = _repeat(state[name], self.inner_steps)
         return converted
 
-    def method(self) -> dict[str, Any]:
-        """Initial rate and schedules."""
-        return {
-            "algorithm": "MAML++",
-            "inner_lr": f"learned per layer and step, initially {self.inner_lr}",
-            "multi_step_iterations": self.multi_step_iterations,
-            "first_order_iterations": self.first_order_iterations,
-        }
+    @property
+    def algorithm_name(self) -> str:
+        """See `Learner`."""
+        return "MAML++"
 
 
 def repeat_batch_norms(model: nn.Module, steps: int) -> list[str]:

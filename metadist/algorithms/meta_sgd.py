@@ -1,6 +1,6 @@
 """Meta-SGD: learned initial parameters and learning rates (Li et al. 2017, arXiv 1707.09835)."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from annotated_types import Ge, Gt
@@ -68,7 +68,6 @@ class MetaSGD(MAML):
             transductive,
             adapt,
         )
-        self.inner_lr_max = inner_lr_max
         self.rates = nn.ParameterList(
             torch.full_like(parameter, inner_lr)
             if inner_lr_max is None
@@ -83,14 +82,7 @@ class MetaSGD(MAML):
             for (name, each), rate in zip(parameters.items(), self.rates, strict=True)
         }
 
-    def method(self) -> dict[str, Any]:
-        """Initial rate, order of the gradient and adapted parameters."""
-        initial = f"{self.inner_lr}"
-        if self.inner_lr_max is not None:
-            initial = f"uniform in [{self.inner_lr}, {self.inner_lr_max}]"
-        return {
-            "algorithm": "Meta-SGD",
-            "inner_lr": f"learned, initially {initial}",
-            "first_order": self.first_order,
-            "adapt": self.adapt_option,
-        }
+    @property
+    def algorithm_name(self) -> str:
+        """See `Learner`."""
+        return "Meta-SGD"

@@ -78,6 +78,7 @@ class Prototypical(Learner):
         """No inner steps."""
         return {"inner_steps": 0, "eval_inner_steps": 0}
 
-    def method(self) -> dict[str, Any]:
-        """The name."""
-        return {"algorithm": "prototypical networks"}
+    @property
+    def algorithm_name(self) -> str:
+        """See `Learner`."""
+        return "prototypical networks"

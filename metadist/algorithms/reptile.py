@@ -1,7 +1,7 @@
 """Reptile (Nichol, Achiam and Schulman 2018, arXiv 1803.02999)."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from annotated_types import Ge, Gt
@@ -154,13 +154,3 @@ class Reptile(InnerLoopLearner):
         tasks = torch.arange(len(indices), device=device).unsqueeze(1)
         for batch in indices.split(size, 1):
             yield Examples(support.inputs[tasks, batch], support.targets[tasks, batch])
-
-    def method(self) -> dict[str, Any]:
-        """Inner optimizer, learning rate and batch sizes."""
-        return {
-            "algorithm": "Reptile",
-            "inner_optimizer": self.inner_optimizer,
-            "inner_lr": self.inner_lr,
-            "inner_batch_size": self.inner_batch_size,
-            "eval_inner_batch_size": self.eval_inner_batch_size,
-        }

@@ -141,13 +141,10 @@ class Supervised(Learner):
         steps = 0 if self.evaluation == "nearest_centroid" else self.eval_inner_steps
         return {"inner_steps": 0, "eval_inner_steps": steps}
 
-    def method(self) -> dict[str, Any]:
-        """Method for few-shot tasks."""
-        return {
-            "algorithm": "supervised",
-            "evaluation": self.evaluation,
-            "inner_lr": self.inner_lr,
-        }
+    @property
+    def algorithm_name(self) -> str:
+        """See `Learner`."""
+        return "supervised"
 
 
 class _Features(nn.Module):

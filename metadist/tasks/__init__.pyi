@@ -17,6 +17,7 @@ from .episode import (
 )
 from .fc100 import FC100
 from .few_shot import FewShotTasks
+from .generators import seed_from
 from .glyphs import Glyphs
 from .image_folder import ImageFolder
 from .images import ImageClasses
@@ -55,6 +56,7 @@ __all__ = [
     "TieredImageNet",
     "key_generator",
     "key_split",
+    "seed_from",
     "select_episodes",
     "stack_episodes",
     "task_keys",

@@ -1,4 +1,4 @@
-"""The random generators of many tasks at once.
+"""Seeds from several numbers, and the random generators of many tasks at once.
 
 `numpy.random.default_rng(key)` takes some 20 microseconds, which is more than a small task takes to
 compute. Here the keys of a batch are hashed together. NumPy guarantees the algorithm of
@@ -15,6 +15,15 @@ from torch import Tensor
 _POOL = 4
 _MASK = 2**128 - 1
 _PCG_MULTIPLIER = 0x2360ED051FC65DA44385DF649FCCF645
+
+
+def seed_from(*numbers: int) -> int:
+    """A seed of 64 bits that depends on all the numbers and is the same on every platform.
+
+    Args:
+        numbers: not negative.
+    """
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
 
 
 def key_generators(keys: Tensor) -> Iterator[np.random.Generator]:

@@ -22,10 +22,9 @@ def optimizer_warnings(experiment: Experiment) -> list[str]:
     published = learner.published_optimizers
     if not published or used in published:
         return []
-    name = learner.method()["algorithm"]
     return [
-        f"the outer optimizer is {used}, and {name} was published with {' or '.join(published)}: "
-        f"try {learner.published_optimizer_options}"
+        f"the outer optimizer is {used}, and {learner.algorithm_name} was published with "
+        f"{' or '.join(published)}: try {learner.published_optimizer_options}"
     ]
 
 

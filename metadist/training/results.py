@@ -56,7 +56,6 @@ def results_of(
         "seed": x.seed,
         "environment": environment_of(x),
         "method": {
-            **x.learner.method(),
             "algorithm": x.learner.algorithm_name,
             "options": _options(x.configuration["algorithm"]),
             "model": model_options(experiment),

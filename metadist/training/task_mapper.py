@@ -20,7 +20,7 @@ from metadist.distributed import get_local_rank, module_clone
 from metadist.distributed.worker_calls import Call, Gradients, WorkerResponse
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError, first_line
-from metadist.tasks import Episode, select_episodes
+from metadist.tasks import Episode, seed_from, select_episodes
 from metadist.training.batching import (
     MAX_CHUNK,
     Chunk,
@@ -384,7 +384,7 @@ def _add(total: Tensor | None, term: Tensor) -> Tensor:
 
 def task_seed(key: Tensor) -> int:
     """The seed of a task's random numbers, apart from those that sample the task."""
-    return hash(tuple(key.tolist()))
+    return seed_from(*key.tolist(), 1)  # a key alone seeds the sampling
 
 
 @contextlib.contextmanager

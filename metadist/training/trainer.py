@@ -33,7 +33,7 @@ from metadist.reports import (
     write_results,
     write_test_predictions,
 )
-from metadist.tasks import task_keys
+from metadist.tasks import seed_from, task_keys
 from metadist.training.evaluation import Estimate, Evaluation, evaluate
 from metadist.training.experiment import Experiment, make_batch
 from metadist.training.non_finite import NonFiniteReport, find_non_finite, format_key
@@ -581,7 +581,7 @@ def total_weight(experiment: Experiment) -> float:
 
 
 def _seed_generators(seed: int, iteration: int) -> None:
-    number = hash((seed, iteration))
+    number = seed_from(seed, iteration)
     random.seed(number)
     np.random.seed(number % 2**32)
     torch.default_generator.manual_seed(number)

@@ -85,7 +85,7 @@ def test_an_array_task_runs_its_point_of_the_grid(tmp_path):
     assert job.returncode == 0, output
     results = json.loads((tmp_path / "sweep" / "4" / "results.json").read_text())
     assert results["seed"] == 1 and results["world_size"] == 2
-    assert results["method"]["inner_lr"] == 0.4
+    assert results["method"]["options"]["inner_lr"] == 0.4
 
 
 @pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.sbatch")), ids=lambda path: path.name)

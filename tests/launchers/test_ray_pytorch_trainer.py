@@ -145,6 +145,7 @@ def test_two_replicas_train_as_one_process_and_keep_their_state(tmp_path):
     [
         ({"num_replicas": 0}, "num_replicas=0"),
         ({"batch_size": 2.5}, "batch_size=2.5"),
+        ({"seed": -1}, "seed=-1 does not fit: it must be a whole number from 0"),
         ({"backend": "mpi"}, "backend='mpi'"),
         ({"num_replicas": 99}, "num_replicas=99 asks for 99 workers with a CPU each"),
         ({"use_gpu": True, "num_replicas": 2}, "GPU"),

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from metadist.tasks import FewShotTasks, Glyphs, Sinusoid, key_generator, stack_episodes, task_keys
+from metadist.tasks import (
+    FewShotTasks,
+    Glyphs,
+    Sinusoid,
+    key_generator,
+    seed_from,
+    stack_episodes,
+    task_keys,
+)
 from metadist.tasks.generators import key_generators
 
 CPU = torch.device("cpu")
@@ -18,6 +26,12 @@ def test_each_generator_is_that_of_its_key(seed):
         assert generator.bit_generator.state == expected.bit_generator.state
         assert np.array_equal(generator.random(5), expected.random(5))
         assert generator.integers(10) == expected.integers(10)
+
+
+def test_a_seed_depends_on_each_number_and_on_nothing_else():
+    assert seed_from(3, 7) == 9565533078676835473  # with every version of Python
+    rows = [(seed, iteration) for seed in range(5) for iteration in range(1, 5)]
+    assert len({seed_from(*row) for row in rows}) == len(rows)
 
 
 def test_no_keys_have_no_generators():

@@ -34,7 +34,7 @@ def test_runs_carry_what_they_differ_in(tmp_path):
     found = protocol_differences({"one": one["protocol"], "other": other["protocol"]})
     assert set(found) == set(CHANGES.values())
     assert (one["seed"], other["seed"]) == (3, 0)
-    assert [run["method"]["inner_lr"] for run in (one, other)] == [0.4, 0.2]
+    assert [run["method"]["options"]["inner_lr"] for run in (one, other)] == [0.4, 0.2]
     assert [run["method"]["model"]["pooling"] for run in (one, other)] == ["stride", "max"]
     expected = "Conv4, filters=4, pooling=stride, flatten=False, dropout=0.0"
     assert one["protocol"]["backbone"] == expected

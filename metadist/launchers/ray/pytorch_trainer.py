@@ -66,7 +66,7 @@ class PyTorchTrainer:
         backend: "gloo", "nccl", or "auto": NCCL for GPUs.
         loss: (outputs, targets) -> the mean over items, or a class of such, like `nn.MSELoss`.
             Default: the mean squared error. A loss from `optimizer_creator` takes precedence.
-        seed: of the initial parameters and of the order of the items.
+        seed: of the initial parameters and of the order of the items; not negative.
         max_failures: how often replicas may be lost; -1 for any number. With 0 no state is kept.
         timeout_seconds: a replica that does not respond for so long, because its process is
             stopped or its node is unreachable, is lost. Long computations do respond.
@@ -98,9 +98,16 @@ class PyTorchTrainer:
     ) -> None:
         from metadist.launchers.ray.replica import ReplicaConfig
 
-        for name, value in {"num_replicas": num_replicas, "batch_size": batch_size}.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UserError(f"{name}={value!r} does not fit: it must be a whole number from 1.")
+        numbers = [
+            ("num_replicas", num_replicas, 1),
+            ("batch_size", batch_size, 1),
+            ("seed", seed, 0),
+        ]
+        for name, value, least in numbers:
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise UserError(
+                    f"{name}={value!r} does not fit: it must be a whole number from {least}."
+                )
         if backend not in ("gloo", "nccl", "auto"):
             raise UserError(f'backend={backend!r} is unknown: choose "gloo", "nccl" or "auto".')
         self.config = dict(config or {})

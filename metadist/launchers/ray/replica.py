@@ -22,6 +22,7 @@ from metadist.distributed.errors import connection_errors_as_worker_lost
 from metadist.distributed.partitioners import balanced_bounds
 from metadist.errors import UserError
 from metadist.launchers.ray.cluster import reserve_port
+from metadist.tasks import seed_from
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,8 @@ class Replica:
         """Train for one epoch; see `PyTorchTrainer.train`."""
         start_time = time.perf_counter()
         self.model.train()
-        torch.manual_seed(hash((self.seed, self.epoch, get_rank())))
-        generator = torch.Generator().manual_seed(hash((self.seed, self.epoch)))
+        torch.manual_seed(seed_from(self.seed, self.epoch, 1 + get_rank()))
+        generator = torch.Generator().manual_seed(seed_from(self.seed, self.epoch))
         order = torch.randperm(len(self.training_set), generator=generator).tolist()
         batches = [
             order[start : start + self.batch_size]
