@@ -25,7 +25,9 @@ BELOW = {
         "loggers",
     },
     "inference": {"config", "training", "algorithms", "tasks"},
-    "launchers": {"config", "training", "reports", "distributed", "kernels", "loggers"},
+    "launchers": {
+        *("config", "training", "reports", "distributed", "kernels", "loggers", "tasks"),
+    },
     "cli": {
         *("launchers", "inference", "config", "training", "reports"),
         *("distributed", "loggers", "tasks"),

@@ -74,7 +74,7 @@ def evaluate_run(
     experiment = load_experiment(run, *overrides, **options)
     path, contents = tested_checkpoint(checkpoint or run)
     load_for_tasks(experiment, path, contents)
-    experiment.trainer = replace(experiment.trainer, test_checkpoint="last")
+    experiment.trainer_config = replace(experiment.trainer_config, test_checkpoint="last")
     results = Trainer(experiment).test()
     results["protocol"]["checkpoint"] = _checkpoint_in_protocol(run, path, contents)
     trained = read_results(run) or {}

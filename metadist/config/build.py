@@ -119,7 +119,7 @@ def assemble_experiment(
         directory=directory,
         configuration=redact_secrets(to_plain(cfg, resolve=True)),
         seed=settings.seed,
-        trainer=trainer,
+        trainer_config=trainer,
         tasks=tasks,
         learner=learner,
         optimizer=optimizer,

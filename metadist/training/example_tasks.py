@@ -42,29 +42,30 @@ def write_test_tasks(experiment: Experiment) -> Path | None:
     Raises:
         UserError: it cannot be written.
     """
-    x = experiment
-    records = read_test_predictions(x.directory)
-    if not records or not can_plot(x.tasks):
+    records = read_test_predictions(experiment.directory)
+    if not records or not can_plot(experiment.tasks):
         return None
-    order = tasks_by_difficulty(records, x.metric)
+    order = tasks_by_difficulty(records, experiment.metric)
     middle = max(0, (len(order) - SHOWN) // 2)
     kinds = {"hardest": order[:SHOWN], "typical": order[middle : middle + SHOWN]}
-    content = {kind: [_data(x, number) for number in numbers] for kind, numbers in kinds.items()}
-    path = x.directory / TEST_TASKS_DATA_FILE
+    content = {
+        kind: [_data(experiment, number) for number in numbers] for kind, numbers in kinds.items()
+    }
+    path = experiment.directory / TEST_TASKS_DATA_FILE
     with wrap_write_errors(path):
         atomic_write(path, json.dumps(content, separators=(",", ":")).encode())
     return path
 
 
-def _data(x: Experiment, number: int) -> dict[str, Any]:
-    key = task_keys(x.trainer.eval_seed, "test", 0, range(number, number + 1))[0]
-    episode = x.tasks.sample(key)
-    data = _points(x, episode) if x.tasks.regression else _images(episode)
+def _data(experiment: Experiment, number: int) -> dict[str, Any]:
+    key = task_keys(experiment.trainer_config.eval_seed, "test", 0, range(number, number + 1))[0]
+    episode = experiment.tasks.sample(key)
+    data = _points(experiment, episode) if experiment.tasks.regression else _images(episode)
     return {"task": number, **data}
 
 
-def _points(x: Experiment, episode: Episode) -> dict[str, Any]:
-    before = predict_before_adaptation(x.evaluated_learner, episode.query.inputs)
+def _points(experiment: Experiment, episode: Episode) -> dict[str, Any]:
+    before = predict_before_adaptation(experiment.evaluated_learner, episode.query.inputs)
     return {
         "support": [each.double().ravel().tolist() for each in episode.support],
         "inputs": episode.query.inputs.double().ravel().tolist(),

@@ -137,7 +137,7 @@ class Experiment:
         directory: the run's directory.
         configuration: the resolved configuration, plain containers.
         seed: keys the tasks and the initial parameters.
-        trainer: the trainer's configuration.
+        trainer_config: the trainer's configuration.
         tasks: this rank's tasks.
         learner: model and algorithm.
         optimizer: of the learner's parameters.
@@ -156,7 +156,7 @@ class Experiment:
     directory: Path
     configuration: dict[str, Any]
     seed: int
-    trainer: TrainerConfig
+    trainer_config: TrainerConfig
     tasks: TaskDistribution
     learner: Learner
     optimizer: torch.optim.Optimizer
@@ -195,7 +195,7 @@ class Experiment:
 
 def make_batch(experiment: Experiment, keys: Tensor) -> MetaBatch:
     """What is sent to workers for some keys, of shape (tasks, 4): the keys, or the tasks."""
-    if not experiment.trainer.send_tasks:
+    if not experiment.trainer_config.send_tasks:
         return MetaBatch(keys)
     return MetaBatch(keys, stack_episodes([experiment.tasks.sample(key) for key in keys]))
 

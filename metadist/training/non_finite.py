@@ -42,8 +42,8 @@ def find_non_finite(
         loss: of the meta-batch.
         gradient_norm: of the meta-batch.
     """
-    x = experiment
-    wrong = [n for n, tensor in x.learner.named_parameters() if not torch.isfinite(tensor).all()]
+    parameters = experiment.learner.named_parameters()
+    wrong = [name for name, tensor in parameters if not torch.isfinite(tensor).all()]
     if wrong:
         return NonFiniteReport(
             f"iteration {iteration}: {wrong[0]} is not finite before the step, so that no task "
@@ -51,10 +51,10 @@ def find_non_finite(
             "",
             parameters=True,
         )
-    run = x.train_mapper
+    run = experiment.train_mapper
     settings = {each.name: getattr(run, each.name) for each in fields(TaskMapper)}
     mapper = GradientNormMapper(**{**settings, "profile": False})
-    found = x.strategy.map_tasks(mapper, x.learner, make_batch(x, keys))
+    found = experiment.strategy.map_tasks(mapper, experiment.learner, make_batch(experiment, keys))
     bad = ~(found["loss"].isfinite() & found["gradient_norm"].isfinite())
     if not bad.any():
         return NonFiniteReport(

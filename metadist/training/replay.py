@@ -90,59 +90,61 @@ def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) 
     Raises:
         UserError: the run has no such task, or the checkpoint cannot be read.
     """
-    x = experiment
     seed, number, iteration, index = key.tolist()
     split = SPLITS[number]
     training = split == "train"
-    own = x.seed if training else x.trainer.eval_seed
+    config = experiment.trainer_config
+    own = experiment.seed if training else config.eval_seed
     if seed != own:
         raise UserError(
-            f"the key has seed {seed} and the {split} tasks of the run in {x.directory} have {own}."
+            f"the key has seed {seed} and the {split} tasks of the run in {experiment.directory} "
+            f"have {own}."
         )
     tasks = {
-        "train": x.trainer.meta_batch_size,
-        "validation": x.trainer.validation_tasks,
-        "test": x.trainer.eval_tasks,
+        "train": config.meta_batch_size,
+        "validation": config.validation_tasks,
+        "test": config.eval_tasks,
     }[split]
-    first, last = (1, x.trainer.iterations) if training else (0, 0)
+    first, last = (1, config.iterations) if training else (0, 0)
     if not first <= iteration <= last or index >= tasks:
         raise UserError(
-            f"the run in {x.directory} has no task {format_key(key)}: its {split} tasks have "
-            f"iterations {first} to {last} and indices 0 to {tasks - 1}."
+            f"the run in {experiment.directory} has no task {format_key(key)}: its {split} tasks "
+            f"have iterations {first} to {last} and indices 0 to {tasks - 1}."
         )
-    done = iteration - 1 if training else x.trainer.iterations
-    start, x.state.iteration = "the seed", 0
-    init_from = x.configuration.get("init_from")
-    saved = Checkpoints(x.directory / CHECKPOINT_DIRECTORY)
+    done = iteration - 1 if training else config.iterations
+    start, experiment.state.iteration = "the seed", 0
+    init_from = experiment.configuration.get("init_from")
+    saved = Checkpoints(experiment.directory / CHECKPOINT_DIRECTORY)
     path = checkpoint or _newest_until(saved, done)
     if checkpoint is None and path is not None and split == "test":
-        path, _ = tested_checkpoint(x.directory)
+        path, _ = tested_checkpoint(experiment.directory)
     if path is not None:
         contents = read_checkpoint(path)
-        restore_from(x, path, contents)
+        restore_from(experiment, path, contents)
         if not training:
-            load_learner_state(x.learner, contents)
+            load_learner_state(experiment.learner, contents)
         start = str(path)
     elif init_from is not None:
-        initialize(x.learner, init_from)
+        initialize(experiment.learner, init_from)
         start = str(init_from)
-    steps = range(x.state.iteration + 1, done + 1) if training and checkpoint is None else ()
-    if x.trainer.on_non_finite == "stop":  # steps of the run were finite, or skipped after it
-        x.trainer = replace(x.trainer, on_non_finite="skip")
-    x.logger = LoggerCollection([])
-    trainer = Trainer(x)
+    replayed = training and checkpoint is None
+    steps = range(experiment.state.iteration + 1, done + 1) if replayed else ()
+    if config.on_non_finite == "stop":  # steps of the run were finite, or skipped after it
+        experiment.trainer_config = replace(config, on_non_finite="skip")
+    experiment.logger = LoggerCollection([])
+    trainer = Trainer(experiment)
     for step in steps:
         trainer.train_step(step)
     name = "-".join(map(str, key.tolist()))
     if training:
-        loss, found = task_gradient(x.train_mapper, x.learner, MetaBatch(key))
+        loss, found = task_gradient(experiment.train_mapper, experiment.learner, MetaBatch(key))
         gradients = {n: None if g is None else g.double().norm().item() for n, g in found.items()}
         metrics = {}
     else:
-        evaluated = x.evaluate_mapper(x.learner, MetaBatch(key))
+        evaluated = experiment.evaluate_mapper(experiment.learner, MetaBatch(key))
         loss, gradients = evaluated.pop("loss"), {}
         metrics = {name: value.item() for name, value in evaluated.items()}
-    plot = plot_task(x.directory / REPLAY_DIRECTORY / f"task-{name}.png", x, key)
+    plot = plot_task(experiment.directory / REPLAY_DIRECTORY / f"task-{name}.png", experiment, key)
     return Replay(format_key(key), start, len(steps), loss.item(), gradients, metrics, plot)
 
 

@@ -39,20 +39,21 @@ def result_warnings(experiment: Experiment, results: Mapping[str, Any]) -> list[
     return [*optimizer_warnings(experiment), *filter(None, found)]
 
 
-def _loss(x: Experiment, results: Mapping[str, Any]) -> str:
+def _loss(experiment: Experiment, results: Mapping[str, Any]) -> str:
     """A test loss that is not finite, or far above that of a constant prediction."""
     loss = results["test_loss"]
     remedy = "lower algorithm.inner_lr or optimizer.lr, or set trainer.clip_norm"
-    if not hasattr(x.learner, "inner_lr"):
+    if "inner_lr" not in experiment.configuration["algorithm"]:
         remedy = "lower optimizer.lr, or set trainer.clip_norm"
     if not math.isfinite(loss):
         return f"the test loss is {loss}: {remedy}"
-    if x.tasks.regression:
-        keys = task_keys(x.trainer.eval_seed, "test", 0, range(_TASKS))
-        targets = [x.tasks.sample(key).query.targets.double() for key in keys]
+    if experiment.tasks.regression:
+        keys = task_keys(experiment.trainer_config.eval_seed, "test", 0, range(_TASKS))
+        targets = [experiment.tasks.sample(key).query.targets.double() for key in keys]
         constant, prediction = torch.cat(targets).square().mean().item(), "predicting 0"
     else:
-        constant, prediction = math.log(max(x.tasks.outputs, 2)), "the uniform distribution"
+        constant = math.log(max(experiment.tasks.outputs, 2))
+        prediction = "the uniform distribution"
     if constant and loss > _EXPLODED * constant:
         return (
             f"the test loss {loss:.3g} is {loss / constant:.2g} times that of {prediction} "
@@ -61,12 +62,12 @@ def _loss(x: Experiment, results: Mapping[str, Any]) -> str:
     return ""
 
 
-def _steps(x: Experiment, results: Mapping[str, Any]) -> str:
+def _steps(experiment: Experiment, results: Mapping[str, Any]) -> str:
     """A test metric that is worse after the last inner step than after an earlier one."""
-    rows = results.get(f"test_{x.metric}_by_steps", [])
+    rows = results.get(f"test_{experiment.metric}_by_steps", [])
     if not rows:
         return ""
-    sign = 1 if x.tasks.regression else -1
+    sign = 1 if experiment.tasks.regression else -1
     best = min(rows, key=lambda row: sign * row["mean"])
     last = rows[-1]
     worse = sign * (last["mean"] - best["mean"])
@@ -74,8 +75,8 @@ def _steps(x: Experiment, results: Mapping[str, Any]) -> str:
         return ""
     names = [f"{row['mean']:.3g} after {row['steps']}" for row in (best, last)]
     fewer = f", or set algorithm.eval_inner_steps={best['steps']}" if best["steps"] else ""
-    direction = "rises" if x.tasks.regression else "falls"
+    direction = "rises" if experiment.tasks.regression else "falls"
     return (
-        f"the test {x.metric} {direction} with inner steps ({', '.join(names)}): lower "
+        f"the test {experiment.metric} {direction} with inner steps ({', '.join(names)}): lower "
         f"algorithm.inner_lr{fewer}"
     )

@@ -30,11 +30,10 @@ def results_of(
         estimates: of the test.
         tested: finished outer steps of the state that was tested.
     """
-    x, state = experiment, experiment.state
-    metric = x.metric
+    state, metric = experiment.state, experiment.metric
     result = estimates[metric]
     before = estimates.get(f"{metric}_before")
-    tasks = state.iteration * x.trainer.meta_batch_size
+    tasks = state.iteration * experiment.trainer_config.meta_batch_size
     return {
         f"test_{metric}": result.mean,
         "ci95": result.ci95,
@@ -49,28 +48,28 @@ def results_of(
         "iterations": state.iteration,
         "tested_iteration": tested,
         # A weights file has no time of training.
-        **(x.throughput(tasks, state.train_seconds) if state.train_seconds else {}),
+        **(experiment.throughput(tasks, state.train_seconds) if state.train_seconds else {}),
         "wall_seconds": state.wall_seconds,
         "world_size": get_world_size(),
-        "strategy": x.strategy.name,
-        "seed": x.seed,
-        "environment": environment_of(x),
+        "strategy": experiment.strategy.name,
+        "seed": experiment.seed,
+        "environment": environment_of(experiment),
         "method": {
-            "algorithm": x.learner.algorithm_name,
-            "options": _options(x.configuration["algorithm"]),
+            "algorithm": experiment.learner.algorithm_name,
+            "options": _options(experiment.configuration["algorithm"]),
             "model": model_options(experiment),
             **callback_options(experiment),
         },
         "protocol": {
-            **x.tasks.protocol(),
+            **experiment.tasks.protocol(),
             "backbone": backbone(experiment),
-            **x.learner.protocol(),
+            **experiment.learner.protocol(),
             "split": "test",
-            "eval_seed": x.trainer.eval_seed,
-            "batch_norm": batch_norm_protocol(x.learner, x.learner.transductive),
+            "eval_seed": experiment.trainer_config.eval_seed,
+            "batch_norm": batch_norm_protocol(experiment.learner, experiment.learner.transductive),
             "test_tasks": result.tasks,
             "interval": "95%, 1.96 standard errors over tasks",
-            "checkpoint": BEST if x.trainer.test_checkpoint == "best" else "last",
+            "checkpoint": BEST if experiment.trainer_config.test_checkpoint == "best" else "last",
         },
     }
 
@@ -90,14 +89,16 @@ def prediction_records(experiment: Experiment, evaluation: Evaluation) -> Iterat
         `query_images` are None if the dataset has no `describe`, `labels`, `targets` and
         `predictions` if the learner returns no predictions.
     """
-    x, metric = experiment, experiment.metric
+    metric = experiment.metric
     names = [metric, "loss", *user_metrics(evaluation.estimates)]
     metrics = {name: evaluation.metrics[name].tolist() for name in names}
-    keys = task_keys(x.trainer.eval_seed, "test", 0, range(len(evaluation.predictions)))
+    keys = task_keys(
+        experiment.trainer_config.eval_seed, "test", 0, range(len(evaluation.predictions))
+    )
     for index, (key, queries) in enumerate(zip(keys, evaluation.predictions, strict=True)):
         yield {
             "task": index,
-            **_query_record(x.tasks, key, queries),
+            **_query_record(experiment.tasks, key, queries),
             **{name: values[index] for name, values in metrics.items()},
         }
 
@@ -167,7 +168,7 @@ def user_metrics(estimates: Mapping[str, Estimate]) -> dict[str, float]:
 def validation_of(experiment: Experiment) -> dict[str, float]:
     """The validation metric of the tested state; {} without validation."""
     state, name = experiment.state, f"validation_{experiment.metric}"
-    if experiment.trainer.test_checkpoint == "best":
+    if experiment.trainer_config.test_checkpoint == "best":
         return {name: state.best[experiment.metric]}
     return state.validation
 

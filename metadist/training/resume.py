@@ -41,7 +41,7 @@ _LATER_KEYS = {"trainer.precision": "float32"}
 def checkpoints_of(experiment: Experiment) -> Checkpoints:
     """The checkpoints in the run's directory."""
     return Checkpoints(
-        experiment.directory / CHECKPOINT_DIRECTORY, experiment.trainer.keep_checkpoints
+        experiment.directory / CHECKPOINT_DIRECTORY, experiment.trainer_config.keep_checkpoints
     )
 
 
@@ -52,25 +52,26 @@ def checkpoint_contents(experiment: Experiment) -> dict[str, Any]:
     keyed by (seed, split, iteration, index), and the generators of the process are set from
     (seed, iteration) before the optimizer's step.
     """
-    x = experiment
-    trains_another = x.evaluated_learner is not x.learner
+    trains_another = experiment.evaluated_learner is not experiment.learner
     return {
-        **asdict(x.state),
-        "fingerprint": config_fingerprint(x.configuration),
+        **asdict(experiment.state),
+        "fingerprint": config_fingerprint(experiment.configuration),
         # What the learner is built from where there is no dataset.
-        "configuration": x.configuration,
+        "configuration": experiment.configuration,
         "task": {
-            "input_shape": [int(size) for size in x.tasks.input_shape],
-            "outputs": int(x.tasks.outputs),
-            "regression": bool(x.tasks.regression),
+            "input_shape": [int(size) for size in experiment.tasks.input_shape],
+            "outputs": int(experiment.tasks.outputs),
+            "regression": bool(experiment.tasks.regression),
         },
-        "protocol": {name: str(value) for name, value in x.tasks.protocol().items()},
-        **_learner_contents(x.evaluated_learner),
+        "protocol": {name: str(value) for name, value in experiment.tasks.protocol().items()},
+        **_learner_contents(experiment.evaluated_learner),
         # What training goes on with, if something else is evaluated.
-        **({"trained": _learner_contents(x.learner)} if trains_another else {}),
-        "optimizer": x.optimizer.state_dict(),
-        "scheduler": x.scheduler.state_dict(),
-        "callbacks": {name: _callback_state(name, each) for name, each in x.callbacks.items()},
+        **({"trained": _learner_contents(experiment.learner)} if trains_another else {}),
+        "optimizer": experiment.optimizer.state_dict(),
+        "scheduler": experiment.scheduler.state_dict(),
+        "callbacks": {
+            name: _callback_state(name, each) for name, each in experiment.callbacks.items()
+        },
     }
 
 
@@ -184,10 +185,10 @@ def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]
         )
     _load(path, experiment, contents)
     _forget_other_validations(experiment, contents)
-    if experiment.state.iteration > experiment.trainer.iterations:
+    if experiment.state.iteration > experiment.trainer_config.iterations:
         raise UserError(
             f"the checkpoint {path} has {experiment.state.iteration} iterations done, more than "
-            f"trainer.iterations={experiment.trainer.iterations}: ask for more iterations."
+            f"trainer.iterations={experiment.trainer_config.iterations}: ask for more iterations."
         )
 
 
@@ -208,7 +209,7 @@ def split_differences(trained: Mapping[str, Any], own: Mapping[str, Any]) -> lis
 def _forget_other_validations(experiment: Experiment, contents: Mapping[str, Any]) -> None:
     """Forget validations so far if they were of other tasks than those that follow."""
     saved = (contents.get("configuration") or {}).get("trainer") or {}
-    trainer = experiment.trainer
+    trainer = experiment.trainer_config
     now = {"eval_seed": trainer.eval_seed, "validation_tasks": trainer.validation_tasks}
     different = [
         f"trainer.{key} was {saved[key]} and is {value}"
@@ -239,7 +240,7 @@ def _require_best(experiment: Experiment, path: Path) -> None:
     """
     best = experiment.state.best.get("iteration")
     target = checkpoints_of(experiment).best_path(int(best or 0))
-    if experiment.trainer.test_checkpoint != "best" or best is None:
+    if experiment.trainer_config.test_checkpoint != "best" or best is None:
         return
     source = path.with_name(target.name)
     if target.exists() and source.exists() and source.samefile(target):

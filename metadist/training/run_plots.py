@@ -45,19 +45,24 @@ def plot_run(experiment: Experiment, results: Mapping[str, Any]) -> list[Path]:
         The files written: the learning curves, and the test tasks if they are images in grey or
         color or scalar functions of a scalar, and the learner returns a prediction for each query.
     """
-    x = experiment
     curves = plots.plot_learning_curves(
-        read_metrics(x.directory / METRICS_FILE),
-        x.directory / LEARNING_CURVES_FILE,
-        x.title,
-        (results[f"test_{x.metric}"], results["ci95"]),
-        x.split_descriptions,
+        read_metrics(experiment.directory / METRICS_FILE),
+        experiment.directory / LEARNING_CURVES_FILE,
+        experiment.title,
+        (results[f"test_{experiment.metric}"], results["ci95"]),
+        experiment.split_descriptions,
     )
-    if not can_plot(x.tasks):
+    if not can_plot(experiment.tasks):
         return [curves]
-    count = min(_TEST_TASKS, x.trainer.eval_tasks)
-    keys = task_keys(x.trainer.eval_seed, "test", 0, range(count))
-    plotted = _plot_tasks(x, x.evaluated_learner, keys, x.directory / TEST_TASKS_FILE, x.title)
+    count = min(_TEST_TASKS, experiment.trainer_config.eval_tasks)
+    keys = task_keys(experiment.trainer_config.eval_seed, "test", 0, range(count))
+    plotted = _plot_tasks(
+        experiment,
+        experiment.evaluated_learner,
+        keys,
+        experiment.directory / TEST_TASKS_FILE,
+        experiment.title,
+    )
     return [curves] if plotted is None else [curves, plotted]
 
 
@@ -69,14 +74,13 @@ def plot_validation_tasks(experiment: Experiment) -> list[Path]:
     Returns:
         The file written, `validation_tasks.png`; empty where `plot_run` plots no test tasks.
     """
-    x = experiment
-    count = min(_TEST_TASKS, x.trainer.validation_tasks)
-    keys = task_keys(x.trainer.eval_seed, "validation", 0, range(count))
-    if not can_plot(x.tasks) or not len(x.tasks.sample(keys[0]).support.targets):
+    count = min(_TEST_TASKS, experiment.trainer_config.validation_tasks)
+    keys = task_keys(experiment.trainer_config.eval_seed, "validation", 0, range(count))
+    if not can_plot(experiment.tasks) or not len(experiment.tasks.sample(keys[0]).support.targets):
         return []
-    title = f"{x.title}: validation at iteration {x.state.iteration}"
-    path = x.directory / VALIDATION_TASKS_FILE
-    plotted = _plot_tasks(x, x.evaluated_learner, keys, path, title)
+    title = f"{experiment.title}: validation at iteration {experiment.state.iteration}"
+    path = experiment.directory / VALIDATION_TASKS_FILE
+    plotted = _plot_tasks(experiment, experiment.evaluated_learner, keys, path, title)
     return [] if plotted is None else [plotted]
 
 
@@ -93,12 +97,13 @@ def plot_task(path: Path, experiment: Experiment, key: Tensor) -> Path | None:
         are not images in grey or color, functions of several numbers, or a learner that returns no
         prediction for each query.
     """
-    x = experiment
-    if not can_plot(x.tasks) or not len(x.tasks.sample(key).support.targets):
+    if not can_plot(experiment.tasks) or not len(experiment.tasks.sample(key).support.targets):
         return None
     with wrap_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    return _plot_tasks(x, x.learner, [key], path, f"task {','.join(map(str, key.tolist()))}")
+    return _plot_tasks(
+        experiment, experiment.learner, [key], path, f"task {','.join(map(str, key.tolist()))}"
+    )
 
 
 def plot_adaptation(
@@ -128,31 +133,34 @@ def plot_adaptation(
 
     Source: Finn et al. (2017), arXiv 1703.03400, figure 2.
     """
-    for name, x in experiments.items():
-        if not (_is_sinusoid(x.tasks) and hasattr(x.learner, "eval_inner_steps")):
+    for name, experiment in experiments.items():
+        if not (_is_sinusoid(experiment.tasks) and hasattr(experiment.learner, "eval_inner_steps")):
             raise UserError(
-                f"{x.directory} ({name}) is no run of an algorithm with inner steps on "
+                f"{experiment.directory} ({name}) is no run of an algorithm with inner steps on "
                 "dataset=sinusoid: adaptation can be plotted for such runs only."
             )
-    shots = {name: x.tasks.protocol()["shots"] for name, x in experiments.items()}
+    shots = {name: experiment.tasks.protocol()["shots"] for name, experiment in experiments.items()}
     if len(set(shots.values())) > 1:
         raise UserError(
             f"the runs adapt to different numbers of points ({shots}): take runs with the same "
             "task.shots."
         )
-    for x in experiments.values():
-        newest = checkpoints_of(x).newest()
+    for experiment in experiments.values():
+        newest = checkpoints_of(experiment).newest()
         if newest is None:
-            raise UserError(f"{x.directory} holds no checkpoint: give a run that has trained.")
+            raise UserError(
+                f"{experiment.directory} holds no checkpoint: give a run that has trained."
+            )
         contents = read_checkpoint(newest)
-        restore_from(x, newest, contents)
-        load_learner_state(x.learner, contents)
-        if x.trainer.test_checkpoint == "best":
-            load_best(x)
-    eval_seed = next(iter(experiments.values())).trainer.eval_seed
+        restore_from(experiment, newest, contents)
+        load_learner_state(experiment.learner, contents)
+        if experiment.trainer_config.test_checkpoint == "best":
+            load_best(experiment)
+    eval_seed = next(iter(experiments.values())).trainer_config.eval_seed
     keys = task_keys(eval_seed, "test", 0, range(tasks))
     rows = [
-        {name: _adaptation_data(x, key, steps) for name, x in experiments.items()} for key in keys
+        {name: _adaptation_data(experiment, key, steps) for name, experiment in experiments.items()}
+        for key in keys
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
     points = next(iter(shots.values()))
@@ -172,16 +180,16 @@ def can_plot(tasks: TaskDistribution) -> bool:
 
 
 def _plot_tasks(
-    x: Experiment, learner: Learner, keys: Iterable[Tensor], path: Path, title: str
+    experiment: Experiment, learner: Learner, keys: Iterable[Tensor], path: Path, title: str
 ) -> Path | None:
     pairs = []
     for key in keys:
-        episode = x.tasks.sample(key)
-        values = _predict(x, learner, key, episode)
+        episode = experiment.tasks.sample(key)
+        values = _predict(experiment, learner, key, episode)
         if values is None or values.dim() != 2 or len(values) != len(episode.query.targets):
             return None  # an algorithm may compute losses and metrics alone
         pairs.append((episode, values))
-    if x.tasks.regression:
+    if experiment.tasks.regression:
         regression = [_regression_data(learner, *pair) for pair in pairs]
         return plots.plot_regression_tasks(regression, path, title)
     classification = [_classification_data(*pair) for pair in pairs]
@@ -211,19 +219,21 @@ def _regression_data(
     )
 
 
-def _adaptation_data(x: Experiment, key: Tensor, steps: Sequence[int]) -> "plots.AdaptationData":
-    tasks: Any = x.tasks
+def _adaptation_data(
+    experiment: Experiment, key: Tensor, steps: Sequence[int]
+) -> "plots.AdaptationData":
+    tasks: Any = experiment.tasks
     inputs = np.linspace(-5, 5, _ADAPTATION_INPUTS)
     targets = tasks.dataset.curve(key_generator(key), inputs)
     support = tasks.sample(key).support
     grid = (torch.tensor(v, dtype=torch.float32).unsqueeze(1) for v in (inputs, targets))
     episode = Episode(support, Examples(*grid))
-    learner: Any = x.learner
+    learner: Any = experiment.learner
     eval_inner_steps, predictions = learner.eval_inner_steps, {}
     for count in steps:
         if count:
             learner.eval_inner_steps = count
-            found = _predict(x, learner, key, episode)
+            found = _predict(experiment, learner, key, episode)
             assert found is not None, "algorithms with inner steps return predictions"
         else:
             found = predict_before_adaptation(learner, episode.query.inputs)
@@ -233,11 +243,13 @@ def _adaptation_data(x: Experiment, key: Tensor, steps: Sequence[int]) -> "plots
     return plots.AdaptationData(inputs, targets, support_inputs, support_targets, predictions)
 
 
-def _predict(x: Experiment, learner: Learner, key: Tensor, episode: Episode) -> Tensor | None:
+def _predict(
+    experiment: Experiment, learner: Learner, key: Tensor, episode: Episode
+) -> Tensor | None:
     """The query predictions that evaluation computes, with the task's random state, on the CPU."""
     # A new object each time: a mapper keeps a learner's copy on the GPU.
     copy = cast(Learner, module_clone(learner.eval(), by="reference"))
-    (result,) = x.evaluate_mapper.run_each(copy, MetaBatch(key, episode))
+    (result,) = experiment.evaluate_mapper.run_each(copy, MetaBatch(key, episode))
     return None if result.predictions is None else result.predictions.detach().cpu()
 
 

@@ -88,7 +88,7 @@ class Trainer:
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
-        self.config = experiment.trainer
+        self.config = experiment.trainer_config
         self.state = experiment.state
         self.callbacks = list(experiment.callbacks.values())
         self.checkpoints = checkpoints_of(experiment)
@@ -109,22 +109,22 @@ class Trainer:
                 or gradient that is not finite (with `trainer.on_non_finite=stop`).
             Interrupted: a signal asked the run to stop; it has saved a checkpoint.
         """
-        x = self.experiment
+        experiment = self.experiment
         results: dict[str, Any] = {}
         if self.config.profile:
             prepare_profiler()
         with self._joined():
-            if x.strategy.is_driver:
+            if experiment.strategy.is_driver:
                 with self._logging():
                     self.train()
-                    results = self.test(x.directory / TEST_PREDICTIONS_FILE)
+                    results = self.test(experiment.directory / TEST_PREDICTIONS_FILE)
                     if self._is_main:
-                        write_results(x.directory, results)
+                        write_results(experiment.directory, results)
                         plots = []
                         if self.config.report:
                             plots = self._write_plots(results)
                             self._write_report()
-                        x.logger.finish(results, plots)
+                        experiment.logger.finish(results, plots)
                         for warning in results["warnings"]:
                             self._warn(warning)
         return results
@@ -179,34 +179,34 @@ class Trainer:
 
     @contextlib.contextmanager
     def _logging(self) -> Iterator[None]:
-        x = self.experiment
+        experiment = self.experiment
         try:
             if self._is_main:
-                x.logger.start(
+                experiment.logger.start(
                     Run(
-                        directory=x.directory,
-                        name=x.name,
-                        configuration=x.configuration,
+                        directory=experiment.directory,
+                        name=experiment.name,
+                        configuration=experiment.configuration,
                         iterations=self.config.iterations,
                         start_iteration=self.state.iteration,
-                        title=x.title,
+                        title=experiment.title,
                         contents=CONTENTS,
-                        split_descriptions=x.split_descriptions,
+                        split_descriptions=experiment.split_descriptions,
                     )
                 )
             yield
         except BaseException:
-            leave(x.logger.close)  # a service may take minutes to answer
+            leave(experiment.logger.close)  # a service may take minutes to answer
             raise
-        x.logger.close()
+        experiment.logger.close()
 
     # --- training ------------------------------------------------------------------------------
 
     def train(self) -> None:
         """Take the outer steps that are left, with validations and checkpoints between them."""
-        x, config, state = self.experiment, self.config, self.state
-        x.strategy.broadcast_module(x.learner)
-        x.strategy.check_replicas(state_tensors(x), state.iteration)
+        experiment, config, state = self.experiment, self.config, self.state
+        experiment.strategy.broadcast_module(experiment.learner)
+        experiment.strategy.check_replicas(state_tensors(experiment), state.iteration)
         profiler = None
         if config.profile:
             left = config.iterations - state.iteration
@@ -214,12 +214,13 @@ class Trainer:
                 self._warn(f"no profile: it takes {PROFILED_STEPS} outer steps, {left} are left")
             else:
                 profiler = start_profiler(left)
-        for warning in optimizer_warnings(x):
+        for warning in optimizer_warnings(experiment):
             self._warn(warning)
         for callback in self.callbacks:
             callback.on_train_start(self)
         path = self.checkpoints.path(state.iteration)
-        if self._is_finished() and x.strategy.any_rank(self._is_main and not path.exists()):
+        missing = self._is_main and not path.exists()
+        if self._is_finished() and experiment.strategy.any_rank(missing):
             self.save_checkpoint()  # the run was resumed from a file of another directory
         if self._validation_is_due():  # the run may have been stopped before it
             self.validate()
@@ -244,7 +245,7 @@ class Trainer:
                     or self._is_finished()
                     or state.iteration % REPLICA_CHECK_EVERY == 0
                 ):
-                    x.strategy.check_replicas(state_tensors(x), state.iteration)
+                    experiment.strategy.check_replicas(state_tensors(experiment), state.iteration)
                 if validating:
                     self.validate()
                 if saving or self._is_finished():
@@ -252,7 +253,7 @@ class Trainer:
             if output.stopping and not self._is_finished():
                 self._raise_interrupted()
         if profiler is not None:
-            table = write_profile(profiler, x.directory / PROFILE_DIRECTORY)
+            table = write_profile(profiler, experiment.directory / PROFILE_DIRECTORY)
             if self._is_main:
                 print(f"\n{table}", flush=True)
 
@@ -269,28 +270,29 @@ class Trainer:
                 parameters are as before the step, and a checkpoint is saved, except in the first
                 iteration.
         """
-        x, config = self.experiment, self.config
-        learning_rate = float(x.optimizer.param_groups[0]["lr"])
-        keys = training_keys(x, iteration)
-        output = forward_backward(x, keys, lambda: self._stop.number != 0)
+        experiment, config = self.experiment, self.config
+        learning_rate = float(experiment.optimizer.param_groups[0]["lr"])
+        keys = training_keys(experiment, iteration)
+        output = forward_backward(experiment, keys, lambda: self._stop.number != 0)
 
         report, policy = None, config.on_non_finite
         if not output.finite:
-            report = find_non_finite(x, keys, iteration, output.loss, output.gradient_norm)
+            report = find_non_finite(experiment, keys, iteration, output.loss, output.gradient_norm)
         if report is not None and policy == "stop":
             self._log_step(iteration, output, learning_rate, report)
             self._raise_non_finite(iteration, report)
 
         with record_function("metadist::optimizer_step"):
             if report is not None and policy == "skip":
-                x.optimizer.zero_grad(set_to_none=True)  # then the step changes no parameter
+                # Without gradients the step changes no parameter.
+                experiment.optimizer.zero_grad(set_to_none=True)
             else:
                 self._clip_gradient(output.gradient_norm)
                 self._update_buffers(output.result.buffers)
             # Random numbers of an optimizer depend on seed and iteration only.
-            _seed_generators(x.seed, iteration)
-            x.optimizer.step()
-            x.scheduler.step()
+            _seed_generators(experiment.seed, iteration)
+            experiment.optimizer.step()
+            experiment.scheduler.step()
 
         self._log_step(iteration, output, learning_rate, report)
         self.state.iteration = iteration
@@ -403,7 +405,7 @@ class Trainer:
 
     def validate(self) -> dict[str, Estimate]:
         """Evaluate the validation tasks, and save the state if it is the best so far."""
-        x, state, metric = self.experiment, self.state, self.experiment.metric
+        experiment, state, metric = self.experiment, self.state, self.experiment.metric
         evaluation = self._evaluate(
             "validation", self.config.validation_tasks, self._save_and_raise_if_stopped
         )
@@ -416,12 +418,12 @@ class Trainer:
             **{f"validation_{name}": each for name, each in user_metrics(estimates).items()},
         }
         if self._is_main:
-            x.logger.log_metrics({"iteration": state.iteration, **metrics})
-            if x.logger.shows_panels:
+            experiment.logger.log_metrics({"iteration": state.iteration, **metrics})
+            if experiment.logger.shows_panels:
                 self._log_panels(evaluation)
         state.validated = state.iteration
         state.validation = {f"validation_{metric}": value}
-        sign = -1 if x.tasks.regression else 1
+        sign = -1 if experiment.tasks.regression else 1
         best = state.best.get(metric)
         improved = math.isfinite(value) and (best is None or sign * value > sign * best)
         if improved:
@@ -434,14 +436,16 @@ class Trainer:
         return estimates
 
     def _log_panels(self, evaluation: Evaluation) -> None:
-        x = self.experiment
-        values = {f"validation_{n}": evaluation.metrics[n].tolist() for n in ("loss", x.metric)}
+        experiment = self.experiment
+        values = {
+            f"validation_{n}": evaluation.metrics[n].tolist() for n in ("loss", experiment.metric)
+        }
         try:
-            images = plot_validation_tasks(x)
+            images = plot_validation_tasks(experiment)
         except Exception as error:  # such as a learner that returns other predictions
             images = []
             self._warn(f"the validation tasks could not be plotted ({error})")
-        x.logger.log_panels(self.state.iteration, values, images)
+        experiment.logger.log_panels(self.state.iteration, values, images)
 
     def test(self, predictions: Path | None = None) -> dict[str, Any]:
         """Evaluate the test tasks; the results, as in `results.json`.
@@ -449,26 +453,28 @@ class Trainer:
         Args:
             predictions: the file into which rank zero writes the predictions. Default: none.
         """
-        x, tested, started = self.experiment, self.state.iteration, time.perf_counter()
+        experiment, tested, started = self.experiment, self.state.iteration, time.perf_counter()
         if self.config.test_checkpoint == "best":
             if self._is_main:  # other ranks may not see the newest files yet
-                load_best(x)
-            x.strategy.broadcast_module(x.evaluated_learner)
+                load_best(experiment)
+            experiment.strategy.broadcast_module(experiment.evaluated_learner)
             tested = int(self.state.best["iteration"])
         evaluation = self._evaluate("test", self.config.eval_tasks, self._raise_if_stopped)
         if self._is_main and predictions is not None:
-            write_test_predictions(predictions, prediction_records(x, evaluation))
+            write_test_predictions(predictions, prediction_records(experiment, evaluation))
         self.state.wall_seconds = time.perf_counter() - self._started
-        results = results_of(x, evaluation.estimates, tested)
+        results = results_of(experiment, evaluation.estimates, tested)
         results["evaluation_seconds"] = time.perf_counter() - started
-        results["warnings"] = result_warnings(x, results)
+        results["warnings"] = result_warnings(experiment, results)
         for callback in self.callbacks:
             callback.on_test_end(self, results)
         return results
 
     def _evaluate(self, split: str, tasks: int, between_chunks: Callable[[], None]) -> Evaluation:
-        x, testing = self.experiment, split == "test"
-        mapper = replace(x.evaluate_mapper, evaluate_each_step=testing, return_predictions=testing)
+        experiment, testing = self.experiment, split == "test"
+        mapper = replace(
+            experiment.evaluate_mapper, evaluate_each_step=testing, return_predictions=testing
+        )
         keys = task_keys(self.config.eval_seed, split, 0, range(tasks))
 
         def warn(index: int, loss: float) -> None:
@@ -478,11 +484,11 @@ class Trainer:
             )
 
         return evaluate(
-            x.strategy,
+            experiment.strategy,
             mapper,
-            x.evaluated_learner,
+            experiment.evaluated_learner,
             keys,
-            lambda some: make_batch(x, some),
+            lambda some: make_batch(experiment, some),
             between_chunks,
             warn,
         )
@@ -517,12 +523,12 @@ class Trainer:
             self.state.should_stop = self.experiment.strategy.any_rank(self.state.should_stop)
 
     def _raise_interrupted(self) -> NoReturn:
-        x = self.experiment
+        experiment = self.experiment
         raise Interrupted(
             self._stop.number or signal.SIGTERM,
             f"stopped at iteration {self.state.iteration} of {self.config.iterations}, saved",
             "to resume, give the same command "
-            f"{directory_override('hydra.run.dir', x.directory)} resume=auto",
+            f"{directory_override('hydra.run.dir', experiment.directory)} resume=auto",
         )
 
     def _raise_if_stopped(self) -> None:
@@ -537,7 +543,7 @@ class Trainer:
 
 def training_keys(experiment: Experiment, iteration: int) -> Tensor:
     """The keys of an iteration's meta-batch, shape (meta_batch_size, 4)."""
-    tasks = range(experiment.trainer.meta_batch_size)
+    tasks = range(experiment.trainer_config.meta_batch_size)
     return task_keys(experiment.seed, "train", iteration, tasks)
 
 
@@ -553,11 +559,10 @@ def forward_backward(
         keys: the tasks.
         stop_requested: as of `Strategy.forward_backward`.
     """
-    x = experiment
-    result, stopping = x.strategy.forward_backward(
-        x.train_mapper, x.learner, make_batch(x, keys), stop_requested
+    result, stopping = experiment.strategy.forward_backward(
+        experiment.train_mapper, experiment.learner, make_batch(experiment, keys), stop_requested
     )
-    return StepOutput(result, result.loss.item(), gradient_norm(x.learner), stopping)
+    return StepOutput(result, result.loss.item(), gradient_norm(experiment.learner), stopping)
 
 
 def gradient_norm(module: nn.Module) -> float:
@@ -572,11 +577,14 @@ def total_weight(experiment: Experiment) -> float:
 
     Only the loss may be a sum; logged metrics and running statistics are means.
     """
-    x, reducer = experiment, experiment.strategy.reducer
+    reducer = experiment.strategy.reducer
     if not isinstance(reducer, LinearReducer) or isinstance(reducer, MeanReducer):
         return 1.0
-    batch = make_batch(x, training_keys(x, 1))
-    sizes = [shard.size for shard in as_shards(x.strategy.partitioner(x.learner, batch))]
+    batch = make_batch(experiment, training_keys(experiment, 1))
+    sizes = [
+        shard.size
+        for shard in as_shards(experiment.strategy.partitioner(experiment.learner, batch))
+    ]
     return sum(reducer.weights(sizes)) / (reducer.divisor(sizes) or 1.0)
 
 

@@ -108,7 +108,7 @@ def test_each_preset_processes_its_tasks(name, tmp_path, held, monkeypatch):
         overrides += [QUICK[dataset]]
     x = build_experiment(compose(*overrides), tmp_path, "maml")  # with a sanity check
     protocol = {**x.tasks.protocol(), **x.learner.protocol()}
-    assert protocol["dataset"] == dataset and x.trainer.eval_tasks >= 600
+    assert protocol["dataset"] == dataset and x.trainer_config.eval_tasks >= 600
     differs = {k for k, v in CELLS[name].protocol.items() if k in protocol and protocol[k] != v}
     stated = "in evaluation" in CELLS[name].recipe
     assert differs == ({"eval_inner_steps"} if stated else set())

@@ -31,7 +31,9 @@ def test_images_are_those_of_the_hardest_and_the_median_tasks(tmp_path):
     numbers = [each["task"] for each in order]
     assert shown == {"hardest": numbers[:3], "typical": numbers[2:5]}  # of seven
     for task in content["hardest"]:
-        key = task_keys(x.trainer.eval_seed, "test", 0, range(task["task"], task["task"] + 1))[0]
+        key = task_keys(
+            x.trainer_config.eval_seed, "test", 0, range(task["task"], task["task"] + 1)
+        )[0]
         episode = x.tasks.sample(key)
         assert task["support"]["labels"] == [0, 1, 2]
         assert task["query"]["indices"] == list(range(6))  # two queries of three ways
@@ -55,7 +57,7 @@ def test_points_are_those_of_the_tasks(tmp_path):
     task = json.loads((tmp_path / "test_tasks.json").read_text())["hardest"][0]
     records = {each["task"]: each for each in read_test_predictions(tmp_path)}
     assert records[task["task"]]["mse"] == max(each["mse"] for each in records.values())
-    key = task_keys(x.trainer.eval_seed, "test", 0, range(task["task"], task["task"] + 1))[0]
+    key = task_keys(x.trainer_config.eval_seed, "test", 0, range(task["task"], task["task"] + 1))[0]
     episode = x.tasks.sample(key)
     assert task["inputs"] == episode.query.inputs.ravel().tolist()
     assert task["support"] == [each.ravel().tolist() for each in episode.support]

@@ -97,5 +97,6 @@ def test_reptile_has_its_published_outer_step(tmp_path, capsys):
 def test_losses_without_inner_loop_name_the_optimizer(classification):
     x = SimpleNamespace(**vars(classification))
     x.metric, x.learner = "accuracy", SimpleNamespace(published_optimizers=())
+    x.configuration = {"algorithm": {}}
     (found,) = result_warnings(x, {"test_loss": math.inf})
     assert found == "the test loss is inf: lower optimizer.lr, or set trainer.clip_norm"

@@ -64,7 +64,7 @@ def test_tasks_that_cannot_be_plotted_are_left_out(tmp_path, monkeypatch, shape,
     metric = "accuracy" if outputs is None else "mse"
     x = SimpleNamespace(directory=tmp_path, title="tasks", tasks=tasks, metric=metric)
     x.learner = x.evaluated_learner = torch.nn.Identity()
-    x.split_descriptions, x.trainer = {"test": "of others"}, SimpleNamespace(eval_seed=0)
+    x.split_descriptions, x.trainer_config = {"test": "of others"}, SimpleNamespace(eval_seed=0)
     curves, draw = [], plots.plot_learning_curves
     monkeypatch.setattr(
         plots, "plot_learning_curves", lambda *given: curves.append(given) or draw(*given)
@@ -141,7 +141,7 @@ def test_the_tested_state_is_plotted(tmp_path, tested):
     x = sinusoid(tmp_path, "trainer.eval_every=1", f"trainer.test_checkpoint={tested}")
     saved = checkpoints_of(x)
     untrained = sinusoid(tmp_path / "untrained", trained=False)
-    saved.save_best(x.trainer.iterations, checkpoint_contents(untrained))
+    saved.save_best(x.trainer_config.iterations, checkpoint_contents(untrained))
     path = {"last": saved.newest(), "best": saved.best}[tested]
     plot_adaptation(tmp_path / "plot.png", {"MAML": x}, tasks=1)
     evaluated = read_checkpoint(path)["learner"]
