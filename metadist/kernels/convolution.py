@@ -1,21 +1,24 @@
-"""3×3 convolution with stride 1 and padding 1 in C++.
+"""Convolutions in C++, for the few images of a support set on one core, and for batched tasks.
 
-With many input and output channels it is a Winograd convolution, F(2×2, 3×3) of Lavin and Gray
-(2015, arXiv 1509.09308), equal to the direct one up to rounding. PyTorch's convolution is made for
-large batches and many cores; this one for the few images of a support set on one core, and for
-batched tasks with one weight each. Differentiable any number of times.
+PyTorch's convolution is made for large batches and many cores, and has one weight for all images;
+these have one for each task. With many input and output channels and stride 1, a 3×3 convolution is
+a Winograd convolution, F(2×2, 3×3) of Lavin and Gray (2015, arXiv 1509.09308), equal to the direct
+one up to rounding. Differentiable any number of times.
 """
 
 import ctypes
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.autograd import Function
 
 from metadist.kernels.loader import VECTOR_BYTES, call, can_call
 
-_MANY, _FEW = "winograd", "few_channels"
+_WINOGRAD, _DIRECT, _FEW_CHANNELS = "winograd", "direct", "few_channels"
 _MAX_TAPS = 48  # of an output, with few channels
+
+Pair = tuple[int, int]
+"""Of the vertical and the horizontal dimension."""
 
 
 class ConvShape(ctypes.Structure):
@@ -27,70 +30,133 @@ class ConvShape(ctypes.Structure):
     )
 
 
+class _DirectShape(ConvShape):
+    _fields_ = tuple(
+        (f"{name}_{dimension}", ctypes.c_int64)
+        for name in ("kernel", "stride", "padding")
+        for dimension in ("h", "w")
+    )
+
+
+class Geometry(NamedTuple):
+    """Which pixels a convolution reads."""
+
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+
+    def output_size(self, height: int, width: int) -> Pair:
+        """Height and width of the outputs of images of a size; 0 or less for none."""
+        rows, columns = (
+            (size + 2 * padding - kernel) // stride + 1
+            for size, kernel, stride, padding in zip((height, width), *self, strict=True)
+        )
+        return rows, columns
+
+
+_SAME = Geometry((3, 3), (1, 1), (1, 1))
+"""Of outputs as large as the inputs, for which there are special algorithms."""
+
+
 def can_convolve(layer: nn.Conv2d, inputs: Tensor) -> bool:
     """Whether `convolve` supports the layer and the inputs.
 
-    It supports 3×3 kernels with stride and padding 1, output channels that fill vectors, and input
-    channels that fill vectors or are few and require no grad; see also `can_call`. Shapes and
-    types that do not match are left to PyTorch, which raises the error.
+    Output channels fill vectors. Input channels fill vectors, too, or are few and require no grad,
+    with a 3×3 kernel and stride and padding 1; see also `can_call`. Shapes and types that do not
+    match are left to PyTorch, which raises the error.
 
     Args:
-        layer: its parameters may be batched over tasks.
+        layer: its parameters may be batched over tasks. It has neither groups nor dilation.
         inputs: (…, n, channels, height, width).
     """
-    source = _source(layer.in_channels, inputs)
+    if inputs.dim() != layer.weight.dim() or inputs.shape[-3] != layer.in_channels:
+        return False
+    geometry = geometry_of(layer)
+    source = _source(layer.in_channels, inputs, geometry)
     return (
-        (layer.kernel_size, layer.stride, layer.padding) == ((3, 3), (1, 1), (1, 1))
-        and inputs.dim() == layer.weight.dim()
-        and inputs.shape[-3] == layer.in_channels
-        and layer.weight.shape[-4:] == (layer.out_channels, layer.in_channels, 3, 3)
+        source is not None
+        and min(geometry.output_size(*inputs.shape[-2:])) > 0
+        and layer.weight.shape[-4:] == (layer.out_channels, layer.in_channels, *geometry.kernel)
         and (layer.bias is None or layer.bias.shape == layer.weight.shape[:-3])
         and (inputs.dim() == 4 or len(inputs) == len(layer.weight))
         and all(_matches(inputs, part) for part in (layer.weight, layer.bias) if part is not None)
         and layer.out_channels * inputs.element_size() % VECTOR_BYTES == 0
         and inputs.numel() > 0
-        and (source == _MANY or has_few_channels(layer, inputs))
+        and (source != _FEW_CHANNELS or has_few_channels(layer, inputs))
         and can_call(source, inputs)
     )
 
 
 def has_few_channels(layer: nn.Conv2d, inputs: Tensor) -> bool:
     """Whether the inputs have few channels and require no grad, as images do."""
-    few = _source(layer.in_channels, inputs) == _FEW and 9 * layer.in_channels <= _MAX_TAPS
-    return few and not inputs.requires_grad
+    few = _source(layer.in_channels, inputs, geometry_of(layer)) == _FEW_CHANNELS
+    return few and 9 * layer.in_channels <= _MAX_TAPS and not inputs.requires_grad
 
 
-def convolve(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def geometry_of(layer: nn.Conv2d) -> Geometry:
+    """The geometry of a layer whose padding is given by numbers."""
+    kernel, stride, padding = layer.kernel_size, layer.stride, layer.padding
+    assert len(kernel) == len(stride) == len(padding) == 2 and not isinstance(padding, str)
+    return Geometry(kernel, stride, padding)
+
+
+def convolve(
+    inputs: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry = _SAME
+) -> Tensor:
     """Convolution of batched tasks, channels last.
 
     Args:
         inputs: (tasks, n, height, width, in).
-        weight: (tasks, out, in, 3, 3).
+        weight: (tasks, out, in, kernel height, kernel width). It is copied unless the memory is in
+            the order of (tasks, kernel height, kernel width, in, out).
         bias: (tasks, out), or None.
+        geometry: kernel, stride and padding.
 
     Returns:
-        (tasks, n, height, width, out).
+        (tasks, n, height', width', out).
     """
-    parts = (inputs, weight) if bias is None else (inputs, weight, bias)
-    return _Convolve.apply(*(part.contiguous() for part in parts))
+    bias = None if bias is None else bias.contiguous()
+    return _Convolve.apply(inputs.contiguous(), weight_in_memory(weight), bias, geometry)
+
+
+def weight_in_memory(weight: Tensor) -> Tensor:
+    """(tasks, out, in, h, w) -> contiguous (tasks, h, w, in, out), as the kernels read weights."""
+    return weight.permute(0, 3, 4, 2, 1).contiguous()
 
 
 def _matches(inputs: Tensor, parameter: Tensor) -> bool:
     return parameter.dtype == inputs.dtype and parameter.device == inputs.device
 
 
-def _source(channels: int, inputs: Tensor) -> str:
-    return _MANY if channels * inputs.element_size() % VECTOR_BYTES == 0 else _FEW
+def _source(channels: int, inputs: Tensor, geometry: Geometry) -> str | None:
+    """The C++ file for a number of input channels; None if there is none."""
+    if channels * inputs.element_size() % VECTOR_BYTES == 0:
+        return _WINOGRAD if geometry == _SAME else _DIRECT
+    return _FEW_CHANNELS if geometry == _SAME else None
+
+
+def _call(
+    function: str, inputs: Tensor, out_channels: int, geometry: Geometry, *arguments: Tensor | None
+) -> None:
+    """Call a function of a convolution with some inputs, or with others of their shape."""
+    source = _source(inputs.shape[-1], inputs, geometry)
+    assert source is not None  # see `can_convolve`
+    shape = ConvShape(*inputs.shape, out_channels)
+    if source == _DIRECT:
+        shape = _DirectShape(*inputs.shape, out_channels, *(n for pair in geometry for n in pair))
+    call(source, function, inputs.dtype, shape, *arguments)
 
 
 class _Convolve(Function):
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        outputs = inputs.new_empty(*inputs.shape[:-1], weight.shape[1])
-        shape = ConvShape(*inputs.shape, weight.shape[1])
-        source = _source(inputs.shape[-1], inputs)
-        call(source, "convolve", inputs.dtype, shape, inputs, weight, bias, outputs)
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
+    ) -> Tensor:
+        size, out_channels = geometry.output_size(*inputs.shape[2:4]), weight.shape[-1]
+        outputs = inputs.new_empty(*inputs.shape[:2], *size, out_channels)
+        _call("convolve", inputs, out_channels, geometry, inputs, weight, bias, outputs)
         ctx.save_for_backward(inputs, weight)
+        ctx.geometry = geometry
         return outputs
 
     @staticmethod
@@ -99,51 +165,63 @@ class _Convolve(Function):
         grad_output = grad_output.contiguous()
         grad_inputs = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
-            grad_inputs = _ConvTranspose.apply(grad_output, weight)
+            size = inputs.shape[2:4]
+            grad_inputs = _ConvTranspose.apply(grad_output, weight, ctx.geometry, size)
         if any(ctx.needs_input_grad[1:]):
-            grad_weight, grad_bias = _WeightGrad.apply(inputs, grad_output)
-        return (grad_inputs, grad_weight, grad_bias)[: len(ctx.needs_input_grad)]
+            grad_weight, grad_bias = _WeightGrad.apply(inputs, grad_output, ctx.geometry)
+        return grad_inputs, grad_weight, grad_bias if ctx.needs_input_grad[2] else None, None
 
 
 class _ConvTranspose(Function):
     """From the shape of the outputs of `_Convolve` to that of its inputs."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor) -> Tensor:
-        outputs = inputs.new_empty(*inputs.shape[:-1], weight.shape[2])
-        shape = ConvShape(*inputs.shape, weight.shape[2])
-        call(_MANY, "conv_transpose", inputs.dtype, shape, inputs, weight, outputs)
-        ctx.save_for_backward(inputs, weight)
-        return outputs
+    def forward(
+        ctx: Any, gradient: Tensor, weight: Tensor, geometry: Geometry, size: Pair
+    ) -> Tensor:
+        inputs = gradient.new_empty(*gradient.shape[:2], *size, weight.shape[-2])
+        arguments = (gradient, weight, inputs)
+        _call("conv_transpose", inputs, gradient.shape[-1], geometry, *arguments)
+        ctx.save_for_backward(gradient, weight)
+        ctx.geometry = geometry
+        return inputs
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, weight = ctx.saved_tensors
-        grad_output = grad_output.contiguous()
-        grad_inputs = _Convolve.apply(grad_output, weight) if ctx.needs_input_grad[0] else None
-        grad_weight = _WeightGrad.apply(grad_output, inputs)[0] if ctx.needs_input_grad[1] else None
-        return grad_inputs, grad_weight
+    def backward(ctx: Any, grad_inputs: Tensor) -> tuple[Tensor | None, ...]:
+        gradient, weight = ctx.saved_tensors
+        grad_inputs = grad_inputs.contiguous()
+        grad_gradient = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            grad_gradient = _Convolve.apply(grad_inputs, weight, None, ctx.geometry)
+        if ctx.needs_input_grad[1]:
+            grad_weight = _WeightGrad.apply(grad_inputs, gradient, ctx.geometry)[0]
+        return grad_gradient, grad_weight, None, None
 
 
 class _WeightGrad(Function):
     """Gradients of <gradient, convolution of the inputs> by weight and bias."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, inputs: Tensor, gradient: Tensor, geometry: Geometry
+    ) -> tuple[Tensor, Tensor]:
         in_channels, out_channels = inputs.shape[-1], gradient.shape[-1]
-        weight = inputs.new_empty(len(inputs), out_channels, in_channels, 3, 3)
+        weight = inputs.new_empty(len(inputs), *geometry.kernel, in_channels, out_channels)
         bias = inputs.new_empty(len(inputs), out_channels)
-        source, shape = _source(in_channels, inputs), ConvShape(*inputs.shape, out_channels)
-        call(source, "weight_grad", inputs.dtype, shape, inputs, gradient, weight, bias)
+        _call("weight_grad", inputs, out_channels, geometry, inputs, gradient, weight, bias)
         ctx.save_for_backward(inputs, gradient)
+        ctx.geometry = geometry
         return weight, bias
 
     @staticmethod
     def backward(ctx: Any, grad_weight: Tensor, grad_bias: Tensor) -> tuple[Tensor | None, ...]:
         inputs, gradient = ctx.saved_tensors
         weight = grad_weight.contiguous()
-        grad_inputs = _ConvTranspose.apply(gradient, weight) if ctx.needs_input_grad[0] else None
-        grad_gradient = None
+        grad_inputs = grad_gradient = None
+        if ctx.needs_input_grad[0]:
+            size = inputs.shape[2:4]
+            grad_inputs = _ConvTranspose.apply(gradient, weight, ctx.geometry, size)
         if ctx.needs_input_grad[1]:
-            grad_gradient = _Convolve.apply(inputs, weight, grad_bias.contiguous())
-        return grad_inputs, grad_gradient
+            bias = grad_bias.contiguous()
+            grad_gradient = _Convolve.apply(inputs, weight, bias, ctx.geometry)
+        return grad_inputs, grad_gradient, None

@@ -12,7 +12,7 @@ void convolve(const ConvShape& s, const R* inputs, const R* weight, const R* bia
     for (int64_t task = 0; task < s.tasks; ++task, inputs += s.pixels() * s.in,
                  outputs += s.pixels() * s.out, weight += 9 * s.in * s.out,
                  bias += bias ? s.out : 0) {
-        convolution.load_weight(weight);
+        convolution.use_weight(weight);
         for (int64_t first = 0; first < s.pixels(); first += BLOCK) {
             const int64_t count = std::min(BLOCK, s.pixels() - first);
             convolution.unfold(inputs, first, count);

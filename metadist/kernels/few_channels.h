@@ -1,6 +1,6 @@
 // A 3x3 convolution with stride 1 and padding 1 of inputs with few channels, such as images, as a
 // matrix product of unfolded blocks of pixels (im2col). Inputs are (tasks, images, height, width,
-// channels), weights (tasks, out, in, 3, 3), biases (tasks, out).
+// channels), weights (tasks, 3, 3, in, out), biases (tasks, out).
 
 #pragma once
 
@@ -20,17 +20,12 @@ class FewChannels {
     FewChannels(const ConvShape& shape, int64_t max_pixels)
         : s(shape),
           taps(9 * shape.in),
-          packed_weight(taps * shape.out),
           columns(max_pixels * taps),
           partial((taps + 1) * shape.out),
           sums((taps + 1) * shape.out) {}
 
-    // Packs the weight of a task, (out, in, 3, 3), as (taps, out).
-    void load_weight(const R* weight) {
-        for (int64_t out = 0; out < s.out; ++out)
-            for (int64_t tap = 0; tap < taps; ++tap)
-                packed_weight[tap * s.out + out] = weight[out * taps + weight_index(tap)];
-    }
+    // Sets the weight of a task.
+    void use_weight(const R* given) { weight = given; }
 
     // Unfolds `count` pixels of a task's inputs, from `first` on, to (count, taps).
     void unfold(const R* inputs, int64_t first, int64_t count) {
@@ -44,7 +39,7 @@ class FewChannels {
 
     // Outputs of the unfolded pixels, (count, out); the bias may be null.
     void forward(int64_t count, const R* bias, R* outputs) {
-        multiply<R, 6>(count, bias, 0, +columns, taps, 1, +packed_weight, s.out, taps, outputs);
+        multiply<R, 6>(count, bias, 0, +columns, taps, 1, weight, s.out, taps, outputs);
     }
 
     void zero_grad() { std::fill_n(+sums, (taps + 1) * s.out, R(0)); }
@@ -58,11 +53,9 @@ class FewChannels {
     }
 
     // Writes the gradients accumulated since `zero_grad`.
-    void store_grad(R* weight, R* bias) {
-        for (int64_t out = 0; out < s.out; ++out)
-            for (int64_t tap = 0; tap < taps; ++tap)
-                weight[out * taps + weight_index(tap)] = sums[tap * s.out + out];
-        std::copy_n(sums + taps * s.out, s.out, bias);
+    void store_grad(R* grad_weight, R* grad_bias) {
+        std::copy_n(+sums, taps * s.out, grad_weight);
+        std::copy_n(sums + taps * s.out, s.out, grad_bias);
     }
 
    private:
@@ -95,10 +88,8 @@ class FewChannels {
         }
     }
 
-    // Index in an output channel's weight (in, 3, 3) of a tap; taps are (3, 3, in).
-    int64_t weight_index(int64_t tap) const { return tap % s.in * 9 + tap / s.in; }
-
     const ConvShape s;
     const int64_t taps;
-    Buffer<R> packed_weight, columns, partial, sums;
+    const R* weight = nullptr;
+    Buffer<R> columns, partial, sums;
 };

@@ -28,7 +28,7 @@ void forward(const ConvShape& s, const R* inputs, const R* weight, const R* bias
     for (int64_t task = 0; task < s.tasks; ++task, inputs += rows * s.in, weight += 9 * s.in * C,
                  bias += C, gamma += C, beta += C, out += s.images * out_height * out_width * C,
                  mean += C, inverse += C) {
-        convolution.load_weight(weight);
+        convolution.use_weight(weight);
         Moments<R> moments(C);
         for_each_row_pair(s, [&](int64_t, int64_t, int64_t first, int64_t count) {
             convolution.unfold(inputs, first, count);
@@ -67,7 +67,7 @@ void backward(const ConvShape& s, const R* gradient, const R* inputs, const R* w
                  bias += C, gamma += C, beta += C,
                  gradient += s.images * out_height * out_width * C, mean += C, inverse += C,
                  grad_weight += 9 * s.in * C, grad_bias += C, mean_z += C, mean_zh += C) {
-        convolution.load_weight(weight);
+        convolution.use_weight(weight);
         affine(C, gamma, beta, mean, inverse, +scale, +shift);
         // The windows of a pair of rows, with the gradient by each of their pixels.
         auto for_each_window = [&](int64_t n, int64_t pair, auto callback) {

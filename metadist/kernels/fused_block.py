@@ -11,7 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from metadist.kernels.convolution import ConvShape, can_convolve, convolve, has_few_channels
+from metadist.kernels.convolution import (
+    ConvShape,
+    can_convolve,
+    convolve,
+    has_few_channels,
+    weight_in_memory,
+)
 from metadist.kernels.loader import call, can_call
 from metadist.kernels.norm_relu_pool import (
     BatchNorm,
@@ -68,14 +74,15 @@ def fused_block(convolution: nn.Conv2d, norm: BatchNorm, images: Tensor) -> Tens
     parts = (images, convolution.weight, bias, norm.weight, norm.bias)
     batched, *parameters = (part.unsqueeze(0) if unbatched else part for part in parts)
     channels_last = batched.permute(0, 1, 3, 4, 2).contiguous()
-    parameters = [part.contiguous() for part in parameters]
+    weight, *others = parameters
+    parameters = [weight_in_memory(weight), *(part.contiguous() for part in others)]
     out = _FusedBlock.apply(channels_last, *parameters, float(norm.eps))
     out = out.permute(0, 1, 4, 2, 3)
     return out.squeeze(0) if unbatched else out
 
 
 class _FusedBlock(Function):
-    """(tasks, n, h, w, in) -> (tasks, n, h // 2, w // 2, out)."""
+    """(tasks, n, h, w, in) -> (tasks, n, h // 2, w // 2, out); weights as of `weight_in_memory`."""
 
     @staticmethod
     def forward(
@@ -88,10 +95,10 @@ class _FusedBlock(Function):
         eps: float,
     ) -> Tensor:
         tasks, n, height, width, _ = images.shape
-        out = images.new_empty(tasks, n, height // 2, width // 2, weight.shape[1])
+        out = images.new_empty(tasks, n, height // 2, width // 2, weight.shape[-1])
         mean, inverse = torch.empty_like(gamma), torch.empty_like(gamma)
         inputs = (images, weight, bias, gamma, beta)
-        shape = ConvShape(*images.shape, weight.shape[1])
+        shape = ConvShape(*images.shape, weight.shape[-1])
         call(_SOURCE, "forward", images.dtype, shape, *inputs, eps, out, mean, inverse)
         ctx.eps = eps
         ctx.save_for_backward(*inputs, mean, inverse)
@@ -102,13 +109,13 @@ class _FusedBlock(Function):
         *inputs, mean, inverse = ctx.saved_tensors
         images, weight, bias, gamma, beta = inputs
         if torch.is_grad_enabled():  # create_graph=True
-            features = convolve(images, weight, bias)
+            features = convolve(images, weight.permute(0, 4, 3, 1, 2), bias)
             out = norm_relu_pool_channels_last(features, gamma, beta, ctx.eps, 2)
             required = [part for part in inputs if part.requires_grad]
             grads = iter(torch.autograd.grad(out, required, grad_output, create_graph=True))
             return *(next(grads) if part.requires_grad else None for part in inputs), None
         outputs = [torch.empty_like(each) for each in (weight, bias, gamma, gamma)]
-        shape = ConvShape(*images.shape, weight.shape[1])
+        shape = ConvShape(*images.shape, weight.shape[-1])
         arguments = (grad_output.contiguous(), *inputs, mean, inverse, *outputs)
         call(_SOURCE, "backward", images.dtype, shape, *arguments)
         grad_weight, grad_bias, mean_z, mean_zh = outputs

@@ -12,6 +12,8 @@ from metadist.kernels.loader import call, can_call, in_transform
 _SOURCE = "matmul"
 _MIN_BLAS_PRODUCTS = 2**16
 """Multiplications per task from which on one BLAS call per task is faster."""
+_MIN_BLAS_DEPTH = 32
+"""Length of the sums from which on it is."""
 _ALIGNMENT = 64
 
 
@@ -107,7 +109,8 @@ class _Matmul(Function):
         ctx.settings = transpose_a, transpose_b, native
         left, right = (a.mT if transpose_a else a), (b.mT if transpose_b else b)
         out = a.new_empty(len(a), left.shape[1], right.shape[2])
-        small = left.shape[1] * left.shape[2] * right.shape[2] < _MIN_BLAS_PRODUCTS
+        products, depth = left[0].numel() * right.shape[2], left.shape[2]
+        small = products < _MIN_BLAS_PRODUCTS or depth < _MIN_BLAS_DEPTH
         if native and small and can_call(_SOURCE, a):
             shape = _Shape(*left.shape, right.shape[2], transpose_a, transpose_b)
             bias = None if bias is None else bias.contiguous()

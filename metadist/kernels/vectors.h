@@ -48,6 +48,18 @@ class Buffer {
     R* memory;
 };
 
+// to (columns, rows) = from (rows, columns) transposed; the rows are a multiple of the vector length.
+template <class R>
+void transpose(const R* from, int64_t rows, int64_t columns, R* to) {
+    using L = Lanes<R>;
+    for (int64_t row = 0; row < rows; row += L::count)
+        for (int64_t column = 0; column < columns; ++column) {
+            typename L::Vector gathered;
+            for (int64_t l = 0; l < L::count; ++l) gathered[l] = from[(row + l) * columns + column];
+            L::store(to + column * rows + row, gathered);
+        }
+}
+
 // c[r][:] = start[r][:] + sum over k < depth of a[r * a_row + k * a_step] b[k][:], for ROWS rows of
 // VECTORS vectors, accumulated in registers. `start` may be null (zeros); `start_row` = 0
 // broadcasts one row.

@@ -1,12 +1,13 @@
 // Winograd convolution, 3x3 with stride 1 and padding 1, as F(2x2, 3x3) of Lavin and Gray (2015,
 // arXiv 1509.09308): a 2x2 output tile takes 16 products per pair of channels instead of 36, and so
 // does the weight gradient. Inputs are (tasks, images, height, width, channels), weights (tasks,
-// out, in, 3, 3); the number of channels is a multiple of the vector length.
+// 3, 3, in, out); the number of channels is a multiple of the vector length.
 
 #include "vectors.h"
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 namespace {
 
@@ -133,8 +134,8 @@ void transform_inputs(const Shape& s, const R* inputs, int64_t first, int64_t co
         to);
 }
 
-// The convolution, or the transposed convolution with the same weight (tasks, out, in, 3, 3). The
-// bias is (tasks, channels of the outputs) or null.
+// The convolution, or the transposed convolution with the same weight, (tasks, 3, 3, in, out) or
+// (tasks, 3, 3, out, in). The bias is (tasks, channels of the outputs) or null.
 template <class R>
 void convolve(const Shape& s, bool transposed, const R* inputs, const R* weight, const R* bias,
               R* outputs) {
@@ -148,10 +149,13 @@ void convolve(const Shape& s, bool transposed, const R* inputs, const R* weight,
         for (int64_t in = 0; in < s.in; ++in)
             for (int64_t out = 0; out < s.out; out += L::count) {
                 V taps[9], transformed[POINTS];
-                for (int64_t l = 0; l < L::count; ++l) {
-                    const int64_t to = out + l;
-                    const R* from = weight + 9 * (transposed ? in * s.out + to : to * s.in + in);
-                    for (int p = 0; p < 9; ++p) taps[p][l] = from[transposed ? 8 - p : p];
+                for (int p = 0; p < 9; ++p) {
+                    const R* tap = weight + (transposed ? 8 - p : p) * s.in * s.out;
+                    if (!transposed)
+                        taps[p] = L::load(tap + in * s.out + out);
+                    else
+                        for (int64_t l = 0; l < L::count; ++l)
+                            taps[p][l] = tap[(out + l) * s.in + in];
                 }
                 transform_weight(taps, transformed);
                 for (int k = 0; k < POINTS; ++k)
@@ -216,9 +220,8 @@ void weight_grad(const Shape& s, const R* inputs, const R* gradient, R* weight, 
                 for (int k = 0; k < POINTS; ++k)
                     transformed[k] = L::load(sums + (k * s.in + in) * s.out + out);
                 transform_weight_gradient(transformed, taps);
-                for (int64_t l = 0; l < L::count; ++l)
-                    for (int p = 0; p < 9; ++p)
-                        weight[((out + l) * s.in + in) * 9 + p] = taps[p][l];
+                for (int p = 0; p < 9; ++p)
+                    L::store(weight + (p * s.in + in) * s.out + out, taps[p]);
             }
     }
 }
@@ -230,9 +233,10 @@ void weight_grad(const Shape& s, const R* inputs, const R* gradient, R* weight, 
                                       R* outputs) {                                              \
         convolve(s, false, inputs, weight, bias, outputs);                                       \
     }                                                                                            \
-    extern "C" void conv_transpose_##SUFFIX(Shape s, const R* inputs, const R* weight,           \
-                                            R* outputs) {                                        \
-        convolve<R>(s, true, inputs, weight, nullptr, outputs);                                  \
+    extern "C" void conv_transpose_##SUFFIX(Shape s, const R* gradient, const R* weight,         \
+                                            R* inputs) {                                         \
+        std::swap(s.in, s.out);                                                                  \
+        convolve<R>(s, true, gradient, weight, nullptr, inputs);                                 \
     }                                                                                            \
     extern "C" void weight_grad_##SUFFIX(Shape s, const R* inputs, const R* gradient, R* weight, \
                                          R* bias) {                                              \

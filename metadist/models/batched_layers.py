@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from metadist.kernels import in_transform
-from metadist.kernels.convolution import can_convolve, convolve
+from metadist.kernels.convolution import can_convolve, convolve, geometry_of
 from metadist.kernels.fused_block import can_fuse_block, fused_block
 from metadist.kernels.matmul import matmul, to_autocast_dtype
 from metadist.kernels.norm_relu_pool import (
@@ -80,7 +80,8 @@ class Conv2d(nn.Conv2d):
             if unbatched:
                 batched, weight = batched.unsqueeze(0), weight.unsqueeze(0)
                 bias = None if bias is None else bias.unsqueeze(0)
-            outputs = convolve(batched.permute(0, 1, 3, 4, 2), weight, bias)
+            channels_last = batched.permute(0, 1, 3, 4, 2)
+            outputs = convolve(channels_last, weight, bias, geometry_of(self))
             outputs = outputs.permute(0, 1, 4, 2, 3)
             return outputs.squeeze(0) if unbatched else outputs
         if unbatched:
@@ -97,7 +98,7 @@ class Conv2d(nn.Conv2d):
             self.padding,
             self.native,
         )
-        matrix = self.weight.permute(0, 1, 3, 4, 2).flatten(2).mT
+        matrix = self.weight.permute(0, 3, 4, 2, 1).flatten(1, 3)
         rows = columns.reshape(tasks, -1, columns.shape[-1])
         outputs = matmul(rows, matrix, self.bias, self.native)
         outputs = outputs.view(tasks, n, *columns.shape[1:3], self.out_channels)

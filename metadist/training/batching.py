@@ -209,9 +209,10 @@ def _repeat(parameter: Tensor, tasks: int) -> Tensor:
 
     Copies, not views: an operation that needs contiguous memory would copy a view of several
     tasks but not that of one, and the order in which autograd adds up gradients would depend on
-    the number of tasks. Convolution weights are in channels-last order, as their products read
-    them.
+    the number of tasks. Convolution weights are in the order in which kernels and products read
+    them, (tasks, height, width, in, out).
     """
     if parameter.dim() != 4:
         return parameter.repeat(tasks, *(1,) * parameter.dim())
-    return parameter.permute(0, 2, 3, 1).repeat(tasks, 1, 1, 1, 1).permute(0, 1, 4, 2, 3)
+    one = parameter.permute(2, 3, 1, 0).contiguous()
+    return one.expand(tasks, *one.shape).contiguous().permute(0, 4, 3, 1, 2)

@@ -93,7 +93,11 @@ def weighted_step_sum(
     """The weighted sum of results and gradients with a first dimension of tasks."""
 
     def total(leaf: Tensor) -> Tensor:
-        return torch.tensordot(weights.to(leaf.device), leaf.detach().double(), 1)
+        # In the order of the memory: another one would be copied.
+        order = sorted(range(1, leaf.dim()), key=leaf.stride, reverse=True)
+        values = leaf.detach().permute(0, *order).double()
+        summed = torch.tensordot(weights.to(leaf.device), values, 1)
+        return summed.permute([order.index(dimension) for dimension in range(1, leaf.dim())])
 
     tree: Any = result
     summed: Any = optree.tree_map(total, tree)

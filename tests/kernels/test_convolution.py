@@ -6,18 +6,25 @@ import torch.nn.functional as F
 from torch.func import functional_call
 
 from metadist.kernels import library
-from metadist.kernels.convolution import can_convolve, convolve
+from metadist.kernels.convolution import Geometry, can_convolve, convolve
 from metadist.models.batched_layers import Conv2d
 
 pytestmark = pytest.mark.usefixtures("single_thread")
 
 SIZES = [(14, 14), (7, 7), (28, 5), (3, 2), (1, 1)]
 CHANNELS = [(1, 16), (3, 32), (16, 16), (32, 80)]
+SAME = Geometry((3, 3), (1, 1), (1, 1))
+GEOMETRIES = [
+    Geometry((3, 3), (2, 2), (1, 1)),
+    Geometry((1, 1), (1, 1), (0, 0)),
+    Geometry((2, 5), (1, 3), (0, 2)),
+    Geometry((1, 1), (3, 2), (0, 0)),  # reads some of the pixels
+]
 
 
 @pytest.fixture(autouse=True)
 def compiled():
-    if library("winograd") is None or library("few_channels") is None:
+    if None in map(library, ("winograd", "direct", "few_channels")):
         pytest.skip("there is no C++ compiler")
 
 
@@ -44,11 +51,23 @@ def derivatives(function, inputs, wrt):
 @pytest.mark.parametrize(("before", "after"), CHANNELS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_values_and_two_derivatives(before, after, size, dtype):
+    check_values_and_two_derivatives(2, before, after, size, dtype, SAME)
+
+
+@pytest.mark.parametrize("size", [(14, 14), (7, 7), (4, 5)], ids=str)
+@pytest.mark.parametrize(("before", "after"), [(16, 16), (32, 80)])
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda each: "-".join(map(str, each)))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_other_geometries(before, after, size, geometry, dtype):
+    check_values_and_two_derivatives(5, before, after, size, dtype, geometry)
+
+
+def check_values_and_two_derivatives(n, before, after, size, dtype, geometry):
     torch.manual_seed(0)
-    tasks, n = 3, 2
+    tasks, kernel = 3, geometry.kernel
     inputs = numbers(tasks, n, before, *size, dtype=dtype)
     weight, bias = (
-        numbers(tasks, after, before, 3, 3, dtype=dtype),
+        numbers(tasks, after, before, *kernel, dtype=dtype),
         numbers(tasks, after, dtype=dtype),
     )
     few = before < 16
@@ -56,12 +75,13 @@ def test_values_and_two_derivatives(before, after, size, dtype):
     argument = inputs.detach() if few else inputs
 
     def ours(inputs, weight, bias):
-        outputs = convolve(inputs.permute(0, 1, 3, 4, 2), weight, bias)
+        outputs = convolve(inputs.permute(0, 1, 3, 4, 2), weight, bias, geometry)
         return outputs.permute(0, 1, 4, 2, 3)
 
     def reference(inputs, weight, bias):
         tasks = zip(inputs, weight, bias, strict=True)
-        return torch.stack([F.conv2d(x, w, b, padding=1) for x, w, b in tasks])
+        _, stride, padding = geometry
+        return torch.stack([F.conv2d(x, w, b, stride, padding) for x, w, b in tasks])
 
     results = derivatives(ours, (argument, weight, bias), wrt)
     expected = derivatives(reference, (argument, weight, bias), wrt)
@@ -90,9 +110,10 @@ def test_fourth_derivative():
     )
 
 
-def test_batched_and_unbatched_layer_are_bit_identical():
+@pytest.mark.parametrize("stride", [1, 2])
+def test_batched_and_unbatched_layer_are_bit_identical(stride):
     torch.manual_seed(0)
-    layer = Conv2d(16, 32, 3, padding=1)
+    layer = Conv2d(16, 32, 3, stride=stride, padding=1)
     inputs = torch.randn(3, 4, 16, 9, 6)
     weight, bias = torch.randn(3, 32, 16, 3, 3), torch.randn(3, 32)
     batched = functional_call(layer, {"weight": weight, "bias": bias}, (inputs,))
@@ -105,17 +126,14 @@ def test_batched_and_unbatched_layer_are_bit_identical():
 def test_can_convolve():
     layer, inputs = Conv2d(16, 16, 3, padding=1), torch.zeros(1, 16, 4, 4)
     assert can_convolve(layer, inputs)
-    unsupported = [
-        Conv2d(16, 16, 3, padding=1, stride=2),
-        Conv2d(16, 16, 3),
-        Conv2d(16, 16, 5, padding=1),
-        Conv2d(16, 10, 3, padding=1),  # output channels do not fill vectors
-    ]
-    assert not any(can_convolve(each, inputs) for each in unsupported)
+    assert can_convolve(Conv2d(16, 16, 5, padding=1, stride=2), inputs)
+    assert not can_convolve(Conv2d(16, 10, 3, padding=1), inputs)  # 10 do not fill vectors
+    assert not can_convolve(Conv2d(16, 16, 7, padding=1), inputs)  # larger than the inputs
     assert not can_convolve(layer, inputs.double())
     assert not can_convolve(Conv2d(16, 16, 3, padding=1, device="meta"), inputs)
     assert not can_convolve(Conv2d(12, 16, 3, padding=1), torch.zeros(1, 12, 4, 4))
     assert can_convolve(Conv2d(1, 16, 3, padding=1), torch.zeros(1, 1, 4, 4))
+    assert not can_convolve(Conv2d(1, 16, 3, padding=1, stride=2), torch.zeros(1, 1, 4, 4))
     assert not can_convolve(
         Conv2d(1, 16, 3, padding=1), torch.zeros(1, 1, 4, 4, requires_grad=True)
     )

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 from metadist.kernels import loader
-from metadist.kernels.convolution import convolve
+from metadist.kernels.convolution import Geometry, convolve
 from metadist.kernels.matmul import matmul
 from metadist.models import Conv4
 from metadist.models.batched_layers import norm_relu
@@ -72,16 +72,17 @@ def test_libraries_that_others_can_write_are_not_loaded(tmp_path):
 @pytest.mark.parametrize("without", ["avx512f", "avx"])
 def test_kernels_for_narrower_vectors(without, monkeypatch):
     monkeypatch.setenv("CXX", f"c++ -mno-{without}")
-    sources = ("winograd", "few_channels", "matmul", "norm_relu_pool")
+    sources = ("winograd", "direct", "few_channels", "matmul", "norm_relu_pool")
     with ThreadPoolExecutor() as pool:
         if None in pool.map(loader.library, sources):
             pytest.skip("there is no C++ compiler for these flags")
     torch.manual_seed(0)
-    for channels in (3, 16):
+    for channels, stride in ((3, 1), (16, 1), (16, 2)):
         weight = torch.randn(48, channels, 3, 3, dtype=torch.float64, requires_grad=True)
         images = torch.randn(2, 5, 7, channels, dtype=torch.float64)
-        convolved = convolve(images[None], weight[None], None)[0].permute(0, 3, 1, 2)
-        expected = F.conv2d(images.permute(0, 3, 1, 2), weight, padding=1)
+        geometry = Geometry((3, 3), (stride, stride), (1, 1))
+        convolved = convolve(images[None], weight[None], None, geometry)[0].permute(0, 3, 1, 2)
+        expected = F.conv2d(images.permute(0, 3, 1, 2), weight, stride=stride, padding=1)
         torch.testing.assert_close(convolved, expected, rtol=1e-10, atol=1e-10)
         upstream = torch.randn_like(expected)
         found, gradient = (

@@ -1,0 +1,274 @@
+// Convolution with many channels and any kernel, stride and padding. Inputs are (tasks, images,
+// height, width, channels), weights (tasks, kernel height, kernel width, in, out); the numbers of
+// channels are multiples of the vector length.
+//
+// The products are those of unfolded inputs (im2col), which are read where they are instead of
+// being copied. The order of summation depends on the shape of one task alone.
+
+#include "vectors.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace {
+
+constexpr int ROWS = 6;
+constexpr int64_t BLOCK_PIXELS = 192;  // of gradients that stay in the cache
+
+struct Shape {
+    int64_t tasks, images, height, width, in, out;
+    int64_t kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w;
+
+    int64_t out_height() const { return (height + 2 * padding_h - kernel_h) / stride_h + 1; }
+    int64_t out_width() const { return (width + 2 * padding_w - kernel_w) / stride_w + 1; }
+    int64_t in_pixels() const { return height * width; }
+    int64_t out_pixels() const { return out_height() * out_width(); }
+    int64_t taps() const { return kernel_h * kernel_w; }
+
+    // The pixel of an input image that a tap of an output pixel reads; -1 in the padding.
+    int64_t source(int64_t out_pixel, int64_t tap) const {
+        const int64_t row =
+            out_pixel / out_width() * stride_h + tap / kernel_w - padding_h;
+        const int64_t column =
+            out_pixel % out_width() * stride_w + tap % kernel_w - padding_w;
+        const bool inside = 0 <= row && row < height && 0 <= column && column < width;
+        return inside ? row * width + column : -1;
+    }
+};
+
+// Pixels of an image whose sums have the same taps, and the pixels that these read.
+struct Sums {
+    std::vector<int64_t> taps, pixels;
+    std::vector<int64_t> sources;  // (pixels, taps), -1 for none
+};
+
+std::vector<Sums> sums_of_outputs(const Shape& s) {
+    Sums all;
+    for (int64_t tap = 0; tap < s.taps(); ++tap) all.taps.push_back(tap);
+    for (int64_t pixel = 0; pixel < s.out_pixels(); ++pixel) {
+        all.pixels.push_back(pixel);
+        for (int64_t tap : all.taps) all.sources.push_back(s.source(pixel, tap));
+    }
+    return {all};
+}
+
+// With a stride, taps reach some of the input pixels only: those of equal remainders.
+std::vector<Sums> sums_of_inputs(const Shape& s) {
+    std::vector<Sums> groups(s.stride_h * s.stride_w);
+    std::vector<int64_t> readers(s.in_pixels() * s.taps(), -1);
+    for (int64_t pixel = 0; pixel < s.out_pixels(); ++pixel)
+        for (int64_t tap = 0; tap < s.taps(); ++tap)
+            if (const int64_t at = s.source(pixel, tap); at >= 0)
+                readers[at * s.taps() + tap] = pixel;
+    for (int64_t row = 0; row < s.stride_h; ++row)
+        for (int64_t column = 0; column < s.stride_w; ++column) {
+            Sums& group = groups[row * s.stride_w + column];
+            for (int64_t tap = 0; tap < s.taps(); ++tap)
+                if ((row + s.padding_h - tap / s.kernel_w) % s.stride_h == 0 &&
+                    (column + s.padding_w - tap % s.kernel_w) % s.stride_w == 0)
+                    group.taps.push_back(tap);
+            for (int64_t y = row; y < s.height; y += s.stride_h)
+                for (int64_t x = column; x < s.width; x += s.stride_w) {
+                    group.pixels.push_back(y * s.width + x);
+                    for (int64_t tap : group.taps)
+                        group.sources.push_back(readers[(y * s.width + x) * s.taps() + tap]);
+                }
+        }
+    return groups;
+}
+
+// to[r] = start + sum over taps t and k < depth of from[t * ROWS + r][k] weight[t][k], for COUNT
+// rows of VECTORS vectors, accumulated in registers.
+template <class R, int COUNT, int VECTORS>
+void sum_taps(const R* const* from, const R* const* weight, int64_t taps, int64_t depth,
+              int64_t width, const R* start, int64_t column, R* const* to) {
+    using L = Lanes<R>;
+    using V = typename L::Vector;
+    V sums[COUNT][VECTORS];
+    for (int r = 0; r < COUNT; ++r)
+        for (int v = 0; v < VECTORS; ++v)
+            sums[r][v] = start ? L::load(start + column + v * L::count) : V{};
+    for (int64_t tap = 0; tap < taps; ++tap) {
+        const R* a[COUNT];
+        for (int r = 0; r < COUNT; ++r) a[r] = from[tap * ROWS + r];
+        const R* b = weight[tap] + column;
+        for (int64_t k = 0; k < depth; ++k, b += width) {
+            V factors[VECTORS];
+            for (int v = 0; v < VECTORS; ++v) factors[v] = L::load(b + v * L::count);
+            for (int r = 0; r < COUNT; ++r)
+                for (int v = 0; v < VECTORS; ++v) sums[r][v] += a[r][k] * factors[v];
+        }
+    }
+    for (int r = 0; r < COUNT; ++r)
+        for (int v = 0; v < VECTORS; ++v) L::store(to[r] + column + v * L::count, sums[r][v]);
+}
+
+template <class R, int VECTORS>
+void sum_rows(int64_t count, const R* const* from, const R* const* weight, int64_t taps,
+              int64_t depth, int64_t width, const R* start, int64_t column, R* const* to) {
+    int64_t row = 0;
+    for (; row + 6 <= count; row += 6)
+        sum_taps<R, 6, VECTORS>(from + row, weight, taps, depth, width, start, column, to + row);
+    for (; row + 2 <= count; row += 2)
+        sum_taps<R, 2, VECTORS>(from + row, weight, taps, depth, width, start, column, to + row);
+    if (row < count)
+        sum_taps<R, 1, VECTORS>(from + row, weight, taps, depth, width, start, column, to + row);
+}
+
+// One task: sums (images, to_pixels, width) over values (images, from_pixels, depth), with weights
+// (taps, depth, width). The bias may be null.
+template <class R>
+void convolve_task(const std::vector<Sums>& groups, int64_t images, int64_t from_pixels,
+                   int64_t to_pixels, int64_t depth, int64_t width, const R* values,
+                   const R* weight, const R* bias, const R* zeros, R* sums) {
+    constexpr int64_t lanes = Lanes<R>::count;
+    std::vector<const R*> from, weights;
+    R* to[ROWS];
+    for (const Sums& group : groups) {
+        const int64_t taps = group.taps.size(), pixels = group.pixels.size();
+        from.resize(taps * ROWS);
+        weights.clear();
+        for (int64_t tap : group.taps) weights.push_back(weight + tap * depth * width);
+        for (int64_t first = 0; first < images * pixels; first += ROWS) {
+            const int64_t count = std::min<int64_t>(ROWS, images * pixels - first);
+            for (int64_t r = 0; r < count; ++r) {
+                const int64_t image = (first + r) / pixels, pixel = (first + r) % pixels;
+                to[r] = sums + (image * to_pixels + group.pixels[pixel]) * width;
+                for (int64_t tap = 0; tap < taps; ++tap) {
+                    const int64_t source = group.sources[pixel * taps + tap];
+                    from[tap * ROWS + r] =
+                        source < 0 ? zeros : values + (image * from_pixels + source) * depth;
+                }
+            }
+            int64_t column = 0;
+            for (; column + MOST_VECTORS * lanes <= width; column += MOST_VECTORS * lanes)
+                sum_rows<R, MOST_VECTORS>(count, from.data(), weights.data(), taps, depth, width,
+                                          bias, column, to);
+            for (; column < width; column += lanes)
+                sum_rows<R, 1>(count, from.data(), weights.data(), taps, depth, width, bias,
+                               column, to);
+        }
+    }
+}
+
+template <class R>
+void convolve(const Shape& s, const R* inputs, const R* weight, const R* bias, R* outputs) {
+    const std::vector<Sums> groups = sums_of_outputs(s);
+    Buffer<R> zeros(s.in);
+    std::fill_n(+zeros, s.in, R(0));
+    for (int64_t task = 0; task < s.tasks; ++task, inputs += s.images * s.in_pixels() * s.in,
+                 outputs += s.images * s.out_pixels() * s.out, weight += s.taps() * s.in * s.out,
+                 bias += bias ? s.out : 0)
+        convolve_task<R>(groups, s.images, s.in_pixels(), s.out_pixels(), s.in, s.out, inputs,
+                         weight, bias, zeros, outputs);
+}
+
+// The gradient by the inputs of <gradient, convolution of the inputs>.
+template <class R>
+void conv_transpose(const Shape& s, const R* gradient, const R* weight, R* inputs) {
+    const std::vector<Sums> groups = sums_of_inputs(s);
+    Buffer<R> zeros(s.out), transposed(s.taps() * s.in * s.out);
+    std::fill_n(+zeros, s.out, R(0));
+    for (int64_t task = 0; task < s.tasks; ++task, inputs += s.images * s.in_pixels() * s.in,
+                 gradient += s.images * s.out_pixels() * s.out,
+                 weight += s.taps() * s.in * s.out) {
+        for (int64_t tap = 0; tap < s.taps(); ++tap)
+            transpose(weight + tap * s.in * s.out, s.in, s.out,
+                      transposed + tap * s.in * s.out);
+        convolve_task<R>(groups, s.images, s.out_pixels(), s.in_pixels(), s.out, s.in, gradient,
+                         transposed, nullptr, zeros, inputs);
+    }
+}
+
+// c[r][:] += sum over pairs p of left[p][r] right[p][:], for COUNT rows of VECTORS vectors.
+template <class R, int COUNT, int VECTORS>
+void sum_pairs(const R* const* left, const R* const* right, int64_t pairs, int64_t row,
+               int64_t column, int64_t width, R* c) {
+    using L = Lanes<R>;
+    typename L::Vector sums[COUNT][VECTORS];
+    c += row * width + column;
+    for (int r = 0; r < COUNT; ++r)
+        for (int v = 0; v < VECTORS; ++v) sums[r][v] = L::load(c + r * width + v * L::count);
+    for (int64_t pair = 0; pair < pairs; ++pair) {
+        const R *a = left[pair] + row, *b = right[pair] + column;
+        typename L::Vector factors[VECTORS];
+        for (int v = 0; v < VECTORS; ++v) factors[v] = L::load(b + v * L::count);
+        for (int r = 0; r < COUNT; ++r)
+            for (int v = 0; v < VECTORS; ++v) sums[r][v] += a[r] * factors[v];
+    }
+    for (int r = 0; r < COUNT; ++r)
+        for (int v = 0; v < VECTORS; ++v) L::store(c + r * width + v * L::count, sums[r][v]);
+}
+
+template <class R, int VECTORS>
+void sum_columns(const R* const* left, const R* const* right, int64_t pairs, int64_t rows,
+                 int64_t column, int64_t width, R* c) {
+    int64_t row = 0;
+    for (; row + 6 <= rows; row += 6)
+        sum_pairs<R, 6, VECTORS>(left, right, pairs, row, column, width, c);
+    for (; row + 2 <= rows; row += 2)
+        sum_pairs<R, 2, VECTORS>(left, right, pairs, row, column, width, c);
+    if (row < rows) sum_pairs<R, 1, VECTORS>(left, right, pairs, row, column, width, c);
+}
+
+// The gradients by weight and bias of <gradient, convolution of the inputs>.
+template <class R>
+void weight_grad(const Shape& s, const R* inputs, const R* gradient, R* weight, R* bias) {
+    using L = Lanes<R>;
+    const int64_t block = std::max<int64_t>(1, BLOCK_PIXELS / s.out_pixels());
+    struct Pair {
+        int64_t input, output;
+    };
+    std::vector<std::vector<Pair>> pairs(s.taps());  // the pixels of an image that a tap multiplies
+    for (int64_t tap = 0; tap < s.taps(); ++tap)
+        for (int64_t pixel = 0; pixel < s.out_pixels(); ++pixel)
+            if (const int64_t source = s.source(pixel, tap); source >= 0)
+                pairs[tap].push_back({source, pixel});
+    std::vector<const R*> left, right;
+    for (int64_t task = 0; task < s.tasks; ++task, inputs += s.images * s.in_pixels() * s.in,
+                 gradient += s.images * s.out_pixels() * s.out, weight += s.taps() * s.in * s.out,
+                 bias += s.out) {
+        std::fill_n(weight, s.taps() * s.in * s.out, R(0));
+        std::fill_n(bias, s.out, R(0));
+        for (int64_t pixel = 0; pixel < s.images * s.out_pixels(); ++pixel)
+            for (int64_t c = 0; c < s.out; c += L::count)
+                L::store(bias + c, L::load(bias + c) + L::load(gradient + pixel * s.out + c));
+        for (int64_t first = 0; first < s.images; first += block)
+            for (int64_t tap = 0; tap < s.taps(); ++tap) {
+                left.clear(), right.clear();
+                for (int64_t image = first; image < std::min(first + block, s.images); ++image)
+                    for (const Pair& pair : pairs[tap]) {
+                        left.push_back(inputs + (image * s.in_pixels() + pair.input) * s.in);
+                        right.push_back(gradient + (image * s.out_pixels() + pair.output) * s.out);
+                    }
+                R* c = weight + tap * s.in * s.out;
+                int64_t column = 0;
+                for (; column + MOST_VECTORS * L::count <= s.out; column += MOST_VECTORS * L::count)
+                    sum_columns<R, MOST_VECTORS>(left.data(), right.data(), left.size(), s.in,
+                                                 column, s.out, c);
+                for (; column < s.out; column += L::count)
+                    sum_columns<R, 1>(left.data(), right.data(), left.size(), s.in, column, s.out,
+                                      c);
+            }
+    }
+}
+
+}  // namespace
+
+#define EXPORT(R, SUFFIX)                                                                        \
+    extern "C" void convolve_##SUFFIX(Shape s, const R* inputs, const R* weight, const R* bias,  \
+                                      R* outputs) {                                              \
+        convolve(s, inputs, weight, bias, outputs);                                              \
+    }                                                                                            \
+    extern "C" void conv_transpose_##SUFFIX(Shape s, const R* gradient, const R* weight,         \
+                                            R* inputs) {                                         \
+        conv_transpose(s, gradient, weight, inputs);                                             \
+    }                                                                                            \
+    extern "C" void weight_grad_##SUFFIX(Shape s, const R* inputs, const R* gradient, R* weight, \
+                                         R* bias) {                                              \
+        weight_grad(s, inputs, gradient, weight, bias);                                          \
+    }
+
+EXPORT(float, f32)
+EXPORT(double, f64)
