@@ -10,7 +10,7 @@ PACKAGE = ROOT / "metadist"
 
 BELOW = {
     "distributed": set(),
-    "tasks": set(),
+    "tasks": {"kernels"},
     "kernels": set(),
     "models": {"kernels"},
     "loggers": set(),

@@ -35,6 +35,7 @@ SOURCES = (
     *("matmul", "norm_relu_pool", "unfold"),
     *("winograd", "direct", "few_channels", "fused_block"),
 )
+"""Of layers of models; `uniform` samples tasks."""
 _COMPILERS = ("c++", "g++", "clang++")
 TIMEOUT_SECONDS = 120
 

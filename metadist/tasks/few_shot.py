@@ -9,7 +9,7 @@ from torch import Tensor
 from metadist.errors import UserError
 from metadist.tasks.dataset import TaskDataset
 from metadist.tasks.episode import Episode, EpisodeDescription, key_generator, key_split
-from metadist.tasks.generators import key_generators
+from metadist.tasks.generators import KeyGenerators
 
 
 class FewShotTasks:
@@ -102,7 +102,7 @@ class FewShotTasks:
         """
         if type(self).sample is not FewShotTasks.sample:
             return None
-        split, generators = key_split(keys[0]), key_generators(keys)
+        split, generators = key_split(keys[0]), KeyGenerators(keys)
         episodes = getattr(self.dataset, "episodes", None)
         if episodes is not None and _overrides_episode_only(type(self.dataset)):
             return None

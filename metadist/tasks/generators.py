@@ -1,16 +1,19 @@
 """Seeds from several numbers, and the random generators of many tasks at once.
 
 `numpy.random.default_rng(key)` takes some 20 microseconds, which is more than a small task takes to
-compute. Here the keys of a batch are hashed together. NumPy guarantees the algorithm of
+compute. Here the keys of a batch are hashed together, or in C++ where numbers are uniform. NumPy guarantees the algorithm of
 `SeedSequence` (Melissa O'Neill's `seed_seq` replacement) and the seeding of PCG64 (NEP 19).
 """
 
+import ctypes
 import functools
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from torch import Tensor
+
+from metadist.kernels import library
 
 _POOL = 4
 _MASK = 2**128 - 1
@@ -26,25 +29,49 @@ def seed_from(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
 
 
-def key_generators(keys: Tensor) -> Iterator[np.random.Generator]:
+class KeyGenerators:
     """The generators of some tasks, each in the state of `key_generator(key)`.
 
-    They share their memory: each may be used until the next one is taken.
+    When iterated over they share their memory: each may be used until the next one is taken.
 
     Args:
         keys: int64 of shape (tasks, 4), rows of `task_keys`.
     """
-    if len(keys) and int(keys.max()) >= 2**32:  # such a number has several words
-        yield from (np.random.default_rng(key.tolist()) for key in keys)
-        return
-    bits = np.random.PCG64(0)
-    generator = np.random.Generator(bits)
-    for high, low, sequence_high, sequence_low in _seeds(keys.numpy().astype(np.uint32)).tolist():
-        increment = ((((sequence_high << 64) | sequence_low) << 1) | 1) & _MASK
-        start = (increment + ((high << 64) | low)) & _MASK
-        numbers: Any = {"state": (start * _PCG_MULTIPLIER + increment) & _MASK, "inc": increment}
-        bits.state = {"bit_generator": "PCG64", "state": numbers, "has_uint32": 0, "uinteger": 0}
-        yield generator
+
+    def __init__(self, keys: Tensor) -> None:
+        self._keys = keys
+        # A number of 2^32 or more has several words.
+        self._short = not len(keys) or int(keys.max()) < 2**32
+
+    def __iter__(self) -> Iterator[np.random.Generator]:
+        if not self._short:
+            yield from (np.random.default_rng(key.tolist()) for key in self._keys)
+            return
+        bits = np.random.PCG64(0)
+        generator = np.random.Generator(bits)
+        for high, low, sequence_high, sequence_low in _seeds(self._words()).tolist():
+            increment = ((((sequence_high << 64) | sequence_low) << 1) | 1) & _MASK
+            start = (increment + ((high << 64) | low)) & _MASK
+            state: Any = {"state": (start * _PCG_MULTIPLIER + increment) & _MASK, "inc": increment}
+            bits.state = {"bit_generator": "PCG64", "state": state, "has_uint32": 0, "uinteger": 0}
+            yield generator
+
+    def random(self, count: int) -> np.ndarray:
+        """The first numbers of each generator's `random`, float64 of shape (tasks, count)."""
+        compiled = library("uniform") if self._short else None
+        if compiled is None:
+            return np.stack([generator.random(count) for generator in self])
+        words, numbers = self._words(), np.empty((len(self._keys), count))
+        compiled.uniform(
+            ctypes.c_int64(len(words)),
+            ctypes.c_int64(count),
+            ctypes.c_void_p(words.ctypes.data),
+            ctypes.c_void_p(numbers.ctypes.data),
+        )
+        return numbers
+
+    def _words(self) -> np.ndarray:
+        return self._keys.numpy().astype(np.uint32)
 
 
 def _seeds(entropy: np.ndarray) -> np.ndarray:

@@ -1,11 +1,12 @@
 """Regression tasks: sine waves of random amplitude and phase."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from metadist.tasks.episode import SPLITS, Episode, Examples, select_episodes
+from metadist.tasks.generators import KeyGenerators
 
 AMPLITUDES = (0.1, 5.0)
 PHASES = (0.0, np.pi)
@@ -56,20 +57,16 @@ class Sinusoid:
         Returns:
             inputs and targets float32 of shape (shots, 1) and (queries, 1).
         """
-        return select_episodes(self.episodes([generator], split, ways, shots, queries), 0)
+        uniform = generator.random((1, 2 + shots + queries))
+        return select_episodes(_episodes(uniform, shots), 0)
 
     def episodes(
-        self,
-        generators: Iterable[np.random.Generator],
-        split: str,
-        ways: int,
-        shots: int,
-        queries: int,
+        self, generators: KeyGenerators, split: str, ways: int, shots: int, queries: int
     ) -> Episode:
         """The episodes of several generators, the same as `episode` samples with each.
 
         Args:
-            generators: of the tasks; each is used before the next one is taken.
+            generators: of the tasks.
             split: ignored.
             ways: ignored.
             shots: support points.
@@ -78,17 +75,7 @@ class Sinusoid:
         Returns:
             as of `episode`, every tensor with a first dimension of tasks.
         """
-        # One draw of a task gives the amplitude, the phase and the positions, in this order.
-        uniform = np.stack([each.random(2 + shots + queries) for each in generators])
-        amplitude, phase = _scaled(uniform[:, 0], AMPLITUDES), _scaled(uniform[:, 1], PHASES)
-        positions = _scaled(uniform[:, 2:, None], POSITIONS)
-        values = amplitude[:, None, None] * np.sin(positions - phase[:, None, None])
-        inputs = torch.from_numpy(positions.astype(np.float32))
-        targets = torch.from_numpy(values.astype(np.float32))
-        return Episode(
-            Examples(inputs[:, :shots], targets[:, :shots]),
-            Examples(inputs[:, shots:], targets[:, shots:]),
-        )
+        return _episodes(generators.random(2 + shots + queries), shots)
 
     def curve(self, generator: np.random.Generator, positions: np.ndarray) -> np.ndarray:
         """The wave that `episode` samples points of, given an equal generator.
@@ -106,6 +93,19 @@ class Sinusoid:
     def protocol(self) -> dict[str, object]:
         """Name of the dataset."""
         return {"dataset": "sinusoid"}
+
+
+def _episodes(uniform: np.ndarray, shots: int) -> Episode:
+    """Waves from numbers of [0, 1): of each task the amplitude, the phase and the positions."""
+    amplitude, phase = _scaled(uniform[:, 0], AMPLITUDES), _scaled(uniform[:, 1], PHASES)
+    positions = _scaled(uniform[:, 2:, None], POSITIONS)
+    values = amplitude[:, None, None] * np.sin(positions - phase[:, None, None])
+    inputs = torch.from_numpy(positions.astype(np.float32))
+    targets = torch.from_numpy(values.astype(np.float32))
+    return Episode(
+        Examples(inputs[:, :shots], targets[:, :shots]),
+        Examples(inputs[:, shots:], targets[:, shots:]),
+    )
 
 
 def _scaled(uniform: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:

@@ -93,10 +93,12 @@ def weighted_step_sum(
     """The weighted sum of results and gradients with a first dimension of tasks."""
 
     def total(leaf: Tensor) -> Tensor:
+        values, weight = leaf.detach(), weights.to(leaf.device)
+        if values.is_contiguous():
+            return torch.tensordot(weight, values.double(), 1)
         # In the order of the memory: another one would be copied.
         order = sorted(range(1, leaf.dim()), key=leaf.stride, reverse=True)
-        values = leaf.detach().permute(0, *order).double()
-        summed = torch.tensordot(weights.to(leaf.device), values, 1)
+        summed = torch.tensordot(weight, values.permute(0, *order).double(), 1)
         return summed.permute([order.index(dimension) for dimension in range(1, leaf.dim())])
 
     tree: Any = result

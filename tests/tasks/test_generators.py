@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from metadist.kernels import library
 from metadist.tasks import (
     FewShotTasks,
     Glyphs,
@@ -13,7 +14,7 @@ from metadist.tasks import (
     stack_episodes,
     task_keys,
 )
-from metadist.tasks.generators import key_generators
+from metadist.tasks.generators import KeyGenerators
 
 CPU = torch.device("cpu")
 
@@ -21,11 +22,23 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32 - 1, 2**32, 2**40 + 3])
 def test_each_generator_is_that_of_its_key(seed):
     keys = task_keys(seed, "validation", 123_456, range(9))
-    for key, generator in zip(keys, key_generators(keys), strict=True):
+    for key, generator in zip(keys, KeyGenerators(keys), strict=True):
         expected = np.random.default_rng(key.tolist())
         assert generator.bit_generator.state == expected.bit_generator.state
         assert np.array_equal(generator.random(5), expected.random(5))
         assert generator.integers(10) == expected.integers(10)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("seed", [0, 7, 2**32 - 1, 2**40 + 3])
+def test_uniform_numbers_are_those_of_each_generator(seed, compiled, monkeypatch):
+    if not compiled:
+        monkeypatch.setattr("metadist.tasks.generators.library", lambda name: None)
+    elif library("uniform") is None:
+        pytest.skip("there is no C++ compiler")
+    keys = task_keys(seed, "test", 2**32 - 1, range(50))
+    expected = [np.random.default_rng(key.tolist()).random(33) for key in keys]
+    assert np.array_equal(KeyGenerators(keys).random(33), expected)
 
 
 def test_a_seed_depends_on_each_number_and_on_nothing_else():
@@ -35,7 +48,7 @@ def test_a_seed_depends_on_each_number_and_on_nothing_else():
 
 
 def test_no_keys_have_no_generators():
-    assert list(key_generators(task_keys(0, "train", 1, range(0)))) == []
+    assert list(KeyGenerators(task_keys(0, "train", 1, range(0)))) == []
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
