@@ -1,8 +1,9 @@
 """Seeds from several numbers, and the random generators of many tasks at once.
 
 `numpy.random.default_rng(key)` takes some 20 microseconds, which is more than a small task takes to
-compute. Here the keys of a batch are hashed together, or in C++ where numbers are uniform. NumPy guarantees the algorithm of
-`SeedSequence` (Melissa O'Neill's `seed_seq` replacement) and the seeding of PCG64 (NEP 19).
+compute. Here the keys of a batch are hashed together, or in C++ where tasks need uniform numbers
+only. NumPy guarantees the algorithm of `SeedSequence` (Melissa O'Neill's `seed_seq` replacement)
+and the seeding of PCG64 (NEP 19).
 """
 
 import ctypes

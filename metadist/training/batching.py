@@ -161,7 +161,8 @@ def forward_batched(
 
     Args:
         learner: with `supports_batched_tasks`.
-        parameters: values of the learner's parameters, by name.
+        parameters: values of all of the learner's parameters, by name; those that require grad are
+            differentiated by.
         episodes: every tensor with a first dimension of tasks.
         precision: of the computation.
 
@@ -172,8 +173,8 @@ def forward_batched(
     """
     count = len(episodes.query.inputs)
     own = {
-        name: _repeat(parameters[name].detach(), count).requires_grad_(parameter.requires_grad)
-        for name, parameter in learner.named_parameters()
+        name: _repeat(parameter.detach(), count).requires_grad_(parameter.requires_grad)
+        for name, parameter in parameters.items()
     }
     before = dict(learner.named_buffers())
     tensors = own | {name: _repeat(buffer.detach(), count) for name, buffer in before.items()}
@@ -213,6 +214,8 @@ def _repeat(parameter: Tensor, tasks: int) -> Tensor:
     them, (tasks, height, width, in, out).
     """
     if parameter.dim() != 4:
-        return parameter.repeat(tasks, *(1,) * parameter.dim())
+        return parameter.expand(tasks, *parameter.shape).clone(
+            memory_format=torch.contiguous_format
+        )
     one = parameter.permute(2, 3, 1, 0).contiguous()
     return one.expand(tasks, *one.shape).contiguous().permute(0, 4, 3, 1, 2)

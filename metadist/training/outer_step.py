@@ -51,7 +51,7 @@ class StepArguments(NamedTuple):
 
     Attributes:
         learner: with `supports_batched_tasks`, in training mode.
-        parameters: the learner's, by name.
+        parameters: all of the learner's, by name.
         trained: names of the parameters to differentiate by.
         episodes: the tasks, every tensor with a first dimension of tasks.
         weights: how often each task counts, float64, shape (tasks,).
@@ -195,7 +195,10 @@ compiled_steps = CompiledSteps()
 def _eager(
     like: StepArguments, parameters: list[Tensor], episodes: Episode, weights: Tensor
 ) -> StepSum:
-    by_name = dict(zip(like.parameters, parameters, strict=True))
+    by_name = {
+        name: value.detach().requires_grad_(parameter.requires_grad)
+        for (name, parameter), value in zip(like.parameters.items(), parameters, strict=True)
+    }
     return outer_step(like._replace(parameters=by_name, episodes=episodes, weights=weights))
 
 

@@ -486,4 +486,5 @@ def _set_gradient(
         if part is None:
             parameter.grad = None
         else:
-            parameter.grad = torch.empty_like(parameter).copy_(part / (divisor or 1))
+            gradient_of = torch.empty_like(parameter, requires_grad=False)
+            parameter.grad = torch.div(part, divisor or 1, out=gradient_of)

@@ -148,7 +148,8 @@ class TaskMapper:
 
     def _prepare(self, learner: Learner, device: torch.device) -> Learner:
         learner = _on_device(learner, device)
-        learner.evaluate_each_step = self.evaluate_each_step
+        if learner.evaluate_each_step != self.evaluate_each_step:
+            learner.evaluate_each_step = self.evaluate_each_step
         return learner
 
     def _run_one(self, learner: Learner, key: Tensor, episode: Episode) -> TaskResult:
@@ -230,7 +231,9 @@ class TrainMapper(TaskMapper):
         device: torch.device,
     ) -> WorkerResponse:
         learner, batches = _learner_and_batches(calls)
-        parameters = dict(learner.train().named_parameters())
+        if not learner.training:  # a call for nothing takes longer than some tasks
+            learner.train()
+        parameters = dict(learner.named_parameters())
         names = {id(parameter): name for name, parameter in parameters.items()}
         counts = [batch.size for batch in batches]
         # A call's result is a mean over its tasks.

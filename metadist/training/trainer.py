@@ -7,7 +7,7 @@ import math
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -304,10 +304,10 @@ class Trainer:
     def _clip_gradient(self, norm: float) -> None:
         if self.config.clip_value is None and self.config.clip_norm is None:
             return
-        parameters = list(self.experiment.learner.parameters())
+        parameters = trained_parameters(self.experiment)
         if self.config.clip_value is not None:
             torch.nn.utils.clip_grad_value_(parameters, self.config.clip_value)
-            norm = gradient_norm(self.experiment.learner)
+            norm = gradient_norm(parameters)
         if self.config.clip_norm is not None:
             total = torch.tensor(norm, dtype=torch.float64)
             torch.nn.utils.clip_grads_with_norm_(parameters, self.config.clip_norm, total)
@@ -562,12 +562,18 @@ def forward_backward(
     result, stopping = experiment.strategy.forward_backward(
         experiment.train_mapper, experiment.learner, make_batch(experiment, keys), stop_requested
     )
-    return StepOutput(result, result.loss.item(), gradient_norm(experiment.learner), stopping)
+    norm = gradient_norm(trained_parameters(experiment))
+    return StepOutput(result, result.loss.item(), norm, stopping)
 
 
-def gradient_norm(module: nn.Module) -> float:
+def trained_parameters(experiment: Experiment) -> list[nn.Parameter]:
+    """The parameters that the optimizer changes."""
+    return [each for group in experiment.optimizer.param_groups for each in group["params"]]
+
+
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> float:
     """The Euclidean norm of all gradients together; infinite or NaN only if an element is."""
-    gradients = [p.grad for p in module.parameters() if p.grad is not None]
+    gradients = [each.grad for each in parameters if each.grad is not None]
     norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradients]
     return torch.linalg.vector_norm(torch.stack(norms)).item() if norms else 0.0
 
@@ -593,5 +599,5 @@ def _seed_generators(seed: int, iteration: int) -> None:
     random.seed(number)
     np.random.seed(number % 2**32)
     torch.default_generator.manual_seed(number)
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         torch.cuda.manual_seed(number)  # of the rank's own GPU, see `assemble_experiment`

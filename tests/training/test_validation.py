@@ -262,14 +262,14 @@ def test_metrics_are_means_when_the_loss_is_a_sum_of_shards(tmp_path):
 
 def test_the_gradient_norm_is_that_of_all_gradients():
     module = torch.nn.Linear(2, 1)
-    assert gradient_norm(module) == 0.0
+    assert gradient_norm(module.parameters()) == 0.0
     module.weight.grad, module.bias.grad = torch.tensor([[3.0, 0.0]]), torch.tensor([4.0])
-    assert gradient_norm(module) == 5.0
+    assert gradient_norm(module.parameters()) == 5.0
     module.weight.grad = torch.tensor([[3e30, 0.0]])  # its square is no float32
     module.bias.grad = torch.tensor([4e30])
-    assert gradient_norm(module) == pytest.approx(5e30)
+    assert gradient_norm(module.parameters()) == pytest.approx(5e30)
     module.weight.grad = None
-    assert gradient_norm(module) == pytest.approx(4e30)
+    assert gradient_norm(module.parameters()) == pytest.approx(4e30)
 
 
 # --- what a run resumes from ------------------------------------------------------------------
