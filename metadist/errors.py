@@ -28,3 +28,9 @@ def first_line(error: BaseException) -> str:
     """The first line of an error's text, or its class."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def state_dict_reason(error: BaseException) -> str:
+    """What does not fit, from an error of `load_state_dict`, whose first line is a heading."""
+    lines = str(error).strip().splitlines()
+    return lines[1].strip() if len(lines) > 1 else first_line(error)

@@ -17,7 +17,7 @@ from typing import Any
 
 from metadist.cli.command import add_trust_code, argument_parser, exit_status
 from metadist.config import load_experiment
-from metadist.errors import UserError
+from metadist.errors import UserError, state_dict_reason
 from metadist.files import REDIRECT_OUTPUT, atomic_write, wrap_write_errors
 from metadist.loggers import json_value
 from metadist.loggers.console import print_plain
@@ -118,11 +118,10 @@ def load_for_tasks(experiment: Experiment, path: Path, contents: Mapping[str, An
         names = TrainState.__dataclass_fields__
         experiment.state = TrainState(**{key: contents[key] for key in names if key in contents})
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-        lines = [line.strip() for line in str(error).splitlines()]
         raise UserError(
             f"the checkpoint {path} is of another model or algorithm than the options ask for "
-            f"({lines[1] if len(lines) > 1 else lines[0]}): leave the options of model and "
-            "algorithm as they were in training."
+            f"({state_dict_reason(error)}): leave the options of model and algorithm as they were "
+            "in training."
         ) from None
 
 

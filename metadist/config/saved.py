@@ -23,6 +23,7 @@ from metadist.config.instantiate import instantiate, locate_target
 from metadist.config.overrides import is_node, option_values
 from metadist.config.trusted import check_interpolations, locate_trusted
 from metadist.errors import UserError, first_line
+from metadist.loggers import Logger
 from metadist.models.backbones import options_of_weights
 from metadist.reports import CONFIG_FILE, HYDRA_FILE
 from metadist.tasks import ImagePreprocessing, Normalize
@@ -182,7 +183,9 @@ def load_experiment(path: str | Path, *overrides: str, trust_code: bool = False)
     if not trust_code:
         check_interpolations(OmegaConf.to_container(configuration, resolve=False))
     _find_paths(configuration, directory)
-    return assemble_experiment(configuration, directory, "replay", locate=_locate(trust_code))
+    experiment = assemble_experiment(configuration, directory, "replay", locate=_locate(trust_code))
+    experiment.logger = Logger()
+    return experiment
 
 
 def _locate(trust_code: bool) -> Callable[[str, str], Any]:
@@ -240,13 +243,23 @@ def _apply_overrides(
             if each.is_sweep_override():
                 raise UserError(f"{each.input_line} has several values: give one.")
             key, value = each.key_or_group, each.value()
-            if is_node(configuration, key) and isinstance(value, str):
+            if each.is_delete():
+                _delete(configuration, key)
+            elif is_node(configuration, key) and isinstance(value, str):
                 with hydra.initialize_config_module("metadist.conf", **VERSION_BASE):
                     configuration[key] = option_values("maml", key, value, parsed, searchpath)
             else:
                 OmegaConf.update(configuration, key, value, force_add=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(describe_error(error)) from None
+
+
+def _delete(configuration: DictConfig, key: str) -> None:
+    parent, _, name = key.rpartition(".")
+    node = OmegaConf.select(configuration, parent) if parent else configuration
+    if not isinstance(node, DictConfig) or name not in node:
+        raise UserError(f"~{key} deletes no key of the run's configuration: leave it out.")
+    del node[name]
 
 
 def _find_paths(configuration: DictConfig, directory: Path) -> None:

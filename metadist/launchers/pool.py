@@ -25,7 +25,7 @@ class JobFuture(Generic[T]):
         self._future = future
         self._finish = finish
         self._result: list[T] = []
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
 
     def done(self) -> bool:
         """Whether the job's processes have ended."""
@@ -46,7 +46,7 @@ class JobFuture(Generic[T]):
                 ending = error
             try:
                 self._result.append(self._finish(ending))
-            except Exception as error:
+            except BaseException as error:  # JobFailure is one
                 self._error = error
         if self._error is not None:
             raise self._error

@@ -97,7 +97,7 @@ class Checkpoints:
         """Rename the checkpoints of later iterations, and delete incompletely written files."""
         for number, path in self.iterations() + self.bests():
             if number > iteration:
-                mark_corrupt(path, "superseded")
+                rename_checkpoint(path, "superseded")
         if self.directory.is_dir():
             for part in self.directory.glob(".*.part"):
                 part.unlink(missing_ok=True)
@@ -137,8 +137,8 @@ class Checkpoints:
                 path.unlink(missing_ok=True)
 
 
-def mark_corrupt(path: Path, suffix: str = "corrupt") -> Path:
-    """Rename a checkpoint so that no run resumes from it; its new path."""
+def rename_checkpoint(path: Path, suffix: str) -> Path:
+    """Rename a checkpoint to NAME.SUFFIX, so that no run resumes from it; its new path."""
     renamed = path.with_name(f"{path.name}.{suffix}")
     number = 1
     while renamed.exists():

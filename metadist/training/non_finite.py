@@ -1,7 +1,7 @@
 """Non-finite losses and gradients: which tasks they come from."""
 
 from dataclasses import fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,9 +51,7 @@ def find_non_finite(
             "",
             parameters=True,
         )
-    run = experiment.train_mapper
-    settings = {each.name: getattr(run, each.name) for each in fields(TaskMapper)}
-    mapper = GradientNormMapper(**{**settings, "profile": False})
+    mapper = GradientNormMapper(**_settings(experiment.train_mapper))
     found = experiment.strategy.map_tasks(mapper, experiment.learner, make_batch(experiment, keys))
     bad = ~(found["loss"].isfinite() & found["gradient_norm"].isfinite())
     if not bad.any():
@@ -100,13 +98,18 @@ def task_gradient(
         task: a single one.
     """
     trained = {name: p for name, p in learner.named_parameters() if p.requires_grad}
-    settings = {each.name: getattr(mapper, each.name) for each in fields(TaskMapper)}
-    train_mapper = TrainMapper(**{**settings, "profile": False})
+    train_mapper = TrainMapper(**_settings(mapper))
     with torch.enable_grad():
         response = train_mapper.weighted_sum([((learner, task), {})], [1.0], list(trained.values()))
     loss = finish_sum(response.value, None, response.dtypes or []).loss
     found = response.gradients.by_input if response.gradients else [None] * len(trained)
     return loss, dict(zip(trained, found, strict=True))
+
+
+def _settings(mapper: TaskMapper) -> dict[str, Any]:
+    """The fields that all mappers share, without the profile."""
+    shared = {field.name: getattr(mapper, field.name) for field in fields(TaskMapper)}
+    return {**shared, "profile": False}
 
 
 def format_key(key: Tensor) -> str:

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from metadist.algorithms import Learner
 from metadist.errors import UserError
 from metadist.tasks import Episode, Examples
+from metadist.training.task_mapper import random_state
 
 
 @torch.no_grad()
@@ -58,8 +59,7 @@ def predict_unlabeled(
         _use_statistics_of_first(clone, first)
     targets = support.targets.new_zeros(len(inputs), *support.targets.shape[1:])
     episode = Episode(support, Examples(inputs, targets))
-    with torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
-        torch.manual_seed(0)
+    with random_state(0, inputs.device):
         predictions = clone(episode).predictions
     if predictions is None:
         raise UserError(

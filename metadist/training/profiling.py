@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from metadist.distributed import get_rank
 from metadist.errors import UserError
+from metadist.files import wrap_write_errors
 
 WAIT, WARMUP, ACTIVE = 2, 1, 3
 """Outer steps that are skipped, run without being counted, and recorded."""
@@ -65,21 +66,16 @@ def write_profile(profiler: profile, directory: Path) -> str:
         UserError: they cannot be written.
     """
     profiler.stop()
-    if profiler.step_num < WAIT + WARMUP + ACTIVE:
+    if profiler.step_num < PROFILED_STEPS:
         return (
             f"rank {get_rank()}: no profile, because training ended after {profiler.step_num} steps"
         )
     table = profile_table(profiler)
-    try:
+    with wrap_write_errors(directory, "set trainer.profile=false"):
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / f"rank{get_rank()}"
         profiler.export_chrome_trace(f"{path}.trace.json.gz")
         path.with_suffix(".txt").write_text(table + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(
-            f"{directory} could not be written ({error.strerror}): free some space, or set "
-            "trainer.profile=false."
-        ) from None
     return table
 
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from metadist.errors import UserError
-from metadist.loggers import LoggerCollection
 from metadist.reports import CHECKPOINT_DIRECTORY, REPLAY_DIRECTORY
 from metadist.tasks import SPLITS
 from metadist.training.checkpoints import Checkpoints, read_checkpoint
@@ -131,7 +130,6 @@ def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) 
     steps = range(experiment.state.iteration + 1, done + 1) if replayed else ()
     if config.on_non_finite == "stop":  # steps of the run were finite, or skipped after it
         experiment.trainer_config = replace(config, on_non_finite="skip")
-    experiment.logger = LoggerCollection([])
     trainer = Trainer(experiment)
     for step in steps:
         trainer.train_step(step)

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from metadist.algorithms import Learner
 from metadist.distributed import get_rank
-from metadist.errors import UserError
+from metadist.errors import UserError, state_dict_reason
 from metadist.reports import CHECKPOINT_DIRECTORY, config_fingerprint, read_results
 from metadist.training.callbacks import Callback, EarlyStopping
 from metadist.training.checkpoints import (
     Checkpoints,
     CorruptCheckpointError,
-    mark_corrupt,
     read_checkpoint,
+    rename_checkpoint,
     write_checkpoint,
 )
 from metadist.training.experiment import Experiment, TrainState
@@ -246,7 +246,7 @@ def _require_best(experiment: Experiment, path: Path) -> None:
     if target.exists() and source.exists() and source.samefile(target):
         return
     if target.exists():  # of another run in the same directory
-        mark_corrupt(target, "superseded")
+        rename_checkpoint(target, "superseded")
     if not source.exists():
         raise UserError(
             f"{source} is missing, the best checkpoint so far, which trainer.test_checkpoint=best "
@@ -297,18 +297,16 @@ def tested_checkpoint(path: Path) -> tuple[Path, dict[str, Any]]:
             f"{path} holds no checkpoint: give the directory of a run, or the path of a checkpoint "
             "file."
         )
-    contents, results = read_checkpoint(candidates[0]), read_results(path)
-    with contextlib.suppress(KeyError, TypeError, ValueError):
+    contents, results, best = read_checkpoint(candidates[0]), read_results(path), None
+    with contextlib.suppress(KeyError, TypeError):  # no validation yet, or foreign results
         if results is not None and contents["iteration"] <= results["iterations"]:
-            tests_best = results["protocol"]["checkpoint"] == BEST
-            iteration = results["tested_iteration"]
-        else:
-            tests_best = contents["configuration"]["trainer"]["test_checkpoint"] == "best"
-            iteration = contents["best"]["iteration"]
-        if tests_best:
-            best = saved.best_path(int(iteration))
-            return best, read_checkpoint(best)
-    return candidates[0], contents
+            if results["protocol"]["checkpoint"] == BEST:
+                best = int(results["tested_iteration"])
+        elif contents["configuration"]["trainer"]["test_checkpoint"] == "best":
+            best = int(contents["best"]["iteration"])
+    if best is None:
+        return candidates[0], contents
+    return saved.best_path(best), read_checkpoint(saved.best_path(best))
 
 
 def _newest_intact(saved: Checkpoints) -> tuple[Path, dict[str, Any]] | None:
@@ -324,7 +322,7 @@ def _newest_intact(saved: Checkpoints) -> tuple[Path, dict[str, Any]] | None:
         except CorruptCheckpointError:
             corrupt.append(path)
             if get_rank() == 0:
-                renamed = mark_corrupt(path)
+                renamed = rename_checkpoint(path, "corrupt")
                 _log.warning(
                     "%s is corrupt: renamed to %s, resuming from the one before it",
                     path,
@@ -398,11 +396,9 @@ def _load(path: Path, experiment: Experiment, contents: Mapping[str, Any]) -> No
                 raise ValueError(f"{seconds!r} seconds")
         experiment.state = state
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        lines = [line.strip() for line in str(error).splitlines()]
         raise UserError(
             f"the checkpoint {path} is of another model or optimizer than the configuration asks "
-            f"for ({lines[1] if len(lines) > 1 else lines[0]}): give the options that it was "
-            "trained with."
+            f"for ({state_dict_reason(error)}): give the options that it was trained with."
         ) from None
     for name, saved in contents["callbacks"].items():
         if name in experiment.callbacks:

@@ -154,7 +154,7 @@ class TaskMapper:
 
     def _run_one(self, learner: Learner, key: Tensor, episode: Episode) -> TaskResult:
         with (
-            _random_state_of(key, episode.query.inputs.device),
+            random_state(task_seed(key), episode.query.inputs.device),
             record_function("metadist::forward"),
         ):
             return self._run_with_buffers(learner, episode)
@@ -391,14 +391,16 @@ def task_seed(key: Tensor) -> int:
 
 
 @contextlib.contextmanager
-def _random_state_of(key: Tensor, device: torch.device) -> Iterator[None]:
-    """In the block, generators have the state of a task; afterwards that from before."""
-    states, number = (np.random.get_state(), random.getstate()), task_seed(key)
+def random_state(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed the generators of torch for a device, of NumPy and of Python in the block, and restore
+    their states after it.
+    """
+    states = np.random.get_state(), random.getstate()
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            _generator(device).manual_seed(number)
-            np.random.seed(number % 2**32)
-            random.seed(number)
+            _generator(device).manual_seed(seed)
+            np.random.seed(seed % 2**32)
+            random.seed(seed)
             yield
     finally:
         np.random.set_state(states[0])

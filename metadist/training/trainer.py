@@ -50,6 +50,7 @@ from metadist.training.resume import checkpoint_contents, checkpoints_of, load_b
 from metadist.training.run_plots import plot_run, plot_validation_tasks
 from metadist.training.signals import Interrupted, StopSignals
 from metadist.training.strategies import StopRequested
+from metadist.training.task_mapper import MetaBatch
 
 _log = logging.getLogger(__name__)
 
@@ -407,7 +408,9 @@ class Trainer:
         """Evaluate the validation tasks, and save the state if it is the best so far."""
         experiment, state, metric = self.experiment, self.state, self.experiment.metric
         evaluation = self._evaluate(
-            "validation", self.config.validation_tasks, self._save_and_raise_if_stopped
+            "validation",
+            self.config.validation_tasks,
+            functools.partial(self._raise_if_stopped, save=True),
         )
         estimates = evaluation.estimates
         value = estimates[metric].mean
@@ -531,13 +534,10 @@ class Trainer:
             f"{directory_override('hydra.run.dir', experiment.directory)} resume=auto",
         )
 
-    def _raise_if_stopped(self) -> None:
+    def _raise_if_stopped(self, save: bool = False) -> None:
         if self.experiment.strategy.any_rank(self._stop.number != 0):
-            self._raise_interrupted()
-
-    def _save_and_raise_if_stopped(self) -> None:
-        if self.experiment.strategy.any_rank(self._stop.number != 0):
-            self.save_checkpoint()
+            if save:
+                self.save_checkpoint()
             self._raise_interrupted()
 
 
@@ -586,7 +586,7 @@ def total_weight(experiment: Experiment) -> float:
     reducer = experiment.strategy.reducer
     if not isinstance(reducer, LinearReducer) or isinstance(reducer, MeanReducer):
         return 1.0
-    batch = make_batch(experiment, training_keys(experiment, 1))
+    batch = MetaBatch(training_keys(experiment, 1))  # the sizes do not depend on the tensors
     sizes = [
         shard.size
         for shard in as_shards(experiment.strategy.partitioner(experiment.learner, batch))

@@ -309,6 +309,14 @@ def test_a_relative_root_is_found_from_elsewhere(tmp_path, monkeypatch):
     assert roots == [str(tmp_path / "images"), "mine"]
 
 
+def test_a_key_is_deleted(tmp_path):
+    saved_configuration(tmp_path, lambda values: values["algorithm"].update(inner_steps=3))
+    assert load_experiment(tmp_path).learner.inner_steps == 3
+    assert load_experiment(tmp_path, "~algorithm.inner_steps").learner.inner_steps == 1
+    with pytest.raises(UserError, match=r"~algorithm\.steps deletes no key"):
+        load_experiment(tmp_path, "~algorithm.steps")
+
+
 def test_an_experiment_is_loaded_for_one_process_that_leaves_the_run_as_it_is(tmp_path):
     def of_two_ranks(values):
         partition = {
@@ -323,6 +331,7 @@ def test_an_experiment_is_loaded_for_one_process_that_leaves_the_run_as_it_is(tm
     saved_configuration(tmp_path, of_two_ranks)
     x = load_experiment(tmp_path)
     assert (x.strategy.name, x.resume, x.state.iteration, x.callbacks) == ("local", None, 0, {})
+    Trainer(x).train_step(1)  # logs nothing
     assert [path.name for path in tmp_path.iterdir()] == [".hydra"]
     (tmp_path / ".hydra" / "config.yaml").write_text("seed: 0")
     with pytest.raises(UserError, match=r"corrupt \(it has no trainer\)"):

@@ -133,6 +133,20 @@ def test_what_a_launcher_raises_is_finished_like_an_exit_status():
     pool.stop()
 
 
+def test_a_job_that_failed_is_finished_once():
+    def fail(ending):
+        ended.append(ending)
+        raise JobFailure(OSError("gone"), True)
+
+    pool, ended = JobPool(), []
+    future = submit(pool, Sleeper(0, 3), 1, fail)
+    for _ in range(2):
+        with pytest.raises(JobFailure):
+            future.result()
+    assert ended == [3]
+    pool.stop()
+
+
 def test_slots_are_the_lowest_that_are_free():
     slots = Slots()
     with slots.acquire() as first, slots.acquire() as second:

@@ -86,6 +86,8 @@ def test_options_that_do_not_fit_are_refused_before_any_trial(ray, tmp_path):
     for metric, mode in (("validation_mse", "max"), ("validation_accuracy", "min")):
         with pytest.raises(UserError, match="leave mode="):
             tune_experiment("maml", {}, directory=tmp_path, metric=metric, mode=mode)
+    with pytest.raises(UserError, match="metric='validation_error' needs a mode"):
+        tune_experiment("maml", {}, directory=tmp_path, metric="validation_error")
     with pytest.raises(UserError, match="num_workers=99 asks for 99 workers"):
         tune_experiment("maml", {}, directory=tmp_path, num_workers=99)
     assert not list(tmp_path.iterdir())

@@ -1,5 +1,8 @@
 """Predictions of unlabeled inputs: one per call as many, by the statistics of the support set."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch.func import functional_call
@@ -154,6 +157,26 @@ def test_a_regression(tasks):
     together = predict_unlabeled(learner, episode.support, episode.query.inputs)
     assert together.shape == (4, 1)
     torch.testing.assert_close(one_by_one(learner, episode, "support"), together)
+
+
+def test_random_numbers_are_the_same_in_each_call_and_none_of_the_callers(tasks):
+    class Draws(Plain):
+        def forward(self, episode):
+            drawn = torch.tensor([torch.rand(()), np.random.rand(), random.random()])
+            return super().forward(episode)._replace(predictions=drawn)
+
+    episode, learner = sample(tasks, 0), Draws(model_for(tasks))
+    expected = [], []
+    for numbers in expected:
+        torch.manual_seed(3), np.random.seed(3), random.seed(3)
+        if numbers is expected[1]:
+            first, second = (
+                predict_unlabeled(learner, episode.support, episode.query.inputs, "transductive")
+                for _ in range(2)
+            )
+            assert torch.equal(first, second)
+        numbers += [torch.rand(()).item(), np.random.rand(), random.random()]
+    assert expected[0] == expected[1]
 
 
 def test_a_learner_without_predictions_is_refused(tasks):

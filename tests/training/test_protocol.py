@@ -92,6 +92,11 @@ def test_the_tested_state_is_that_of_the_results(tmp_path):
     path, contents = resume.tested_checkpoint(run)
     assert (path.name, contents["iteration"]) == ("best-00000002.pt", 2)  # tested again on resume
     export_weights(run, tmp_path / "weights.safetensors")
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    with pytest.raises(UserError, match=path.name):  # the last one is another state
+        resume.tested_checkpoint(run)
+    path.write_bytes(content)
     (run / "results.json").unlink()
     assert resume.tested_checkpoint(run)[0].name == "iteration-00000004.pt"
 

@@ -28,6 +28,7 @@ from metadist.launchers.job import JobFailure, run_job
 from metadist.launchers.ray.cluster import reserve_port
 from metadist.launchers.run_spec import CONSOLE_FILE, RunSpec
 from metadist.loggers import Logger, LoggerCollection, Metrics, Run
+from metadist.reports import CHECKPOINT_DIRECTORY
 from metadist.training import Experiment
 from metadist.training.checkpoints import Checkpoints
 
@@ -156,7 +157,7 @@ class RayTrainLogger(Logger):
     def start(self, run: Run) -> None:
         """Keep the run's directory; what it contains already is not reported again."""
         self._directory: Path = run.directory
-        self._checkpoints = Checkpoints(run.directory / "checkpoints")
+        self._checkpoints = Checkpoints(run.directory / CHECKPOINT_DIRECTORY)
         self._reported = self._checkpoints.newest()
 
     def log_metrics(self, metrics: Metrics) -> None:
@@ -230,7 +231,7 @@ def restore_checkpoint(directory: Path) -> None:
     checkpoints, they take precedence: Ray may hold one that the run has since rolled back.
     """
     newest = ray.train.get_checkpoint()
-    checkpoints = Checkpoints(directory / "checkpoints")
+    checkpoints = Checkpoints(directory / CHECKPOINT_DIRECTORY)
     if newest is None or checkpoints.newest() is not None:
         return
     with newest.as_directory() as source:

@@ -25,6 +25,7 @@ from metadist.launchers.ray.cluster import (
 from metadist.launchers.ray.ray_launcher import TrainRun
 from metadist.launchers.run_spec import RunSpec
 
+_MODES = {"validation_accuracy": "max", "validation_mse": "min", "validation_loss": "min"}
 _POLL_SECONDS = 0.5
 _runs: list[TrainRun] = []
 _PLAIN = re.compile(r"(?!(?:null|true|false|inf|nan)\Z)[a-z_][a-z0-9_./-]*", re.IGNORECASE)
@@ -66,7 +67,8 @@ def tune_experiment(
         num_workers: of each trial.
         use_gpu: whether each worker has a GPU.
         metric: to compare trials by: "validation_accuracy" or "validation_mse".
-        mode: "max" or "min". Default: "min" for an error or a loss.
+        mode: "max" or "min". Default: that of an accuracy, an MSE or a loss; required for a metric
+            of the user's.
         num_samples: samples of the space; a grid is repeated as often.
         scheduler: of Tune, such as ASHA; it gets metric and mode. Default: no early stopping.
         search: a search algorithm of Tune. Default: grid and random search.
@@ -81,8 +83,10 @@ def tune_experiment(
         UserError: Ray is not installed or unreachable, too few CPUs or GPUs, or invalid options;
             raised before any trial starts.
     """
-    expected = "min" if metric.endswith(("_mse", "_loss")) else "max"
-    if metric.startswith("validation_") and mode not in (None, expected):
+    expected = _MODES.get(metric, mode)
+    if expected is None:
+        raise UserError(f"metric={metric!r} needs a mode: set mode to 'min' or 'max'.")
+    if mode not in (None, expected):
         raise UserError(f"{metric} needs mode={expected!r}: leave mode={mode!r} out.")
     tune = load_ray("ray.tune")
     init_ray(address)
@@ -101,7 +105,7 @@ def tune_experiment(
         param_space=dict(space),
         tune_config=tune.TuneConfig(
             metric=metric,
-            mode=mode or expected,
+            mode=expected,
             num_samples=num_samples,
             scheduler=scheduler,
             search_alg=search,
