@@ -3,7 +3,8 @@
 PyTorch's convolution is made for large batches and many cores, and has one weight for all images;
 these have one for each task. With many input and output channels and stride 1, a 3×3 convolution is
 a Winograd convolution, F(2×2, 3×3) of Lavin and Gray (2015, arXiv 1509.09308), equal to the direct
-one up to rounding. Differentiable any number of times.
+one up to rounding. Differentiable any number of times in reverse mode; forward-mode derivatives
+(`torch.autograd.forward_ad`) and `is_grads_batched` need layers with `native=False`.
 """
 
 import ctypes
@@ -75,6 +76,8 @@ def can_convolve(layer: nn.Conv2d, inputs: Tensor) -> bool:
     source = _source(layer.in_channels, inputs, geometry)
     return (
         source is not None
+        and min(geometry.stride) > 0
+        and min(geometry.padding) >= 0
         and min(geometry.output_size(*inputs.shape[-2:])) > 0
         and layer.weight.shape[-4:] == (layer.out_channels, layer.in_channels, *geometry.kernel)
         and (layer.bias is None or layer.bias.shape == layer.weight.shape[:-3])

@@ -52,12 +52,12 @@ def can_call(name: str, tensor: Tensor) -> bool:
         tensor: an argument.
     """
     return (
-        tensor.is_cpu
+        not torch.compiler.is_compiling()  # first: the compiler cannot trace what follows
+        and tensor.is_cpu
         and tensor.dtype in _TYPES
         and torch.get_num_threads() == 1
         and not in_transform()
         and not torch._C._len_torch_dispatch_stack()
-        and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()
         and not torch.is_autocast_enabled("cpu")
         and library(name) is not None

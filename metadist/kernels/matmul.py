@@ -109,8 +109,8 @@ class _Matmul(Function):
         ctx.settings = transpose_a, transpose_b, native
         left, right = (a.mT if transpose_a else a), (b.mT if transpose_b else b)
         out = a.new_empty(len(a), left.shape[1], right.shape[2])
-        products, depth = left[0].numel() * right.shape[2], left.shape[2]
-        small = products < _MIN_BLAS_PRODUCTS or depth < _MIN_BLAS_DEPTH
+        (_, rows, depth), width = left.shape, right.shape[2]
+        small = rows * depth * width < _MIN_BLAS_PRODUCTS or depth < _MIN_BLAS_DEPTH
         if native and small and can_call(_SOURCE, a):
             shape = _Shape(*left.shape, right.shape[2], transpose_a, transpose_b)
             bias = None if bias is None else bias.contiguous()

@@ -61,7 +61,8 @@ class KeyGenerators:
         """The first numbers of each generator's `random`, float64 of shape (tasks, count)."""
         compiled = library("uniform") if self._short else None
         if compiled is None:
-            return np.stack([generator.random(count) for generator in self])
+            rows = [generator.random(count) for generator in self]
+            return np.array(rows).reshape(len(rows), count)
         words, numbers = self._words(), np.empty((len(self._keys), count))
         compiled.uniform(
             ctypes.c_int64(len(words)),
@@ -72,7 +73,7 @@ class KeyGenerators:
         return numbers
 
     def _words(self) -> np.ndarray:
-        return self._keys.numpy().astype(np.uint32)
+        return self._keys.numpy().astype(np.uint32, order="C")
 
 
 def _seeds(entropy: np.ndarray) -> np.ndarray:

@@ -218,4 +218,5 @@ def _repeat(parameter: Tensor, tasks: int) -> Tensor:
             memory_format=torch.contiguous_format
         )
     one = parameter.permute(2, 3, 1, 0).contiguous()
-    return one.expand(tasks, *one.shape).contiguous().permute(0, 4, 3, 1, 2)
+    copies = one.expand(tasks, *one.shape).clone(memory_format=torch.contiguous_format)
+    return copies.permute(0, 4, 3, 1, 2)

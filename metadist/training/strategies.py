@@ -164,6 +164,7 @@ class _InProcessStrategy(Strategy):
         """This rank's part of the sums of results and, by parameter, of gradients, in float64; and
         the divisor.
         """
+        learner.zero_grad(set_to_none=True)  # also of parameters that no longer require grad
         calls, weights, divisor = self._my_shards(learner, batch)
         inputs = [parameter for parameter in learner.parameters() if parameter.requires_grad]
         idle = not any(weights)
@@ -487,4 +488,4 @@ def _set_gradient(
             parameter.grad = None
         else:
             gradient_of = torch.empty_like(parameter, requires_grad=False)
-            parameter.grad = torch.div(part, divisor or 1, out=gradient_of)
+            parameter.grad = torch.div(part.to(parameter.device), divisor or 1, out=gradient_of)

@@ -148,7 +148,7 @@ class TaskMapper:
 
     def _prepare(self, learner: Learner, device: torch.device) -> Learner:
         learner = _on_device(learner, device)
-        if learner.evaluate_each_step != self.evaluate_each_step:
+        if vars(learner).get("evaluate_each_step") != self.evaluate_each_step:
             learner.evaluate_each_step = self.evaluate_each_step
         return learner
 
@@ -231,9 +231,7 @@ class TrainMapper(TaskMapper):
         device: torch.device,
     ) -> WorkerResponse:
         learner, batches = _learner_and_batches(calls)
-        if not learner.training:  # a call for nothing takes longer than some tasks
-            learner.train()
-        parameters = dict(learner.named_parameters())
+        parameters = dict(learner.train().named_parameters())
         names = {id(parameter): name for name, parameter in parameters.items()}
         counts = [batch.size for batch in batches]
         # A call's result is a mean over its tasks.

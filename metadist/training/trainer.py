@@ -65,7 +65,8 @@ class StepOutput(NamedTuple):
     Attributes:
         result: the reduced result, detached.
         loss: the reduced loss.
-        gradient_norm: the Euclidean norm of the whole gradient, before clipping.
+        gradient_norm: the Euclidean norm of the gradient with respect to all parameters that the
+            optimizer changes, before clipping.
         stopping: whether any driver was asked to stop.
     """
 

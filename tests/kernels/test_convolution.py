@@ -159,6 +159,51 @@ def test_mismatches_raise_pytorchs_error(layer, shape):
         layer(torch.zeros(shape))
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+def test_without_a_bias_and_with_some_gradients(stride):
+    torch.manual_seed(0)
+    geometry = Geometry((3, 3), (stride, stride), (1, 1))
+    inputs, weight = numbers(2, 3, 16, 6, 5), numbers(2, 32, 16, 3, 3)
+
+    def ours(inputs, weight):
+        return convolve(inputs.permute(0, 1, 3, 4, 2), weight, None, geometry)
+
+    def reference(inputs, weight):
+        each = zip(inputs, weight, strict=True)
+        found = torch.stack([F.conv2d(x, w, None, stride, 1) for x, w in each])
+        return found.permute(0, 1, 3, 4, 2)
+
+    for given, wrt in (
+        ((inputs.detach(), weight), [weight]),
+        ((inputs, weight.detach()), [inputs]),
+    ):
+        found, expected = (derivatives(f, given, wrt) for f in (ours, reference))
+        for mine, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-11)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_compilers_see_pytorchs_operations(stride):
+    layer = Conv2d(16, 16, 3, stride=stride, padding=1)
+    graphs = []
+
+    def record(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    inputs = torch.randn(2, 16, 6, 6)
+    compiled = torch.compile(layer, fullgraph=True, backend=record)(inputs)
+    torch.testing.assert_close(compiled, layer(inputs), rtol=1e-4, atol=1e-5)
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("options", [{"stride": 0}, {"padding": -1}])
+def test_impossible_geometries_raise_pytorchs_error(options):
+    layer = Conv2d(16, 16, 3, **options)
+    with pytest.raises(RuntimeError, match=r"non-positive stride|negative padding"):
+        layer(torch.zeros(2, 16, 8, 8))
+
+
 def test_numbers_of_tasks_must_match():
     layer, inputs = Conv2d(16, 16, 3, padding=1), torch.zeros(3, 2, 16, 4, 4)
     parameters = {"weight": torch.zeros(2, 16, 16, 3, 3), "bias": torch.zeros(2, 16)}

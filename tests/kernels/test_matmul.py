@@ -96,6 +96,11 @@ def test_second_derivatives_of_slices(single_thread, native):
     torch.testing.assert_close(found, derivatives(torch.matmul), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("native", [True, False])
+def test_no_tasks(single_thread, native):
+    assert matmul(torch.zeros(0, 3, 4), torch.zeros(0, 4, 5), native=native).shape == (0, 3, 5)
+
+
 def test_torch_func_transforms():
     a, b, bias = operands(3, (5, 4, 6))
 

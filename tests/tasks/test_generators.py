@@ -39,6 +39,8 @@ def test_uniform_numbers_are_those_of_each_generator(seed, compiled, monkeypatch
     keys = task_keys(seed, "test", 2**32 - 1, range(50))
     expected = [np.random.default_rng(key.tolist()).random(33) for key in keys]
     assert np.array_equal(KeyGenerators(keys).random(33), expected)
+    assert np.array_equal(KeyGenerators(keys.T.contiguous().T).random(33), expected)
+    assert KeyGenerators(keys[:0]).random(33).shape == (0, 33)
 
 
 def test_a_seed_depends_on_each_number_and_on_nothing_else():

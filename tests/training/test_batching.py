@@ -224,6 +224,31 @@ def test_how_many_tasks_run_at_once():
     assert max_chunk_size(foreign, task(1, 28, 28), CPU, "auto") == 0
 
 
+class Counting(MAML):
+    """Counts in a buffer of a shape in which memory of one task can be that of the learner."""
+
+    batches_tasks = batches_buffers = True
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.register_buffer("seen", torch.zeros(1, 3, 1, 1))
+
+    def forward(self, episode):
+        self.seen.add_(1)
+        return super().forward(episode)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 3])
+def test_buffers_change_by_the_tasks_alone(chunk_size):
+    tasks = FewShotTasks(Sinusoid(), 1, 5, 5)
+    learner = Counting(MLP((1,), 1, [8], batch_norm=False), True, 0.01).train()
+    mapper = TrainMapper(WorkerLocal("tasks", tasks), "cpu", chunk_size)
+    batch = MetaBatch(task_keys(0, "train", 1, range(3)))
+    found = mapper.weighted_sum([((learner, batch), {})], [3.0], list(learner.parameters()))
+    assert found.value.buffers["seen"].unique().tolist() == [3.0]  # a sum of three tasks
+    assert not learner.seen.any()
+
+
 class Masked(MLP):
     """A model with a mask, which it may change."""
 

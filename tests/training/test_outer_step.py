@@ -8,19 +8,26 @@ from torch import nn
 from torch._dynamo import config as dynamo_config
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from metadist.algorithms import ANIL, MAML
+from metadist.algorithms import ANIL, MAML, TaskResult
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.kernels import pytorch_operations
 from metadist.models import MLP, Conv4
 from metadist.tasks import FewShotTasks, Glyphs, Sinusoid, stack_episodes, task_keys
 from metadist.training import (
+    EvaluateMapper,
     Interrupted,
     MetaBatch,
     TrainerConfig,
     TrainMapper,
     compile_options,
 )
-from metadist.training.outer_step import CompiledSteps, CompileOptions, StepArguments, outer_step
+from metadist.training.outer_step import (
+    CompiledSteps,
+    CompileOptions,
+    StepArguments,
+    outer_step,
+    weighted_step_sum,
+)
 
 
 def sinusoid() -> tuple[MAML, FewShotTasks]:
@@ -116,6 +123,27 @@ def test_an_attribute_of_the_learner_that_changes_is_not_ignored(form, caplog):
         found = response(learner, tasks, 4, options)
     assert torch.equal(found.value.loss, response(learner, tasks, 4).value.loss)
     assert caplog.text.count("inner_lr changed during training") == 1
+
+
+def test_a_test_between_steps_leaves_the_step_compiled(form, caplog):
+    learner, tasks = sinusoid()
+    options = CompileOptions(f"tested, {form}", 4)
+    before = response(learner, tasks, 4, options)
+    evaluate = EvaluateMapper(WorkerLocal("tasks of a test", tasks), "cpu", evaluate_each_step=True)
+    evaluate(learner, MetaBatch(task_keys(0, "test", 0, range(3))))
+    assert torch.equal(response(learner, tasks, 4, options).value.loss, before.value.loss)
+    assert "runs eagerly" not in caplog.text
+
+
+def test_sums_over_tasks_have_the_layout_of_the_parameters():
+    weights = torch.tensor([1.0, 2.0, 0.0], dtype=torch.float64)
+    leaf = torch.randn(3, 5, 4, 2, 3)
+    layouts = [leaf, leaf.permute(0, 3, 4, 2, 1), leaf[:, :1].expand(3, 5, 4, 2, 3)]
+    layouts += [leaf[:, ::2], leaf.permute(0, 4, 3, 2, 1).contiguous().permute(0, 4, 3, 2, 1)]
+    for each in layouts:
+        found = weighted_step_sum(TaskResult(leaf[:, 0, 0, 0, 0], {}), [each], weights)
+        expected = (each.double() * weights.view(3, 1, 1, 1, 1)).sum(0)
+        torch.testing.assert_close(found.gradients[0], expected, rtol=1e-14, atol=0)
 
 
 def test_a_signal_during_compilation_is_not_a_failed_compilation(monkeypatch):

@@ -330,6 +330,19 @@ def gradients_with_an_unused_parameter(
     return (module.weight.grad, module.bias.grad) if strategy.is_driver else None
 
 
+def test_a_parameter_that_was_frozen_keeps_no_gradient():
+    learner = torch.nn.Linear(2, 1)
+    learner.bias.grad = torch.ones(1)
+    learner.bias.requires_grad_(False)
+    strategy = LocalStrategy(dim_partitioner(0), mean_reducer)
+
+    def mapper(learner, batch):
+        return TaskResult(learner(batch.keys.float()[:, :2]).mean(), {})
+
+    strategy.forward_backward(mapper, learner, MetaBatch(task_keys(0, "train", 1, range(3))))
+    assert learner.bias.grad is None and learner.weight.grad is not None
+
+
 @pytest.mark.parametrize("kind", [RpcStrategy, AllReduceStrategy])
 def test_a_parameter_that_no_loss_depends_on_has_no_gradient(kind):
     strategy = kind(dim_partitioner(0, exclusive=True), mean_reducer)
