@@ -82,10 +82,10 @@ def assemble_experiment(
     """`build_experiment` without the checkpoint: the state at iteration 0. Every rank calls it.
 
     Args:
-        configuration: as of `build_experiment`.
-        directory: as of `build_experiment`.
-        name: as of `build_experiment`.
-        settings: as of `build_experiment`.
+        configuration: see `build_experiment`.
+        directory: see `build_experiment`.
+        name: see `build_experiment`.
+        settings: see `build_experiment`.
         locate: imports the targets.
     """
     cfg, settings = configuration, settings or validate(configuration)

@@ -70,7 +70,7 @@ def bind_arguments(
     """The target of a node and its checked arguments, without the call.
 
     Values that are nodes themselves are instantiated, also in lists and dictionaries. Arguments
-    and errors as of `instantiate`.
+    and errors as in `instantiate`.
     """
     locate = locate or locate_target
     values: Any = node
@@ -230,7 +230,7 @@ def _converted(target: Any, chosen: Mapping[str, Any], path: str) -> dict[str, A
 
 
 def _type_hints(target: Any) -> dict[str, Any]:
-    """The types of a signature, without those that cannot be found, as of a name that is imported
+    """The types of a signature, without those that cannot be found, such as a name that is imported
     for type checkers only.
     """
     if isinstance(target, functools.partial):

@@ -218,7 +218,7 @@ def _read_runtime(directory: Path) -> Mapping[str, Any]:
 
 
 def _searchpath(directory: Path, trust_code: bool) -> list[str]:
-    """The override that adds the run's own directories of options, as of `--config-dir`.
+    """The override that adds the run's own directories of options, as given by `--config-dir`.
 
     Packages of options are imported, which executes their code.
     """

@@ -212,7 +212,9 @@ class _Call:
         )
 
     def _same_inputs(self) -> bool:
-        """Whether all requests differentiate by the same tensors: workers can then add up."""
+        """Whether all requests have the same inputs to differentiate with respect to: workers can
+        then add up.
+        """
         return len({tuple(map(id, inputs)) for inputs in self.inputs}) <= 1
 
     def result(self) -> Any:

@@ -38,7 +38,7 @@ class Job:
         restarted: whether torchrun has restarted any of them before.
         key: the job's unique name.
         owns_first_failure: whether this rank failed first.
-        message_if_ended: as of `wait_for_others`.
+        message_if_ended: see `wait_for_others`.
     """
 
     def __init__(

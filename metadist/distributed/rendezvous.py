@@ -154,9 +154,9 @@ def report_object(store: dist.Store, name: str, value: Any) -> None:
     """This rank's part of `all_gather_object`, for a rank that does not wait for the others.
 
     Args:
-        store: as of `all_gather_object`.
-        name: as of `all_gather_object`.
-        value: as of `all_gather_object`.
+        store: see `all_gather_object`.
+        name: see `all_gather_object`.
+        value: see `all_gather_object`.
     """
     keys = _gathered_keys(name)
     store.set(keys[get_world_info().rank], json.dumps(value))

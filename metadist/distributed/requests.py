@@ -70,7 +70,7 @@ class SubtreeRequest:
     Attributes:
         requests: the workers' names and requests.
         fanout: to how many workers a worker sends.
-        timeout: as of `Transport.send`.
+        timeout: see `Transport.send`.
     """
 
     requests: Sequence[tuple[str, WorkerRequest]]
@@ -111,9 +111,9 @@ class SentRequests:
 
     Args:
         requests: the workers' names and requests.
-        timeout: as of `Transport.send`.
+        timeout: see `Transport.send`.
         fanout: to how many workers a worker sends; None to send to each from here. With a fanout,
-            requests for sums must differentiate by the same tensors in the same order.
+            requests for sums must differentiate with respect to the same tensors in the same order.
 
     Attributes:
         futures: of the messages.

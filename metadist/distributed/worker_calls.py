@@ -237,7 +237,7 @@ def add_up(responses: Iterator[WorkerResponse], weights: Sequence[float]) -> Wor
     gradients are alive beside the sum.
 
     Args:
-        responses: of shards, or sums themselves, with gradients by the same inputs.
+        responses: of shards, or sums themselves, with gradients with respect to the same inputs.
         weights: how often each counts.
     """
     values: list[Any] = []

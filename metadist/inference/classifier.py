@@ -147,7 +147,7 @@ class FewShotClassifier:
         """The label of each image, shape (n,).
 
         Args:
-            images: as of `fit`, any number.
+            images: see `fit`, any number.
 
         Raises:
             UserError: see `predict_proba`.
@@ -159,7 +159,7 @@ class FewShotClassifier:
         """The probability of each class for each image, float32 (n, classes), as in `classes_`.
 
         Args:
-            images: as of `fit`, any number.
+            images: see `fit`, any number.
 
         Raises:
             UserError: `fit` has not been called, an image cannot be used or has another shape than

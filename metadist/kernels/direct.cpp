@@ -164,7 +164,7 @@ void convolve(const Shape& s, const R* inputs, const R* weight, const R* bias, R
                          weight, bias, zeros, outputs);
 }
 
-// The gradient by the inputs of <gradient, convolution of the inputs>.
+// The gradient with respect to the inputs of <gradient, convolution of the inputs>.
 template <class R>
 void conv_transpose(const Shape& s, const R* gradient, const R* weight, R* inputs) {
     const std::vector<Sums> groups = sums_of_inputs(s);
@@ -212,7 +212,7 @@ void sum_columns(const R* const* left, const R* const* right, int64_t pairs, int
     if (row < rows) sum_pairs<R, 1, VECTORS>(left, right, pairs, row, column, width, c);
 }
 
-// The gradients by weight and bias of <gradient, convolution of the inputs>.
+// The gradients with respect to weight and bias of <gradient, convolution of the inputs>.
 template <class R>
 void weight_grad(const Shape& s, const R* inputs, const R* gradient, R* weight, R* bias) {
     using L = Lanes<R>;

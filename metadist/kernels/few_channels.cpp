@@ -1,4 +1,4 @@
-// The convolution of `few_channels.h` and its gradients by weight and bias.
+// The convolution of `few_channels.h` and its gradients with respect to weight and bias.
 
 #include "few_channels.h"
 
@@ -21,7 +21,7 @@ void convolve(const ConvShape& s, const R* inputs, const R* weight, const R* bia
     }
 }
 
-// The gradients by weight and bias of <gradient, convolution of the inputs>.
+// The gradients with respect to weight and bias of <gradient, convolution of the inputs>.
 template <class R>
 void weight_grad(const ConvShape& s, const R* inputs, const R* gradient, R* weight, R* bias) {
     FewChannels<R> convolution(s, BLOCK);

@@ -59,7 +59,8 @@ def can_fuse_block(convolution: nn.Conv2d, norm: BatchNorm, images: Tensor) -> b
 def fused_block(convolution: nn.Conv2d, norm: BatchNorm, images: Tensor) -> Tensor:
     """Convolution, batch norm, ReLU and 2×2 max-pooling; see `can_fuse_block`.
 
-    Twice differentiable by the parameters; the second time through the separate operations.
+    Twice differentiable with respect to the parameters; the second time through the separate
+    operations.
 
     Args:
         convolution: its parameters, like those of the norm, may be batched over tasks.
@@ -82,7 +83,10 @@ def fused_block(convolution: nn.Conv2d, norm: BatchNorm, images: Tensor) -> Tens
 
 
 class _FusedBlock(Function):
-    """(tasks, n, h, w, in) -> (tasks, n, h // 2, w // 2, out); weights as of `weight_in_memory`."""
+    """(tasks, n, h, w, in) -> (tasks, n, h // 2, w // 2, out).
+
+    Weights are as `weight_in_memory` returns them.
+    """
 
     @staticmethod
     def forward(

@@ -163,7 +163,7 @@ class _NormReLUPool(Function):
 
 
 class _NormReLUPoolBackward(Function):
-    """The gradients by y, weight and bias."""
+    """The gradients with respect to y, weight and bias."""
 
     @staticmethod
     def forward(
@@ -201,7 +201,8 @@ class _NormReLU(Function):
     """relu(γ h + β), h = (y - mean) / deviation, over dimension 1 of y (tasks, rows, features).
 
     Each derivative below is a linear combination of the tensors with one coefficient per feature,
-    in one or two passes over memory. <·> is the mean over rows, z the gradient by γ h + β.
+    in one or two passes over memory. <·> is the mean over rows, z the gradient with respect to
+    γ h + β.
     """
 
     @staticmethod

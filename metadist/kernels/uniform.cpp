@@ -1,6 +1,6 @@
 // Uniform random numbers of many keys: for each row of words the first doubles of
-// numpy.random.default_rng(row).random(), bit for bit. NumPy guarantees the algorithm of SeedSequence
-// (Melissa O'Neill's seed_seq replacement) and the seeding of PCG64 (NEP 19).
+// numpy.random.default_rng(row).random(), bit for bit. NumPy guarantees the algorithm of
+// SeedSequence (Melissa O'Neill's seed_seq replacement) and the seeding of PCG64 (NEP 19).
 
 #include <cstdint>
 

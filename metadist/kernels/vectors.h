@@ -48,7 +48,8 @@ class Buffer {
     R* memory;
 };
 
-// to (columns, rows) = from (rows, columns) transposed; the rows are a multiple of the vector length.
+// to (columns, rows) = from (rows, columns) transposed; the number of rows is a multiple of the
+// vector length.
 template <class R>
 void transpose(const R* from, int64_t rows, int64_t columns, R* to) {
     using L = Lanes<R>;

@@ -185,7 +185,7 @@ void convolve(const Shape& s, bool transposed, const R* inputs, const R* weight,
     }
 }
 
-// The gradients by weight and bias of <gradient, convolution of the inputs>.
+// The gradients with respect to weight and bias of <gradient, convolution of the inputs>.
 template <class R>
 void weight_grad(const Shape& s, const R* inputs, const R* gradient, R* weight, R* bias) {
     using L = Lanes<R>;

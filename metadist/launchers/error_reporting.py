@@ -100,7 +100,7 @@ def report_error(error: Exception, tracebacks: bool, in_job: bool) -> int:
         error = error.__cause__  # raised by a resolver
     if isinstance(error, WorkerGroupFailed):
         return error.exit_status
-    if isinstance(error, BrokenPipeError) and not in_job:  # as of `--help | head`
+    if isinstance(error, BrokenPipeError) and not in_job:  # such as `--help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     if isinstance(error, RemoteRankFailed | RendezvousClosedError):
@@ -129,7 +129,7 @@ def report_error_and_continue(error: Exception, in_job: bool, message: str, if_e
 
     Args:
         error: what was raised.
-        in_job: as of `report_error`.
+        in_job: see `report_error`.
         message: what rank zero prints after it.
         if_ended: the error that rank zero prints if a rank does not leave this job.
     """

@@ -132,7 +132,7 @@ def options_of_weights(name: str, weights: str) -> dict[str, Any]:
 
     Args:
         name: of the network.
-        weights: as of `Torchvision`.
+        weights: see `Torchvision`.
     """
     import torchvision.models as library
 

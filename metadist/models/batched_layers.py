@@ -29,9 +29,9 @@ class Linear(nn.Linear):
     """`torch.nn.Linear` on (n, in), or batched on (tasks, n, in).
 
     Args:
-        args: as of `torch.nn.Linear`.
+        args: see `torch.nn.Linear`.
         native: whether to use C++ kernels where they are supported.
-        kwargs: as of `torch.nn.Linear`.
+        kwargs: see `torch.nn.Linear`.
     """
 
     def __init__(self, *args: Any, native: bool = True, **kwargs: Any) -> None:
@@ -49,9 +49,9 @@ class Conv2d(nn.Conv2d):
     """`torch.nn.Conv2d` on (n, channels, h, w), or batched on (tasks, n, channels, h, w).
 
     Args:
-        args: as of `torch.nn.Conv2d`.
+        args: see `torch.nn.Conv2d`.
         native: whether to use C++ kernels where they are supported.
-        kwargs: as of `torch.nn.Conv2d`.
+        kwargs: see `torch.nn.Conv2d`.
 
     Raises:
         ValueError: groups, dilation, padding given as a string or a padding mode except zeros.
@@ -112,7 +112,7 @@ def conv_block(
 
     Args:
         convolution: the convolution.
-        norm: as of `norm_relu`.
+        norm: see `norm_relu`.
         inputs: (…, n, channels, height, width).
         pool: whether to halve height and width, rounded down.
         native: whether to use C++ kernels where they are supported.

@@ -116,7 +116,7 @@ class _Block(nn.Module):
 
 
 class DropBlock(nn.Module):
-    """Dropout of squares of features, as of Ghiasi et al. 2018, arXiv 1810.12890, algorithm 1.
+    """Dropout of squares of features, as in Ghiasi et al. 2018, arXiv 1810.12890, algorithm 1.
 
     The features that remain are scaled so that their mean is kept. The identity in evaluation.
 

@@ -276,7 +276,7 @@ def _or_nan(value: Any) -> Any:
 
 
 def _interval(half: Any, show: Any) -> str:
-    """Half the width of an interval; empty if there is none, as of a single task."""
+    """Half the width of an interval; empty if there is none, such as for a single task."""
     return "" if half is None or not math.isfinite(float(half)) else show(float(half))
 
 

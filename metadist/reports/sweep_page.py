@@ -50,7 +50,7 @@ def write_sweep_page(
         folder: with the run directories.
         table: the settings of the runs.
         runs: all of them, failed and unfinished ones too.
-        differences: between the protocols, as of `protocol_differences`, apart from what is swept.
+        differences: between the protocols, from `protocol_differences`, apart from what is swept.
         warnings: the differences as text.
 
     Raises:

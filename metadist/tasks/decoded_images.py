@@ -85,7 +85,7 @@ class DecodedImages(ImageClasses, ABC):
 
     @abstractmethod
     def _load(self, root: Path) -> tuple[np.ndarray | Sequence[np.ndarray], list[str]]:
-        """The images by class, as of `ImageClasses`, and the classes' names.
+        """The images by class, as `ImageClasses` takes them, and the classes' names.
 
         A name is `CLASS` or `SPLIT/CLASS`, where SPLIT may be empty.
         """

@@ -97,7 +97,7 @@ class FewShotTasks:
                 `episodes_on` makes them there; one with `episodes` always makes them on the CPU.
 
         Returns:
-            The same episodes as of `sample`, every tensor with a first dimension of tasks; None
+            The episodes that `sample` returns, every tensor with a first dimension of tasks; None
             if the dataset, or a subclass that overrides `episode`, samples one task at a time.
         """
         if type(self).sample is not FewShotTasks.sample:
@@ -117,7 +117,7 @@ class FewShotTasks:
         """A task's class names and query images; None if the dataset has no `describe`.
 
         Args:
-            key: as of `sample`.
+            key: see `sample`.
         """
         describe = getattr(self.dataset, "describe", None)
         if describe is None or type(self).sample is not FewShotTasks.sample:

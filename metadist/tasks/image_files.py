@@ -139,7 +139,7 @@ def images_below(folder: Path) -> list[Path]:
 
 
 def read_lists(images: Path, lists: Mapping[str, Path]) -> Iterator[ImageClass]:
-    """The classes that lists of `filename,label` name, as of Ravi and Larochelle's split.
+    """The classes that lists of `filename,label` name, as in Ravi and Larochelle's split.
 
     Args:
         images: the folder with the images, in it or in a subfolder for each class.

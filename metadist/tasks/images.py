@@ -267,13 +267,13 @@ class ImageClasses:
         Args:
             device: where the episodes are made.
             generators: of the tasks; each is used before the next one is taken.
-            split: as of `episode`.
-            ways: as of `episode`.
-            shots: as of `episode`.
-            queries: as of `episode`.
+            split: see `episode`.
+            ways: see `episode`.
+            shots: see `episode`.
+            queries: see `episode`.
 
         Returns:
-            The same as of `episode`, every tensor with a first dimension of tasks; None for a
+            What `episode` returns, every tensor with a first dimension of tasks; None for a
             subclass with an `episode` or `inputs` of its own, where images are augmented, or for
             more images than a quarter of the device's free memory.
         """
@@ -309,10 +309,10 @@ class ImageClasses:
 
         Args:
             generator: in the state before `episode`; it is advanced.
-            split: as of `episode`.
-            ways: as of `episode`.
-            shots: as of `episode`.
-            queries: as of `episode`.
+            split: see `episode`.
+            ways: see `episode`.
+            shots: see `episode`.
+            queries: see `episode`.
 
         Returns:
             None for a subclass with an `episode` of its own.

@@ -73,7 +73,7 @@ class Sinusoid:
             queries: query points.
 
         Returns:
-            as of `episode`, every tensor with a first dimension of tasks.
+            as `episode` returns, every tensor with a first dimension of tasks.
         """
         return _episodes(generators.random(2 + shots + queries), shots)
 

@@ -82,7 +82,7 @@ def split_into_chunks(
         tasks: keys and episodes.
         count: the number of tasks.
         device: of the chunks. Each is copied to it as a whole.
-        chunk_size: as of `max_chunk_size`.
+        chunk_size: see `max_chunk_size`.
     """
 
     def chunk_of(some: list[tuple[Tensor, Episode]], batched: bool) -> Chunk:
@@ -120,7 +120,7 @@ def split_stacked(
         keys: of the tasks, shape (tasks, 4).
         episodes: every tensor with a first dimension of tasks.
         device: of the chunks.
-        chunk_size: as of `max_chunk_size`.
+        chunk_size: see `max_chunk_size`.
     """
     largest = max_chunk_size(learner, select_episodes(episodes, 0), device, chunk_size)
     episodes = to_device(episodes, device)
@@ -161,15 +161,15 @@ def forward_batched(
 
     Args:
         learner: with `supports_batched_tasks`.
-        parameters: values of all of the learner's parameters, by name; those that require grad are
-            differentiated by.
+        parameters: values of all of the learner's parameters, by name; the losses are
+            differentiated with respect to those that require grad.
         episodes: every tensor with a first dimension of tasks.
         precision: of the computation.
 
     Returns:
         The result, every tensor with a first dimension of tasks, with the tasks' changes of the
         buffers in training; and each task's own parameters, by name, to differentiate the sum of
-        the losses by.
+        the losses with respect to.
     """
     count = len(episodes.query.inputs)
     own = {

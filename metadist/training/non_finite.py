@@ -76,7 +76,8 @@ class GradientNormMapper(TaskMapper):
     def __call__(self, learner: Learner, batch: MetaBatch) -> dict[str, Tensor]:
         """Returns "loss" and "gradient_norm", float64 of shape (tasks in the shard,), on the CPU.
 
-        The norm is that of the task's own gradient by all parameters that are trained.
+        The norm is that of the task's own gradient with respect to all parameters that require
+        grad.
         """
         losses, norms = [], []
         for task in _split_tasks(batch):
@@ -90,7 +91,8 @@ class GradientNormMapper(TaskMapper):
 def task_gradient(
     mapper: TaskMapper, learner: Learner, task: MetaBatch
 ) -> tuple[Tensor, dict[str, Tensor | None]]:
-    """The loss of one task, detached, and its derivative by each parameter that is trained.
+    """The loss of one task, detached, and its gradient with respect to each parameter that
+    requires grad.
 
     Args:
         mapper: samples the task.

@@ -36,8 +36,8 @@ class StepSum(NamedTuple):
 
     Attributes:
         result: the results, in float64.
-        gradients: of the loss by each trained parameter, in float64; None where no loss depends
-            on it.
+        gradients: of the loss with respect to each trained parameter, in float64; None where no
+            loss depends on it.
         dtypes: of the leaves of a task's result, None for what is no real tensor.
     """
 
@@ -52,7 +52,7 @@ class StepArguments(NamedTuple):
     Attributes:
         learner: with `supports_batched_tasks`, in training mode.
         parameters: all of the learner's, by name.
-        trained: names of the parameters to differentiate by.
+        trained: names of the parameters to differentiate with respect to.
         episodes: the tasks, every tensor with a first dimension of tasks.
         weights: how often each task counts, float64, shape (tasks,).
         precision: of the computation.
@@ -67,7 +67,7 @@ class StepArguments(NamedTuple):
 
 
 def outer_step(arguments: StepArguments) -> StepSum:
-    """Run a chunk of tasks, and differentiate their losses by the learner's parameters.
+    """Run a chunk of tasks, and differentiate their losses with respect to the parameters.
 
     With learner, tasks and weights on a GPU it does not synchronize with it, unless the learner
     reads values.
@@ -81,8 +81,8 @@ def outer_step(arguments: StepArguments) -> StepSum:
     gradients: Sequence[Tensor | None] = [None] * len(trained)
     if result.loss.requires_grad:
         with record_function("metadist::backward"):
-            by = [own[name] for name in trained]
-            gradients = torch.autograd.grad(result.loss.sum(), by, allow_unused=True)
+            inputs = [own[name] for name in trained]
+            gradients = torch.autograd.grad(result.loss.sum(), inputs, allow_unused=True)
     with record_function("metadist::reduce"):
         return weighted_step_sum(result, gradients, weights)
 
@@ -136,7 +136,7 @@ class CompiledSteps:
 
         Args:
             options: of the run.
-            arguments: as of `outer_step`, with at most `options.chunk_size` tasks.
+            arguments: see `outer_step`, with at most `options.chunk_size` tasks.
         """
         found, inputs = self._find(options, arguments)
         if isinstance(found, str):
@@ -189,7 +189,7 @@ class CompiledSteps:
 
 
 compiled_steps = CompiledSteps()
-"""Those of this process."""
+"""The compiled steps of this process."""
 
 
 def _eager(

@@ -29,8 +29,8 @@ class Replay(NamedTuple):
         start: where the learner's state came from.
         trained: how many outer steps were taken from there.
         loss: of the task.
-        gradients: the norm of its derivative by each parameter; None where the loss does not
-            depend on it, or in evaluation.
+        gradients: the norm of its gradient with respect to each parameter; None where the loss does
+            not depend on it, or in evaluation.
         metrics: of the task after adaptation, in evaluation; empty in training.
         plot: plot of the task; None if it cannot be plotted.
     """

@@ -48,7 +48,7 @@ def _never() -> bool:
 
 
 _PING_SHARE = 0.8
-"""Of the timeout: how long a ping may stay unanswered, so that a lost worker is found in time."""
+"""Fraction of the timeout for which a ping may stay unanswered: a lost worker is found in time."""
 
 
 class Strategy(ABC):
@@ -199,7 +199,7 @@ class _InProcessStrategy(Strategy):
 class LocalStrategy(_InProcessStrategy):
     """Everything in this process, one shard after the other.
 
-    Args: as of `Strategy`.
+    See `Strategy` for the arguments.
     """
 
     name = "local"

@@ -309,8 +309,8 @@ class TrainMapper(TaskMapper):
         found: Sequence[Tensor | None] = [None] * len(trained)
         if result.loss.requires_grad:
             with record_function("metadist::backward"):
-                by = [learner.get_parameter(name) for name in trained]
-                found = torch.autograd.grad(result.loss, by, allow_unused=True)
+                inputs = [learner.get_parameter(name) for name in trained]
+                found = torch.autograd.grad(result.loss, inputs, allow_unused=True)
         with record_function("metadist::reduce"):
             return weighted_step_sum(as_batch_of_one(result), as_batch_of_one(found), weight)
 

@@ -558,7 +558,7 @@ def forward_backward(
     Args:
         experiment: what is trained.
         keys: the tasks.
-        stop_requested: as of `Strategy.forward_backward`.
+        stop_requested: see `Strategy.forward_backward`.
     """
     result, stopping = experiment.strategy.forward_backward(
         experiment.train_mapper, experiment.learner, make_batch(experiment, keys), stop_requested

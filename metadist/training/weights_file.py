@@ -9,7 +9,7 @@ from metadist.errors import UserError
 SUFFIX = ".safetensors"
 
 FORMAT = "metadist-1"
-"""Of the metadata."""
+"""Version of the metadata's layout."""
 
 
 def read_weights(path: Path) -> dict[str, Any]:
