@@ -1,7 +1,16 @@
-"""The error that metadist raises for mistakes of the user, and hints at correct spellings."""
+"""The error that metadist raises for mistakes of the user, exit statuses, and hints at spellings."""
 
 import difflib
 from collections.abc import Iterable
+
+FAILURE_STATUS = 1
+"""Exit status after an error that is no `UserError`."""
+
+USER_ERROR_STATUS = 2
+"""Exit status after a `UserError`."""
+
+SIGNAL_STATUSES = (130, 143)
+"""Exit statuses after SIGINT and SIGTERM: the job has saved a checkpoint and can be resumed."""
 
 
 class UserError(ValueError):

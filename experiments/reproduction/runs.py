@@ -13,7 +13,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import OmegaConf
 from reproduction.cells import compose
 
-from metadist.errors import UserError
+from metadist.errors import SIGNAL_STATUSES, UserError
 from metadist.launchers import RunSpec
 from metadist.launchers.torchrun import TorchrunLauncher
 from metadist.loggers import METRICS_FILE, read_metrics
@@ -172,7 +172,7 @@ class Runner:
         message = pop_worker_error(run.directory) or f"ended with status {status}"
         if status == 0:
             self.log(f"{run.title}: finished")
-        elif self.stopped or status in (130, 143):
+        elif self.stopped or status in SIGNAL_STATUSES:
             self.log(f"{run.title}: stopped; the same command resumes it")
         else:
             write_failure(run.directory, run.overrides(self.workers), message, status)

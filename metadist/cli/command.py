@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from metadist import __version__
 from metadist.distributed import get_rank
-from metadist.errors import UserError, did_you_mean
+from metadist.errors import USER_ERROR_STATUS, UserError, did_you_mean
 
 
 class Command(NamedTuple):
@@ -65,7 +65,7 @@ def main() -> int | None:
                 f"choose one of {known}.",
                 file=sys.stderr,
             )
-        return 2
+        return USER_ERROR_STATUS
     return None
 
 
@@ -118,7 +118,7 @@ def exit_status(work: Callable[[], int | None]) -> int:
         if isinstance(error.__cause__, BrokenPipeError):
             return 128 + signal.SIGPIPE
         print(f"error: {describe_error(error)}", file=sys.stderr)
-        return 2
+        return USER_ERROR_STATUS
 
 
 def usage() -> str:

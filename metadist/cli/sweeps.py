@@ -20,9 +20,8 @@ from metadist.distributed.process_exit import has_left
 from metadist.distributed.rendezvous import all_gather_object, report_object
 from metadist.distributed.store import world_store
 from metadist.distributed.world import restart_count
-from metadist.errors import UserError
+from metadist.errors import FAILURE_STATUS, SIGNAL_STATUSES, USER_ERROR_STATUS, UserError
 from metadist.launchers.error_reporting import (
-    USER_ERROR_STATUS,
     RemoteRankFailed,
     WorkerGroupFailed,
     error_summary,
@@ -304,7 +303,7 @@ def _count_failed(spec: RunSpec) -> None:
 
 
 def _is_interrupted(error: Exception) -> bool:
-    by_signal = isinstance(error, WorkerGroupFailed) and error.exit_status in (130, 143)
+    by_signal = isinstance(error, WorkerGroupFailed) and error.exit_status in SIGNAL_STATUSES
     return by_signal or isinstance(error, Interrupted)
 
 
@@ -363,8 +362,8 @@ def _report(sweep: Sweep, status: int) -> int:
     except UserError as error:
         if not status:
             print_error(f"error: {error}")
-        return status or (1 if sweep.failed else USER_ERROR_STATUS)
-    if status in (130, 143):
+        return status or (FAILURE_STATUS if sweep.failed else USER_ERROR_STATUS)
+    if status in SIGNAL_STATUSES:
         print_error(f"the sweep was stopped: to resume, give the same command {again}")
     elif report.failed and status:
         print_error(

@@ -20,10 +20,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.run import parse_args, run
 
 from metadist.distributed.process_exit import exit_without_finalizing
-
-_USER_ERROR = 2
-_STOPPED = (130, 143)
-"""Exit statuses of workers that become torchrun's (`status_of`); any other becomes 1."""
+from metadist.errors import FAILURE_STATUS, SIGNAL_STATUSES, USER_ERROR_STATUS
 
 
 def main(arguments: list[str]) -> int:
@@ -61,17 +58,18 @@ def status_of(error: ChildFailedError) -> int:
     other workers.
     """
     _, first = error.get_first_failure()
-    if first.exitcode in _STOPPED:
+    if first.exitcode in SIGNAL_STATUSES:
         return first.exitcode
     statuses = {failure.exitcode for failure in error.failures.values()}
-    return _USER_ERROR if _USER_ERROR in statuses and first.exitcode >= 0 else 1
+    user_error = USER_ERROR_STATUS in statuses and first.exitcode >= 0
+    return USER_ERROR_STATUS if user_error else FAILURE_STATUS
 
 
 def unreported_kill(error: ChildFailedError) -> str:
     """A sentence about the worker that a signal killed, if no other worker reported it; else ""."""
     rank, first = error.get_first_failure()
     others = {failure.exitcode for failure in error.failures.values() if failure is not first}
-    if first.exitcode >= 0 or any(code > 0 and code not in _STOPPED for code in others):
+    if first.exitcode >= 0 or any(code > 0 and code not in SIGNAL_STATUSES for code in others):
         return ""
     return f"rank {rank} was killed by {_signal_name(-first.exitcode)}"
 

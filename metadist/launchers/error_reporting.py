@@ -27,14 +27,8 @@ from metadist.distributed.job import current_job
 from metadist.distributed.process_exit import exit_without_finalizing, flush_streams
 from metadist.distributed.rendezvous import rendezvous
 from metadist.distributed.world import host_name, launched_by_torchrun
-from metadist.errors import UserError
+from metadist.errors import FAILURE_STATUS, USER_ERROR_STATUS, UserError
 from metadist.training import Interrupted
-
-USER_ERROR_STATUS = 2
-"""Exit status after a user-fixable error."""
-
-FAILURE_STATUS = 1
-"""Exit status after any other error."""
 
 _TRACEBACK = "METADIST_TRACEBACK"
 

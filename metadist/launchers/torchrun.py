@@ -16,8 +16,7 @@ from annotated_types import Ge
 from omegaconf import DictConfig
 
 from metadist.distributed.world import usable_cpus
-from metadist.errors import UserError
-from metadist.launchers.error_reporting import FAILURE_STATUS
+from metadist.errors import FAILURE_STATUS, UserError
 from metadist.launchers.launcher import Launcher
 from metadist.launchers.pool import Slots
 from metadist.launchers.run_spec import CONSOLE_FILE, RunSpec
