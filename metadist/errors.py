@@ -1,4 +1,4 @@
-"""The error that metadist raises for mistakes of the user, exit statuses, and hints at spellings."""
+"""The error that metadist raises for mistakes of the user, exit statuses, hints at spellings."""
 
 import difflib
 from collections.abc import Iterable

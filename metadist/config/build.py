@@ -15,19 +15,17 @@ from metadist.config.instantiate import instantiate as instantiate_node
 from metadist.config.instantiate import locate_target
 from metadist.config.plain import redact_secrets, to_plain
 from metadist.config.schema import Settings, validate
-from metadist.distributed import get_rank, get_worker_id, get_world_size
+from metadist.distributed import get_rank, get_world_size
 from metadist.distributed.job import current_job
-from metadist.distributed.partitioners import as_shards
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError, first_line
 from metadist.kernels import tune_malloc
 from metadist.loggers import JsonlLogger, Logger, LoggerCollection
-from metadist.tasks import FewShotTasks, TaskDistribution, TaskShape, task_keys
+from metadist.tasks import TaskDistribution, TaskShape
 from metadist.training import (
     Callback,
     EvaluateMapper,
     Experiment,
-    MetaBatch,
     Strategy,
     TrainerConfig,
     TrainMapper,
@@ -37,7 +35,12 @@ from metadist.training import (
     restore,
     supported_precision,
 )
-from metadist.training.sanity_check import run_sanity_check
+from metadist.training.sanity_check import (
+    check_batch_norm,
+    check_partition,
+    check_ways,
+    run_sanity_check,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -107,9 +110,9 @@ def assemble_experiment(
     optimizer = instantiate(cfg.optimizer, "optimizer", params=learner.parameters())
     _check_scheduler(cfg.scheduler, optimizer, instantiate)
     scheduler = instantiate(cfg.scheduler, "scheduler", optimizer=optimizer)
-    _check_partition(strategy, learner, trainer)
-    _check_ways(tasks, learner)
-    _check_batch_norm(tasks, learner)
+    check_partition(strategy, learner, trainer.meta_batch_size)
+    check_ways(tasks, learner)
+    check_batch_norm(tasks, learner)
     run_sanity_check(tasks, learner, precision)
     # Every rank builds a job's experiments in the same order, so the names agree.
     local_tasks = WorkerLocal(current_job().new_name("tasks"), tasks)
@@ -227,53 +230,6 @@ def _check_scheduler(
             f"the learning-rate schedule cannot take a step ({error}): correct the values "
             "of scheduler, or choose scheduler=none."
         ) from error
-
-
-def _check_ways(tasks: TaskDistribution, learner: Learner) -> None:
-    if not isinstance(tasks, FewShotTasks) or tasks.regression or not learner.outputs_are_classes:
-        return
-    untrained = tasks.ways - tasks.train_ways
-    if untrained > 0:
-        raise UserError(
-            f"task.train_ways={tasks.train_ways} does not fit: test tasks have task.ways="
-            f"{tasks.ways}, and {type(learner).__name__} would not train {untrained} of its "
-            f"outputs: leave task.train_ways out, or set it to at least {tasks.ways}."
-        )
-
-
-def _check_batch_norm(tasks: TaskDistribution, learner: Learner) -> None:
-    """Batch norm of vectors has no variance over a single example."""
-    if not isinstance(tasks, FewShotTasks):
-        return
-    ways = 1 if tasks.regression else tasks.ways
-    train_ways = 1 if tasks.regression else tasks.train_ways
-    fewest = min(ways * tasks.shots, train_ways * tasks.train_shots)
-    if fewest == 1 and any(isinstance(each, nn.BatchNorm1d) for each in learner.modules()):
-        raise UserError(
-            "batch norm cannot normalize a single example, and a task has one support example: "
-            "set model.batch_norm=false, or ask for more, as in task.shots=10."
-        )
-
-
-def _check_partition(strategy: Strategy, learner: Learner, trainer: TrainerConfig) -> None:
-    """Partition one meta-batch, to find unknown workers and lost tasks before training."""
-    keys = task_keys(0, "train", 1, range(trainer.meta_batch_size))
-    indices: list[int] = []
-    for worker, args, kwargs in as_shards(strategy.partitioner(learner, MetaBatch(keys))):
-        get_worker_id(worker)
-        batches = [each for each in (*args, *kwargs.values()) if isinstance(each, MetaBatch)]
-        if len(batches) != 1:
-            raise UserError(
-                "a shard of the partitioner has no MetaBatch among its arguments, but "
-                f"{', '.join(type(each).__name__ for each in (*args, *kwargs.values()))}: give it "
-                "(learner, tasks.select(slice)) and size=tasks.size."
-            )
-        indices += batches[0].keys.view(-1, keys.shape[1])[:, 3].tolist()
-    if sorted(indices) != keys[:, 3].tolist():
-        raise UserError(
-            f"the partitioner's shards have {len(indices)} tasks, {len(set(indices))} of them "
-            f"different, of a meta-batch of {len(keys)}: give each task to one shard."
-        )
 
 
 def _nodes(cfg: DictConfig, group: str) -> dict[str, Any]:

@@ -1,19 +1,22 @@
-"""Runs one training and one test task before training, to find errors early."""
+"""Checks before training: sizes that do not fit, the partitioner, a training and a test task."""
 
 import sys
 import traceback
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from metadist.algorithms import Learner
+from metadist.distributed import get_worker_id
+from metadist.distributed.partitioners import as_shards
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError, first_line
 from metadist.loggers import BUILTIN_METRICS
-from metadist.tasks import TaskDistribution, task_keys
+from metadist.tasks import FewShotTasks, TaskDistribution, task_keys
 from metadist.training.precision import Precision
 from metadist.training.signals import raise_if_interrupted
+from metadist.training.strategies import Strategy
 from metadist.training.task_mapper import MetaBatch, TaskMapper
 
 _RESERVED = {
@@ -25,6 +28,79 @@ _RESERVED = {
 `train_gradient_norm`, as `train/gradient_norm`."""
 
 _LIBRARIES = sys.stdlib_module_names | {"metadist", "numpy", "optree", "torch"}
+
+
+def check_ways(tasks: TaskDistribution, learner: Learner) -> None:
+    """Check that training uses all of the learner's outputs.
+
+    Args:
+        tasks: of this rank.
+        learner: built for the tasks.
+
+    Raises:
+        UserError: test tasks have more classes than training tasks.
+    """
+    if not isinstance(tasks, FewShotTasks) or tasks.regression or not learner.outputs_are_classes:
+        return
+    untrained = tasks.ways - tasks.train_ways
+    if untrained > 0:
+        raise UserError(
+            f"task.train_ways={tasks.train_ways} does not fit: test tasks have task.ways="
+            f"{tasks.ways}, and {type(learner).__name__} would not train {untrained} of its "
+            f"outputs: leave task.train_ways out, or set it to at least {tasks.ways}."
+        )
+
+
+def check_batch_norm(tasks: TaskDistribution, learner: Learner) -> None:
+    """Check that no batch norm of vectors is given a single example, which has no variance.
+
+    Args:
+        tasks: of this rank.
+        learner: built for the tasks.
+
+    Raises:
+        UserError: a task has one support example, and the model normalizes over a batch.
+    """
+    if not isinstance(tasks, FewShotTasks):
+        return
+    ways = 1 if tasks.regression else tasks.ways
+    train_ways = 1 if tasks.regression else tasks.train_ways
+    fewest = min(ways * tasks.shots, train_ways * tasks.train_shots)
+    if fewest == 1 and any(isinstance(each, nn.BatchNorm1d) for each in learner.modules()):
+        raise UserError(
+            "batch norm cannot normalize a single example, and a task has one support example: "
+            "set model.batch_norm=false, or ask for more, as in task.shots=10."
+        )
+
+
+def check_partition(strategy: Strategy, learner: Learner, meta_batch_size: int) -> None:
+    """Partition one meta-batch, to find unknown workers and lost tasks before training.
+
+    Args:
+        strategy: whose partitioner is checked.
+        learner: the partitioner's first argument.
+        meta_batch_size: tasks of the batch.
+
+    Raises:
+        UserError: there is no such worker, a shard has no tasks, or the shards lose or repeat some.
+    """
+    keys = task_keys(0, "train", 1, range(meta_batch_size))
+    indices: list[int] = []
+    for worker, args, kwargs in as_shards(strategy.partitioner(learner, MetaBatch(keys))):
+        get_worker_id(worker)
+        batches = [each for each in (*args, *kwargs.values()) if isinstance(each, MetaBatch)]
+        if len(batches) != 1:
+            raise UserError(
+                "a shard of the partitioner has no MetaBatch among its arguments, but "
+                f"{', '.join(type(each).__name__ for each in (*args, *kwargs.values()))}: give it "
+                "(learner, tasks.select(slice)) and size=tasks.size."
+            )
+        indices += batches[0].keys.view(-1, keys.shape[1])[:, 3].tolist()
+    if sorted(indices) != keys[:, 3].tolist():
+        raise UserError(
+            f"the partitioner's shards have {len(indices)} tasks, {len(set(indices))} of them "
+            f"different, of a meta-batch of {len(keys)}: give each task to one shard."
+        )
 
 
 def run_sanity_check(
