@@ -95,7 +95,7 @@ def bind_arguments(
     }
     names = _accepted_names(target, accepted)
     arguments = {key: value for key, value in given.items() if key in names} | chosen
-    _check_keys(target, accepted, chosen, path)
+    _check_keys(target, accepted, chosen, given, path)
     if not partial:
         _check_missing(target, accepted, arguments, path)
     return target, arguments | _converted(target, chosen, path)
@@ -182,14 +182,19 @@ def _accepted_names(target: Any, accepted: Mapping[str, inspect.Parameter]) -> s
 
 
 def _check_keys(
-    target: Any, accepted: Mapping[str, inspect.Parameter], chosen: Mapping[str, Any], path: str
+    target: Any,
+    accepted: Mapping[str, inspect.Parameter],
+    chosen: Mapping[str, Any],
+    given: Mapping[str, Any],
+    path: str,
 ) -> None:
     unknown = [key for key in chosen if key not in accepted]
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
+        options = [name for name in accepted if name not in given]
         raise UserError(
             f"{path}.{unknown[0]} is not an option of {_name(target)}"
-            f"{did_you_mean(unknown[0], accepted)}: "
-            f"{'its options are ' + ', '.join(accepted) if accepted else 'it has no options'}."
+            f"{did_you_mean(unknown[0], options)}: "
+            f"{'its options are ' + ', '.join(options) if options else 'it has no options'}."
         )
 
 
@@ -204,9 +209,10 @@ def _check_missing(
         and name not in arguments
     ]
     if missing:
+        uncalled = "" if inspect.isclass(target) else f"; +{path}._partial_=true takes it uncalled"
         raise UserError(
             f"{path}.{missing[0]} is missing: {_name(target)} requires it, as in "
-            f"+{path}.{missing[0]}=VALUE."
+            f"+{path}.{missing[0]}=VALUE{uncalled}."
         )
 
 

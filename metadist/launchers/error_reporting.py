@@ -161,7 +161,9 @@ def print_error(text: str) -> None:
             file.write_text(text.removeprefix("error: ") + "\n", encoding="utf-8")
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         message = text.removeprefix("error: ")
-        extra = {"py_callstack": message, "timestamp": str(int(time.time()))}
+        # torchrun prints `py_callstack` below the message that this process has printed.
+        last_line = message.strip().rpartition("\n")[2]
+        extra = {"py_callstack": last_line, "timestamp": str(int(time.time()))}
         record = {"message": {"message": message, "extraInfo": extra}}
         with contextlib.suppress(OSError):
             Path(path).write_text(json.dumps(record), encoding="utf-8")

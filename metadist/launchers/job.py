@@ -203,6 +203,8 @@ def _build_on_all_ranks(job: Job, spec: RunSpec) -> Experiment:
     compile_error = None
     try:
         experiment = build_experiment(spec.configuration, spec.directory, spec.name, spec.settings)
+        if experiment.train_mapper.compiled is not None and get_rank() == 0:
+            _log.info("compiling the outer step: seconds for an MLP, minutes for convolutions")
         compile_error = compile_step(experiment)
     except Exception as any_error:
         error = any_error

@@ -126,13 +126,23 @@ def run_sanity_check(
         mapper = TaskMapper(WorkerLocal("sanity check", tasks), device, precision=precision)
         batch = MetaBatch(task_keys(0, split, 0, range(1)))
         try:
-            (result,) = mapper.run_each(learner.train(training), batch)
+            with torch.set_grad_enabled(training):
+                (result,) = mapper.run_each(learner.train(training), batch)
         except UserError:
             raise
         except Exception as error:
             raise_if_interrupted(error)
+            if isinstance(error, NotImplementedError):
+                method = traceback.extract_tb(error.__traceback__)[-1].name
+                raise UserError(
+                    f"{type(learner).__name__} has no {method} of its own: implement it, as "
+                    "described in metadist.algorithms.Learner."
+                ) from error
             if location := user_frame(error):
-                message = f"{location}: {type(error).__name__}: {error} (in a {split} task)"
+                hint = f"in a {split} task"
+                if not training and "does not require grad" in str(error):
+                    hint += ", where gradients are disabled: adapt within torch.enable_grad()"
+                message = f"{location}: {type(error).__name__}: {error} ({hint})"
                 raise RuntimeError(message) from error
             if not isinstance(error, ValueError | RuntimeError | IndexError):
                 raise

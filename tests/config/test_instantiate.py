@@ -126,6 +126,22 @@ def test_refusals_are_one_sentence(node, parts):
     assert all(part in message for part in parts), message
 
 
+def test_options_are_those_that_are_not_given():
+    with pytest.raises(UserError, match=r"its options are rim\.$"):
+        instantiate({"_target_": WHEEL, "hub": 1}, "wheel", spokes=9)
+
+
+def test_a_function_may_be_taken_uncalled():
+    target = f"{__name__}.needs_a_wheel"
+    with pytest.raises(UserError, match=r"cart\.wheel is missing.*cart\._partial_=true takes it"):
+        instantiate({"_target_": target}, "cart")
+    assert instantiate({"_target_": target, "_partial_": True}, "cart")(3) == 3
+
+
+def needs_a_wheel(wheel):
+    return wheel
+
+
 class Barrow(Cart):
     def __init__(self, handles: int = 2, **options):
         super().__init__(**options)

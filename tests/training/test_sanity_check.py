@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from metadist.algorithms import MAML, Learner, TaskResult
+from metadist.algorithms import MAML, InnerLoopLearner, Learner, TaskResult
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
 from metadist.models import MLP, Conv4
@@ -96,6 +96,32 @@ def test_the_outputs_of_a_model_that_does_not_fit_are_in_the_message(tasks):
 def test_a_wrong_result_is_one_sentence(tasks, model, make, message):
     with pytest.raises(UserError, match=message):
         run_sanity_check(tasks, Returns(model, make))
+
+
+def test_a_class_without_its_method_is_one_sentence(tasks, model):
+    class Empty(Learner):
+        pass
+
+    class NoTrajectory(InnerLoopLearner):
+        def train_task(self, episode):
+            return self.evaluate_task(episode)
+
+    with pytest.raises(UserError, match="Empty has no forward of its own"):
+        run_sanity_check(tasks, Empty(model))
+    with pytest.raises(UserError, match="NoTrajectory has no trajectory of its own"):
+        run_sanity_check(tasks, NoTrajectory(model))
+
+
+def test_adaptation_in_evaluation_without_gradients_is_found(tasks, model):
+    class Adapts(MAML):
+        batches_tasks = False
+
+        def evaluate_task(self, episode):
+            loss = self.loss(self.model(episode.support.inputs), episode.support.targets)
+            torch.autograd.grad(loss, list(self.model.parameters()))
+
+    with pytest.raises(RuntimeError, match=r"gradients are disabled: adapt within torch\.enable"):
+        run_sanity_check(tasks, Adapts(model))
 
 
 @pytest.mark.parametrize("taken", ["loss", "mse", "ci95", "tasks", "gradient_norm"])
