@@ -28,8 +28,8 @@ from metadist.launchers.run_spec import RunSpec, finished_results, save_configur
 from metadist.reports import CHECKPOINT_DIRECTORY, ERROR_FILE, write_environment
 from metadist.training import Experiment, Interrupted, Trainer, resolve_device
 from metadist.training.checkpoints import has_checkpoints
+from metadist.training.compilation import compile_step
 from metadist.training.environment import environment_of
-from metadist.training.experiment import compile_step
 
 _log = logging.getLogger(__name__)
 

@@ -1,10 +1,6 @@
 from .callbacks import Callback, EarlyStopping, WeightAveraging
-from .experiment import (
-    Experiment,
-    TrainerConfig,
-    TrainState,
-    compile_options,
-)
+from .compilation import compile_options
+from .experiment import Experiment, TrainerConfig, TrainState
 from .export import export_weights
 from .initialization import initialize
 from .precision import Precision, supported_precision

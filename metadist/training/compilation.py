@@ -1,0 +1,61 @@
+"""When the outer step of a run is compiled, and its compilation before training."""
+
+import hashlib
+from typing import cast
+
+import torch
+from torch import nn
+
+from metadist.algorithms import Learner
+from metadist.distributed import module_clone
+from metadist.tasks import TaskDistribution, task_keys
+from metadist.training.batching import max_chunk_size
+from metadist.training.experiment import Experiment, TrainerConfig, make_batch
+from metadist.training.outer_step import CompileOptions
+
+_MIN_COMPILED = 5000
+"""Iterations from which on compiling a small model takes less time than it saves."""
+
+
+def compile_options(
+    trainer: TrainerConfig,
+    tasks: TaskDistribution,
+    learner: Learner,
+    device: torch.device,
+    configuration: str,
+) -> CompileOptions | None:
+    """How the outer step of a run is compiled; None if it is not. Any rank may call it.
+
+    The size of a chunk does not depend on the number of workers: all use one compiled form.
+
+    Args:
+        trainer: with `compile`, `task_chunk_size` and the number of iterations.
+        tasks: of training.
+        learner: in training mode.
+        device: where tasks are computed.
+        configuration: whatever the learner was built from.
+    """
+    if not trainer.compile:
+        return None
+    convolutions = any(isinstance(layer, nn.Conv2d) for layer in learner.modules())
+    pays = device.type == "cpu" and not convolutions and trainer.iterations >= _MIN_COMPILED
+    if trainer.compile == "auto" and not pays:
+        return None
+    episode = tasks.sample(task_keys(0, "train", 0, range(1))[0])
+    size = min(
+        max_chunk_size(learner, episode, device, trainer.task_chunk_size), trainer.meta_batch_size
+    )
+    if not size:
+        return None
+    return CompileOptions(hashlib.sha256(configuration.encode()).hexdigest(), size)
+
+
+def compile_step(experiment: Experiment) -> str | None:
+    """Compile the outer step, if the run's is compiled. Any rank may call it.
+
+    Returns:
+        Why it cannot be compiled; None if it can, or is not to be.
+    """
+    keys = task_keys(0, "train", 0, range(1))
+    learner = cast(Learner, module_clone(experiment.learner, by="reference"))
+    return experiment.train_mapper.compile(learner, make_batch(experiment, keys))
