@@ -134,7 +134,7 @@ def restore(experiment: Experiment) -> None:
     if experiment.resume == "auto":
         found = _newest_intact(saved)
     else:
-        path = Path(experiment.resume)
+        path = _checkpoint_file(Path(experiment.resume))
         found = path, read_checkpoint(path)
     if found is not None:
         restore_from(experiment, *found)
@@ -154,6 +154,16 @@ def restore(experiment: Experiment) -> None:
                 "callback out to train on",
                 experiment.state.iteration,
             )
+
+
+def _checkpoint_file(path: Path) -> Path:
+    """A checkpoint's path, or of a run's directory that of the newest one."""
+    if not path.is_dir():
+        return path
+    candidates = Checkpoints(path / CHECKPOINT_DIRECTORY).candidates()
+    if not candidates:
+        raise UserError(f"{path} holds no checkpoint: give the directory of a run, or a file.")
+    return candidates[0]
 
 
 def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]) -> None:

@@ -281,3 +281,13 @@ def test_parameters_that_are_not_finite_are_not_saved(tmp_path):
     with pytest.raises(UserError, match=r"is not finite before the step.*earlier checkpoint"):
         train(str(tmp_path), *options, "trainer.checkpoint_every=0")
     assert not Checkpoints(tmp_path / "checkpoints").candidates()
+
+
+def test_from_the_directory_of_another_run(tmp_path):
+    train(str(tmp_path / "first"), "strategy=local")
+    longer = ("strategy=local", "trainer.iterations=6")
+    whole = train(str(tmp_path / "whole"), *longer)
+    resumed = train(str(tmp_path / "second"), *longer, f"resume={tmp_path / 'first'}")
+    assert (resumed["test_loss"], resumed["iterations"]) == (whole["test_loss"], 6)
+    with pytest.raises(UserError, match="holds no checkpoint: give the directory of a run"):
+        build(tmp_path / "third", "strategy=local", f"resume={tmp_path}")
