@@ -8,8 +8,8 @@ from metadist.errors import UserError
 from metadist.reports.comparison import format_differences, protocol_differences
 from metadist.reports.run_directory import (
     TEST_PREDICTIONS_FILE,
-    read_results,
     read_test_predictions,
+    require_results,
 )
 from metadist.reports.statistics import mean_and_ci95
 
@@ -52,7 +52,7 @@ def compare_runs(first: Path, second: Path, ignore: Iterable[str] = ()) -> Paire
         UserError: a run has not finished or has no predictions, the protocols differ, or the test
             tasks are not the same.
     """
-    results = {name: _results(path) for name, path in (("first", first), ("second", second))}
+    results = {name: require_results(path) for name, path in (("first", first), ("second", second))}
     protocols = {name: each.get("protocol", {}) for name, each in results.items()}
     metrics = [_metric(each) for each in results.values()]
     records = [_predictions(path) for path in (first, second)]
@@ -75,15 +75,6 @@ def compare_runs(first: Path, second: Path, ignore: Iterable[str] = ()) -> Paire
     difference, ci95 = mean_and_ci95([b - a for a, b in pairs])
     means = (mean_and_ci95(values[0])[0], mean_and_ci95(values[1])[0])
     return PairedDifference(metric, means, difference, ci95, len(pairs))
-
-
-def _results(directory: Path) -> Mapping[str, Any]:
-    results = read_results(directory)
-    if results is None:
-        raise UserError(
-            f"{directory} holds no results.json: give the directory of a run that has finished."
-        )
-    return results
 
 
 def _predictions(directory: Path) -> Sequence[Mapping[str, Any]]:

@@ -93,6 +93,19 @@ def read_results(directory: Path) -> dict[str, Any] | None:
     return read_json(directory / RESULTS_FILE)
 
 
+def require_results(directory: Path) -> dict[str, Any]:
+    """Read `results.json` of the directory of a finished run.
+
+    Raises:
+        UserError: there is no such directory or file, or the file cannot be read.
+    """
+    results = read_results(directory)
+    if results is None:
+        reason = f"holds no {RESULTS_FILE}" if directory.exists() else "does not exist"
+        raise UserError(f"{directory} {reason}: give the directory of a run that has finished.")
+    return results
+
+
 def write_results(directory: Path, results: Mapping[str, Any]) -> None:
     """Write `results.json` atomically; non-finite numbers are written as by `json_value`.
 

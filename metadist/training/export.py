@@ -8,7 +8,7 @@ from metadist import __version__
 from metadist.errors import UserError
 from metadist.files import REDIRECT_OUTPUT, atomic_write, wrap_write_errors
 from metadist.loggers import json_value
-from metadist.reports import read_overrides, read_results
+from metadist.reports import read_overrides, require_results
 from metadist.training.resume import tested_checkpoint
 from metadist.training.weights_file import FORMAT, SUFFIX
 
@@ -45,11 +45,7 @@ def export_weights(run: Path, path: Path) -> Path:
         UserError: the run has not finished, its checkpoint cannot be read, or the file cannot be
             written.
     """
-    results = read_results(run)
-    if results is None:
-        raise UserError(
-            f"{run} holds no results.json: give the directory of a run that has finished."
-        )
+    results = require_results(run)
     if path.suffix != SUFFIX:
         raise UserError(f"{path} does not end in {SUFFIX}: choose such a name.")
     checkpoint, contents = tested_checkpoint(run)

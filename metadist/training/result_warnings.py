@@ -71,7 +71,7 @@ def _steps(experiment: Experiment, results: Mapping[str, Any]) -> str:
     best = min(rows, key=lambda row: sign * row["mean"])
     last = rows[-1]
     worse = sign * (last["mean"] - best["mean"])
-    if not worse > max(best["ci95"], last["ci95"]):
+    if not worse > math.hypot(best["ci95"], last["ci95"]):
         return ""
     names = [f"{row['mean']:.3g} after {row['steps']}" for row in (best, last)]
     fewer = f", or set algorithm.eval_inner_steps={best['steps']}" if best["steps"] else ""

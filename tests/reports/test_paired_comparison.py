@@ -75,5 +75,5 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path):
     (other / TEST_PREDICTIONS_FILE).unlink()
     with pytest.raises(UserError, match=r"b holds no test_predictions\.jsonl"):
         compare_runs(first, other, ["backbone"])
-    with pytest.raises(UserError, match=r"none holds no results\.json"):
+    with pytest.raises(UserError, match="none does not exist: give the directory"):
         compare_runs(first, tmp_path / "none")

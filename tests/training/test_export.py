@@ -149,7 +149,7 @@ def test_paths_are_left_out_and_another_state_is_refused(run, tmp_path):
     with safe_open(export_weights(copy, tmp_path / "a.safetensors"), framework="pt") as file:
         assert json.loads(file.metadata()["overrides"]) == ["seed=0"]
     results = read_results(run)
-    changed = {**results, "tested_iteration": results["tested_iteration"] + 1}
+    changed = {**results, "tested_iteration": results["tested_iteration"] + 1, "iterations": 1}
     (copy / "results.json").write_text(json.dumps(changed))
     with pytest.raises(UserError, match=r"is not the state that .* tested"):
         export_weights(copy, tmp_path / "b.safetensors")
