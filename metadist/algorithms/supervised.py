@@ -102,9 +102,9 @@ class Supervised(Learner):
         return F.linear(query, weight, bias)
 
     def _fine_tune(self, episode: Episode) -> Tensor:
-        trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        names = [name for name in trained if not name.startswith("head.")]
-        body = [trained[name].detach().requires_grad_() for name in names]
+        trainable = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        names = [name for name in trainable if not name.startswith("head.")]
+        body = [trainable[name].detach().requires_grad_() for name in names]
         weight, bias = self._new_head(episode)
 
         def predict(inputs: Tensor) -> Tensor:

@@ -77,9 +77,9 @@ def evaluate_run(
     experiment.trainer_config = replace(experiment.trainer_config, test_checkpoint="last")
     results = Trainer(experiment).test()
     results["protocol"]["checkpoint"] = _checkpoint_in_protocol(run, path, contents)
-    trained = read_results(run) or {}
+    training = read_results(run) or {}
     about = {"overrides": list(overrides), "checkpoint": str(path)}
-    return {**results, **about, "trained_protocol": trained.get("protocol")}
+    return {**results, **about, "trained_protocol": training.get("protocol")}
 
 
 def _checkpoint_in_protocol(run: Path, path: Path, contents: Mapping[str, Any]) -> str:
@@ -137,7 +137,7 @@ def _default_output(run: Path, overrides: tuple[str, ...], checkpoint: Path | No
 
 def summary(results: Mapping[str, Any]) -> list[str]:
     """The lines to print."""
-    protocol, trained = results["protocol"], results["trained_protocol"]
+    protocol, training = results["protocol"], results["trained_protocol"]
     half = float(results["ci95"])
     known = math.isfinite(half)  # a single task has no interval
     if "test_accuracy" in results:
@@ -147,12 +147,12 @@ def summary(results: Mapping[str, Any]) -> list[str]:
     note = " (95% interval over tasks)" if known else ""
     lines = [f"test {value} over {results['test_tasks']} tasks{note}"]
     lines.append(f"  {results['checkpoint']}, iteration {results['tested_iteration']}")
-    if trained is None:
+    if training is None:
         return [*lines, "  the run itself has not been tested"]
-    differences = protocol_differences({"its run": trained, "here": protocol})
+    differences = protocol_differences({"its run": training, "here": protocol})
     same = ["the protocol is that of its run"]
     found = format_differences(differences) or same
-    if trained.get("dataset") == protocol.get("dataset") and split_differences(trained, protocol):
+    if training.get("dataset") == protocol.get("dataset") and split_differences(training, protocol):
         found.append("warning: classes of this test may have been among those of training")
     return [*lines, *(f"  {line}" for line in found)]
 

@@ -61,10 +61,10 @@ def initialize(
     return "; ".join(parts), _warning(path, contents.get("protocol") or {}, protocol or {})
 
 
-def _warning(path: str | Path, trained: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
-    if not trained or trained.get("dataset") != own.get("dataset"):
+def _warning(path: str | Path, training: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
+    if not training or training.get("dataset") != own.get("dataset"):
         return None
-    different = split_differences(trained, own)
+    different = split_differences(training, own)
     if not different:
         return None
     return (

@@ -99,13 +99,15 @@ def task_gradient(
         learner: from which the task starts; its parameters and buffers stay as they are.
         task: a single one.
     """
-    trained = {name: p for name, p in learner.named_parameters() if p.requires_grad}
+    trainable = {name: p for name, p in learner.named_parameters() if p.requires_grad}
     train_mapper = TrainMapper(**_settings(mapper))
     with torch.enable_grad():
-        response = train_mapper.weighted_sum([((learner, task), {})], [1.0], list(trained.values()))
+        response = train_mapper.weighted_sum(
+            [((learner, task), {})], [1.0], list(trainable.values())
+        )
     loss = finish_sum(response.value, None, response.dtypes or []).loss
-    found = response.gradients.by_input if response.gradients else [None] * len(trained)
-    return loss, dict(zip(trained, found, strict=True))
+    found = response.gradients.by_input if response.gradients else [None] * len(trainable)
+    return loss, dict(zip(trainable, found, strict=True))
 
 
 def _settings(mapper: TaskMapper) -> dict[str, Any]:

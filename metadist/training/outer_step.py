@@ -36,7 +36,7 @@ class StepSum(NamedTuple):
 
     Attributes:
         result: the results, in float64.
-        gradients: of the loss with respect to each trained parameter, in float64; None where no
+        gradients: of the loss with respect to each trainable parameter, in float64; None where no
             loss depends on it.
         dtypes: of the leaves of a task's result, None for what is no real tensor.
     """
@@ -52,7 +52,7 @@ class StepArguments(NamedTuple):
     Attributes:
         learner: with `supports_batched_tasks`, in training mode.
         parameters: all of the learner's, by name.
-        trained: names of the parameters to differentiate with respect to.
+        trainable: names of the parameters to differentiate with respect to.
         episodes: the tasks, every tensor with a first dimension of tasks.
         weights: how often each task counts, float64, shape (tasks,).
         precision: of the computation.
@@ -60,7 +60,7 @@ class StepArguments(NamedTuple):
 
     learner: Learner
     parameters: Mapping[str, Tensor]
-    trained: Sequence[str]
+    trainable: Sequence[str]
     episodes: Episode
     weights: Tensor
     precision: Precision = "float32"
@@ -75,13 +75,13 @@ def outer_step(arguments: StepArguments) -> StepSum:
     Args:
         arguments: learner, parameters and tasks.
     """
-    learner, parameters, trained, episodes, weights, precision = arguments
+    learner, parameters, trainable, episodes, weights, precision = arguments
     with record_function("metadist::forward"):
         result, own = forward_batched(learner, parameters, episodes, precision)
-    gradients: Sequence[Tensor | None] = [None] * len(trained)
+    gradients: Sequence[Tensor | None] = [None] * len(trainable)
     if result.loss.requires_grad:
         with record_function("metadist::backward"):
-            inputs = [own[name] for name in trained]
+            inputs = [own[name] for name in trainable]
             gradients = torch.autograd.grad(result.loss.sum(), inputs, allow_unused=True)
     with record_function("metadist::reduce"):
         return weighted_step_sum(result, gradients, weights)
@@ -162,8 +162,8 @@ class CompiledSteps:
         """The compiled form, or why there is none, and the tensors that it takes."""
         episodes, weights = arguments.episodes, arguments.weights
         shapes = tuple((each.shape[1:], each.dtype) for part in episodes for each in part)
-        trained, device = tuple(arguments.trained), episodes.query.inputs.device
-        key = (options, trained, shapes, device, arguments.precision)
+        trainable, device = tuple(arguments.trainable), episodes.query.inputs.device
+        key = (options, trainable, shapes, device, arguments.precision)
         padding = options.chunk_size - len(weights)
         if padding:
             weights = torch.cat([weights, weights.new_zeros(padding)])

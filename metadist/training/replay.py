@@ -27,7 +27,7 @@ class Replay(NamedTuple):
     Attributes:
         key: the task's key as text.
         start: where the learner's state came from.
-        trained: how many outer steps were taken from there.
+        outer_steps: how many outer steps were taken from there.
         loss: of the task.
         gradients: the norm of its gradient with respect to each parameter; None where the loss does
             not depend on it, or in evaluation.
@@ -37,7 +37,7 @@ class Replay(NamedTuple):
 
     key: str
     start: str
-    trained: int
+    outer_steps: int
     loss: float
     gradients: dict[str, float | None]
     metrics: dict[str, float]
@@ -45,7 +45,7 @@ class Replay(NamedTuple):
 
     def lines(self) -> list[str]:
         """The result as text lines."""
-        steps = f", and {self.trained} outer steps from there" if self.trained else ""
+        steps = f", and {self.outer_steps} outer steps from there" if self.outer_steps else ""
         found = [f"task {self.key}, from {self.start}{steps}", f"loss {self.loss!r}"]
         found += [f"{name} {value!r}" for name, value in self.metrics.items()]
         width = max((len(name) for name in self.gradients), default=0)

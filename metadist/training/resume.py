@@ -202,17 +202,17 @@ def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]
         )
 
 
-def split_differences(trained: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+def split_differences(training: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
     """What says that the classes were divided otherwise in training.
 
     Args:
-        trained: the protocol of the tasks that a learner was trained on.
+        training: the protocol of the tasks that a learner was trained on.
         own: that of other tasks.
     """
     return [
-        f"{key} is {trained.get(key)} there and {own.get(key)} here"
+        f"{key} is {training.get(key)} there and {own.get(key)} here"
         for key in _SPLIT_KEYS
-        if str(trained.get(key)) != str(own.get(key))
+        if str(training.get(key)) != str(own.get(key))
     ]
 
 

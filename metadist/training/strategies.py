@@ -223,8 +223,8 @@ class LocalStrategy(_InProcessStrategy):
         self, mapper: Mapper, learner: nn.Module, batch: Any, stop_requested: StopRequested = _never
     ) -> tuple[Any, bool]:
         """See `Strategy`."""
-        response, trained, gradient, divisor = self._partial_sums(mapper, learner, batch)
-        _set_gradient(trained, gradient, divisor)
+        response, trainable, gradient, divisor = self._partial_sums(mapper, learner, batch)
+        _set_gradient(trainable, gradient, divisor)
         return finish_sum(response.value, divisor, response.dtypes or []), stop_requested()
 
     def map_tasks(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
@@ -304,11 +304,11 @@ class AllReduceStrategy(_InProcessStrategy):
                 stops = part.loss.new_tensor(float(stop_requested()))
                 part, stops = all_reduce((part, stops))
                 return finish_sum(part, divisor, dtypes), bool(stops)
-        response, trained, gradient, divisor = self._partial_sums(mapper, learner, batch)
+        response, trainable, gradient, divisor = self._partial_sums(mapper, learner, batch)
         with record_function("metadist::reduce"):
             filled = [
                 torch.zeros_like(parameter, dtype=torch.float64) if part is None else part
-                for parameter, part in zip(trained, gradient, strict=True)
+                for parameter, part in zip(trainable, gradient, strict=True)
             ]
             # Counts of ranks, in the type and on the device of the gradient: one collective.
             flags = filled[0].new_tensor(
@@ -317,7 +317,7 @@ class AllReduceStrategy(_InProcessStrategy):
             value, filled, flags = all_reduce((response.value, filled, flags))
             *used, stops = flags.tolist()
             gradient = [g if number else None for g, number in zip(filled, used, strict=True)]
-            _set_gradient(trained, gradient, divisor)
+            _set_gradient(trainable, gradient, divisor)
             return finish_sum(value, divisor, response.dtypes or []), stops > 0
 
     def map_tasks(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
@@ -480,10 +480,10 @@ def _indices_of_rank(workers: list[WorkerID]) -> list[int]:
 
 
 def _set_gradient(
-    trained: list[nn.Parameter], gradient: list[Tensor | None], divisor: float | None
+    trainable: list[nn.Parameter], gradient: list[Tensor | None], divisor: float | None
 ) -> None:
     """Divide the sums and put them into `.grad`, in the parameters' own type and layout."""
-    for parameter, part in zip(trained, gradient, strict=True):
+    for parameter, part in zip(trainable, gradient, strict=True):
         if part is None:
             parameter.grad = None
         else:

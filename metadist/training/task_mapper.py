@@ -238,7 +238,7 @@ class TrainMapper(TaskMapper):
         task_weights = iter(
             [w / count for w, count in zip(weights, counts, strict=True) for _ in range(count)]
         )
-        trained = [names[id(tensor)] for tensor in inputs]
+        trainable = [names[id(tensor)] for tensor in inputs]
         on_device = self._prepare(learner, device)
         if on_device is not learner:
             learner, parameters = on_device, dict(on_device.named_parameters())
@@ -252,10 +252,10 @@ class TrainMapper(TaskMapper):
             # On the device before the step, which waits for no copy.
             weight = torch.tensor(some, dtype=torch.float64, device=device)
             arguments = StepArguments(
-                learner, parameters, trained, chunk.episodes, weight, self.precision
+                learner, parameters, trainable, chunk.episodes, weight, self.precision
             )
             if not chunk.batched:
-                found = self._single_step(learner, chunk, trained, weight)
+                found = self._single_step(learner, chunk, trainable, weight)
             elif compiled is not None:
                 found = compiled_steps(compiled, arguments)
             else:
@@ -293,23 +293,23 @@ class TrainMapper(TaskMapper):
         if not chunk.batched:
             return None
         parameters = dict(learner.named_parameters())
-        trained = [name for name, each in parameters.items() if each.requires_grad]
+        trainable = [name for name, each in parameters.items() if each.requires_grad]
         weights = torch.ones(len(chunk.keys), dtype=torch.float64, device=device)
         arguments = StepArguments(
-            learner, parameters, trained, chunk.episodes, weights, self.precision
+            learner, parameters, trainable, chunk.episodes, weights, self.precision
         )
         with tensor_float32(self.precision, device):
             return compiled_steps.compile(options, arguments)
 
     def _single_step(
-        self, learner: Learner, chunk: Chunk, trained: Sequence[str], weight: Tensor
+        self, learner: Learner, chunk: Chunk, trainable: Sequence[str], weight: Tensor
     ) -> StepSum:
         """The step of a task that is not batched."""
         result = self._run_one(learner, chunk.keys[0], chunk.episodes)
-        found: Sequence[Tensor | None] = [None] * len(trained)
+        found: Sequence[Tensor | None] = [None] * len(trainable)
         if result.loss.requires_grad:
             with record_function("metadist::backward"):
-                inputs = [learner.get_parameter(name) for name in trained]
+                inputs = [learner.get_parameter(name) for name in trainable]
                 found = torch.autograd.grad(result.loss, inputs, allow_unused=True)
         with record_function("metadist::reduce"):
             return weighted_step_sum(as_batch_of_one(result), as_batch_of_one(found), weight)

@@ -306,7 +306,7 @@ class Trainer:
     def _clip_gradient(self, norm: float) -> None:
         if self.config.clip_value is None and self.config.clip_norm is None:
             return
-        parameters = trained_parameters(self.experiment)
+        parameters = optimizer_parameters(self.experiment)
         if self.config.clip_value is not None:
             torch.nn.utils.clip_grad_value_(parameters, self.config.clip_value)
             norm = gradient_norm(parameters)
@@ -563,11 +563,11 @@ def forward_backward(
     result, stopping = experiment.strategy.forward_backward(
         experiment.train_mapper, experiment.learner, make_batch(experiment, keys), stop_requested
     )
-    norm = gradient_norm(trained_parameters(experiment))
+    norm = gradient_norm(optimizer_parameters(experiment))
     return StepOutput(result, result.loss.item(), norm, stopping)
 
 
-def trained_parameters(experiment: Experiment) -> list[nn.Parameter]:
+def optimizer_parameters(experiment: Experiment) -> list[nn.Parameter]:
     """The parameters that the optimizer changes."""
     return [each for group in experiment.optimizer.param_groups for each in group["params"]]
 

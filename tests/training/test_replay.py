@@ -45,7 +45,7 @@ def test_losses_are_those_of_the_record(tmp_path):
     for each, norm in zip(found, norms, strict=True):
         assert math.hypot(*each.gradients.values()) == pytest.approx(norm, rel=1e-5)
         assert each.plot.read_bytes()[:4] == b"\x89PNG"
-    assert [each.trained for each in found] == [0, 1, 2, 0]
+    assert [each.outer_steps for each in found] == [0, 1, 2, 0]
     assert found[3].start.endswith("iteration-00000003.pt")
 
 
@@ -59,7 +59,7 @@ def test_the_command_shows_a_task_that_went_wrong(tmp_path):
     assert "loss nan" in shown.out and "<- not finite" in shown.out
     assert (tmp_path / "run/replays/task-0-0-1-0.png").exists()
     later = replay(load_experiment(tmp_path / "run"), parse_key("0,train,2,0"))
-    assert later.trained == 1  # the step that went wrong is left out
+    assert later.outer_steps == 1  # the step that went wrong is left out
     assert not math.isfinite(later.loss)
     replayed = run_command("metadist", "replay", f"{tmp_path}/run", "--key", "0,test,0,5")[0]
     assert replayed.status == 0 and "accuracy" in replayed.out, replayed
@@ -85,13 +85,13 @@ def test_evaluated_tasks_and_initial_weights_are_the_runs(tmp_path):
     checkpoints = tmp_path / "run" / "checkpoints"
     best = shutil.move(checkpoints / "iteration-00000002.pt", checkpoints / "best-00000002.pt")
     from_best = replay(load_experiment(tmp_path / "run"), parse_key("3,train,4,0"))
-    assert (from_best.start, from_best.trained, from_best.loss) == (str(best), 1, losses[3])
+    assert (from_best.start, from_best.outer_steps, from_best.loss) == (str(best), 1, losses[3])
     shutil.move(best, checkpoints / "iteration-00000002.pt")
     # A named checkpoint is taken as it is, whether newer or older than the task.
     for iteration, named in ((2, 4), (4, 2)):
         path = checkpoints / f"iteration-{named:08d}.pt"
         other = replay(load_experiment(tmp_path / "run"), parse_key(f"3,train,{iteration},0"), path)
-        assert (other.start, other.trained) == (str(path), 0)
+        assert (other.start, other.outer_steps) == (str(path), 0)
         assert other.loss != losses[iteration - 1]
 
 
