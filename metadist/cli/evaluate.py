@@ -30,7 +30,11 @@ from metadist.reports import (
 from metadist.training import Experiment, Trainer, TrainState
 from metadist.training.checkpoints import Checkpoints
 from metadist.training.results import BEST
-from metadist.training.resume import load_learner_state, split_differences, tested_checkpoint
+from metadist.training.saved_state import (
+    load_learner_state,
+    split_differences,
+    tested_checkpoint,
+)
 from metadist.training.weights_file import SUFFIX
 
 _DIRECTORY = "evaluations"

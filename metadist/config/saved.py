@@ -28,7 +28,7 @@ from metadist.models.backbones import options_of_weights
 from metadist.reports import CONFIG_FILE, HYDRA_FILE
 from metadist.tasks import ImagePreprocessing, Normalize
 from metadist.training import Experiment
-from metadist.training.resume import load_learner_state, tested_checkpoint
+from metadist.training.saved_state import load_learner_state, tested_checkpoint
 
 _SINGLE_PROCESS = {
     "logger": None,

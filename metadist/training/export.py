@@ -9,7 +9,7 @@ from metadist.errors import UserError
 from metadist.files import REDIRECT_OUTPUT, atomic_write, wrap_write_errors
 from metadist.loggers import json_value
 from metadist.reports import read_overrides, require_results
-from metadist.training.resume import tested_checkpoint
+from metadist.training.saved_state import tested_checkpoint
 from metadist.training.weights_file import FORMAT, SUFFIX
 
 _DATASET = ("_target_", "normalize")

@@ -7,7 +7,7 @@ from typing import Any
 from metadist.algorithms import Learner
 from metadist.errors import UserError
 from metadist.training.pretrained import find_weights
-from metadist.training.resume import split_differences, tested_checkpoint
+from metadist.training.saved_state import split_differences, tested_checkpoint
 
 _SHOWN = 6
 """How many names a message lists."""

@@ -15,8 +15,9 @@ from metadist.training.checkpoints import Checkpoints, read_checkpoint
 from metadist.training.experiment import Experiment
 from metadist.training.initialization import initialize
 from metadist.training.non_finite import format_key, task_gradient
-from metadist.training.resume import load_learner_state, restore_from, tested_checkpoint
+from metadist.training.resume import restore_from
 from metadist.training.run_plots import plot_task
+from metadist.training.saved_state import load_learner_state, tested_checkpoint
 from metadist.training.task_mapper import MetaBatch
 from metadist.training.trainer import Trainer
 

@@ -25,7 +25,8 @@ from metadist.tasks import (
 )
 from metadist.training.checkpoints import read_checkpoint
 from metadist.training.experiment import Experiment
-from metadist.training.resume import checkpoints_of, load_best, load_learner_state, restore_from
+from metadist.training.resume import restore_from
+from metadist.training.saved_state import checkpoints_of, load_best, load_learner_state
 from metadist.training.task_mapper import MetaBatch
 
 _TEST_TASKS = 4

@@ -46,8 +46,13 @@ from metadist.training.profiling import (
 )
 from metadist.training.result_warnings import optimizer_warnings, result_warnings
 from metadist.training.results import prediction_records, results_of, user_metrics
-from metadist.training.resume import checkpoint_contents, checkpoints_of, load_best, state_tensors
 from metadist.training.run_plots import plot_run, plot_validation_tasks
+from metadist.training.saved_state import (
+    checkpoint_contents,
+    checkpoints_of,
+    load_best,
+    state_tensors,
+)
 from metadist.training.signals import Interrupted, StopSignals
 from metadist.training.strategies import StopRequested
 from metadist.training.task_mapper import MetaBatch

@@ -101,7 +101,7 @@ EVIL = [
     "metadist.config.load_experiment",
     "metadist.config.saved.Path",
     "metadist.launchers.torchrun.TorchrunLauncher",
-    "metadist.training.resume.load_learner_state",
+    "metadist.training.saved_state.load_learner_state",
     "metadist.training.Trainer",
     "metadist.algorithms.learner.torch.load",
     "metadist.algorithms.nn.Module",

@@ -25,7 +25,7 @@ from worlds import run_world
 
 from metadist.loggers import LoggerCollection
 from metadist.training import Experiment, Trainer
-from metadist.training.resume import state_tensors
+from metadist.training.saved_state import state_tensors
 
 ALGORITHMS = {
     "maml": ["algorithm.inner_steps=2"],

@@ -17,13 +17,13 @@ from metadist.reports import read_test_predictions
 from metadist.tasks import Episode, Examples, Sinusoid, key_generator, task_keys
 from metadist.training import Trainer
 from metadist.training.checkpoints import read_checkpoint
-from metadist.training.resume import checkpoint_contents, checkpoints_of
 from metadist.training.run_plots import (
     plot_adaptation,
     plot_run,
     plot_task,
     plot_validation_tasks,
 )
+from metadist.training.saved_state import checkpoint_contents, checkpoints_of
 
 OVERRIDES = (
     "dataset=sinusoid",

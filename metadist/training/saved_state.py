@@ -1,0 +1,185 @@
+"""What a checkpoint holds of an experiment, and which checkpoint a run has tested."""
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+import numpy as np
+import optree
+from torch import Tensor
+
+from metadist.algorithms import Learner
+from metadist.errors import UserError
+from metadist.reports import CHECKPOINT_DIRECTORY, config_fingerprint, read_results
+from metadist.training.callbacks import Callback
+from metadist.training.checkpoints import (
+    Checkpoints,
+    read_checkpoint,
+)
+from metadist.training.experiment import Experiment
+from metadist.training.results import BEST
+from metadist.training.weights_file import SUFFIX, read_weights
+
+_SPLIT_KEYS = ("class_split", "split_seed", "dataset_seed", "classes", "class_names")
+"""What a protocol says about the division of the classes."""
+
+
+def checkpoints_of(experiment: Experiment) -> Checkpoints:
+    """The checkpoints in the run's directory."""
+    return Checkpoints(
+        experiment.directory / CHECKPOINT_DIRECTORY, experiment.trainer_config.keep_checkpoints
+    )
+
+
+def checkpoint_contents(experiment: Experiment) -> dict[str, Any]:
+    """Everything that the rest of a run depends on, and what its learner is built from.
+
+    States of random generators are not needed: tasks and what is random in them (dropout) are
+    keyed by (seed, split, iteration, index), and the generators of the process are set from
+    (seed, iteration) before the optimizer's step.
+    """
+    trains_another = experiment.evaluated_learner is not experiment.learner
+    return {
+        **asdict(experiment.state),
+        "fingerprint": config_fingerprint(experiment.configuration),
+        # What the learner is built from where there is no dataset.
+        "configuration": experiment.configuration,
+        "task": {
+            "input_shape": [int(size) for size in experiment.tasks.input_shape],
+            "outputs": int(experiment.tasks.outputs),
+            "regression": bool(experiment.tasks.regression),
+        },
+        "protocol": {name: str(value) for name, value in experiment.tasks.protocol().items()},
+        **_learner_contents(experiment.evaluated_learner),
+        # What training goes on with, if something else is evaluated.
+        **({"trained": _learner_contents(experiment.learner)} if trains_another else {}),
+        "optimizer": experiment.optimizer.state_dict(),
+        "scheduler": experiment.scheduler.state_dict(),
+        "callbacks": {
+            name: _callback_state(name, each) for name, each in experiment.callbacks.items()
+        },
+    }
+
+
+def _learner_contents(learner: Learner) -> dict[str, Any]:
+    """The learner's state, and its non-persistent buffers, which change in training too."""
+    state = learner.state_dict()
+    buffers = {name: buffer for name, buffer in learner.named_buffers() if name not in state}
+    return {"learner": state, "buffers": buffers}
+
+
+def _callback_state(name: str, callback: Callback) -> dict[str, Any]:
+    """A callback's state, with NumPy's scalars as numbers.
+
+    Raises:
+        TypeError: it holds something that a checkpoint cannot.
+    """
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, Tensor) or type(value) in (str, int, float, bool, NoneType):
+            return value
+        if type(value) in (list, tuple):
+            return type(value)(map(plain, value))
+        if type(value) in (dict, OrderedDict):
+            return type(value)((plain(key), plain(each)) for key, each in value.items())
+        raise TypeError(
+            f"{type(callback).__name__}.state_dict (callbacks.{name}) holds a "
+            f"{type(value).__name__}: return tensors, numbers, strings, None, and dicts, lists and "
+            "tuples of them."
+        )
+
+    state: dict[str, Any] = plain(callback.state_dict())
+    return state
+
+
+def load_learner_state(learner: Learner, contents: Mapping[str, Any]) -> None:
+    """Load a checkpoint's parameters and buffers into a learner.
+
+    Raises:
+        RuntimeError: they are of another learner.
+        KeyError: the contents are not a checkpoint's.
+    """
+    learner.load_state_dict(contents["learner"])
+    buffers = dict(learner.named_buffers())
+    for name, saved in contents["buffers"].items():
+        buffers[name].copy_(saved)
+
+
+def load_best(experiment: Experiment) -> int:
+    """Load the learner of the best checkpoint by validation; the iteration of that checkpoint.
+
+    Raises:
+        UserError: there is none, for every validation came to NaN, or it is damaged.
+    """
+    saved = checkpoints_of(experiment)
+    best = experiment.state.best.get("iteration")
+    if best is None:
+        raise UserError(
+            f"{saved.directory} holds no best checkpoint, because no validation had a finite "
+            "result: resume with trainer.test_checkpoint=last to test the last state."
+        )
+    contents = read_checkpoint(saved.best_path(int(best)))
+    load_learner_state(experiment.evaluated_learner, contents)
+    return int(contents["iteration"])
+
+
+def tested_checkpoint(path: Path) -> tuple[Path, dict[str, Any]]:
+    """The file and the contents of a checkpoint.
+
+    Args:
+        path: of a checkpoint, of a weights file (`metadist export`), which has part of the
+            contents, or of a run directory. Of a finished run it is the state that was tested; of
+            another one the state that it would test: the best checkpoint with
+            `trainer.test_checkpoint=best`, else the newest one.
+
+    Raises:
+        UserError: there is no checkpoint, or it cannot be read.
+    """
+    if path.suffix == SUFFIX:
+        return path, read_weights(path)
+    if not path.is_dir():
+        return path, read_checkpoint(path)
+    saved = Checkpoints(path / CHECKPOINT_DIRECTORY)
+    candidates = saved.candidates()
+    if not candidates:
+        raise UserError(
+            f"{path} holds no checkpoint: give the directory of a run, or the path of a checkpoint "
+            "file."
+        )
+    contents, results, best = read_checkpoint(candidates[0]), read_results(path), None
+    with contextlib.suppress(KeyError, TypeError):  # no validation yet, or foreign results
+        if results is not None and contents["iteration"] <= results["iterations"]:
+            if results["protocol"]["checkpoint"] == BEST:
+                best = int(results["tested_iteration"])
+        elif contents["configuration"]["trainer"]["test_checkpoint"] == "best":
+            best = int(contents["best"]["iteration"])
+    if best is None:
+        return candidates[0], contents
+    return saved.best_path(best), read_checkpoint(saved.best_path(best))
+
+
+def state_tensors(experiment: Experiment) -> list[Tensor]:
+    """The tensors that drivers must have equal: of the learner and of the optimizer's state."""
+    optimizer: Any = experiment.optimizer.state_dict()
+    states = [leaf for leaf in optree.tree_leaves(optimizer) if isinstance(leaf, Tensor)]
+    return [*experiment.learner.parameters(), *experiment.learner.buffers(), *states]
+
+
+def split_differences(training: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+    """What says that the classes were divided otherwise in training.
+
+    Args:
+        training: the protocol of the tasks that a learner was trained on.
+        own: that of other tasks.
+    """
+    return [
+        f"{key} is {training.get(key)} there and {own.get(key)} here"
+        for key in _SPLIT_KEYS
+        if str(training.get(key)) != str(own.get(key))
+    ]
