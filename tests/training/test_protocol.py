@@ -10,10 +10,10 @@ from worlds import run_world
 from metadist.distributed import get_rank
 from metadist.errors import UserError
 from metadist.reports import protocol_differences
-from metadist.training import Trainer
+from metadist.training import Trainer, saved_state
 from metadist.training.checkpoints import read_checkpoint, write_checkpoint
 from metadist.training.export import export_weights
-from metadist.training.saved_state import load_best, tested_checkpoint
+from metadist.training.saved_state import load_best
 
 CHANGES = {
     "trainer.eval_tasks=5": "test_tasks",
@@ -89,16 +89,16 @@ def best_and_last(directory: str, strategy: str) -> None:
 def test_the_tested_state_is_that_of_the_results(tmp_path):
     run_world(best_and_last, 1, str(tmp_path), "local")
     run = tmp_path / "run"
-    path, contents = tested_checkpoint(run)
+    path, contents = saved_state.tested_checkpoint(run)
     assert (path.name, contents["iteration"]) == ("best-00000002.pt", 2)  # tested again on resume
     export_weights(run, tmp_path / "weights.safetensors")
     content = path.read_bytes()
     path.write_bytes(content[:-1])
     with pytest.raises(UserError, match=path.name):  # the last one is another state
-        tested_checkpoint(run)
+        saved_state.tested_checkpoint(run)
     path.write_bytes(content)
     (run / "results.json").unlink()
-    assert tested_checkpoint(run)[0].name == "iteration-00000004.pt"
+    assert saved_state.tested_checkpoint(run)[0].name == "iteration-00000004.pt"
 
 
 @pytest.mark.parametrize("other", ["trainer.eval_seed=5", "trainer.validation_tasks=4"])
