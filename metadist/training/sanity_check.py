@@ -27,6 +27,9 @@ _RESERVED = {
 """Names of metrics that metadist logs itself: services group `gradient_norm`, like the learner's
 `train_gradient_norm`, as `train/gradient_norm`."""
 
+_ALGORITHMS = "metadist.algorithms."
+"""Where a method that a subclass must implement raises NotImplementedError."""
+
 _LIBRARIES = sys.stdlib_module_names | {"metadist", "numpy", "optree", "torch"}
 
 
@@ -132,8 +135,9 @@ def run_sanity_check(
             raise
         except Exception as error:
             raise_if_interrupted(error)
-            if isinstance(error, NotImplementedError):
-                method = traceback.extract_tb(error.__traceback__)[-1].name
+            frame, _ = list(traceback.walk_tb(error.__traceback__))[-1]
+            raised_in, method = str(frame.f_globals.get("__name__")), frame.f_code.co_name
+            if isinstance(error, NotImplementedError) and raised_in.startswith(_ALGORITHMS):
                 raise UserError(
                     f"{type(learner).__name__} has no {method} of its own: implement it, as "
                     "described in metadist.algorithms.Learner."

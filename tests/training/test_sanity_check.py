@@ -112,6 +112,16 @@ def test_a_class_without_its_method_is_one_sentence(tasks, model):
         run_sanity_check(tasks, NoTrajectory(model))
 
 
+def test_what_a_users_model_does_not_implement_keeps_its_line(tasks):
+    class Unfinished(Conv4):
+        def forward(self, images):
+            raise NotImplementedError("attention")
+
+    learner = MAML(Unfinished(tasks.input_shape, tasks.outputs, filters=4))
+    with pytest.raises(RuntimeError, match=r"test_sanity_check\.py:\d+, in forward.*attention"):
+        run_sanity_check(tasks, learner)
+
+
 def test_adaptation_in_evaluation_without_gradients_is_found(tasks, model):
     class Adapts(MAML):
         batches_tasks = False
