@@ -1,6 +1,5 @@
 """Loads runs and checkpoints, without executing anything that they contain."""
 
-import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from metadist.config.trusted import check_interpolations, locate_trusted
 from metadist.errors import UserError, first_line
 from metadist.loggers import Logger
 from metadist.models.backbones import options_of_weights
-from metadist.reports import CONFIG_FILE, HYDRA_FILE
+from metadist.reports import CONFIG_FILE, read_hydra
 from metadist.tasks import ImagePreprocessing, Normalize
 from metadist.training import Experiment
 from metadist.training.saved_state import load_learner_state, tested_checkpoint
@@ -209,24 +208,14 @@ def _read_configuration(directory: Path) -> DictConfig:
     return configuration
 
 
-def _read_runtime(directory: Path) -> Mapping[str, Any]:
-    """What Hydra saved about the start of a run; {} without it."""
-    with contextlib.suppress(OSError, yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError):
-        runtime = yaml.safe_load((directory / HYDRA_FILE).read_text("utf-8"))["hydra"]["runtime"]
-        return runtime if isinstance(runtime, Mapping) else {}
-    return {}
-
-
 def _searchpath(directory: Path, trust_code: bool) -> list[str]:
     """The override that adds the run's own directories of options, as given by `--config-dir`.
 
     Packages of options are imported, which executes their code.
     """
     found = []
-    sources: Any = _read_runtime(directory).get("config_sources") or ()
-    for source in sources:
-        if not isinstance(source, Mapping):
-            continue
+    runtime = read_hydra(directory).get("runtime") or {}
+    for source in runtime.get("config_sources") or ():
         schema, path = str(source.get("schema")), str(source.get("path"))
         if (schema == "file" and Path(path).is_dir()) or (schema == "pkg" and trust_code):
             found.append(f"{schema}://{path}")
@@ -266,7 +255,7 @@ def _find_paths(configuration: DictConfig, directory: Path) -> None:
     """Make relative paths absolute that are below the directory where the run was started, and not
     below the current one.
     """
-    started = _read_runtime(directory).get("cwd")
+    started = (read_hydra(directory).get("runtime") or {}).get("cwd")
     for key in ("dataset.root", "init_from"):
         path = OmegaConf.select(configuration, key)
         if not isinstance(path, str) or Path(path).exists() or started is None:

@@ -222,16 +222,24 @@ def read_overrides(directory: Path) -> list[str]:
     return [str(override) for override in _read_yaml(directory / OVERRIDES_FILE) or ()]
 
 
+def read_hydra(directory: Path) -> dict[str, Any]:
+    """Read the node `hydra` of a run: its job, command line, choices and sources; {} without it.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    content = _read_yaml(directory / HYDRA_FILE)
+    node = content.get("hydra") if isinstance(content, dict) else None
+    return node if isinstance(node, dict) else {}
+
+
 def read_choices(directory: Path) -> dict[str, str]:
     """Read the option that a run chose of each configuration group; {} without them.
 
     Raises:
         UserError: the file cannot be read.
     """
-    node = _read_yaml(directory / HYDRA_FILE)
-    for name in ("hydra", "runtime", "choices"):
-        node = node.get(name) if isinstance(node, Mapping) else None
-    choices = node if isinstance(node, Mapping) else {}
+    choices = (read_hydra(directory).get("runtime") or {}).get("choices") or {}
     return {group: each for group, each in choices.items() if isinstance(each, str)}
 
 

@@ -9,20 +9,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from metadist.errors import UserError
 from metadist.loggers import METRICS_FILE, read_metrics
 from metadist.reports.run_directory import (
     CONFIG_FILE,
     ENVIRONMENT_FILE,
     ERROR_FILE,
-    HYDRA_FILE,
     RESULTS_FILE,
     TEST_TASKS_DATA_FILE,
     directory_override,
     read_config,
     read_failure,
+    read_hydra,
     read_json,
     read_overrides,
     read_results,
@@ -230,7 +228,7 @@ def read_run_record(directory: Path) -> RunRecord:
     return RunRecord(
         directory=directory,
         config=read_config(directory),
-        hydra=_read_hydra(directory),
+        hydra=read_hydra(directory),
         overrides=read_overrides(directory) or list((failure or {}).get("overrides", ())),
         metrics=read_metrics(path) if path.exists() else [],
         results=None if error else results,
@@ -283,14 +281,6 @@ def _read_environment(directory: Path, results: Mapping[str, Any] | None) -> dic
         if name in (results or {})
     }
     return {**found, **_mapping((results or {}).get("environment")), **known}
-
-
-def _read_hydra(directory: Path) -> Mapping[str, Any]:
-    try:
-        content = yaml.safe_load((directory / HYDRA_FILE).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError):
-        return {}
-    return _mapping(_mapping(content).get("hydra"))
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
