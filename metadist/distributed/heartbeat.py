@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch.distributed as dist
 
-from metadist.distributed.rendezvous import missing_keys
+from metadist.distributed.rendezvous import read_present
 from metadist.distributed.store import Counters
 from metadist.distributed.world import get_world_info, launched_by_torchrun
 from metadist.errors import first_line
@@ -180,25 +180,17 @@ class Heartbeat:
 
     def _read_counters(self) -> dict[int, str]:
         """The counters of the watched ranks whose heartbeats have started."""
-        found = self._read_values(self._node_counters, {r: self._key(r) for r in self._own_node})
+        found = read_present(self._node_counters, {r: self._key(r) for r in self._own_node})
         if self._writes_node:
             with self._write_lock:
                 if not self._ended.is_set():
                     counters = [found.get(rank, "0") for rank in self._own_node]
                     self._store.set(self._node_key(self._rank), " ".join(counters))
         keys = {leader: self._node_key(leader) for leader in self._other_nodes}
-        for leader, value in self._read_values(self._store, keys).items():
+        for leader, value in read_present(self._store, keys).items():
             # _FINISHED is one value for all ranks of a node
             found |= zip(self._other_nodes[leader], itertools.cycle(value.split()))
         return found
-
-    @staticmethod
-    def _read_values(store: Counters, keys: dict[int, str]) -> dict[int, str]:
-        """The values of those keys that are set."""
-        missing = missing_keys(store, [*keys.values()]) if keys else []
-        present = {rank: key for rank, key in keys.items() if key not in missing}
-        values = store.multi_get([*present.values()]) if present else []
-        return {rank: value.decode() for rank, value in zip(present, values, strict=True)}
 
     def _check_first_failure(self) -> None:
         """End this process if it has not exited some seconds after the first failure."""

@@ -68,17 +68,12 @@ def host_rendezvous(store: dist.Store, world_size: int, timeout: float) -> str:
 
     store.add(counter, 0)  # reading a key that is not set would wait
     store.set("session", session)
-    complete = _poll(all_joined, timeout)
-    missing = [] if complete else missing_keys(store, [*keys.values()])
-    joined = {rank: key for rank, key in keys.items() if key not in missing}
-    values = store.multi_get([*joined.values()]) if joined else []
-    nonces = {rank: value.decode() for rank, value in zip(joined, values, strict=True)}
+    _poll(all_joined, timeout)
+    nonces = read_present(store, keys)
+    missing = sorted(keys.keys() - nonces.keys())
     message = ""
     if missing:
-        message = (
-            f"ranks {sorted(keys.keys() - joined.keys())} (world size {world_size}) did not arrive "
-            f"within {timeout:g} s: they died, never started or cannot reach rank zero."
-        )
+        message = f"ranks {missing} (world size {world_size}) did not arrive within {timeout:g} s: they died, never started or cannot reach rank zero."
     store.set(f"{session}/outcome", json.dumps({"message": message, "nonces": nonces}))
     if missing:
         raise RendezvousTimeoutError(message)
@@ -189,6 +184,19 @@ def missing_keys(store: Counters, keys: list[str]) -> list[str]:
         return keys
     half = len(keys) // 2
     return missing_keys(store, keys[:half]) + missing_keys(store, keys[half:])
+
+
+def read_present(store: Counters, keys: dict[int, str]) -> dict[int, str]:
+    """The value of each rank whose key is set, in few requests.
+
+    Args:
+        store: the store.
+        keys: the key of each rank.
+    """
+    missing = missing_keys(store, [*keys.values()]) if keys else []
+    present = {rank: key for rank, key in keys.items() if key not in missing}
+    values = store.multi_get([*present.values()]) if present else []
+    return {rank: value.decode() for rank, value in zip(present, values, strict=True)}
 
 
 def _poll(is_ready: Callable[[], bool], timeout: float | None) -> bool:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+METRIC_MODES: Mapping[str, Literal["min", "max"]] = {"accuracy": "max", "loss": "min", "mse": "min"}
+"""Whether the larger or the smaller of two values of a metric is the better one."""
+
 
 class Callback:
     """Base class of callbacks. Every method does nothing; a subclass overrides what it needs.
@@ -148,7 +151,7 @@ class EarlyStopping(Callback):
                 "out."
             )
         self.metric = self.metric or trainer.experiment.metric
-        self.mode = self.mode or _MODES.get(self.metric)
+        self.mode = self.mode or METRIC_MODES.get(self.metric)
         if self.mode is None:
             raise UserError(
                 f"early stopping by {self.metric} needs a mode: set mode to min or max beside "
@@ -253,9 +256,6 @@ class WeightAveraging(Callback):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep the average for `on_train_start`."""
         self._loaded = state
-
-
-_MODES: Mapping[str, Literal["min", "max"]] = {"accuracy": "max", "loss": "min", "mse": "min"}
 
 
 def _named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:

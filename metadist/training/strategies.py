@@ -114,6 +114,9 @@ class Strategy(ABC):
         """Whether the flag is set on any driver. The drivers call it."""
         return flag
 
+    def barrier(self) -> None:  # noqa: B027  # one driver waits for nobody
+        """Wait for the other drivers. The drivers call it."""
+
     def broadcast_module(self, module: nn.Module) -> None:  # noqa: B027  # one driver: no copies
         """Copy rank zero's parameters and buffers to the other drivers. The drivers call it."""
 
@@ -282,7 +285,7 @@ class AllReduceStrategy(_InProcessStrategy):
         self._ddp = None
         try:
             if graceful:
-                all_reduce(0.0)
+                self.barrier()
         except BaseException:
             graceful = False
             raise
@@ -339,6 +342,10 @@ class AllReduceStrategy(_InProcessStrategy):
     def any_rank(self, flag: bool) -> bool:
         """See `Strategy`."""
         return all_reduce(float(flag)) > 0
+
+    def barrier(self) -> None:
+        """See `Strategy`."""
+        all_reduce(0.0)
 
     def broadcast_module(self, module: nn.Module) -> None:
         """See `Strategy`."""

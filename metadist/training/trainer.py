@@ -514,7 +514,7 @@ class Trainer:
             self.experiment.logger.flush()
             save(self.state.iteration, self._checkpoint_contents())
         if self.callbacks:
-            self.experiment.strategy.any_rank(False)  # rank zero has written the file
+            self.experiment.strategy.barrier()  # rank zero has written the file
         for callback in self.callbacks:
             callback.on_checkpoint(self, path)
 

@@ -24,8 +24,8 @@ from metadist.launchers.ray.cluster import (
 )
 from metadist.launchers.ray.ray_launcher import TrainRun
 from metadist.launchers.run_spec import RunSpec
+from metadist.training.callbacks import METRIC_MODES
 
-_MODES = {"validation_accuracy": "max", "validation_mse": "min", "validation_loss": "min"}
 _POLL_SECONDS = 0.5
 _runs: list[TrainRun] = []
 _PLAIN = re.compile(r"(?!(?:null|true|false|inf|nan)\Z)[a-z_][a-z0-9_./-]*", re.IGNORECASE)
@@ -83,7 +83,7 @@ def tune_experiment(
         UserError: Ray is not installed or unreachable, too few CPUs or GPUs, or invalid options;
             raised before any trial starts.
     """
-    expected = _MODES.get(metric, mode)
+    expected = METRIC_MODES.get(metric.removeprefix("validation_"), mode)
     if expected is None:
         raise UserError(f"metric={metric!r} needs a mode: set mode to 'min' or 'max'.")
     if mode not in (None, expected):
