@@ -73,7 +73,10 @@ def host_rendezvous(store: dist.Store, world_size: int, timeout: float) -> str:
     missing = sorted(keys.keys() - nonces.keys())
     message = ""
     if missing:
-        message = f"ranks {missing} (world size {world_size}) did not arrive within {timeout:g} s: they died, never started or cannot reach rank zero."
+        message = (
+            f"ranks {missing} (world size {world_size}) did not arrive within {timeout:g} s: they "
+            "died, never started or cannot reach rank zero."
+        )
     store.set(f"{session}/outcome", json.dumps({"message": message, "nonces": nonces}))
     if missing:
         raise RendezvousTimeoutError(message)
