@@ -16,9 +16,9 @@ from metadist.plots.style import (
     ORANGE,
     PURPLE,
     RED,
+    add_legend,
     make_axes,
     new_figure,
-    plain_legend,
     save_figure,
     style_axes,
 )
@@ -79,11 +79,9 @@ def plot_learning_curves(
     columns = min(len(shown), _COLUMNS)
     rows = -(-len(shown) // columns)
     figure = new_figure(5.6 * columns, 3.9 * rows, title, columns if rows == 1 else None)
-    grid = figure.subplots(rows, columns, sharex=True, squeeze=False).ravel()
-    for axes in grid[len(shown) :]:
-        axes.set_visible(False)
+    grid = make_axes(figure, rows, columns, len(shown), sharex=True)
     described = split_descriptions or {}
-    for axes, metric in zip(grid, shown, strict=False):
+    for axes, metric in zip(grid, shown, strict=True):
         note = described.get("validation", "unseen classes" if metric == "accuracy" else "")
         _plot_metric(axes, metrics, metric, f"validation, {note}" if note else "validation")
         if test is not None and metric in ("accuracy", "mse"):
@@ -188,8 +186,7 @@ def _style_metric_axes(axes: "Axes", metric: str) -> None:
         low, high = axes.get_ylim()
         axes.set_ylim(max(low, -0.02), min(high, 1.02))
     style_axes(axes)
-    if axes.get_legend_handles_labels()[0]:
-        plain_legend(axes.legend(fontsize=8.5, frameon=True, framealpha=0.85, edgecolor="none"))
+    add_legend(axes)
 
 
 def _plot_runs(axes: "Axes", panel: ComparisonData) -> None:
@@ -227,11 +224,8 @@ def _plot_runs(axes: "Axes", panel: ComparisonData) -> None:
             set_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.tick_params(axis="y", which="minor", labelsize=7)
     style_axes(axes, grid="both")
-    if axes.get_legend_handles_labels()[0]:
-        # Below the axes, where long names hide no curve.
-        plain_legend(
-            axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.13))
-        )
+    # Below the axes, where long names hide no curve.
+    add_legend(axes, fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.13))
 
 
 def _validation_or_training(

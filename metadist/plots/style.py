@@ -1,14 +1,13 @@
 """Figures, colors and axes that the plots share."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from metadist.files import wrap_write_errors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.legend import Legend
 
 DPI = 130
 
@@ -51,9 +50,11 @@ def new_figure(width: float, height: float, title: str, columns: int | None = No
     return figure
 
 
-def make_axes(figure: "Figure", rows: int, columns: int, count: int) -> "list[Axes]":
+def make_axes(
+    figure: "Figure", rows: int, columns: int, count: int, sharex: bool = False
+) -> "list[Axes]":
     """The first `count` axes of a grid, row by row; the others are hidden."""
-    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=sharex).ravel()
     for axes in grid[count:]:
         axes.set_visible(False)
     return list(grid[:count])
@@ -82,7 +83,15 @@ def save_figure(figure: "Figure", path: Path) -> Path:
     return path
 
 
-def plain_legend(legend: "Legend") -> None:
-    """Show the labels of a legend as they are: names may hold dollar signs."""
-    for label in legend.get_texts():
+def add_legend(axes: "Axes", **options: Any) -> None:
+    """A legend, if anything in the axes has a label. Labels are never read as TeX.
+
+    Args:
+        axes: the axes.
+        options: of `Axes.legend`, instead of a translucent legend within the axes.
+    """
+    if not axes.get_legend_handles_labels()[0]:
+        return
+    within: dict[str, Any] = {"fontsize": 8.5, "framealpha": 0.85, "edgecolor": "none"}
+    for label in axes.legend(**(options or within)).get_texts():
         label.set_parse_math(False)

@@ -17,8 +17,8 @@ from metadist.plots.style import (
     ORANGE,
     PURPLE,
     RED,
+    add_legend,
     new_figure,
-    plain_legend,
     save_figure,
     style_axes,
 )
@@ -193,8 +193,7 @@ def _plot_lines(
         axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(keys[line_key], parse_math=False)
     style_axes(axes)
-    if axes.get_legend_handles_labels()[0]:
-        plain_legend(axes.legend(fontsize=8.5, frameon=True, framealpha=0.85, edgecolor="none"))
+    add_legend(axes)
 
 
 def _plot_heat_map(
@@ -257,8 +256,7 @@ def _plot_rows(
         more = ", and the selected one" if len(shown) > _MAX_ROWS else ""
         axes.set_ylabel(f"the best {_MAX_ROWS} of {total}{more}")
     style_axes(axes)
-    if axes.get_legend_handles_labels()[0]:
-        plain_legend(axes.legend(fontsize=8.5, frameon=True, framealpha=0.85, edgecolor="none"))
+    add_legend(axes)
 
 
 def _formatter(metric: str) -> Callable[[float], str]:
