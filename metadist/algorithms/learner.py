@@ -1,7 +1,9 @@
 """The base class of algorithms: a module whose forward processes one task."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -78,13 +80,7 @@ class Learner(nn.Module):
         super().__init_subclass__(**options)
         if "algorithm_name" not in vars(cls):
             cls.algorithm_name = Learner.algorithm_name  # type: ignore[method-assign]
-        # The classes before the one that says whether it batches tasks, mixins among them.
-        bases = list(cls.__mro__)
-        first = next(i for i, base in enumerate(bases) if "batches_tasks" in vars(base))
-        own = [item for base in bases[:first] for item in vars(base).items()]
-        methods = {n for n, each in own if callable(each) and (n[:2] != "__" or n == "__init__")}
-        inherited = {name for base in bases[first:] for name in vars(base)}
-        if methods & inherited - {"protocol"}:
+        if _overridden_methods(cast(Hashable, cls), "batches_tasks") - {"protocol"}:
             cls.batches_tasks = False
 
     def __init__(
@@ -102,7 +98,7 @@ class Learner(nn.Module):
         All tensors of the episode, of the result and of the learner's parameters and buffers then
         have a first dimension of tasks; `loss` has shape (tasks,).
         """
-        supported = self.batches_tasks and getattr(self.model, "supports_batched_tasks", False)
+        supported = self.batches_tasks and _supports_batched_tasks(self.model)
         if not self.batches_buffers and any(True for _ in self.buffers()):
             return False
         return supported and (self.training or self.transductive)
@@ -189,6 +185,24 @@ class Learner(nn.Module):
             episode: has `support` and `query`, each with `inputs` and `targets`.
         """
         raise NotImplementedError
+
+
+@functools.cache
+def _overridden_methods(cls: Any, name: str) -> AbstractSet[str]:
+    """The methods that are overridden by classes that come, in the order in which Python looks
+    methods up, before the one that defines the attribute `name`.
+    """
+    bases = list(cls.__mro__)
+    first = next((i for i, base in enumerate(bases) if name in vars(base)), 0)
+    own = [item for base in bases[:first] for item in vars(base).items()]
+    methods = {n for n, each in own if callable(each) and (n[:2] != "__" or n == "__init__")}
+    return methods & {n for base in bases[first:] for n in vars(base)}
+
+
+def _supports_batched_tasks(model: nn.Module) -> bool:
+    """What the model says of itself, unless a subclass overrides methods and does not say it."""
+    name, kind = "supports_batched_tasks", cast(Hashable, type(model))
+    return getattr(model, name, False) and not _overridden_methods(kind, name)
 
 
 def as_task_result(returned: Any, learner: Learner) -> TaskResult:

@@ -135,7 +135,12 @@ def assemble_experiment(
             profile=trainer.profile and strategy.name == "rpc",
             precision=precision,
             compiled=compile_options(
-                trainer, tasks, learner.train(), device, repr(to_plain(cfg, resolve=True))
+                trainer,
+                tasks,
+                learner.train(),
+                device,
+                repr(to_plain(cfg, resolve=True)),
+                strategy,
             ),
         ),
         evaluate_mapper=EvaluateMapper(

@@ -200,7 +200,7 @@ def _read_configuration(directory: Path) -> DictConfig:
             f"{directory} is not a run directory ({path} cannot be read: {error.strerror}): give "
             "the directory that holds .hydra and metrics.jsonl."
         ) from None
-    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, RecursionError) as error:
         reason = first_line(error)
         raise UserError(f"{path} is corrupt ({reason}): restore it from a copy.") from None
     if not isinstance(configuration, DictConfig) or "trainer" not in configuration:

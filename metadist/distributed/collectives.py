@@ -250,14 +250,14 @@ def _as_tensor(leaf: Any) -> Tensor:
 def _like(leaf: Any, tensor: Tensor) -> Any:
     """A result in the type of the leaf it was computed from."""
     if isinstance(leaf, np.ndarray | np.generic):
-        return tensor.numpy().astype(leaf.dtype)[()]
+        return tensor.detach().numpy().astype(leaf.dtype)[()]
     return tensor.to(leaf.dtype) if isinstance(leaf, Tensor) else type(leaf)(tensor.item())
 
 
 def _of_kind(leaf: Any, tensor: Tensor) -> Any:
     """A result as a tensor, NumPy's or a number, as the leaf it was computed from."""
     if isinstance(leaf, np.ndarray | np.generic):
-        return tensor.numpy()[()]
+        return tensor.detach().numpy()[()]
     return tensor if isinstance(leaf, Tensor) else tensor.item()
 
 

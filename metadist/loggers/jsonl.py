@@ -95,19 +95,19 @@ def json_value(value: object) -> object:
     """Convert a value to one that JSON can represent.
 
     Args:
-        value: numbers, strings, None, and mappings and sequences of them. Scalars of NumPy and
-            PyTorch become Python numbers, and non-finite floats `"NaN"`, `"Infinity"` or
-            `"-Infinity"`, which `float()` accepts.
+        value: numbers, strings, None, and mappings and sequences of them. Scalars and arrays of
+            NumPy and PyTorch become Python numbers and lists of them, non-finite floats `"NaN"`,
+            `"Infinity"` or `"-Infinity"`, which `float()` accepts, and other objects their `str`.
     """
     if isinstance(value, Mapping):
-        return {name: json_value(item) for name, item in value.items()}
+        return {str(name): json_value(item) for name, item in value.items()}
+    if hasattr(value, "tolist"):  # of NumPy or PyTorch
+        value = value.tolist()
     if isinstance(value, list | tuple):
         return [json_value(item) for item in value]
-    if hasattr(value, "item"):  # a scalar of NumPy or PyTorch
-        value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
+    return value if isinstance(value, bool | int | float | str | None) else str(value)
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:

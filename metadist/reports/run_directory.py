@@ -74,7 +74,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(
             f"{path} cannot be read ({error}): restore a good copy, or remove it to run the job "
             "again."
@@ -136,7 +136,7 @@ def read_test_predictions(directory: Path) -> list[dict[str, Any]] | None:
             raise ValueError("a line is not a JSON object")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(
             f"{path} cannot be read ({error}): restore a good copy, or test the run again with "
             "resume=auto."
@@ -258,6 +258,6 @@ def _read_yaml(path: Path) -> Any:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+    except (OSError, yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         reason = first_line(error)
         raise UserError(f"{path} cannot be read ({reason}): remove or restore it.") from None

@@ -118,7 +118,13 @@ class TaskShape(Protocol):
 
 
 class TaskDistribution(TaskShape, Protocol):
-    """A distribution of tasks: a dataset with a number of ways, shots and queries."""
+    """A distribution of tasks: a dataset with a number of ways, shots and queries.
+
+    A distribution that samples many tasks together faster than one by one has a method
+    `sample_batch(keys, device)` too. It returns the tasks of keys of shape (tasks, 4), every tensor
+    with a first dimension of tasks, the same bit for bit as `sample` gives them, or None for keys
+    whose tasks it cannot sample together.
+    """
 
     def sample(self, key: Tensor) -> Episode:
         """Sample the task of a key of shape (4,). Equal keys give equal episodes, bit for bit."""

@@ -57,6 +57,9 @@ class ImageClasses:
 
     regression = False
     inverted = False
+    group = "group"
+    without_groups = "groups=None"
+    """How messages name a group, and how to draw tasks across groups."""
 
     def __init__(
         self,
@@ -99,7 +102,7 @@ class ImageClasses:
                 task, so that its k-th images are by one drawer where example numbers are drawers.
 
         Raises:
-            UserError: `normalize` does not fit the channels.
+            UserError: `normalize` does not fit the channels, or `test_drawers` the classes.
             ValueError: `images` has another type or shape, or is to be rotated but not square.
         """
         # Plain views: indexing np.memmap itself is slower and yields np.memmap again.
@@ -128,6 +131,11 @@ class ImageClasses:
         self.class_names = class_names
         self.skip_small_classes = skip_small_classes
         self.test_drawers = test_drawers
+        if test_drawers and len(sizes := {*self.class_sizes.tolist()}) > 1:
+            raise UserError(
+                f"test_drawers needs as many examples of each class, and {name} has from "
+                f"{min(sizes)} to {max(sizes)}: leave it out."
+            )
         self.groups = None if groups is None else self._grouped(groups)
         self._on_device: dict[torch.device, ImagesOnDevice | None] = {}
 
@@ -212,9 +220,9 @@ class ImageClasses:
             largest = max((len(self._large_enough(each, needed)) for each in groups), default=ways)
             if ways > largest:
                 raise UserError(
-                    f"{key_prefix}ways is {ways}, but the largest alphabet in the {split} split of "
-                    f"{self.name} has only {largest} characters; lower {key_prefix}ways or set "
-                    "dataset.within_alphabet=false"
+                    f"{key_prefix}ways is {ways}, but the largest {self.group} in the {split} "
+                    f"split of {self.name} has only {largest} classes; lower {key_prefix}ways or "
+                    f"set {self.without_groups}"
                 )
 
     def episode(

@@ -51,6 +51,8 @@ class Omniglot(ImageClasses):
     """
 
     inverted = True
+    group = "alphabet"
+    without_groups = "dataset.within_alphabet=false"
 
     def __init__(
         self,

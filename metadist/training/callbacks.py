@@ -81,7 +81,8 @@ class Callback:
 
         Args:
             trainer: of the run.
-            results: what will be written; entries may be added.
+            results: what will be written; entries may be added, of any type that
+                `metadist.loggers.json_value` converts.
         """
 
     def on_checkpoint(self, trainer: "Trainer", path: Path) -> None:

@@ -8,10 +8,12 @@ from torch import nn
 
 from metadist.algorithms import Learner
 from metadist.distributed import module_clone
+from metadist.errors import UserError
 from metadist.tasks import TaskDistribution, task_keys
 from metadist.training.batching import max_chunk_size
 from metadist.training.experiment import Experiment, TrainerConfig, make_batch
 from metadist.training.outer_step import CompileOptions
+from metadist.training.strategies import Strategy
 
 _MIN_COMPILED = 5000
 """Iterations from which on compiling a small model takes less time than it saves."""
@@ -23,6 +25,7 @@ def compile_options(
     learner: Learner,
     device: torch.device,
     configuration: str,
+    strategy: Strategy,
 ) -> CompileOptions | None:
     """How the outer step of a run is compiled; None if it is not. Any rank may call it.
 
@@ -34,9 +37,21 @@ def compile_options(
         learner: in training mode.
         device: where tasks are computed.
         configuration: whatever the learner was built from.
+        strategy: of the run.
+
+    Raises:
+        UserError: `compile` is true, and the strategy computes one task at a time.
     """
     if not trainer.compile:
         return None
+    if not strategy.sums_on_workers:
+        if trainer.compile == "auto":
+            return None
+        raise UserError(
+            f"trainer.compile=true does not apply to strategy={strategy.name} with these options, "
+            "which computes one task at a time: leave it out, or take a linear reducer with "
+            "strategy.gradient=worker or strategy.engine=sum."
+        )
     convolutions = any(isinstance(layer, nn.Conv2d) for layer in learner.modules())
     pays = device.type == "cpu" and not convolutions and trainer.iterations >= _MIN_COMPILED
     if trainer.compile == "auto" and not pays:

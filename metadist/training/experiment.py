@@ -48,7 +48,9 @@ class TrainerConfig:
         send_tasks: rank zero samples the tasks and sends their tensors, because only it holds the
             dataset; by default keys are sent and every worker samples its own tasks.
         task_chunk_size: how many tasks a worker computes in one batch, where algorithm and model
-            support it: small tasks are then faster. "auto" goes by the tasks' size.
+            support it: small tasks are then faster. "auto" goes by the tasks' size. Training with
+            the engine "ddp", with distributed autograd or with a reducer that is no weighted sum
+            computes one task at a time.
         compile: whether to compile the outer step of batched tasks with TorchInductor. "auto" does
             so where launching operations takes most of the time and the run is long enough to
             gain: models without convolutions on CPUs, from 5,000 iterations on. On a GPU the

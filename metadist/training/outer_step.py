@@ -6,6 +6,7 @@ padded with tasks that count zero times.
 """
 
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -128,7 +129,7 @@ class CompiledSteps:
 
     def __init__(self) -> None:
         self._steps: dict[Any, Callable[..., StepSum] | str] = {}
-        self._attributes: dict[Any, dict[str, Any]] = {}
+        self._attributes: dict[Any, list[list[Any]]] = {}
         self._logged: set[tuple[CompileOptions, str]] = set()
 
     def __call__(self, options: CompileOptions, arguments: StepArguments) -> StepSum:
@@ -171,10 +172,10 @@ class CompiledSteps:
         episodes = Episode(*(Examples(_pad(x, padding), _pad(y, padding)) for x, y in episodes))
         inputs = ([each.detach() for each in arguments.parameters.values()], episodes, weights)
         # The compiled form has the values that these have when it is made.
-        attributes = {n: v for n, v in vars(arguments.learner).items() if isinstance(v, _CONSTANT)}
+        attributes = _constant_attributes(arguments.learner)
         first = self._attributes.setdefault(key, attributes)
         if attributes != first:
-            changed = [n for n in attributes | first if attributes.get(n) != first.get(n)]
+            changed = _changed_names(arguments.learner, first)
             self._steps[key] = f"the learner's {', '.join(changed)} changed during training"
         if key not in self._steps:
             try:
@@ -186,6 +187,29 @@ class CompiledSteps:
                 raise_if_interrupted(error)
                 self._steps[key] = f"{type(error).__name__}: {first_line(error)}"
         return self._steps[key], inputs
+
+
+def _constant_attributes(learner: Learner) -> list[list[Any]]:
+    """The values of those attributes of each module that a compiled form has as constants."""
+    return [
+        [value for value in vars(module).values() if isinstance(value, _CONSTANT)]
+        for module in learner.modules()
+    ]
+
+
+def _changed_names(learner: Learner, before: list[list[Any]]) -> list[str]:
+    """The names of the attributes, or of the modules, whose values were others `before`."""
+    changed = []
+    for (path, module), old in itertools.zip_longest(learner.named_modules(), before):
+        names = [name for name, value in vars(module).items() if isinstance(value, _CONSTANT)]
+        new = [vars(module)[name] for name in names]
+        if old is None or len(new) != len(old):
+            changed.append(f"attributes of {path}" if path else "attributes")
+        else:
+            pairs = zip(names, new, old, strict=True)
+            prefix = f"{path}." if path else ""
+            changed += [f"{prefix}{name}" for name, value, other in pairs if value != other]
+    return changed
 
 
 compiled_steps = CompiledSteps()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from metadist.algorithms import Learner
 from metadist.distributed import get_worker_id
 from metadist.distributed.partitioners import as_shards
-from metadist.distributed.worker_local import WorkerLocal
+from metadist.distributed.worker_local import WorkerLocal, delete_worker_local
 from metadist.errors import UserError, first_line
 from metadist.loggers import BUILTIN_METRICS
 from metadist.tasks import FewShotTasks, TaskDistribution, task_keys
@@ -122,56 +122,65 @@ def run_sanity_check(
         RuntimeError: the user's own code raised an error. The message names the file and line,
             and the error is the cause.
     """
+    handle = WorkerLocal("sanity check", tasks)
+    try:
+        for split in ("train", "test"):
+            _check_episode(tasks, learner, split)
+            _check_task(handle, learner, split, precision)
+    finally:
+        delete_worker_local(handle.name)
+
+
+def _check_task(tasks: WorkerLocal, learner: Learner, split: str, precision: Precision) -> None:
+    training = split == "train"
     device = str(next(learner.parameters()).device)
     metric = "mse" if learner.regression else "accuracy"
-    for training, split in ((True, "train"), (False, "test")):
-        _check_episode(tasks, learner, split)
-        mapper = TaskMapper(WorkerLocal("sanity check", tasks), device, precision=precision)
-        batch = MetaBatch(task_keys(0, split, 0, range(1)))
-        try:
-            with torch.set_grad_enabled(training):
-                (result,) = mapper.run_each(learner.train(training), batch)
-        except UserError:
-            raise
-        except Exception as error:
-            raise_if_interrupted(error)
-            frame, _ = list(traceback.walk_tb(error.__traceback__))[-1]
-            raised_in, method = str(frame.f_globals.get("__name__")), frame.f_code.co_name
-            if isinstance(error, NotImplementedError) and raised_in.startswith(_ALGORITHMS):
-                raise UserError(
-                    f"{type(learner).__name__} has no {method} of its own: implement it, as "
-                    "described in metadist.algorithms.Learner."
-                ) from error
-            if location := user_frame(error):
-                hint = f"in a {split} task"
-                if not training and "does not require grad" in str(error):
-                    hint += ", where gradients are disabled: adapt within torch.enable_grad()"
-                message = f"{location}: {type(error).__name__}: {error} ({hint})"
-                raise RuntimeError(message) from error
-            if not isinstance(error, ValueError | RuntimeError | IndexError):
-                raise
+    mapper = TaskMapper(tasks, device, precision=precision)
+    batch = MetaBatch(task_keys(0, split, 0, range(1)))
+    try:
+        with torch.set_grad_enabled(training):
+            (result,) = mapper.run_each(learner.train(training), batch)
+    except UserError:
+        raise
+    except Exception as error:
+        raise_if_interrupted(error)
+        frame, _ = list(traceback.walk_tb(error.__traceback__))[-1]
+        raised_in, method = str(frame.f_globals.get("__name__")), frame.f_code.co_name
+        if isinstance(error, NotImplementedError) and raised_in.startswith(_ALGORITHMS):
             raise UserError(
-                f"the model and the algorithm cannot process a {split} task of this shape "
-                f"({first_line(error)}){_model_output(learner, tasks, split)}: "
-                "change model, algorithm or task."
+                f"{type(learner).__name__} has no {method} of its own: implement it, as "
+                "described in metadist.algorithms.Learner."
             ) from error
-        name = type(learner).__name__
-        if training and not result.loss.requires_grad:
-            raise UserError(
-                f"the loss that {name}.forward returned in training has no gradient: compute it "
-                "from the learner's parameters, without detach() or torch.no_grad()."
-            )
-        if taken := sorted(result.metrics.keys() & _RESERVED - {metric}):
-            raise UserError(
-                f'{name}.forward returned the metric "{taken[0]}", a name that metrics of '
-                "metadist have: give it another name."
-            )
-        if not training and metric not in result.metrics:
-            raise UserError(
-                f"{name}.forward returned the metrics {sorted(result.metrics)} in evaluation, "
-                f'which lack "{metric}": return '
-                "TaskResult(loss, self.metrics(predictions, targets), predictions)."
-            )
+        if location := user_frame(error):
+            hint = f"in a {split} task"
+            if not training and "does not require grad" in str(error):
+                hint += ", where gradients are disabled: adapt within torch.enable_grad()"
+            message = f"{location}: {type(error).__name__}: {error} ({hint})"
+            raise RuntimeError(message) from error
+        if not isinstance(error, ValueError | RuntimeError | IndexError):
+            raise
+        raise UserError(
+            f"the model and the algorithm cannot process a {split} task of this shape "
+            f"({first_line(error)}){_model_output(learner, tasks.value, split)}: "
+            "change model, algorithm or task."
+        ) from error
+    name = type(learner).__name__
+    if training and not result.loss.requires_grad:
+        raise UserError(
+            f"the loss that {name}.forward returned in training has no gradient: compute it "
+            "from the learner's parameters, without detach() or torch.no_grad()."
+        )
+    if taken := sorted(result.metrics.keys() & _RESERVED - {metric}):
+        raise UserError(
+            f'{name}.forward returned the metric "{taken[0]}", a name that metrics of '
+            "metadist have: give it another name."
+        )
+    if not training and metric not in result.metrics:
+        raise UserError(
+            f"{name}.forward returned the metrics {sorted(result.metrics)} in evaluation, "
+            f'which lack "{metric}": return '
+            "TaskResult(loss, self.metrics(predictions, targets), predictions)."
+        )
 
 
 def _check_episode(tasks: TaskDistribution, learner: Learner, split: str) -> None:

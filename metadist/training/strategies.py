@@ -84,6 +84,13 @@ class Strategy(ABC):
         """Whether this rank runs the training loop; other ranks serve requests until `close`."""
         return True
 
+    @property
+    def sums_on_workers(self) -> bool:
+        """Whether each worker sums its own tasks, and so computes them in batches or compiled;
+        otherwise it runs the mapper on one shard after the other, one task at a time.
+        """
+        return isinstance(self.reducer, LinearReducer)
+
     @abstractmethod
     def forward_backward(
         self, mapper: Mapper, learner: nn.Module, batch: Any, stop_requested: StopRequested = _never
@@ -272,6 +279,11 @@ class AllReduceStrategy(_InProcessStrategy):
         self.call_timeout = call_timeout
         self._ddp: DataParallel | None = None
 
+    @property
+    def sums_on_workers(self) -> bool:
+        """With the engine "sum" only."""
+        return self.engine == "sum"
+
     def open(self) -> None:
         """Open the process group."""
         init_process_group(
@@ -421,6 +433,11 @@ class RpcStrategy(Strategy):
     def close(self, graceful: bool = True) -> None:
         """Shut RPC down. Gracefully, this rank serves requests until every rank has called it."""
         distributed.shutdown_rpc(graceful)
+
+    @property
+    def sums_on_workers(self) -> bool:
+        """With gradient="worker" and a linear reducer only."""
+        return self.gradient == "worker" and super().sums_on_workers
 
     @property
     def is_driver(self) -> bool:

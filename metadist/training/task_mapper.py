@@ -123,18 +123,19 @@ class TaskMapper:
         device: torch.device,
         chunk_size: ChunkSize,
     ) -> Iterator[Chunk]:
-        count = sum(batch.size for batch in batches)
+        count, done = sum(batch.size for batch in batches), 0
         for keys, episodes in self._sampled_together(batches, device):
             yield from split_stacked(learner, keys, episodes, device, chunk_size)
-            count -= len(keys)
-        if count:
+            done += len(keys)
+        if done < count:
             tasks = (task for batch in batches for task in self._sample(batch))
-            yield from split_into_chunks(learner, tasks, count, device, chunk_size)
+            rest = islice(tasks, done, None)
+            yield from split_into_chunks(learner, rest, count - done, device, chunk_size)
 
     def _sampled_together(
         self, batches: list[MetaBatch], device: torch.device
     ) -> Iterator[tuple[Tensor, Episode]]:
-        """Keys and tasks, if the distribution samples many tasks at once; else nothing."""
+        """Keys and tasks, as far as the distribution samples many tasks at once."""
         sample_batch = getattr(self.tasks.value, "sample_batch", None)
         if sample_batch is None or any(batch.episodes is not None for batch in batches):
             return

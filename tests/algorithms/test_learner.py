@@ -120,6 +120,34 @@ def test_when_tasks_can_be_batched():
     assert not MAML(nn.Linear(2, 2)).supports_batched_tasks
 
 
+class OverAllImages(Conv4):
+    """Features that depend on all images: with a dimension of tasks, on all tasks."""
+
+    def features(self, images):
+        features = super().features(images)
+        return features - features.mean(0)
+
+
+class OverImagesOfATask(OverAllImages):
+    supports_batched_tasks = True
+
+    def features(self, images):
+        features = Conv4.features(self, images)
+        return features - features.mean(-2, keepdim=True)
+
+
+class OtherName(Conv4):
+    def describe(self):
+        return "a method that no base class has"
+
+
+def test_a_model_that_overrides_methods_says_anew_whether_tasks_can_be_batched():
+    size = ((1, 16, 16), 3)
+    assert not MAML(OverAllImages(*size, filters=2)).supports_batched_tasks
+    assert MAML(OverImagesOfATask(*size, filters=2)).supports_batched_tasks
+    assert MAML(OtherName(*size, filters=2)).supports_batched_tasks
+
+
 def test_models_without_features_are_refused():
     require_features(Conv4((1, 16, 16), 3, filters=2), "anil")
     require_features(MLP((2,), 3), "anil")

@@ -264,6 +264,9 @@ def reduce_numpy_and_other_types() -> dict:
         "array": collectives.all_reduce(np.array([0.5, rank])),
         "scalar": collectives.all_reduce(np.float32(2.5), "mean"),
         "largest": collectives.all_reduce({"small": small, "array": np.array([rank])}, "max"),
+        "beside a gradient": collectives.all_reduce(
+            (torch.ones(1, dtype=torch.float64, requires_grad=True), np.float64(rank), 1.0)
+        ),
         "complex": collectives.all_reduce(torch.tensor([1 + 2j]), "mean"),
         "broadcast": [
             collectives.broadcast(torch.full((2,), rank + 1, dtype=dtype)).tolist()
@@ -280,6 +283,9 @@ def test_numpy_and_types_that_the_backend_does_not_know():
         assert found["largest"]["small"].tolist() == [1, 300]
         assert found["largest"]["small"].dtype is torch.int16
         assert found["largest"]["array"].tolist() == [1]
+        loss, scalar, number = found["beside a gradient"]
+        assert loss.requires_grad and (loss.item(), scalar, number) == (2.0, 1.0, 2.0)
+        assert type(scalar) is np.float64
         assert found["complex"].tolist() == [1 + 2j]
         assert found["broadcast"] == [[1, 1], [1.0, 1.0], [1 + 0j, 1 + 0j], [True, True]]
         (first, zero), (second, one) = found["gathered"]

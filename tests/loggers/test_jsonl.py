@@ -4,6 +4,7 @@ import json
 import math
 import os
 import resource
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from example_runs import example_run
 
 from metadist.errors import UserError
-from metadist.loggers import JsonlLogger, read_metrics
+from metadist.loggers import JsonlLogger, json_value, read_metrics
 
 
 def write(directory, iterations, start_iteration=0):
@@ -46,6 +47,19 @@ def test_scalars_of_numpy_and_torch_keep_their_value(tmp_path):
     logger.close()
     exact = float(np.float32(0.1))
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"iteration": 3, "a": exact, "b": exact}]
+
+
+def test_what_json_has_no_type_for_is_written_all_the_same():
+    values = {
+        "array": np.array([[1, 2]]),
+        "tensor": torch.tensor([0.5, math.nan]),
+        "path": Path("a/b"),
+        3: None,
+        "truth": True,
+    }
+    expected = {"array": [[1, 2]], "tensor": [0.5, "NaN"], "path": "a/b", "3": None, "truth": True}
+    assert json_value(values) == expected
+    json.dumps(json_value(values), allow_nan=False)
 
 
 def test_non_finite_numbers_are_valid_json_and_are_read_back(tmp_path):

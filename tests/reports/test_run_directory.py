@@ -75,7 +75,7 @@ def test_failure_in_an_unwritable_directory_is_ignored(tmp_path):
     write_failure(tmp_path / "file", [], "it broke", 1)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "\udcff"])
+@pytest.mark.parametrize("content", ["{", "[]", "\udcff", "[" * 100_000])
 def test_damaged_files_are_refused(tmp_path, content):
     for name, read in ((RESULTS_FILE, read_results), (FAILURE_FILE, read_failure)):
         (tmp_path / name).write_bytes(content.encode(errors="surrogateescape"))
@@ -89,7 +89,7 @@ def test_predictions_are_read_back(tmp_path):
     write_test_predictions(tmp_path / TEST_PREDICTIONS_FILE, [*records, {"task": 1}])
     assert read_test_predictions(tmp_path) == [*records, {"task": 1}]
     assert [path.name for path in tmp_path.iterdir()] == [TEST_PREDICTIONS_FILE]
-    for damaged in ("{", "[]\n"):
+    for damaged in ("{", "[]\n", "[" * 100_000):
         (tmp_path / TEST_PREDICTIONS_FILE).write_text(damaged)
         with pytest.raises(UserError, match=r"test_predictions\.jsonl cannot be read"):
             read_test_predictions(tmp_path)
@@ -109,9 +109,10 @@ def test_config_and_overrides(tmp_path):
     (tmp_path / ".hydra" / "overrides.yaml").write_text("- seed=3\n- a.b=1\n")
     assert read_config(tmp_path) == {"seed": 3, "root": "${oc.env:HOME}"}
     assert read_overrides(tmp_path) == ["seed=3", "a.b=1"]
-    (tmp_path / ".hydra" / "config.yaml").write_text("a: [")
-    with pytest.raises(UserError, match=r"config\.yaml cannot be read"):
-        read_config(tmp_path)
+    for damaged in ("a: [", "[" * 20_000):
+        (tmp_path / ".hydra" / "config.yaml").write_text(damaged)
+        with pytest.raises(UserError, match=r"config\.yaml cannot be read"):
+            read_config(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["a/b-1.0", "with space", "ü", "a=1,b=2", "it's", "(x) [y] #&;~!"])

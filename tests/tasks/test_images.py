@@ -205,8 +205,16 @@ def test_tasks_within_groups():
     for episode in only_a:
         classes, _ = class_and_example(episode.support.inputs)
         assert {groups[index] for index in classes} == {"a"}
-    with pytest.raises(UserError, match=r"largest alphabet in the train split .* has only 4"):
+    message = r"largest group in the train split .* only 4 classes; .* set groups=None"
+    with pytest.raises(UserError, match=message):
         dataset.check(5, 1, 1)
+
+
+def test_the_same_drawers_need_as_many_examples_of_each_class():
+    images = [np.zeros((count, 8, 8), np.uint8) for count in (4, 2, 4)]
+    splits = {split: np.arange(3) for split in SPLITS}
+    with pytest.raises(UserError, match=r"as many examples of each class, and birds has from 2 to"):
+        ImageClasses("birds", images, splits, test_drawers=True)
 
 
 def test_augmentation_depends_on_the_key_and_is_for_training_only():

@@ -9,14 +9,19 @@ from torch._dynamo import config as dynamo_config
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from metadist.algorithms import ANIL, MAML, TaskResult
+from metadist.distributed import batch_partitioner, mean_reducer
 from metadist.distributed.worker_local import WorkerLocal
+from metadist.errors import UserError
 from metadist.kernels import pytorch_operations
 from metadist.models import MLP, Conv4
 from metadist.tasks import FewShotTasks, Glyphs, Sinusoid, stack_episodes, task_keys
 from metadist.training import (
+    AllReduceStrategy,
     EvaluateMapper,
     Interrupted,
+    LocalStrategy,
     MetaBatch,
+    RpcStrategy,
     TrainerConfig,
     TrainMapper,
     compile_options,
@@ -114,15 +119,38 @@ def test_replays_into_the_same_memory_do_not_overwrite_earlier_results(monkeypat
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
 
 
-def test_an_attribute_of_the_learner_that_changes_is_not_ignored(form, caplog):
-    learner, tasks = sinusoid()
-    options = CompileOptions(f"annealed, {form}", 4)
+class Scaled(MLP):
+    """A model with a constant of its own."""
+
+    supports_batched_tasks = True
+    scale = 1.0
+
+    def forward(self, inputs):
+        return self.scale * super().forward(inputs)
+
+
+@pytest.mark.parametrize("name", ["inner_lr", "model.scale"])
+def test_an_attribute_that_changes_is_not_ignored(form, caplog, name):
+    _, tasks = sinusoid()
+    learner = MAML(Scaled((1,), 1, [8]), regression=True).train()
+    learner.model.scale = 1.0
+    options = CompileOptions(f"annealed {name}, {form}", 4)
     response(learner, tasks, 4, options)
-    learner.inner_lr = 0.1
+    module, _, attribute = name.rpartition(".")
+    setattr(learner.get_submodule(module), attribute, 0.1)
     for _ in range(2):
         found = response(learner, tasks, 4, options)
     assert torch.equal(found.value.loss, response(learner, tasks, 4).value.loss)
-    assert caplog.text.count("inner_lr changed during training") == 1
+    assert caplog.text.count(f"the learner's {name} changed during training") == 1
+
+
+def test_an_attribute_that_appears_is_not_ignored(form, caplog):
+    learner, tasks = sinusoid()
+    options = CompileOptions(f"new attribute, {form}", 4)
+    response(learner, tasks, 4, options)
+    learner.model.scale = 2.0
+    response(learner, tasks, 4, options)
+    assert "the learner's attributes of model changed during training" in caplog.text
 
 
 def test_a_test_between_steps_leaves_the_step_compiled(form, caplog):
@@ -248,8 +276,10 @@ def test_what_is_compiled_by_default():
     cpu = torch.device("cpu")
 
     def options(learner, tasks, **trainer):
-        return compile_options(TrainerConfig(**trainer), tasks, learner, cpu, "text")
+        config = TrainerConfig(**trainer)
+        return compile_options(config, tasks, learner, cpu, "text", local)
 
+    local = LocalStrategy(batch_partitioner, mean_reducer)
     assert options(learner, tasks, iterations=4999) is None
     assert options(learner, tasks, iterations=5000, compile=False) is None
     found = options(learner, tasks, iterations=5000, meta_batch_size=25)
@@ -261,3 +291,19 @@ def test_what_is_compiled_by_default():
     assert options(images, glyph_tasks, compile=True).chunk_size == 16
     foreign = MAML(nn.Sequential(nn.Flatten(), nn.Linear(784, 3))).train()
     assert options(foreign, glyph_tasks, compile=True) is None
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        AllReduceStrategy(batch_partitioner, mean_reducer, engine="ddp"),
+        RpcStrategy(batch_partitioner, mean_reducer, gradient="dist_autograd"),
+        RpcStrategy(batch_partitioner, reducer=max),
+    ],
+)
+def test_a_step_of_one_task_at_a_time_is_not_compiled(strategy):
+    learner, tasks = sinusoid()
+    arguments = (tasks, learner, torch.device("cpu"), "text", strategy)
+    assert compile_options(TrainerConfig(iterations=5000), *arguments) is None
+    with pytest.raises(UserError, match=r"trainer\.compile=true does not apply to strategy="):
+        compile_options(TrainerConfig(compile=True), *arguments)

@@ -1,6 +1,8 @@
 """Errors of a user's own learner, found before training."""
 
+import gc
 import traceback
+import weakref
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,16 @@ def tasks() -> FewShotTasks:
 @pytest.fixture
 def model(tasks) -> MLP:
     return MLP(tasks.input_shape, tasks.outputs, [4])
+
+
+def test_the_dataset_is_not_kept(model):
+    dataset = Glyphs(train_classes=4, validation_classes=4, test_classes=4, examples=4)
+    tasks = FewShotTasks(dataset, ways=3, shots=1, queries=2)
+    run_sanity_check(tasks, MAML(model))
+    kept = weakref.ref(tasks)
+    del tasks
+    gc.collect()
+    assert kept() is None
 
 
 def test_an_error_of_the_users_model_names_its_line_and_is_chained(tasks):

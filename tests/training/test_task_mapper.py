@@ -178,6 +178,17 @@ def test_tasks_that_are_sampled_together_are_those_of_the_keys():
     assert sizes == [64, 64, 22]
 
 
+def test_tasks_that_are_not_sampled_together_are_sampled_one_by_one():
+    class FirstTogether(Numbers):
+        def sample_batch(self, keys, device):
+            part = Examples(keys[:, 3:].float(), keys[:, 3:])
+            return Episode(part, part) if keys[0, 3] == 0 else None
+
+    mapper = EvaluateMapper(WorkerLocal("numbers partly together", FirstTogether()), "cpu")
+    calls = [((Dice(), MetaBatch(task_keys(0, "train", 1, range(100)))), {})]
+    assert mapper.map_batched(calls)[0]["loss"].tolist() == [2.0 * n for n in range(100)]
+
+
 def test_sizes_of_batches():
     assert MetaBatch(KEYS).size == 6 and MetaBatch(KEYS[0]).size == 1
 
