@@ -33,6 +33,11 @@ def wrap_write_errors(target: Path | str, redirect: str = REDIRECT_RUN) -> Itera
         ) from error
 
 
+def partial_path(path: Path) -> Path:
+    """The name of a file until it is complete."""
+    return path.with_name(f".{path.name}.part")
+
+
 @contextmanager
 def atomic_writer(path: Path) -> Iterator[BinaryIO]:
     """Open a file that becomes `path` at the end of the block: a crash leaves the old file or the
@@ -41,7 +46,7 @@ def atomic_writer(path: Path) -> Iterator[BinaryIO]:
     Raises:
         OSError: it cannot be written; the old file is unchanged.
     """
-    temporary = path.with_name(f".{path.name}.part")
+    temporary = partial_path(path)
     try:
         with temporary.open("wb") as file:
             yield file

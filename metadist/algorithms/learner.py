@@ -63,7 +63,6 @@ class Learner(nn.Module):
         task_seeds: then the seed of each task of the batch, for a generator of its own.
         published_optimizers: names of the outer optimizers that it was published with, where
             others change the algorithm; a run with another one warns. Default: any.
-        published_optimizer_options: the command-line options that select one of them.
     """
 
     evaluate_each_step = False
@@ -73,7 +72,6 @@ class Learner(nn.Module):
     needs_task_seeds = False
     task_seeds: Sequence[int] = ()
     published_optimizers: tuple[str, ...] = ()
-    published_optimizer_options = ""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Compute one task at a time where a subclass overrides methods; see `batches_tasks`."""

@@ -65,7 +65,6 @@ class Reptile(InnerLoopLearner):
     batches_buffers = True
     needs_task_seeds = True
     published_optimizers = ("SGD",)
-    published_optimizer_options = "optimizer=reptile optimizer.lr=1.0"
 
     # Buffers, with the inner Adam only.
     exp_avg_sq: Tensor

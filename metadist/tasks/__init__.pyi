@@ -24,6 +24,7 @@ from .images import ImageClasses
 from .mini_imagenet import MiniImageNet
 from .omniglot import Omniglot
 from .preprocessing import ImagePreprocessing
+from .random_state import random_state, seed_generators
 from .sinusoid import Sinusoid
 from .supervised_tasks import SupervisedTasks
 from .tiered_imagenet import TieredImageNet
@@ -56,7 +57,9 @@ __all__ = [
     "TieredImageNet",
     "key_generator",
     "key_split",
+    "random_state",
     "seed_from",
+    "seed_generators",
     "select_episodes",
     "stack_episodes",
     "task_keys",

@@ -7,12 +7,13 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from filelock import FileLock, Timeout
 
 from metadist.errors import UserError
+from metadist.files import atomic_writer, partial_path
 
 LOCK_SECONDS = 300.0
 """Timeout of waiting for another process that prepares the same file without progress."""
@@ -149,7 +150,7 @@ def _load(path: Path, target: Path) -> CachedArray | None:
         return None
     with contextlib.suppress(OSError):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _replacing(_marker_path(target)) as file:
+        with atomic_writer(_marker_path(target)) as file:
             file.write(signature)
     return found
 
@@ -218,11 +219,6 @@ def file_lock(path: Path, advice: str) -> Iterator[None]:
         lock.release()
 
 
-def partial_path(path: Path) -> Path:
-    """The name of a file until it is complete."""
-    return path.with_name(f".{path.name}.part")
-
-
 def _acquire(lock: FileLock, partial: Path) -> None:
     while True:
         before = _size(partial)
@@ -267,7 +263,7 @@ def _save(path: Path, spec: ArraySpec) -> None:
     shape = (len(spec.names), *spec.row_shape)
     crc, rows = _header_crc32(spec.names, shape), 0
     try:
-        with _replacing(path) as file:
+        with atomic_writer(path) as file:
             header = {"descr": "|u1", "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, header)
             for row in spec.rows:
@@ -278,24 +274,10 @@ def _save(path: Path, spec: ArraySpec) -> None:
                 crc = zlib.crc32(data, crc)
                 rows += 1
             assert rows == len(spec.names), "one name per row"
-        with _replacing(path.with_suffix(".json")) as file:
+        with atomic_writer(path.with_suffix(".json")) as file:
             file.write(json.dumps({"names": spec.names, "crc32": crc}).encode())
     except OSError as error:
         raise UserError(
             f"cannot write {path} ({error.strerror}); make room there, or set METADIST_CACHE to "
             "another directory"
         ) from error
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A binary file to write; it gets its name when it is complete and synced to the disk."""
-    partial = partial_path(path)
-    try:
-        with partial.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

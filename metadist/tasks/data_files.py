@@ -12,7 +12,8 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from metadist.errors import UserError
-from metadist.tasks.array_cache import file_lock, partial_path
+from metadist.files import partial_path
+from metadist.tasks.array_cache import file_lock
 
 _SOCKET_TIMEOUT_SECONDS = 30.0
 

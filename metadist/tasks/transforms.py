@@ -1,9 +1,7 @@
 """Transforms of images between the dataset and the model: augmentation and normalization."""
 
-import contextlib
 import functools
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Annotated
@@ -14,6 +12,7 @@ from annotated_types import Ge, Interval
 from torch import Tensor, nn
 
 from metadist.errors import UserError
+from metadist.tasks.random_state import random_state
 
 _GREY_WEIGHTS = np.array([0.2989, 0.587, 0.114], dtype=np.float32)
 """Luminance of red, green and blue (ITU-R BT.601), rounded as in torchvision."""
@@ -161,7 +160,7 @@ def apply_transforms(
     Raises:
         UserError: the results are not float32 of the inputs' shape.
     """
-    with _seeded(int(generator.integers(2**63))):
+    with random_state(int(generator.integers(2**63))):
         images = [functools.reduce(lambda x, each: each(x), transforms, image) for image in inputs]
     expected = (torch.float32, tuple(inputs.shape[1:]))
     for image in images:
@@ -187,18 +186,3 @@ def _name(value: object) -> str:
     if isinstance(value, nn.Module) or not callable(value):
         return " ".join(repr(value).split())
     return getattr(value, "__qualname__", type(value).__name__)
-
-
-@contextlib.contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seed the global random generators of torch (on the CPU), NumPy and Python inside."""
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed also seeds the GPUs
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])

@@ -1,5 +1,6 @@
 from .callbacks import Callback, EarlyStopping, WeightAveraging
 from .compilation import compile_options
+from .device import resolve_device
 from .experiment import Experiment, TrainerConfig, TrainState
 from .export import export_weights
 from .initialization import initialize
@@ -18,7 +19,6 @@ from .task_mapper import (
     MetaBatch,
     TaskMapper,
     TrainMapper,
-    resolve_device,
 )
 from .trainer import Trainer
 

@@ -15,8 +15,8 @@ import torch
 from metadist import __version__
 from metadist.distributed import get_world_size
 from metadist.distributed.world import host_name
+from metadist.training.device import resolve_device
 from metadist.training.experiment import Experiment
-from metadist.training.task_mapper import resolve_device
 
 _PACKAGES = ("torch", "torchvision", "numpy", "hydra-core")
 _GIT_SECONDS = 2.0

@@ -70,6 +70,51 @@ def find_non_finite(
     )
 
 
+def stop_message(report: NonFiniteReport, experiment: Experiment, iteration: int) -> str:
+    """The sentence with which a run ends that a non-finite loss or gradient stops.
+
+    Args:
+        report: of the iteration.
+        experiment: the run.
+        iteration: the number of the step. The state before any but the first one has been saved.
+    """
+    if report.parameters:
+        return (
+            f"{report.message}: an earlier step changed it so; start another run with a lower "
+            "optimizer.lr or with trainer.clip_norm, or from an earlier checkpoint with "
+            "init_from=FILE."
+        )
+    return (
+        f"{report.message}: stopped before the step; {_replay_hint(report, experiment)}start "
+        "another run with a lower optimizer.lr or algorithm.inner_lr or with trainer.clip_norm"
+        f"{' (init_from=RUN keeps the weights)' if iteration > 1 else ''}, or "
+        f"{'resume' if iteration > 1 else 'start'} with trainer.on_non_finite=skip."
+    )
+
+
+def warning_message(report: NonFiniteReport, experiment: Experiment) -> str:
+    """The warning of a run that a non-finite loss or gradient does not stop.
+
+    Args:
+        report: of the iteration.
+        experiment: the run.
+    """
+    skipped = experiment.trainer_config.on_non_finite == "skip"
+    done = "the step was skipped" if skipped else "the step was taken all the same"
+    hint = _replay_hint(report, experiment) or "and "
+    return f"{report.message}: {done}; {hint}consider trainer.clip_norm"
+
+
+def _replay_hint(report: NonFiniteReport, experiment: Experiment) -> str:
+    if not report.key:
+        return ""
+    directory, learner = experiment.directory, experiment.learner
+    classes = (type(learner), type(learner.model))
+    own = any(not each.__module__.startswith("metadist.") for each in classes)
+    trust = " --trust-code" if own else ""
+    return f"look at it with metadist replay {directory} --key {report.key}{trust}, "
+
+
 class GradientNormMapper(TaskMapper):
     """Mapper that computes loss and gradient norm of each task, as in training."""
 

@@ -10,8 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from metadist.algorithms import Learner
 from metadist.errors import UserError
-from metadist.tasks import Episode, Examples
-from metadist.training.task_mapper import random_state
+from metadist.tasks import Episode, Examples, random_state
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from metadist.algorithms import Reptile
 from metadist.tasks import task_keys
 from metadist.training.experiment import Experiment
 
@@ -22,9 +23,12 @@ def optimizer_warnings(experiment: Experiment) -> list[str]:
     published = learner.published_optimizers
     if not published or used in published:
         return []
+    remedy = "choose one with optimizer=NAME"
+    if isinstance(learner, Reptile):
+        remedy = "try optimizer=reptile optimizer.lr=1.0"
     return [
         f"the outer optimizer is {used}, and {learner.algorithm_name} was published with "
-        f"{' or '.join(published)}: try {learner.published_optimizer_options}"
+        f"{' or '.join(published)}: {remedy}"
     ]
 
 

@@ -1,14 +1,11 @@
 """Mappers of meta-learning: what a worker does with its shard of a meta-batch."""
 
-import contextlib
-import random
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, cast
 
-import numpy as np
 import optree
 import torch
 from torch import Tensor
@@ -16,11 +13,10 @@ from torch.profiler import record_function
 
 from metadist.algorithms import Learner, TaskResult
 from metadist.algorithms.learner import as_task_result
-from metadist.distributed import get_local_rank, module_clone
+from metadist.distributed import module_clone
 from metadist.distributed.worker_calls import Call, Gradients, WorkerResponse
 from metadist.distributed.worker_local import WorkerLocal
-from metadist.errors import UserError, first_line
-from metadist.tasks import Episode, seed_from, select_episodes
+from metadist.tasks import Episode, random_state, seed_from, select_episodes
 from metadist.training.batching import (
     MAX_CHUNK,
     Chunk,
@@ -31,6 +27,7 @@ from metadist.training.batching import (
     split_stacked,
     to_device,
 )
+from metadist.training.device import resolve_device
 from metadist.training.outer_step import (
     CompileOptions,
     StepArguments,
@@ -387,55 +384,6 @@ def _add(total: Tensor | None, term: Tensor) -> Tensor:
 def task_seed(key: Tensor) -> int:
     """The seed of a task's random numbers, apart from those that sample the task."""
     return seed_from(*key.tolist(), 1)  # a key alone seeds the sampling
-
-
-@contextlib.contextmanager
-def random_state(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed the generators of torch for a device, of NumPy and of Python in the block, and restore
-    their states after it.
-    """
-    states = np.random.get_state(), random.getstate()
-    try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            _generator(device).manual_seed(seed)
-            np.random.seed(seed % 2**32)
-            random.seed(seed)
-            yield
-    finally:
-        np.random.set_state(states[0])
-        random.setstate(states[1])
-
-
-def _generator(device: torch.device) -> torch.Generator:
-    # torch.manual_seed would record a stack trace at each call for GPUs that are not in use.
-    if device.type == "cuda":
-        return torch.cuda.default_generators[device.index or 0]
-    return torch.default_generator
-
-
-def resolve_device(device: str) -> torch.device:
-    """The device of a configured name, in this process.
-
-    Args:
-        device: "auto" for the GPU of the local rank where there is one, else the CPU; "cuda" for
-            the GPU of the local rank; or a name that torch accepts.
-
-    Raises:
-        UserError: there is no such device here.
-    """
-    if device == "auto" and not torch.cuda.is_available():
-        return torch.device("cpu")
-    if device in ("auto", "cuda") and torch.cuda.is_available():
-        return torch.device("cuda", get_local_rank() % torch.cuda.device_count())
-    try:
-        chosen = torch.device(device)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
-        reason = first_line(error)
-        raise UserError(
-            f"device={device} cannot be used here ({reason}): take auto or cpu."
-        ) from None
-    return chosen
 
 
 _moved: "weakref.WeakKeyDictionary[Learner, Learner]" = weakref.WeakKeyDictionary()

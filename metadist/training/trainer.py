@@ -4,17 +4,14 @@ import contextlib
 import functools
 import logging
 import math
-import random
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.profiler import record_function
 
 from metadist.algorithms import TaskResult
@@ -33,10 +30,17 @@ from metadist.reports import (
     write_results,
     write_test_predictions,
 )
-from metadist.tasks import seed_from, task_keys
+from metadist.tasks import seed_from, seed_generators, task_keys
+from metadist.training.clipping import clip_gradient, gradient_norm
 from metadist.training.evaluation import Estimate, Evaluation, evaluate
 from metadist.training.experiment import Experiment, make_batch
-from metadist.training.non_finite import NonFiniteReport, find_non_finite, format_key
+from metadist.training.non_finite import (
+    NonFiniteReport,
+    find_non_finite,
+    format_key,
+    stop_message,
+    warning_message,
+)
 from metadist.training.profiling import (
     PROFILED_STEPS,
     prepare_profiler,
@@ -54,7 +58,6 @@ from metadist.training.saved_state import (
     state_tensors,
 )
 from metadist.training.signals import Interrupted, StopSignals
-from metadist.training.strategies import StopRequested
 from metadist.training.task_mapper import MetaBatch
 
 _log = logging.getLogger(__name__)
@@ -103,6 +106,7 @@ class Trainer:
         self._stop = StopSignals()
         self._step_started = 0.0
         self._total_weight = total_weight(experiment)
+        self._device = next(experiment.learner.parameters()).device
         self._started = time.perf_counter() - self.state.wall_seconds
 
     def run(self) -> dict[str, Any]:
@@ -280,24 +284,34 @@ class Trainer:
         experiment, config = self.experiment, self.config
         learning_rate = float(experiment.optimizer.param_groups[0]["lr"])
         keys = training_keys(experiment, iteration)
-        output = forward_backward(experiment, keys, lambda: self._stop.number != 0)
+        result, stopping = experiment.strategy.forward_backward(
+            experiment.train_mapper,
+            experiment.learner,
+            make_batch(experiment, keys),
+            lambda: self._stop.number != 0,
+        )
+        # The parameters that the optimizer changes.
+        parameters = [p for group in experiment.optimizer.param_groups for p in group["params"]]
+        output = StepOutput(result, result.loss.item(), gradient_norm(parameters), stopping)
 
         report, policy = None, config.on_non_finite
         if not output.finite:
             report = find_non_finite(experiment, keys, iteration, output.loss, output.gradient_norm)
         if report is not None and policy == "stop":
             self._log_step(iteration, output, learning_rate, report)
-            self._raise_non_finite(iteration, report)
+            if iteration > 1 and not report.parameters:  # before that it follows from the seed
+                self.save_checkpoint()
+            raise UserError(stop_message(report, experiment, iteration))
 
         with record_function("metadist::optimizer_step"):
             if report is not None and policy == "skip":
                 # Without gradients the step changes no parameter.
                 experiment.optimizer.zero_grad(set_to_none=True)
             else:
-                self._clip_gradient(output.gradient_norm)
+                clip_gradient(parameters, config, output.gradient_norm)
                 self._update_buffers(output.result.buffers)
             # Random numbers of an optimizer depend on seed and iteration only.
-            _seed_generators(experiment.seed, iteration)
+            seed_generators(seed_from(experiment.seed, iteration), self._device)
             experiment.optimizer.step()
             experiment.scheduler.step()
 
@@ -305,19 +319,8 @@ class Trainer:
         self.state.iteration = iteration
         self.state.train_loss = output.loss
         if report is not None:
-            self._warn_non_finite(report)
+            self._warn(warning_message(report, experiment))
         return output
-
-    def _clip_gradient(self, norm: float) -> None:
-        if self.config.clip_value is None and self.config.clip_norm is None:
-            return
-        parameters = optimizer_parameters(self.experiment)
-        if self.config.clip_value is not None:
-            torch.nn.utils.clip_grad_value_(parameters, self.config.clip_value)
-            norm = gradient_norm(parameters)
-        if self.config.clip_norm is not None:
-            total = torch.tensor(norm, dtype=torch.float64)
-            torch.nn.utils.clip_grads_with_norm_(parameters, self.config.clip_norm, total)
 
     def _update_buffers(self, changes: dict[str, Tensor]) -> None:
         """Add the mean of the tasks' changes to the learner's buffers (running statistics)."""
@@ -359,37 +362,6 @@ class Trainer:
             metrics["non_finite"] = report.key or report.message
         with record_function("metadist::log"):
             self.experiment.logger.log_metrics(metrics)
-
-    def _raise_non_finite(self, iteration: int, report: NonFiniteReport) -> NoReturn:
-        if report.parameters:
-            raise UserError(
-                f"{report.message}: an earlier step changed it so; start another run with a lower "
-                "optimizer.lr or with trainer.clip_norm, or from an earlier checkpoint with "
-                "init_from=FILE."
-            )
-        if iteration > 1:  # the state before the first step follows from the seed
-            self.save_checkpoint()
-        raise UserError(
-            f"{report.message}: stopped before the step; {self._replay_hint(report)}start another "
-            "run with a lower optimizer.lr or algorithm.inner_lr or with trainer.clip_norm"
-            f"{' (init_from=RUN keeps the weights)' if iteration > 1 else ''}, or "
-            f"{'resume' if iteration > 1 else 'start'} with trainer.on_non_finite=skip."
-        )
-
-    def _warn_non_finite(self, report: NonFiniteReport) -> None:
-        skipped = self.config.on_non_finite == "skip"
-        done = "the step was skipped" if skipped else "the step was taken all the same"
-        hint = self._replay_hint(report) or "and "
-        self._warn(f"{report.message}: {done}; {hint}consider trainer.clip_norm")
-
-    def _replay_hint(self, report: NonFiniteReport) -> str:
-        if not report.key:
-            return ""
-        directory, learner = self.experiment.directory, self.experiment.learner
-        classes = (type(learner), type(learner.model))
-        own = any(not each.__module__.startswith("metadist.") for each in classes)
-        trust = " --trust-code" if own else ""
-        return f"look at it with metadist replay {directory} --key {report.key}{trust}, "
 
     def _warn(self, message: str) -> None:
         if self._is_main and not self.experiment.logger.log_message(message):
@@ -553,37 +525,6 @@ def training_keys(experiment: Experiment, iteration: int) -> Tensor:
     return task_keys(experiment.seed, "train", iteration, tasks)
 
 
-def forward_backward(
-    experiment: Experiment, keys: Tensor, stop_requested: StopRequested = lambda: False
-) -> StepOutput:
-    """Loss and gradient of a meta-batch; parameters and buffers stay as they are.
-
-    The drivers call it and get the same.
-
-    Args:
-        experiment: what is trained.
-        keys: the tasks.
-        stop_requested: see `Strategy.forward_backward`.
-    """
-    result, stopping = experiment.strategy.forward_backward(
-        experiment.train_mapper, experiment.learner, make_batch(experiment, keys), stop_requested
-    )
-    norm = gradient_norm(optimizer_parameters(experiment))
-    return StepOutput(result, result.loss.item(), norm, stopping)
-
-
-def optimizer_parameters(experiment: Experiment) -> list[nn.Parameter]:
-    """The parameters that the optimizer changes."""
-    return [each for group in experiment.optimizer.param_groups for each in group["params"]]
-
-
-def gradient_norm(parameters: Iterable[nn.Parameter]) -> float:
-    """The Euclidean norm of all gradients together; infinite or NaN only if an element is."""
-    gradients = [each.grad for each in parameters if each.grad is not None]
-    norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradients]
-    return torch.linalg.vector_norm(torch.stack(norms)).item() if norms else 0.0
-
-
 def total_weight(experiment: Experiment) -> float:
     """The sum of the weights of a meta-batch's shards: 1 for a mean.
 
@@ -598,12 +539,3 @@ def total_weight(experiment: Experiment) -> float:
         for shard in as_shards(experiment.strategy.partitioner(experiment.learner, batch))
     ]
     return sum(reducer.weights(sizes)) / (reducer.divisor(sizes) or 1.0)
-
-
-def _seed_generators(seed: int, iteration: int) -> None:
-    number = seed_from(seed, iteration)
-    random.seed(number)
-    np.random.seed(number % 2**32)
-    torch.default_generator.manual_seed(number)
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed(number)  # of the rank's own GPU, see `assemble_experiment`

@@ -1,6 +1,7 @@
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tracemalloc
@@ -11,8 +12,9 @@ import pytest
 from filelock import FileLock, Timeout
 
 from metadist.errors import UserError
+from metadist.files import partial_path
 from metadist.tasks import array_cache
-from metadist.tasks.array_cache import ArraySpec, file_lock, load_any, load_or_create, partial_path
+from metadist.tasks.array_cache import ArraySpec, file_lock, load_any, load_or_create
 
 
 def rows(count, size):
@@ -43,7 +45,8 @@ def test_both_files_are_on_disk_before_they_get_their_names(tmp_path, monkeypatc
 
     def record(descriptor):
         named = sorted(path.suffix for path in tmp_path.glob("a_0.*"))
-        synchronized.append((os.fstat(descriptor).st_size, named))
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):  # not the directory
+            synchronized.append((os.fstat(descriptor).st_size, named))
 
     monkeypatch.setattr(os, "fsync", record)
     load_or_create(tmp_path, "a_0.npy", lambda: ArraySpec((4,), ["a", "b"], rows(2, 4)))

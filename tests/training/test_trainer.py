@@ -85,9 +85,7 @@ def test_a_step_pays_for_its_record_and_not_for_checkpoints(tmp_path, monkeypatc
     every = ("trainer.checkpoint_every=1", "trainer.keep_checkpoints=1")
     x = build(str(tmp_path), "strategy=local", *every)
     x.logger.log_metrics = taking(1.0, x.logger.log_metrics)
-    monkeypatch.setattr(
-        trainer_module, "forward_backward", taking(10.0, trainer_module.forward_backward)
-    )
+    x.strategy.forward_backward = taking(10.0, x.strategy.forward_backward)
     monkeypatch.setattr(
         trainer_module, "checkpoint_contents", taking(100.0, trainer_module.checkpoint_contents)
     )

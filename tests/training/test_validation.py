@@ -16,10 +16,11 @@ from metadist.tasks import task_keys
 from metadist.training import Trainer, checkpoints
 from metadist.training import trainer as trainer_module
 from metadist.training.checkpoints import Checkpoints, read_checkpoint
+from metadist.training.clipping import gradient_norm
 from metadist.training.evaluation import Estimate
 from metadist.training.resume import restore_from
 from metadist.training.saved_state import checkpoint_contents, load_best
-from metadist.training.trainer import gradient_norm, total_weight
+from metadist.training.trainer import total_weight
 
 
 class Recorder(Logger):

@@ -1,0 +1,43 @@
+"""The global random generators of torch, NumPy and Python."""
+
+import contextlib
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+_CPU = torch.device("cpu")
+
+
+def seed_generators(seed: int, device: torch.device = _CPU) -> None:
+    """Seed the global generators of torch, NumPy and Python.
+
+    Args:
+        seed: from 0 to 2^64 - 1.
+        device: whose generator is seeded beside the CPU's.
+    """
+    # torch.manual_seed would seed all GPUs, and record a stack trace for those not in use.
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
+@contextlib.contextmanager
+def random_state(seed: int, device: torch.device = _CPU) -> Iterator[None]:
+    """Seed the global generators in the block, and restore their states after it.
+
+    Args:
+        seed: see `seed_generators`.
+        device: see `seed_generators`.
+    """
+    states = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            seed_generators(seed, device)
+            yield
+    finally:
+        np.random.set_state(states[0])
+        random.setstate(states[1])

@@ -1,0 +1,31 @@
+"""The norm of a gradient, and its clipping."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from metadist.training.experiment import TrainerConfig
+
+
+def gradient_norm(parameters: Sequence[nn.Parameter]) -> float:
+    """The Euclidean norm of all gradients together; infinite or NaN only if an element is."""
+    gradients = [each.grad for each in parameters if each.grad is not None]
+    norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradients]
+    return torch.linalg.vector_norm(torch.stack(norms)).item() if norms else 0.0
+
+
+def clip_gradient(parameters: Sequence[nn.Parameter], config: TrainerConfig, norm: float) -> None:
+    """Clip the gradients in place by `trainer.clip_value`, then by `trainer.clip_norm`.
+
+    Args:
+        parameters: whose gradients count.
+        config: of the trainer.
+        norm: of the gradients, see `gradient_norm`.
+    """
+    if config.clip_value is not None:
+        torch.nn.utils.clip_grad_value_(parameters, config.clip_value)
+        norm = gradient_norm(parameters)
+    if config.clip_norm is not None:
+        total = torch.tensor(norm, dtype=torch.float64)
+        torch.nn.utils.clip_grads_with_norm_(parameters, config.clip_norm, total)

@@ -1,0 +1,32 @@
+"""The device on which a process computes tasks."""
+
+import torch
+
+from metadist.distributed import get_local_rank
+from metadist.errors import UserError, first_line
+
+
+def resolve_device(device: str) -> torch.device:
+    """The device of a configured name, in this process. If a node has more ranks than GPUs, several
+    ranks use one.
+
+    Args:
+        device: "auto" for the GPU of the local rank where there is one, else the CPU; "cuda" for
+            the GPU of the local rank; or a name that torch accepts.
+
+    Raises:
+        UserError: there is no such device here.
+    """
+    if device == "auto" and not torch.cuda.is_available():
+        return torch.device("cpu")
+    if device in ("auto", "cuda") and torch.cuda.is_available():
+        return torch.device("cuda", get_local_rank() % torch.cuda.device_count())
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        reason = first_line(error)
+        raise UserError(
+            f"device={device} cannot be used here ({reason}): take auto or cpu."
+        ) from None
+    return chosen
