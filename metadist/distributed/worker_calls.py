@@ -145,7 +145,6 @@ class WorkerRequest:
             with every result.
         grad_indices: indices, among `tensors_of(calls)`, of the inputs to differentiate with
             respect to. None leaves gradients to the distributed autograd context, if any.
-        inputs: these inputs themselves, in a request that is not sent.
         in_context: results keep their graph, which a context records across the workers.
         keep_device: leave results on their device instead of moving them to the CPU.
         single_worker: the caller named this worker; the call has no other request.
@@ -155,7 +154,6 @@ class WorkerRequest:
     calls: list[Call]
     weights: list[float] | None = None
     grad_indices: list[int] | None = None
-    inputs: Sequence[Tensor] | None = None
     in_context: bool = False
     keep_device: bool = False
     single_worker: bool = False
@@ -177,59 +175,90 @@ class WorkerRequest:
             return remote_failure(error)
 
     def _responses(self) -> list[WorkerResponse]:
-        inputs = self.inputs
+        inputs = None
         if self.grad_indices is not None:
             tensors = tensors_of(self.calls)
             inputs = [tensors[index].requires_grad_() for index in self.grad_indices]
-        function, weights = self.function, self.weights
-        # isinstance with a protocol would take longer than a small function.
-        if inputs is not None and weights and hasattr(function, "weighted_sum"):
-            response = function.weighted_sum(self.calls, weights, inputs)
-            value, gradients = self._outgoing((response.value, response.gradients))
-            return [response._replace(value=value, gradients=gradients)]
-        if inputs is None and weights is None and hasattr(function, "map_batched"):
-            results = function.map_batched(self.calls)
-            return [WorkerResponse(self._outgoing(result), None) for result in results]
-        responses = (self._run_shard(args, kwargs, inputs) for args, kwargs in self.calls)
-        return list(responses) if weights is None else [add_up(responses, weights)]
+        return run_shards(self.function, self.calls, self.weights, inputs, self._convert_leaf)
 
-    def _outgoing(self, result: Any) -> Any:
-        def detached(leaf: Any) -> Any:
-            if not isinstance(leaf, Tensor):
-                return leaf
-            leaf = leaf if self.in_context else leaf.detach()
-            return leaf if self.keep_device or leaf.is_cpu else leaf.cpu()
+    def _convert_leaf(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        leaf = leaf if self.in_context else leaf.detach()
+        return leaf if self.keep_device or leaf.is_cpu else leaf.cpu()
 
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, Tensor) else leaf
+
+
+def run_shards(
+    function: Callable[..., Any],
+    calls: Sequence[Call],
+    weights: Sequence[float] | None = None,
+    inputs: Sequence[Tensor] | None = None,
+    convert_leaf: Callable[[Any], Any] = _detached,
+) -> list[WorkerResponse]:
+    """Run a function on several shards in this process, in order.
+
+    Args:
+        function: the mapper. It may be a `BatchedMapper` or a `SummingMapper`.
+        calls: (args, kwargs) of each shard.
+        weights: how often each shard counts, for one weighted sum; None for every result.
+        inputs: what to differentiate the scalar in the results with respect to; None for no
+            gradients.
+        convert_leaf: what to return of a leaf of a result. Default: the leaf, detached.
+
+    Returns:
+        A response for each shard, or a single one for their weighted sum.
+    """
+
+    def converted(result: Any) -> Any:
         if isinstance(result, Tensor):
-            return detached(result)
-        return optree.tree_map(detached, result, none_is_leaf=True)
+            return convert_leaf(result)
+        return optree.tree_map(convert_leaf, result, none_is_leaf=True)
 
-    def _run_shard(
-        self, args: tuple, kwargs: dict, inputs: Sequence[Tensor] | None
-    ) -> WorkerResponse:
-        if inputs is None:
-            return WorkerResponse(self._outgoing(self.function(*args, **kwargs)), None)
-        with torch.enable_grad():
-            result = self.function(*args, **kwargs)
-        leaves = optree.tree_leaves(result, none_is_leaf=True)
-        differentiable = [
-            index
-            for index, leaf in enumerate(leaves)
-            if isinstance(leaf, Tensor) and leaf.requires_grad
-        ]
-        if not differentiable:
-            return WorkerResponse(self._outgoing(result), None)
-        index = differentiable[0]
-        if len(differentiable) > 1 or leaves[index].numel() != 1:
-            raise ValueError(
-                'gradient="worker" differentiates one scalar per result (the loss); this result '
-                f"has {len(differentiable)} differentiable tensors, the first of shape "
-                f"{tuple(leaves[index].shape)}: detach the others, or use "
-                'gradient="dist_autograd".'
-            )
-        found = torch.autograd.grad(leaves[index], inputs, allow_unused=True)
-        gradients = Gradients(index, self._outgoing(list(found)))
-        return WorkerResponse(self._outgoing(result), gradients)
+    # isinstance with a protocol would take longer than a small function.
+    if inputs is not None and weights and hasattr(function, "weighted_sum"):
+        response = function.weighted_sum(calls, weights, inputs)
+        value, gradients = converted((response.value, response.gradients))
+        return [response._replace(value=value, gradients=gradients)]
+    if inputs is None and weights is None and hasattr(function, "map_batched"):
+        return [WorkerResponse(converted(each), None) for each in function.map_batched(calls)]
+    responses = (_run_shard(function, args, kwargs, inputs, converted) for args, kwargs in calls)
+    return list(responses) if weights is None else [add_up(responses, weights)]
+
+
+def _run_shard(
+    function: Callable[..., Any],
+    args: tuple,
+    kwargs: dict,
+    inputs: Sequence[Tensor] | None,
+    converted: Callable[[Any], Any],
+) -> WorkerResponse:
+    if inputs is None:
+        return WorkerResponse(converted(function(*args, **kwargs)), None)
+    with torch.enable_grad():
+        result = function(*args, **kwargs)
+    leaves = optree.tree_leaves(result, none_is_leaf=True)
+    differentiable = [
+        index
+        for index, leaf in enumerate(leaves)
+        if isinstance(leaf, Tensor) and leaf.requires_grad
+    ]
+    if not differentiable:
+        return WorkerResponse(converted(result), None)
+    index = differentiable[0]
+    if len(differentiable) > 1 or leaves[index].numel() != 1:
+        raise ValueError(
+            'gradient="worker" differentiates one scalar per result (the loss); this result '
+            f"has {len(differentiable)} differentiable tensors, the first of shape "
+            f"{tuple(leaves[index].shape)}: detach the others, or use "
+            'gradient="dist_autograd".'
+        )
+    found = torch.autograd.grad(leaves[index], inputs, allow_unused=True)
+    gradients = Gradients(index, converted(list(found)))
+    return WorkerResponse(converted(result), gradients)
 
 
 def add_up(responses: Iterator[WorkerResponse], weights: Sequence[float]) -> WorkerResponse:

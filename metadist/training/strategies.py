@@ -30,7 +30,7 @@ from metadist.distributed.partitioners import Partitioner, WorkerID, as_shards
 from metadist.distributed.reducers import LinearReducer, finish_sum
 from metadist.distributed.requests import FANOUT
 from metadist.distributed.store import RENDEZVOUS_TIMEOUT
-from metadist.distributed.worker_calls import WorkerRequest, WorkerResponse
+from metadist.distributed.worker_calls import WorkerResponse, run_shards
 from metadist.errors import UserError
 
 if TYPE_CHECKING:
@@ -180,8 +180,7 @@ class _InProcessStrategy(Strategy):
         idle = not any(weights)
         if idle:
             weights = [type(weight)(1) for weight in weights]  # numbers keep their type
-        request = WorkerRequest(mapper, calls, weights, inputs=inputs, keep_device=True)
-        (response,) = request.run()
+        (response,) = run_shards(mapper, calls, weights, inputs)
         gradients = response.gradients
         by_input: list[Tensor | None] = [None] * len(inputs)
         if gradients is not None:
@@ -201,8 +200,7 @@ class _InProcessStrategy(Strategy):
         shards = as_shards(self.partitioner(learner, batch))
         mine = _indices_of_rank([worker for worker, _, _ in shards])
         calls = [(shards[i][1], shards[i][2]) for i in mine or [0]]
-        responses = WorkerRequest(mapper, calls, keep_device=True).run()
-        values = [response.value for response in responses]
+        values = [response.value for response in run_shards(mapper, calls)]
         return dict(zip(mine or [-1], values, strict=True)), len(shards)
 
 
