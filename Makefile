@@ -72,7 +72,7 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	@touch $@
 
 $(VENV)/.installed-slow: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --editable '.[test,sweeps,ray,timm,baselines,docs]'
+	$(BIN)/python -m pip install --quiet --editable '.[test,sweeps,ray,timm,mlflow,baselines,docs]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -1,4 +1,4 @@
-"""The layers of the design: imports point downwards, and RPC lies behind one seam."""
+"""The layers of the design: imports point downwards, and one package uses torch.distributed."""
 
 import ast
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_every_package_has_a_layer():
 def test_imports_point_downwards(path):
     layer = path.relative_to(PACKAGE).parts[0]
     if layer == "__init__.py":
-        return  # the package's face shows the distributed layer
+        return  # it exports names of the distributed layer
     for name in imported(path):
         parts = name.split(".")
         if parts[0] != "metadist" or parts[1] in ("__version__", *COMMON, layer):

@@ -180,7 +180,12 @@ class Learner(nn.Module):
         """Adapt to the support set, evaluate on the query set.
 
         Args:
-            episode: has `support` and `query`, each with `inputs` and `targets`.
+            episode: has `support` and `query`, each with `inputs` of shape (n, *input shape) and
+                `targets` of shape (n,), or (n, outputs) in regression.
+
+        Returns:
+            The result of the task; in training a scalar loss will do. With batched tasks every
+            tensor has a first dimension of tasks.
         """
         raise NotImplementedError
 

@@ -29,13 +29,13 @@ from metadist.reports import (
 )
 from metadist.training import Experiment, Trainer, TrainState
 from metadist.training.checkpoints import Checkpoints
-from metadist.training.results import BEST
+from metadist.training.results import BEST_CHECKPOINT
 from metadist.training.saved_state import (
     load_learner_state,
     split_differences,
     tested_checkpoint,
 )
-from metadist.training.weights_file import SUFFIX
+from metadist.training.weights_file import WEIGHTS_SUFFIX
 
 _DIRECTORY = "evaluations"
 _OF_TRAINING = (
@@ -88,10 +88,10 @@ def evaluate_run(
 
 def _checkpoint_in_protocol(run: Path, path: Path, contents: Mapping[str, Any]) -> str:
     """What the protocol calls a checkpoint, as in the test of its run."""
-    if path.suffix == SUFFIX:  # the weights that a run tested
+    if path.suffix == WEIGHTS_SUFFIX:  # the weights that a run tested
         return str(contents["protocol"]["checkpoint"])
     saved = Checkpoints(run / CHECKPOINT_DIRECTORY)
-    names = {saved.best: BEST, saved.newest(): "last"}
+    names = {saved.best: BEST_CHECKPOINT, saved.newest(): "last"}
     found = {each.resolve(): name for each, name in names.items() if each is not None}
     return found.get(path.resolve(), f"iteration {contents['iteration']}")
 

@@ -30,7 +30,7 @@ class Estimate(NamedTuple):
 
     Attributes:
         mean: the mean.
-        ci95: half the width of the interval, 1.96 standard errors.
+        ci95: half the width of the interval, 1.96 standard errors; NaN for a single task.
         tasks: over how many tasks.
     """
 

@@ -10,7 +10,7 @@ from metadist.files import REDIRECT_OUTPUT, atomic_write, wrap_write_errors
 from metadist.loggers import json_value
 from metadist.reports import read_overrides, require_results
 from metadist.training.saved_state import tested_checkpoint
-from metadist.training.weights_file import FORMAT, SUFFIX
+from metadist.training.weights_file import WEIGHTS_FORMAT, WEIGHTS_SUFFIX
 
 _DATASET = ("_target_", "normalize")
 """What the preprocessing of images needs of the dataset's options; paths are left out."""
@@ -46,8 +46,8 @@ def export_weights(run: Path, path: Path) -> Path:
             written.
     """
     results = require_results(run)
-    if path.suffix != SUFFIX:
-        raise UserError(f"{path} does not end in {SUFFIX}: choose such a name.")
+    if path.suffix != WEIGHTS_SUFFIX:
+        raise UserError(f"{path} does not end in {WEIGHTS_SUFFIX}: choose such a name.")
     checkpoint, contents = tested_checkpoint(run)
     configuration = contents.get("configuration")
     if (
@@ -76,7 +76,7 @@ def export_weights(run: Path, path: Path) -> Path:
         ],
     }
     metadata = {key: json.dumps(json_value(value)) for key, value in about.items()}
-    metadata |= {"format": FORMAT, "version": __version__}
+    metadata |= {"format": WEIGHTS_FORMAT, "version": __version__}
     tensors = {**contents["learner"], **contents["buffers"]}
     copies = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
     with wrap_write_errors(path, REDIRECT_OUTPUT):

@@ -4,20 +4,20 @@ import os
 from pathlib import Path
 
 from metadist.errors import UserError, did_you_mean
-from metadist.training.weights_file import SUFFIX
+from metadist.training.weights_file import WEIGHTS_SUFFIX
 
-DIRECTORY = Path(__file__).resolve().parents[1] / "pretrained"
+PRETRAINED_DIRECTORY = Path(__file__).resolve().parents[1] / "pretrained"
 """The weights that are installed with metadist."""
 
-VARIABLE = "METADIST_PRETRAINED"
+PRETRAINED_VARIABLE = "METADIST_PRETRAINED"
 """Environment variable: a directory whose files `NAME.safetensors` precede the installed ones."""
 
 
 def pretrained_weights() -> dict[str, Path]:
     """The weights files of the installed package and of `$METADIST_PRETRAINED`, by name, sorted."""
-    own = os.environ.get(VARIABLE)
-    directories = [DIRECTORY, *([Path(own).expanduser()] if own else [])]
-    found = {path.stem: path for each in directories for path in each.glob(f"*{SUFFIX}")}
+    own = os.environ.get(PRETRAINED_VARIABLE)
+    directories = [PRETRAINED_DIRECTORY, *([Path(own).expanduser()] if own else [])]
+    found = {path.stem: path for each in directories for path in each.glob(f"*{WEIGHTS_SUFFIX}")}
     return dict(sorted(found.items()))
 
 

@@ -14,7 +14,7 @@ from metadist.training.evaluation import Estimate, Evaluation
 from metadist.training.experiment import Experiment
 from metadist.training.query_predictions import QueryPredictions
 
-BEST = "best by validation"
+BEST_CHECKPOINT = "best by validation"
 """What the protocol calls the checkpoint of `trainer.test_checkpoint=best`."""
 
 
@@ -69,7 +69,9 @@ def results_of(
             "batch_norm": batch_norm_protocol(experiment.learner, experiment.learner.transductive),
             "test_tasks": result.tasks,
             "interval": "95%, 1.96 standard errors over tasks",
-            "checkpoint": BEST if experiment.trainer_config.test_checkpoint == "best" else "last",
+            "checkpoint": BEST_CHECKPOINT
+            if experiment.trainer_config.test_checkpoint == "best"
+            else "last",
         },
     }
 

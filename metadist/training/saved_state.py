@@ -21,8 +21,8 @@ from metadist.training.checkpoints import (
     read_checkpoint,
 )
 from metadist.training.experiment import Experiment
-from metadist.training.results import BEST
-from metadist.training.weights_file import SUFFIX, read_weights
+from metadist.training.results import BEST_CHECKPOINT
+from metadist.training.weights_file import WEIGHTS_SUFFIX, read_weights
 
 _SPLIT_KEYS = ("class_split", "split_seed", "dataset_seed", "classes", "class_names")
 """What a protocol says about the division of the classes."""
@@ -141,7 +141,7 @@ def tested_checkpoint(path: Path) -> tuple[Path, dict[str, Any]]:
     Raises:
         UserError: there is no checkpoint, or it cannot be read.
     """
-    if path.suffix == SUFFIX:
+    if path.suffix == WEIGHTS_SUFFIX:
         return path, read_weights(path)
     if not path.is_dir():
         return path, read_checkpoint(path)
@@ -155,7 +155,7 @@ def tested_checkpoint(path: Path) -> tuple[Path, dict[str, Any]]:
     contents, results, best = read_checkpoint(candidates[0]), read_results(path), None
     with contextlib.suppress(KeyError, TypeError):  # no validation yet, or foreign results
         if results is not None and contents["iteration"] <= results["iterations"]:
-            if results["protocol"]["checkpoint"] == BEST:
+            if results["protocol"]["checkpoint"] == BEST_CHECKPOINT:
                 best = int(results["tested_iteration"])
         elif contents["configuration"]["trainer"]["test_checkpoint"] == "best":
             best = int(contents["best"]["iteration"])

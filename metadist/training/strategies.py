@@ -115,6 +115,12 @@ class Strategy(ABC):
     def map_tasks(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Compute without gradients: each of the mapper's values for all items of the batch,
         concatenated in order. The drivers call it and get the same.
+
+        Args:
+            mapper: what runs on the workers; it returns tensors by name, whose first dimension
+                counts items.
+            learner: its first argument.
+            batch: its second argument, which is split.
         """
 
     def any_rank(self, flag: bool) -> bool:

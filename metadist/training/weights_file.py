@@ -6,9 +6,9 @@ from typing import Any
 
 from metadist.errors import UserError
 
-SUFFIX = ".safetensors"
+WEIGHTS_SUFFIX = ".safetensors"
 
-FORMAT = "metadist-1"
+WEIGHTS_FORMAT = "metadist-1"
 """Version of the metadata's layout."""
 
 
@@ -36,10 +36,10 @@ def read_weights(path: Path) -> dict[str, Any]:
             f"the weights file {path} cannot be read ({error}): give a file that metadist export "
             "wrote."
         ) from None
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") != WEIGHTS_FORMAT:
         raise UserError(
             f"the weights file {path} was not written by this version of metadist (format "
-            f"{metadata.get('format')}, expected {FORMAT}): give a file that metadist export wrote."
+            f"{metadata.get('format')}, expected {WEIGHTS_FORMAT}): give a file that metadist export wrote."
         )
     try:
         texts = {key: value for key, value in metadata.items() if key not in ("format", "version")}

@@ -134,7 +134,7 @@ def test_a_workers_number_serves_as_partitioner():
     assert run_world(call_on_one, 2)[0] == (1, [1.0, 2.0])
 
 
-def test_decorated_functions_pickle_by_name_and_keep_their_face():
+def test_decorated_functions_pickle_by_name_and_keep_name_and_signature():
     for function in (total, mean, Scaler.total):
         assert pickle.loads(pickle.dumps(function)) is function
     assert total.__name__ == "total" and total.__doc__ == "Sums."
