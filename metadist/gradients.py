@@ -12,13 +12,34 @@ class _KnownGradients(torch.autograd.Function):
     def forward(
         ctx: Any, value: Tensor, gradients: Sequence[Tensor | None], *inputs: Tensor
     ) -> Tensor:
-        ctx.gradients = gradients
+        ctx.gradients, ctx.inputs = gradients, inputs
         return value.clone()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *(_scale(gradient, outer) for gradient in ctx.gradients)
+        gradients = ctx.gradients
+        if torch.is_grad_enabled():  # the gradients would count as constants
+            gradients = [
+                None if each is None else _FirstDerivative.apply(each, *ctx.inputs)
+                for each in gradients
+            ]
+        return None, None, *(_scale(gradient, outer) for gradient in gradients)
+
+
+class _FirstDerivative(torch.autograd.Function):
+    """A first derivative whose own derivative is not known."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, *inputs: Tensor) -> Tensor:
+        return gradient.clone()
+
+    @staticmethod
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
+        raise RuntimeError(
+            'a gradient that was computed elsewhere, as with gradient="worker", cannot be '
+            "differentiated: compute what needs its derivative in the function that runs on the "
+            "workers."
+        )
 
 
 def _scale(gradient: Tensor | None, outer: Tensor) -> Tensor | None:
@@ -31,7 +52,8 @@ def _scale(gradient: Tensor | None, outer: Tensor) -> Tensor | None:
 def with_gradients(
     value: Tensor, inputs: Sequence[Tensor], gradients: Sequence[Tensor | None]
 ) -> Tensor:
-    """The given value as a differentiable function of `inputs`, with known first derivatives.
+    """The given value as a differentiable function of `inputs`, with known first derivatives. To
+    differentiate these raises a RuntimeError.
 
     Args:
         value: scalar; or of shape (tasks,), each task's value a function of its part of the inputs,

@@ -92,9 +92,10 @@ class IMAML(InnerLoopLearner):
             predictions = self.predict(adapted, episode.query.inputs)
             value = self.loss(predictions, episode.query.targets)
             task_dims = value.dim()
-            outer = flatten_tensors(
-                torch.autograd.grad(value.sum(), list(adapted.values())), task_dims
+            derivatives = torch.autograd.grad(
+                value.sum(), list(adapted.values()), allow_unused=True, materialize_grads=True
             )
+            outer = flatten_tensors(derivatives, task_dims)
             inner = flatten_tensors(
                 self.gradients(adapted, episode.support, create_graph=True).values(), task_dims
             )

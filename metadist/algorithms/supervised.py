@@ -130,7 +130,7 @@ class Supervised(Learner):
     def _step(self, predictions: Tensor, targets: Tensor, tensors: list[Tensor]) -> list[Tensor]:
         with torch.enable_grad():
             loss = self.loss(predictions, targets)
-            grads = torch.autograd.grad(loss, tensors)
+            grads = torch.autograd.grad(loss, tensors, allow_unused=True, materialize_grads=True)
         return [
             (tensor - self.inner_lr * grad).detach().requires_grad_()
             for tensor, grad in zip(tensors, grads, strict=True)

@@ -23,6 +23,7 @@ from metadist.cli.sweeps import (
 from metadist.config import replace_options
 from metadist.config.hydra_version import VERSION_BASE
 from metadist.distributed import get_rank, get_world_info
+from metadist.errors import UserError
 from metadist.launchers.error_reporting import exit_process
 from metadist.launchers.job import JobFailure, report_errors, run_job
 from metadist.launchers.launcher import create_launcher
@@ -104,6 +105,11 @@ def spec_from_hydra(configuration: DictConfig) -> RunSpec:
     A sweep's job that has checkpoints in its directory resumes from them.
     """
     hydra_node = HydraConfig.get()
+    if hydra_node.job.chdir:
+        raise UserError(
+            "hydra.job.chdir=true does not apply: paths and modules are relative to the directory "
+            "in which the command is started; leave it out."
+        )
     directory = Path(hydra_node.runtime.output_dir).resolve()
     in_sweep = hydra_node.mode == RunMode.MULTIRUN
     configuration = configuration.copy()

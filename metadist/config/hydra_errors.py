@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from metadist.config.instantiate import locate_target
-from metadist.config.schema import Settings, nearest_key
+from metadist.config.schema import NOT_IN_DEFAULTS, Settings, nearest_key
 from metadist.errors import UserError, did_you_mean
 
 _SWEEPS_EXTRA = ("optuna", "joblib", "submitit")
@@ -82,6 +82,8 @@ def _missing_option(missing: str, options: Sequence[str]) -> str:
         return f"{group}={option} is not installed: pip install -e '.[sweeps]'."
     listed = ", ".join(sorted(options))
     hint = did_you_mean(option, options)
+    if not group:
+        return f"there is no configuration {option}{hint}: choose maml or ddp."
     return f"{option} is not an option of {group}{hint}: choose one of {listed}."
 
 
@@ -101,12 +103,18 @@ def _composition(text: str, cause: BaseException | None) -> str:
     if match is None:
         return text.split(" Set the environment variable")[0]
     key = match[1]
+    top = key.split(".")[0]
+    if top in NOT_IN_DEFAULTS:
+        return f"{top} is not in the defaults list: write +{key}=VALUE to add it."
+    if top == "callbacks" and key.count(".") == 2:
+        return (
+            f"{key} is not a key of the configuration: choose the callback too, as in "
+            "callbacks=early_stopping, or +callbacks.NAME._target_=CLASS for one of your own."
+        )
     node = getattr(cause, "parent_node", None)
     if "." in key and isinstance(node, DictConfig):
         return _unknown_key(str(getattr(cause, "full_key", key)), node)
     near = nearest_key(key)
-    if near == f"+{key}":
-        return f"{key} is not in the defaults list: write {near}=VALUE to add it."
     guess = f" (did you mean {near}?)" if near else ""
     return (
         f"{key} is not a key or group of the configuration{guess}: check its spelling (--cfg job "

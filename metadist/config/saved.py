@@ -34,7 +34,9 @@ _SINGLE_PROCESS = {
     "callbacks": None,
     "resume": None,
     "strategy": {"_target_": "metadist.training.LocalStrategy"},
+    "default_partition": {"_target_": "metadist.distributed.dim_partitioner"},
 }
+_MEAN = {"_target_": "metadist.distributed.reducers.MeanReducer"}
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,8 @@ def image_preprocessing(
 def load_experiment(path: str | Path, *overrides: str, trust_code: bool = False) -> Experiment:
     """The experiment that a run's `.hydra/config.yaml` describes, at iteration 0, in one process.
 
-    The strategy is `local`, nothing is logged, and no checkpoint is read or written. The dataset
+    The strategy is `local`, with the default partitioner and, for a reducer that is not one of
+    metadist, the mean; nothing is logged, and no checkpoint is read or written. The dataset
     is opened: a relative `dataset.root` that does not exist here is looked up in the directory
     where the run was started.
 
@@ -175,9 +178,9 @@ def load_experiment(path: str | Path, *overrides: str, trust_code: bool = False)
     configuration = _read_configuration(directory)
     with open_dict(configuration):
         configuration.update(_SINGLE_PROCESS)
-        for key in ("partition", "default_partition"):
-            if isinstance(configuration.get(key), DictConfig):
-                configuration[key].pop("workers", None)  # ranks of another job
+        configuration.pop("partition", None)  # it may name workers of another job
+        if not str(OmegaConf.select(configuration, "reducer._target_")).startswith("metadist."):
+            configuration.reducer = _MEAN  # a sum over workers, as one process needs it
         _apply_overrides(configuration, overrides, _searchpath(directory, trust_code))
     if not trust_code:
         check_interpolations(OmegaConf.to_container(configuration, resolve=False))

@@ -12,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from metadist.distributed.errors import connection_errors_as_worker_lost
 from metadist.distributed.reducers import leaf_dtypes, weighted_sum
-from metadist.errors import UserError
 
 
 class _Apply(nn.Module):
@@ -40,7 +39,10 @@ class DataParallel:
         with warnings.catch_warnings():
             # Its replacement is missing in older versions and still sends buffers once.
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
-            self._parallel = DistributedDataParallel(_Apply(module), broadcast_buffers=False)
+            # A task's loss may leave out parameters on which another task's depends.
+            self._parallel = DistributedDataParallel(
+                _Apply(module), broadcast_buffers=False, find_unused_parameters=True
+            )
 
     def backward(
         self,
@@ -62,9 +64,6 @@ class DataParallel:
         Returns:
             This rank's part of the weighted sum of results, not divided, in float64 and without a
             graph, and the final types of its leaves.
-
-        Raises:
-            UserError: a parameter has no gradient.
         """
         self.module.zero_grad(set_to_none=True)
         results = []
@@ -78,10 +77,4 @@ class DataParallel:
                     warnings.filterwarnings("ignore", "Grad strides do not match bucket view")
                     (result.loss * (weight / (divisor or 1) * dist.get_world_size())).backward()
             results.append(result._replace(loss=result.loss.detach()))
-        named = self.module.named_parameters()
-        if unused := [name for name, each in named if each.requires_grad and each.grad is None]:
-            raise UserError(
-                f"the loss does not depend on {', '.join(unused)}, which DistributedDataParallel "
-                "needs: choose strategy.engine=sum, or set requires_grad_(False) on them."
-            )
         return weighted_sum(results, weights), leaf_dtypes(results[0])

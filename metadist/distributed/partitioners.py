@@ -127,8 +127,9 @@ class DimPartitioner:
         lengths = sorted({tensor.shape[self.dim] for tensor in tensors})
         if len(lengths) > 1:
             raise UserError(
-                f"{self!r} needs tensors of one length along dimension {self.dim}, "
-                f"got lengths {lengths}."
+                f"{self!r} splits every tensor among the arguments and needs one length along "
+                f"dimension {self.dim}, got lengths {lengths}: pass parameters inside a module, or "
+                "use a partitioner of your own."
             )
         return lengths[0]
 

@@ -102,7 +102,10 @@ def require_results(directory: Path) -> dict[str, Any]:
     results = read_results(directory)
     if results is None:
         reason = f"holds no {RESULTS_FILE}" if directory.exists() else "does not exist"
-        raise UserError(f"{directory} {reason}: give the directory of a run that has finished.")
+        raise UserError(
+            f"{directory} {reason}: give the directory of a run that has finished, or finish this "
+            "one with resume=auto."
+        )
     return results
 
 

@@ -255,8 +255,10 @@ def build_sweep_table(runs: Sequence[SweepRun]) -> SweepTable:
     results = [run.results for run in runs if run.results is not None]
     metrics = [name for name in ("accuracy", "mse") if any(f"test_{name}" in r for r in results)]
     if len(metrics) > 1:
+        regression = [run.name for run in runs if "test_mse" in (run.results or {})]
         raise UserError(
-            "the folder holds both classification and regression runs: make one table for each."
+            "the folder holds both classification and regression runs: move the regression runs "
+            f"({', '.join(regression)}) into a folder of their own, for a table of their own."
         )
     metric = metrics[0] if metrics else "accuracy"
     keys = tuple(_swept_keys(runs))

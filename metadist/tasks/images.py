@@ -1,6 +1,7 @@
 """Few-shot episodes from classes of images that are in memory or mapped."""
 
 import inspect
+import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -102,7 +103,8 @@ class ImageClasses:
                 task, so that its k-th images are by one drawer where example numbers are drawers.
 
         Raises:
-            UserError: `normalize` does not fit the channels, or `test_drawers` the classes.
+            UserError: `normalize` does not fit the channels, or `test_drawers` the classes; the
+                channels come last, or splits share a class.
             ValueError: `images` has another type or shape, or is to be rotated but not square.
         """
         # Plain views: indexing np.memmap itself is slower and yields np.memmap again.
@@ -117,10 +119,22 @@ class ImageClasses:
                 f"images must be uint8 of shape (classes, examples, [channels,] height, width), "
                 f"got {dtype} and (classes, examples, {', '.join(map(str, shape))})"
             )
+        if len(shape) == 3 and shape[-1] in (1, 3, 4) and shape[0] not in (1, 3, 4):
+            raise UserError(
+                f"images of {name} have {shape[0]} channels of {shape[1]} x {shape[2]} pixels, as "
+                "if the channels came last: move them before height and width, as by "
+                "numpy.moveaxis(images, -1, -3)."
+            )
         if (rotations or test_rotations) and shape[-1] != shape[-2]:
             raise ValueError(f"only square images can be rotated, got {shape[-2:]}")
         self.name = name
         self.splits = {split: np.asarray(splits[split], dtype=np.int64) for split in SPLITS}
+        for first, second in itertools.combinations(SPLITS, 2):
+            if len(shared := np.intersect1d(self.splits[first], self.splits[second])):
+                raise UserError(
+                    f"class {shared[0]} of {name} is in {first} and in {second}: put each class "
+                    "into one split, since test classes must not be trained."
+                )
         self.rotations = rotations
         self.test_rotations = test_rotations
         self.input_shape: tuple[int, ...] = shape if len(shape) == 3 else (1, *shape)

@@ -130,12 +130,21 @@ def split_stacked(
         stop = start + math.ceil(left / math.ceil(left / max(1, largest)))
         part = keys[start:stop]
         if not largest:
-            yield Chunk(part, select_episodes(episodes, start), False)
+            yield Chunk(part, own_memory(select_episodes(episodes, start)), False)
         elif left == len(keys) == stop:
             yield Chunk(part, episodes, True)
         else:
             yield Chunk(part, select_episodes(episodes, slice(start, stop)), True)
         start = stop
+
+
+def own_memory(episode: Episode) -> Episode:
+    """A copy of an episode that is part of a batch.
+
+    Matrix products round differently where memory is aligned differently, which must not depend on
+    an episode's position in a batch.
+    """
+    return Episode(*(Examples(inputs.clone(), targets.clone()) for inputs, targets in episode))
 
 
 def to_device(episodes: Episode, device: torch.device) -> Episode:

@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from metadist.algorithms import Learner
+from metadist.algorithms import Learner, Supervised
 from metadist.distributed import get_worker_id
-from metadist.distributed.partitioners import as_shards
+from metadist.distributed.partitioners import Partitioner, as_shards
 from metadist.distributed.worker_local import WorkerLocal, delete_worker_local
 from metadist.errors import UserError, first_line
 from metadist.loggers import BUILTIN_METRICS
-from metadist.tasks import FewShotTasks, TaskDistribution, task_keys
+from metadist.tasks import FewShotTasks, SupervisedTasks, TaskDistribution, task_keys
 from metadist.training.precision import Precision
 from metadist.training.signals import raise_if_interrupted
 from metadist.training.strategies import Strategy
@@ -34,15 +34,24 @@ _LIBRARIES = sys.stdlib_module_names | {"metadist", "numpy", "optree", "torch"}
 
 
 def check_ways(tasks: TaskDistribution, learner: Learner) -> None:
-    """Check that training uses all of the learner's outputs.
+    """Check that the algorithm is for tasks of this kind, and trains all of the model's outputs.
 
     Args:
         tasks: of this rank.
         learner: built for the tasks.
 
     Raises:
-        UserError: test tasks have more classes than training tasks.
+        UserError: supervised training of a few-shot algorithm of metadist, or test tasks that have
+            more classes than training tasks.
     """
+    few_shot = type(learner).__module__.startswith(_ALGORITHMS) and not isinstance(
+        learner, Supervised
+    )
+    if isinstance(tasks, SupervisedTasks) and few_shot:
+        raise UserError(
+            f"{learner.algorithm_name} adapts to few-shot tasks, and supervised training gives it "
+            "batches of all classes: take algorithm=supervised, or start experiments/maml.py."
+        )
     if not isinstance(tasks, FewShotTasks) or tasks.regression or not learner.outputs_are_classes:
         return
     untrained = tasks.ways - tasks.train_ways
@@ -85,12 +94,34 @@ def check_partition(strategy: Strategy, learner: Learner, meta_batch_size: int) 
         meta_batch_size: tasks of the batch.
 
     Raises:
-        UserError: there is no such worker, a shard has no tasks, or the shards lose or repeat some.
+        UserError: there is no such worker, a shard has no tasks or another size than it has tasks,
+            the shards lose or repeat tasks, or differ between two calls where every rank
+            partitions.
     """
     keys = task_keys(0, "train", 1, range(meta_batch_size))
-    indices: list[int] = []
-    for worker, args, kwargs in as_shards(strategy.partitioner(learner, MetaBatch(keys))):
-        get_worker_id(worker)
+    shards = _shards_of(strategy.partitioner, learner, keys)
+    indices = [index for _, of_shard in shards for index in of_shard]
+    if sorted(indices) != keys[:, 3].tolist():
+        raise UserError(
+            f"the partitioner's shards have {len(indices)} tasks, {len(set(indices))} of them "
+            f"different, of a meta-batch of {len(keys)}: give each task to one shard."
+        )
+    on_every_rank = strategy.name == "allreduce"
+    if on_every_rank and _shards_of(strategy.partitioner, learner, keys) != shards:
+        raise UserError(
+            "the partitioner gives other shards when it is called again, and with "
+            "strategy=allreduce every rank calls it: let the shards depend on the tasks and the "
+            "number of workers alone, or take strategy=rpc."
+        )
+
+
+def _shards_of(
+    partitioner: Partitioner, learner: Learner, keys: Tensor
+) -> list[tuple[int, list[int]]]:
+    """The worker and the indices of the tasks of each shard."""
+    found = []
+    for shard in as_shards(partitioner(learner, MetaBatch(keys))):
+        worker, args, kwargs = shard
         batches = [each for each in (*args, *kwargs.values()) if isinstance(each, MetaBatch)]
         if len(batches) != 1:
             raise UserError(
@@ -98,12 +129,18 @@ def check_partition(strategy: Strategy, learner: Learner, meta_batch_size: int) 
                 f"{', '.join(type(each).__name__ for each in (*args, *kwargs.values()))}: give it "
                 "(learner, tasks.select(slice)) and size=tasks.size."
             )
-        indices += batches[0].keys.view(-1, keys.shape[1])[:, 3].tolist()
-    if sorted(indices) != keys[:, 3].tolist():
-        raise UserError(
-            f"the partitioner's shards have {len(indices)} tasks, {len(set(indices))} of them "
-            f"different, of a meta-batch of {len(keys)}: give each task to one shard."
-        )
+        tasks = batches[0].keys.view(-1, keys.shape[1])[:, 3].tolist()
+        if not tasks:
+            raise UserError(
+                f"the partitioner gives worker {worker} a shard without tasks: leave it out."
+            )
+        if shard.size != len(tasks):
+            raise UserError(
+                f"the partitioner gives a shard of {len(tasks)} tasks the size {shard.size:g}, its "
+                "weight in the mean: give Shard(worker, args, size=tasks.size)."
+            )
+        found.append((get_worker_id(worker), tasks))
+    return found
 
 
 def run_sanity_check(
@@ -140,6 +177,9 @@ def _check_task(tasks: WorkerLocal, learner: Learner, split: str, precision: Pre
     try:
         with torch.set_grad_enabled(training):
             (result,) = mapper.run_each(learner.train(training), batch)
+            if training and result.loss.requires_grad:
+                trainable = [each for each in learner.parameters() if each.requires_grad]
+                torch.autograd.grad(result.loss, trainable, allow_unused=True)
     except UserError:
         raise
     except Exception as error:
@@ -169,6 +209,12 @@ def _check_task(tasks: WorkerLocal, learner: Learner, split: str, precision: Pre
         raise UserError(
             f"the loss that {name}.forward returned in training has no gradient: compute it "
             "from the learner's parameters, without detach() or torch.no_grad()."
+        )
+    predictions, queries = result.predictions, len(tasks.value.sample(batch.keys[0]).query.targets)
+    if predictions is not None and (predictions.dim() != 2 or len(predictions) != queries):
+        raise UserError(
+            f"{name}.forward returned predictions of shape {tuple(predictions.shape)} in "
+            f"evaluation: return the logits or values of all queries, shape ({queries}, outputs)."
         )
     if taken := sorted(result.metrics.keys() & _RESERVED - {metric}):
         raise UserError(
@@ -211,6 +257,15 @@ def _check_episode(tasks: TaskDistribution, learner: Learner, split: str) -> Non
                 raise UserError(
                     f"{name} gives {part}.{field} of {value.dtype}, and the model's parameters are "
                     f"{dtype}: convert them, as by .float()."
+                )
+            if value.is_floating_point() and value.isnan().any():
+                raise UserError(
+                    f"{name} gives NaN in {part}.{field}: remove or replace it in the data."
+                )
+            if field == "targets" and not learner.regression and value.dtype != torch.int64:
+                raise UserError(
+                    f"{name} gives {part}.targets of {value.dtype}: give class indices of "
+                    "torch.int64, as by .long()."
                 )
             if not torch.equal(value, getattr(getattr(again, part), field)):
                 raise UserError(

@@ -154,7 +154,8 @@ class _InProcessStrategy(Strategy):
         super().__init__(partitioner, reducer)
         if not isinstance(reducer, LinearReducer):
             raise UserError(
-                f"strategy={self.name} adds up weighted results, which {reducer!r} does not: "
+                f"strategy={self.name} adds up weighted results, which the reducer "
+                f"{type(reducer).__name__} does not: "
                 "choose reducer=mean or reducer=sum, or strategy=rpc."
             )
 
@@ -454,13 +455,14 @@ class RpcStrategy(Strategy):
         """See `Strategy`."""
         learner.zero_grad(set_to_none=True)
         if self.gradient == "worker":
-            result = self._call(mapper, learner, batch)
+            result = self._require_gradient(self._call(mapper, learner, batch), learner)
             with record_function("metadist::reduce"):  # copies what came with the result
                 if result.loss.requires_grad:
                     result.loss.backward()
         else:
             with distributed.autograd.context() as context_id:
                 result = self._call(mapper, distributed.module_clone(learner, by="clone"), batch)
+                result = self._require_gradient(result, learner)
                 with record_function("metadist::backward"):
                     if result.loss.requires_grad:
                         distributed.autograd.backward(context_id, result.loss)
@@ -468,6 +470,18 @@ class RpcStrategy(Strategy):
             lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, result
         )
         return detached, stop_requested()
+
+    def _require_gradient(self, result: Any, learner: nn.Module) -> Any:
+        """The result, unless a reducer of the user's own has lost the gradient of its loss."""
+        if isinstance(self.reducer, LinearReducer) or result.loss.requires_grad:
+            return result
+        if any(parameter.requires_grad for parameter in learner.parameters()):
+            raise UserError(
+                f"the loss that the reducer {type(self.reducer).__name__} returned has no "
+                "gradient: compute it from the losses of the results, without detach() or "
+                "torch.no_grad()."
+            )
+        return result
 
     def _call(self, mapper: Mapper, learner: nn.Module, batch: Any) -> Any:
         return distributed.remote_sync_call(

@@ -1,5 +1,6 @@
 """Mappers of meta-learning: what a worker does with its shard of a meta-batch."""
 
+import contextlib
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple, cast
 import optree
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import record_function
 
 from metadist.algorithms import Learner, TaskResult
@@ -16,6 +18,7 @@ from metadist.algorithms.learner import as_task_result
 from metadist.distributed import module_clone
 from metadist.distributed.worker_calls import Call, Gradients, WorkerResponse
 from metadist.distributed.worker_local import WorkerLocal
+from metadist.errors import UserError
 from metadist.tasks import Episode, random_state, seed_from, select_episodes
 from metadist.training.batching import (
     MAX_CHUNK,
@@ -23,6 +26,7 @@ from metadist.training.batching import (
     ChunkSize,
     buffer_changes,
     forward_batched,
+    own_memory,
     split_into_chunks,
     split_stacked,
     to_device,
@@ -162,7 +166,9 @@ class TaskMapper:
         before, run = dict(learner.named_buffers()), learner
         if before:
             run = cast(Learner, module_clone(learner, by="reference", detach_buffers=True))
-        with autocast(self.precision, episode.query.inputs.device):
+        # The other kernels of attention have no second derivative.
+        attention = sdpa_kernel(SDPBackend.MATH) if learner.training else contextlib.nullcontext()
+        with autocast(self.precision, episode.query.inputs.device), attention:
             result = as_task_result(run(episode), learner)
         if self.precision == "bf16":
             result = to_float32(result)
@@ -179,9 +185,9 @@ class TaskMapper:
                 with record_function("metadist::data"):
                     episode = self.tasks.value.sample(key)
             elif single:
-                episode = batch.episodes
+                episode = own_memory(batch.episodes)
             else:
-                episode = select_episodes(batch.episodes, index)
+                episode = own_memory(select_episodes(batch.episodes, index))
             yield key, episode
 
 
@@ -201,6 +207,8 @@ class TrainMapper(TaskMapper):
             results = self.run_each(learner.train(), batch)
         if len(results) == 1:
             return results[0]._replace(predictions=None)
+        if any(each.metrics.keys() != results[0].metrics.keys() for each in results):
+            raise UserError(_different_metrics(learner, results))
         return TaskResult(
             torch.stack([result.loss for result in results]).mean(),
             {
@@ -259,6 +267,8 @@ class TrainMapper(TaskMapper):
             else:
                 found = outer_step(arguments)
             dtypes = dtypes or found.dtypes
+            if values and found.result.metrics.keys() != values[0].metrics.keys():
+                raise UserError(_different_metrics(learner, [values[0], found.result]))
             values.append(found.result)
             for i, gradient in enumerate(found.gradients):
                 if gradient is not None:
@@ -370,6 +380,15 @@ def _learner_and_batches(calls: list[Call]) -> tuple[Learner, list[MetaBatch]]:
 
     learners, batches = zip(*(arguments(*args, **kwargs) for args, kwargs in calls), strict=True)
     return learners[0], list(batches)
+
+
+def _different_metrics(learner: Learner, results: Sequence[TaskResult]) -> str:
+    first = results[0].metrics.keys()
+    name = min(name for each in results for name in each.metrics.keys() ^ first)
+    return (
+        f"{type(learner).__name__} returned the metric {name} for some tasks and not for others: "
+        "return the same metrics for every task."
+    )
 
 
 def as_batch_of_one(tree: Any) -> Any:

@@ -39,7 +39,8 @@ def read_weights(path: Path) -> dict[str, Any]:
     if metadata.get("format") != WEIGHTS_FORMAT:
         raise UserError(
             f"the weights file {path} was not written by this version of metadist (format "
-            f"{metadata.get('format')}, expected {WEIGHTS_FORMAT}): give a file that metadist export wrote."
+            f"{metadata.get('format')}, expected {WEIGHTS_FORMAT}): give a file that metadist "
+            "export wrote."
         )
     try:
         texts = {key: value for key, value in metadata.items() if key not in ("format", "version")}

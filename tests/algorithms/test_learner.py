@@ -282,9 +282,12 @@ def test_frozen_parameters_of_heads_and_norms_stay_frozen(first_order):
 def test_a_model_may_have_a_parameter_that_it_does_not_use():
     model = MLP((1, 16, 16), 3, hidden=[5]).double()
     model.unused = nn.Linear(2, 2).double()
-    learner = MAML(model, inner_steps=2)
-    learner.train()(images()).loss.backward()
-    assert model.head.weight.grad is not None
+    for algorithm in (MAML, IMAML):
+        model.zero_grad()
+        algorithm(model, inner_steps=2).train()(images()).loss.backward()
+        assert model.head.weight.grad is not None
+    tuned = Supervised(model, evaluation="fine_tune", eval_inner_steps=2).eval()
+    assert tuned(images()).predictions.shape == (6, 3)
 
 
 def test_a_model_without_parameters_that_require_grad_is_refused():

@@ -205,16 +205,46 @@ def without_tasks(learner, tasks: MetaBatch) -> list[Shard]:
     return [Shard(0, (learner, tuple(tasks)))]
 
 
+def with_an_empty_shard(learner, tasks: MetaBatch) -> list[Shard]:
+    parts = (tasks, tasks.select(slice(0)))
+    return [Shard(0, (learner, part), size=part.size) for part in parts]
+
+
+def of_size_one(learner, tasks: MetaBatch) -> list[Shard]:
+    return [Shard(0, (learner, tasks))]
+
+
 @pytest.mark.parametrize(
     ("partitioner", "message"),
     [
+        (with_an_empty_shard, "gives worker 0 a shard without tasks: leave it out"),
+        (of_size_one, "gives a shard of 4 tasks the size 1, its weight in the mean: give"),
         (first_three, "shards have 3 tasks, 3 of them different, of a meta-batch of 4: give each"),
         (twice, "shards have 8 tasks, 4 of them different, of a meta-batch of 4: give each"),
         (without_tasks, "no MetaBatch among its arguments, but MAML, tuple: give it"),
     ],
 )
-def test_partitioners_that_lose_or_repeat_tasks_are_refused(tmp_path, partitioner, message):
+def test_partitioners_whose_shards_do_not_fit_are_refused(tmp_path, partitioner, message):
     target = f"+partition._target_={partitioner.__module__}.{partitioner.__name__}"
     options = ("strategy=local", target, "+partition._partial_=true", "trainer.meta_batch_size=4")
     with pytest.raises(UserError, match=message):
         build(tmp_path, *options)
+
+
+def at_random(learner, tasks: MetaBatch) -> list[Shard]:
+    order = torch.from_numpy(np.random.default_rng().permutation(tasks.size))
+    some = MetaBatch(tasks.keys[order])
+    return [Shard(0, (learner, some), size=some.size)]
+
+
+def test_a_random_partitioner_is_refused_where_every_rank_calls_it(tmp_path):
+    target = f"+partition._target_={at_random.__module__}.{at_random.__name__}"
+    options = (target, "+partition._partial_=true", "trainer.meta_batch_size=30")
+    build(tmp_path, "strategy=local", *options)
+    with pytest.raises(UserError, match="gives other shards when it is called again"):
+        build(tmp_path, "strategy=allreduce", *options)
+
+
+def test_supervised_training_of_a_few_shot_algorithm_is_refused(tmp_path):
+    with pytest.raises(UserError, match="MAML adapts to few-shot tasks, and supervised training"):
+        build(tmp_path, "strategy=local", "algorithm=maml", name="ddp")

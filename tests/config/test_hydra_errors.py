@@ -35,6 +35,14 @@ ANYTHING = f"+callbacks.mine._target_={__name__}.Anything"
         (["sweep.retries=3"], "the keys of sweep are on_failure."),
         ([ANYTHING, "callbacks.mine.two=2"], ", or write +callbacks.mine.two=VALUE to add it."),
         (["partition=dim0"], "partition is not in the defaults list: write +partition=VALUE to"),
+        (
+            ["partition._target_=a.B"],
+            "is not in the defaults list: write +partition._target_=VALUE",
+        ),
+        (
+            ["callbacks.ema.decay=0.9"],
+            "choose the callback too, as in callbacks=early_stopping, or",
+        ),
         (["sede=1"], "sede is not a key or group of the configuration (did you mean seed?): check"),
         (["seed=[1"], "the override 'seed=[1' cannot be read: write KEY=VALUE, as in seed=1."),
         (["@=1"], "the command line cannot be read (Config group override must be a string or a"),

@@ -212,9 +212,22 @@ def test_tasks_within_groups():
 
 def test_the_same_drawers_need_as_many_examples_of_each_class():
     images = [np.zeros((count, 8, 8), np.uint8) for count in (4, 2, 4)]
-    splits = {split: np.arange(3) for split in SPLITS}
+    splits = {split: np.array([index]) for index, split in enumerate(SPLITS)}
     with pytest.raises(UserError, match=r"as many examples of each class, and birds has from 2 to"):
         ImageClasses("birds", images, splits, test_drawers=True)
+
+
+def test_splits_that_share_classes_are_refused():
+    images = np.zeros((3, 4, 8, 8), np.uint8)
+    splits = {"train": [0, 1], "validation": [2], "test": [1]}
+    with pytest.raises(UserError, match="class 1 of birds is in train and in test"):
+        ImageClasses("birds", images, splits)
+
+
+def test_channels_that_come_last_are_refused():
+    splits = {split: np.array([index]) for index, split in enumerate(SPLITS)}
+    with pytest.raises(UserError, match="28 channels of 28 x 3 pixels"):
+        ImageClasses("birds", np.zeros((3, 4, 28, 28, 3), np.uint8), splits)
 
 
 def test_augmentation_depends_on_the_key_and_is_for_training_only():
@@ -544,12 +557,12 @@ def test_every_dataset_takes_the_options_of_its_images(tmp_path, monkeypatch, ma
 
 
 def test_small_classes_of_a_group_are_left_out():
-    images = [np.zeros((count, 8, 8), np.uint8) for count in (3, 3, 9, 9)]
+    images = [np.zeros((count, 8, 8), np.uint8) for count in (3, 3, 9, 9) * len(SPLITS)]
     dataset = ImageClasses(
         "uneven",
         images,
-        {split: [0, 1, 2, 3] for split in SPLITS},
-        groups=["few", "few", "many", "many"],
+        {split: np.arange(4) + 4 * index for index, split in enumerate(SPLITS)},
+        groups=["few", "few", "many", "many"] * len(SPLITS),
         skip_small_classes=True,
         rotations=False,
     )

@@ -79,6 +79,59 @@ def test_an_error_of_the_users_model_names_its_line_and_is_chained(tasks):
     assert f'test_sanity_check.py", line {number}' in text
 
 
+class Broken(FewShotTasks):
+    """Tasks with one tensor changed by a function."""
+
+    def __init__(self, dataset, change) -> None:
+        super().__init__(dataset, ways=3, shots=1, queries=2)
+        self.change = change
+
+    def sample(self, key):
+        support, query = super().sample(key)
+        return Episode(support, self.change(query))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda query: query._replace(inputs=query.inputs * torch.nan), "gives NaN in query.inp"),
+        (lambda query: query._replace(targets=query.targets.int()), "give class indices of torch"),
+    ],
+)
+def test_data_that_cannot_be_learned_from_are_one_sentence(tasks, model, change, message):
+    with pytest.raises(UserError, match=message):
+        run_sanity_check(Broken(tasks.dataset, change), MAML(model))
+
+
+class ClassIndices(MAML):
+    def forward(self, episode):
+        result = super().forward(episode)
+        if self.training:
+            return result
+        return result._replace(predictions=result.predictions.argmax(-1))
+
+
+def test_predictions_are_one_row_for_each_query(tasks, model):
+    with pytest.raises(
+        UserError, match=r"predictions of shape \(6,\) in evaluation: return the log"
+    ):
+        run_sanity_check(tasks, ClassIndices(model))
+
+
+def test_a_loss_that_cannot_be_differentiated_is_found(tasks, model):
+    class NoBackward(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, loss):
+            return loss.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise NotImplementedError("the user's own")
+
+    with pytest.raises(RuntimeError, match=r"test_sanity_check\.py:\d+, in backward: NotImpl"):
+        run_sanity_check(tasks, Returns(model, NoBackward.apply))
+
+
 def test_a_misfit_outside_the_users_code_is_one_sentence(tasks):
     with pytest.raises(UserError, match="cannot process a train task of this shape"):
         run_sanity_check(tasks, MAML(nn.Sequential(nn.Flatten(), nn.Linear(7, 3))))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from metadist.algorithms import Learner, TaskResult
+from metadist.algorithms import MAML, Learner, TaskResult
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
 from metadist.tasks import Episode, Examples, task_keys
@@ -187,6 +187,60 @@ def test_tasks_that_are_not_sampled_together_are_sampled_one_by_one():
     mapper = EvaluateMapper(WorkerLocal("numbers partly together", FirstTogether()), "cpu")
     calls = [((Dice(), MetaBatch(task_keys(0, "train", 1, range(100)))), {})]
     assert mapper.map_batched(calls)[0]["loss"].tolist() == [2.0 * n for n in range(100)]
+
+
+class Offsets(Learner):
+    """Its metric is where in its memory a task's tensor begins."""
+
+    def forward(self, episode):
+        offset = torch.tensor(float(episode.query.inputs.storage_offset()))
+        return TaskResult(self.model(episode.query.inputs).sum(), {"offset": offset})
+
+
+def test_the_place_of_a_task_in_a_batch_does_not_decide_its_alignment():
+    part = Examples(torch.ones(6, 2, 1), torch.zeros(6, 2, 1))
+    batch = MetaBatch(KEYS, Episode(part, part))
+    mapper = mapper_of(TaskMapper)
+    one = MetaBatch(KEYS[2], Episode(*(Examples(x[2], y[2]) for x, y in batch.episodes)))
+    for some in (batch, one):
+        results = mapper.run_each(Offsets(nn.Linear(1, 1)), some)
+        assert {result.metrics["offset"].item() for result in results} == {0.0}
+
+
+class SometimesMore(Offsets):
+    def forward(self, episode):
+        result = super().forward(episode)
+        more = {"some": result.loss.detach()} if episode.query.targets.any() else {}
+        return result._replace(metrics=more)
+
+
+def test_metrics_of_some_tasks_only_are_one_sentence():
+    part = Examples(torch.ones(6, 1, 1), torch.arange(6.0).view(6, 1, 1))
+    batch, learner = MetaBatch(KEYS, Episode(part, part)), SometimesMore(nn.Linear(1, 1))
+    mapper = mapper_of(TrainMapper)
+    with pytest.raises(UserError, match="SometimesMore returned the metric some for some tasks"):
+        mapper(learner, batch)
+    with pytest.raises(UserError, match="SometimesMore returned the metric some for some tasks"):
+        mapper.weighted_sum([((learner, batch), {})], [1.0], list(learner.parameters()))
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encode = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(12, 2)
+
+    def forward(self, inputs):
+        return self.head(self.encode(inputs).flatten(1))
+
+
+def test_attention_has_second_derivatives():
+    part = Examples(torch.randn(1, 2, 3, 4), torch.tensor([[0, 1]]))
+    batch, learner = MetaBatch(KEYS[:1], Episode(part, part)), MAML(Attention())
+    response = mapper_of(TrainMapper).weighted_sum(
+        [((learner, batch), {})], [1.0], list(learner.parameters())
+    )
+    assert all(each is not None for each in response.gradients.by_input)
 
 
 def test_sizes_of_batches():
