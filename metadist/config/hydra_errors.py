@@ -106,12 +106,12 @@ def _composition(text: str, cause: BaseException | None) -> str:
     top = key.split(".")[0]
     if top in NOT_IN_DEFAULTS:
         return f"{top} is not in the defaults list: write +{key}=VALUE to add it."
-    if top == "callbacks" and key.count(".") == 2:
+    node = getattr(cause, "parent_node", None)
+    if top == "callbacks" and not (isinstance(node, DictConfig) and "_target_" in node):
         return (
             f"{key} is not a key of the configuration: choose the callback too, as in "
             "callbacks=early_stopping, or +callbacks.NAME._target_=CLASS for one of your own."
         )
-    node = getattr(cause, "parent_node", None)
     if "." in key and isinstance(node, DictConfig):
         return _unknown_key(str(getattr(cause, "full_key", key)), node)
     near = nearest_key(key)

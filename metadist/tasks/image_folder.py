@@ -90,8 +90,10 @@ class ImageFolder(DecodedImages):
         if names[0].startswith("/"):
             found["train"] = np.arange(len(names))
             fractions = self.fractions
+            self.more_classes = "raise dataset.validation_fraction or dataset.test_fraction"
         elif not len(found["validation"]):
             fractions = {"validation": self.fractions["validation"]}
+            self.more_classes = "raise dataset.validation_fraction"
         else:
             self.seed = None
         choose = functools.partial(_choose, np.random.default_rng(self.seed))

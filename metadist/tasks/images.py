@@ -60,7 +60,8 @@ class ImageClasses:
     inverted = False
     group = "group"
     without_groups = "groups=None"
-    """How messages name a group, and how to draw tasks across groups."""
+    more_classes = "use a dataset with more classes"
+    """How messages name a group, how to draw tasks across groups, and how to get more classes."""
 
     def __init__(
         self,
@@ -227,8 +228,8 @@ class ImageClasses:
                 enough = f" with {needed} examples" if small else ""
                 raise UserError(
                     f"{key_prefix}ways is {ways}, but the {split} split of {self.name} has only "
-                    f"{len(members)} {classes}{enough}; lower {key_prefix}ways or use a dataset "
-                    "with more classes"
+                    f"{len(members)} {classes}{enough}; lower {key_prefix}ways or "
+                    f"{self.more_classes}"
                 )
             groups = (self.groups or {}).get(split, [])
             largest = max((len(self._large_enough(each, needed)) for each in groups), default=ways)
