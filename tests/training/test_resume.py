@@ -188,14 +188,14 @@ def test_a_full_disk_ends_the_run_and_leaves_what_was_there(tmp_path):
 
 
 def test_a_dataset_whose_classes_are_divided_otherwise_is_refused(tmp_path):
-    for index in range(7):
+    for index in range(10):
         (tmp_path / "data" / f"class{index}").mkdir(parents=True)
         for example in range(3):
-            image = Image.new("L", (28, 28), 30 * index + example)
+            image = Image.new("L", (28, 28), 20 * index + example)
             image.save(tmp_path / "data" / f"class{index}" / f"{example}.png")
     options = (
         *("dataset=folder", f"dataset.root={tmp_path / 'data'}", "dataset.channels=1"),
-        *("dataset.size=28", "task.ways=1", "task.queries=1", "trainer.iterations=2"),
+        *("dataset.size=28", "task.ways=2", "task.queries=1", "trainer.iterations=2"),
         "strategy=local",
     )
 
