@@ -78,6 +78,12 @@ def run_task(configuration: DictConfig) -> float | None:
     Raises:
         JobFailure: the job failed.
     """
+    if HydraConfig.get().job.chdir:
+        message = (
+            "hydra.job.chdir=true does not apply: paths and modules are relative to the directory "
+            "in which the command is started; leave it out."
+        )
+        raise JobFailure(UserError(message), in_job=False)
     spec = spec_from_hydra(configuration)
     try:
         try:
@@ -105,11 +111,6 @@ def spec_from_hydra(configuration: DictConfig) -> RunSpec:
     A sweep's job that has checkpoints in its directory resumes from them.
     """
     hydra_node = HydraConfig.get()
-    if hydra_node.job.chdir:
-        raise UserError(
-            "hydra.job.chdir=true does not apply: paths and modules are relative to the directory "
-            "in which the command is started; leave it out."
-        )
     directory = Path(hydra_node.runtime.output_dir).resolve()
     in_sweep = hydra_node.mode == RunMode.MULTIRUN
     configuration = configuration.copy()

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import IO
 
 import pytest
+from commands import run_command
 
 from metadist.cli import exit_status
 from metadist.cli.main import is_main_program
@@ -25,6 +26,12 @@ def test_a_script_is_the_main_program_or_is_called_by_one(tmp_path, monkeypatch,
     assert is_main_program(script) is program
     monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace())  # python -c, or interactive
     assert not is_main_program(script)
+
+
+def test_another_working_directory_is_refused():
+    (shown,) = run_command("metadist", "maml", "strategy=local", "hydra.job.chdir=true")
+    assert shown.status == 2
+    assert shown.err.startswith("error: hydra.job.chdir=true does not apply: paths and modules")
 
 
 def test_a_user_error_is_one_sentence(capsys):

@@ -16,6 +16,7 @@ from worlds import run_world
 from metadist.algorithms import MAML
 from metadist.config import image_preprocessing, load_experiment, load_learner
 from metadist.config.trusted import check_interpolations, locate_trusted
+from metadist.distributed import batch_partitioner, mean_reducer
 from metadist.errors import UserError
 from metadist.models import Torchvision
 from metadist.tasks import Glyphs
@@ -319,18 +320,16 @@ def test_a_key_is_deleted(tmp_path):
 
 def test_an_experiment_is_loaded_for_one_process_that_leaves_the_run_as_it_is(tmp_path):
     def of_two_ranks(values):
-        partition = {
-            "_target_": "metadist.distributed.dim_partitioner",
-            "dim": 0,
-            "workers": [0, 1],
-        }
         strategy = {"_target_": "metadist.training.RpcStrategy"}
         values.update(strategy=strategy, resume="auto", init_from="gone")
-        values.update(partition=partition, callbacks={"mine": {"_target_": "evil.Callback"}})
+        for name in ("partition", "default_partition", "reducer"):
+            values[name] = {"_target_": f"evil.{name}", "workers": [0, 1]}
+        values.update(callbacks={"mine": {"_target_": "evil.Callback"}})
 
     saved_configuration(tmp_path, of_two_ranks)
     x = load_experiment(tmp_path)
     assert (x.strategy.name, x.resume, x.state.iteration, x.callbacks) == ("local", None, 0, {})
+    assert (x.strategy.partitioner, x.strategy.reducer) == (batch_partitioner, mean_reducer)
     Trainer(x).train_step(1)  # logs nothing
     assert [path.name for path in tmp_path.iterdir()] == [".hydra"]
     (tmp_path / ".hydra" / "config.yaml").write_text("seed: 0")
