@@ -38,6 +38,7 @@ from metadist.training import (
 from metadist.training.sanity_check import (
     check_batch_norm,
     check_partition,
+    check_supervised,
     check_ways,
     run_sanity_check,
 )
@@ -111,6 +112,7 @@ def assemble_experiment(
     _check_scheduler(cfg.scheduler, optimizer, instantiate)
     scheduler = instantiate(cfg.scheduler, "scheduler", optimizer=optimizer)
     check_partition(strategy, learner, trainer.meta_batch_size)
+    check_supervised(tasks, learner)
     check_ways(tasks, learner)
     check_batch_norm(tasks, learner)
     run_sanity_check(tasks, learner, precision)

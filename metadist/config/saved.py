@@ -180,7 +180,7 @@ def load_experiment(path: str | Path, *overrides: str, trust_code: bool = False)
         configuration.update(_SINGLE_PROCESS)
         configuration.pop("partition", None)  # it may name workers of another job
         if not str(OmegaConf.select(configuration, "reducer._target_")).startswith("metadist."):
-            configuration.reducer = _MEAN  # a sum over workers, as one process needs it
+            configuration.reducer = _MEAN  # one process adds up its shards
         _apply_overrides(configuration, overrides, _searchpath(directory, trust_code))
     if not trust_code:
         check_interpolations(OmegaConf.to_container(configuration, resolve=False))

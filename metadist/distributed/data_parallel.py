@@ -15,14 +15,21 @@ from metadist.distributed.reducers import leaf_dtypes, weighted_sum
 
 
 class _Apply(nn.Module):
-    """A module whose forward applies a mapper to the wrapped module and a shard."""
+    """A module whose forward applies a mapper to the wrapped module and a shard.
+
+    Every parameter takes part in the loss, with a gradient of zero where the shard's own loss does
+    not depend on it: DistributedDataParallel waits for all of them.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
 
     def forward(self, function: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
-        return function(self.module, *args, **kwargs)
+        result = function(self.module, *args, **kwargs)
+        trainable = [each for each in self.module.parameters() if each.requires_grad]
+        zeros = [each.flatten()[:0].sum() for each in trainable]
+        return result._replace(loss=sum(zeros, result.loss))
 
 
 class DataParallel:
@@ -39,10 +46,7 @@ class DataParallel:
         with warnings.catch_warnings():
             # Its replacement is missing in older versions and still sends buffers once.
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
-            # A task's loss may leave out parameters on which another task's depends.
-            self._parallel = DistributedDataParallel(
-                _Apply(module), broadcast_buffers=False, find_unused_parameters=True
-            )
+            self._parallel = DistributedDataParallel(_Apply(module), broadcast_buffers=False)
 
     def backward(
         self,

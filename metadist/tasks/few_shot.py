@@ -65,11 +65,12 @@ class FewShotTasks:
                 f"the dataset {type(dataset).__name__} has no {', '.join(missing)}: see "
                 "metadist.tasks.TaskDataset for what a dataset has."
             )
-        if not dataset.regression and (fewest := min(ways, train_ways or ways)) < 2:
-            raise UserError(
-                f"task.ways is {fewest}, and there is nothing to tell apart with a single class: "
-                "set it to 2 or more"
-            )
+        for name, count in {"ways": ways, "train_ways": train_ways}.items():
+            if count == 1 and not dataset.regression:
+                raise UserError(
+                    f"task.{name} is 1, and there is nothing to tell apart with a single class: "
+                    "set it to 2 or more"
+                )
         self.dataset = dataset
         self.ways, self.shots, self.queries = ways, shots, queries
         self.train_ways = ways if train_ways is None else train_ways

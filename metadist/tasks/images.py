@@ -148,8 +148,8 @@ class ImageClasses:
         self.test_drawers = test_drawers
         if test_drawers and len(sizes := {*self.class_sizes.tolist()}) > 1:
             raise UserError(
-                f"test_drawers needs as many examples of each class, and {name} has from "
-                f"{min(sizes)} to {max(sizes)}: leave it out."
+                f"test_drawers needs the same number of examples in each class, and {name} has "
+                f"from {min(sizes)} to {max(sizes)}: leave it out."
             )
         self.groups = None if groups is None else self._grouped(groups)
         self._on_device: dict[torch.device, ImagesOnDevice | None] = {}

@@ -48,7 +48,7 @@ class SupervisedTasks:
         dataset: ImageDataset,
         micro_batch_size: Annotated[int, Ge(2)] = 16,
         held_out: Annotated[int, Ge(1)] = 4,
-        ways: Annotated[int, Ge(1)] = 5,
+        ways: Annotated[int, Ge(2)] = 5,
         shots: Annotated[int, Ge(1)] = 1,
         queries: Annotated[int, Ge(1)] = 5,
     ) -> None:

@@ -33,16 +33,15 @@ _ALGORITHMS = "metadist.algorithms."
 _LIBRARIES = sys.stdlib_module_names | {"metadist", "numpy", "optree", "torch"}
 
 
-def check_ways(tasks: TaskDistribution, learner: Learner) -> None:
-    """Check that the algorithm is for tasks of this kind, and trains all of the model's outputs.
+def check_supervised(tasks: TaskDistribution, learner: Learner) -> None:
+    """Check that supervised training has an algorithm for it. Algorithms of the user's own pass.
 
     Args:
         tasks: of this rank.
         learner: built for the tasks.
 
     Raises:
-        UserError: supervised training of a few-shot algorithm of metadist, or test tasks that have
-            more classes than training tasks.
+        UserError: a few-shot algorithm of metadist in supervised training.
     """
     few_shot = type(learner).__module__.startswith(_ALGORITHMS) and not isinstance(
         learner, Supervised
@@ -52,6 +51,18 @@ def check_ways(tasks: TaskDistribution, learner: Learner) -> None:
             f"{learner.algorithm_name} adapts to few-shot tasks, and supervised training gives it "
             "batches of all classes: take algorithm=supervised, or start experiments/maml.py."
         )
+
+
+def check_ways(tasks: TaskDistribution, learner: Learner) -> None:
+    """Check that training uses all of the learner's outputs.
+
+    Args:
+        tasks: of this rank.
+        learner: built for the tasks.
+
+    Raises:
+        UserError: test tasks have more classes than training tasks.
+    """
     if not isinstance(tasks, FewShotTasks) or tasks.regression or not learner.outputs_are_classes:
         return
     untrained = tasks.ways - tasks.train_ways
@@ -210,12 +221,14 @@ def _check_task(tasks: WorkerLocal, learner: Learner, split: str, precision: Pre
             f"the loss that {name}.forward returned in training has no gradient: compute it "
             "from the learner's parameters, without detach() or torch.no_grad()."
         )
-    predictions, queries = result.predictions, len(tasks.value.sample(batch.keys[0]).query.targets)
-    if predictions is not None and (predictions.dim() != 2 or len(predictions) != queries):
-        raise UserError(
-            f"{name}.forward returned predictions of shape {tuple(predictions.shape)} in "
-            f"evaluation: return the logits or values of all queries, shape ({queries}, outputs)."
-        )
+    if (predictions := result.predictions) is not None:
+        queries = len(tasks.value.sample(batch.keys[0]).query.targets)
+        if predictions.dim() != 2 or len(predictions) != queries:
+            raise UserError(
+                f"{name}.forward returned predictions of shape {tuple(predictions.shape)} in "
+                "evaluation: return the logits or values of all queries, shape "
+                f"({queries}, outputs)."
+            )
     if taken := sorted(result.metrics.keys() & _RESERVED - {metric}):
         raise UserError(
             f'{name}.forward returned the metric "{taken[0]}", a name that metrics of '

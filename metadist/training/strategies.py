@@ -98,7 +98,7 @@ class Strategy(ABC):
         """Compute the reduced result, and put the gradient of its `loss` into `.grad`.
 
         The drivers call it. `.grad` is replaced, not added to; a parameter on which no task's
-        loss depends gets None, with distributed autograd a gradient of zero.
+        loss depends gets None, with distributed autograd and the engine "ddp" a gradient of zero.
 
         Args:
             mapper: what runs on the workers.

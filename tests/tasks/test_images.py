@@ -213,7 +213,9 @@ def test_tasks_within_groups():
 def test_the_same_drawers_need_as_many_examples_of_each_class():
     images = [np.zeros((count, 8, 8), np.uint8) for count in (4, 2, 4)]
     splits = {split: np.array([index]) for index, split in enumerate(SPLITS)}
-    with pytest.raises(UserError, match=r"as many examples of each class, and birds has from 2 to"):
+    with pytest.raises(
+        UserError, match=r"same number of examples in each class, and birds has from 2"
+    ):
         ImageClasses("birds", images, splits, test_drawers=True)
 
 
