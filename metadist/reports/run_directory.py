@@ -101,10 +101,11 @@ def require_results(directory: Path) -> dict[str, Any]:
     """
     results = read_results(directory)
     if results is None:
-        reason = f"holds no {RESULTS_FILE}" if directory.exists() else "does not exist"
+        reason, remedy = "does not exist", ""
+        if directory.exists():
+            reason, remedy = f"holds no {RESULTS_FILE}", ", or finish this one with resume=auto"
         raise UserError(
-            f"{directory} {reason}: give the directory of a run that has finished, or finish this "
-            "one with resume=auto."
+            f"{directory} {reason}: give the directory of a run that has finished{remedy}."
         )
     return results
 

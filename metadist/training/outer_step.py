@@ -6,7 +6,6 @@ padded with tasks that count zero times.
 """
 
 import functools
-import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -198,17 +197,19 @@ def _constant_attributes(learner: Learner) -> list[list[Any]]:
 
 
 def _changed_names(learner: Learner, before: list[list[Any]]) -> list[str]:
-    """The names of the attributes, or of the modules, whose values were others `before`."""
+    """What has other values than `before`: attributes by name, or all of a module."""
+    modules = dict(learner.named_modules())
+    if len(modules) != len(before):
+        return ["modules"]
     changed = []
-    for (path, module), old in itertools.zip_longest(learner.named_modules(), before):
-        names = [name for name, value in vars(module).items() if isinstance(value, _CONSTANT)]
-        new = [vars(module)[name] for name in names]
-        if old is None or len(new) != len(old):
+    for (path, module), old in zip(modules.items(), before, strict=True):
+        new = {name: value for name, value in vars(module).items() if isinstance(value, _CONSTANT)}
+        if len(new) != len(old):
             changed.append(f"attributes of {path}" if path else "attributes")
-        else:
-            pairs = zip(names, new, old, strict=True)
-            prefix = f"{path}." if path else ""
-            changed += [f"{prefix}{name}" for name, value, other in pairs if value != other]
+            continue
+        prefix = f"{path}." if path else ""
+        pairs = zip(new.items(), old, strict=True)
+        changed += [f"{prefix}{name}" for (name, value), other in pairs if value != other]
     return changed
 
 

@@ -153,6 +153,16 @@ def test_an_attribute_that_appears_is_not_ignored(form, caplog):
     assert "the learner's attributes of model changed during training" in caplog.text
 
 
+def test_a_module_that_disappears_is_not_ignored(form, caplog):
+    learner, tasks = sinusoid()
+    options = CompileOptions(f"module removed, {form}", 4)
+    learner.model.other = nn.Identity()
+    response(learner, tasks, 4, options)
+    del learner.model.other
+    response(learner, tasks, 4, options)
+    assert "the learner's modules changed during training" in caplog.text
+
+
 def test_a_test_between_steps_leaves_the_step_compiled(form, caplog):
     learner, tasks = sinusoid()
     options = CompileOptions(f"tested, {form}", 4)
