@@ -132,8 +132,8 @@ def load_for_tasks(experiment: Experiment, path: Path, contents: Mapping[str, An
 def _default_output(run: Path, overrides: tuple[str, ...], checkpoint: Path | None) -> Path:
     """A file in the run's directory, named after the checkpoint and the overrides."""
     parts = ",".join([*([] if checkpoint is None else [checkpoint.stem]), *overrides])
-    name = re.sub(r"[^\w.=+-]+", "_", parts) or "own_protocol"
-    if len(name) > _MAX_NAME:
+    name = re.sub(r"[^\w.,=+-]+", "_", parts) or "own_protocol"
+    if len(name) > _MAX_NAME or (parts and name != parts):
         digest = hashlib.sha256(parts.encode()).hexdigest()[:8]
         name = f"{name[:_MAX_NAME]}-{digest}"
     return run / _DIRECTORY / f"{name}.json"

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from rich.progress import Progress
 
 from metadist.cli.command import argument_parser, exit_status
-from metadist.errors import UserError
+from metadist.errors import UserError, one_line
 from metadist.loggers.console import print_plain
 
 _TIMEOUT_SECONDS = 30.0
@@ -227,7 +227,7 @@ def _download_errors(file: RemoteFile, target: Path) -> Iterator[None]:
     except requests.RequestException as error:
         part = _part_of(file.url, target.parent)
         kept = f"; {part} is kept, and the next start continues it" if part.exists() else ""
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)
         raise UserError(
             f"{file.url} could not be downloaded ({reason}){kept}: check the network, or put "
             f"{target.name} into {target.parent} yourself"
@@ -252,12 +252,8 @@ def _listed_checksums(remote: RemoteDataset) -> dict[str, str]:
         response.raise_for_status()
         return {str(each["key"]): str(each["checksum"]) for each in response.json()["files"]}
     except (requests.RequestException, KeyError, TypeError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)
         raise UserError(
             f"{remote.listing} with the files' checksums cannot be read ({reason}): check the "
             "network"
         ) from error
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -222,8 +222,6 @@ def run_sweep_job(spec: RunSpec) -> float | None:
         if ending["stops"]:
             with contextlib.suppress(RuntimeError):  # the other ranks are not waited for
                 report_object(current_job().store, "ending", ending)
-            fail_job(spec, failure)
-            return None
         fail_job(spec, failure)
         _require_left(_exchange_endings(ending), spec)
         current_job().end()

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from metadist.errors import UserError, did_you_mean
+from metadist.errors import UserError, did_you_mean, one_line, user_frame
 
 _TARGET = "_target_"
 _PARTIAL = "_partial_"
@@ -57,7 +57,9 @@ def instantiate(
         raise
     # Also a size that exceeds the memory, or a division by zero.
     except (TypeError, ValueError, RuntimeError, MemoryError, ArithmeticError) as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = one_line(error)
+        if location := user_frame(error):
+            reason += f" ({location})"
         raise UserError(f"{path}: {_name(target)} refuses its arguments: {reason}") from error
 
 

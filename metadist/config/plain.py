@@ -48,7 +48,8 @@ def redact_secrets(value: Any) -> Any:
                 inner = inner.replace(secret, REDACTED)
             return inner
         if isinstance(inner, Mapping):
-            return {clean(key): clean(each) for key, each in inner.items()}
+            # A class may have a password's name.
+            return {clean(k): each if k == "_target_" else clean(each) for k, each in inner.items()}
         if isinstance(inner, list | tuple):
             return [clean(each) for each in inner]
         return inner

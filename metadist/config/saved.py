@@ -21,7 +21,7 @@ from metadist.config.hydra_version import VERSION_BASE
 from metadist.config.instantiate import instantiate, locate_target
 from metadist.config.overrides import is_node, option_values
 from metadist.config.trusted import check_interpolations, locate_trusted
-from metadist.errors import UserError, first_line
+from metadist.errors import UserError, first_line, one_line
 from metadist.loggers import Logger
 from metadist.models.backbones import options_of_weights
 from metadist.reports import CONFIG_FILE, read_hydra
@@ -100,7 +100,7 @@ def load_learner(path: str | Path, *, trust_code: bool = False) -> SavedLearner:
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"the checkpoint {path} does not fit the configuration that it holds "
-            f"({' '.join(str(error).split())[:300]}): load another checkpoint of the run."
+            f"({one_line(error)}): load another checkpoint of the run."
         ) from None
     return SavedLearner(
         learner,

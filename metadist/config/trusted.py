@@ -25,6 +25,7 @@ _CLASSES: Mapping[str, tuple[type, ...]] = {
     "metadist.training": (Strategy, TrainerConfig),
     "torch.optim": (Optimizer,),
     "torch.optim.lr_scheduler": (LRScheduler,),
+    "torchvision.transforms.v2": (nn.Module,),
 }
 """Packages whose exported classes may be built, if they are subclasses of these."""
 
@@ -38,7 +39,8 @@ _SAFE_INTERPOLATION = re.compile(r"\$\{(?:[\w.]+\}|fraction:|oc\.select:)")
 
 
 def locate_trusted(target: str, path: str) -> Any:
-    """Import the target of a saved node, which may be a class of metadist or of `torch.optim`.
+    """Import the target of a saved node, which may be a class of metadist, `torch.optim` or
+    `torchvision.transforms.v2`.
 
     Only the packages above are imported, whatever the target is.
 

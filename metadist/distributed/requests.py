@@ -92,6 +92,10 @@ class SubtreeRequest:
         """
         try:
             responses = SentRequests(self.requests, self.timeout, self.fanout).wait()
+            if self.requests[0][1].weights is None:
+                return responses
+            parts = [part for (part,) in responses]
+            return [[add_up(iter(parts), [1] * len(parts))]]
         except RemoteError as error:
             return error.failure._replace(worker=error.worker)
         except WorkerLostError as error:
@@ -100,10 +104,6 @@ class SubtreeRequest:
             return remote_failure(error)._replace(timed_out=True)
         except BaseException as error:
             return remote_failure(error)
-        if self.requests[0][1].weights is None:
-            return responses
-        parts = [part for (part,) in responses]
-        return [[add_up(iter(parts), [1] * len(parts))]]
 
 
 class SentRequests:

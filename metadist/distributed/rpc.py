@@ -256,13 +256,13 @@ def _respond(request: Request) -> Future:
 
 def _synchronized_response(request: Request) -> Any:
     """The response, whose GPU tensors are complete: a future without devices records no events."""
-    response = request.respond()
-    if request.keep_device:
-        try:
+    try:
+        response = request.respond()
+        if request.keep_device:
             for device in {tensor.device for tensor in tensors_of(response) if tensor.is_cuda}:
                 torch.cuda.synchronize(device)
-        except Exception as error:
-            return remote_failure(error)
+    except BaseException as error:  # the caller would wait for the response
+        return remote_failure(error)
     return response
 
 

@@ -247,7 +247,12 @@ def wait_for_workers(topic: str, workers: list[str], timeout: float | None) -> N
                     )
                 _require_alive_for_all(store, absent)
             elif store.check([_FIRST]):
-                require_alive([store.get(_FIRST).decode()])
+                try:
+                    require_alive([store.get(_FIRST).decode()])
+                except WorkerLostError:
+                    # The first worker sets the outcome before it leaves.
+                    if not store.check([_OUTCOME]):
+                        raise
         if outcome := store.get(_OUTCOME).decode():
             raise WorkerLostError(*json.loads(outcome))
     except RuntimeError as error:

@@ -246,7 +246,7 @@ def _run_shard(
         for index, leaf in enumerate(leaves)
         if isinstance(leaf, Tensor) and leaf.requires_grad
     ]
-    if not differentiable:
+    if not differentiable or not inputs:
         return WorkerResponse(converted(result), None)
     index = differentiable[0]
     if len(differentiable) > 1 or leaves[index].numel() != 1:

@@ -27,7 +27,7 @@ from metadist.distributed.job import current_job
 from metadist.distributed.process_exit import exit_without_finalizing, flush_streams
 from metadist.distributed.rendezvous import rendezvous
 from metadist.distributed.world import host_name, launched_by_torchrun
-from metadist.errors import FAILURE_STATUS, USER_ERROR_STATUS, UserError
+from metadist.errors import FAILURE_STATUS, USER_ERROR_STATUS, UserError, one_line
 from metadist.training import Interrupted
 
 _TRACEBACK = "METADIST_TRACEBACK"
@@ -177,7 +177,7 @@ def error_summary(error: Exception, in_job: bool) -> tuple[str, int]:
         return str(error), FAILURE_STATUS
     if _is_user_error(error, in_job):
         return describe_error(error), USER_ERROR_STATUS
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500], FAILURE_STATUS
+    return f"{type(error).__name__}: {one_line(error)}", FAILURE_STATUS
 
 
 def end_process(message: str) -> None:
@@ -200,13 +200,14 @@ def end_process(message: str) -> None:
 
 
 def exit_process(status: int, is_program: bool) -> NoReturn:
-    """End the process; after an error within seconds, without waiting for stuck threads.
+    """End the process. A program ends after an error within seconds, without waiting for stuck
+    threads; where another program goes on, SystemExit is raised.
 
     Args:
         status: the exit status.
         is_program: nothing follows in this process (`exit_without_finalizing`).
     """
-    if status:
+    if status and is_program:
         flush_streams()
         timer = threading.Timer(_EXIT_SECONDS, os._exit, [status])
         timer.daemon = True

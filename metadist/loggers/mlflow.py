@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from metadist.errors import UserError
+from metadist.errors import UserError, one_line
 from metadist.files import atomic_write, wrap_write_errors
 from metadist.loggers.jsonl import json_value
 from metadist.loggers.logger import Logger, Metrics, Run, grouped_name, grouped_test_metrics
@@ -163,7 +163,7 @@ class MlflowLogger(Logger):
         try:
             yield
         except (MlflowException, OSError) as error:
-            reason = " ".join(str(error).split()).rstrip(".")[:300]
+            reason = one_line(error).rstrip(".")
             raise UserError(
                 f"MLflow could not log the run ({reason}): check logger.mlflow.tracking_uri and "
                 "the network, or leave the logger out."

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from metadist.errors import UserError
+from metadist.errors import UserError, one_line
 from metadist.files import atomic_write, wrap_write_errors
 from metadist.loggers.logger import (
     Logger,
@@ -93,7 +93,7 @@ class WandbLogger(Logger):
                 ),
             )
         except (wandb.Error, OSError) as error:
-            reason = " ".join(str(error).split()).rstrip(".")
+            reason = one_line(error).rstrip(".")
             raise UserError(
                 f"Weights & Biases could not initialize the run ({reason}): check the login and "
                 "the network, or log to files with mode=offline"

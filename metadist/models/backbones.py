@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, replace_all_batch_norm_modules_
 
-from metadist.errors import UserError, did_you_mean, first_line
+from metadist.errors import UserError, did_you_mean, first_line, one_line
 
 
 class Backbone(nn.Module):
@@ -204,7 +204,7 @@ def _create(create: Callable[[], nn.Module], model: str) -> nn.Module:
     try:
         return create()
     except Exception as error:  # whatever a network's constructor and a download raise
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = one_line(error)
         raise UserError(
             f"{model} cannot be created ({reason}): change model.options, or the pretrained "
             "weights that are asked for."

@@ -16,9 +16,11 @@ def mean_and_ci95(values: Sequence[float]) -> tuple[float, float | None]:
 
     Source: Student (1908), "The probable error of a mean", Biometrika 6(1).
     """
-    mean = math.fsum(values) / len(values)
     count = len(values)
-    if count < 2 or not math.isfinite(mean):
+    if not all(map(math.isfinite, values)):
+        return sum(values) / count, None
+    mean = math.fsum(values) / count
+    if count < 2:
         return mean, None
     from scipy.special import stdtrit  # imported here because only sweeps need it
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from metadist.errors import UserError
-from metadist.files import wrap_write_errors
+from metadist.files import atomic_write, wrap_write_errors
 from metadist.loggers import json_value
 from metadist.plots import SweepData, plot_sweep
 from metadist.reports.comparison import MISSING, format_differences, protocol_differences
@@ -107,7 +107,7 @@ def write_sweep_report(folder: Path) -> SweepReport:
     files = [folder / SWEEP_CSV_FILE, folder / SWEEP_MARKDOWN_FILE]
     for path, text in zip(files, (to_csv(table), markdown), strict=True):
         with wrap_write_errors(path):
-            path.write_text(text, encoding="utf-8")
+            atomic_write(path, text.encode())
     points = [
         SweepData(setting.values, setting.test.mean, setting.test.ci95, index == table.best)
         for index, setting in enumerate(table.settings)

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from metadist.errors import UserError
+from metadist.errors import UserError, one_line
 from metadist.tasks import array_cache, data_files, restricted_pickle
 from metadist.tasks.array_cache import ArraySpec, CachedArray
-from metadist.tasks.data_files import error_line, error_with_type, root_errors
+from metadist.tasks.data_files import error_with_type, root_errors
 from metadist.tasks.decoded_images import DecodedImages
 from metadist.tasks.episode import SPLITS
 from metadist.tasks.restricted_pickle import CONTENT_ERRORS, to_images, to_integers, to_text
@@ -218,7 +218,7 @@ def _read_archive(archive: Path) -> dict[str, dict[str, Any]]:
         raise
     except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError) as error:
         raise UserError(
-            f"{archive} is not a readable archive ({error_line(error)}); delete it and put the "
+            f"{archive} is not a readable archive ({one_line(error)}); delete it and put the "
             "complete file there"
         ) from error
     return contents

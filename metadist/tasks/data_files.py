@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from metadist.errors import UserError
+from metadist.errors import UserError, one_line
 from metadist.files import partial_path
 from metadist.tasks.array_cache import file_lock
 
@@ -90,7 +90,7 @@ def download(
             part.unlink(missing_ok=True)
             raise UserError(
                 f"{target.name} of {dataset} is not in {target.parent} and could not be "
-                f"downloaded ({error_line(error)}); {advice}"
+                f"downloaded ({one_line(error)}); {advice}"
             ) from error
 
 
@@ -139,7 +139,7 @@ def decode_image(
         raise ValueError("it is of no known image format") from None
     # Pillow raises these on damaged files, SyntaxError included.
     except (OSError, ValueError, SyntaxError, zlib.error, Image.DecompressionBombError) as error:
-        raise ValueError(error_line(error)) from error
+        raise ValueError(one_line(error)) from error
 
 
 def resize_image(image: Image.Image, mode: str, size: int) -> np.ndarray:
@@ -177,11 +177,6 @@ def unreadable(path: Path | str, error: OSError) -> str:
     return f"{path} cannot be read ({error.strerror}); allow it, or put another copy there"
 
 
-def error_line(error: BaseException) -> str:
-    """An error's message as one line of bounded length."""
-    return " ".join(str(error).split())[:200] or type(error).__name__
-
-
 def error_with_type(error: BaseException) -> str:
-    """The same after the error's type, for messages too short to stand alone."""
-    return f"{type(error).__name__}: {error_line(error)}"
+    """An error's text in one line after its type, for texts too short to stand alone."""
+    return f"{type(error).__name__}: {one_line(error)}"

@@ -12,10 +12,10 @@ from typing import IO
 
 import numpy as np
 
-from metadist.errors import UserError
+from metadist.errors import UserError, one_line
 from metadist.tasks import data_files
 from metadist.tasks.array_cache import ArraySpec
-from metadist.tasks.data_files import decode_image, error_line, root_errors, unreadable
+from metadist.tasks.data_files import decode_image, root_errors, unreadable
 
 CHARACTERS = {"images_background": 964, "images_evaluation": 659}
 """The two sets of Omniglot and their characters: 1623 in all."""
@@ -138,7 +138,7 @@ def _members(set_name: str, source: Path) -> Iterator[tuple[_Characters, Callabl
                 archive = stack.enter_context(zipfile.ZipFile(source))
             except (zipfile.BadZipFile, OSError) as error:
                 raise UserError(
-                    f"{source} is not a readable zip file ({error_line(error)}); delete it and put "
+                    f"{source} is not a readable zip file ({one_line(error)}); delete it and put "
                     "the complete file there"
                 ) from error
             members = archive.namelist()
@@ -158,7 +158,7 @@ def _members(set_name: str, source: Path) -> Iterator[tuple[_Characters, Callabl
                     data = file.read(MAX_MEMBER_BYTES + 1)
             except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError, EOFError) as error:
                 raise UserError(
-                    f"{member} in {source} cannot be read ({error_line(error)}); replace {source} "
+                    f"{member} in {source} cannot be read ({one_line(error)}); replace {source} "
                     "with a complete copy"
                 ) from error
             if len(data) > MAX_MEMBER_BYTES:

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from metadist.errors import UserError
-from metadist.tasks.data_files import error_line, resize_image
+from metadist.errors import UserError, one_line
+from metadist.tasks.data_files import resize_image
 from metadist.tasks.image_files import decode_file
 from metadist.tasks.transforms import Normalize
 
@@ -99,7 +99,7 @@ class ImagePreprocessing:
                 pixels = resize_image(image, mode, size)
             except (OSError, ValueError) as error:
                 raise UserError(
-                    f"a Pillow image cannot be converted to {mode} ({error_line(error)}): give "
+                    f"a Pillow image cannot be converted to {mode} ({one_line(error)}): give "
                     "one of 8 bits per channel."
                 ) from error
         return np.moveaxis(pixels.reshape(size, size, -1), -1, 0)

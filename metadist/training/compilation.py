@@ -1,19 +1,22 @@
 """When the outer step of a run is compiled, and its compilation before training."""
 
 import hashlib
+import logging
 from typing import cast
 
 import torch
 from torch import nn
 
 from metadist.algorithms import Learner
-from metadist.distributed import module_clone
+from metadist.distributed import get_rank, module_clone
 from metadist.errors import UserError
 from metadist.tasks import TaskDistribution, task_keys
 from metadist.training.batching import max_chunk_size
 from metadist.training.experiment import Experiment, TrainerConfig, make_batch
 from metadist.training.outer_step import CompileOptions
 from metadist.training.strategies import Strategy
+
+_log = logging.getLogger(__name__)
 
 _MIN_COMPILED = 5000
 """Iterations from which on compiling a small model takes less time than it saves."""
@@ -28,6 +31,9 @@ def compile_options(
     strategy: Strategy,
 ) -> CompileOptions | None:
     """How the outer step of a run is compiled; None if it is not. Any rank may call it.
+
+    A learner that computes one task at a time, changes buffers or draws random numbers is not
+    compiled; with `compile=true` rank zero logs it.
 
     The size of a chunk does not depend on the number of workers: all use one compiled form.
 
@@ -60,9 +66,24 @@ def compile_options(
     size = min(
         max_chunk_size(learner, episode, device, trainer.task_chunk_size), trainer.meta_batch_size
     )
-    if not size:
-        return None
-    return CompileOptions(hashlib.sha256(configuration.encode()).hexdigest(), size)
+    reason = _why_eager(learner, size)
+    if reason is None:
+        return CompileOptions(hashlib.sha256(configuration.encode()).hexdigest(), size)
+    if trainer.compile is True and get_rank() == 0:
+        _log.warning("the outer step runs eagerly: trainer.compile=true does not apply, %s", reason)
+    return None
+
+
+def _why_eager(learner: Learner, chunk_size: int) -> str | None:
+    """Why a learner's step is not compiled; None if it can be."""
+    name = learner.algorithm_name
+    if not chunk_size:
+        return f"{name} with this model and dataset computes one task at a time"
+    if any(True for _ in learner.buffers()):
+        return f"{name} with this model has buffers, which a compiled step does not change"
+    if learner.needs_task_seeds:
+        return f"{name} draws random numbers"
+    return None
 
 
 def compile_step(experiment: Experiment) -> str | None:

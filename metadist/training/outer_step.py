@@ -79,7 +79,7 @@ def outer_step(arguments: StepArguments) -> StepSum:
     with record_function("metadist::forward"):
         result, own = forward_batched(learner, parameters, episodes, precision)
     gradients: Sequence[Tensor | None] = [None] * len(trainable)
-    if result.loss.requires_grad:
+    if result.loss.requires_grad and trainable:
         with record_function("metadist::backward"):
             inputs = [own[name] for name in trainable]
             gradients = torch.autograd.grad(result.loss.sum(), inputs, allow_unused=True)
@@ -90,7 +90,9 @@ def outer_step(arguments: StepArguments) -> StepSum:
 def weighted_step_sum(
     result: TaskResult, gradients: Sequence[Tensor | None], weights: Tensor
 ) -> StepSum:
-    """The weighted sum of results and gradients with a first dimension of tasks."""
+    """The weighted sum of results, without predictions, and gradients with a first dimension of
+    tasks.
+    """
 
     def total(leaf: Tensor) -> Tensor:
         values, weight = leaf.detach(), weights.to(leaf.device)
@@ -101,6 +103,7 @@ def weighted_step_sum(
         summed = torch.tensordot(weight, values.permute(0, *order).double(), 1)
         return summed.permute([order.index(dimension) for dimension in range(1, leaf.dim())])
 
+    result = result._replace(predictions=None)
     tree: Any = result
     summed: Any = optree.tree_map(total, tree)
     sums = [None if gradient is None else total(gradient) for gradient in gradients]

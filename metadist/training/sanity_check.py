@@ -1,8 +1,6 @@
 """Checks before training: sizes that do not fit, the partitioner, a training and a test task."""
 
-import sys
 import traceback
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +9,7 @@ from metadist.algorithms import Learner, Supervised
 from metadist.distributed import get_worker_id
 from metadist.distributed.partitioners import Partitioner, as_shards
 from metadist.distributed.worker_local import WorkerLocal, delete_worker_local
-from metadist.errors import UserError, first_line
+from metadist.errors import UserError, first_line, user_frame
 from metadist.loggers import BUILTIN_METRICS
 from metadist.tasks import FewShotTasks, SupervisedTasks, TaskDistribution, task_keys
 from metadist.training.precision import Precision
@@ -29,8 +27,6 @@ _RESERVED = {
 
 _ALGORITHMS = "metadist.algorithms."
 """Where a method that a subclass must implement raises NotImplementedError."""
-
-_LIBRARIES = sys.stdlib_module_names | {"metadist", "numpy", "optree", "torch"}
 
 
 def check_supervised(tasks: TaskDistribution, learner: Learner) -> None:
@@ -300,24 +296,3 @@ def _model_output(learner: Learner, tasks: TaskDistribution, split: str) -> str:
         f"; for inputs of shape {tuple(inputs.shape)} the model returned {returned}, and the task "
         f"has {tasks.outputs} outputs"
     )
-
-
-def user_frame(error: BaseException) -> str:
-    """The innermost frame of an error that is outside metadist, torch and Python's library.
-
-    Returns:
-        Such as "my_module.py:9, in forward"; "" without such a frame.
-    """
-    frames = traceback.walk_tb(error.__traceback__)
-    own = [
-        (frame.f_code, line)
-        for frame, line in frames
-        if str(frame.f_globals.get("__name__")).partition(".")[0] not in _LIBRARIES
-    ]
-    if not own:
-        return ""
-    code, line = own[-1]
-    path = Path(code.co_filename)
-    if path.is_relative_to(Path.cwd()):
-        path = path.relative_to(Path.cwd())
-    return f"{path}:{line}, in {code.co_name}"

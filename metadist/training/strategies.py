@@ -7,7 +7,7 @@ shard, and combines the results with the reducer. All strategies give the same b
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import optree
@@ -181,9 +181,12 @@ class _InProcessStrategy(Strategy):
         """This rank's part of the sums of results and, by parameter, of gradients, in float64; and
         the divisor.
         """
-        learner.zero_grad(set_to_none=True)  # also of parameters that no longer require grad
         calls, weights, divisor = self._my_shards(learner, batch)
-        inputs = [parameter for parameter in learner.parameters() if parameter.requires_grad]
+        inputs = []
+        for parameter in learner.parameters():
+            parameter.grad = None  # also of one that no longer requires grad
+            if parameter.requires_grad:
+                inputs.append(parameter)
         idle = not any(weights)
         if idle:
             weights = [type(weight)(1) for weight in weights]  # numbers keep their type
@@ -245,6 +248,7 @@ class LocalStrategy(_InProcessStrategy):
     def map_tasks(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
         """See `Strategy`."""
         values, _ = self._map_my_shards(mapper, learner, batch)
+        _require_equal_names(list(values.values()))
         return {name: torch.cat([each[name] for each in values.values()]) for name in values[0]}
 
 
@@ -283,6 +287,7 @@ class AllReduceStrategy(_InProcessStrategy):
         self.rendezvous_timeout_seconds = rendezvous_timeout_seconds
         self.call_timeout = call_timeout
         self._ddp: DataParallel | None = None
+        self._checked: tuple[Mapper, Any] | None = None
 
     @property
     def sums_on_workers(self) -> bool:
@@ -320,11 +325,13 @@ class AllReduceStrategy(_InProcessStrategy):
             if self._ddp is None or self._ddp.module is not learner:
                 self._ddp = DataParallel(learner)
             part, dtypes = self._ddp.backward(mapper, calls, weights, divisor)
+            self._check_structure(mapper, part)
             with record_function("metadist::reduce"):
                 stops = part.loss.new_tensor(float(stop_requested()))
                 part, stops = all_reduce((part, stops))
                 return finish_sum(part, divisor, dtypes), bool(stops)
         response, trainable, gradient, divisor = self._partial_sums(mapper, learner, batch)
+        self._check_structure(mapper, response.value)
         with record_function("metadist::reduce"):
             filled = [
                 torch.zeros_like(parameter, dtype=torch.float64) if part is None else part
@@ -340,10 +347,30 @@ class AllReduceStrategy(_InProcessStrategy):
             _set_gradient(trainable, gradient, divisor)
             return finish_sum(value, divisor, response.dtypes or []), stops > 0
 
+    def _check_structure(self, mapper: Mapper, result: Any) -> None:
+        """Require one structure of all ranks' results, which are summed: the first are compared
+        between ranks, later ones with the first.
+        """
+        leaves, tree = optree.tree_flatten(result, none_is_leaf=True)
+        structure = (tree, [getattr(leaf, "shape", ()) for leaf in leaves])
+        if self._checked is None or self._checked[0] is not mapper:
+            self._require_equal(str(structure))
+            self._checked = mapper, structure
+        elif structure != self._checked[1]:
+            raise UserError(_different_structure([get_rank()], "the results before"))
+
+    def _require_equal(self, structure: str) -> None:
+        """Raise an error on all ranks if the structure of their results differs."""
+        different = _ranks_that_differ(structure.encode())
+        if different:
+            raise UserError(_different_structure(different, "those of rank 0"))
+
     def map_tasks(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
         """See `Strategy`."""
         values, shards = self._map_my_shards(mapper, learner, batch)
+        _require_equal_names(list(values.values()))
         first = next(iter(values.values()))
+        self._require_equal(str({name: each.shape[1:] for name, each in first.items()}))
         # Not every partitioner reports shard sizes, so lengths come from the values.
         lengths = {name: torch.zeros(shards, dtype=torch.int64) for name in first}
         for shard, found in values.items():
@@ -381,10 +408,7 @@ class AllReduceStrategy(_InProcessStrategy):
             digest.update(
                 tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
             )
-        mine = int.from_bytes(digest.digest()[:7], "big")
-        found = all_gather(torch.tensor([mine]))
-        different = [rank for rank, other in enumerate(found) if not torch.equal(other, found[0])]
-        if different:
+        if different := _ranks_that_differ(digest.digest()):
             raise UserError(
                 f"after iteration {iteration} the parameters or optimizer state of ranks "
                 f"{different} differ from rank 0's: all ranks need the same processor type, the "
@@ -504,7 +528,32 @@ class RpcStrategy(Strategy):
                 timeout=self.call_timeout,
                 fanout=self.fanout,
             )
+        _require_equal_names(values)
         return {name: torch.cat([shard[name] for shard in values]) for name in values[0]}
+
+
+def _ranks_that_differ(content: bytes) -> list[int]:
+    """The ranks whose content is not rank zero's. Every rank calls it."""
+    mine = int.from_bytes(hashlib.sha256(content).digest()[:7], "big")
+    found = all_gather(torch.tensor([mine]))
+    return [rank for rank, other in enumerate(found) if not torch.equal(other, found[0])]
+
+
+def _require_equal_names(values: Sequence[dict[str, Tensor]]) -> None:
+    """Raise an error if shards have different values by name."""
+    names = set.union(*(each.keys() ^ values[0].keys() for each in values))
+    if names:
+        raise UserError(
+            f"the metric {min(names)} was returned for some tasks and not for others: return the "
+            "same metrics for every task."
+        )
+
+
+def _different_structure(ranks: list[int], others: str) -> str:
+    return (
+        f"the results of ranks {ranks} have other metrics or shapes than {others}: return the same "
+        "metrics, of the same shapes, for every task."
+    )
 
 
 def _zeros_like(tree: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, cast
@@ -140,7 +140,9 @@ class TaskMapper:
         sample_batch = getattr(self.tasks.value, "sample_batch", None)
         if sample_batch is None or any(batch.episodes is not None for batch in batches):
             return
-        keys = torch.cat([batch.keys.view(-1, batch.keys.shape[-1]) for batch in batches])
+        keys = torch.cat([batch.keys.flatten() for batch in batches]).view(
+            -1, batches[0].keys.shape[-1]
+        )
         for some in keys.split(MAX_CHUNK):
             with record_function("metadist::data"):
                 episodes = sample_batch(some, device)
@@ -207,8 +209,9 @@ class TrainMapper(TaskMapper):
             results = self.run_each(learner.train(), batch)
         if len(results) == 1:
             return results[0]._replace(predictions=None)
-        if any(each.metrics.keys() != results[0].metrics.keys() for each in results):
-            raise UserError(_different_metrics(learner, results))
+        for result in results:
+            if result.metrics.keys() != results[0].metrics.keys():
+                raise UserError(_different_metrics(learner, results[0].metrics, result.metrics))
         return TaskResult(
             torch.stack([result.loss for result in results]).mean(),
             {
@@ -248,7 +251,7 @@ class TrainMapper(TaskMapper):
         on_device = self._prepare(learner, device)
         if on_device is not learner:
             learner, parameters = on_device, dict(on_device.named_parameters())
-        compiled = self._compile_options(learner)
+        compiled = self.compiled
         size = self.chunk_size if compiled is None else compiled.chunk_size
         values: list[Any] = []
         gradients: list[Tensor | None] = [None] * len(inputs)
@@ -268,7 +271,8 @@ class TrainMapper(TaskMapper):
                 found = outer_step(arguments)
             dtypes = dtypes or found.dtypes
             if values and found.result.metrics.keys() != values[0].metrics.keys():
-                raise UserError(_different_metrics(learner, [values[0], found.result]))
+                first, other = values[0].metrics, found.result.metrics
+                raise UserError(_different_metrics(learner, first, other))
             values.append(found.result)
             for i, gradient in enumerate(found.gradients):
                 if gradient is not None:
@@ -279,20 +283,13 @@ class TrainMapper(TaskMapper):
             total = optree.tree_map(lambda *parts: torch.stack(parts).sum(0), *values)
         return WorkerResponse(total, None if none else Gradients(0, gradients), dtypes)
 
-    def _compile_options(self, learner: Learner) -> CompileOptions | None:
-        if self.compiled is None:
-            return None
-        # A compiled step has neither changes of buffers nor random numbers.
-        stateful = learner.needs_task_seeds or any(True for _ in learner.buffers())
-        return None if stateful else self.compiled
-
     def compile(self, learner: Learner, batch: MetaBatch) -> str | None:
         """Compile the step for tasks of the batch's shape, if it is to be compiled.
 
         Returns:
             Why it cannot be compiled; None if it can, or is not to be.
         """
-        options = self._compile_options(learner)
+        options = self.compiled
         if options is None:
             return None
         device = resolve_device(self.device)
@@ -315,7 +312,7 @@ class TrainMapper(TaskMapper):
         """The step of a task that is not batched."""
         result = self._run_one(learner, chunk.keys[0], chunk.episodes)
         found: Sequence[Tensor | None] = [None] * len(trainable)
-        if result.loss.requires_grad:
+        if result.loss.requires_grad and trainable:
             with record_function("metadist::backward"):
                 inputs = [learner.get_parameter(name) for name in trainable]
                 found = torch.autograd.grad(result.loss, inputs, allow_unused=True)
@@ -362,6 +359,9 @@ class EvaluateMapper(TaskMapper):
                 targets = targets if chunk.batched else targets.unsqueeze(0)
                 values |= query_values(result.predictions, targets)
             chunks.append(values)
+        for values in chunks:
+            if values.keys() != chunks[0].keys():
+                raise UserError(_different_metrics(learner, chunks[0], values))
         counts = [batch.size for batch in batches]
         whole = {name: torch.cat([each[name] for each in chunks]).cpu() for name in chunks[0]}
         lengths = dict.fromkeys(whole, counts)
@@ -382,9 +382,10 @@ def _learner_and_batches(calls: list[Call]) -> tuple[Learner, list[MetaBatch]]:
     return learners[0], list(batches)
 
 
-def _different_metrics(learner: Learner, results: Sequence[TaskResult]) -> str:
-    first = results[0].metrics.keys()
-    name = min(name for each in results for name in each.metrics.keys() ^ first)
+def _different_metrics(
+    learner: Learner, one: Mapping[str, Tensor], other: Mapping[str, Tensor]
+) -> str:
+    name = min(one.keys() ^ other.keys())
     return (
         f"{type(learner).__name__} returned the metric {name} for some tasks and not for others: "
         "return the same metrics for every task."

@@ -138,7 +138,7 @@ def test_another_checkpoint_and_the_default_file(maml, monkeypatch, capsys):
     arguments = [str(maml), "task.shots=2", "--checkpoint", str(checkpoint)]
     monkeypatch.setattr(sys, "argv", ["metadist evaluate", *arguments])
     assert main() == 0
-    output = maml / "evaluations" / "iteration-00000002_task.shots=2.json"
+    output = maml / "evaluations" / "iteration-00000002,task.shots=2.json"
     found = json.loads(output.read_text(encoding="utf-8"))
     assert (found["tested_iteration"], found["checkpoint"]) == (2, str(checkpoint))
     assert found["protocol"]["checkpoint"] == "iteration 2"
@@ -155,10 +155,17 @@ def test_exported_weights_have_the_result_of_their_run(maml, tmp_path):
         assert found[key] == expected[key], key
 
 
-def test_long_overrides_that_differ_at_their_end_have_files_of_their_own(maml, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [[*["trainer.eval_tasks=4"] * 13, f"task.shots={shots}"] for shots in (1, 2)],
+        [["trainer.eval_tasks='4'"], ['trainer.eval_tasks="4"']],
+    ],
+)
+def test_different_overrides_have_files_of_their_own(maml, monkeypatch, capsys, overrides):
     before = {*(maml / "evaluations").glob("*.json")}
-    for shots in (1, 2):
-        arguments = [str(maml), *["trainer.eval_tasks=4"] * 13, f"task.shots={shots}"]
+    for each in overrides:
+        arguments = [str(maml), *each]
         monkeypatch.setattr(sys, "argv", ["metadist evaluate", *arguments])
         assert main() == 0
     assert len({*(maml / "evaluations").glob("*.json")} - before) == 2

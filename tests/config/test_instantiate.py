@@ -106,7 +106,7 @@ def test_configured_values_win_over_given_ones():
         ),
         ({"_target_": WHEEL, "hub": 1}, ["wheel.hub", "spokes, rim"]),
         ({"_target_": CART, "load": 1.0}, ["wheel.wheel", "missing"]),
-        ({"_target_": WHEEL, "spokes": 13}, ["nobody builds thirteen"]),
+        ({"_target_": WHEEL, "spokes": 13}, ["nobody builds thirteen", "test_instantiate.py:"]),
         ({"_target_": "no.such.thing"}, ["no.such.thing", "there is no module no:"]),
         ({"_target_": f"{__name__}.Weel"}, [f"module {__name__} has no Weel", "mean Wheel?"]),
         ({"_target_": "metadist.models.Conv5"}, ["metadist.models has no Conv5", "mean Conv4?"]),

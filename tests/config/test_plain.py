@@ -40,6 +40,12 @@ def test_a_secret_that_holds_another_one_is_redacted_as_a_whole(monkeypatch):
     assert redact_secrets(["1234567890", "12345678"]) == ["***", "***"]
 
 
+def test_the_name_of_a_class_is_no_secret(monkeypatch):
+    monkeypatch.setenv("DB_PASSWORD", "metadist")
+    found = redact_secrets({"_target_": "metadist.models.MLP", "note": "metadist"})
+    assert found == {"_target_": "metadist.models.MLP", "note": "***"}
+
+
 def configured(directory) -> str:
     overrides = ("strategy=local", "logger.tensorboard.directory=${oc.env:WANDB_API_KEY}")
     small = [override for override in SMALL if not override.startswith("logger")]

@@ -121,6 +121,9 @@ EVIL = [
     "torch.optim.swa_utils.AveragedModel",
     "torch.optim.lr_scheduler.partial",
     "torch.hub.load",
+    "torchvision.datasets.MNIST",
+    "torchvision.io.read_file",
+    "torchvision.transforms.v2.functional.normalize",
 ]
 GOOD = [
     "metadist.algorithms.MAML",
@@ -135,6 +138,7 @@ GOOD = [
     "torch.optim.Adam",
     "torch.optim.adam.Adam",
     "torch.optim.lr_scheduler.StepLR",
+    "torchvision.transforms.v2.RandomAffine",
 ]
 
 

@@ -97,6 +97,23 @@ def test_loss_and_gradient_equal_one_process(mode, partition, items, size):
         torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-14)
 
 
+def loss_of_a_model_of_the_worker(batch: torch.Tensor) -> torch.Tensor:
+    return make_model()(batch).square().mean()
+
+
+@todist.auto_init_rpc()
+def call_without_inputs_that_require_grad() -> torch.Tensor:
+    return todist.remote_sync_call(
+        loss_of_a_model_of_the_worker, args=(make_batch(2),), partitioner=0, gradient="worker"
+    )
+
+
+def test_a_result_of_the_workers_own_model_has_no_gradient():
+    loss = run_world(call_without_inputs_that_require_grad, 1)[0]
+    assert not loss.requires_grad
+    assert loss == loss_of_a_model_of_the_worker(make_batch(2))
+
+
 @dataclass
 class Weighted:
     """A user's class around tensors."""

@@ -46,6 +46,10 @@ def refuse_on_last(batch: torch.Tensor) -> None:
         raise todist.UserError("use another item.")
 
 
+def as_long_as_the_rank(batch: torch.Tensor) -> torch.Tensor:
+    return torch.ones(1 + todist.get_rank())
+
+
 def sleep_on_last(batch: torch.Tensor) -> None:
     if todist.get_rank() == WORKERS - 1:
         time.sleep(2.0)
@@ -153,18 +157,21 @@ def call_what_fails() -> list[str] | None:
     messages = [str(caught.value), caught.value.worker, caught.value.remote_traceback]
     with pytest.raises(todist.UserError) as refused:
         todist.remote_sync_call(refuse_on_last, **options)
+    with pytest.raises(todist.RemoteError) as unequal:
+        todist.remote_sync_call(as_long_as_the_rank, reducer=todist.sum_reducer, **options)
     with pytest.raises(TimeoutError) as late:
         todist.remote_sync_call(sleep_on_last, timeout=0.5, **options)
-    return [*messages, str(refused.value), str(late.value)]
+    return [*messages, str(refused.value), str(unequal.value), str(late.value)]
 
 
 def test_errors_are_those_of_the_worker_that_raised_them():
-    text, worker, traceback, refused, late = run_world(call_what_fails, WORKERS)[0]
+    text, worker, traceback, refused, unequal, late = run_world(call_what_fails, WORKERS)[0]
     assert worker == f"worker{WORKERS - 1}"
     assert f"{worker} (rank {WORKERS - 1} on " in text and "LookupError: no such item" in text
     assert text.count("traceback on") == 1
     assert "fail_on_last" in traceback and "in wait" not in traceback
     assert refused == "use another item."
+    assert "results of different shapes cannot be reduced" in unequal  # within a group of workers
     assert "did not respond in time" in late
 
 

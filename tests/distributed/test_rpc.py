@@ -140,6 +140,7 @@ def test_when_one_dies_those_who_wait_in_shutdown_end(doomed):
     assert isinstance(outcomes.pop(doomed), ProcessLookupError)
     for message in outcomes:
         assert isinstance(message, str) and "\n" not in message
+        assert f"worker{doomed}" in message
 
 
 def test_when_one_freezes_those_who_wait_in_shutdown_end():

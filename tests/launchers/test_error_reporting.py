@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -22,6 +23,7 @@ from metadist.launchers.error_reporting import (
     RemoteRankFailed,
     WorkerGroupFailed,
     error_summary,
+    exit_process,
     report_error_and_continue,
 )
 from metadist.launchers.job import report_errors
@@ -274,6 +276,15 @@ def test_after_an_error_of_a_sweep_signals_are_handled_as_before():
         "error: error 1",
         "job 1 failed; going on",
     ]
+
+
+def test_a_program_that_goes_on_after_an_error_is_not_ended():
+    threads = threading.enumerate()
+    with pytest.raises(SystemExit) as caught:
+        exit_process(2, is_program=False)
+    assert caught.value.code == 2
+    assert threading.enumerate() == threads  # no timer
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def with_variables(variables: dict[str, str], arguments: tuple[str, ...]) -> CommandResult:

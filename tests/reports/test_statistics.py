@@ -28,3 +28,5 @@ def test_the_interval_of_three_values():
 def test_single_or_non_finite_values_have_no_interval():
     assert mean_and_ci95([0.5]) == (0.5, None)
     assert mean_and_ci95([0.5, math.nan])[1] is None
+    assert mean_and_ci95([math.inf, 0.5]) == (math.inf, None)
+    assert mean_and_ci95([math.inf, -math.inf])[1] is None

@@ -14,7 +14,6 @@ from metadist.errors import UserError
 from metadist.tasks.data_files import (
     decode_image,
     download,
-    error_line,
     fingerprint,
     resize_image,
 )
@@ -118,11 +117,6 @@ def test_transparent_images_are_put_on_white(name):
 def test_half_transparent_pixels_are_mixed_with_white():
     found = decoded(Image.new("RGBA", (16, 16), (255, 0, 0, 51)), "PNG", "RGB")
     assert (found == (255, 204, 204)).all()
-
-
-def test_an_error_is_one_short_line():
-    assert error_line(OSError("a\n b")) == "a b" and error_line(KeyError()) == "KeyError"
-    assert len(error_line(OSError("long " * 100))) == 200
 
 
 def test_a_file_is_downloaded_once_and_without_a_progress_bar(tmp_path, monkeypatch, capfd):

@@ -1,13 +1,12 @@
 """The same bits for any strategy, number of workers and chunk size, on any processor."""
 
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from bit_identity import all_cases, compare
+from bit_identity import Case, compare
 
 SCRIPT = Path(__file__).with_name("bit_identity.py")
 FEATURES = [
@@ -21,8 +20,12 @@ FEATURES = [
 ]
 
 
-def test_a_sample_of_cases_is_identical_in_some_worlds():
-    cases = random.Random(0).sample(all_cases(), 1)
+def test_some_cases_are_identical_in_some_worlds():
+    cases = [
+        Case("maml", "stride", native=True, tasks=5),
+        Case("maml_plus_plus", "max", native=False, tasks=5),
+        Case("meta_sgd", "sinusoid", native=True, tasks=7),
+    ]
     assert compare(cases, [("rpc", 2), ("allreduce", 3)], timeout=300.0) == []
 
 

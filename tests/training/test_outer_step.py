@@ -8,7 +8,7 @@ from torch import nn
 from torch._dynamo import config as dynamo_config
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from metadist.algorithms import ANIL, MAML, TaskResult
+from metadist.algorithms import ANIL, MAML, MAMLPlusPlus, TaskResult
 from metadist.distributed import batch_partitioner, mean_reducer
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
@@ -299,8 +299,30 @@ def test_what_is_compiled_by_default():
     images, glyph_tasks = glyphs()
     assert options(images, glyph_tasks, iterations=60_000) is None
     assert options(images, glyph_tasks, compile=True).chunk_size == 16
-    foreign = MAML(nn.Sequential(nn.Flatten(), nn.Linear(784, 3))).train()
-    assert options(foreign, glyph_tasks, compile=True) is None
+
+
+class Noisy(MAML):
+    needs_task_seeds = True
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (lambda: MAML(nn.Sequential(nn.Flatten(), nn.Linear(784, 3))), "one task at a time"),
+        (lambda: MAMLPlusPlus(Conv4((1, 28, 28), 3, filters=16)), "has buffers"),
+        (lambda: Noisy(Conv4((1, 28, 28), 3, filters=16)), "Noisy draws random numbers"),
+    ],
+)
+def test_a_learner_whose_step_is_not_compiled_is_logged(build, reason, caplog):
+    tasks = FewShotTasks(Glyphs(), 3, 1, 1)
+    strategy = LocalStrategy(batch_partitioner, mean_reducer)
+    arguments = (tasks, build().train(), torch.device("cpu"), "text", strategy)
+    assert compile_options(TrainerConfig(compile="auto"), *arguments) is None
+    assert not caplog.messages
+    assert compile_options(TrainerConfig(compile=True), *arguments) is None
+    (message,) = caplog.messages
+    assert "trainer.compile=true does not apply" in message
+    assert reason in message
 
 
 @pytest.mark.parametrize(

@@ -391,6 +391,78 @@ def test_the_last_shard_of_a_rank_may_not_depend_on_a_parameter(engine):
         assert (weight.item(), bias.item()) == (1.5, 0.75)
 
 
+def more_metrics_on_rank_one(learner, batch: MetaBatch) -> TaskResult:
+    metrics = {"more": torch.tensor(0.5)} if get_rank() == 1 else {}
+    return TaskResult(learner.weight.sum(), metrics)
+
+
+class MoreMetricsLater:
+    """Rank one has another metric from the second call on."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, learner, batch: MetaBatch) -> TaskResult:
+        self.calls += 1
+        metrics = {"more": torch.tensor(0.5)} if self.calls > 1 and get_rank() == 1 else {}
+        return TaskResult(learner.weight.sum(), metrics)
+
+
+def error_of_two_steps(strategy, mapper) -> str:
+    learner = torch.nn.Linear(1, 1)
+    strategy.open()
+    try:
+        for _ in range(2):
+            keys = task_keys(0, "train", 0, range(2))
+            strategy.forward_backward(mapper, learner, MetaBatch(keys))
+    except UserError as error:
+        return str(error)
+    finally:
+        strategy.close(graceful=False)
+    return ""
+
+
+@pytest.mark.parametrize("engine", ["sum", "ddp"])
+def test_ranks_with_different_metrics_are_named(engine):
+    strategy = AllReduceStrategy(dim_partitioner(0), mean_reducer, engine=engine)
+    messages = run_world(error_of_two_steps, 2, strategy, more_metrics_on_rank_one)
+    assert messages[0] == messages[1]
+    assert messages[0].startswith("the results of ranks [1] have other metrics or shapes than")
+
+
+def test_a_rank_whose_metrics_change_is_named():
+    strategy = AllReduceStrategy(dim_partitioner(0), mean_reducer)
+    outcomes = run_world(error_of_two_steps, 2, strategy, MoreMetricsLater(), may_fail=True)
+    assert "ranks [1] have other metrics or shapes than the results before" in str(outcomes[1])
+
+
+def values_of_some_tasks(learner, batch: MetaBatch) -> dict:
+    index = batch.keys[:, 3]
+    return {"loss": index} | ({"more": index} if index[0] == 0 else {})
+
+
+def map_two_shards(strategy) -> str:
+    learner = torch.nn.Linear(1, 1)
+    strategy.open()
+    message = ""
+    if strategy.is_driver:
+        with pytest.raises(UserError) as caught:
+            batch = MetaBatch(task_keys(0, "train", 0, range(2)))
+            strategy.map_tasks(values_of_some_tasks, learner, batch)
+        message = str(caught.value)
+    strategy.close()
+    return message
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers"), [(LocalStrategy, 1), (RpcStrategy, 2), (AllReduceStrategy, 2)]
+)
+def test_values_of_some_shards_only_are_refused(kind, workers):
+    strategy = kind(dim_partitioner(0, exclusive=True), mean_reducer)
+    found = run_world(map_two_shards, workers, strategy)[0]
+    assert "more was returned for some tasks" in found or "ranks [1] have other metrics" in found
+
+
 class DetachedMean:
     def __call__(self, results):
         return results[0]._replace(loss=torch.stack([r.loss for r in results]).mean().detach())

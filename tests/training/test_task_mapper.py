@@ -222,6 +222,29 @@ def test_metrics_of_some_tasks_only_are_one_sentence():
         mapper(learner, batch)
     with pytest.raises(UserError, match="SometimesMore returned the metric some for some tasks"):
         mapper.weighted_sum([((learner, batch), {})], [1.0], list(learner.parameters()))
+    with pytest.raises(UserError, match="SometimesMore returned the metric some for some tasks"):
+        mapper_of(EvaluateMapper)(learner, batch)
+
+
+class Predictions(Learner):
+    def forward(self, episode):
+        predictions = self.model(episode.query.inputs)
+        return TaskResult(predictions.square().mean(), {}, predictions)
+
+
+class UnequalTasks:
+    def sample(self, key):
+        part = Examples(torch.ones(int(key[3]) + 1, 1), torch.zeros(int(key[3]) + 1, 1))
+        return Episode(part, part)
+
+
+def test_predictions_are_not_part_of_a_sum_in_training():
+    mapper = TrainMapper(WorkerLocal("tasks of unequal sizes", UnequalTasks()), "cpu")
+    learner = Predictions(nn.Linear(1, 1))
+    calls = [((learner, MetaBatch(KEYS)), {})]
+    response = mapper.weighted_sum(calls, [6.0], list(learner.parameters()))
+    assert response.value.predictions is None
+    assert response.value.loss.item() == pytest.approx(6 * learner.model(torch.ones(1)).item() ** 2)
 
 
 class Attention(nn.Module):

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from metadist.distributed import WorkerLostError
-from metadist.errors import UserError
+from metadist.errors import UserError, one_line
 from metadist.launchers.ray.cluster import (
     check_resources,
     init_ray,
@@ -322,7 +322,7 @@ class PyTorchTrainer:
             results: list[Any] = ray.get(list(calls))
             return results
         except ray.exceptions.RayActorError as error:
-            raise _ReplicaLostError(" ".join(str(error).split())[:300]) from error
+            raise _ReplicaLostError(one_line(error)) from error
         except ray.exceptions.RayTaskError as error:
             cause = error.cause
             if isinstance(cause, UserError):
@@ -390,5 +390,5 @@ def _check_model(model: nn.Module, state: dict[str, Any], path: str | Path) -> N
     except RuntimeError as error:
         raise UserError(
             f"{path} is of another model than model_creator makes "
-            f"({' '.join(str(error).split())[:200]}): restore what was saved from this model."
+            f"({one_line(error)}): restore what was saved from this model."
         ) from None

@@ -14,7 +14,7 @@ from annotated_types import Ge
 from omegaconf import DictConfig, OmegaConf
 
 from metadist.distributed.world import usable_cpus
-from metadist.errors import UserError
+from metadist.errors import UserError, one_line
 from metadist.launchers.error_reporting import wants_traceback
 from metadist.launchers.launcher import Launcher
 from metadist.launchers.ray.cluster import (
@@ -231,11 +231,10 @@ class TrainRun:
         reason = "Ray Train failed"
         if isinstance(self._error, load_ray("ray.train").WorkerGroupError):
             reason = f"workers were lost more than launcher.max_failures={self._max_failures} times"
-        details = " ".join(str(self._error).split())[:300]
-        _print(
-            f"error: {reason} ({type(self._error).__name__}: {details}); resume=auto resumes from "
-            "the newest checkpoint"
-        )
+        details = "no error was reported"
+        if self._error is not None:
+            details = f"{type(self._error).__name__}: {one_line(self._error)}"
+        _print(f"error: {reason} ({details}); resume=auto resumes from the newest checkpoint")
         return 1
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from metadist.distributed import get_rank, get_world_size
 from metadist.distributed.collectives import all_reduce, broadcast, init_process_group
 from metadist.distributed.errors import connection_errors_as_worker_lost
 from metadist.distributed.partitioners import balanced_bounds
-from metadist.errors import UserError
+from metadist.errors import UserError, one_line
 from metadist.launchers.ray.cluster import reserve_port
 from metadist.tasks import seed_from
 
@@ -183,7 +183,7 @@ class Replica:
         except (RuntimeError, ValueError, KeyError) as error:
             raise UserError(
                 "the state is of another model or optimizer than the creators make "
-                f"({' '.join(str(error).split())[:200]}): restore what a trainer with these "
+                f"({one_line(error)}): restore what a trainer with these "
                 "creators saved."
             ) from None
         self.epoch = int(state["epoch"])
