@@ -23,6 +23,7 @@ from ray_workers import is_alive, signal_a_worker_once, worker_processes
 from metadist.errors import UserError
 from metadist.launchers.ray.cluster import max_concurrent_trials
 from metadist.launchers.ray.pytorch_trainer import PyTorchTrainable, PyTorchTrainer
+from metadist.tasks import seed_from
 
 # `make test-slow` installs Ray.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray")]
@@ -82,7 +83,7 @@ def in_one_process() -> tuple[list[float], nn.Module, tuple[float, float]]:
     optimizer, loss = momentum(model, {"lr": 0.1}), nn.CrossEntropyLoss()
     losses = []
     for epoch in range(EPOCHS):
-        order = torch.randperm(ITEMS, generator=torch.Generator().manual_seed(hash((0, epoch))))
+        order = torch.randperm(ITEMS, generator=torch.Generator().manual_seed(seed_from(0, epoch)))
         total = 0.0
         for batch in order.split(BATCH):
             value = loss(model(training.x[batch]), training.y[batch])
@@ -244,7 +245,10 @@ def in_one_process_linear() -> float:
     torch.manual_seed(0)
     model, (training, _) = example.model_creator({}), example.data_creator({})
     loss, optimizer = example.optimizer_creator(model, {})
-    order, total = torch.randperm(1000, generator=torch.Generator().manual_seed(hash((0, 0)))), 0.0
+    order, total = (
+        torch.randperm(1000, generator=torch.Generator().manual_seed(seed_from(0, 0))),
+        0.0,
+    )
     for batch in order.split(512):
         value = loss(model(training.x[batch, None]), training.y[batch, None])
         optimizer.zero_grad()

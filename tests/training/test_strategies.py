@@ -446,8 +446,8 @@ def map_two_shards(strategy) -> str:
     strategy.open()
     message = ""
     if strategy.is_driver:
+        batch = MetaBatch(task_keys(0, "train", 0, range(2)))
         with pytest.raises(UserError) as caught:
-            batch = MetaBatch(task_keys(0, "train", 0, range(2)))
             strategy.map_tasks(values_of_some_tasks, learner, batch)
         message = str(caught.value)
     strategy.close()
