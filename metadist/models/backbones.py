@@ -204,7 +204,7 @@ def _create(create: Callable[[], nn.Module], model: str) -> nn.Module:
     try:
         return create()
     except Exception as error:  # whatever a network's constructor and a download raise
-        reason = one_line(error)
+        reason = one_line(error)[:200]
         raise UserError(
             f"{model} cannot be created ({reason}): change model.options, or the pretrained "
             "weights that are asked for."

@@ -18,5 +18,5 @@ def fail() -> None:
 def test_the_frame_of_an_error_is_that_of_the_users_code():
     with pytest.raises(TypeError) as caught:
         fail()
-    assert user_frame(caught.value).endswith("test_errors.py:15, in fail")
+    assert user_frame(caught.value).endswith("test_error_texts.py:15, in fail")
     assert user_frame(TypeError("was not raised")) == ""
