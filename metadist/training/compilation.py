@@ -32,7 +32,7 @@ def compile_options(
 ) -> CompileOptions | None:
     """How the outer step of a run is compiled; None if it is not. Any rank may call it.
 
-    A learner that computes one task at a time, changes buffers or draws random numbers is not
+    A learner that computes one task at a time, has buffers or draws random numbers is not
     compiled; with `compile=true` rank zero logs it.
 
     The size of a chunk does not depend on the number of workers: all use one compiled form.

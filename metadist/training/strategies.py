@@ -181,12 +181,9 @@ class _InProcessStrategy(Strategy):
         """This rank's part of the sums of results and, by parameter, of gradients, in float64; and
         the divisor.
         """
+        learner.zero_grad(set_to_none=True)  # also of parameters that no longer require grad
         calls, weights, divisor = self._my_shards(learner, batch)
-        inputs = []
-        for parameter in learner.parameters():
-            parameter.grad = None  # also of one that no longer requires grad
-            if parameter.requires_grad:
-                inputs.append(parameter)
+        inputs = [parameter for parameter in learner.parameters() if parameter.requires_grad]
         idle = not any(weights)
         if idle:
             weights = [type(weight)(1) for weight in weights]  # numbers keep their type

@@ -210,8 +210,7 @@ class TrainMapper(TaskMapper):
         if len(results) == 1:
             return results[0]._replace(predictions=None)
         for result in results:
-            if result.metrics.keys() != results[0].metrics.keys():
-                raise UserError(_different_metrics(learner, results[0].metrics, result.metrics))
+            _require_equal_metrics(learner, results[0].metrics, result.metrics)
         return TaskResult(
             torch.stack([result.loss for result in results]).mean(),
             {
@@ -270,10 +269,8 @@ class TrainMapper(TaskMapper):
             else:
                 found = outer_step(arguments)
             dtypes = dtypes or found.dtypes
-            if values and found.result.metrics.keys() != values[0].metrics.keys():
-                first, other = values[0].metrics, found.result.metrics
-                raise UserError(_different_metrics(learner, first, other))
             values.append(found.result)
+            _require_equal_metrics(learner, values[0].metrics, found.result.metrics)
             for i, gradient in enumerate(found.gradients):
                 if gradient is not None:
                     gradients[i] = _add(gradients[i], gradient)
@@ -359,9 +356,7 @@ class EvaluateMapper(TaskMapper):
                 targets = targets if chunk.batched else targets.unsqueeze(0)
                 values |= query_values(result.predictions, targets)
             chunks.append(values)
-        for values in chunks:
-            if values.keys() != chunks[0].keys():
-                raise UserError(_different_metrics(learner, chunks[0], values))
+            _require_equal_metrics(learner, chunks[0], values)
         counts = [batch.size for batch in batches]
         whole = {name: torch.cat([each[name] for each in chunks]).cpu() for name in chunks[0]}
         lengths = dict.fromkeys(whole, counts)
@@ -382,14 +377,15 @@ def _learner_and_batches(calls: list[Call]) -> tuple[Learner, list[MetaBatch]]:
     return learners[0], list(batches)
 
 
-def _different_metrics(
+def _require_equal_metrics(
     learner: Learner, one: Mapping[str, Tensor], other: Mapping[str, Tensor]
-) -> str:
-    name = min(one.keys() ^ other.keys())
-    return (
-        f"{type(learner).__name__} returned the metric {name} for some tasks and not for others: "
-        "return the same metrics for every task."
-    )
+) -> None:
+    """Raise an error if two tasks of a learner have different metrics."""
+    if different := one.keys() ^ other.keys():
+        raise UserError(
+            f"{type(learner).__name__} returned the metric {min(different)} for some tasks and not "
+            "for others: return the same metrics for every task."
+        )
 
 
 def as_batch_of_one(tree: Any) -> Any:

@@ -143,7 +143,7 @@ def gather_without_one() -> str | None:
     return str(caught.value)
 
 
-def test_who_gives_no_word_is_named():
+def test_a_rank_that_does_not_report_is_named():
     gathered = run_world(gather_without_one, 3)
     assert "[1]" in gathered[0] and "[1]" in gathered[2]
 

@@ -290,7 +290,7 @@ def use(shared: Shared, model: torch.nn.Module, item: torch.Tensor) -> float:
 
 
 @todist.auto_init_rpc()
-def count_crossings(tasks: int) -> tuple[int, list[int]] | None:
+def count_pickled_and_messages(tasks: int) -> tuple[int, list[int]] | None:
     if todist.get_rank() != 0:
         return None
     sent: list[int] = []
@@ -316,8 +316,8 @@ def count_crossings(tasks: int) -> tuple[int, list[int]] | None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_what_tasks_share_crosses_once_to_each_worker(size):
-    pickled, messages = run_world(count_crossings, size, 32)[0]
+def test_what_tasks_share_is_sent_once_to_each_worker(size):
+    pickled, messages = run_world(count_pickled_and_messages, size, 32)[0]
     assert pickled == size
     model = 4 * (300 * 300 + 300)
     tasks = 32 / size * 4 * 10

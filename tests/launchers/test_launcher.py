@@ -235,7 +235,7 @@ def test_torchruns_status_tells_and_its_report_is_left_out(tmp_path):
     script.write_text("import sys; print('said', file=sys.stderr); sys.exit(2)")
     agent = subprocess.Popen(
         [sys.executable, "-m", "metadist.distributed.torchrun", "--standalone", str(script)],
-        stdin=subprocess.PIPE,  # its end would be the word to stop
+        stdin=subprocess.PIPE,  # its end would stop the job
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -269,7 +269,7 @@ def test_the_agent_of_one_node_opens_no_port(tmp_path):
     agent = subprocess.Popen(
         [*command[:-3], str(script)],
         env=launcher.environment(spec, 0),
-        stdin=subprocess.PIPE,  # its end would be the word to stop
+        stdin=subprocess.PIPE,  # its end would stop the job
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -245,10 +245,8 @@ def in_one_process_linear() -> float:
     torch.manual_seed(0)
     model, (training, _) = example.model_creator({}), example.data_creator({})
     loss, optimizer = example.optimizer_creator(model, {})
-    order, total = (
-        torch.randperm(1000, generator=torch.Generator().manual_seed(seed_from(0, 0))),
-        0.0,
-    )
+    order = torch.randperm(1000, generator=torch.Generator().manual_seed(seed_from(0, 0)))
+    total = 0.0
     for batch in order.split(512):
         value = loss(model(training.x[batch, None]), training.y[batch, None])
         optimizer.zero_grad()

@@ -203,7 +203,7 @@ def test_a_step_is_one_collective(tmp_path):
     assert [more - less for less, more in zip(short, long, strict=True)] == [5, 5]
 
 
-def test_tensors_may_travel_instead_of_keys(tmp_path):
+def test_tensors_may_be_sent_instead_of_keys(tmp_path):
     for name, value in (("keys", "false"), ("tensors", "true")):
         run_world(train, 2, str(tmp_path / name), f"trainer.send_tasks={value}")
     assert without_times(records(tmp_path / "keys")) == without_times(records(tmp_path / "tensors"))
