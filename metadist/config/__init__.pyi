@@ -10,6 +10,7 @@ from .saved import (
     load_learner,
 )
 from .schema import Settings, validate
+from .trusted import resolve_external
 
 __all__ = [
     "SavedLearner",
@@ -22,6 +23,7 @@ __all__ = [
     "load_experiment",
     "load_learner",
     "replace_options",
+    "resolve_external",
     "run_stamp",
     "to_plain",
     "validate",

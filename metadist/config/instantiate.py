@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
@@ -77,7 +78,7 @@ def bind_arguments(
     locate = locate or locate_target
     values: Any = node
     if OmegaConf.is_config(node):
-        values = OmegaConf.to_container(node, resolve=True)
+        values = _values(node, path)
     if not isinstance(values, Mapping) or _TARGET not in values:
         raise UserError(
             f"{path} must name a {_TARGET} and its arguments, got {values!r}: choose one of the "
@@ -101,6 +102,19 @@ def bind_arguments(
     if not partial:
         _check_missing(target, accepted, arguments, path)
     return target, arguments | _converted(target, chosen, path)
+
+
+def _values(node: Any, path: str) -> Any:
+    """A node's values as plain containers.
+
+    Raises:
+        UserError: a mandatory value (`???`) was not given.
+    """
+    try:
+        return OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        missing = str(error.full_key or path)
+        raise UserError(f"{missing} is missing: give it a value, as in {missing}=VALUE.") from None
 
 
 def _instantiate_nodes(value: Any, path: str, locate: Callable[[str, str], Any]) -> Any:

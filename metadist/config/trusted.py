@@ -1,16 +1,21 @@
-"""What a saved run may name: classes that are made to be built, and no code."""
+"""What a saved configuration may contain: classes that are made to be built, and no code."""
 
+import contextlib
+import copy
 import importlib
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from metadist.algorithms import Learner
+from metadist.config.plain import redact_secrets, to_plain
 from metadist.distributed.reducers import LinearReducer
 from metadist.errors import UserError
 from metadist.training import Strategy, TrainerConfig
@@ -66,6 +71,31 @@ def locate_trusted(target: str, path: str) -> Any:
         f"executed: if you trust where the run and {target} come from, load it with "
         "trust_code=True in Python or --trust-code on the command line."
     )
+
+
+def resolve_external(configuration: DictConfig) -> DictConfig:
+    """A copy in which interpolations that read anything but the configuration have their values.
+
+    `${oc.env:…}` and `${hydra:…}` would have other values in another process. The rest stays as it
+    is: references to other keys; loggers and the launcher, which no later command builds; values
+    that contain a secret, as `redact_secrets` defines it.
+    """
+    resolved = copy.deepcopy(configuration)
+
+    def resolve(node: Any, keys: Iterable[Any]) -> None:
+        raw: Any = OmegaConf.to_container(node, resolve=False)
+        for key in keys:
+            value = raw[key]
+            if isinstance(value, dict | list):
+                resolve(node[key], value if isinstance(value, dict) else range(len(value)))
+            elif isinstance(value, str) and "${" in _SAFE_INTERPOLATION.sub("", value):
+                with contextlib.suppress(OmegaConfBaseException):  # nothing of the run reads it
+                    found = to_plain(OmegaConf.create({"": node[key]}), resolve=True)[""]
+                    if redact_secrets(found) == found:
+                        node[key] = found
+
+    resolve(resolved, [key for key in resolved if key not in ("logger", "launcher")])
+    return resolved
 
 
 def check_interpolations(values: Any, path: str = "") -> None:

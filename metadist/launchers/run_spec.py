@@ -9,7 +9,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from metadist.config import Settings, to_plain, validate
+from metadist.config import Settings, resolve_external, to_plain, validate
 from metadist.errors import UserError
 from metadist.files import atomic_write
 from metadist.reports import (
@@ -96,6 +96,8 @@ class RunSpec:
 def save_configuration(spec: RunSpec) -> None:
     """Write `.hydra/`: the configuration as it was built from, the overrides, Hydra's node.
 
+    Values of `${oc.env:…}` and `${hydra:…}` are those of this process; see `resolve_external`.
+
     Rank zero calls it once the experiment is built, so that a refused run leaves no files. Results
     of an earlier run in the directory, such as a shorter one that is now continued, are removed.
     """
@@ -103,7 +105,7 @@ def save_configuration(spec: RunSpec) -> None:
         (spec.directory / name).unlink(missing_ok=True)
     (spec.directory / CONFIG_FILE).parent.mkdir(parents=True, exist_ok=True)
     texts = {
-        CONFIG_FILE: OmegaConf.to_yaml(spec.configuration),
+        CONFIG_FILE: OmegaConf.to_yaml(resolve_external(spec.configuration)),
         OVERRIDES_FILE: yaml.safe_dump(list(spec.overrides), allow_unicode=True),
     }
     if spec.hydra is not None:
@@ -115,7 +117,7 @@ def save_configuration(spec: RunSpec) -> None:
 def finished_results(spec: RunSpec) -> dict[str, Any] | None:
     """The results in the run's directory if they are of the same run, else None.
 
-    The paths of data, the loggers and the launcher may differ. With any other difference, such as
+    The loggers and the launcher may differ. With any other difference, such as `dataset.root` or
     `trainer.iterations`, it is another run, which is started or resumed. The failure record of a
     refused later attempt is removed.
 

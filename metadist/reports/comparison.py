@@ -6,7 +6,6 @@ from typing import Any
 _RUNTIME_GROUPS = frozenset(("hydra", "launcher", "logger", "resume", "sweep"))
 _RUNTIME_KEYS = frozenset(
     (
-        "dataset.root",
         "dataset.download",
         "rendezvous_timeout_seconds",
         "timeout_seconds",
@@ -40,7 +39,7 @@ MISSING = "—"
 
 
 def is_runtime_key(key: str) -> bool:
-    """Whether a dotted key only sets data paths, logging, checkpoints or how processes are started.
+    """Whether a dotted key only sets downloads, logging, checkpoints or how processes are started.
 
     Runs that differ in runtime keys alone are the same run.
     """
@@ -65,12 +64,14 @@ def flatten_config(config: Mapping[str, Any]) -> dict[str, str]:
 def config_fingerprint(config: Mapping[str, Any]) -> dict[str, str]:
     """The values that determine the numbers of a run, as strings by dotted key.
 
-    The number of iterations, the strategy, paths and logging are not part of it.
+    The number of iterations, the strategy, paths and logging are not part of it: data may be moved,
+    and `data_checksum` of the protocol tells other data apart.
     """
     return {
         key: value
         for key, value in flatten_config(config).items()
-        if key.partition(".")[0] in _FINGERPRINT_GROUPS or key.startswith(_FINGERPRINT_PREFIXES)
+        if key != "dataset.root"
+        and (key.partition(".")[0] in _FINGERPRINT_GROUPS or key.startswith(_FINGERPRINT_PREFIXES))
     }
 
 

@@ -146,9 +146,14 @@ class Glyphs(ImageClasses):
         self.seed = seed
 
     def protocol(self) -> dict[str, object]:
-        """Name of the dataset, seed of its characters, their numbers and the image size."""
+        """Name of the dataset, seed of its characters, their numbers and the image size.
+
+        The seed takes the place of a checksum, which rounding on another processor may change.
+        """
+        protocol = super().protocol()
+        del protocol["data_checksum"]
         return {
-            **super().protocol(),
+            **protocol,
             "dataset_seed": self.seed,
             "classes": {split: len(members) for split, members in self.splits.items()},
             "examples": int(self.class_sizes[0]),

@@ -1,8 +1,10 @@
 """Few-shot episodes from classes of images that are in memory or mapped."""
 
+import functools
 import inspect
 import itertools
 import logging
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -352,18 +354,32 @@ class ImageClasses:
         return EpisodeDescription(names, images)
 
     def protocol(self) -> dict[str, object]:
-        """Name of the dataset, whether rotations are classes, and transforms if any."""
+        """Name and checksum of the dataset, whether rotations are classes, transforms if any."""
         transforms: dict[str, Normalize | Augment] = {
             "normalize": self.normalize,
             "augment": self.augment,
         }
         return {
             "dataset": self.name,
+            "data_checksum": self._checksum,
             "rotations": self.rotations,
             "test_rotations": self.test_rotations,
             **{name: t.protocol() for name, t in transforms.items() if not t.is_identity},
             **({"transforms": transform_names(self.transforms)} if self.transforms else {}),
         }
+
+    @functools.cached_property
+    def _checksum(self) -> str:
+        """CRC-32 of the classes' names, sizes, splits and first images, as hexadecimal digits.
+
+        All images would take seconds to read.
+        """
+        splits = [self.splits[split].tolist() for split in SPLITS]
+        names = None if self.class_names is None else list(self.class_names)
+        checksum = zlib.crc32(repr((names, self.class_sizes.tolist(), splits)).encode())
+        for of_class in self.images:
+            checksum = zlib.crc32(of_class[:1].tobytes(), checksum)
+        return f"{checksum:08x}"
 
     def _draw(self, generator: np.random.Generator, split: str, ways: int, needed: int) -> _Draw:
         """Draw the classes of a task, `needed` examples of each, and the rotations.

@@ -110,6 +110,13 @@ def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]
             f"({', '.join(different)}), so that classes of training may be those of the test now: "
             "restore the dataset, or start another run."
         )
+    trained_on = (contents.get("protocol") or {}).get("data_checksum")
+    if trained_on not in (None, own.get("data_checksum")):
+        raise UserError(
+            f"the checkpoint {path} was trained on other data: classes or images of the dataset "
+            "are not the same; give the data that it was trained on, as in dataset.root=DIR, or "
+            f"start another run with init_from={path}."
+        )
     missing = sorted(checkpoint_contents(experiment).keys() - contents.keys() - {"protocol"})
     if missing:
         raise UserError(

@@ -181,12 +181,14 @@ def _check_task(tasks: WorkerLocal, learner: Learner, split: str, precision: Pre
     metric = "mse" if learner.regression else "accuracy"
     mapper = TaskMapper(tasks, device, precision=precision)
     batch = MetaBatch(task_keys(0, split, 0, range(1)))
+    before = [each.detach().clone() for each in learner.parameters()]
+    gradients: tuple[Tensor | None, ...] = ()
     try:
         with torch.set_grad_enabled(training):
             (result,) = mapper.run_each(learner.train(training), batch)
             if training and result.loss.requires_grad:
                 trainable = [each for each in learner.parameters() if each.requires_grad]
-                torch.autograd.grad(result.loss, trainable, allow_unused=True)
+                gradients = torch.autograd.grad(result.loss, trainable, allow_unused=True)
     except UserError:
         raise
     except Exception as error:
@@ -212,10 +214,16 @@ def _check_task(tasks: WorkerLocal, learner: Learner, split: str, precision: Pre
             "change model, algorithm or task."
         ) from error
     name = type(learner).__name__
-    if training and not result.loss.requires_grad:
+    if training and all(gradient is None for gradient in gradients):
         raise UserError(
             f"the loss that {name}.forward returned in training has no gradient: compute it "
-            "from the learner's parameters, without detach() or torch.no_grad()."
+            "from the learner's parameters, without a copy of the model, detach() or "
+            "torch.no_grad()."
+        )
+    if not all(map(torch.equal, before, learner.parameters())):
+        raise UserError(
+            f"{name}.forward changed the learner's parameters in a {split} task, and every task "
+            "must start from the same ones: adapt clones of them, with torch.func.functional_call."
         )
     if (predictions := result.predictions) is not None:
         queries = len(tasks.value.sample(batch.keys[0]).query.targets)
@@ -276,6 +284,14 @@ def _check_episode(tasks: TaskDistribution, learner: Learner, split: str) -> Non
                     f"{name} gives {part}.targets of {value.dtype}: give class indices of "
                     "torch.int64, as by .long()."
                 )
+            if field == "targets" and not learner.regression and value.numel():
+                low, high = int(value.min()), int(value.max())
+                if low < 0 or high >= tasks.outputs:
+                    raise UserError(
+                        f"{name} gives {part}.targets from {low} to {high}, and a task has "
+                        f"{tasks.outputs} outputs: number its classes from 0 to "
+                        f"{tasks.outputs - 1}."
+                    )
             if not torch.equal(value, getattr(getattr(again, part), field)):
                 raise UserError(
                     f"{name} gives two different tasks for one key: draw every random number from "

@@ -115,6 +115,7 @@ def test_configured_values_win_over_given_ones():
         ({"_target_": WHEEL, "_partial_": "yes"}, ["wheel._partial_=yes", "true or false"]),
         ({"_target_": WHEEL, "_partial_": True, "hub": 1}, ["wheel.hub", "spokes, rim"]),
         ({"_target_": f"{__name__}.WHEEL"}, ["not a class or function"]),
+        (OmegaConf.create({"a": {"_target_": WHEEL, "rim": "???"}}).a, ["a.rim is missing: give"]),
         ("round", ["_target_", "wheel=NAME"]),
     ],
 )

@@ -62,6 +62,26 @@ def test_paths_and_enumerations_of_a_configuration_become_text():
     assert read.configuration == {"root": "/data", "mode": "RUN", "list": ["a", 1]}
 
 
+def test_values_of_the_environment_are_saved_as_they_were(tmp_path, monkeypatch):
+    monkeypatch.setenv("WIDTH", "8")
+    monkeypatch.setenv("A_TOKEN", "0123456789")
+    values = {
+        "model": {
+            "filters": ["${oc.decode:${oc.env:WIDTH}}", "${seed}"],
+            "cache": "${oc.env:NONE}",
+        },
+        "dataset": {"token": "${oc.env:A_TOKEN}", "half": "${fraction:0.5,${seed}}"},
+        "logger": {"project": "${oc.env:WIDTH}"},
+        "seed": 2,
+    }
+    configuration = OmegaConf.create(values)
+    OmegaConf.set_struct(configuration, True)
+    save_configuration(replace(spec_of(tmp_path), configuration=configuration))
+    expected = values | {"model": values["model"] | {"filters": [8, "${seed}"]}}
+    assert OmegaConf.load(tmp_path / ".hydra" / "config.yaml") == OmegaConf.create(expected)
+    assert configuration == OmegaConf.create(values)
+
+
 def test_a_specification_is_data(tmp_path):
     text = spec_of(tmp_path).to_yaml() + "evil: !!python/object/apply:os.getcwd []\n"
     with pytest.raises(Exception, match="could not determine a constructor"):
@@ -74,7 +94,7 @@ def test_results_belong_to_the_configuration_beside_them(tmp_path):
     assert finished_results(spec_of(tmp_path)) is None
     finish(tmp_path)
     assert finished_results(spec_of(tmp_path)) == {"test_accuracy": 0.5}
-    assert finished_results(spec_of(tmp_path, root="there")) == {"test_accuracy": 0.5}
+    assert finished_results(spec_of(tmp_path, root="there")) is None
     assert finished_results(spec_of(tmp_path, 20)) is None
 
 

@@ -30,7 +30,7 @@ CONFIGURATION = {
 @pytest.mark.parametrize(
     "key",
     [
-        *("dataset.root", "dataset.download", "logger", "logger.console.every", "launcher.jobs"),
+        *("dataset.download", "logger", "logger.console.every", "launcher.jobs"),
         *("hydra.run.dir", "resume", "sweep.on_failure", "timeout_seconds"),
         *("rendezvous_timeout_seconds", "trainer.checkpoint_every", "trainer.keep_checkpoints"),
     ],
@@ -39,7 +39,9 @@ def test_runtime_keys(key):
     assert is_runtime_key(key)
 
 
-@pytest.mark.parametrize("key", ["dataset", "dataset.classes", "seed", "resumed", "trainer.root"])
+@pytest.mark.parametrize(
+    "key", ["dataset", "dataset.classes", "dataset.root", "seed", "resumed", "trainer.root"]
+)
 def test_other_keys_are_not_runtime_keys(key):
     assert not is_runtime_key(key)
 
@@ -48,7 +50,7 @@ def test_values_by_dotted_keys():
     found = flatten_config(CONFIGURATION)
     assert found["model.filters"] == "8"
     assert found["trainer.clip_value"] == "None"
-    assert not [key for key in found if key.startswith(("logger", "resume", "dataset.root"))]
+    assert not [key for key in found if key.startswith(("logger", "resume"))]
 
 
 def test_the_fingerprint_holds_what_determines_the_numbers():

@@ -230,7 +230,7 @@ def test_values_with_a_bar_stay_in_their_cell(tmp_path):
     ("overrides", "keys"),
     [
         (("logger=console", "logger=jsonl"), ()),
-        (("dataset.root=/a", "dataset.root=/b"), ()),
+        (("dataset.root=/a", "dataset.root=/b"), ("dataset.root",)),
         (("trainer.keep_checkpoints=1", "trainer.keep_checkpoints=2"), ()),
         (("model.name='a'", "model.name=a"), ()),
         (("model.name=A", "model.name=a"), ("model.name",)),

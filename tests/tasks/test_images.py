@@ -148,8 +148,28 @@ def test_split_classes_and_the_interface():
     assert not dataset.regression
     assert FewShotTasks(dataset, 2, 1, 3).protocol() == {
         "ways": 2, "shots": 1, "queries": 3, "dataset": "labels",
+        "data_checksum": dataset.protocol()["data_checksum"],
         "rotations": True, "test_rotations": False,
     }  # fmt: skip
+
+
+def test_the_checksum_depends_on_images_names_and_splits():
+    images = labelled_pixels()
+    names = [str(index) for index in range(len(images))]
+    other_images, other_splits = images.copy(), {**SPLIT_CLASSES, "test": SPLIT_CLASSES["test"][1:]}
+    other_images[3, 0] += 1
+    found = [
+        ImageClasses("labels", of_classes, splits, class_names=of).protocol()["data_checksum"]
+        for of_classes, splits, of in (
+            (images, SPLIT_CLASSES, names),
+            (list(images), SPLIT_CLASSES, names),
+            (other_images, SPLIT_CLASSES, names),
+            (images[:, :-1], SPLIT_CLASSES, names),
+            (images, other_splits, names),
+            (images, SPLIT_CLASSES, names[::-1]),
+        )
+    ]
+    assert found[0] == found[1] and len(set(found)) == 5
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ def test_every_layout_gives_the_images(tmp_path, write):
     assert dataset.input_shape == (3, 84, 84)
     assert dataset.protocol() == {
         "dataset": "mini_imagenet",
+        "data_checksum": dataset.protocol()["data_checksum"],
         "rotations": False,
         "test_rotations": False,
         "class_split": "unknown",

@@ -36,6 +36,7 @@ def test_split_depends_on_seed_and_names(tmp_path):
     )
     assert zips.protocol() == {
         "dataset": "omniglot",
+        "data_checksum": folders.protocol()["data_checksum"],
         "rotations": True,
         "test_rotations": True,
         "class_split": "random",

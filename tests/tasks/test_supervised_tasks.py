@@ -64,7 +64,7 @@ def test_the_protocol_and_the_descriptions_are_of_the_test():
     tasks = SupervisedTasks(dataset, 8, held_out=2, ways=2, shots=2, queries=4)
     assert tasks.protocol() == {
         **{"ways": 2, "shots": 2, "queries": 4, "micro_batch_size": 8, "held_out": 2},
-        **{"dataset": "noise", "rotations": False, "test_rotations": False},
+        **dataset.protocol(),
     }
     assert tasks.describe(task_keys(0, "validation", 0, range(1))[0]) is None
     key = task_keys(0, "test", 0, range(1))[0]

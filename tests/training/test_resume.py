@@ -3,6 +3,7 @@
 import logging
 import os
 import random
+import shutil
 import signal
 from pathlib import Path
 
@@ -187,7 +188,7 @@ def test_a_full_disk_ends_the_run_and_leaves_what_was_there(tmp_path):
     assert [line["iteration"] for line in records(tmp_path)] == [1, 2, 3, 4]
 
 
-def test_a_dataset_whose_classes_are_divided_otherwise_is_refused(tmp_path):
+def test_other_data_are_refused(tmp_path):
     for index in range(10):
         (tmp_path / "data" / f"class{index}").mkdir(parents=True)
         for example in range(3):
@@ -203,9 +204,14 @@ def test_a_dataset_whose_classes_are_divided_otherwise_is_refused(tmp_path):
         Trainer(build(tmp_path / "run", *options, *more, omit=("++dataset",))).run()
 
     run()
+    shutil.copytree(tmp_path / "data", tmp_path / "moved")
+    run("trainer.iterations=3", "resume=auto", f"dataset.root={tmp_path / 'moved'}")
+    Image.new("L", (28, 28), 255).save(tmp_path / "moved" / "class0" / "0.png")
+    with pytest.raises(UserError, match="was trained on other data: classes or images of"):
+        run("trainer.iterations=4", "resume=auto", f"dataset.root={tmp_path / 'moved'}")
     (tmp_path / "data" / "class0").rename(tmp_path / "data" / "new")
     with pytest.raises(UserError, match=r"another division of the classes \(class_names is"):
-        run("trainer.iterations=3", "resume=auto")
+        run("trainer.iterations=4", "resume=auto")
 
 
 def test_a_finished_run_that_another_directory_resumes_is_saved_there(tmp_path):

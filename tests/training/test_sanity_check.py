@@ -1,5 +1,6 @@
 """Errors of a user's own learner, found before training."""
 
+import copy
 import gc
 import traceback
 import weakref
@@ -95,6 +96,11 @@ class Broken(FewShotTasks):
     ("change", "message"),
     [
         (lambda query: query._replace(inputs=query.inputs * torch.nan), "gives NaN in query.inp"),
+        (
+            lambda query: query._replace(targets=query.targets + 1),
+            "s from 1 to 3, and a task has 3",
+        ),
+        (lambda query: query._replace(targets=query.targets - 1), "number its classes from 0 to 2"),
         (lambda query: query._replace(targets=query.targets.int()), "give class indices of torch"),
     ],
 )
@@ -130,6 +136,40 @@ def test_a_loss_that_cannot_be_differentiated_is_found(tasks, model):
 
     with pytest.raises(RuntimeError, match=r"test_sanity_check\.py:\d+, in backward: NotImpl"):
         run_sanity_check(tasks, Returns(model, NoBackward.apply))
+
+
+class OfACopy(Learner):
+    """Adapts and differentiates a copy of its model."""
+
+    def forward(self, episode):
+        copied = copy.deepcopy(self.model)
+        predictions = copied(episode.query.inputs)
+        metrics = self.metrics(predictions, episode.query.targets)
+        return TaskResult(self.loss(predictions, episode.query.targets), metrics, predictions)
+
+
+class InPlace(Learner):
+    """Adapts its own parameters."""
+
+    def forward(self, episode):
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.mul_(0.9)
+        predictions = self.model(episode.query.inputs)
+        metrics = self.metrics(predictions, episode.query.targets)
+        return TaskResult(self.loss(predictions, episode.query.targets), metrics, predictions)
+
+
+@pytest.mark.parametrize(
+    ("learner", "message"),
+    [
+        (OfACopy, r"OfACopy.forward returned in training has no gradient: .* without a copy"),
+        (InPlace, "InPlace.forward changed the learner's parameters in a train task"),
+    ],
+)
+def test_a_learner_that_does_not_train_its_parameters_is_found(tasks, model, learner, message):
+    with pytest.raises(UserError, match=message):
+        run_sanity_check(tasks, learner(model))
 
 
 def test_a_misfit_outside_the_users_code_is_one_sentence(tasks):
