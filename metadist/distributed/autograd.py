@@ -11,7 +11,7 @@ from typing import Any
 
 import optree
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import autograd as dist_autograd
 
 from metadist.distributed.transport import current_transport, require_alive
@@ -114,7 +114,15 @@ def record_call(
 
     Returns:
         A function to call with the responses.
+
+    Raises:
+        UserError: an `nn.Parameter` that requires grad is among the arguments.
     """
+    if any(isinstance(each, nn.Parameter) and each.requires_grad for each in sent):
+        raise UserError(
+            "an nn.Parameter arrives as another leaf, so that its gradients would stay on the "
+            "workers: send module_clone(model, by='clone'), or for a parameter alone its clone()."
+        )
     nodes = [tensor.grad_fn for tensor in sent if tensor.grad_fn is not None]
     record = _CallRecord(nodes, any(tensor.requires_grad for tensor in sent))
     _records.by_context.get(context_id, []).append(record)

@@ -78,12 +78,13 @@ def remote_async_call(
 
     Raises:
         UserError: at once, before anything is sent: the partitioner names a worker that does not
-            exist, an unknown `gradient`, or a `fanout` below 1.
-        TypeError: at once: `func` or its arguments cannot be pickled, or the partitioner returns
-            something other than triples.
+            exist, an unknown `gradient`, `gradient="worker"` inside an autograd context, or a
+            `fanout` below 1.
+        TypeError: at once: `args` is no tuple, `func` or its arguments cannot be pickled, or the
+            partitioner returns something other than triples.
         RuntimeError: at once: RPC is not initialized.
     """
-    call = _Call(func, args or (), kwargs or {}, partitioner, reducer, timeout, gradient, fanout)
+    call = _Call(func, args, kwargs, partitioner, reducer, timeout, gradient, fanout)
     result: Future = Future()
     grad_enabled = torch.is_grad_enabled()
 
@@ -120,9 +121,7 @@ def remote_sync_call(
     Arguments and errors are those of `remote_async_call`.
     """
     with record_function("metadist::send"):
-        call = _Call(
-            func, args or (), kwargs or {}, partitioner, reducer, timeout, gradient, fanout
-        )
+        call = _Call(func, args, kwargs, partitioner, reducer, timeout, gradient, fanout)
     return call.result()
 
 
@@ -132,8 +131,8 @@ class _Call:
     def __init__(
         self,
         func: Callable[..., Any],
-        args: tuple,
-        kwargs: dict[str, Any],
+        args: tuple | None,
+        kwargs: dict[str, Any] | None,
         partitioner: Partitioner | WorkerID | None,
         reducer: Reducer | None,
         timeout: float | None,
@@ -145,6 +144,12 @@ class _Call:
             raise UserError(f'gradient must be "dist_autograd" or "worker", got {gradient!r}.')
         if fanout < 1:
             raise UserError(f"fanout must be at least 1, got {fanout}.")
+        if not isinstance(args, tuple | list | None):
+            raise TypeError(
+                f"args must be a tuple of the arguments, got a {type(args).__name__}: write "
+                "args=(value,) for a single one."
+            )
+        args, kwargs = () if args is None else tuple(args), kwargs or {}
         self.reducer = reducer
         if not self.transport.carries_devices:
             args, kwargs = _to_cpu((args, kwargs))
@@ -166,10 +171,16 @@ class _Call:
             sizes = [shard.size for shard in self.shards]
             self.weights, self.divisor = reducer.weights(sizes), reducer.divisor(sizes)
         self.record_results: Callable[[Any], None] | None = None
-        if not self.by_worker and self.transport.records_autograd:
+        if self.transport.records_autograd:
             from metadist.distributed import autograd  # it needs torch.distributed.autograd
 
             context_id = autograd.current_context()
+            if context_id is not None and self.by_worker:
+                raise UserError(
+                    'gradient="worker" computes gradients without distributed autograd, whose '
+                    "backward pass would wait for this call forever: make the call outside of "
+                    "autograd.context()."
+                )
             if context_id is not None:
                 sent = tensors_of([shard[1:] for shard in self.shards])
                 self.record_results = autograd.record_call(context_id, sent)

@@ -291,27 +291,38 @@ def leave_a_result_out() -> list[str] | None:
     model, batch = make_model(), make_batch()
     expected = torch.autograd.grad(local_loss(model, batch), list(model.parameters()))
     messages = []
-    for other in (model, todist.module_clone(model, by="clone")):
-        with todist.autograd.context() as context:
-            loss = remote_loss(todist.module_clone(model, by="clone"), batch)
-            unused = remote_loss(other, batch)
-            for run_backward in (
-                lambda: todist.autograd.backward(context, loss),  # noqa: B023
-                lambda: todist.autograd.grad(context, loss, model.parameters()),  # noqa: B023
-            ):
-                with pytest.raises(todist.UserError) as caught:
-                    run_backward()
-                messages.append(str(caught.value))
-            # The context still serves for both together.
-            todist.autograd.backward(context, [loss, 0 * unused])
-        assert_all_close([p.grad for p in model.parameters()], expected)
-        model.zero_grad()
+    with todist.autograd.context() as context:
+        loss = remote_loss(todist.module_clone(model, by="clone"), batch)
+        unused = remote_loss(todist.module_clone(model, by="clone"), batch)
+        for run_backward in (
+            lambda: todist.autograd.backward(context, loss),
+            lambda: todist.autograd.grad(context, loss, model.parameters()),
+        ):
+            with pytest.raises(todist.UserError) as caught:
+                run_backward()
+            messages.append(str(caught.value))
+        # The context still serves for both together.
+        todist.autograd.backward(context, [loss, 0 * unused])
+    assert_all_close([p.grad for p in model.parameters()], expected)
     return messages
+
+
+@todist.auto_init_rpc()
+def send_parameters() -> None:
+    model, batch = make_model(), make_batch()
+    with todist.autograd.context():
+        with pytest.raises(todist.UserError, match=r"send module_clone\(model, by='clone'\)"):
+            remote_loss(model, batch)
+        assert not remote_loss(model.requires_grad_(False), batch).requires_grad
+
+
+def test_parameters_whose_gradients_would_stay_on_the_workers_are_refused():
+    run_world(send_parameters, 1)
 
 
 def test_a_result_that_plays_no_part_is_refused_where_torch_would_wait_for_ever():
     messages = run_world(leave_a_result_out, 2)[0]
-    assert len(messages) == 4
+    assert len(messages) == 2
     assert all(
         "not part of what is differentiated" in message and "\n" not in message
         for message in messages

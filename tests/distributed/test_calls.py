@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -132,7 +133,8 @@ def gradients_of_a_dataclass(mode: str) -> list[torch.Tensor] | None:
         return None
     model, factor = make_model(), torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
     inputs = [factor, *model.parameters()]
-    with todist.autograd.context() as context:
+    in_context = mode == "dist_autograd"
+    with todist.autograd.context() if in_context else nullcontext() as context:
         sent = todist.module_clone(model, by="clone")
         loss = todist.remote_sync_call(
             weighted_loss,
@@ -140,7 +142,7 @@ def gradients_of_a_dataclass(mode: str) -> list[torch.Tensor] | None:
             reducer=todist.mean_reducer,
             gradient=mode,
         )
-        if mode == "dist_autograd":
+        if in_context:
             return list(todist.autograd.grad(context, loss, inputs))
     return list(torch.autograd.grad(loss, inputs))
 
@@ -151,6 +153,27 @@ def test_gradients_of_tensors_in_a_dataclass(mode):
     loss, expected = reference(4)
     for gradient, value in zip(gradients, [loss, *(3 * each for each in expected)], strict=True):
         torch.testing.assert_close(gradient, torch.as_tensor(value, dtype=torch.float64))
+
+
+@todist.auto_init_rpc()
+def worker_gradients_inside_a_context() -> None:
+    x = torch.tensor(3.0, requires_grad=True)
+    with todist.autograd.context(), pytest.raises(todist.UserError, match="call outside of auto"):
+        todist.remote_sync_call(torch.square, args=(x,), partitioner=0, gradient="worker")
+
+
+def test_worker_gradients_inside_a_context_are_refused():
+    run_world(worker_gradients_inside_a_context, 1)
+
+
+@todist.auto_init_rpc()
+def a_tensor_as_args() -> None:
+    with pytest.raises(TypeError, match=r"args must be a tuple .*, got a Tensor: write args=\(val"):
+        todist.remote_sync_call(torch.square, args=torch.ones(2), partitioner=0)
+
+
+def test_arguments_that_are_no_tuple_are_refused():
+    run_world(a_tensor_as_args, 1)
 
 
 def nested_task(item: torch.Tensor) -> torch.Tensor:
