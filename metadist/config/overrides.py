@@ -41,8 +41,8 @@ def replace_options(configuration: DictConfig, hydra_node: HydraConf) -> None:
     `conf/scheduler/cosine.yaml` and those of the command line, not the preset's. So does an option
     that another one chooses: the optimizer of `algorithm=reptile`. The preset's values stay if
     the command line chooses the option that the preset chooses anyway.
-    `algorithm._target_=my_module.Mine` replaces the class: only values of the command line are
-    its arguments, and its own defaults apply to the others.
+    `algorithm._target_=my_module.Mine` replaces the class, if it is another one: only values of the
+    command line are its arguments, and its own defaults apply to the others.
 
     Args:
         configuration: composed by Hydra. Values that the command line sets are kept, so that a
@@ -74,20 +74,39 @@ def replace_options(configuration: DictConfig, hydra_node: HydraConf) -> None:
             )
         with open_dict(configuration):
             configuration[group] = values
-    for each in parsed:
-        path, _, key = each.key_or_group.rpartition(".")
-        if key == _TARGET and not each.is_delete() and is_node(configuration, path):
-            node = OmegaConf.select(configuration, path)
-            kept = {_TARGET, *(key.split(".")[0] for key, _ in _values_below(path, parsed))}
-            unused = [str(key) for key in node if key not in kept]
-            if unused:
-                _log.info(
-                    "%s=%s: the values of %s for another class (%s) do not apply",
-                    *(each.key_or_group, each.value(), path, ", ".join(unused)),
-                )
-            with open_dict(node):
-                for key in unused:
-                    del node[key]
+    _replace_classes(configuration, name, parsed, searchpath)
+
+
+def _replace_classes(
+    configuration: DictConfig, name: str, parsed: Sequence[Override], searchpath: Sequence[str]
+) -> None:
+    """Drop, in place, values meant for a class that the command line replaces by another one.
+
+    What says how a node is used, `_partial_`, stays.
+    """
+    targets = [each for each in parsed if each.key_or_group.endswith(f".{_TARGET}")]
+    if not targets:
+        return
+    without = [str(each.input_line) for each in parsed if each not in targets]
+    before = hydra.compose(name, [*searchpath, *without])
+    for each in targets:
+        path = each.key_or_group.removesuffix(f".{_TARGET}")
+        if each.is_delete() or not is_node(configuration, path):
+            continue
+        node = OmegaConf.select(configuration, path)
+        if OmegaConf.select(before, each.key_or_group) == node[_TARGET]:
+            continue
+        kept = {_TARGET, "_partial_"}
+        kept |= {key.split(".")[0] for key, _ in _values_below(path, parsed)}
+        unused = [str(key) for key in node if key not in kept]
+        if unused:
+            _log.info(
+                "%s=%s: the values of %s for another class (%s) do not apply",
+                *(each.key_or_group, each.value(), path, ", ".join(unused)),
+            )
+        with open_dict(node):
+            for key in unused:
+                del node[key]
 
 
 def is_node(configuration: DictConfig, path: str) -> bool:

@@ -1,5 +1,6 @@
 """Loads runs and checkpoints, without executing anything that they contain."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from metadist.config.hydra_version import VERSION_BASE
 from metadist.config.instantiate import instantiate, locate_target
 from metadist.config.overrides import is_node, option_values
 from metadist.config.trusted import check_interpolations, locate_trusted
+from metadist.distributed.reducers import LinearReducer
 from metadist.errors import UserError, first_line, one_line
 from metadist.loggers import Logger
 from metadist.models.backbones import options_of_weights
@@ -158,10 +160,10 @@ def image_preprocessing(
 def load_experiment(path: str | Path, *overrides: str, trust_code: bool = False) -> Experiment:
     """The experiment that a run's `.hydra/config.yaml` describes, at iteration 0, in one process.
 
-    The strategy is `local`, with the default partitioner and, for a reducer that is not one of
-    metadist, the mean; nothing is logged, and no checkpoint is read or written. The dataset
-    is opened: a relative `dataset.root` that does not exist here is looked up in the directory
-    where the run was started.
+    The strategy is `local`, with the default partitioner and, in place of a reducer that one
+    process cannot use or that is code of the user's own, the mean; nothing is logged, and no
+    checkpoint is read or written. The dataset is opened: a relative `dataset.root` that does not
+    exist here is looked up in the directory where the run was started.
 
     Args:
         path: the run's directory.
@@ -179,8 +181,8 @@ def load_experiment(path: str | Path, *overrides: str, trust_code: bool = False)
     with open_dict(configuration):
         configuration.update(_SINGLE_PROCESS)
         configuration.pop("partition", None)  # it may name workers of another job
-        if not str(OmegaConf.select(configuration, "reducer._target_")).startswith("metadist."):
-            configuration.reducer = _MEAN  # one process adds up its shards
+        if not _adds_up(str(OmegaConf.select(configuration, "reducer._target_")), trust_code):
+            configuration.reducer = _MEAN
         _apply_overrides(configuration, overrides, _searchpath(directory, trust_code))
     if not trust_code:
         check_interpolations(OmegaConf.to_container(configuration, resolve=False))
@@ -188,6 +190,17 @@ def load_experiment(path: str | Path, *overrides: str, trust_code: bool = False)
     experiment = assemble_experiment(configuration, directory, "replay", locate=_locate(trust_code))
     experiment.logger = Logger()
     return experiment
+
+
+def _adds_up(target: str, trust_code: bool) -> bool:
+    """Whether the target of a reducer is a `LinearReducer` that may be imported."""
+    if target.startswith("metadist."):
+        return True
+    return (
+        trust_code
+        and inspect.isclass(found := locate_target(target, "reducer"))
+        and (issubclass(found, LinearReducer))
+    )
 
 
 def _locate(trust_code: bool) -> Callable[[str, str], Any]:

@@ -1,9 +1,10 @@
 """Replay of one task from its key: its loss, its gradients, its plot."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -120,6 +121,7 @@ def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) 
         path, _ = tested_checkpoint(experiment.directory)
     if path is not None:
         contents = read_checkpoint(path)
+        _require_reducer(experiment, contents)
         restore_from(experiment, path, contents)
         if not training:
             load_learner_state(experiment.learner, contents)
@@ -145,6 +147,20 @@ def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) 
         metrics = {name: value.item() for name, value in evaluated.items()}
     plot = plot_task(experiment.directory / REPLAY_DIRECTORY / f"task-{name}.png", experiment, key)
     return Replay(format_key(key), start, len(steps), loss.item(), gradients, metrics, plot)
+
+
+def _require_reducer(experiment: Experiment, contents: Mapping[str, Any]) -> None:
+    """That the experiment was loaded with the run's reducer, which may be the user's own."""
+    used, own = (
+        ((configuration or {}).get("reducer") or {}).get("_target_")
+        for configuration in (contents.get("configuration"), experiment.configuration)
+    )
+    if used != own:
+        raise UserError(
+            f"reducer._target_={used} is needed to replay outer steps and is code that metadist "
+            "does not know: if it is a subclass of metadist.distributed.reducers.LinearReducer "
+            "that you trust, load the run with trust_code=True or --trust-code."
+        )
 
 
 def _newest_until(saved: Checkpoints, iteration: int) -> Path | None:

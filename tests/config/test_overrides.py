@@ -62,9 +62,21 @@ def test_a_misspelt_key_of_a_class_of_the_user_is_refused(composed):
 
 
 def test_nodes_below_a_replaced_class_stay_if_the_command_line_sets_them(composed):
-    cfg = composed("dataset._target_=metadist.tasks.Glyphs", "dataset.normalize.mean=[0.5]")
+    cfg = composed("dataset._target_=mine.Glyphs", "dataset.normalize.mean=[0.5]")
     assert values(cfg.dataset).keys() == {"normalize"}
     assert cfg.dataset.normalize == {**composed().dataset.normalize, "mean": [0.5]}
+
+
+def test_the_same_class_again_replaces_nothing(composed):
+    target = f"algorithm._target_={composed().algorithm._target_}"
+    assert composed(target, "algorithm.inner_lr=0.2") == composed("algorithm.inner_lr=0.2")
+
+
+def test_a_replaced_class_stays_uncalled(composed):
+    partial = ("+model.block._target_=a.A", "+model.block._partial_=true", "+model.block.x=1")
+    assert composed(*partial).model.block == {"_target_": "a.A", "_partial_": True, "x": 1}
+    cfg = composed("+dataset._partial_=true", "dataset._target_=mine.Glyphs")
+    assert values(cfg.dataset) == {"_partial_": True}
 
 
 @pytest.mark.parametrize("value", ["${model.filters}", "${no.such.key}", "${no_such_resolver:1}"])

@@ -10,6 +10,7 @@ from tiny import SMALL, compose, records
 from worlds import run_world
 
 from metadist.config import build_experiment, load_experiment
+from metadist.distributed.reducers import MeanReducer
 from metadist.errors import UserError
 from metadist.reports import read_test_predictions
 from metadist.training import Trainer
@@ -24,13 +25,22 @@ def test_keys_are_read_as_they_are_written():
             parse_key(text)
 
 
-def train_and_replay(directory, overrides, keys):
+class Doubled(MeanReducer):
+    """A reducer of the user's own: twice the mean."""
+
+    def divisor(self, sizes):
+        return super().divisor(sizes) / 2
+
+
+def train_and_replay(directory, overrides, keys, trust_code=False):
     """A run with one task per iteration, and the replay of its tasks."""
     configuration = compose(*SMALL, "strategy=local", *overrides)
     (directory / ".hydra").mkdir(parents=True)
     OmegaConf.save(configuration, directory / ".hydra" / "config.yaml")
     Trainer(build_experiment(configuration, directory, "maml")).run()
-    return [replay(load_experiment(directory), parse_key(key)) for key in keys]
+    return [
+        replay(load_experiment(directory, trust_code=trust_code), parse_key(key)) for key in keys
+    ]
 
 
 OPTIONS = ["trainer.meta_batch_size=1", "trainer.checkpoint_every=3", "trainer.eval_every=0"]
@@ -47,6 +57,16 @@ def test_losses_are_those_of_the_record(tmp_path):
         assert each.plot.read_bytes()[:4] == b"\x89PNG"
     assert [each.outer_steps for each in found] == [0, 1, 2, 0]
     assert found[3].start.endswith("iteration-00000003.pt")
+
+
+def test_outer_steps_are_replayed_with_the_reducer_of_the_run(tmp_path):
+    options = [*OPTIONS, "optimizer=sgd", f"reducer._target_={__name__}.Doubled"]
+    keys = ["0,train,3,0", "0,train,4,0"]
+    found = run_world(train_and_replay, 1, tmp_path, options, keys, True)[0]
+    losses = [line["train_loss"] for line in records(tmp_path)]
+    assert [2 * each.loss for each in found] == losses[2:]
+    with pytest.raises(UserError, match=r"test_replay\.Doubled is needed to replay outer steps"):
+        replay(load_experiment(tmp_path), parse_key("0,train,4,0"))
 
 
 def test_the_command_shows_a_task_that_went_wrong(tmp_path):
