@@ -24,6 +24,10 @@ _SWEEPS_EXTRA = ("optuna", "joblib", "submitit")
 """Hydra's sweepers and launchers that the extra `sweeps` installs."""
 
 
+_LISTS = ("logger", "callbacks")
+"""Groups that take a list of options."""
+
+
 def describe_error(error: BaseException) -> str:
     """What was wrong, what was expected and what to do, in one line.
 
@@ -31,6 +35,8 @@ def describe_error(error: BaseException) -> str:
         error: of Hydra, OmegaConf or the operating system; the text of any other is unchanged.
     """
     text = " ".join(str(error).split())
+    if advice := _advice(text):
+        return advice
     if isinstance(error, MissingConfigException):
         # Hydra does not say file and options for a list such as logger=[console,…].
         listed = re.search(r"Could not load '([^']+)'", text)
@@ -41,6 +47,8 @@ def describe_error(error: BaseException) -> str:
         key, equals, value = str(error.override).partition("=")
         path = bool(equals) and "/" in value and '"' not in value
         form = f"'{key}=\"{value}\"'" if path else "KEY=VALUE, as in seed=1"
+        if not equals:
+            form += ", with quotes around it if VALUE has spaces"
         return f"the override {error.override!r} cannot be read: write {form}."
     if isinstance(error, ConfigCompositionException):
         return _composition(text, error.__cause__)
@@ -57,6 +65,26 @@ def describe_error(error: BaseException) -> str:
     if raised_by_hydra(error):
         return f"the command line cannot be read ({text}): write KEY=VALUE, as in seed=1."
     return text
+
+
+def _advice(text: str) -> str | None:
+    """The sentence for an error of Hydra that is known by its text alone."""
+    if match := re.match(r"Additional config directory '(.+)' not found", text):
+        return f"--config-dir {match[1]} does not exist: give a directory of options."
+    if match := re.match(r"Cannot find primary config '(\w+)'.*path=file://(\S+)", text):
+        return (
+            f"{match[2]} holds no {match[1]}.yaml: write one with hydra.searchpath: "
+            "[pkg://metadist.conf] in it, or add a directory of options by --config-dir instead."
+        )
+    if match := re.match(r"Could not delete '([\w/]+)'. No match in the defaults list", text):
+        none = f"write {match[1]}=[] for none" if match[1] in _LISTS else "leave it out"
+        return f"~{match[1]} deletes no option of the defaults list: {none}."
+    if text.startswith("Config group override must be a string or a list. Got NoneType"):
+        return (
+            "a group takes the name of an option, not null: write GROUP=NAME, as in "
+            f"scheduler=none, or [] for none of {' and '.join(_LISTS)}."
+        )
+    return None
 
 
 def raised_by_hydra(error: BaseException) -> bool:

@@ -4,12 +4,13 @@ The groups (model, algorithm, trainer, …) are checked against the signatures o
 `metadist.config.instantiate`.
 """
 
+import contextlib
 import difflib
 import re
 from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from metadist.distributed.store import RENDEZVOUS_TIMEOUT
 from metadist.errors import UserError
@@ -20,6 +21,18 @@ NOT_IN_DEFAULTS = ("experiment", "partition")
 
 _REFERENCE = re.compile(r"\$\{\s*(?:oc\.select:\s*)?([A-Za-z_]\w*)\s*[.\[},]")
 """An interpolation of an absolute key; one of another resolver has a colon after the name."""
+
+
+def _number(value: Any) -> Any:
+    """A number that an interpolation such as `${oc.env:SLURM_ARRAY_TASK_ID}` gives as text."""
+    if isinstance(value, str):
+        for convert in (int, float):
+            with contextlib.suppress(ValueError):
+                return convert(value)
+    return value
+
+
+_Seconds = Annotated[float, Field(strict=True, gt=0, lt=1e6), BeforeValidator(_number)]
 
 
 class SweepSettings(BaseModel):
@@ -51,12 +64,10 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    seed: Annotated[int, Field(strict=True, ge=0, lt=2**63)]
-    threads: Annotated[int, Field(strict=True, ge=1, le=4096)]
-    timeout_seconds: Annotated[float, Field(strict=True, gt=0, lt=1e6)]
-    rendezvous_timeout_seconds: Annotated[float, Field(strict=True, gt=0, lt=1e6)] = (
-        RENDEZVOUS_TIMEOUT  # for runs that were saved without it
-    )
+    seed: Annotated[int, Field(strict=True, ge=0, lt=2**63), BeforeValidator(_number)]
+    threads: Annotated[int, Field(strict=True, ge=1, le=4096), BeforeValidator(_number)]
+    timeout_seconds: _Seconds
+    rendezvous_timeout_seconds: _Seconds = RENDEZVOUS_TIMEOUT  # for runs saved without it
     device: Any
     resume: Any = None
     init_from: str | None = None

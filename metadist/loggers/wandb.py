@@ -43,6 +43,10 @@ class WandbLogger(Logger):
         entity: user or team; None for the default of the account.
         mode: `offline`, `online` (requires `wandb login` or WANDB_API_KEY) or `disabled`.
         tags: tags of the run.
+        name: name of the run. Default: the experiment's, such as `maml`.
+        group: the group that the run belongs to, such as a sweep; None for none.
+        job_type: type of the run within its group; None for none.
+        notes: a description. Default: the run's title, such as "MAML on omniglot, 5-way 1-shot".
     """
 
     def __init__(
@@ -51,11 +55,19 @@ class WandbLogger(Logger):
         entity: str | None = None,
         mode: Literal["offline", "online", "disabled"] = "offline",
         tags: tuple[str, ...] = (),
+        name: str | None = None,
+        group: str | None = None,
+        job_type: str | None = None,
+        notes: str | None = None,
     ) -> None:
         self._project = project
         self._entity = entity
         self._mode = mode
         self._tags = tags
+        self._name = name
+        self._group = group
+        self._job_type = job_type
+        self._notes = notes
         self._wandb_run: wandb.Run | None = None
         self._exit_code = 1
 
@@ -81,8 +93,10 @@ class WandbLogger(Logger):
                 dir=run.directory,
                 id=run_id,
                 resume="allow",
-                name=run.name,
-                notes=run.title,
+                name=self._name or run.name,
+                group=self._group,
+                job_type=self._job_type,
+                notes=self._notes or run.title,
                 config=dict(run.configuration),
                 settings=wandb.Settings(
                     silent=True,

@@ -40,6 +40,10 @@ CHECKPOINT_DIRECTORY = "checkpoints"
 PROFILE_DIRECTORY = "profile"
 REPLAY_DIRECTORY = "replays"
 
+_KNOWN_CLASSES = ("metadist.", "torch.optim.", "torchvision.transforms.v2.")
+_NOT_BUILT = ("callbacks", "default_partition", "launcher", "logger", "partition", "strategy")
+"""Classes that a saved run may name without `--trust-code`, and groups of which none is built."""
+
 LEARNING_CURVES_FILE = "learning_curves.png"
 TEST_TASKS_FILE = "test_tasks.png"
 VALIDATION_TASKS_FILE = "validation_tasks.png"
@@ -255,6 +259,19 @@ def directory_override(key: str, directory: Path) -> str:
 
         value = QuotedString(value, Quote.single).with_quotes()
     return shlex.quote(f"{key}={value}")
+
+
+def trust_option(config: Mapping[str, Any]) -> str:
+    """What a command on a run with classes of the user's own adds: " --trust-code", or ""."""
+
+    def is_known(node: Any) -> bool:
+        if isinstance(node, Mapping):
+            known = str(node.get("_target_", "metadist.")).startswith(_KNOWN_CLASSES)
+            return known and all(map(is_known, node.values()))
+        return not isinstance(node, list) or all(map(is_known, node))
+
+    built = {group: node for group, node in config.items() if group not in _NOT_BUILT}
+    return "" if is_known(built) else " --trust-code"
 
 
 def _read_yaml(path: Path) -> Any:

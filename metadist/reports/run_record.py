@@ -25,6 +25,7 @@ from metadist.reports.run_directory import (
     read_overrides,
     read_results,
     read_test_predictions,
+    trust_option,
 )
 
 Status = Literal["finished", "failed", "stopped", "running", "ended without results"]
@@ -135,12 +136,13 @@ class RunRecord:
         repeat = {"Repeat the run": again, "Resume or continue it": f"{again} {resume}"}
         run, seed = shlex.quote(str(self.directory)), self.eval_seed
         task = next(iter(self.hardest(1)), 0)
+        trust = trust_option(self.config)
         return {
             **(repeat if name in _SUBCOMMANDS else {}),
-            "Replay a test task": f"metadist replay {run} --key {seed},test,0,{task}",
+            "Replay a test task": f"metadist replay {run} --key {seed},test,0,{task}{trust}",
             "Replay a training task": (
                 f"metadist replay {run} "
-                f"--key {self.config.get('seed', 0)},train,{max(self.iterations[0], 1)},0"
+                f"--key {self.config.get('seed', 0)},train,{max(self.iterations[0], 1)},0{trust}"
             ),
             "Make this report again": f"metadist report {run}",
         }

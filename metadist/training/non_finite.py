@@ -8,6 +8,7 @@ from torch import Tensor
 
 from metadist.algorithms import Learner
 from metadist.distributed.reducers import finish_sum
+from metadist.reports import trust_option
 from metadist.tasks import SPLITS
 from metadist.training.experiment import Experiment, make_batch
 from metadist.training.task_mapper import MetaBatch, TaskMapper, TrainMapper
@@ -108,11 +109,8 @@ def warning_message(report: NonFiniteReport, experiment: Experiment) -> str:
 def _replay_hint(report: NonFiniteReport, experiment: Experiment) -> str:
     if not report.key:
         return ""
-    directory, learner = experiment.directory, experiment.learner
-    classes = (type(learner), type(learner.model))
-    own = any(not each.__module__.startswith("metadist.") for each in classes)
-    trust = " --trust-code" if own else ""
-    return f"look at it with metadist replay {directory} --key {report.key}{trust}, "
+    trust = trust_option(experiment.configuration)
+    return f"look at it with metadist replay {experiment.directory} --key {report.key}{trust}, "
 
 
 class GradientNormMapper(TaskMapper):

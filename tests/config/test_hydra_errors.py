@@ -44,6 +44,12 @@ ANYTHING = f"+callbacks.mine._target_={__name__}.Anything"
             "choose the callback too, as in callbacks=early_stopping, or",
         ),
         (["sede=1"], "sede is not a key or group of the configuration (did you mean seed?): check"),
+        (
+            ["scheduler=null"],
+            "a group takes the name of an option, not null: write GROUP=NAME, as in",
+        ),
+        (["~logger"], "~logger deletes no option of the defaults list: write logger=[] for none."),
+        (["b"], "the override 'b' cannot be read: write KEY=VALUE, as in seed=1, with quotes"),
         (["seed=[1"], "the override 'seed=[1' cannot be read: write KEY=VALUE, as in seed=1."),
         (["@=1"], "the command line cannot be read (Config group override must be a string or a"),
         (["seed=???"], "Missing mandatory value: seed: give it a value on the command line."),
@@ -73,3 +79,13 @@ def test_the_text_of_any_other_error_stays():
     with pytest.raises(ZeroDivisionError) as caught:
         1 / 0  # noqa: B018
     assert not raised_by_hydra(caught.value)
+
+
+def test_a_directory_without_a_primary_configuration_is_one_sentence(tmp_path):
+    with (
+        hydra.initialize_config_dir(str(tmp_path), version_base="1.3"),
+        pytest.raises(HydraException) as caught,
+    ):
+        hydra.compose("maml")
+    described = describe_error(caught.value)
+    assert described.startswith(f"{tmp_path} holds no maml.yaml: write one with hydra.searchpath: ")

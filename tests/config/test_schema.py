@@ -53,6 +53,14 @@ def test_a_group_or_a_value_of_the_users_own_is_accepted(composed, values):
     assert validate(changed(composed, **values)).seed == 0
 
 
+def test_numbers_may_come_from_the_environment(composed, monkeypatch):
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "17")
+    monkeypatch.setenv("TIMEOUT", "2.5")
+    values = {"seed": "${oc.env:SLURM_ARRAY_TASK_ID}", "timeout_seconds": "${oc.env:TIMEOUT}"}
+    settings = validate(changed(composed, **values))
+    assert (settings.seed, settings.timeout_seconds) == (17, 2.5)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -60,6 +68,7 @@ def test_a_group_or_a_value_of_the_users_own_is_accepted(composed, values):
         ({"seed": 2**63}, "seed=9223372036854775808 does not fit"),
         ({"seed": True}, "seed=True does not fit: .* integer"),
         ({"seed": "one"}, "seed=one does not fit: .* integer"),
+        ({"seed": "1.0"}, r"seed=1\.0 does not fit: .* integer"),
         ({"seed": 1.0}, r"seed=1\.0 does not fit"),
         ({"threads": 0}, "threads=0 does not fit"),
         ({"threads": 4097}, "threads=4097 does not fit"),
@@ -68,7 +77,7 @@ def test_a_group_or_a_value_of_the_users_own_is_accepted(composed, values):
         ({"timeout_seconds": float("nan")}, "timeout_seconds=nan does not fit"),
         ({"timeout_seconds": True}, "timeout_seconds=True does not fit"),
         ({"rendezvous_timeout_seconds": 0}, "rendezvous_timeout_seconds=0 does not fit"),
-        ({"timeout_seconds": "30"}, "timeout_seconds=30 does not fit: .* number"),
+        ({"timeout_seconds": "long"}, "timeout_seconds=long does not fit: .* number"),
         ({"sweep": "continue"}, "sweep=continue does not fit: write sweep.on_failure="),
         ({"sweep": 1}, "sweep=1 does not fit: write sweep.on_failure="),
         ({"sweep": None}, "sweep=None does not fit: write sweep.on_failure="),

@@ -51,10 +51,23 @@ def test_the_run_has_the_options_of_the_logger(tmp_path, monkeypatch, mode):
     assert given["dir"] == tmp_path and given["notes"] == "MAML on glyphs"
     assert given["id"] == (tmp_path / "wandb_run_id").read_text().strip()
     assert given["resume"] == "allow"
+    assert given["group"] is given["job_type"] is None
     first = given["id"]
     for start, same in ((2, True), (0, False)):  # a new run in an old directory is another run
         logger.start(example_run(tmp_path, start))
         assert (given["id"] == first) == same
+
+
+def test_a_run_may_have_a_name_and_a_group_of_its_own(tmp_path, monkeypatch):
+    import wandb
+
+    given = {}
+    monkeypatch.setattr(wandb, "init", lambda **options: given.update(options))
+    options = {"name": "first", "group": "sweep", "job_type": "train", "notes": "with dropout"}
+    logger = WandbLogger(**options)
+    logger.start(example_run(tmp_path))
+    logger.close()
+    assert {name: given[name] for name in options} == options
 
 
 class RecordedRun:
