@@ -245,6 +245,9 @@ def test_the_best_of_the_resumed_run_is_tested_not_that_of_the_directory(tmp_pat
 class KeepsMean(Callback):
     """Its state is of NumPy's types."""
 
+    def __init__(self, file="", decay=0.5):
+        self.file, self.decay = file, decay
+
     def state_dict(self):
         return {"mean": np.mean([1.0, 2.0]), "counts": {np.int64(3): (np.str_("a"), None)}}
 
@@ -264,6 +267,15 @@ def test_numbers_of_numpy_in_a_callback_are_resumed(tmp_path):
     train(str(tmp_path), *options, "trainer.iterations=2")
     x = build(tmp_path, *options, "resume=auto")
     assert x.callbacks["mine"].state == {"mean": 1.5, "counts": {3: ("a", None)}}
+
+
+def test_paths_of_a_callback_may_change_and_its_other_options_not(tmp_path):
+    options = ("strategy=local", "+callbacks.mine._target_=test_resume.KeepsMean")
+    file = f"+callbacks.mine.file={tmp_path}"
+    train(str(tmp_path), *options, f"{file}/a", "trainer.iterations=2")
+    assert build(tmp_path, *options, f"{file}/b", "resume=auto").state.iteration == 2
+    with pytest.raises(UserError, match=r"callbacks\.mine\.decay was None there and is 0\.9 now"):
+        build(tmp_path, *options, f"{file}/a", "+callbacks.mine.decay=0.9", "resume=auto")
 
 
 def test_a_state_that_could_not_be_read_again_is_refused_at_the_first_checkpoint(tmp_path):
