@@ -134,7 +134,7 @@ def assemble_experiment(
             local_tasks,
             settings.device,
             trainer.task_chunk_size,
-            profile=trainer.profile and strategy.name == "rpc",
+            profile=trainer.profile and not strategy.every_rank_drives,
             precision=precision,
             compiled=compile_options(
                 trainer,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from metadist.algorithms import Learner, Supervised
-from metadist.distributed import get_worker_id
+from metadist.distributed import get_worker_id, get_world_size
 from metadist.distributed.partitioners import Partitioner, as_shards
 from metadist.distributed.worker_local import WorkerLocal, delete_worker_local
 from metadist.errors import UserError, first_line, user_frame
@@ -113,12 +113,12 @@ def check_partition(strategy: Strategy, learner: Learner, meta_batch_size: int) 
             f"the partitioner's shards have {len(indices)} tasks, {len(set(indices))} of them "
             f"different, of a meta-batch of {len(keys)}: give each task to one shard."
         )
-    on_every_rank = strategy.name == "allreduce"
+    on_every_rank = strategy.every_rank_drives and get_world_size() > 1
     if on_every_rank and _shards_of(strategy.partitioner, learner, keys) != shards:
         raise UserError(
             "the partitioner gives other shards when it is called again, and with "
-            "strategy=allreduce every rank calls it: let the shards depend on the tasks and the "
-            "number of workers alone, or take strategy=rpc."
+            f"strategy={strategy.name} every rank calls it: let the shards depend on the tasks and "
+            "the number of workers alone, or take strategy=rpc."
         )
 
 

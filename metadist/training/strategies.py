@@ -62,10 +62,12 @@ class Strategy(ABC):
         name: "local", "rpc" or "allreduce".
         parameter_device: where the learner's parameters are: "cpu", or "device" for each rank's
             own device.
+        every_rank_drives: whether every rank runs the training loop, instead of rank zero alone.
     """
 
     name: str
     parameter_device: Literal["cpu", "device"] = "device"
+    every_rank_drives = True
 
     def __init__(self, partitioner: Partitioner, reducer: Callable[[list], Any]) -> None:
         self.partitioner = partitioner
@@ -82,7 +84,7 @@ class Strategy(ABC):
     @property
     def is_driver(self) -> bool:
         """Whether this rank runs the training loop; other ranks serve requests until `close`."""
-        return True
+        return self.every_rank_drives or get_rank() == 0
 
     @property
     def sums_on_workers(self) -> bool:
@@ -431,6 +433,7 @@ class RpcStrategy(Strategy):
 
     name = "rpc"
     parameter_device = "cpu"
+    every_rank_drives = False
 
     def __init__(
         self,
@@ -464,11 +467,6 @@ class RpcStrategy(Strategy):
     def sums_on_workers(self) -> bool:
         """With gradient="worker" and a linear reducer only."""
         return self.gradient == "worker" and super().sums_on_workers
-
-    @property
-    def is_driver(self) -> bool:
-        """Rank zero only."""
-        return get_rank() == 0
 
     def forward_backward(
         self, mapper: Mapper, learner: nn.Module, batch: Any, stop_requested: StopRequested = _never
