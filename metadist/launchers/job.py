@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import open_dict
 
@@ -209,54 +209,83 @@ def _build_on_all_ranks(job: Job, spec: RunSpec) -> Experiment:
     except Exception as any_error:
         error = any_error
     is_driver = experiment is not None and experiment.strategy.is_driver
-    message = {
-        "user_error": str(error) if isinstance(error, UserError) else "",
-        "error": "" if error is None else f"{type(error).__name__}: {error}",
-        "iteration": experiment.state.iteration if experiment and is_driver else None,
-        "native": native_available(experiment.learner) if experiment else None,
-        "device": resolve_device(experiment.train_mapper.device).type if experiment else None,
-        "compile_error": compile_error,
-    }
-    messages = all_gather_object(job.store, "built", message, timeout=None)
-    for rank, each in enumerate(messages):
-        if each["user_error"]:
-            on_rank = "" if messages[0]["user_error"] else f"on rank {rank}: "
-            raise UserError(f"{on_rank}{each['user_error']}") from error
-    if error is not None:
-        raise error
-    for rank, each in enumerate(messages):
-        if each["error"]:
-            raise RemoteRankFailed(f"rank {rank} failed while building: {each['error']}")
-    check_same_device([each["device"] for each in messages], job.hosts)
-    iterations = {each["iteration"] for each in messages} - {None}
+    message = _Built(
+        user_error=str(error) if isinstance(error, UserError) else "",
+        error="" if error is None else f"{type(error).__name__}: {error}",
+        iteration=experiment.state.iteration if experiment and is_driver else None,
+        native=native_available(experiment.learner) if experiment else None,
+        device=resolve_device(experiment.train_mapper.device).type if experiment else None,
+        compile_error=compile_error,
+    )
+    ranks = [_Built(*each) for each in all_gather_object(job.store, "built", message, timeout=None)]
+    _require_built(ranks, error)
+    assert experiment is not None
+    check_same_device([str(each.device) for each in ranks], job.hosts)
+    iterations = {each.iteration for each in ranks if each.iteration is not None}
     if len(iterations) > 1:
         raise UserError(
             f"the ranks found checkpoints of different iterations, {sorted(iterations)}: put "
             "hydra.run.dir on a file system that all nodes share."
         )
-    assert experiment is not None
-    lacking = [rank for rank, each in enumerate(messages) if each["native"] is False]
+    _use_equal_kernels(experiment, ranks)
+    if get_rank() == 0:
+        job.mark_started(str(spec.directory))
+    return experiment
+
+
+class _Built(NamedTuple):
+    """What a rank tells the others once it has built the experiment, or has failed.
+
+    Attributes:
+        user_error: the message of a `UserError`, else "".
+        error: any error, "" for none.
+        iteration: that a driver has restored.
+        native: whether the model's native kernels are available.
+        device: its type.
+        compile_error: why the outer step cannot be compiled, if it is to be.
+    """
+
+    user_error: str
+    error: str
+    iteration: int | None
+    native: bool | None
+    device: str | None
+    compile_error: str | None
+
+
+def _require_built(ranks: list[_Built], error: Exception | None) -> None:
+    """Raise this rank's error, or one that tells of another's."""
+    for rank, each in enumerate(ranks):
+        if each.user_error:
+            on_rank = "" if ranks[0].user_error else f"on rank {rank}: "
+            raise UserError(f"{on_rank}{each.user_error}") from error
+    if error is not None:
+        raise error
+    for rank, each in enumerate(ranks):
+        if each.error:
+            raise RemoteRankFailed(f"rank {rank} failed while building: {each.error}")
+
+
+def _use_equal_kernels(experiment: Experiment, ranks: list[_Built]) -> None:
+    """Use native kernels and compiled code on all ranks or on none: they round differently."""
+    lacking = [rank for rank, each in enumerate(ranks) if each.native is False]
     if lacking:
-        disable_native(experiment.learner)  # native kernels round differently, so all or no rank
-        if get_rank() == 0 and len(lacking) < len(messages):
+        disable_native(experiment.learner)
+        if get_rank() == 0 and len(lacking) < len(ranks):
             _log.warning(
                 "the machine of rank %s has no working C++ compiler: no rank uses model.native",
                 ", ".join(map(str, lacking)),
             )
-    failed = [rank for rank, each in enumerate(messages) if each["compile_error"]]
+    failed = [rank for rank, each in enumerate(ranks) if each.compile_error]
     if failed:
-        # Compiled code rounds differently, so all or no rank.
         experiment.train_mapper = replace(experiment.train_mapper, compiled=None)
         if get_rank() == 0:
             _log.warning(
                 "the outer step runs eagerly: rank %s cannot compile it (%s); "
                 "trainer.compile=false avoids the attempt",
                 ", ".join(map(str, failed)),
-                messages[failed[0]]["compile_error"],
+                ranks[failed[0]].compile_error,
             )
-    if get_rank() == 0:
-        job.mark_started(str(spec.directory))
-    return experiment
 
 
 def check_same_device(devices: list[str], hosts: list[str]) -> None:

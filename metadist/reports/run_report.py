@@ -10,7 +10,7 @@ from typing import Any
 
 from metadist import __version__
 from metadist.loggers import is_user_metric
-from metadist.loggers.formatting import format_duration, format_number, format_percent
+from metadist.loggers.formatting import format_duration, format_number
 from metadist.plots import (
     Figure,
     confusion_matrix,
@@ -22,17 +22,14 @@ from metadist.plots import (
     time_bar,
     training_curve,
 )
-from metadist.reports.comparison import protocol_differences
 from metadist.reports.html_document import write_html
-from metadist.reports.published import MIN_FRACTION, load_cells, preset_iterations
+from metadist.reports.published_comparison import compare_with_published, metric_formatter
 from metadist.reports.run_directory import HTML_FILE, PROFILE_DIRECTORY
 from metadist.reports.run_record import RunRecord, format_time, read_run_record
 
 _HARDEST = 10
 _MATRIX_CLASSES = 40
 _CONFUSED_PAIRS = 12
-_TASK_KEYS = {"dataset", "ways", "shots", "class_split", "within_alphabet"}
-"""Keys of a protocol without which a result is of another task."""
 
 
 def write_run_report(directory: Path) -> Path:
@@ -117,76 +114,6 @@ def _class_name(names: Sequence[str], index: int) -> str:
     return str(names[index]) if index < len(names) else f"output {index}"
 
 
-def compare_with_published(record: RunRecord) -> dict[str, Any] | None:
-    """The result beside the published one of the run's preset; None without one.
-
-    Returns:
-        `kind` ("good", "bad" or "muted"), `sentence`, and `notes` on what differs. A run of less
-        than `MIN_FRACTION` of the preset's iterations is not said to be below the published one;
-        one of other ways, shots or classes is not compared.
-    """
-    cell = load_cells().get(record.preset)
-    if cell is None or not any(value is not None for value in cell.results.values()):
-        return None
-    show = _formatter(record.metric)
-    results = record.results or {}
-    protocol = results.get("protocol", {})
-    measured = _measured(results, record.metric)
-    done, length = record.iterations[0], preset_iterations(record.preset)
-    short = length is not None and done < MIN_FRACTION * length
-    # results.json omits train_… keys that are equal to the test's.
-    own = {f"train_{key}": value for key, value in protocol.items()} | protocol
-    known = {key: value for key, value in cell.protocol.items() if key in own}
-    differences = protocol_differences({"published": known, "this run": own}, own.keys() - known)
-    other_task = bool(differences.keys() & _TASK_KEYS)
-    kinds, parts = set(), []
-    for steps, value in cell.results.items():
-        if value is None:
-            continue
-        after = "" if steps is None else f" after {steps} step{'s' if steps > 1 else ''}"
-        interval = "" if cell.interval is None else f" ± {show(cell.interval)}"
-        part = f"{show(value)}{interval}{after}"
-        if steps in measured and other_task:
-            part += f" ({show(measured[steps])} here)"
-        elif steps in measured:
-            gap = (value - measured[steps]) * (-1 if record.metric == "mse" else 1)
-            reached = gap <= (cell.interval or 0.0) + 1e-9
-            kinds.add("good" if reached else "muted" if short else "bad")
-            part += ", reached" if reached else "" if short else f", {_gap(gap, record.metric)}"
-            part += "" if steps is None else f" ({show(measured[steps])} here)"
-        parts.append(part)
-    settings = [o for o in record.overrides if not o.lstrip("+").startswith("experiment=")]
-    notes = [
-        f"{key.replace('_', ' ')}: {each['this run']} here, {each['published']} in the paper."
-        for key, each in differences.items()
-    ]
-    if other_task:
-        notes.append("Not compared: another task than the published one.")
-    if "muted" in kinds:
-        notes.append(f"Not compared: {done:,} of the preset's {length:,} iterations.")
-    notes += [f"Recipe: {cell.recipe}."] if cell.recipe else []
-    notes += [f"Remark: {cell.remark}."] if cell.remark else []
-    notes += [f"Overrides beyond the preset: {' '.join(settings)}"] if settings else []
-    return {
-        "kind": next((kind for kind in ("bad", "muted", "good") if kind in kinds), "muted"),
-        "sentence": f"Published ({cell.source}): {'; '.join(parts)}.",
-        "notes": notes,
-    }
-
-
-def _measured(results: Mapping[str, Any], metric: str) -> dict[int | None, float]:
-    """The test metric by number of inner steps; None is the last step."""
-    if f"test_{metric}" not in results:
-        return {}
-    rows = results.get(f"test_{metric}_by_steps") or ()
-    by_steps: dict[int | None, float] = {int(row["steps"]): float(row["mean"]) for row in rows}
-    return {None: float(results[f"test_{metric}"]), **by_steps}
-
-
-def _gap(gap: float, metric: str) -> str:
-    return f"{100 * gap:.2f} points below" if metric == "accuracy" else f"{gap:.3g} above"
-
-
 def _context(record: RunRecord, figures: Mapping[str, Figure], now: float) -> dict[str, Any]:
     results, metric = record.results or {}, record.metric
     status = record.status(now)
@@ -250,7 +177,7 @@ def _state(record: RunRecord, status: str, now: float) -> str:
 
 
 def _result(record: RunRecord) -> dict[str, str] | None:
-    results, metric, show = record.results or {}, record.metric, _formatter(record.metric)
+    results, metric, show = record.results or {}, record.metric, metric_formatter(record.metric)
     if f"test_{metric}" in results:
         interval = _interval(results.get("ci95"), show)
         return {
@@ -290,7 +217,7 @@ def _facts(record: RunRecord) -> list[tuple[str, str]]:
     if f"validation_{record.metric}" in results:
         value = float(results[f"validation_{record.metric}"])
         facts.append(
-            (f"validation {metric_label(record.metric)}", _formatter(record.metric)(value))
+            (f"validation {metric_label(record.metric)}", metric_formatter(record.metric)(value))
         )
     if "wall_seconds" in results:
         facts.append(("time", format_duration(float(results["wall_seconds"]))))
@@ -338,7 +265,7 @@ def _task_groups(record: RunRecord) -> list[dict[str, Any]]:
 def _task(
     record: RunRecord, kind: str, task: Mapping[str, Any], predicted: Mapping[str, Any]
 ) -> dict[str, Any]:
-    number, show = task["task"], _formatter(record.metric)
+    number, show = task["task"], metric_formatter(record.metric)
     summary = ""
     if record.metric in predicted:
         summary = f"{metric_label(record.metric)} {show(float(predicted[record.metric]))}"
@@ -374,7 +301,7 @@ def _task(
 
 
 def _hardest_rows(record: RunRecord) -> list[dict[str, Any]]:
-    show = _formatter(record.metric)
+    show = metric_formatter(record.metric)
     by_number = {each["task"]: each for each in record.predictions}
     rows = []
     for number in record.hardest(_HARDEST):
@@ -413,7 +340,3 @@ def _rows(content: Any, prefix: str = "") -> list[tuple[str, str]]:
 def _heading(name: str) -> str:
     label = metric_label(name)
     return "MSE" if name == "mse" else label[:1].upper() + label[1:]
-
-
-def _formatter(metric: str) -> Any:
-    return format_percent if metric == "accuracy" else lambda value: f"{value:.4g}"

@@ -2,91 +2,20 @@
 
 import json
 import os
-from pathlib import Path
 from types import SimpleNamespace
 
 import plotly.graph_objects
 import pytest
-import yaml
 from html_pages import Page
 from tiny import compose
+from written_runs import finished, write_run
 
 from metadist.errors import UserError
 from metadist.plots.run_figures import MAX_POINTS
-from metadist.reports import run_report
+from metadist.reports import published_comparison, run_report
 from metadist.reports.published import load_cells, preset_iterations
 from metadist.reports.run_record import read_run_record
 from metadist.reports.run_report import write_run_report
-
-IMAGE = "data:image/png;base64,iVBORw0KGgo="
-
-
-def write_run(
-    directory: Path, overrides=(), results=None, iterations=30, metric="accuracy"
-) -> Path:
-    (directory / ".hydra").mkdir(parents=True)
-    configuration = {
-        "seed": 3,
-        "task": {"ways": 2, "shots": 1},
-        "trainer": {"iterations": 50, "eval_seed": 7},
-        "algorithm": {"_target_": "metadist.algorithms.MAML"},
-    }
-    (directory / ".hydra" / "config.yaml").write_text(yaml.safe_dump(configuration))
-    (directory / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(list(overrides)))
-    lines = []
-    for i in range(1, iterations + 1):
-        training = {"train_loss": 1 / i, f"train_{metric}": i / 100, "gradient_norm": 2.0 / i}
-        times = {"learning_rate": 0.1, "tasks_per_second": 5.0, "seconds": 0.5 * i}
-        lines.append({"iteration": i, **training, **times})
-        if i % 10 == 0:
-            validation = {f"validation_{metric}": i / 50, "validation_loss": 1.5 / i}
-            lines.append({"iteration": i, **validation, "validation_ci95": 0.01})
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (directory / "metrics.jsonl").write_text(text)
-    if results is not None:
-        (directory / "results.json").write_text(json.dumps(results))
-    return directory
-
-
-def finished(directory: Path, overrides=(), **options) -> Path:
-    results = {
-        "test_accuracy": 0.75,
-        "ci95": 0.02,
-        "test_tasks": 4,
-        "wall_seconds": 20.0,
-        "evaluation_seconds": 2.0,
-        "world_size": 2,
-        "strategy": "rpc",
-        "seed": 3,
-        "test_accuracy_by_steps": [
-            {"steps": 0, "mean": 0.5, "ci95": 0.03},
-            {"steps": 1, "mean": 0.75, "ci95": 0.02},
-        ],
-        "protocol": {"ways": 2, "shots": 1, "dataset": "<b>glyphs</b>", "eval_seed": 7},
-        "method": {"algorithm": "MAML"},
-        "environment": {"torch": "2.15.0", "commit": "abc"},
-        "warnings": ["a <warning>"],
-    }
-    write_run(directory, overrides, results | options.pop("results", {}), **options)
-    predictions = [
-        {"task": 0, "labels": [0, 1], "predictions": [0, 1], "accuracy": 1.0, "loss": 0.1},
-        {"task": 1, "labels": [0, 1], "predictions": [1, 0], "accuracy": 0.0, "loss": 3.0},
-        {"task": 2, "labels": [0, 1], "predictions": [0, 0], "accuracy": 0.5, "loss": 0.5},
-        {"task": 3, "labels": [0, 1], "predictions": [1, 0], "accuracy": 0.0, "loss": 5.0},
-    ]
-    for task in predictions:
-        task.update(classes=["cat", "<i>dog</i>"], query_images=[4, 5])
-    text = "".join(json.dumps(line) + "\n" for line in predictions)
-    (directory / "test_predictions.jsonl").write_text(text)
-    shown = {
-        "task": 3,
-        "support": {"labels": [0, 1], "images": [IMAGE, IMAGE]},
-        "query": {"indices": [1], "images": [IMAGE]},
-    }
-    typical = {**shown, "task": 2, "query": {"indices": [0, 1], "images": [IMAGE, IMAGE]}}
-    content = {"hardest": [shown], "typical": [typical]}
-    (directory / "test_tasks.json").write_text(json.dumps(content))
-    return directory
 
 
 def test_the_data_of_a_finished_run_are_those_of_its_record(tmp_path):
@@ -250,7 +179,7 @@ def test_long_curves_keep_their_extremes(tmp_path):
 def test_the_result_of_a_preset_is_compared_with_the_published_one(
     tmp_path, monkeypatch, accuracy, kind, shown
 ):
-    monkeypatch.setattr(run_report, "preset_iterations", lambda preset: 60)
+    monkeypatch.setattr(published_comparison, "preset_iterations", lambda preset: 60)
     overrides = ["+experiment=maml_omniglot_5w1s", "trainer.iterations=500"]
     protocol = {"ways": 5, "shots": 1, "queries": 5, "dataset": "omniglot", "eval_seed": 0}
     results = {"test_accuracy": accuracy, "protocol": protocol}
@@ -260,41 +189,6 @@ def test_the_result_of_a_preset_is_compared_with_the_published_one(
     assert ("p", {"class": kind}) in page.elements
     assert "queries: 5 here, 1 in the paper" in page.text
     assert "Overrides beyond the preset: trainer.iterations=500" in page.text
-
-
-@pytest.mark.parametrize(
-    ("shots", "notes"),
-    [
-        ({"shots": 5, "train_shots": 10}, []),
-        ({"shots": 5}, ["train shots: 5 here, 10 in the paper."]),
-    ],
-)
-def test_an_error_is_compared_with_the_published_one_after_each_number_of_steps(
-    tmp_path, shots, notes
-):
-    rows = [{"steps": k, "mean": mse, "ci95": 0.1} for k, mse in ((0, 3.0), (1, 0.6), (5, 0.5))]
-    results = {"test_mse": 0.4, "ci95": 0.1, "test_mse_by_steps": rows, "protocol": shots}
-    directory = write_run(
-        tmp_path / "run", ["+experiment=maml_sinusoid_5_points"], results, 70_000, "mse"
-    )
-    found = run_report.compare_with_published(read_run_record(directory))
-    assert found["kind"] == "bad" and found["notes"] == notes
-    assert found["sentence"].endswith(
-        ": 0.67 after 1 step, reached (0.6 here); "
-        "0.38 after 5 steps, 0.12 above (0.5 here); 0.35 after 10 steps."
-    )
-
-
-def test_another_task_is_not_compared_with_the_published_result(tmp_path):
-    protocol = {"ways": 5, "shots": 5, "queries": 1}
-    results = {"test_accuracy": 0.995, "protocol": protocol}
-    directory = finished(
-        tmp_path / "run", overrides=["+experiment=maml_omniglot_5w1s"], results=results
-    )
-    found = run_report.compare_with_published(read_run_record(directory))
-    assert found["kind"] == "muted" and "reached" not in found["sentence"]
-    assert "shots: 5 here, 1 in the paper." in found["notes"]
-    assert "Not compared: another task than the published one." in found["notes"]
 
 
 def test_files_of_which_parts_are_missing_have_a_report(tmp_path):
@@ -309,18 +203,6 @@ def test_files_of_which_parts_are_missing_have_a_report(tmp_path):
     (directory / ".hydra" / "hydra.yaml").write_text("hydra: {runtime: {choices: null}}")
     page = Page(write_run_report(directory))
     assert "90.00%" in page.text and "iterations 12" in page.text
-
-
-def test_the_remark_of_a_published_result_is_a_note(tmp_path):
-    directory = write_run(tmp_path / "run", ["+experiment=fomaml_omniglot_5w1s"])
-    notes = run_report.compare_with_published(read_run_record(directory))["notes"]
-    assert "Remark: run by the authors of Reptile with MAML's code and settings." in notes
-
-
-def test_a_preset_without_a_published_result_is_not_compared(tmp_path):
-    for preset in ("maml_sinusoid", "of_my_own"):
-        directory = write_run(tmp_path / preset, [f"+experiment={preset}"])
-        assert run_report.compare_with_published(read_run_record(directory)) is None
 
 
 def test_metrics_of_the_users_own_have_curves_and_ci95_has_none(tmp_path):
