@@ -1,21 +1,17 @@
 """The presets of conf/experiment: complete, with published results, and each builds."""
 
 import re
-import sys
 
 import numpy as np
 import pytest
+from omniglot_tree import character_names
+from reproduction.cells import Cell, load_cells, select_cells
 from tiny import CONF, compose
 
 from metadist.config import build_experiment
 from metadist.tasks import mini_imagenet, omniglot
 from metadist.tasks.array_cache import CachedArray
 from metadist.tasks.mini_imagenet import PUBLISHED
-
-sys.path.insert(0, str(CONF.parent / "experiments"))
-sys.path.insert(0, str(CONF.parent / "tests" / "tasks"))
-from omniglot_tree import character_names
-from reproduction.cells import Cell, load_cells, select_cells
 
 CELLS = load_cells()
 PRESETS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))

@@ -1,11 +1,5 @@
 """Requests to the job's store grow in proportion to the number of ranks."""
 
-import sys
-
-from commands import ROOT
-
-sys.path.insert(0, str(ROOT / "experiments"))
-
 from benchmarks.store_operations import count_requests
 
 

@@ -9,13 +9,6 @@ import time
 
 import pytest
 import torch
-from commands import ROOT
-from tiny import compose
-from torch.profiler import ProfilerActivity, profile, record_function
-
-from metadist.training.profiling import profile_table
-
-sys.path.insert(0, str(ROOT / "experiments"))
 from benchmarks import baselines
 from benchmarks.cost_model import (
     Costs,
@@ -41,6 +34,11 @@ from benchmarks.programs import (
 )
 from benchmarks.scaling_tables import Extrapolation, markdown, plot_scaling, tables
 from benchmarks.tables import cells, ratio
+from commands import ROOT
+from tiny import compose
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from metadist.training.profiling import profile_table
 
 SETTING = Setting(8, 1, 15, 5, "max", 2)
 COSTS = Costs(

@@ -1,17 +1,13 @@
 """The short runs of the reproduction: a regression test of learning."""
 
-import sys
-
 import pytest
 from commands import ROOT
-from reproduction_folders import create_run
-
-from metadist.errors import UserError
-
-sys.path.insert(0, str(ROOT / "experiments"))
 from reproduction import command, quick
 from reproduction.cells import load_cells
 from reproduction.runs import Runner
+from reproduction_folders import create_run
+
+from metadist.errors import UserError
 
 OMNIGLOT = ROOT.parent / "shared" / "data" / "omniglot"
 CELL = load_cells()["maml_omniglot_5w1s"]

@@ -1,19 +1,15 @@
 """The records of the reproduction, and the table made from them."""
 
 import json
-import sys
 
 import pytest
-from commands import ROOT
-from reproduction_folders import PROTOCOL, create_run
-
-from metadist.errors import UserError
-
-sys.path.insert(0, str(ROOT / "experiments"))
 from omegaconf import OmegaConf, open_dict
 from reproduction.cells import compose, load_cells
 from reproduction.command import documents
 from reproduction.records import README, TABLE, add_record, read_records
+from reproduction_folders import PROTOCOL, create_run
+
+from metadist.errors import UserError
 
 CELLS = load_cells()
 

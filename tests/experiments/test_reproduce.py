@@ -14,17 +14,15 @@ import pytest
 from commands import ROOT
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf, open_dict
-from reproduction_folders import create_failed_run, create_run
-
-from metadist.errors import UserError
-from metadist.launchers.torchrun import TorchrunLauncher
-
-sys.path.insert(0, str(ROOT / "experiments"))
 from reproduction import command, plots
 from reproduction.cells import Cell, compose, load_cells
 from reproduction.rows import Run, aggregate, find_runs
 from reproduction.runs import PresetRun, Runner
 from reproduction.table import markdown
+from reproduction_folders import create_failed_run, create_run
+
+from metadist.errors import UserError
+from metadist.launchers.torchrun import TorchrunLauncher
 
 QUICK = ("trainer.eval_tasks=4", "trainer.validation_tasks=2", "trainer.meta_batch_size=2")
 

@@ -2,16 +2,12 @@
 
 import csv
 import json
-import sys
 
 import pytest
-from commands import ROOT
-from reproduction_folders import PROTOCOL, create_failed_run, create_run
-
-sys.path.insert(0, str(ROOT / "experiments"))
 from reproduction.cells import Cell, load_cells
 from reproduction.rows import aggregate, find_runs
 from reproduction.table import csv_text, markdown, summary
+from reproduction_folders import PROTOCOL, create_failed_run, create_run
 
 
 @pytest.fixture
