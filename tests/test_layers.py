@@ -1,6 +1,7 @@
 """The layers of the design: imports point downwards, and one package uses torch.distributed."""
 
 import ast
+import graphlib
 from pathlib import Path
 
 import pytest
@@ -40,10 +41,17 @@ TEMPLATE = PACKAGE / "cli" / "project"
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if TEMPLATE not in path.parents)
 
 
-def imported(path: Path) -> set[str]:
-    """Every module that a file imports, those inside functions too."""
+def imported(path: Path, types: bool = True) -> set[str]:
+    """Every module that a file imports, those inside functions too; and those that only a type
+    checker imports, if `types`.
+    """
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    if not types:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+                node.body = []
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -67,6 +75,28 @@ def test_imports_point_downwards(path):
         if parts[0] != "metadist" or parts[1] in ("__version__", *COMMON, layer):
             continue
         assert layer in BELOW and parts[1] in BELOW[layer], f"{path} imports {name}"
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in FILES
+    }
+    exported = {}  # where the names of packages are defined, which import them at their first use
+    for stub in PACKAGE.rglob("__init__.pyi"):
+        package = ".".join(stub.parent.relative_to(ROOT).parts)
+        for node in ast.parse(stub.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = (alias.asname or alias.name for alias in node.names)
+                exported |= {f"{package}.{name}": f"{package}.{node.module}" for name in names}
+    graph = {}
+    for module, path in modules.items():
+        names = imported(path, types=False)
+        found = {exported.get(name, name) for name in names}
+        found = {name if name in modules else name.rpartition(".")[0] for name in found}
+        graph[module] = (found & modules.keys()) - {module}
+    assert len(graph["metadist.distributed.calls"]) > 5
+    list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))

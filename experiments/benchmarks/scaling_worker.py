@@ -18,7 +18,8 @@ from metadist.algorithms import MAML, Learner, TaskResult
 from metadist.distributed import dim_partitioner, get_rank, get_world_size, mean_reducer
 from metadist.distributed.process_exit import exit_without_finalizing
 from metadist.distributed.reducers import leaf_dtypes, weighted_sum
-from metadist.distributed.worker_calls import Call, Gradients, WorkerResponse
+from metadist.distributed.responses import Gradients, WorkerResponse
+from metadist.distributed.worker_calls import Call
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.kernels import tune_malloc
 from metadist.models import Conv4

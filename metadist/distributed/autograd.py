@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import autograd as dist_autograd
 
+from metadist.distributed.responses import WorkerResponse
 from metadist.distributed.transport import current_transport, require_alive
-from metadist.distributed.worker_calls import WorkerResponse
 from metadist.errors import UserError
 
 __all__ = ["backward", "context", "get_gradients", "grad", "grads"]

@@ -24,14 +24,9 @@ from metadist.distributed.partitioners import (
 )
 from metadist.distributed.reducers import LinearReducer
 from metadist.distributed.requests import FANOUT, SentRequests
+from metadist.distributed.responses import WorkerResponse, attach, attach_sum
 from metadist.distributed.transport import current_transport, get_worker_id
-from metadist.distributed.worker_calls import (
-    WorkerRequest,
-    WorkerResponse,
-    attach,
-    attach_sum,
-    tensors_of,
-)
+from metadist.distributed.worker_calls import WorkerRequest, tensors_of
 from metadist.errors import UserError
 
 GradientMode = Literal["dist_autograd", "worker"]

@@ -17,20 +17,15 @@ from torch.futures import Future
 
 from metadist.distributed.errors import WorkerLostError
 from metadist.distributed.partitioners import balanced_bounds
+from metadist.distributed.responses import RemoteFailure, WorkerResponse, add_up, remote_failure
 from metadist.distributed.transport import (
     PING_INTERVAL,
+    Request,
     current_transport,
     describe_worker,
     require_alive,
 )
-from metadist.distributed.worker_calls import (
-    RemoteFailure,
-    Request,
-    WorkerRequest,
-    WorkerResponse,
-    add_up,
-    remote_failure,
-)
+from metadist.distributed.worker_calls import WorkerRequest
 from metadist.distributed.world import get_rank
 from metadist.errors import UserError, first_line
 

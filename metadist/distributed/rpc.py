@@ -27,14 +27,16 @@ from metadist.distributed.errors import WorkerLostError
 from metadist.distributed.interfaces import bound_to_interface
 from metadist.distributed.process_exit import leave
 from metadist.distributed.rendezvous import all_gather_object, rendezvous
+from metadist.distributed.responses import remote_failure
 from metadist.distributed.store import RENDEZVOUS_TIMEOUT
 from metadist.distributed.transport import (
     PING_TIMEOUT,
+    Request,
     open_transport,
     rpc_is_initialized,
     shutdown_rpc,
 )
-from metadist.distributed.worker_calls import Request, remote_failure, tensors_of
+from metadist.distributed.worker_calls import tensors_of
 from metadist.distributed.world import (
     WorkerNameFormat,
     default_worker_name_format,

@@ -9,7 +9,7 @@ import numbers
 import time
 from collections import Counter
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch.futures import Future
@@ -17,7 +17,6 @@ from torch.futures import Future
 from metadist.distributed.errors import WorkerLostError
 from metadist.distributed.job import current_job
 from metadist.distributed.rendezvous import missing_keys, wait_for_keys
-from metadist.distributed.worker_calls import Request
 from metadist.distributed.world import default_worker_name_format, get_world_info
 from metadist.errors import UserError, first_line
 
@@ -26,6 +25,25 @@ PING_INTERVAL = 1.0
 
 PING_TIMEOUT = 30.0
 """Seconds after which a worker that does not answer a ping is lost, by default."""
+
+
+class Request(Protocol):
+    """What a transport carries to a worker."""
+
+    @property
+    def in_context(self) -> bool:
+        """Whether it runs in the caller's autograd context."""
+
+    @property
+    def keep_device(self) -> bool:
+        """Whether the response may have tensors on other devices than the CPU."""
+
+    @property
+    def single_worker(self) -> bool:
+        """Whether the caller named the worker, and the call has no other request."""
+
+    def respond(self) -> Any:
+        """The response, or a `RemoteFailure`; it raises nothing."""
 
 
 class Transport(Protocol):

@@ -29,8 +29,9 @@ from metadist.distributed.hierarchy import FLAT_UP_TO
 from metadist.distributed.partitioners import Partitioner, WorkerID, as_shards
 from metadist.distributed.reducers import LinearReducer, finish_sum
 from metadist.distributed.requests import FANOUT
+from metadist.distributed.responses import WorkerResponse
 from metadist.distributed.store import RENDEZVOUS_TIMEOUT
-from metadist.distributed.worker_calls import WorkerResponse, run_shards
+from metadist.distributed.worker_calls import run_shards
 from metadist.errors import UserError
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from torch.profiler import record_function
 from metadist.algorithms import Learner, TaskResult
 from metadist.algorithms.learner import as_task_result
 from metadist.distributed import module_clone
-from metadist.distributed.worker_calls import Call, Gradients, WorkerResponse
+from metadist.distributed.responses import Gradients, WorkerResponse
+from metadist.distributed.worker_calls import Call
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
 from metadist.tasks import Episode, random_state, seed_from, select_episodes

@@ -19,8 +19,9 @@ import metadist as todist
 from metadist.distributed import requests
 from metadist.distributed.calls import remote_async_call
 from metadist.distributed.rendezvous import wait_for_keys
+from metadist.distributed.responses import WorkerResponse
 from metadist.distributed.transport import current_transport, open_transport, shutdown_rpc
-from metadist.distributed.worker_calls import WorkerRequest, WorkerResponse
+from metadist.distributed.worker_calls import WorkerRequest
 
 
 def make_model() -> nn.Module:

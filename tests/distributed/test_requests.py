@@ -16,8 +16,9 @@ from worlds import run_world
 
 import metadist as todist
 from metadist.distributed.requests import SubtreeRequest
-from metadist.distributed.transport import current_transport, open_transport
-from metadist.distributed.worker_calls import RemoteFailure, Request, WorkerRequest
+from metadist.distributed.responses import RemoteFailure
+from metadist.distributed.transport import Request, current_transport, open_transport
+from metadist.distributed.worker_calls import WorkerRequest
 
 WORKERS = 8
 ITEMS = 18

@@ -17,9 +17,9 @@ from worlds import RankFailed, run_world
 
 import metadist as todist
 from metadist.distributed.rendezvous import wait_for_keys
+from metadist.distributed.responses import RemoteFailure
 from metadist.distributed.rpc import CALL_TIMEOUT, backend_options
 from metadist.distributed.transport import current_transport
-from metadist.distributed.worker_calls import RemoteFailure
 
 
 @todist.auto_init_rpc()
