@@ -29,7 +29,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "maml": Command("metadist.cli.main:maml", "meta-learning; KEY=VALUE sets an option"),
     "ddp": Command("metadist.cli.main:ddp", "supervised data-parallel training"),
-    "report": Command("metadist.cli.report:main", "table and plot of a folder of runs"),
+    "report": Command("metadist.cli.report:main", "report of a run, or table of a folder of runs"),
     "evaluate": Command("metadist.cli.evaluate:main", "test a run under another protocol"),
     "compare": Command("metadist.cli.compare:main", "paired difference of two runs' tests"),
     "predict": Command("metadist.cli.predict:main", "classify images with a trained model"),

@@ -45,8 +45,8 @@ class TrainerConfig:
         clip_value: the largest size of any element of the gradient; those beyond are cut to it.
         clip_norm: the largest Euclidean norm of the gradient of all parameters together; a
             longer one is shortened to it, after `clip_value`.
-        send_tasks: rank zero samples the tasks and sends their tensors, because only it holds the
-            dataset; by default keys are sent and every worker samples its own tasks.
+        send_tasks: rank zero samples the tasks and sends their tensors; every rank still builds the
+            dataset. By default keys are sent and every worker samples its own tasks.
         task_chunk_size: how many tasks a worker computes in one batch, where algorithm and model
             support it: small tasks are then faster. "auto" goes by the tasks' size. Training with
             the engine "ddp", with distributed autograd or with a reducer that is no weighted sum
