@@ -6,6 +6,7 @@ replaced `_target_` remain in the same way.
 """
 
 import logging
+import pydoc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from metadist.config.schema import NOT_IN_DEFAULTS, Settings
 
 _log = logging.getLogger(__name__)
 _TARGET = "_target_"
+_DELETED = object()
 
 
 def compose(name: str, overrides: Sequence[str]) -> DictConfig:
@@ -84,25 +86,24 @@ def _replace_classes(
 
     What says how a node is used, `_partial_`, stays.
     """
-    targets = [each for each in parsed if each.key_or_group.endswith(f".{_TARGET}")]
-    if not targets:
+    values = _values_below("", parsed)
+    paths = [key.removesuffix(f".{_TARGET}") for key, _ in values if key.endswith(f".{_TARGET}")]
+    if not paths:
         return
-    without = [str(each.input_line) for each in parsed if each not in targets]
-    before = hydra.compose(name, [*searchpath, *without])
-    for each in targets:
-        path = each.key_or_group.removesuffix(f".{_TARGET}")
-        if each.is_delete() or not is_node(configuration, path):
+    before = hydra.compose(name, [*searchpath, *_without_targets(parsed)])
+    for path in dict.fromkeys(paths):
+        if not is_node(configuration, path):
             continue
         node = OmegaConf.select(configuration, path)
-        if OmegaConf.select(before, each.key_or_group) == node[_TARGET]:
+        if _same_class(OmegaConf.select(before, f"{path}.{_TARGET}"), node[_TARGET]):
             continue
         kept = {_TARGET, "_partial_"}
         kept |= {key.split(".")[0] for key, _ in _values_below(path, parsed)}
         unused = [str(key) for key in node if key not in kept]
         if unused:
             _log.info(
-                "%s=%s: the values of %s for another class (%s) do not apply",
-                *(each.key_or_group, each.value(), path, ", ".join(unused)),
+                "%s.%s=%s: the values of %s for another class (%s) do not apply",
+                *(path, _TARGET, node[_TARGET], path, ", ".join(unused)),
             )
         with open_dict(node):
             for key in unused:
@@ -115,14 +116,43 @@ def is_node(configuration: DictConfig, path: str) -> bool:
     return isinstance(node, DictConfig) and _TARGET in node
 
 
-def _values_below(path: str, parsed: Sequence[Override]) -> list[tuple[str, Override]]:
-    """The overrides of a node's keys, with the keys relative to the node."""
-    prefix = f"{path}."
+def _without_targets(parsed: Sequence[Override]) -> list[str]:
+    """The overrides, as they were typed, that set no `_target_`."""
     return [
-        (each.key_or_group.removeprefix(prefix), each)
+        str(each.input_line)
         for each in parsed
-        if each.key_or_group.startswith(prefix)
+        if not any(_TARGET in key.split(".") for key, _ in _values_below("", [each]))
     ]
+
+
+def _same_class(one: Any, other: Any) -> bool:
+    """Whether two targets are one class of metadist, which may have two dotted paths; others are
+    not imported.
+    """
+    if one == other:
+        return True
+    paths = (str(one), str(other))
+    return all(path.startswith("metadist.") for path in paths) and (
+        pydoc.locate(paths[0]) is pydoc.locate(paths[1]) is not None
+    )
+
+
+def _values_below(path: str, parsed: Sequence[Override]) -> list[tuple[str, Any]]:
+    """What the overrides set below a node, with the keys relative to it; `_DELETED` for a key that
+    they delete. The values of a dictionary have keys of their own: `group={key: 1}`.
+    """
+    found: list[tuple[str, Any]] = []
+
+    def add(key: str, value: Any) -> None:
+        if isinstance(value, dict) and value:
+            for name, each in value.items():
+                add(f"{key}.{name}", each)
+        elif not path or key.startswith(f"{path}."):
+            found.append((key.removeprefix(f"{path}.") if path else key, value))
+
+    for each in parsed:
+        add(each.key_or_group, _DELETED if each.is_delete() else each.value())
+    return found
 
 
 def option_values(
@@ -139,10 +169,10 @@ def option_values(
     """
     plus = "+" if group in NOT_IN_DEFAULTS or group not in Settings.model_fields else ""
     values: DictConfig = hydra.compose(name, [*searchpath, f"{plus}{group}={option}"])[group]
-    for key, override in _values_below(group, parsed):
-        if override.is_delete():
+    for key, value in _values_below(group, parsed):
+        if value is _DELETED:
             with open_dict(values):
                 values.pop(key, None)
         else:
-            OmegaConf.update(values, key, override.value(), force_add=True)
+            OmegaConf.update(values, key, value, force_add=True)
     return values

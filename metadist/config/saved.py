@@ -1,5 +1,6 @@
 """Loads runs and checkpoints, without executing anything that they contain."""
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -193,14 +194,14 @@ def load_experiment(path: str | Path, *overrides: str, trust_code: bool = False)
 
 
 def _adds_up(target: str, trust_code: bool) -> bool:
-    """Whether the target of a reducer is a `LinearReducer` that may be imported."""
+    """Whether the target of a reducer is a `LinearReducer` that may be imported, and can be."""
     if target.startswith("metadist."):
         return True
-    return (
-        trust_code
-        and inspect.isclass(found := locate_target(target, "reducer"))
-        and (issubclass(found, LinearReducer))
-    )
+    found = None
+    if trust_code:
+        with contextlib.suppress(UserError):  # evaluation does without the reducer
+            found = locate_target(target, "reducer")
+    return inspect.isclass(found) and issubclass(found, LinearReducer)
 
 
 def _locate(trust_code: bool) -> Callable[[str, str], Any]:

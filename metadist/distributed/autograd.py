@@ -337,6 +337,8 @@ def _backward(context_id: int, roots: list[Tensor], retain_graph: bool) -> dict[
         try:
             dist_autograd.backward(context_id, [*roots, *_anchors(context_id)], retain_graph)
         except RuntimeError:
+            for leaf, value in before.items():
+                sums[leaf].copy_(value)
             require_alive(current_transport().names)
             raise
         gradients = {}

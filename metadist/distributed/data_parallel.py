@@ -43,10 +43,16 @@ class DataParallel:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
+        self._trainable = [each.requires_grad for each in module.parameters()]
         with warnings.catch_warnings():
             # Its replacement is missing in older versions and still sends buffers once.
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
             self._parallel = DistributedDataParallel(_Apply(module), broadcast_buffers=False)
+
+    def fits(self, module: nn.Module) -> bool:
+        """Whether it was made for this module and the parameters that require grad now."""
+        trainable = [each.requires_grad for each in module.parameters()]
+        return module is self.module and trainable == self._trainable
 
     def backward(
         self,

@@ -65,7 +65,7 @@ def config_fingerprint(config: Mapping[str, Any]) -> dict[str, str]:
     """The values that determine the numbers of a run, as strings by dotted key.
 
     The number of iterations, the strategy, paths and logging are not part of it: data may be moved,
-    and `data_checksum` of the protocol tells other data apart.
+    and `data_checksum` of the protocol is compared instead.
     """
     return {
         key: value

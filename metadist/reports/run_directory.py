@@ -40,9 +40,13 @@ CHECKPOINT_DIRECTORY = "checkpoints"
 PROFILE_DIRECTORY = "profile"
 REPLAY_DIRECTORY = "replays"
 
-_KNOWN_CLASSES = ("metadist.", "torch.optim.", "torchvision.transforms.v2.")
+_KNOWN_CLASSES = re.compile(
+    r"metadist\..*|torch\.optim\.(lr_scheduler\.)?\w+|torchvision\.transforms\.v2\.\w+"
+)
+"""Classes that a saved run may name without `--trust-code`."""
+
 _NOT_BUILT = ("callbacks", "default_partition", "launcher", "logger", "partition", "strategy")
-"""Classes that a saved run may name without `--trust-code`, and groups of which none is built."""
+"""Groups of which nothing is built from a saved run."""
 
 LEARNING_CURVES_FILE = "learning_curves.png"
 TEST_TASKS_FILE = "test_tasks.png"
@@ -266,8 +270,8 @@ def trust_option(config: Mapping[str, Any]) -> str:
 
     def is_known(node: Any) -> bool:
         if isinstance(node, Mapping):
-            known = str(node.get("_target_", "metadist.")).startswith(_KNOWN_CLASSES)
-            return known and all(map(is_known, node.values()))
+            known = _KNOWN_CLASSES.fullmatch(str(node.get("_target_", "metadist.")))
+            return known is not None and all(map(is_known, node.values()))
         return not isinstance(node, list) or all(map(is_known, node))
 
     built = {group: node for group, node in config.items() if group not in _NOT_BUILT}

@@ -136,7 +136,12 @@ def _shards_of(
                 f"{', '.join(type(each).__name__ for each in (*args, *kwargs.values()))}: give it "
                 "(learner, tasks.select(slice)) and size=tasks.size."
             )
-        tasks = batches[0].keys.view(-1, keys.shape[1])[:, 3].tolist()
+        if batches[0].keys.shape[-1] != keys.shape[-1]:
+            raise UserError(
+                "the partitioner splits the keys of single tasks: let it split the first "
+                "dimension, as with partition.dim=0."
+            )
+        tasks = batches[0].keys.reshape(-1, keys.shape[1])[:, 3].tolist()
         if not tasks:
             raise UserError(
                 f"the partitioner gives worker {worker} a shard without tasks: leave it out."
@@ -286,7 +291,7 @@ def _check_episode(tasks: TaskDistribution, learner: Learner, split: str) -> Non
                 )
             if field == "targets" and not learner.regression and value.numel():
                 low, high = int(value.min()), int(value.max())
-                if low < 0 or high >= tasks.outputs:
+                if low < 0 or (learner.outputs_are_classes and high >= tasks.outputs):
                     raise UserError(
                         f"{name} gives {part}.targets from {low} to {high}, and a task has "
                         f"{tasks.outputs} outputs: number its classes from 0 to "

@@ -322,7 +322,7 @@ class AllReduceStrategy(_InProcessStrategy):
             from metadist.distributed.data_parallel import DataParallel
 
             calls, weights, divisor = self._my_shards(learner, batch)
-            if self._ddp is None or self._ddp.module is not learner:
+            if self._ddp is None or not self._ddp.fits(learner):
                 self._ddp = DataParallel(learner)
             part, dtypes = self._ddp.backward(mapper, calls, weights, divisor)
             self._check_structure(mapper, part)

@@ -72,6 +72,34 @@ def test_the_same_class_again_replaces_nothing(composed):
     assert composed(target, "algorithm.inner_lr=0.2") == composed("algorithm.inner_lr=0.2")
 
 
+def test_a_class_by_another_path_replaces_nothing(composed):
+    assert values(composed("algorithm._target_=metadist.algorithms.maml.MAML").algorithm) == values(
+        composed().algorithm
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "group", "expected"),
+    [
+        (
+            [f"algorithm._target_={MINE}", "algorithm={inner_lr:0.3}"],
+            "algorithm",
+            {"inner_lr": 0.3},
+        ),
+        ([f"algorithm={{_target_:{MINE},inner_lr:0.3}}"], "algorithm", {"inner_lr": 0.3}),
+        (
+            ["+experiment=maml_omniglot_5w1s", "optimizer=sgd", "optimizer={lr:0.7}"],
+            "optimizer",
+            {"lr": 0.7},
+        ),
+    ],
+)
+def test_values_of_a_dictionary_are_kept(composed, overrides, group, expected):
+    found = values(composed(*overrides)[group])
+    assert {key: found[key] for key in expected} == expected
+    assert group == "optimizer" or found == expected
+
+
 def test_a_replaced_class_stays_uncalled(composed):
     partial = ("+model.block._target_=a.A", "+model.block._partial_=true", "+model.block.x=1")
     assert composed(*partial).model.block == {"_target_": "a.A", "_partial_": True, "x": 1}

@@ -308,6 +308,21 @@ def leave_a_result_out() -> list[str] | None:
 
 
 @todist.auto_init_rpc()
+def fail_a_backward_pass() -> None:
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    with todist.autograd.context() as context:
+        loss = todist.remote_sync_call(torch.square, args=(x.clone(),), partitioner=0).sum()
+        todist.autograd.backward(context, loss, retain_graph=True)
+        with pytest.raises(RuntimeError):
+            todist.autograd.grad(context, [loss.expand(2)], x)
+        assert todist.autograd.get_gradients(context)[x].tolist() == [2.0, 4.0]
+
+
+def test_a_failed_backward_pass_leaves_the_gradients_of_the_context():
+    run_world(fail_a_backward_pass, 1)
+
+
+@todist.auto_init_rpc()
 def send_parameters() -> None:
     model, batch = make_model(), make_batch()
     with todist.autograd.context():

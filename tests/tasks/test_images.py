@@ -157,7 +157,7 @@ def test_the_checksum_depends_on_images_names_and_splits():
     images = labelled_pixels()
     names = [str(index) for index in range(len(images))]
     other_images, other_splits = images.copy(), {**SPLIT_CLASSES, "test": SPLIT_CLASSES["test"][1:]}
-    other_images[3, 0] += 1
+    other_images[3] += 1
     found = [
         ImageClasses("labels", of_classes, splits, class_names=of).protocol()["data_checksum"]
         for of_classes, splits, of in (

@@ -10,11 +10,19 @@ import pytest
 import torch
 from torch import nn
 
-from metadist.algorithms import MAML, InnerLoopLearner, Learner, TaskResult
+from metadist.algorithms import MAML, InnerLoopLearner, Learner, Supervised, TaskResult
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
 from metadist.models import MLP, Conv4
-from metadist.tasks import Episode, Examples, FewShotTasks, Glyphs, Sinusoid, task_keys
+from metadist.tasks import (
+    Episode,
+    Examples,
+    FewShotTasks,
+    Glyphs,
+    Sinusoid,
+    SupervisedTasks,
+    task_keys,
+)
 from metadist.training import MetaBatch, TrainMapper
 from metadist.training.sanity_check import run_sanity_check
 
@@ -136,6 +144,12 @@ def test_a_loss_that_cannot_be_differentiated_is_found(tasks, model):
 
     with pytest.raises(RuntimeError, match=r"test_sanity_check\.py:\d+, in backward: NotImpl"):
         run_sanity_check(tasks, Returns(model, NoBackward.apply))
+
+
+def test_a_learner_with_other_outputs_may_have_more_classes_in_the_test(model):
+    dataset = Glyphs(train_classes=3, validation_classes=6, test_classes=6, examples=4)
+    tasks = SupervisedTasks(dataset, 4, ways=5, shots=1, queries=2)
+    run_sanity_check(tasks, Supervised(MLP(tasks.input_shape, tasks.outputs, [4])))
 
 
 class OfACopy(Learner):
