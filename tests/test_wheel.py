@@ -154,9 +154,15 @@ def test_a_project_of_init_passes_its_tests_and_its_readme_runs(run, tmp_path):
     project = tmp_path / "demo"
     (block,) = re.findall(r"```bash\n(.*?)```", (project / "README.md").read_text(), re.DOTALL)
     commands = [shlex.split(line) for line in block.splitlines()]
-    assert [command[0] for command in commands] == ["metadist", "torchrun", "metadist", "python"]
+    programs = [command[0] for command in commands]
+    assert programs == ["metadist", "torchrun", "metadist", "python", "metadist", "metadist"]
     for command in commands:
         few = ["trainer.iterations=4", "trainer.eval_tasks=20"] if "maml" in command else []
+        if "outputs/maml/RUN" in command:
+            (newest, *_) = sorted(project.glob("outputs/maml/*"))
+            path = str(newest.relative_to(project))
+            command = [path if each == "outputs/maml/RUN" else each for each in command]
         run(*command, *few, cwd=project)
+    assert list(project.glob("outputs/maml/*/evaluations/*.json"))
     assert len(list(project.glob("outputs/maml/*/results.json"))) == 2
     assert len(list(project.glob("multirun/maml/*/*/results.json"))) == 2

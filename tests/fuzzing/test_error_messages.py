@@ -47,7 +47,10 @@ MORE_OPTIONS = [
     (["model.filters=0"], ["model.filters=0"]),
     (["+partitions=batch"], ["partitions", "partition"]),
     (["+trainr.iterations=3"], ["trainr", "trainer"]),
-    (["++dataset.size=8", "task.ways=1", "task.shots=1", "task.queries=1"], ["train task"]),
+    (
+        ["++dataset.size=8", "task.ways=1", "task.shots=1", "task.queries=1"],
+        ["task.ways is 1", "2"],
+    ),
     (["seed=one"], ["seed=one"]),
     (["+partition=dim0", "+partition.workers=[worker9]"], ["worker9"]),
     (["partition=dim0"], ["partition", "+partition"]),

@@ -148,7 +148,7 @@ def test_a_loss_that_cannot_be_differentiated_is_found(tasks, model):
 
 def test_a_learner_with_other_outputs_may_have_more_classes_in_the_test(model):
     dataset = Glyphs(train_classes=3, validation_classes=6, test_classes=6, examples=4)
-    tasks = SupervisedTasks(dataset, 4, ways=5, shots=1, queries=2)
+    tasks = SupervisedTasks(dataset, 4, held_out=2, ways=5, shots=1, queries=2)
     run_sanity_check(tasks, Supervised(MLP(tasks.input_shape, tasks.outputs, [4])))
 
 
