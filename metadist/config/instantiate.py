@@ -61,7 +61,7 @@ def instantiate(
         reason = one_line(error)
         if location := user_frame(error):
             reason += f" ({location})"
-        raise UserError(f"{path}: {_name(target)} refuses its arguments: {reason}") from error
+        raise UserError(f"{path}: invalid arguments for {_name(target)}: {reason}") from error
 
 
 def bind_arguments(

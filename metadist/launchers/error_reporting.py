@@ -217,6 +217,10 @@ def exit_process(status: int, is_program: bool) -> NoReturn:
             signal.setitimer(signal.ITIMER_REAL, 2 * _EXIT_SECONDS)
     if is_program:
         exit_without_finalizing(status)
+    if status and threading.current_thread() is threading.main_thread():
+        # Ignored since the error was reported.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.exit(status)
 
 

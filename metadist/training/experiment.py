@@ -61,7 +61,7 @@ class TrainerConfig:
             that have none. "bf16" runs `torch.autocast` to bfloat16, without the C++ kernels.
         profile: run torch.profiler over a few outer steps: a table, printed after training, and a
             trace of every rank, both in `profile/` of the run's directory.
-        report: draw the plots and write `report.html` after the test, which takes about a second.
+        report: write the plots and `report.html` after the test, which takes about a second.
             `metadist report` writes the report of a run without it later.
     """
 

@@ -146,7 +146,7 @@ class Trainer:
         try:
             return plot_run(self.experiment, results)
         except Exception as error:
-            self._warn(f"the run's plots could not be drawn: {error}")
+            self._warn(f"the run's plots could not be made: {error}")
             return []
 
     def _write_report(self) -> None:

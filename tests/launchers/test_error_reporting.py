@@ -240,6 +240,19 @@ def test_a_lost_worker_is_reported_as_such_when_a_resolver_found_it():
     assert run_world(raised_outside_of_a_job, 1, of_a_resolver) == [(1, message)]
 
 
+def handlers_after_an_error() -> list:
+    with contextlib.redirect_stderr(io.StringIO()), report_errors() as status:
+        raise UserError("too many ways")
+    with pytest.raises(SystemExit):
+        exit_process(status.value, is_program=False)
+    return [str(signal.getsignal(each)) for each in (signal.SIGINT, signal.SIGTERM)]
+
+
+def test_a_program_that_goes_on_after_an_error_can_be_interrupted():
+    expected = [str(signal.default_int_handler), str(signal.SIG_DFL)]
+    assert run_world(handlers_after_an_error, 1) == [expected]
+
+
 def interrupted(number: int) -> tuple[int, str, bool]:
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     with report_errors():

@@ -71,6 +71,7 @@ def test_values_of_the_environment_are_saved_as_they_were(tmp_path, monkeypatch)
             "cache": "${oc.env:NONE}",
         },
         "dataset": {"token": "${oc.env:A_TOKEN}", "half": "${fraction:0.5,${seed}}"},
+        "task": {"ways": "${model.filters[1]}"},
         "logger": {"project": "${oc.env:WIDTH}"},
         "seed": 2,
     }

@@ -88,7 +88,7 @@ def test_plots_that_cannot_be_drawn_do_not_make_the_run_fail(tmp_path, monkeypat
     monkeypatch.setattr(plots, "plot_learning_curves", fail)
     results = Trainer(build(tmp_path, "strategy=local", "trainer.report=true")).run()
     assert results["test_tasks"] == 7 and (tmp_path / "report.html").exists()
-    assert "the run's plots could not be drawn: a defect" in caplog.text
+    assert "the run's plots could not be made: a defect" in caplog.text
 
 
 def test_plots_and_report_may_be_left_out_and_follow_on_resume(tmp_path):
