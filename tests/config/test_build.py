@@ -215,9 +215,14 @@ def of_size_one(learner, tasks: MetaBatch) -> list[Shard]:
     return [Shard(0, (learner, tasks))]
 
 
+def of_parts_of_keys(learner, tasks: MetaBatch) -> list[Shard]:
+    return [Shard(0, (learner, MetaBatch(tasks.keys[:, 2:])), size=tasks.size)]
+
+
 @pytest.mark.parametrize(
     ("partitioner", "message"),
     [
+        (of_parts_of_keys, "splits the keys of single tasks: let it split the first dimension"),
         (with_an_empty_shard, "gives worker 0 a shard without tasks: leave it out"),
         (of_size_one, "gives a shard of 4 tasks the size 1, its weight in the mean: give"),
         (first_three, "shards have 3 tasks, 3 of them different, of a meta-batch of 4: give each"),

@@ -118,6 +118,7 @@ def test_commands_repeat_resume_and_replay(tmp_path, workers, launcher, program)
             True,
         ),
         ({"optimizer": {"_target_": "torch.optim.Adam"}}, True),
+        ({"scheduler": {"_target_": "torch.optim.swa_utils.SWALR"}}, False),
         ({"algorithm": {"_target_": "mine.MAML"}}, False),
         ({"dataset": {"transforms": [{"_target_": "mine.Noise"}]}}, False),
     ],

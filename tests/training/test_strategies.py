@@ -391,6 +391,33 @@ def test_the_last_shard_of_a_rank_may_not_depend_on_a_parameter(engine):
         assert (weight.item(), bias.item()) == (1.5, 0.75)
 
 
+def loss_of_the_first_key(learner, batch: MetaBatch) -> TaskResult:
+    index = batch.keys.view(-1, 4)[0, 3]
+    loss = (learner.weight * index + learner.bias * index).sum()
+    return TaskResult(loss, {"accuracy": torch.tensor(0.5)})
+
+
+def gradients_before_and_after_a_layer_is_unfrozen(strategy) -> list:
+    learner = torch.nn.Linear(1, 1)
+    strategy.open()
+    found = []
+    for frozen in (True, False):
+        learner.weight.requires_grad_(not frozen)
+        batch = MetaBatch(task_keys(0, "train", 0, range(4)))
+        strategy.forward_backward(loss_of_the_first_key, learner, batch)
+        grads = (learner.weight.grad, learner.bias.grad)
+        found.append([None if grad is None else grad.item() for grad in grads])
+    strategy.close()
+    return found
+
+
+@pytest.mark.parametrize("engine", ["sum", "ddp"])
+def test_parameters_may_be_unfrozen_during_training(engine):
+    strategy = AllReduceStrategy(dim_partitioner(0, exclusive=True), mean_reducer, engine=engine)
+    found = run_world(gradients_before_and_after_a_layer_is_unfrozen, 2, strategy)
+    assert found == [[[None, 1.5], [1.5, 1.5]]] * 2
+
+
 def more_metrics_on_rank_one(learner, batch: MetaBatch) -> TaskResult:
     metrics = {"more": torch.tensor(0.5)} if get_rank() == 1 else {}
     return TaskResult(learner.weight.sum(), metrics)
