@@ -170,13 +170,13 @@ class _Call:
             from metadist.distributed import autograd  # it needs torch.distributed.autograd
 
             context_id = autograd.current_context()
-            if context_id is not None and self.by_worker:
-                raise UserError(
-                    'gradient="worker" computes gradients without distributed autograd, whose '
-                    "backward pass would wait for this call forever: make the call outside of "
-                    "autograd.context()."
-                )
             if context_id is not None:
+                if self.by_worker:
+                    raise UserError(
+                        'gradient="worker" computes gradients without distributed autograd, whose '
+                        "backward pass would wait for this call forever: make the call outside of "
+                        "autograd.context()."
+                    )
                 sent = tensors_of([shard[1:] for shard in self.shards])
                 self.record_results = autograd.record_call(context_id, sent)
         self.inputs: list[list[torch.Tensor]] = []
