@@ -21,7 +21,7 @@ from metadist.errors import first_line
 from metadist.models import Conv4
 from metadist.tasks import Episode, Examples, task_keys
 from metadist.training import MetaBatch, Precision, TrainMapper, supported_precision
-from metadist.training.batching import max_chunk_size
+from metadist.training.batching import input_elements, max_chunk_size
 from metadist.training.outer_step import CompileOptions
 
 WAYS = 5
@@ -154,7 +154,8 @@ def metadist_step(
     learner, size, compiled = cell.problem.learner(device), "auto", None
     if cell.mode == "compiled":
         # One compiled form for all numbers of tasks.
-        most = max_chunk_size(learner, tasks.episodes[0], device, "auto") or COMPILED_CHUNK
+        elements = input_elements(tasks.episodes[0])
+        most = max_chunk_size(learner, elements, device, "auto") or COMPILED_CHUNK
         size = min(most, smallest)
         compiled = CompileOptions(cell.problem.name, size)
     mapper = TrainMapper(

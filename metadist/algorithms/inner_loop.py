@@ -9,10 +9,10 @@ from annotated_types import Ge
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
-from torch.profiler import record_function
 
 from metadist.algorithms.learner import Learner, TaskResult
 from metadist.errors import UserError
+from metadist.profile_ranges import profile_range
 from metadist.tasks import Episode, Examples
 
 Parameters = dict[str, Tensor]
@@ -145,7 +145,7 @@ class InnerLoopLearner(Learner):
                 parameters = detach_parameters(parameters)
             loss = self.loss(self.predict(parameters, examples.inputs), examples.targets)
             # With batched tasks, each loss depends on the parameters of its task only.
-            with record_function("metadist::inner_gradient"):
+            with profile_range("inner_gradient"):
                 grads = torch.autograd.grad(
                     loss.sum(),
                     list(parameters.values()),

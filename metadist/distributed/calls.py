@@ -10,7 +10,6 @@ from typing import Any, Literal
 import optree
 import torch
 from torch.futures import Future
-from torch.profiler import record_function
 
 from metadist.distributed.modules import module_clone
 from metadist.distributed.partitioners import (
@@ -28,6 +27,7 @@ from metadist.distributed.responses import WorkerResponse, attach, attach_sum
 from metadist.distributed.transport import current_transport, get_worker_id
 from metadist.distributed.worker_calls import WorkerRequest, tensors_of
 from metadist.errors import UserError
+from metadist.profile_ranges import profile_range
 
 GradientMode = Literal["dist_autograd", "worker"]
 
@@ -115,7 +115,7 @@ def remote_sync_call(
 
     Arguments and errors are those of `remote_async_call`.
     """
-    with record_function("metadist::send"):
+    with profile_range("send"):
         call = _Call(func, args, kwargs, partitioner, reducer, timeout, gradient, fanout)
     return call.result()
 
@@ -225,9 +225,9 @@ class _Call:
 
     def result(self) -> Any:
         """Wait for all responses; the reduced result, or the error that came first."""
-        with record_function("metadist::wait"):
+        with profile_range("wait"):
             responses = self.sent.wait()
-        with record_function("metadist::reduce"):
+        with profile_range("reduce"):
             return self._reduce(responses)
 
     def _reduce(self, by_worker: list[list[WorkerResponse]]) -> Any:

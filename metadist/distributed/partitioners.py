@@ -107,7 +107,7 @@ class DimPartitioner:
         shards = []
         columns = [self._slices(leaf, pieces) for leaf in leaves]
         for (worker, first, last), *parts in zip(pieces, *columns, strict=True):
-            call: Any = optree.tree_unflatten(structure, parts)
+            call: Any = structure.unflatten(parts)
             part_args, part_kwargs = call
             shards.append(Shard(worker, part_args, part_kwargs, size=last - first))
         return shards

@@ -39,7 +39,7 @@ class SummingMapper(Protocol):
     def weighted_sum(
         self, calls: list[Call], weights: list[float], inputs: Sequence[Tensor]
     ) -> WorkerResponse:
-        """The sum of `weight * function(*args, **kwargs)` and its gradients, in float64.
+        """The sum of `weight * function(*args, **kwargs)` and its gradients, in float64, detached.
 
         Args:
             calls: the shards.
@@ -111,7 +111,7 @@ def run_shards(
     calls: Sequence[Call],
     weights: Sequence[float] | None = None,
     inputs: Sequence[Tensor] | None = None,
-    convert_leaf: Callable[[Any], Any] = _detached,
+    convert_leaf: Callable[[Any], Any] | None = None,
 ) -> list[WorkerResponse]:
     """Run a function on several shards in this process, in order.
 
@@ -121,20 +121,24 @@ def run_shards(
         weights: how often each shard counts, for one weighted sum; None for every result.
         inputs: what to differentiate the scalar in the results with respect to; None for no
             gradients.
-        convert_leaf: what to return of a leaf of a result. Default: the leaf, detached.
+        convert_leaf: what to return of a leaf of a result. Default: the leaf, detached; a
+            `SummingMapper` detaches its sums itself.
 
     Returns:
         A response for each shard, or a single one for their weighted sum.
     """
+    convert = convert_leaf or _detached
 
     def converted(result: Any) -> Any:
         if isinstance(result, Tensor):
-            return convert_leaf(result)
-        return optree.tree_map(convert_leaf, result, none_is_leaf=True)
+            return convert(result)
+        return optree.tree_map(convert, result, none_is_leaf=True)
 
     # isinstance with a protocol would take longer than a small function.
     if inputs is not None and weights and hasattr(function, "weighted_sum"):
         response = function.weighted_sum(calls, weights, inputs)
+        if convert_leaf is None:
+            return [response]
         value, gradients = converted((response.value, response.gradients))
         return [response._replace(value=value, gradients=gradients)]
     if inputs is None and weights is None and hasattr(function, "map_batched"):

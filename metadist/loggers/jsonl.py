@@ -16,6 +16,8 @@ from metadist.loggers.logger import Logger, Metrics, Run
 
 METRICS_FILE = "metrics.jsonl"
 
+_encode = json.JSONEncoder(allow_nan=False).encode
+
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -50,7 +52,11 @@ class JsonlLogger(Logger):
     def log_metrics(self, metrics: Metrics) -> None:
         """Writes one line."""
         assert self._file is not None, "log_metrics() before start()"
-        line = memoryview(json.dumps(json_value(metrics), allow_nan=False).encode() + b"\n")
+        try:
+            text = _encode(metrics)
+        except (TypeError, ValueError):
+            text = _encode(json_value(metrics))
+        line = memoryview(text.encode() + b"\n")
         with wrap_write_errors(self._path):
             while line:
                 line = line[self._file.write(line) :]

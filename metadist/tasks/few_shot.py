@@ -1,5 +1,6 @@
 """Few-shot tasks from a dataset with a number of ways, shots and queries."""
 
+import functools
 from typing import Annotated
 
 import torch
@@ -160,6 +161,7 @@ _MEMBERS = ("input_shape", "regression", "outputs", "episode", "check", "protoco
 """Of `TaskDataset`."""
 
 
+@functools.cache
 def _overrides_episode_only(dataset: type) -> bool:
     """Whether a class has an `episode` of its own and inherits `episodes`."""
     definitions = (vars(each).keys() & {"episode", "episodes"} for each in dataset.__mro__)

@@ -40,9 +40,9 @@ class KeyGenerators:
     """
 
     def __init__(self, keys: Tensor) -> None:
-        self._keys = keys
+        self._keys = keys.numpy()
         # A number of 2^32 or more has several words.
-        self._short = not len(keys) or int(keys.max()) < 2**32
+        self._short = bool(self._keys.max(initial=0) < 2**32)
 
     def __iter__(self) -> Iterator[np.random.Generator]:
         if not self._short:
@@ -73,7 +73,7 @@ class KeyGenerators:
         return numbers
 
     def _words(self) -> np.ndarray:
-        return self._keys.numpy().astype(np.uint32, order="C")
+        return self._keys.astype(np.uint32, order="C")
 
 
 def _seeds(entropy: np.ndarray) -> np.ndarray:

@@ -97,15 +97,13 @@ class Sinusoid:
 
 def _episodes(uniform: np.ndarray, shots: int) -> Episode:
     """Waves from numbers of [0, 1): of each task the amplitude, the phase and the positions."""
-    amplitude, phase = _scaled(uniform[:, 0], AMPLITUDES), _scaled(uniform[:, 1], PHASES)
-    positions = _scaled(uniform[:, 2:, None], POSITIONS)
-    values = amplitude[:, None, None] * np.sin(positions - phase[:, None, None])
-    inputs = torch.from_numpy(positions.astype(np.float32))
-    targets = torch.from_numpy(values.astype(np.float32))
-    return Episode(
-        Examples(inputs[:, :shots], targets[:, :shots]),
-        Examples(inputs[:, shots:], targets[:, shots:]),
-    )
+    amplitude, phase = _scaled(uniform[:, :1], AMPLITUDES), _scaled(uniform[:, 1:2], PHASES)
+    positions = _scaled(uniform[:, 2:], POSITIONS)
+    points = np.empty((2, *positions.shape, 1), np.float32)
+    points[0, ..., 0] = positions
+    points[1, ..., 0] = amplitude * np.sin(positions - phase)
+    support, query = torch.from_numpy(points).tensor_split((shots,), dim=2)
+    return Episode(Examples(*support.contiguous()), Examples(*query.contiguous()))
 
 
 def _scaled(uniform: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:

@@ -28,29 +28,33 @@ MAX_CHUNK = 64
 
 
 def max_chunk_size(
-    learner: Learner, episode: Episode, device: torch.device, chunk_size: ChunkSize
+    learner: Learner, elements: int, device: torch.device, chunk_size: ChunkSize
 ) -> int:
-    """How many tasks like this one may run in a chunk; 0 if they run one at a time.
+    """How many tasks of one shape may run in a chunk; 0 if they run one at a time.
 
     It depends on the learner and the shape of one task alone, never on the number of tasks, so
     that every rank computes a task by the same operations and with the same rounding.
 
     Args:
         learner: whose tasks they are.
-        episode: one task.
+        elements: of the inputs of one task.
         device: where the tasks are computed.
-        chunk_size: the configured size; "auto" goes by the number of elements of the inputs.
+        chunk_size: the configured size; "auto" goes by the number of elements.
     """
     if not learner.supports_batched_tasks:
         return 0
     if chunk_size != "auto":
         return chunk_size
-    elements = sum(part.inputs.numel() for part in episode)
     limit = _MAX_ELEMENTS_GPU
     if device.type == "cpu":
         limit = getattr(learner.model, "max_batched_elements", _MAX_ELEMENTS_CPU)
     size = min(MAX_CHUNK, limit // max(1, elements))
     return size if size >= _MIN_CHUNK or device.type != "cpu" else 0
+
+
+def input_elements(episode: Episode) -> int:
+    """How many elements the inputs of a task, or of stacked tasks, have."""
+    return episode.support.inputs.numel() + episode.query.inputs.numel()
 
 
 class Chunk(NamedTuple):
@@ -98,7 +102,8 @@ def split_into_chunks(
         if found != shapes or len(chunk) == size:
             if chunk:
                 yield chunk_of(chunk, largest > 0)
-            chunk, shapes, largest = [], found, max_chunk_size(learner, episode, device, chunk_size)
+            chunk, shapes = [], found
+            largest = max_chunk_size(learner, input_elements(episode), device, chunk_size)
             left = max(1, count - number)
             size = math.ceil(left / math.ceil(left / max(1, largest)))
         chunk.append((key, episode))
@@ -122,7 +127,8 @@ def split_stacked(
         device: of the chunks.
         chunk_size: see `max_chunk_size`.
     """
-    largest = max_chunk_size(learner, select_episodes(episodes, 0), device, chunk_size)
+    elements = input_elements(episodes) // len(keys)
+    largest = max_chunk_size(learner, elements, device, chunk_size)
     episodes = to_device(episodes, device)
     start = 0
     while start < len(keys):

@@ -11,7 +11,7 @@ from metadist.algorithms import Learner
 from metadist.distributed import get_rank, module_clone
 from metadist.errors import UserError
 from metadist.tasks import TaskDistribution, task_keys
-from metadist.training.batching import max_chunk_size
+from metadist.training.batching import input_elements, max_chunk_size
 from metadist.training.experiment import Experiment, TrainerConfig, make_batch
 from metadist.training.outer_step import CompileOptions
 from metadist.training.strategies import Strategy
@@ -63,9 +63,8 @@ def compile_options(
     if trainer.compile == "auto" and not pays:
         return None
     episode = tasks.sample(task_keys(0, "train", 0, range(1))[0])
-    size = min(
-        max_chunk_size(learner, episode, device, trainer.task_chunk_size), trainer.meta_batch_size
-    )
+    elements, wanted = input_elements(episode), trainer.task_chunk_size
+    size = min(max_chunk_size(learner, elements, device, wanted), trainer.meta_batch_size)
     reason = _why_eager(learner, size)
     if reason is None:
         return CompileOptions(hashlib.sha256(configuration.encode()).hexdigest(), size)

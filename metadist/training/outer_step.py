@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, cast
 import optree
 import torch
 from torch import Tensor
-from torch.profiler import record_function
 
 from metadist.algorithms import Learner, TaskResult
 from metadist.distributed.reducers import leaf_dtypes
 from metadist.errors import first_line
 from metadist.kernels import pytorch_operations
+from metadist.profile_ranges import profile_range
 from metadist.tasks import Episode, Examples
 from metadist.training.batching import forward_batched
 from metadist.training.precision import Precision
@@ -26,7 +26,7 @@ from metadist.training.signals import raise_if_interrupted
 
 _log = logging.getLogger(__name__)
 
-_CONSTANT = (bool, int, float, str)
+_CONSTANT = frozenset((bool, int, float, str))
 _CALLS_UNTIL_READY = 3
 """A CUDA graph is recorded in the second call and replayed from the third one on."""
 
@@ -76,14 +76,14 @@ def outer_step(arguments: StepArguments) -> StepSum:
         arguments: learner, parameters and tasks.
     """
     learner, parameters, trainable, episodes, weights, precision = arguments
-    with record_function("metadist::forward"):
+    with profile_range("forward"):
         result, own = forward_batched(learner, parameters, episodes, precision)
     gradients: Sequence[Tensor | None] = [None] * len(trainable)
     if result.loss.requires_grad and trainable:
-        with record_function("metadist::backward"):
+        with profile_range("backward"):
             inputs = [own[name] for name in trainable]
             gradients = torch.autograd.grad(result.loss.sum(), inputs, allow_unused=True)
-    with record_function("metadist::reduce"):
+    with profile_range("reduce"):
         return weighted_step_sum(result, gradients, weights)
 
 
@@ -147,7 +147,7 @@ class CompiledSteps:
                 self._logged.add((options, found))
                 _log.warning("the outer step runs eagerly: it cannot be compiled (%s)", found)
             return outer_step(arguments)
-        with record_function("metadist::compiled_step"):
+        with profile_range("compiled_step"):
             return found(*inputs)
 
     def compile(self, options: CompileOptions, arguments: StepArguments) -> str | None:
@@ -194,7 +194,7 @@ class CompiledSteps:
 def _constant_attributes(learner: Learner) -> list[list[Any]]:
     """The values of those attributes of each module that a compiled form has as constants."""
     return [
-        [value for value in vars(module).values() if isinstance(value, _CONSTANT)]
+        [value for value in vars(module).values() if type(value) in _CONSTANT]
         for module in learner.modules()
     ]
 
@@ -206,7 +206,7 @@ def _changed_names(learner: Learner, before: list[list[Any]]) -> list[str]:
         return ["modules"]
     changed = []
     for (path, module), old in zip(modules.items(), before, strict=True):
-        new = {name: value for name, value in vars(module).items() if isinstance(value, _CONSTANT)}
+        new = {name: value for name, value in vars(module).items() if type(value) in _CONSTANT}
         if len(new) != len(old):
             changed.append(f"attributes of {path}" if path else "attributes")
             continue

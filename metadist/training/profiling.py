@@ -17,14 +17,13 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from metadist.distributed import get_rank
 from metadist.errors import UserError
 from metadist.files import wrap_write_errors
+from metadist.profile_ranges import PREFIX
 
 WAIT, WARMUP, ACTIVE = 2, 1, 3
 """Outer steps that are skipped, run without being counted, and recorded."""
 
 PROFILED_STEPS = WAIT + WARMUP + ACTIVE
 """How many outer steps a profile takes."""
-
-PREFIX = "metadist::"
 
 _worker: profile | None = None
 _worker_lock = threading.Lock()

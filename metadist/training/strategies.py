@@ -14,7 +14,6 @@ import optree
 import torch
 from annotated_types import Gt
 from torch import Tensor, nn
-from torch.profiler import record_function
 
 from metadist import distributed
 from metadist.distributed import get_rank, get_worker_id, get_world_size
@@ -33,6 +32,7 @@ from metadist.distributed.responses import WorkerResponse
 from metadist.distributed.store import RENDEZVOUS_TIMEOUT
 from metadist.distributed.worker_calls import run_shards
 from metadist.errors import UserError
+from metadist.profile_ranges import profile_range
 
 if TYPE_CHECKING:
     from metadist.distributed.data_parallel import DataParallel
@@ -184,9 +184,12 @@ class _InProcessStrategy(Strategy):
         """This rank's part of the sums of results and, by parameter, of gradients, in float64; and
         the divisor.
         """
-        learner.zero_grad(set_to_none=True)  # also of parameters that no longer require grad
+        inputs = []
+        for parameter in learner.parameters():
+            parameter.grad = None  # also of those that no longer require grad
+            if parameter.requires_grad:
+                inputs.append(parameter)
         calls, weights, divisor = self._my_shards(learner, batch)
-        inputs = [parameter for parameter in learner.parameters() if parameter.requires_grad]
         idle = not any(weights)
         if idle:
             weights = [type(weight)(1) for weight in weights]  # numbers keep their type
@@ -326,13 +329,13 @@ class AllReduceStrategy(_InProcessStrategy):
                 self._ddp = DataParallel(learner)
             part, dtypes = self._ddp.backward(mapper, calls, weights, divisor)
             self._check_structure(mapper, part)
-            with record_function("metadist::reduce"):
+            with profile_range("reduce"):
                 stops = part.loss.new_tensor(float(stop_requested()))
                 part, stops = all_reduce((part, stops))
                 return finish_sum(part, divisor, dtypes), bool(stops)
         response, trainable, gradient, divisor = self._partial_sums(mapper, learner, batch)
         self._check_structure(mapper, response.value)
-        with record_function("metadist::reduce"):
+        with profile_range("reduce"):
             filled = [
                 torch.zeros_like(parameter, dtype=torch.float64) if part is None else part
                 for parameter, part in zip(trainable, gradient, strict=True)
@@ -476,14 +479,14 @@ class RpcStrategy(Strategy):
         learner.zero_grad(set_to_none=True)
         if self.gradient == "worker":
             result = self._require_gradient(self._call(mapper, learner, batch), learner)
-            with record_function("metadist::reduce"):  # copies what came with the result
+            with profile_range("reduce"):  # copies what came with the result
                 if result.loss.requires_grad:
                     result.loss.backward()
         else:
             with distributed.autograd.context() as context_id:
                 result = self._call(mapper, distributed.module_clone(learner, by="clone"), batch)
                 result = self._require_gradient(result, learner)
-                with record_function("metadist::backward"):
+                with profile_range("backward"):
                     if result.loss.requires_grad:
                         distributed.autograd.backward(context_id, result.loss)
         detached: Any = optree.tree_map(

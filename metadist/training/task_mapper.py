@@ -11,7 +11,6 @@ import optree
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.profiler import record_function
 
 from metadist.algorithms import Learner, TaskResult
 from metadist.algorithms.learner import as_task_result
@@ -20,6 +19,7 @@ from metadist.distributed.responses import Gradients, WorkerResponse
 from metadist.distributed.worker_calls import Call
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
+from metadist.profile_ranges import profile_range
 from metadist.tasks import Episode, random_state, seed_from, select_episodes
 from metadist.training.batching import (
     MAX_CHUNK,
@@ -141,11 +141,13 @@ class TaskMapper:
         sample_batch = getattr(self.tasks.value, "sample_batch", None)
         if sample_batch is None or any(batch.episodes is not None for batch in batches):
             return
-        keys = torch.cat([batch.keys.flatten() for batch in batches]).view(
-            -1, batches[0].keys.shape[-1]
-        )
-        for some in keys.split(MAX_CHUNK):
-            with record_function("metadist::data"):
+        keys = [batch.keys for batch in batches]
+        if all(each.dim() == 1 for each in keys):
+            together = torch.stack(keys)
+        else:
+            together = torch.cat([each.view(-1, each.shape[-1]) for each in keys])
+        for some in together.split(MAX_CHUNK):
+            with profile_range("data"):
                 episodes = sample_batch(some, device)
             if episodes is None:
                 return
@@ -160,7 +162,7 @@ class TaskMapper:
     def _run_one(self, learner: Learner, key: Tensor, episode: Episode) -> TaskResult:
         with (
             random_state(task_seed(key), episode.query.inputs.device),
-            record_function("metadist::forward"),
+            profile_range("forward"),
         ):
             return self._run_with_buffers(learner, episode)
 
@@ -185,7 +187,7 @@ class TaskMapper:
         single = batch.keys.dim() == 1
         for index, key in enumerate(batch.keys.unsqueeze(0) if single else batch.keys):
             if batch.episodes is None:
-                with record_function("metadist::data"):
+                with profile_range("data"):
                     episode = self.tasks.value.sample(key)
             elif single:
                 episode = own_memory(batch.episodes)
@@ -311,10 +313,10 @@ class TrainMapper(TaskMapper):
         result = self._run_one(learner, chunk.keys[0], chunk.episodes)
         found: Sequence[Tensor | None] = [None] * len(trainable)
         if result.loss.requires_grad and trainable:
-            with record_function("metadist::backward"):
+            with profile_range("backward"):
                 inputs = [learner.get_parameter(name) for name in trainable]
                 found = torch.autograd.grad(result.loss, inputs, allow_unused=True)
-        with record_function("metadist::reduce"):
+        with profile_range("reduce"):
             return weighted_step_sum(as_batch_of_one(result), as_batch_of_one(found), weight)
 
 
@@ -346,7 +348,7 @@ class EvaluateMapper(TaskMapper):
         learner = self._prepare(learner.eval(), device)
         for chunk in self._chunks(batches, learner, device, self.chunk_size):
             if chunk.batched:
-                with record_function("metadist::forward"):
+                with profile_range("forward"):
                     parameters = dict(learner.named_parameters())
                     result, _ = forward_batched(learner, parameters, chunk.episodes, self.precision)
             else:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from torch import Tensor
-from torch.profiler import record_function
 
 from metadist.algorithms import TaskResult
 from metadist.distributed import WorkerLostError, get_rank
@@ -22,6 +21,7 @@ from metadist.distributed.process_exit import leave
 from metadist.distributed.reducers import LinearReducer, MeanReducer
 from metadist.errors import UserError
 from metadist.loggers import Run
+from metadist.profile_ranges import profile_range
 from metadist.reports import (
     CONTENTS,
     PROFILE_DIRECTORY,
@@ -30,7 +30,7 @@ from metadist.reports import (
     write_results,
     write_test_predictions,
 )
-from metadist.tasks import seed_from, seed_generators, task_keys
+from metadist.tasks import seed_generators, task_keys
 from metadist.training.clipping import clip_gradient, gradient_norm
 from metadist.training.evaluation import Estimate, Evaluation, evaluate
 from metadist.training.experiment import Experiment, make_batch
@@ -239,7 +239,7 @@ class Trainer:
                 self.save_checkpoint()
         self._step_started = time.perf_counter()
         while not self._is_finished():
-            with record_function("metadist::train_step"):
+            with profile_range("train_step"):
                 output = self.train_step(state.iteration + 1)
             if profiler is not None:
                 profiler.step()
@@ -303,7 +303,7 @@ class Trainer:
                 self.save_checkpoint()
             raise UserError(stop_message(report, experiment, iteration))
 
-        with record_function("metadist::optimizer_step"):
+        with profile_range("optimizer_step"):
             if report is not None and policy == "skip":
                 # Without gradients the step changes no parameter.
                 experiment.optimizer.zero_grad(set_to_none=True)
@@ -311,7 +311,7 @@ class Trainer:
                 clip_gradient(parameters, config, output.gradient_norm)
                 self._update_buffers(output.result.buffers)
             # Random numbers of an optimizer depend on seed and iteration only.
-            seed_generators(seed_from(experiment.seed, iteration), self._device)
+            seed_generators(hash((experiment.seed, iteration)) % 2**64, self._device)
             experiment.optimizer.step()
             experiment.scheduler.step()
 
@@ -360,7 +360,7 @@ class Trainer:
         }
         if report is not None:
             metrics["non_finite"] = report.key or report.message
-        with record_function("metadist::log"):
+        with profile_range("log"):
             self.experiment.logger.log_metrics(metrics)
 
     def _warn(self, message: str) -> None:

@@ -19,6 +19,7 @@ from metadist.tasks import (
 )
 from metadist.training.batching import (
     forward_batched,
+    input_elements,
     max_chunk_size,
     split_into_chunks,
     split_stacked,
@@ -199,29 +200,30 @@ def test_a_chunk_is_copied_to_its_device_as_a_whole(monkeypatch):
 
 
 def test_how_many_tasks_run_at_once():
-    def task(*shape):
+    def elements(*shape):
         part = Examples(torch.zeros(5, *shape), torch.zeros(5, dtype=torch.int64))
-        return Episode(part, part)
+        return input_elements(Episode(part, part))
 
+    assert elements(1, 28, 28) == 2 * 5 * 28 * 28
     small = MAML(Conv4((1, 28, 28), 5, filters=2))
-    assert max_chunk_size(small, task(1, 28, 28), CPU, "auto") == 33
-    assert max_chunk_size(small, task(1, 100, 100), CPU, "auto") == 0  # two would fit
-    assert max_chunk_size(small, task(3, 28, 28), CPU, "auto") == 11
-    assert max_chunk_size(MAML(MLP((1,), 1, hidden=[4])), task(1), CPU, "auto") == 64
+    assert max_chunk_size(small, elements(1, 28, 28), CPU, "auto") == 33
+    assert max_chunk_size(small, elements(1, 100, 100), CPU, "auto") == 0  # two would fit
+    assert max_chunk_size(small, elements(3, 28, 28), CPU, "auto") == 11
+    assert max_chunk_size(MAML(MLP((1,), 1, hidden=[4])), elements(1), CPU, "auto") == 64
     pooled = Conv4((1, 28, 28), 5, filters=2, pooling="max")
-    assert max_chunk_size(MAML(pooled), task(1, 28, 28), CPU, "auto") == 33
+    assert max_chunk_size(MAML(pooled), elements(1, 28, 28), CPU, "auto") == 33
     pooled.native = False
-    assert max_chunk_size(MAML(pooled), task(1, 28, 28), CPU, "auto") == 8
-    assert max_chunk_size(MAML(pooled), task(3, 28, 28), CPU, "auto") == 0  # two would fit
-    assert max_chunk_size(small, task(1, 28, 28), CPU, 5) == 5
-    assert max_chunk_size(small, task(1, 28, 28), CPU, 1) == 1
+    assert max_chunk_size(MAML(pooled), elements(1, 28, 28), CPU, "auto") == 8
+    assert max_chunk_size(MAML(pooled), elements(3, 28, 28), CPU, "auto") == 0  # two would fit
+    assert max_chunk_size(small, elements(1, 28, 28), CPU, 5) == 5
+    assert max_chunk_size(small, elements(1, 28, 28), CPU, 1) == 1
     keeps = MAML(Conv4((1, 28, 28), 5, filters=2, running_statistics=True))
-    assert max_chunk_size(keeps, task(1, 28, 28), CPU, 5) == 0
+    assert max_chunk_size(keeps, elements(1, 28, 28), CPU, 5) == 0
     counts = MAML(Conv4((1, 28, 28), 5, filters=2))
     counts.register_buffer("tasks_seen", torch.zeros(()))
-    assert max_chunk_size(counts, task(1, 28, 28), CPU, 5) == 0
+    assert max_chunk_size(counts, elements(1, 28, 28), CPU, 5) == 0
     foreign = MAML(nn.Sequential(nn.Flatten(), nn.Linear(784, 5)))
-    assert max_chunk_size(foreign, task(1, 28, 28), CPU, "auto") == 0
+    assert max_chunk_size(foreign, elements(1, 28, 28), CPU, "auto") == 0
 
 
 class Counting(MAML):

@@ -1,0 +1,24 @@
+"""Named ranges of a training step, as profiles show them."""
+
+import contextlib
+
+import torch
+from torch.profiler import record_function
+
+PREFIX = "metadist::"
+
+_NO_RANGE = contextlib.nullcontext()
+
+
+def profile_range(name: str) -> contextlib.AbstractContextManager[object]:
+    """Context manager: the block as the range `metadist::name` of a profile.
+
+    Without a running profiler it does nothing, because to record a range takes 5 microseconds.
+
+    Args:
+        name: of the range.
+    """
+    # Not public: where it is missing, ranges are always recorded.
+    if getattr(torch.autograd.profiler, "_is_profiler_enabled", True):
+        return record_function(PREFIX + name)
+    return _NO_RANGE
