@@ -1,10 +1,39 @@
-"""Values whose gradients were computed elsewhere: explicitly, or by another process."""
+"""The tensors of a structure, and values whose gradients were computed elsewhere: explicitly, or by
+another process.
+"""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, cast
 
+import optree
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+
+def tensors_of(tree: Any) -> list[Tensor]:
+    """Every distinct tensor in a structure, in an order that pickling preserves.
+
+    Modules count with their parameters, not the buffers, and dataclasses with their fields.
+    """
+    found: dict[int, Tensor] = {}
+    visited: set[int] = set()
+    leaves = optree.tree_leaves(tree, none_is_leaf=True)[::-1]
+    while leaves:
+        leaf = leaves.pop()
+        if isinstance(leaf, Tensor):
+            found.setdefault(id(leaf), leaf)
+        elif id(leaf) in visited:  # often the same module in every call
+            continue
+        elif isinstance(leaf, nn.Module):
+            visited.add(id(leaf))
+            for parameter in leaf.parameters():
+                found.setdefault(id(parameter), parameter)
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            visited.add(id(leaf))
+            fields: Any = [getattr(leaf, field.name, None) for field in dataclasses.fields(leaf)]
+            leaves += optree.tree_leaves(fields, none_is_leaf=True)[::-1]
+    return list(found.values())
 
 
 class _KnownGradients(torch.autograd.Function):

@@ -3,10 +3,13 @@
 The calling rank opens a context around forward and backward. A context is not thread-safe.
 """
 
+import contextlib
+import pickle
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import optree
@@ -17,15 +20,17 @@ from torch.distributed import autograd as dist_autograd
 from metadist.distributed.responses import WorkerResponse
 from metadist.distributed.transport import current_transport, require_alive
 from metadist.errors import UserError
+from metadist.gradients import tensors_of
 
 __all__ = ["backward", "context", "get_gradients", "grad", "grads"]
 
 
-@dataclass
-class _CallRecord:
+@dataclass(eq=False)
+class CallRecord:
     """A call inside a context.
 
     Attributes:
+        calls: those of the context, this one among them.
         sent: the graph nodes of the arguments.
         waits: whether torch waits for the gradients of the arguments.
         received: the results that require grad.
@@ -33,18 +38,31 @@ class _CallRecord:
         ended: whether the responses have arrived.
     """
 
+    calls: list["CallRecord"]
     sent: list[Any]
     waits: bool
     received: list[Tensor] = field(default_factory=list)
     anchors: list[Tensor] = field(default_factory=list)
     ended: bool = False
 
+    def end(self, by_worker: list[list[WorkerResponse]]) -> None:
+        """Note the responses to the call."""
+        responses = [response for responses in by_worker for response in responses]
+        self.anchors = [each.anchor for each in responses if each.anchor is not None]
+        values: Any = [each.value for each in responses]
+        self.received = [leaf for leaf in tensors_of(values) if _has_graph(leaf)]
+        self.ended = True
+
+    def discard(self) -> None:
+        """Forget a call that was not sent."""
+        self.calls.remove(self)
+
 
 class _CallRecords(threading.local):
     """The calls that this thread has made in each context it opened or runs a request in."""
 
     def __init__(self) -> None:
-        self.by_context: dict[int, list[_CallRecord]] = {}
+        self.by_context: dict[int, list[CallRecord]] = {}
 
 
 _records = _CallRecords()
@@ -103,38 +121,60 @@ def _recording(context_id: int) -> Iterator[None]:
             _records.by_context[context_id] = outer
 
 
-def record_call(
-    context_id: int, sent: Sequence[Tensor]
-) -> Callable[[list[list[WorkerResponse]]], None]:
+def record_call(context_id: int, arguments: Any) -> CallRecord:
     """Record a call that this thread makes inside a context, before it is sent.
 
     Args:
         context_id: the context's id.
-        sent: the call's arguments.
+        arguments: of all its shards.
 
     Returns:
-        A function to call with the responses.
+        The record, whose `end` takes the responses.
 
     Raises:
-        UserError: an `nn.Parameter` that requires grad is among the arguments.
+        UserError: an `nn.Parameter` that requires grad is among the arguments, or a tensor that
+            requires grad in an object that is no container.
     """
+    sent = tensors_of(arguments)
     if any(isinstance(each, nn.Parameter) and each.requires_grad for each in sent):
         raise UserError(
             "an nn.Parameter arrives as another leaf, so that its gradients would stay on the "
             "workers: send module_clone(model, by='clone'), or for a parameter alone its clone()."
         )
+    _require_no_others(arguments, sent, "passed")
     nodes = [tensor.grad_fn for tensor in sent if tensor.grad_fn is not None]
-    record = _CallRecord(nodes, any(tensor.requires_grad for tensor in sent))
-    _records.by_context.get(context_id, []).append(record)
+    calls = _records.by_context.get(context_id, [])
+    record = CallRecord(calls, nodes, any(tensor.requires_grad for tensor in sent))
+    calls.append(record)
+    return record
 
-    def record_results(by_worker: list[list[WorkerResponse]]) -> None:
-        responses = [response for responses in by_worker for response in responses]
-        record.anchors = [each.anchor for each in responses if each.anchor is not None]
-        values: Any = [each.value for each in responses]
-        record.received = [leaf for leaf in optree.tree_leaves(values) if _has_graph(leaf)]
-        record.ended = True
 
-    return record_results
+class _TensorFinder(pickle.Pickler):
+    """Finds the tensors that a pickle would hold."""
+
+    def __init__(self) -> None:
+        super().__init__(SimpleNamespace(write=len))  # what is written is dropped
+        self.found: list[Tensor] = []
+
+    def persistent_id(self, each: Any) -> str | None:
+        if not isinstance(each, Tensor):
+            return None
+        self.found.append(each)
+        return ""
+
+
+def _require_no_others(tree: Any, known: Sequence[Tensor], verb: str) -> None:
+    """Torch would wait forever for the gradients of a tensor that nothing here knows of."""
+    finder = _TensorFinder()
+    with contextlib.suppress(Exception):  # RPC pickles more, and says itself what it cannot
+        finder.dump(tree)
+    ids = {id(each) for each in known}
+    if any(each.requires_grad and id(each) not in ids for each in finder.found):
+        raise UserError(
+            f"inside a context a tensor that requires grad was {verb} in an object that is neither "
+            "a tuple, list, dict, dataclass nor module, and distributed autograd would wait for "
+            "its gradient forever: put it into one of those, or detach it."
+        )
 
 
 def _has_graph(leaf: Any) -> bool:
@@ -211,9 +251,11 @@ def _with_unused(
     """Responses that lead to all arguments and results of nested calls."""
     _require_all_ended(context_id)
     values: Any = [response.value for response in responses]
+    tensors = tensors_of(values)
+    _require_no_others(values, tensors, "returned")
     leaves, structure = optree.tree_flatten(values, none_is_leaf=True)
     with_graph = [index for index, leaf in enumerate(leaves) if _has_graph(leaf)]
-    reached = _reached(context_id, [leaves[index] for index in with_graph])
+    reached = _reached(context_id, filter(_has_graph, tensors))
     candidates = [*_received(context_id), *_anchors(context_id), *filter(_has_graph, arguments)]
     # One tensor of each node: those of a message have one.
     unused = {t.grad_fn: t for t in candidates if t.grad_fn not in reached}.values()

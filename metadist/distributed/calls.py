@@ -5,7 +5,7 @@ import pickle
 import threading
 from collections.abc import Callable
 from contextvars import copy_context
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import optree
 import torch
@@ -22,12 +22,16 @@ from metadist.distributed.partitioners import (
     batch_partitioner,
 )
 from metadist.distributed.reducers import LinearReducer
-from metadist.distributed.requests import FANOUT, SentRequests
+from metadist.distributed.requests import FANOUT, Requests
 from metadist.distributed.responses import WorkerResponse, attach, attach_sum
 from metadist.distributed.transport import current_transport, get_worker_id
-from metadist.distributed.worker_calls import WorkerRequest, tensors_of
-from metadist.errors import UserError
+from metadist.distributed.worker_calls import WorkerRequest
+from metadist.errors import UserError, first_line
+from metadist.gradients import tensors_of
 from metadist.profile_ranges import profile_range
+
+if TYPE_CHECKING:
+    from metadist.distributed.autograd import CallRecord
 
 GradientMode = Literal["dist_autograd", "worker"]
 
@@ -165,7 +169,7 @@ class _Call:
         if isinstance(reducer, LinearReducer) and not self.single:
             sizes = [shard.size for shard in self.shards]
             self.weights, self.divisor = reducer.weights(sizes), reducer.divisor(sizes)
-        self.record_results: Callable[[Any], None] | None = None
+        self.record: CallRecord | None = None  # in an autograd context
         if self.transport.records_autograd:
             from metadist.distributed import autograd  # it needs torch.distributed.autograd
 
@@ -177,20 +181,23 @@ class _Call:
                         "backward pass would wait for this call forever: make the call outside of "
                         "autograd.context()."
                     )
-                sent = tensors_of([shard[1:] for shard in self.shards])
-                self.record_results = autograd.record_call(context_id, sent)
+                self.record = autograd.record_call(context_id, [s[1:] for s in self.shards])
         self.inputs: list[list[torch.Tensor]] = []
         requests = [
             (self.transport.names[rank], self._request(func, indices))
             for rank, indices in self.indices.items()
         ]
-        in_tree = self.record_results is None and (self.weights is None or self._same_inputs())
+        in_tree = self.record is None and (self.weights is None or self._same_inputs())
+        self.requests = Requests(requests, fanout if in_tree else None)
         try:
-            self.sent = SentRequests(requests, timeout, fanout if in_tree else None)
-        except (pickle.PicklingError, AttributeError) as error:
+            self.requests.send(timeout)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            if self.record is not None and not self.requests.futures:
+                self.record.discard()
             raise TypeError(
                 f"{getattr(func, '__qualname__', func)!r} or its arguments cannot be pickled "
-                f"({error}): use a function from a module's top level."
+                f"({first_line(error)}): use a function from a module's top level, and arguments "
+                "that can be pickled."
             ) from None
 
     def _rank(self, worker: WorkerID) -> int:
@@ -212,7 +219,7 @@ class _Call:
             calls,
             None if self.weights is None else [self.weights[index] for index in indices],
             grad_indices,
-            in_context=self.record_results is not None,
+            in_context=self.record is not None,
             keep_device=self.transport.carries_devices,
             single_worker=self.single and not self.by_worker,
         )
@@ -226,13 +233,13 @@ class _Call:
     def result(self) -> Any:
         """Wait for all responses; the reduced result, or the error that came first."""
         with profile_range("wait"):
-            responses = self.sent.wait()
+            responses = self.requests.wait()
         with profile_range("reduce"):
             return self._reduce(responses)
 
     def _reduce(self, by_worker: list[list[WorkerResponse]]) -> Any:
-        if self.record_results is not None:
-            self.record_results(by_worker)
+        if self.record is not None:
+            self.record.end(by_worker)
         if self.weights is not None and by_worker:
             sums = [responses[0] for responses in by_worker]
             return attach_sum(sums, self.inputs[: len(sums)], self.divisor)

@@ -86,7 +86,9 @@ class SubtreeRequest:
         An exception becomes a `RemoteFailure` that says where it was raised.
         """
         try:
-            responses = SentRequests(self.requests, self.timeout, self.fanout).wait()
+            sent = Requests(self.requests, self.fanout)
+            sent.send(self.timeout)
+            responses = sent.wait()
             if self.requests[0][1].weights is None:
                 return responses
             parts = [part for (part,) in responses]
@@ -101,28 +103,20 @@ class SubtreeRequest:
             return remote_failure(error)
 
 
-class SentRequests:
-    """Requests that were sent, one to each of some workers.
+class Requests:
+    """Requests to several workers, one to each.
 
     Args:
         requests: the workers' names and requests.
-        timeout: see `Transport.send`.
         fanout: to how many workers a worker sends; None to send to each from here. With a fanout,
             requests for sums must differentiate with respect to the same tensors in the same order.
 
     Attributes:
-        futures: of the messages.
-
-    Raises:
-        pickle.PicklingError, AttributeError: a request cannot be pickled.
+        futures: of the messages that were sent.
     """
 
-    def __init__(
-        self,
-        requests: Sequence[tuple[str, WorkerRequest]],
-        timeout: float | None,
-        fanout: int | None,
-    ) -> None:
+    def __init__(self, requests: Sequence[tuple[str, WorkerRequest]], fanout: int | None) -> None:
+        self._requests, self._fanout = requests, fanout
         self._transport = current_transport()
         self._own = self._transport.names[get_rank()]
         self._summed = bool(requests) and requests[0][1].weights is not None
@@ -134,10 +128,21 @@ class SentRequests:
             self._groups = [others[start:stop] for start, stop in bounds] + own
         self._receivers = [requests[group[0]][0] for group in self._groups]
         self.futures: list[Future] = []
+
+    def send(self, timeout: float | None) -> None:
+        """Send all.
+
+        Args:
+            timeout: see `Transport.send`.
+
+        Raises:
+            pickle.PicklingError, AttributeError, TypeError: a request cannot be pickled. Those before it were
+                sent.
+        """
         for receiver, group in zip(self._receivers, self._groups, strict=True):
-            message: Request = requests[group[0]][1]
-            if fanout is not None and len(group) > 1:
-                message = SubtreeRequest([requests[i] for i in group], fanout, timeout)
+            message: Request = self._requests[group[0]][1]
+            if self._fanout is not None and len(group) > 1:
+                message = SubtreeRequest([self._requests[i] for i in group], self._fanout, timeout)
             self.futures.append(self._transport.send(receiver, message, timeout))
 
     def wait(self) -> list[list[WorkerResponse]]:

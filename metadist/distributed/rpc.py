@@ -36,7 +36,6 @@ from metadist.distributed.transport import (
     rpc_is_initialized,
     shutdown_rpc,
 )
-from metadist.distributed.worker_calls import tensors_of
 from metadist.distributed.world import (
     WorkerNameFormat,
     default_worker_name_format,
@@ -44,6 +43,7 @@ from metadist.distributed.world import (
     set_worker_name_format,
 )
 from metadist.errors import UserError, first_line
+from metadist.gradients import tensors_of
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -5,14 +5,13 @@ once, and a request occupies one thread however many shards it has. With a linea
 worker sums its results before it responds.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import optree
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from metadist.distributed.responses import (
     Gradients,
@@ -21,6 +20,7 @@ from metadist.distributed.responses import (
     add_up,
     remote_failure,
 )
+from metadist.gradients import tensors_of
 
 Call = tuple[tuple, dict]
 """(args, kwargs) of one shard."""
@@ -177,28 +177,3 @@ def _run_shard(
     found = torch.autograd.grad(leaves[index], inputs, allow_unused=True)
     gradients = Gradients(index, converted(list(found)))
     return WorkerResponse(converted(result), gradients)
-
-
-def tensors_of(tree: Any) -> list[Tensor]:
-    """Every distinct tensor in a structure, in an order that pickling preserves.
-
-    Modules count with their parameters, not the buffers, and dataclasses with their fields.
-    """
-    found: dict[int, Tensor] = {}
-    visited: set[int] = set()
-    leaves = optree.tree_leaves(tree, none_is_leaf=True)[::-1]
-    while leaves:
-        leaf = leaves.pop()
-        if isinstance(leaf, Tensor):
-            found.setdefault(id(leaf), leaf)
-        elif id(leaf) in visited:  # often the same module in every call
-            continue
-        elif isinstance(leaf, nn.Module):
-            visited.add(id(leaf))
-            for parameter in leaf.parameters():
-                found.setdefault(id(parameter), parameter)
-        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            visited.add(id(leaf))
-            fields: Any = [getattr(leaf, field.name, None) for field in dataclasses.fields(leaf)]
-            leaves += optree.tree_leaves(fields, none_is_leaf=True)[::-1]
-    return list(found.values())

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -469,6 +470,74 @@ def differentiate_after_a_failure(case: str) -> str | None:
 def test_a_call_that_failed_is_refused_where_torch_would_wait_for_ever(case):
     message = run_world(differentiate_after_a_failure, 2, case)[0]
     assert "1 remote calls of this context failed or have not ended" in message
+
+
+class Plain:
+    """An object whose tensors are not arguments of their own."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value = value
+
+
+@dataclass
+class Record:
+    value: torch.Tensor
+
+
+def put_into(kind: type, x: torch.Tensor) -> object:
+    return kind(x.exp())
+
+
+def look_into(box: Plain | Record) -> torch.Tensor:
+    return box.value.sum()
+
+
+@todist.auto_init_rpc()
+def send_objects() -> tuple | None:
+    if todist.get_rank() != 0:
+        return None
+    x = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    messages = []
+    for function, args in [(look_into, (Plain(x * 1),)), (put_into, (Plain, x * 1))]:
+        with todist.autograd.context(), pytest.raises(todist.UserError) as caught:
+            todist.remote_sync_call(function, args=args, partitioner=1)
+        messages.append(str(caught.value))
+    with todist.autograd.context() as context:
+        box = todist.remote_sync_call(put_into, args=(Record, x * 1), partitioner=1)
+        constant = todist.remote_sync_call(look_into, args=(Plain(x.detach()),), partitioner=1)
+        assert not constant.requires_grad
+        total = todist.remote_sync_call(look_into, args=(box,), partitioner=1)
+        (gradient,) = todist.autograd.grad(context, total, x)
+    with todist.autograd.context() as context:
+        todist.remote_sync_call(put_into, args=(Record, x * 1), partitioner=1)
+        with pytest.raises(todist.UserError, match="not part of what is differentiated"):
+            todist.autograd.grad(context, x.sum(), x)
+    return messages, gradient
+
+
+def test_tensors_in_other_objects_are_refused_where_torch_would_wait_for_ever():
+    messages, gradient = run_world(send_objects, 2)[0]
+    assert "was passed in an object that is neither a tuple, list, dict, dataclass" in messages[0]
+    assert "was returned in an object" in messages[1]
+    torch.testing.assert_close(gradient, torch.ones(3, dtype=torch.float64).exp())
+
+
+@todist.auto_init_rpc()
+def call_again_after_nothing_was_sent() -> torch.Tensor | None:
+    if todist.get_rank() != 0:
+        return None
+    x = torch.ones(3, requires_grad=True)
+    with todist.autograd.context() as context:
+        y = x * 1
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            todist.remote_sync_call(torch.exp, args=(y, threading.Lock()), partitioner=1)
+        loss = todist.remote_sync_call(torch.sum, args=(y,), partitioner=1)
+        todist.autograd.backward(context, loss)
+    return x.grad
+
+
+def test_a_call_that_was_not_sent_leaves_the_context_usable():
+    assert run_world(call_again_after_nothing_was_sent, 2)[0].tolist() == [1, 1, 1]
 
 
 @todist.auto_init_rpc()
