@@ -136,8 +136,8 @@ class Requests:
             timeout: see `Transport.send`.
 
         Raises:
-            pickle.PicklingError, AttributeError, TypeError: a request cannot be pickled. Those before it were
-                sent.
+            pickle.PicklingError, AttributeError, TypeError: a request cannot be pickled. Those
+                before it were sent.
         """
         for receiver, group in zip(self._receivers, self._groups, strict=True):
             message: Request = self._requests[group[0]][1]

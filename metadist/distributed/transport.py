@@ -212,17 +212,17 @@ def barrier(worker_names: Iterable[str | int] | None = None, timeout: float | No
         timeout: seconds to wait for the others; None to wait while they answer pings.
 
     Raises:
-        WorkerLostError: a worker died, does not answer, or did not arrive in time; the message
-            names it.
+        WorkerLostError: on all of them: a worker died, does not answer, or did not arrive in time;
+            the message names it.
     """
     names = current_transport().names
     chosen = range(len(names)) if worker_names is None else map(get_worker_id, worker_names)
     wait_for_workers("barrier", [names[rank] for rank in sorted(set(chosen))], timeout)
 
 
-_FIRST, _OUTCOME = "first", "outcome"
-"""Keys of a barrier. The worker that comes first pings those that are missing, and all others ping
-that worker. The one that comes last sets the outcome "", the first a lost worker's."""
+_FIRST, _OUTCOME, _ALL_ARRIVED = "first", "outcome", "all arrived"
+"""Keys of a barrier, and its outcome if it succeeds. The worker that comes first pings those that
+are missing, and all others ping that worker. The outcome that is set first holds for all workers."""
 
 
 def wait_for_workers(topic: str, workers: list[str], timeout: float | None) -> None:
@@ -245,8 +245,7 @@ def wait_for_workers(topic: str, workers: list[str], timeout: float | None) -> N
         store.set(keys[own], "")
         arrived = store.add("arrived", 1)
         if arrived == len(workers):
-            store.set(_OUTCOME, "")
-            return
+            store.compare_set(_OUTCOME, "", _ALL_ARRIVED)
         if arrived == 1:
             store.set(_FIRST, own)
         while wait_for_keys(store, [_OUTCOME], _next_wait(deadline)):
@@ -254,36 +253,37 @@ def wait_for_workers(topic: str, workers: list[str], timeout: float | None) -> N
             if late or arrived == 1:
                 missing = missing_keys(store, [*keys.values()])
                 absent = [worker for worker, key in keys.items() if key in missing]
-                if late and not absent:
-                    return
-                if late:
-                    raise WorkerLostError(
+                if not absent:  # the one that came last has died
+                    store.compare_set(_OUTCOME, "", _ALL_ARRIVED)
+                elif late:
+                    message = (
                         f"{topic} of {', '.join(workers)}: "
                         f"{', '.join(map(describe_worker, absent))} did not arrive within "
-                        f"{timeout:g} s.",
-                        transport.names.index(absent[0]),
+                        f"{timeout:g} s."
                     )
-                _require_alive_for_all(store, absent)
+                    _fail(store, WorkerLostError(message, transport.names.index(absent[0])))
+                else:
+                    _require_alive_for_all(store, absent)
             elif store.check([_FIRST]):
-                try:
-                    require_alive([store.get(_FIRST).decode()])
-                except WorkerLostError:
-                    # The first worker sets the outcome before it leaves.
-                    if not store.check([_OUTCOME]):
-                        raise
-        if outcome := store.get(_OUTCOME).decode():
+                _require_alive_for_all(store, [store.get(_FIRST).decode()])
+        outcome = store.get(_OUTCOME).decode()
+        if outcome != _ALL_ARRIVED:
             raise WorkerLostError(*json.loads(outcome))
     except RuntimeError as error:
         raise WorkerLostError(f"the job's store cannot be reached ({first_line(error)}).") from None
 
 
 def _require_alive_for_all(store: dist.Store, workers: list[str]) -> None:
-    """`require_alive`, whose error all workers of the barrier raise."""
+    """Ping workers; if one does not answer, the barrier fails."""
     try:
         require_alive(workers)
     except WorkerLostError as lost:
-        store.set(_OUTCOME, json.dumps([str(lost), lost.rank]))
-        raise
+        _fail(store, lost)
+
+
+def _fail(store: dist.Store, lost: WorkerLostError) -> None:
+    """Let a barrier fail for all its workers, unless its outcome is set."""
+    store.compare_set(_OUTCOME, "", json.dumps([str(lost), lost.rank]))
 
 
 def _next_wait(deadline: float | None) -> float:

@@ -67,7 +67,8 @@ def rendezvous_without_two(late: bool) -> tuple[str, float] | None:
     if todist.get_rank() == 2:
         wait_for("gave up/0", "gave up/1")
         if late:
-            todist.barrier()  # the others have given it up: nothing to wait for
+            with pytest.raises(todist.WorkerLostError, match="worker2"):
+                todist.barrier()  # it has failed for the others: for all
             todist.barrier(timeout=50.0)
         return None
     start = time.monotonic()
