@@ -5,6 +5,7 @@ with a rendezvous.
 """
 
 import contextlib
+import os
 import secrets
 import threading
 from collections.abc import Callable
@@ -25,6 +26,8 @@ from metadist.distributed.worker_local import delete_worker_local
 from metadist.distributed.world import get_rank, get_world_info, host_name, restart_count
 
 T = TypeVar("T")
+
+_NONCE = secrets.token_hex(8)
 
 _REQUEST_SECONDS = 2.0
 
@@ -136,11 +139,12 @@ class Job:
 
     def mark_started(self, run: str) -> None:
         """Record, for processes after a restart, that a run has started. Rank zero."""
-        elastic_store().set(f"metadist/started/{run}", "yes")
+        elastic_store().set(f"metadist/started/{run}", _process())
 
     def has_started(self, run: str) -> bool:
-        """Whether a run started in these processes or before a restart."""
-        return elastic_store().check([f"metadist/started/{run}"])
+        """Whether a run started before a restart: in another process of rank zero than this."""
+        key, store = f"metadist/started/{run}", elastic_store()
+        return store.check([key]) and store.get(key).decode() != _process()
 
     def request_stop(self, number: int) -> None:
         """Pass a signal that this rank received on to rank zero. Safe in a signal handler."""
@@ -204,3 +208,8 @@ def begin_job(
     if heartbeat is not None:
         heartbeat.start()
     return _current
+
+
+def _process() -> str:
+    """A name of this process that no other has, on any machine."""
+    return f"{_NONCE}-{os.getpid()}"

@@ -221,8 +221,11 @@ def barrier(worker_names: Iterable[str | int] | None = None, timeout: float | No
 
 
 _FIRST, _OUTCOME, _ALL_ARRIVED = "first", "outcome", "all arrived"
-"""Keys of a barrier, and its outcome if it succeeds. The worker that comes first pings those that
-are missing, and all others ping that worker. The outcome that is set first holds for all workers."""
+"""Keys of a barrier, and its outcome if it succeeds.
+
+The worker that comes first pings those that are missing, and all others ping that worker. The
+outcome that is set first holds for all workers.
+"""
 
 
 def wait_for_workers(topic: str, workers: list[str], timeout: float | None) -> None:

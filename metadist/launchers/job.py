@@ -139,6 +139,7 @@ def run_job(spec: RunSpec, on_built: Callable[[Experiment], None] | None = None)
         in_job = True
         results = _finished_results_on_all_ranks(job, spec) if spec.in_sweep else None
         if results is None:
+            spec = _resumed_if_restarted(job, spec)
             experiment = _build_on_all_ranks(job, spec)
             if on_built is not None:
                 on_built(experiment)
@@ -188,16 +189,12 @@ def _finished_results_on_all_ranks(job: Job, spec: RunSpec) -> dict[str, Any] | 
 def _build_on_all_ranks(job: Job, spec: RunSpec) -> Experiment:
     """Build the experiment on every rank; if one rank fails, none of them continues.
 
-    A run that torchrun has restarted resumes from its newest checkpoint. Slow ranks are waited
-    for as long as their heartbeats arrive.
+    Slow ranks are waited for as long as their heartbeats arrive.
 
     Raises:
         UserError: on every rank, the error of one or all of them.
         RemoteRankFailed: another rank failed and reports its error.
     """
-    if _is_restarted(job, spec):
-        with open_dict(spec.configuration):
-            spec.configuration.resume = "auto"
     error: Exception | None = None
     experiment: Experiment | None = None
     compile_error = None
@@ -307,13 +304,19 @@ def check_same_device(devices: list[str], hosts: list[str]) -> None:
         )
 
 
-def _is_restarted(job: Job, spec: RunSpec) -> bool:
-    """Whether rank zero finds that this is a later attempt at the run, with a state to resume.
+def _resumed_if_restarted(job: Job, spec: RunSpec) -> RunSpec:
+    """The job of a run that torchrun has restarted: it resumes from its newest checkpoint.
 
-    Restart counts of torchrun's agents differ, and do not count nodes that leave or join.
+    Rank zero decides: restart counts of torchrun's agents differ, and do not count nodes that leave
+    or join.
     """
     again = job.restarted or job.has_started(str(spec.directory))
     saved = has_checkpoints(spec.directory / CHECKPOINT_DIRECTORY)
     # The checkpoint that the user names is used until the run has one of its own.
     resumes = again and (saved or spec.configuration.get("resume") is None)
-    return all_gather_object(job.store, "restarted", resumes, timeout=None)[0]
+    if not all_gather_object(job.store, "restarted", resumes, timeout=None)[0]:
+        return spec
+    configuration = spec.configuration.copy()
+    with open_dict(configuration):
+        configuration.resume = "auto"
+    return replace(spec, configuration=configuration)

@@ -15,7 +15,7 @@ from worlds import run_world
 
 from metadist import kernels as native
 from metadist.distributed import get_rank
-from metadist.distributed.job import current_job
+from metadist.distributed.store import elastic_store
 from metadist.errors import UserError
 from metadist.launchers import RunSpec
 from metadist.launchers.error_reporting import print_error
@@ -94,11 +94,11 @@ def results_and_files(directory: str) -> tuple:
     results = run_job(spec, on_built=built.append)
     with contextlib.redirect_stderr(io.StringIO()):
         print_error("error: of what follows the job")
-    return results.get("test_tasks"), len(built), current_job().has_started(directory)
+    return results.get("test_tasks"), len(built)
 
 
 def test_a_job_trains_tests_and_saves_its_configuration(tmp_path):
-    assert run_world(results_and_files, 2, str(tmp_path)) == [(7, 1, True), (None, 1, True)]
+    assert run_world(results_and_files, 2, str(tmp_path)) == [(7, 1), (None, 1)]
     assert not (tmp_path / "error.txt").exists()
     saved = OmegaConf.load(tmp_path / ".hydra" / "config.yaml")
     assert saved == compose(*SMALL)
@@ -155,7 +155,7 @@ def test_ranks_on_cpus_among_ranks_on_gpus_are_refused():
 
 def run_restarted(directory: str, named: str) -> None:
     """A run that torchrun has restarted before its first checkpoint."""
-    current_job().mark_started(directory)
+    elastic_store().set(f"metadist/started/{directory}", "another process")
     run_job(RunSpec("maml", Path(directory), compose(*SMALL, "strategy=local", f"resume={named}")))
 
 
@@ -165,3 +165,17 @@ def test_a_restarted_run_resumes_from_the_named_checkpoint_until_it_has_its_own(
     run_world(run_restarted, 1, str(tmp_path / "run"), str(named))
     steps = [each["iteration"] for each in records(tmp_path / "run") if "train_loss" in each]
     assert steps == [3, 4]
+
+
+def run_twice(directory: str) -> str:
+    """Why a job is not run again in the same process and directory."""
+    spec = RunSpec("maml", Path(directory), compose(*SMALL, "strategy=local"))
+    run_job(spec)
+    with pytest.raises(JobFailure) as again:
+        run_job(spec)
+    return str(again.value.error)
+
+
+def test_a_job_that_is_run_again_in_one_process_does_not_resume_unasked(tmp_path):
+    (message,) = run_world(run_twice, 1, str(tmp_path))
+    assert "holds the checkpoints of an earlier run: add resume=auto" in message
