@@ -63,6 +63,9 @@ def module_clone(
         for name, value in vars(each).items():
             if name not in _REGISTRIES:
                 vars(each)[name] = _of_clone(value, modules)
+            elif name not in _CONTENTS and isinstance(value, dict):  # hooks, which may be methods
+                for key, hook in value.items():
+                    value[key] = _of_clone(hook, modules)
     return clone
 
 
@@ -122,3 +125,5 @@ def _clone(
 
 _REGISTRIES = {name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set)}
 """Parameters, hooks and the like: attributes of every module to which registering adds."""
+
+_CONTENTS = ("_parameters", "_buffers", "_modules")

@@ -188,6 +188,26 @@ def test_a_module_inside_itself_is_cloned_once():
     assert clone.me is clone and clone is not model
 
 
+class Counting(nn.Linear):
+    """A layer that counts its calls in a hook of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.calls = 0
+        self.register_forward_hook(self.count)
+
+    def count(self, *_: object) -> None:
+        self.calls += 1
+
+
+@pytest.mark.parametrize("by", ["reference", "clone", "deepcopy"])
+def test_hooks_that_are_methods_are_those_of_the_clone(by):
+    model = nn.Sequential(Counting())
+    clone = todist.module_clone(model, by=by)
+    clone(torch.zeros(1, 2))
+    assert (model[0].calls, clone[0].calls) == (0, 1)
+
+
 @pytest.mark.parametrize("by", METHODS)
 def test_the_original_is_untouched(by):
     model = make_model().eval()
