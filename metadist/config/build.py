@@ -1,6 +1,7 @@
 """Builds the experiment that a configuration describes."""
 
 import logging
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from metadist.config.plain import redact_secrets, to_plain
 from metadist.config.schema import Settings, validate
 from metadist.distributed import get_rank, get_world_size
 from metadist.distributed.job import current_job
-from metadist.distributed.worker_local import WorkerLocal
+from metadist.distributed.worker_local import WorkerLocal, delete_worker_local
 from metadist.errors import UserError, first_line
 from metadist.kernels import tune_malloc
 from metadist.loggers import JsonlLogger, Logger, LoggerCollection
@@ -118,6 +119,8 @@ def assemble_experiment(
     run_sanity_check(tasks, learner, precision)
     # Every rank builds a job's experiments in the same order, so the names agree.
     local_tasks = WorkerLocal(current_job().new_name("tasks"), tasks)
+    # The dataset's memory is that of the experiment.
+    weakref.finalize(local_tasks, delete_worker_local, local_tasks.name).atexit = False
     return Experiment(
         name=name,
         title=_title(tasks, learner, strategy),

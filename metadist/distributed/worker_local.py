@@ -43,10 +43,11 @@ class WorkerLocal:
         return f"WorkerLocal({self.name!r})"
 
 
-def delete_worker_local(prefix: str) -> None:
-    """Delete this worker's values whose names start with `prefix`."""
-    for name in [name for name in _values if name.startswith(prefix)]:
-        del _values[name]
+def delete_worker_local(name: str) -> None:
+    """Delete this worker's value of a name, or all whose names start with it if it ends in "/"."""
+    names = [each for each in _values if each.startswith(name)] if name[-1:] == "/" else [name]
+    for each in names:
+        _values.pop(each, None)
 
 
 def _by_name(name: str) -> WorkerLocal:

@@ -1,8 +1,10 @@
 """Saved runs and checkpoints: loaded without their dataset, and nothing of them is executed."""
 
+import gc
 import os
 import pickle
 import shutil
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -339,3 +341,15 @@ def test_an_experiment_is_loaded_for_one_process_that_leaves_the_run_as_it_is(tm
     (tmp_path / ".hydra" / "config.yaml").write_text("seed: 0")
     with pytest.raises(UserError, match=r"corrupt \(it has no trainer\)"):
         load_experiment(tmp_path)
+
+
+def test_the_tasks_of_a_loaded_experiment_are_freed_with_it(tmp_path):
+    saved_configuration(tmp_path, lambda values: None)
+    experiment = load_experiment(tmp_path)
+    mapper, tasks = experiment.evaluate_mapper, weakref.ref(experiment.tasks)
+    del experiment
+    gc.collect()
+    assert mapper.tasks.value is tasks()  # whoever has the mapper can use it
+    del mapper
+    gc.collect()
+    assert tasks() is None

@@ -57,6 +57,7 @@ def test_the_value_does_not_travel_and_is_replaced():
 def test_values_of_a_job_are_forgotten_by_their_names():
     kept = WorkerLocal("a job/tasks/1", 1), WorkerLocal("another/tasks/1", 2)
     delete_worker_local("a job/")
+    delete_worker_local("another/tasks")  # the name of none
     assert kept[1].value == 2
     with pytest.raises(RuntimeError, match="has no value"):
         kept[0].value  # noqa: B018
