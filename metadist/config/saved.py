@@ -1,7 +1,5 @@
 """Loads runs and checkpoints, without executing anything that they contain."""
 
-import contextlib
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,30 +180,28 @@ def load_experiment(path: str | Path, *overrides: str, trust_code: bool = False)
     with open_dict(configuration):
         configuration.update(_SINGLE_PROCESS)
         configuration.pop("partition", None)  # it may name workers of another job
-        if not _adds_up(str(OmegaConf.select(configuration, "reducer._target_")), trust_code):
-            configuration.reducer = _MEAN
         _apply_overrides(configuration, overrides, _searchpath(directory, trust_code))
     if not trust_code:
         check_interpolations(OmegaConf.to_container(configuration, resolve=False))
     _find_paths(configuration, directory)
-    experiment = assemble_experiment(configuration, directory, "replay", locate=_locate(trust_code))
+    locate = _locate(trust_code)
+    if not _adds_up(configuration.get("reducer"), locate):
+        configuration.reducer = _MEAN
+    experiment = assemble_experiment(configuration, directory, "replay", locate=locate)
     experiment.logger = Logger()
     return experiment
 
 
-def _adds_up(target: str, trust_code: bool) -> bool:
-    """Whether the target of a reducer is a `LinearReducer` that may be imported, and can be."""
-    if target.startswith("metadist."):
-        return True
-    found = None
-    if trust_code:
-        with contextlib.suppress(UserError):  # evaluation does without the reducer
-            found = locate_target(target, "reducer")
-    return inspect.isclass(found) and issubclass(found, LinearReducer)
-
-
 def _locate(trust_code: bool) -> Callable[[str, str], Any]:
     return locate_target if trust_code else locate_trusted
+
+
+def _adds_up(reducer: Any, locate: Callable[[str, str], Any]) -> bool:
+    """Whether the node of a reducer gives a `LinearReducer`, and may be built here."""
+    try:
+        return isinstance(instantiate(reducer, "reducer", locate=locate), LinearReducer)
+    except UserError:  # evaluation does without the reducer
+        return False
 
 
 def _read_configuration(directory: Path) -> DictConfig:

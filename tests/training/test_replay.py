@@ -32,6 +32,10 @@ class Doubled(MeanReducer):
         return super().divisor(sizes) / 2
 
 
+def make_doubled() -> MeanReducer:
+    return Doubled()
+
+
 def train_and_replay(directory, overrides, keys, trust_code=False):
     """A run with one task per iteration, and the replay of its tasks."""
     configuration = compose(*SMALL, "strategy=local", *overrides)
@@ -59,13 +63,14 @@ def test_losses_are_those_of_the_record(tmp_path):
     assert found[3].start.endswith("iteration-00000003.pt")
 
 
-def test_outer_steps_are_replayed_with_the_reducer_of_the_run(tmp_path):
-    options = [*OPTIONS, "optimizer=sgd", f"reducer._target_={__name__}.Doubled"]
+@pytest.mark.parametrize("reducer", ["Doubled", "make_doubled"])
+def test_outer_steps_are_replayed_with_the_reducer_of_the_run(tmp_path, reducer):
+    options = [*OPTIONS, "optimizer=sgd", f"reducer._target_={__name__}.{reducer}"]
     keys = ["0,train,3,0", "0,train,4,0"]
     found = run_world(train_and_replay, 1, tmp_path, options, keys, True)[0]
     losses = [line["train_loss"] for line in records(tmp_path)]
     assert [2 * each.loss for each in found] == losses[2:]
-    with pytest.raises(UserError, match=r"test_replay\.Doubled is needed to replay outer steps"):
+    with pytest.raises(UserError, match=rf"test_replay\.{reducer} is needed to replay outer steps"):
         replay(load_experiment(tmp_path), parse_key("0,train,4,0"))
 
 
