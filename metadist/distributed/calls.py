@@ -124,6 +124,18 @@ def remote_sync_call(
     return call.result()
 
 
+def _check_options(args: object, gradient: str, fanout: int) -> None:
+    if gradient not in ("dist_autograd", "worker"):
+        raise UserError(f'gradient must be "dist_autograd" or "worker", got {gradient!r}.')
+    if fanout < 1:
+        raise UserError(f"fanout must be at least 1, got {fanout}.")
+    if not isinstance(args, tuple | list | None):
+        raise TypeError(
+            f"args must be a tuple of the arguments, got a {type(args).__name__}: write "
+            "args=(value,) for a single one."
+        )
+
+
 class _Call:
     """One call: a request to each worker that has shards, and the reduction of the responses."""
 
@@ -139,19 +151,12 @@ class _Call:
         fanout: int,
     ) -> None:
         self.transport = current_transport()
-        if gradient not in ("dist_autograd", "worker"):
-            raise UserError(f'gradient must be "dist_autograd" or "worker", got {gradient!r}.')
-        if fanout < 1:
-            raise UserError(f"fanout must be at least 1, got {fanout}.")
-        if not isinstance(args, tuple | list | None):
-            raise TypeError(
-                f"args must be a tuple of the arguments, got a {type(args).__name__}: write "
-                "args=(value,) for a single one."
-            )
+        _check_options(args, gradient, fanout)
         args, kwargs = () if args is None else tuple(args), kwargs or {}
-        self.reducer = reducer
         if not self.transport.carries_devices:
             args, kwargs = _to_cpu((args, kwargs))
+        self.reducer = reducer
+        self.by_worker = gradient == "worker" and torch.is_grad_enabled()
         self.single = isinstance(partitioner, numbers.Integral | str)
         if isinstance(partitioner, numbers.Integral):
             partitioner = int(partitioner)
@@ -159,7 +164,6 @@ class _Call:
             self.shards = [Shard(partitioner, args, kwargs)]
         else:
             self.shards = as_shards((partitioner or batch_partitioner)(*args, **kwargs))
-        self.by_worker = gradient == "worker" and torch.is_grad_enabled()
         # Unknown workers raise here, before anything is sent.
         self.indices: dict[int, list[int]] = {}
         for index, shard in enumerate(self.shards):
@@ -169,19 +173,7 @@ class _Call:
         if isinstance(reducer, LinearReducer) and not self.single:
             sizes = [shard.size for shard in self.shards]
             self.weights, self.divisor = reducer.weights(sizes), reducer.divisor(sizes)
-        self.record: CallRecord | None = None  # in an autograd context
-        if self.transport.records_autograd:
-            from metadist.distributed import autograd  # it needs torch.distributed.autograd
-
-            context_id = autograd.current_context()
-            if context_id is not None:
-                if self.by_worker:
-                    raise UserError(
-                        'gradient="worker" computes gradients without distributed autograd, whose '
-                        "backward pass would wait for this call forever: make the call outside of "
-                        "autograd.context()."
-                    )
-                self.record = autograd.record_call(context_id, [s[1:] for s in self.shards])
+        self.record = self._record_in_context()
         self.inputs: list[list[torch.Tensor]] = []
         requests = [
             (self.transport.names[rank], self._request(func, indices))
@@ -189,6 +181,26 @@ class _Call:
         ]
         in_tree = self.record is None and (self.weights is None or self._same_inputs())
         self.requests = Requests(requests, fanout if in_tree else None)
+        self._send(func, timeout)
+
+    def _record_in_context(self) -> "CallRecord | None":
+        """The record of the call in this thread's autograd context, if it is in one."""
+        if not self.transport.records_autograd:
+            return None
+        from metadist.distributed import autograd  # it needs torch.distributed.autograd
+
+        context_id = autograd.current_context()
+        if context_id is None:
+            return None
+        if self.by_worker:
+            raise UserError(
+                'gradient="worker" computes gradients without distributed autograd, whose backward '
+                "pass would wait for this call forever: make the call outside of "
+                "autograd.context()."
+            )
+        return autograd.record_call(context_id, [shard[1:] for shard in self.shards])
+
+    def _send(self, func: Callable[..., Any], timeout: float | None) -> None:
         try:
             self.requests.send(timeout)
         except (pickle.PicklingError, AttributeError, TypeError) as error:

@@ -1,6 +1,8 @@
 """Checks before training: sizes that do not fit, the partitioner, a training and a test task."""
 
 import traceback
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -181,10 +183,9 @@ def run_sanity_check(
 
 
 def _check_task(tasks: WorkerLocal, learner: Learner, split: str, precision: Precision) -> None:
-    training = split == "train"
-    device = str(next(learner.parameters()).device)
-    metric = "mse" if learner.regression else "accuracy"
-    mapper = TaskMapper(tasks, device, precision=precision)
+    """Run a task; check that it leaves the parameters as they are, and what the learner returns."""
+    training, name = split == "train", type(learner).__name__
+    mapper = TaskMapper(tasks, str(next(learner.parameters()).device), precision=precision)
     batch = MetaBatch(task_keys(0, split, 0, range(1)))
     before = [each.detach().clone() for each in learner.parameters()]
     gradients: tuple[Tensor | None, ...] = ()
@@ -198,27 +199,9 @@ def _check_task(tasks: WorkerLocal, learner: Learner, split: str, precision: Pre
         raise
     except Exception as error:
         raise_if_interrupted(error)
-        frame, _ = list(traceback.walk_tb(error.__traceback__))[-1]
-        raised_in, method = str(frame.f_globals.get("__name__")), frame.f_code.co_name
-        if isinstance(error, NotImplementedError) and raised_in.startswith(_ALGORITHMS):
-            raise UserError(
-                f"{type(learner).__name__} has no {method} of its own: implement it, as "
-                "described in metadist.algorithms.Learner."
-            ) from error
-        if location := user_frame(error):
-            hint = f"in a {split} task"
-            if not training and "does not require grad" in str(error):
-                hint += ", where gradients are disabled: adapt within torch.enable_grad()"
-            message = f"{location}: {type(error).__name__}: {error} ({hint})"
-            raise RuntimeError(message) from error
-        if not isinstance(error, ValueError | RuntimeError | IndexError):
+        if (explained := _explain(error, tasks.value, learner, split)) is None:
             raise
-        raise UserError(
-            f"the model and the algorithm cannot process a {split} task of this shape "
-            f"({first_line(error)}){_model_output(learner, tasks.value, split)}: "
-            "change model, algorithm or task."
-        ) from error
-    name = type(learner).__name__
+        raise explained from error
     if training and all(gradient is None for gradient in gradients):
         raise UserError(
             f"the loss that {name}.forward returned in training has no gradient: compute it "
@@ -238,14 +221,44 @@ def _check_task(tasks: WorkerLocal, learner: Learner, split: str, precision: Pre
                 "evaluation: return the logits or values of all queries, shape "
                 f"({queries}, outputs)."
             )
-    if taken := sorted(result.metrics.keys() & _RESERVED - {metric}):
+    _check_metrics(result.metrics, learner, training)
+
+
+def _explain(
+    error: Exception, tasks: TaskDistribution, learner: Learner, split: str
+) -> Exception | None:
+    """What to raise in the place of an error in a task; None to raise it as it is."""
+    frame, _ = list(traceback.walk_tb(error.__traceback__))[-1]
+    raised_in, method = str(frame.f_globals.get("__name__")), frame.f_code.co_name
+    if isinstance(error, NotImplementedError) and raised_in.startswith(_ALGORITHMS):
+        return UserError(
+            f"{type(learner).__name__} has no {method} of its own: implement it, as "
+            "described in metadist.algorithms.Learner."
+        )
+    if location := user_frame(error):
+        hint = f"in a {split} task"
+        if split != "train" and "does not require grad" in str(error):
+            hint += ", where gradients are disabled: adapt within torch.enable_grad()"
+        return RuntimeError(f"{location}: {type(error).__name__}: {error} ({hint})")
+    if not isinstance(error, ValueError | RuntimeError | IndexError):
+        return None
+    return UserError(
+        f"the model and the algorithm cannot process a {split} task of this shape "
+        f"({first_line(error)}){_model_output(learner, tasks, split)}: "
+        "change model, algorithm or task."
+    )
+
+
+def _check_metrics(metrics: Mapping[str, Tensor], learner: Learner, training: bool) -> None:
+    name, metric = type(learner).__name__, "mse" if learner.regression else "accuracy"
+    if taken := sorted(metrics.keys() & _RESERVED - {metric}):
         raise UserError(
             f'{name}.forward returned the metric "{taken[0]}", a name that metrics of '
             "metadist have: give it another name."
         )
-    if not training and metric not in result.metrics:
+    if not training and metric not in metrics:
         raise UserError(
-            f"{name}.forward returned the metrics {sorted(result.metrics)} in evaluation, "
+            f"{name}.forward returned the metrics {sorted(metrics)} in evaluation, "
             f'which lack "{metric}": return '
             "TaskResult(loss, self.metrics(predictions, targets), predictions)."
         )
@@ -264,44 +277,53 @@ def _check_episode(tasks: TaskDistribution, learner: Learner, split: str) -> Non
             f"{name} gives a {type(found).__name__} as a task: return metadist.tasks.Episode("
             "Examples(inputs, targets), Examples(inputs, targets))."
         )
-    dtype = next(learner.parameters()).dtype
     for part in ("support", "query"):
         for field in ("inputs", "targets"):
             value = getattr(getattr(found, part, None), field, None)
             if value is None:
                 continue
-            if not isinstance(value, Tensor):
-                raise UserError(
-                    f"{name} gives {part}.{field} of type {type(value).__name__}: give a tensor, "
-                    "as by torch.from_numpy."
-                )
-            if value.is_floating_point() and value.dtype != dtype:
-                raise UserError(
-                    f"{name} gives {part}.{field} of {value.dtype}, and the model's parameters are "
-                    f"{dtype}: convert them, as by .float()."
-                )
-            if value.is_floating_point() and value.isnan().any():
-                raise UserError(
-                    f"{name} gives NaN in {part}.{field}: remove or replace it in the data."
-                )
-            if field == "targets" and not learner.regression and value.dtype != torch.int64:
-                raise UserError(
-                    f"{name} gives {part}.targets of {value.dtype}: give class indices of "
-                    "torch.int64, as by .long()."
-                )
-            if field == "targets" and not learner.regression and value.numel():
-                low, high = int(value.min()), int(value.max())
-                if low < 0 or (learner.outputs_are_classes and high >= tasks.outputs):
-                    raise UserError(
-                        f"{name} gives {part}.targets from {low} to {high}, and a task has "
-                        f"{tasks.outputs} outputs: number its classes from 0 to "
-                        f"{tasks.outputs - 1}."
-                    )
+            what = f"{name} gives {part}.{field}"
+            _check_values(value, what, next(learner.parameters()).dtype)
+            if field == "targets" and not learner.regression:
+                _check_classes(value, what, tasks.outputs if learner.outputs_are_classes else None)
             if not torch.equal(value, getattr(getattr(again, part), field)):
                 raise UserError(
                     f"{name} gives two different tasks for one key: draw every random number from "
                     "the generator that it is given."
                 )
+
+
+def _check_values(value: Any, what: str, dtype: torch.dtype) -> None:
+    """That a value is a tensor of numbers, in the model's type if they are real."""
+    if not isinstance(value, Tensor):
+        raise UserError(
+            f"{what} of type {type(value).__name__}: give a tensor, as by torch.from_numpy."
+        )
+    if value.is_floating_point() and value.dtype != dtype:
+        raise UserError(
+            f"{what} of {value.dtype}, and the model's parameters are {dtype}: convert them, as "
+            "by .float()."
+        )
+    if value.is_floating_point() and value.isnan().any():
+        raise UserError(f"{what} with NaN: remove or replace it in the data.")
+
+
+def _check_classes(targets: Tensor, what: str, outputs: int | None) -> None:
+    """That targets are class indices, below the number of outputs where they are classes."""
+    if targets.dtype != torch.int64:
+        raise UserError(
+            f"{what} of {targets.dtype}: give class indices of torch.int64, as by .long()."
+        )
+    if not targets.numel():
+        return
+    low, high = int(targets.min()), int(targets.max())
+    if outputs is not None and not 0 <= low <= high < outputs:
+        raise UserError(
+            f"{what} from {low} to {high}, and a task has {outputs} outputs: number its classes "
+            f"from 0 to {outputs - 1}."
+        )
+    if low < 0:
+        raise UserError(f"{what} from {low} to {high}: number its classes from 0.")
 
 
 def _model_output(learner: Learner, tasks: TaskDistribution, split: str) -> str:

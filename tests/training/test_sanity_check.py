@@ -103,7 +103,7 @@ class Broken(FewShotTasks):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda query: query._replace(inputs=query.inputs * torch.nan), "gives NaN in query.inp"),
+        (lambda query: query._replace(inputs=query.inputs * torch.nan), "query.inputs with NaN"),
         (
             lambda query: query._replace(targets=query.targets + 1),
             "s from 1 to 3, and a task has 3",
