@@ -91,10 +91,36 @@ def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) 
     Raises:
         UserError: the run has no such task, or the checkpoint cannot be read.
     """
+    split, iteration = _check_key(experiment, key)
+    training, config = split == "train", experiment.trainer_config
+    done = iteration - 1 if training else config.iterations
+    start = _restore(experiment, split, done, checkpoint)
+    replayed = training and checkpoint is None
+    steps = range(experiment.state.iteration + 1, done + 1) if replayed else ()
+    if config.on_non_finite == "stop":  # steps of the run were finite, or skipped after it
+        experiment.trainer_config = replace(config, on_non_finite="skip")
+    trainer = Trainer(experiment)
+    for step in steps:
+        trainer.train_step(step)
+    gradients: dict[str, float | None] = {}
+    metrics: dict[str, float] = {}
+    if training:
+        loss, found = task_gradient(experiment.train_mapper, experiment.learner, MetaBatch(key))
+        gradients = {n: None if g is None else g.double().norm().item() for n, g in found.items()}
+    else:
+        evaluated = experiment.evaluate_mapper(experiment.learner, MetaBatch(key))
+        loss = evaluated.pop("loss")
+        metrics = {name: value.item() for name, value in evaluated.items()}
+    name = "-".join(map(str, key.tolist()))
+    plot = plot_task(experiment.directory / REPLAY_DIRECTORY / f"task-{name}.png", experiment, key)
+    return Replay(format_key(key), start, len(steps), loss.item(), gradients, metrics, plot)
+
+
+def _check_key(experiment: Experiment, key: Tensor) -> tuple[str, int]:
+    """The split and the iteration of a key of the run's tasks."""
     seed, number, iteration, index = key.tolist()
-    split = SPLITS[number]
+    split, config = SPLITS[number], experiment.trainer_config
     training = split == "train"
-    config = experiment.trainer_config
     own = experiment.seed if training else config.eval_seed
     if seed != own:
         raise UserError(
@@ -112,9 +138,21 @@ def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) 
             f"the run in {experiment.directory} has no task {format_key(key)}: its {split} tasks "
             f"have iterations {first} to {last} and indices 0 to {tasks - 1}."
         )
-    done = iteration - 1 if training else config.iterations
-    start, experiment.state.iteration = "the seed", 0
-    init_from = experiment.configuration.get("init_from")
+    return split, iteration
+
+
+def _restore(experiment: Experiment, split: str, done: int, checkpoint: Path | None) -> str:
+    """Restore the state from which a task is replayed.
+
+    Args:
+        experiment: at iteration 0.
+        split: of the task.
+        done: outer steps that the run had taken.
+        checkpoint: the file to take the state from; None for the run's.
+
+    Returns:
+        Where the state came from.
+    """
     saved = Checkpoints(experiment.directory / CHECKPOINT_DIRECTORY)
     path = checkpoint or _newest_until(saved, done)
     if checkpoint is None and path is not None and split == "test":
@@ -123,30 +161,14 @@ def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) 
         contents = read_checkpoint(path)
         _require_reducer(experiment, contents)
         restore_from(experiment, path, contents)
-        if not training:
+        if split != "train":
             load_learner_state(experiment.learner, contents)
-        start = str(path)
-    elif init_from is not None:
-        initialize(experiment.learner, init_from)
-        start = str(init_from)
-    replayed = training and checkpoint is None
-    steps = range(experiment.state.iteration + 1, done + 1) if replayed else ()
-    if config.on_non_finite == "stop":  # steps of the run were finite, or skipped after it
-        experiment.trainer_config = replace(config, on_non_finite="skip")
-    trainer = Trainer(experiment)
-    for step in steps:
-        trainer.train_step(step)
-    name = "-".join(map(str, key.tolist()))
-    if training:
-        loss, found = task_gradient(experiment.train_mapper, experiment.learner, MetaBatch(key))
-        gradients = {n: None if g is None else g.double().norm().item() for n, g in found.items()}
-        metrics = {}
-    else:
-        evaluated = experiment.evaluate_mapper(experiment.learner, MetaBatch(key))
-        loss, gradients = evaluated.pop("loss"), {}
-        metrics = {name: value.item() for name, value in evaluated.items()}
-    plot = plot_task(experiment.directory / REPLAY_DIRECTORY / f"task-{name}.png", experiment, key)
-    return Replay(format_key(key), start, len(steps), loss.item(), gradients, metrics, plot)
+        return str(path)
+    init_from = experiment.configuration.get("init_from")
+    if init_from is None:
+        return "the seed"
+    initialize(experiment.learner, init_from)
+    return str(init_from)
 
 
 def _require_reducer(experiment: Experiment, contents: Mapping[str, Any]) -> None:
@@ -158,8 +180,8 @@ def _require_reducer(experiment: Experiment, contents: Mapping[str, Any]) -> Non
     if used != own:
         raise UserError(
             f"reducer._target_={used} is needed to replay outer steps and is code that metadist "
-            "does not know: if it is a subclass of metadist.distributed.reducers.LinearReducer "
-            "that you trust, load the run with trust_code=True or --trust-code."
+            "does not know: if it gives a metadist.distributed.reducers.LinearReducer, and you "
+            "trust it, load the run with trust_code=True or --trust-code."
         )
 
 

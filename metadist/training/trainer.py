@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from torch import Tensor
+from torch.profiler import profile
 
 from metadist.algorithms import TaskResult
 from metadist.distributed import WorkerLostError, get_rank
@@ -215,28 +216,15 @@ class Trainer:
 
     def train(self) -> None:
         """Take the outer steps that are left, with validations and checkpoints between them."""
-        experiment, config, state = self.experiment, self.config, self.state
+        experiment, state = self.experiment, self.state
         experiment.strategy.broadcast_module(experiment.learner)
         experiment.strategy.check_replicas(state_tensors(experiment), state.iteration)
-        profiler = None
-        if config.profile:
-            left = config.iterations - state.iteration
-            if state.iteration and left < PROFILED_STEPS:
-                self._warn(f"no profile: it takes {PROFILED_STEPS} outer steps, {left} are left")
-            else:
-                profiler = start_profiler(left)
+        profiler = self._start_profiler()
         for warning in optimizer_warnings(experiment):
             self._warn(warning)
         for callback in self.callbacks:
             callback.on_train_start(self)
-        path = self.checkpoints.path(state.iteration)
-        missing = self._is_main and not path.exists()
-        if self._is_finished() and experiment.strategy.any_rank(missing):
-            self.save_checkpoint()  # the run was resumed from a file of another directory
-        if self._validation_is_due():  # the run may have been stopped before it
-            self.validate()
-            if self._is_finished():
-                self.save_checkpoint()
+        self._catch_up()
         self._step_started = time.perf_counter()
         while not self._is_finished():
             with profile_range("train_step"):
@@ -246,27 +234,45 @@ class Trainer:
             for callback in self.callbacks:
                 callback.on_iteration_end(self, output)
             self._share_stop_request()
-            every = config.checkpoint_every
-            saving = output.stopping or (every and state.iteration % every == 0)
-            validating = self._validation_is_due()
             with self._not_timed():
-                if (
-                    saving
-                    or validating
-                    or self._is_finished()
-                    or state.iteration % REPLICA_CHECK_EVERY == 0
-                ):
-                    experiment.strategy.check_replicas(state_tensors(experiment), state.iteration)
-                if validating:
-                    self.validate()
-                if saving or self._is_finished():
-                    self.save_checkpoint()
+                self._check_validate_save(output.stopping)
             if output.stopping and not self._is_finished():
                 self._raise_interrupted()
         if profiler is not None:
             table = write_profile(profiler, experiment.directory / PROFILE_DIRECTORY)
             if self._is_main:
                 print(f"\n{table}", flush=True)
+
+    def _start_profiler(self) -> profile | None:
+        left = self.config.iterations - self.state.iteration
+        if not self.config.profile:
+            return None
+        if self.state.iteration and left < PROFILED_STEPS:
+            self._warn(f"no profile: it takes {PROFILED_STEPS} outer steps, {left} are left")
+            return None
+        return start_profiler(left)
+
+    def _catch_up(self) -> None:
+        """What is missing of the iteration that the run resumes from."""
+        missing = self._is_main and not self.checkpoints.path(self.state.iteration).exists()
+        if self._is_finished() and self.experiment.strategy.any_rank(missing):
+            self.save_checkpoint()  # the run was resumed from a file of another directory
+        if self._validation_is_due():  # the run may have been stopped before it
+            self.validate()
+            if self._is_finished():
+                self.save_checkpoint()
+
+    def _check_validate_save(self, stopping: bool) -> None:
+        """What is due after an outer step: a check of the replicas, a validation, a checkpoint."""
+        iteration, every = self.state.iteration, self.config.checkpoint_every
+        saving = stopping or (every and iteration % every == 0)
+        validating = self._validation_is_due()
+        if saving or validating or self._is_finished() or iteration % REPLICA_CHECK_EVERY == 0:
+            self.experiment.strategy.check_replicas(state_tensors(self.experiment), iteration)
+        if validating:
+            self.validate()
+        if saving or self._is_finished():
+            self.save_checkpoint()
 
     def train_step(self, iteration: int) -> StepOutput:
         """Take one outer step: gradient of a meta-batch, clipping, optimizer, learning rate.
