@@ -128,7 +128,6 @@ def spec_from_hydra(configuration: DictConfig) -> RunSpec:
         configuration=configuration,
         overrides=tuple(map(str, overrides)),
         hydra=cast(DictConfig, HydraConfig.instance().cfg),
-        module_paths=tuple(sys.path),
         in_sweep=in_sweep,
         number=int(hydra_node.job.num) if in_sweep else 0,
     )

@@ -1,6 +1,7 @@
 """A job as data: what it runs, and where. What of it is saved in the run's directory."""
 
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ class RunSpec:
     configuration: DictConfig
     overrides: tuple[str, ...] = ()
     hydra: DictConfig | None = None
-    module_paths: tuple[str, ...] = ()
+    module_paths: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path))
     in_sweep: bool = False
     number: int = 0
     concurrent: bool = False

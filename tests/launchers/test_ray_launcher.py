@@ -15,7 +15,8 @@ import pytest
 
 pytest.importorskip("ray")
 
-from commands import ROOT
+from commands import ROOT, run_command
+from omegaconf import OmegaConf
 from ray_workers import is_alive, planned, signal_a_worker_once, worker_processes
 from test_layers import imported
 from tiny import SMALL, compose, records, train, without_times
@@ -154,6 +155,15 @@ def test_a_programming_error_in_a_collective_is_not_retried(ray, tmp_path, capsy
     output = capsys.readouterr().err
     assert "No backend type associated with device type cpu" in output
     assert output.count("error: ") == 1 and "attempt" not in output and "lost" not in output
+
+
+def test_hydras_values_are_those_of_the_command(tmp_path):
+    own = ["strategy=local", "launcher.num_workers=1", "+own.job=${hydra:job.name}"]
+    own += ["+hydra.job.env_set.FROM_HYDRA=yes", "+own.variable=${oc.env:FROM_HYDRA}"]
+    ended = run_command("maml.py", "launcher=ray", *SMALL, *own, f"hydra.run.dir={tmp_path}")[0]
+    assert ended.status == 0, ended
+    saved = OmegaConf.load(tmp_path / ".hydra" / "config.yaml")
+    assert saved.own == {"job": "maml", "variable": "yes"}
 
 
 def test_ctrl_c_saves_and_leaves_nothing_behind(tmp_path):

@@ -17,7 +17,7 @@ from metadist.errors import UserError
 
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Otherwise each second: Ray Train queries a dashboard, which a local node does not have.
+    # Ray Train logs an error every second, because a local node has no dashboard.
     "RAY_LOGGER_LEVEL": "error",
     # Forwarded lines are not coloured: they may go to a file.
     "RAY_COLOR_PREFIX": "0",
@@ -54,8 +54,8 @@ def load_ray(module: str = "ray") -> ModuleType:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] in ("ray", "pyarrow", "pandas"):
             raise UserError(
-                f"Ray is not installed ({error.name} is missing): pip install -e '.[ray]', or, "
-                "in metadist's folder, pip install -e '.[ray]'."
+                f"Ray is not installed ({error.name} is missing): pip install -e '.[ray]' in "
+                "metadist's folder."
             ) from None
         raise
 

@@ -154,10 +154,9 @@ class TrainRun:
         self._error: BaseException | None = None
         self._state = ray.remote(num_cpus=0)(_state_class()).remote()
         payload = WorkerPayload(
-            run=dumps(run),
+            spec=run.to_yaml(),
             state=self._state,
             working_directory=str(Path.cwd()),
-            sys_path=tuple(sys.path),
             tracebacks=wants_traceback(),
             validations_only=bool(callbacks),
         )

@@ -27,6 +27,7 @@ from metadist.launchers.error_reporting import report_error
 from metadist.launchers.job import JobFailure, run_job
 from metadist.launchers.ray.cluster import reserve_port
 from metadist.launchers.run_spec import CONSOLE_FILE, RunSpec
+from metadist.launchers.worker import set_up_process
 from metadist.loggers import Logger, LoggerCollection, Metrics, Run
 from metadist.reports import CHECKPOINT_DIRECTORY
 from metadist.training import Experiment
@@ -40,25 +41,23 @@ class WorkerPayload:
     """What every worker of a run is given.
 
     Attributes:
-        run: the pickled run, which may need `sys_path` to be unpickled.
+        spec: of the run, see `RunSpec.to_yaml`.
         state: Ray actor with the state that driver and workers share (`ray_launcher.TrainRun`).
         working_directory: of the driver.
-        sys_path: of the driver.
         tracebacks: print tracebacks of user errors too.
         validations_only: report no checkpoint without validation metrics (for Ray Tune, which
             needs its metric in each report).
     """
 
-    run: bytes
+    spec: str
     state: Any
     working_directory: str
-    sys_path: tuple[str, ...]
     tracebacks: bool = False
     validations_only: bool = False
 
 
 def run_worker(config: dict[str, Any]) -> None:
-    """Run the job of the pickled `config["payload"]` on this worker.
+    """Run the job of `config["payload"]`, a pickled `WorkerPayload`, on this worker.
 
     It returns when the job is over, also after an error that would recur after a restart; the
     shared state then has the exit status and the error message.
@@ -75,10 +74,10 @@ def run_worker(config: dict[str, Any]) -> None:
         threading.Thread(target=_forward_stop_signal, args=[payload], daemon=True).start()
     with contextlib.suppress(OSError):
         os.chdir(payload.working_directory)
-    sys.path += [path for path in payload.sys_path if path not in sys.path]
-    run: RunSpec = pickle.loads(payload.run)
+    run = RunSpec.from_yaml(payload.spec)
     with _output(run):
-        _set_up_logging()
+        set_up_process(run)
+        _set_up_logging(run)
         if restart_count() and get_rank() == 0:
             print(f"a worker was lost: attempt {restart_count() + 1} of the run", file=sys.stderr)
         status, message = _run_job(run, payload)
@@ -297,13 +296,14 @@ def _output(run: RunSpec) -> Any:
         yield
 
 
-def _set_up_logging() -> None:
-    """Log to rank zero's standard output, as under torchrun."""
-    # Ray Train logs every report at level INFO, to a logger that is named after a file.
-    logging.getLogger().setLevel(logging.WARNING)
-    logger = logging.getLogger("metadist")
-    handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(logging.Formatter("[%(asctime)s][%(levelname)s] - %(message)s"))
-    logger.handlers = [handler]
-    logger.propagate = False
+def _set_up_logging(run: RunSpec) -> None:
+    """Let metadist log as the run's configuration says, on rank zero, and nothing else."""
+    root, logger = logging.getLogger(), logging.getLogger("metadist")
+    handlers = root.handlers if run.hydra is not None else []
+    if run.hydra is None:  # a trial of Ray Tune
+        handlers = [logging.StreamHandler(sys.stdout)]
+        handlers[0].setFormatter(logging.Formatter("[%(asctime)s][%(levelname)s] - %(message)s"))
+    logger.handlers, logger.propagate = list(handlers), False
     logger.setLevel(logging.INFO if get_rank() == 0 else logging.WARNING)
+    # Ray Train logs every report at level INFO, to a logger that is named after a file.
+    root.setLevel(logging.WARNING)
