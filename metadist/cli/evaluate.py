@@ -31,6 +31,7 @@ from metadist.training import Experiment, Trainer, TrainState
 from metadist.training.checkpoints import Checkpoints
 from metadist.training.results import BEST_CHECKPOINT
 from metadist.training.saved_state import (
+    CONTENTS_ERRORS,
     load_learner_state,
     split_differences,
     tested_checkpoint,
@@ -121,7 +122,7 @@ def load_for_tasks(experiment: Experiment, path: Path, contents: Mapping[str, An
         load_learner_state(learner, {**contents, "learner": saved})
         names = TrainState.__dataclass_fields__
         experiment.state = TrainState(**{key: contents[key] for key in names if key in contents})
-    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except CONTENTS_ERRORS as error:
         raise UserError(
             f"the checkpoint {path} is of another model or algorithm than the options ask for "
             f"({state_dict_reason(error)}): leave the options of model and algorithm as they were "

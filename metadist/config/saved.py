@@ -28,7 +28,7 @@ from metadist.models.backbones import options_of_weights
 from metadist.reports import CONFIG_FILE, read_hydra
 from metadist.tasks import ImagePreprocessing, Normalize
 from metadist.training import Experiment
-from metadist.training.saved_state import load_learner_state, tested_checkpoint
+from metadist.training.saved_state import CONTENTS_ERRORS, load_learner_state, tested_checkpoint
 
 _SINGLE_PROCESS = {
     "logger": None,
@@ -98,7 +98,7 @@ def load_learner(path: str | Path, *, trust_code: bool = False) -> SavedLearner:
         iteration = int(contents["iteration"])
     except UserError:
         raise
-    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except CONTENTS_ERRORS as error:
         raise UserError(
             f"the checkpoint {path} does not fit the configuration that it holds "
             f"({one_line(error)}): load another checkpoint of the run."

@@ -155,10 +155,11 @@ def _restore(experiment: Experiment, split: str, done: int, checkpoint: Path | N
     """
     saved = Checkpoints(experiment.directory / CHECKPOINT_DIRECTORY)
     path = checkpoint or _newest_until(saved, done)
-    if checkpoint is None and path is not None and split == "test":
-        path, _ = tested_checkpoint(experiment.directory)
     if path is not None:
-        contents = read_checkpoint(path)
+        if checkpoint is None and split == "test":
+            path, contents = tested_checkpoint(experiment.directory)
+        else:
+            contents = read_checkpoint(path)
         _require_reducer(experiment, contents)
         restore_from(experiment, path, contents)
         if split != "train":

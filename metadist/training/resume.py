@@ -20,6 +20,7 @@ from metadist.training.checkpoints import (
 )
 from metadist.training.experiment import Experiment, TrainState
 from metadist.training.saved_state import (
+    CONTENTS_ERRORS,
     checkpoint_contents,
     checkpoints_of,
     load_learner_state,
@@ -258,7 +259,7 @@ def _load(path: Path, experiment: Experiment, contents: Mapping[str, Any]) -> No
             if not isinstance(seconds, float) or not 0 <= seconds < float("inf"):
                 raise ValueError(f"{seconds!r} seconds")
         experiment.state = state
-    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except CONTENTS_ERRORS as error:
         raise UserError(
             f"the checkpoint {path} is of another model or optimizer than the configuration asks "
             f"for ({state_dict_reason(error)}): give the options that it was trained with."

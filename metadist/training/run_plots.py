@@ -23,10 +23,9 @@ from metadist.tasks import (
     key_generator,
     task_keys,
 )
-from metadist.training.checkpoints import read_checkpoint
 from metadist.training.experiment import Experiment
 from metadist.training.resume import restore_from
-from metadist.training.saved_state import checkpoints_of, load_best, load_learner_state
+from metadist.training.saved_state import load_learner_state, tested_checkpoint
 from metadist.training.task_mapper import MetaBatch
 
 _TEST_TASKS = 4
@@ -147,16 +146,9 @@ def plot_adaptation(
             "task.shots."
         )
     for experiment in experiments.values():
-        newest = checkpoints_of(experiment).newest()
-        if newest is None:
-            raise UserError(
-                f"{experiment.directory} holds no checkpoint: give a run that has trained."
-            )
-        contents = read_checkpoint(newest)
-        restore_from(experiment, newest, contents)
+        checkpoint, contents = tested_checkpoint(experiment.directory)
+        restore_from(experiment, checkpoint, contents)
         load_learner_state(experiment.learner, contents)
-        if experiment.trainer_config.test_checkpoint == "best":
-            load_best(experiment)
     eval_seed = next(iter(experiments.values())).trainer_config.eval_seed
     keys = task_keys(eval_seed, "test", 0, range(tasks))
     rows = [

@@ -98,6 +98,10 @@ def _callback_state(name: str, callback: Callback) -> dict[str, Any]:
     return state
 
 
+CONTENTS_ERRORS = (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError)
+"""What loading the contents of a checkpoint raises if they are of something else, or damaged."""
+
+
 def load_learner_state(learner: Learner, contents: Mapping[str, Any]) -> None:
     """Load a checkpoint's parameters and buffers into a learner.
 

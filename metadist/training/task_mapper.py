@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from metadist.algorithms import Learner, TaskResult
 from metadist.algorithms.learner import as_task_result
 from metadist.distributed import module_clone
+from metadist.distributed.reducers import mean_reducer
 from metadist.distributed.responses import Gradients, WorkerResponse
 from metadist.distributed.worker_calls import Call
 from metadist.distributed.worker_local import WorkerLocal
@@ -210,21 +211,10 @@ class TrainMapper(TaskMapper):
         """Returns a `TaskResult` whose loss can be differentiated."""
         with profiled_request(self.profile):
             results = self.run_each(learner.train(), batch)
-        if len(results) == 1:
-            return results[0]._replace(predictions=None)
         for result in results:
             _require_equal_metrics(learner, results[0].metrics, result.metrics)
-        return TaskResult(
-            torch.stack([result.loss for result in results]).mean(),
-            {
-                name: torch.stack([result.metrics[name] for result in results]).mean()
-                for name in results[0].metrics
-            },
-            buffers={
-                name: torch.stack([result.buffers[name] for result in results]).mean(0)
-                for name in results[0].buffers
-            },
-        )
+        mean: TaskResult = mean_reducer([each._replace(predictions=None) for each in results])
+        return mean
 
     def weighted_sum(
         self, calls: list[Call], weights: list[float], inputs: Sequence[Tensor]
