@@ -19,8 +19,8 @@ from metadist.distributed import dim_partitioner, get_rank, get_world_size, mean
 from metadist.distributed.process_exit import exit_without_finalizing
 from metadist.distributed.reducers import leaf_dtypes, weighted_sum
 from metadist.distributed.responses import Gradients, WorkerResponse
-from metadist.distributed.worker_calls import Call
 from metadist.distributed.worker_local import WorkerLocal
+from metadist.distributed.worker_request import Call
 from metadist.kernels import tune_malloc
 from metadist.models import Conv4
 from metadist.tasks import FewShotTasks, Glyphs, task_keys

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from metadist.config.instantiate import locate_target
 from metadist.distributed import get_rank, get_world_size
 from metadist.distributed.job import current_job
-from metadist.distributed.process_exit import has_left
+from metadist.distributed.process_exit import all_closed
 from metadist.distributed.rendezvous import all_gather_object, report_object
 from metadist.distributed.store import world_store
 from metadist.distributed.world import restart_count
@@ -217,20 +217,20 @@ def run_sweep_job(spec: RunSpec) -> float | None:
         ending = {
             "failed": True,
             "stops": _stops_sweep(spec, failure.error),
-            "left": has_left(),
+            "closed": all_closed(),
         }
         if ending["stops"]:
             with contextlib.suppress(RuntimeError):  # the other ranks are not waited for
                 report_object(current_job().store, "ending", ending)
         fail_job(spec, failure)
-        _require_left(_exchange_endings(ending), spec)
+        _require_closed(_exchange_endings(ending), spec)
         current_job().end()
         return None
     endings = _exchange_endings({"failed": False, "value": value})
     failed = [ending for ending in endings if ending["failed"]]
     if any(ending["stops"] for ending in failed):
         raise JobFailure(RemoteRankFailed(), in_job=True)
-    _require_left(endings, spec)
+    _require_closed(endings, spec)
     current_job().end()
     if failed:
         _count_failed(spec)
@@ -248,13 +248,13 @@ def _exchange_endings(ending: dict[str, Any]) -> list[dict[str, Any]]:
         raise JobFailure(error, in_job=True) from error
 
 
-def _require_left(endings: list[dict[str, Any]], spec: RunSpec) -> None:
+def _require_closed(endings: list[dict[str, Any]], spec: RunSpec) -> None:
     """Whether all ranks have left the failed job's RPC or process group.
 
     Raises:
         JobFailure: on all ranks: one has not, so it cannot run another job.
     """
-    if not all(ending.get("left", True) for ending in endings):
+    if not all(ending.get("closed", True) for ending in endings):
         raise JobFailure(UserError(_stuck_sentence(spec)), in_job=True)
 
 

@@ -45,7 +45,7 @@ class CallRecord:
     anchors: list[Tensor] = field(default_factory=list)
     ended: bool = False
 
-    def end(self, by_worker: list[list[WorkerResponse]]) -> None:
+    def complete(self, by_worker: list[list[WorkerResponse]]) -> None:
         """Note the responses to the call."""
         responses = [response for responses in by_worker for response in responses]
         self.anchors = [each.anchor for each in responses if each.anchor is not None]
@@ -53,7 +53,7 @@ class CallRecord:
         self.received = [leaf for leaf in tensors_of(values) if _has_graph(leaf)]
         self.ended = True
 
-    def discard(self) -> None:
+    def remove(self) -> None:
         """Forget a call that was not sent."""
         self.calls.remove(self)
 
@@ -129,7 +129,7 @@ def record_call(context_id: int, arguments: Any) -> CallRecord:
         arguments: of all its shards.
 
     Returns:
-        The record, whose `end` takes the responses.
+        The record, whose `complete` takes the responses.
 
     Raises:
         UserError: an `nn.Parameter` that requires grad is among the arguments, or a tensor that

@@ -23,9 +23,9 @@ from metadist.distributed.partitioners import (
 )
 from metadist.distributed.reducers import LinearReducer
 from metadist.distributed.requests import FANOUT, Requests
-from metadist.distributed.responses import WorkerResponse, attach, attach_sum
+from metadist.distributed.responses import WorkerResponse, attach_gradients, attach_summed_gradients
 from metadist.distributed.transport import current_transport, get_worker_id
-from metadist.distributed.worker_calls import WorkerRequest
+from metadist.distributed.worker_request import WorkerRequest
 from metadist.errors import UserError, first_line
 from metadist.gradients import tensors_of
 from metadist.profile_ranges import profile_range
@@ -205,7 +205,7 @@ class _Call:
             self.requests.send(timeout)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             if self.record is not None and not self.requests.futures:
-                self.record.discard()
+                self.record.remove()
             raise TypeError(
                 f"{getattr(func, '__qualname__', func)!r} or its arguments cannot be pickled "
                 f"({first_line(error)}): use a function from a module's top level, and arguments "
@@ -251,16 +251,16 @@ class _Call:
 
     def _reduce(self, by_worker: list[list[WorkerResponse]]) -> Any:
         if self.record is not None:
-            self.record.end(by_worker)
+            self.record.complete(by_worker)
         if self.weights is not None and by_worker:
             sums = [responses[0] for responses in by_worker]
-            return attach_sum(sums, self.inputs[: len(sums)], self.divisor)
+            return attach_summed_gradients(sums, self.inputs[: len(sums)], self.divisor)
         values: list[Any] = [None] * len(self.shards)
         for indices, responses, inputs in zip(
             self.indices.values(), by_worker, self.inputs, strict=True
         ):
             for index, response in zip(indices, responses, strict=True):
-                values[index] = attach(response, inputs)
+                values[index] = attach_gradients(response, inputs)
         if self.single and self.reducer is None:
             return values[0]
         results = ShardResults(values, [shard.size for shard in self.shards])

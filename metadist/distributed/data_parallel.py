@@ -49,7 +49,7 @@ class DataParallel:
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
             self._parallel = DistributedDataParallel(_Apply(module), broadcast_buffers=False)
 
-    def fits(self, module: nn.Module) -> bool:
+    def matches(self, module: nn.Module) -> bool:
         """Whether it was made for this module and the parameters that require grad now."""
         trainable = [each.requires_grad for each in module.parameters()]
         return module is self.module and trainable == self._trainable

@@ -41,7 +41,7 @@ class Job:
         restarted: whether torchrun has restarted any of them before.
         key: the job's unique name.
         owns_first_failure: whether this rank failed first.
-        message_if_ended: see `wait_for_others`.
+        message_if_ended: see `extend_grace`.
     """
 
     def __init__(
@@ -122,8 +122,8 @@ class Job:
             self._reachable = bool(answers) or thread.is_alive()  # slow, or it has failed
         return answers[0] if answers else default
 
-    def wait_for_others(self, message: str) -> None:
-        """After a failure that is reported, this rank waits until the others have left the job.
+    def extend_grace(self, message: str) -> None:
+        """After a failure that is reported, give the other ranks more time to leave the job.
 
         Args:
             message: the error to print if this rank is ended because one has not; "" for none.

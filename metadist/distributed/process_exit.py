@@ -1,4 +1,4 @@
-"""Leaving a job after an error, and the exit of a process that has used torch.distributed."""
+"""What a process does at its end: closing with a deadline after an error, and the exit itself."""
 
 import atexit
 import contextlib
@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import NoReturn
 
-LEAVE_SECONDS = 3.0
-"""Seconds that leaving after an error may take: a call, a collective or an upload that is stuck is
+CLOSE_SECONDS = 3.0
+"""Seconds that closing may take after an error: a call, a collective or an upload that is stuck is
 not waited for."""
 
 _threads: list[threading.Thread] = []
@@ -19,8 +19,8 @@ _FLUSH_FAILED = 120
 """Python's exit status when standard output could not be written."""
 
 
-def leave(function: Callable[[], object]) -> None:
-    """Call a function, and wait at most `LEAVE_SECONDS` for it. Any rank, after an error.
+def close_within_seconds(function: Callable[[], object]) -> None:
+    """Call a function, and wait at most `CLOSE_SECONDS` for it. Any rank, after an error.
 
     Args:
         function: leaves RPC or a process group, or closes a logger. What it raises is dropped: the
@@ -31,15 +31,15 @@ def leave(function: Callable[[], object]) -> None:
         with contextlib.suppress(Exception):
             function()
 
-    thread = threading.Thread(target=call, name="metadist-leave", daemon=True)
+    thread = threading.Thread(target=call, name="metadist-close", daemon=True)
     _threads.append(thread)
     thread.start()
-    thread.join(LEAVE_SECONDS)
+    thread.join(CLOSE_SECONDS)
 
 
-def has_left() -> bool:
-    """Whether every function that `leave` called in this process has returned, so that another job
-    can run in it.
+def all_closed() -> bool:
+    """Whether every function that `close_within_seconds` called in this process has returned, so
+    that another job can run in it.
     """
     return not any(thread.is_alive() for thread in _threads)
 

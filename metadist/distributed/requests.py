@@ -17,7 +17,12 @@ from torch.futures import Future
 
 from metadist.distributed.errors import WorkerLostError
 from metadist.distributed.partitioners import balanced_bounds
-from metadist.distributed.responses import RemoteFailure, WorkerResponse, add_up, remote_failure
+from metadist.distributed.responses import (
+    RemoteFailure,
+    WorkerResponse,
+    remote_failure,
+    sum_responses,
+)
 from metadist.distributed.transport import (
     PING_INTERVAL,
     Request,
@@ -25,7 +30,7 @@ from metadist.distributed.transport import (
     describe_worker,
     require_alive,
 )
-from metadist.distributed.worker_calls import WorkerRequest
+from metadist.distributed.worker_request import WorkerRequest
 from metadist.distributed.world import get_rank
 from metadist.errors import UserError, first_line
 
@@ -92,7 +97,7 @@ class SubtreeRequest:
             if self.requests[0][1].weights is None:
                 return responses
             parts = [part for (part,) in responses]
-            return [[add_up(iter(parts), [1] * len(parts))]]
+            return [[sum_responses(iter(parts), [1] * len(parts))]]
         except RemoteError as error:
             return error.failure._replace(worker=error.worker)
         except WorkerLostError as error:

@@ -82,7 +82,7 @@ def remote_failure(error: BaseException) -> RemoteFailure:
     )
 
 
-def add_up(responses: Iterator[WorkerResponse], weights: Sequence[float]) -> WorkerResponse:
+def sum_responses(responses: Iterator[WorkerResponse], weights: Sequence[float]) -> WorkerResponse:
     """The weighted sum of responses, which are consumed one at a time: one shard's graph and
     gradients are alive beside the sum.
 
@@ -111,7 +111,7 @@ def add_up(responses: Iterator[WorkerResponse], weights: Sequence[float]) -> Wor
     return WorkerResponse(weighted_sum(values, weights), total, dtypes or leaf_dtypes(values[0]))
 
 
-def attach(response: WorkerResponse, inputs: Sequence[Tensor]) -> Any:
+def attach_gradients(response: WorkerResponse, inputs: Sequence[Tensor]) -> Any:
     """A response's value, its scalar a differentiable function of the caller's `inputs`.
 
     Args:
@@ -130,7 +130,7 @@ def attach(response: WorkerResponse, inputs: Sequence[Tensor]) -> Any:
     return optree.tree_unflatten(structure, leaves)
 
 
-def attach_sum(
+def attach_summed_gradients(
     partial: Sequence[WorkerResponse],
     inputs: Sequence[Sequence[Tensor]],
     divisor: float | None,
@@ -163,4 +163,4 @@ def attach_sum(
     if leaf is None:
         return value
     gradients = Gradients(leaf, [total[key] / (divisor or 1) for key in tensors])
-    return attach(WorkerResponse(value, gradients), list(tensors.values()))
+    return attach_gradients(WorkerResponse(value, gradients), list(tensors.values()))

@@ -25,7 +25,7 @@ from torch.futures import Future
 
 from metadist.distributed.errors import WorkerLostError
 from metadist.distributed.interfaces import bound_to_interface
-from metadist.distributed.process_exit import leave
+from metadist.distributed.process_exit import close_within_seconds
 from metadist.distributed.rendezvous import all_gather_object, rendezvous
 from metadist.distributed.responses import remote_failure
 from metadist.distributed.store import RENDEZVOUS_TIMEOUT
@@ -179,7 +179,7 @@ class RpcTransport:
         finally:
             if rpc._is_current_rpc_agent_set():
                 # The agent waits here for calls that run in this process.
-                leave(functools.partial(rpc.shutdown, graceful=False))
+                close_within_seconds(functools.partial(rpc.shutdown, graceful=False))
 
     def send(self, worker: str, request: Request, timeout: float | None) -> Future:
         """See `Transport.send`."""

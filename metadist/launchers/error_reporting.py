@@ -134,7 +134,7 @@ def report_error_and_continue(error: Exception, in_job: bool, message: str, if_e
         signal.signal(number, handler)
     if _report_lock.locked():
         _report_lock.release()
-    current_job().wait_for_others(if_ended if get_rank() == 0 else "")
+    current_job().extend_grace(if_ended if get_rank() == 0 else "")
     if get_rank() == 0:
         print(message, file=sys.stderr, flush=True)
 

@@ -30,7 +30,7 @@ from metadist.distributed.reducers import LinearReducer, finish_sum
 from metadist.distributed.requests import FANOUT
 from metadist.distributed.responses import WorkerResponse
 from metadist.distributed.store import RENDEZVOUS_TIMEOUT
-from metadist.distributed.worker_calls import run_shards
+from metadist.distributed.worker_request import run_shards
 from metadist.errors import UserError
 from metadist.profile_ranges import profile_range
 
@@ -325,7 +325,7 @@ class AllReduceStrategy(_InProcessStrategy):
             from metadist.distributed.data_parallel import DataParallel
 
             calls, weights, divisor = self._my_shards(learner, batch)
-            if self._ddp is None or not self._ddp.fits(learner):
+            if self._ddp is None or not self._ddp.matches(learner):
                 self._ddp = DataParallel(learner)
             part, dtypes = self._ddp.backward(mapper, calls, weights, divisor)
             self._check_structure(mapper, part)

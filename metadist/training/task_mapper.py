@@ -17,8 +17,8 @@ from metadist.algorithms.learner import as_task_result
 from metadist.distributed import module_clone
 from metadist.distributed.reducers import mean_reducer
 from metadist.distributed.responses import Gradients, WorkerResponse
-from metadist.distributed.worker_calls import Call
 from metadist.distributed.worker_local import WorkerLocal
+from metadist.distributed.worker_request import Call
 from metadist.errors import UserError
 from metadist.profile_ranges import profile_range
 from metadist.tasks import Episode, random_state, seed_from, select_episodes

@@ -18,7 +18,7 @@ from metadist.algorithms import TaskResult
 from metadist.distributed import WorkerLostError, get_rank
 from metadist.distributed.job import current_job
 from metadist.distributed.partitioners import as_shards
-from metadist.distributed.process_exit import leave
+from metadist.distributed.process_exit import close_within_seconds
 from metadist.distributed.reducers import LinearReducer, MeanReducer
 from metadist.errors import UserError
 from metadist.loggers import Run
@@ -177,7 +177,7 @@ class Trainer:
                 strategy.close()
             write_worker_profile(self.experiment.directory / PROFILE_DIRECTORY)
         except Interrupted:
-            leave(functools.partial(strategy.close, graceful=False))
+            close_within_seconds(functools.partial(strategy.close, graceful=False))
             raise
         except BaseException as error:
             with contextlib.suppress(Interrupted):  # torchrun's SIGTERM: the error is reported
@@ -186,7 +186,7 @@ class Trainer:
                     self._is_main or not isinstance(error, UserError)
                 ):
                     current_job().claim_first_failure()  # before the others miss this rank
-                leave(functools.partial(strategy.close, graceful=False))
+                close_within_seconds(functools.partial(strategy.close, graceful=False))
             raise
 
     @contextlib.contextmanager
@@ -208,7 +208,7 @@ class Trainer:
                 )
             yield
         except BaseException:
-            leave(experiment.logger.close)  # a service may take minutes to answer
+            close_within_seconds(experiment.logger.close)  # a service may take minutes to answer
             raise
         experiment.logger.close()
 

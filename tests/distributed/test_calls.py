@@ -21,7 +21,7 @@ from metadist.distributed.calls import remote_async_call
 from metadist.distributed.rendezvous import wait_for_keys
 from metadist.distributed.responses import WorkerResponse
 from metadist.distributed.transport import current_transport, open_transport, shutdown_rpc
-from metadist.distributed.worker_calls import WorkerRequest
+from metadist.distributed.worker_request import WorkerRequest
 
 
 def make_model() -> nn.Module:

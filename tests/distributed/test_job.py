@@ -106,7 +106,7 @@ def test_a_rank_that_waits_for_others_names_the_silent_ones_and_may_take_the_tim
     job = Job(store, ["a", "b"], heartbeat=heartbeat)
     store.set(FIRST_FAILURE, "1")
     store.set(REPORTED, "yes")
-    job.wait_for_others("the error")
+    job.extend_grace("the error")
     assert job.message_if_ended == "the error"
     for second in range(1, 13):
         now[0] = second

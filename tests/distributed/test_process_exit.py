@@ -48,23 +48,23 @@ def test_busy_threads_do_not_change_how_a_process_ends(status):
 
 
 def test_what_does_not_return_is_left_behind(monkeypatch):
-    monkeypatch.setattr(process_exit, "LEAVE_SECONDS", 0.1)
+    monkeypatch.setattr(process_exit, "CLOSE_SECONDS", 0.1)
     released = threading.Event()
-    process_exit.leave(released.wait)
-    assert not process_exit.has_left()
+    process_exit.close_within_seconds(released.wait)
+    assert not process_exit.all_closed()
     released.set()
     deadline = time.monotonic() + 10
-    while not process_exit.has_left() and time.monotonic() < deadline:
+    while not process_exit.all_closed() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert process_exit.has_left()
+    assert process_exit.all_closed()
 
 
 def test_an_error_in_leaving_does_not_replace_the_error_before_it(capsys):
     def fail() -> None:
         raise LookupError("also broken")
 
-    process_exit.leave(fail)
-    assert capsys.readouterr().err == "" and process_exit.has_left()
+    process_exit.close_within_seconds(fail)
+    assert capsys.readouterr().err == "" and process_exit.all_closed()
 
 
 def test_what_cannot_be_written_fails_the_process(monkeypatch):

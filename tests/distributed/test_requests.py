@@ -18,7 +18,7 @@ import metadist as todist
 from metadist.distributed.requests import SubtreeRequest
 from metadist.distributed.responses import RemoteFailure
 from metadist.distributed.transport import Request, current_transport, open_transport
-from metadist.distributed.worker_calls import WorkerRequest
+from metadist.distributed.worker_request import WorkerRequest
 
 WORKERS = 8
 ITEMS = 18

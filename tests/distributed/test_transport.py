@@ -8,7 +8,7 @@ from worlds import run_world
 
 import metadist as todist
 from metadist.distributed.transport import describe_worker, open_transport
-from metadist.distributed.worker_calls import WorkerRequest
+from metadist.distributed.worker_request import WorkerRequest
 from metadist.distributed.world import host_name
 
 

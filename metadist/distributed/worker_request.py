@@ -17,8 +17,8 @@ from metadist.distributed.responses import (
     Gradients,
     RemoteFailure,
     WorkerResponse,
-    add_up,
     remote_failure,
+    sum_responses,
 )
 from metadist.gradients import tensors_of
 
@@ -144,7 +144,7 @@ def run_shards(
     if inputs is None and weights is None and hasattr(function, "map_batched"):
         return [WorkerResponse(converted(each), None) for each in function.map_batched(calls)]
     responses = (_run_shard(function, args, kwargs, inputs, converted) for args, kwargs in calls)
-    return list(responses) if weights is None else [add_up(responses, weights)]
+    return list(responses) if weights is None else [sum_responses(responses, weights)]
 
 
 def _run_shard(
