@@ -1,6 +1,6 @@
 """ANIL: almost no inner loop (Raghu, Raghu, Bengio and Vinyals 2020, arXiv 1909.09157)."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 from annotated_types import Ge, Gt
@@ -63,8 +63,7 @@ class ANIL(MAML):
 
     def features(self, inputs: Tensor) -> Tensor:
         """Inputs of the head: (n, *input shape) -> (n, features)."""
-        features = self.model.features(inputs)
-        return self.model.dropout(features) if hasattr(self.model, "dropout") else features
+        return cast(Tensor, self.model.features(inputs))
 
     def predict(self, parameters: Parameters, inputs: Tensor) -> Tensor:
         """Predictions from features: (n, features) -> (n, outputs)."""

@@ -189,9 +189,10 @@ def adapted_names(model: nn.Module, adapt: AdaptedParameters) -> list[str]:
         norms = {name for name, module in model.named_modules() if isinstance(module, _NORMS)}
         names = [name for name in names if name.rpartition(".")[0] not in norms]
     if not names:
+        other = "" if adapt == "all" else "choose algorithm.adapt=all, or "
         raise UserError(
             f"algorithm.adapt={adapt} leaves no parameter of {type(model).__name__} to adapt: "
-            "choose algorithm.adapt=all, and a model with parameters that require grad."
+            f"{other}give the model parameters that require grad."
         )
     return names
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from metadist.algorithms import Learner
 from metadist.config.instantiate import instantiate as instantiate_node
@@ -108,9 +109,9 @@ def assemble_experiment(
     torch.manual_seed(settings.seed)
     learner = build_learner(cfg.model, cfg.algorithm, tasks, locate)
     learner.to(device if strategy.parameter_device == "device" else "cpu")
-    _check_optimizer(cfg.optimizer, next(learner.parameters()), instantiate)
-    optimizer = instantiate(cfg.optimizer, "optimizer", params=learner.parameters())
-    _check_scheduler(cfg.scheduler, optimizer, instantiate)
+    dry_run = _check_optimizer(cfg.optimizer, learner, instantiate)
+    _check_scheduler(cfg.scheduler, dry_run, trainer.iterations, instantiate)
+    optimizer = instantiate(cfg.optimizer, "optimizer", params=list(learner.parameters()))
     scheduler = instantiate(cfg.scheduler, "scheduler", optimizer=optimizer)
     check_partition(strategy, learner, trainer.meta_batch_size)
     check_supervised(tasks, learner)
@@ -176,6 +177,17 @@ def build_learner(
     )
     _check_type(built, nn.Module, "model", model)
     _check_type(learner, Learner, "algorithm", algorithm)
+    parameters = list(learner.parameters())
+    if not parameters:
+        raise UserError(
+            f"{type(learner).__name__} and its model {type(built).__name__} have no parameters, "
+            "and there is nothing to train: register some with nn.Parameter or a layer."
+        )
+    if any(isinstance(each, UninitializedParameter) for each in parameters):
+        raise UserError(
+            f"the model {type(built).__name__} has lazy layers, whose sizes are not known before "
+            "the first input: give them their sizes; the model gets input_shape and outputs."
+        )
     return learner
 
 
@@ -203,12 +215,25 @@ def _check_type(built: Any, base: type, path: str, node: Any) -> None:
         )
 
 
-def _check_optimizer(node: DictConfig, like: torch.Tensor, instantiate: Callable[..., Any]) -> None:
-    """Dry-run of the optimizer on a dummy parameter, of type and device of another one."""
-    dummy = torch.nn.Parameter(like.new_ones(2, 2))
-    dummy.grad = torch.ones_like(dummy)
-    optimizer = instantiate(node, "optimizer", params=[dummy])
+def _check_optimizer(
+    node: DictConfig, learner: Learner, instantiate: Callable[..., Any]
+) -> torch.optim.Optimizer:
+    """Dry-run of the optimizer on small parameters, one for each of the learner's; it is returned.
+
+    They have as many dimensions as the learner's, at most 2 elements in each.
+    """
+    dummies = []
+    for parameter in learner.parameters():
+        values = parameter.new_ones([min(size, 2) for size in parameter.shape])
+        dummies.append(nn.Parameter(values, requires_grad=parameter.requires_grad))
+        dummies[-1].grad = torch.ones_like(values) if parameter.requires_grad else None
+    optimizer = instantiate(node, "optimizer", params=dummies)
     _check_type(optimizer, torch.optim.Optimizer, "optimizer", node)
+    if any("lr" not in group for group in optimizer.param_groups):
+        raise UserError(
+            f"{node._target_} has no learning rate (lr) in its parameter groups, which schedules "
+            "change and which is logged: add lr to its defaults."
+        )
     try:
         optimizer.step()
     except (TypeError, RuntimeError) as error:
@@ -216,19 +241,20 @@ def _check_optimizer(node: DictConfig, like: torch.Tensor, instantiate: Callable
             f"{node._target_} cannot take a step with a dense gradient and without a closure "
             f"({first_line(error)}): choose another optimizer, such as optimizer=adam."
         ) from error
+    return optimizer
 
 
 def _check_scheduler(
-    node: DictConfig, optimizer: torch.optim.Optimizer, instantiate: Callable[..., Any]
+    node: DictConfig,
+    optimizer: torch.optim.Optimizer,
+    iterations: int,
+    instantiate: Callable[..., Any],
 ) -> None:
-    """Dry-run of the scheduler on a dummy optimizer."""
-    rates = [group["lr"] for group in optimizer.param_groups]
-    groups = [{"params": [torch.nn.Parameter(torch.zeros(()))], "lr": rate} for rate in rates]
-    dummy = torch.optim.SGD(groups)
-    scheduler = instantiate(node, "scheduler", optimizer=dummy)
+    """Dry-run of the scheduler on the optimizer of another dry-run."""
+    scheduler = instantiate(node, "scheduler", optimizer=optimizer)
     _check_type(scheduler, torch.optim.lr_scheduler.LRScheduler, "scheduler", node)
     try:
-        dummy.step()
+        optimizer.step()
         scheduler.step()
     except (TypeError, ValueError, ArithmeticError) as error:
         if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -240,6 +266,12 @@ def _check_scheduler(
             f"the learning-rate schedule cannot take a step ({error}): correct the values "
             "of scheduler, or choose scheduler=none."
         ) from error
+    steps = getattr(scheduler, "total_steps", None)  # of OneCycleLR, which refuses to take more
+    if isinstance(steps, int) and steps < iterations:
+        raise UserError(
+            f"the learning-rate schedule ends after {steps} of {iterations} iterations: set "
+            "scheduler.total_steps=${trainer.iterations}."
+        )
 
 
 def _nodes(cfg: DictConfig, group: str) -> dict[str, Any]:

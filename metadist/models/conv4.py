@@ -31,7 +31,7 @@ class Conv4(nn.Module):
         pooling: which of the two forms.
         flatten: whether the stride form flattens the last feature map instead of averaging it.
         running_statistics: whether batch norm keeps running statistics for evaluation.
-        dropout: probability of dropping a feature before the linear layer.
+        dropout: probability of dropping a feature, an input of the linear layer.
         native: whether to use C++ kernels where they are supported; results are equal up to
             rounding.
 
@@ -108,8 +108,9 @@ class Conv4(nn.Module):
         convolutions = cast(Iterable[Conv2d], self.convolutions)
         for convolution, norm in zip(convolutions, self.norms, strict=True):
             features = conv_block(convolution, norm, features, self.pooling == "max", self.native)
-        return features.flatten(-3) if self.flatten else features.mean((-2, -1))
+        features = features.flatten(-3) if self.flatten else features.mean((-2, -1))
+        return cast(Tensor, self.dropout(features))
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits: (…, n, channels, height, width) -> (…, n, outputs), with … = tasks if batched."""
-        return self.head(self.dropout(self.features(images)))
+        return self.head(self.features(images))

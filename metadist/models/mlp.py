@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, cast
 
 from annotated_types import Ge, Lt
 from torch import Tensor, nn
@@ -71,8 +71,8 @@ class MLP(nn.Module):
         features = inputs.flatten(inputs.dim() - self.dimensions)
         for layer, norm in zip(self.layers, self.norms, strict=True):
             features = norm_relu(norm, layer(features), native=self.native)
-        return features
+        return cast(Tensor, self.dropout(features))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(…, n, *input_shape) -> (…, n, outputs), with … = tasks if batched."""
-        return self.head(self.dropout(self.features(inputs)))
+        return self.head(self.features(inputs))

@@ -172,7 +172,7 @@ def validation_of(experiment: Experiment) -> dict[str, float]:
     state, name = experiment.state, f"validation_{experiment.metric}"
     if experiment.trainer_config.test_checkpoint == "best":
         return {name: state.best[experiment.metric]}
-    return state.validation
+    return state.validation if state.validated == state.iteration else {}
 
 
 def steps_of(estimates: Mapping[str, Estimate], metric: str) -> dict[str, list[dict[str, float]]]:

@@ -11,8 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from omegaconf.errors import OmegaConfBaseException
 from tiny import build
+from torch import nn
 from worlds import run_world
 
+from metadist.algorithms import Learner
 from metadist.config.hydra_errors import describe_error, raised_by_hydra
 from metadist.distributed import Shard
 from metadist.errors import UserError
@@ -182,6 +184,13 @@ def test_secrets_are_not_part_of_the_saved_configuration(tmp_path, monkeypatch):
         ("+optimizer._partial_=true", "gives a partial, which is no torch.optim"),
         ("+scheduler._partial_=true", "gives a partial, which is no torch.optim.lr_scheduler"),
         ("optimizer._target_=torch.optim.SparseAdam", "SparseAdam cannot take a step"),
+        (f"optimizer._target_={__name__}.WithoutRate", "has no learning rate"),
+        (
+            "scheduler=none scheduler._target_=torch.optim.lr_scheduler.OneCycleLR "
+            "~scheduler.factor ~scheduler.total_iters +scheduler.max_lr=0.1 "
+            "+scheduler.total_steps=3",
+            "the learning-rate schedule ends after 3 of 4 iterations",
+        ),
         (
             "scheduler=none scheduler._target_=torch.optim.lr_scheduler.ReduceLROnPlateau "
             "~scheduler.total_iters scheduler.factor=0.5",
@@ -192,6 +201,74 @@ def test_secrets_are_not_part_of_the_saved_configuration(tmp_path, monkeypatch):
 def test_optimizers_and_schedules_that_cannot_take_a_step(tmp_path, overrides, message):
     with pytest.raises(UserError, match=message):
         build(tmp_path, "strategy=local", *overrides.split())
+
+
+class WithoutRate(torch.optim.Optimizer):
+    def __init__(self, params, lr: float = 0.1) -> None:
+        super().__init__(params, {})
+
+    def step(self, closure=None) -> None:
+        pass
+
+
+def by_shape(params, lr: float = 0.1) -> torch.optim.Optimizer:
+    """An optimizer with a larger rate for the last layer and none for vectors before it."""
+    *body, weight, bias = params
+    decayed = [each for each in body if each.dim() > 1]
+    others = [each for each in body if each.dim() == 1]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others}]
+    return torch.optim.Adam([*groups, {"params": [weight, bias], "lr": 2 * lr}], lr=lr)
+
+
+class ByMomentum(torch.optim.lr_scheduler.LRScheduler):
+    """A schedule that reads an option of Adam."""
+
+    def get_lr(self) -> list[float]:
+        return [group["lr"] * group["betas"][0] for group in self.optimizer.param_groups]
+
+
+def test_an_optimizer_and_a_schedule_of_the_users_own_see_the_learners_parameters(tmp_path):
+    own = [f"optimizer._target_={__name__}.by_shape"]
+    own.append(f"scheduler._target_={__name__}.ByMomentum")
+    x = build(tmp_path, "strategy=local", *own, "~scheduler.factor", "~scheduler.total_iters")
+    sizes = [len(group["params"]) for group in x.optimizer.param_groups]
+    assert sizes == [4, 12, 2] and sum(sizes) == len(list(x.learner.parameters()))
+
+
+class Lazy(nn.Module):
+    def __init__(self, input_shape, outputs: int, **options) -> None:
+        super().__init__()
+        self.head = nn.LazyLinear(outputs)
+
+    def forward(self, inputs):
+        return self.head(inputs.flatten(1))
+
+
+class Pixels(nn.Module):
+    def __init__(self, input_shape, outputs: int, **options) -> None:
+        super().__init__()
+
+    def forward(self, inputs):
+        return inputs.flatten(1)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [("Lazy", "Lazy has lazy layers"), ("Pixels", "Pixels to adapt: give the model parameters")],
+)
+def test_models_without_parameters_to_train_are_refused(tmp_path, model, message):
+    with pytest.raises(UserError, match=message):
+        build(tmp_path, f"model._target_={__name__}.{model}")
+
+
+class Nearest(Learner):
+    """A nearest neighbour, which has nothing to train."""
+
+
+def test_a_learner_without_parameters_is_refused(tmp_path):
+    own = [f"model._target_={__name__}.Pixels", f"algorithm={{_target_:{__name__}.Nearest}}"]
+    with pytest.raises(UserError, match="Nearest and its model Pixels have no parameters"):
+        build(tmp_path, *own)
 
 
 def first_three(learner, tasks: MetaBatch) -> list[Shard]:
