@@ -122,9 +122,14 @@ class InnerLoopLearner(Learner):
         return TaskResult(self.loss(predictions, targets), metrics, predictions)
 
     def initial(self) -> Parameters:
-        """The initial values of the parameters that inner steps adapt."""
+        """The initial values of the parameters that inner steps adapt.
+
+        Those that were frozen since the learner was made are left out, unless all of them were.
+        """
         parameters = dict(self.model.named_parameters())
-        return {name: parameters[name] for name in self.adapted_names}
+        chosen: Parameters = {name: parameters[name] for name in self.adapted_names}
+        trainable = {name: each for name, each in chosen.items() if each.requires_grad}
+        return trainable or chosen
 
     def predict(self, parameters: Parameters, inputs: Tensor) -> Tensor:
         """Predictions with the given parameters: (…, n, *input shape) -> (…, n, outputs)."""

@@ -133,10 +133,11 @@ class MAMLPlusPlus(InnerLoopLearner):
     ) -> Parameters:
         self._step_index = min(step, self.inner_steps - 1)
         gradients = self.gradients(parameters, support, create_graph)
-        rates = self.rates[..., self._step_index].unbind(-1)
+        of_step = self.rates[..., self._step_index].unbind(-1)
+        rates = dict(zip(self.adapted_names, of_step, strict=True))
         return {
-            name: each - _like(rate, each) * gradients[name]
-            for (name, each), rate in zip(parameters.items(), rates, strict=True)
+            name: each - _like(rates[name], each) * gradients[name]
+            for name, each in parameters.items()
         }
 
     def convert_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

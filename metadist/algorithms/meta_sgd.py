@@ -77,10 +77,8 @@ class MetaSGD(MAML):
 
     def step(self, parameters: Parameters, gradients: Parameters) -> Parameters:
         """φ - α ∘ ∇φ L(support; φ), given φ and its gradient."""
-        return {
-            name: each - rate * gradients[name]
-            for (name, each), rate in zip(parameters.items(), self.rates, strict=True)
-        }
+        rates = dict(zip(self.adapted_names, self.rates, strict=True))
+        return {name: each - rates[name] * gradients[name] for name, each in parameters.items()}
 
     @property
     def algorithm_name(self) -> str:

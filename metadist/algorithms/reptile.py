@@ -92,6 +92,11 @@ class Reptile(InnerLoopLearner):
             self.register_buffer("exp_avg_sq", second_moments)
             self.register_buffer("step", torch.zeros((), dtype=torch.int64))
 
+    def initial(self) -> Parameters:
+        """See `InnerLoopLearner`; also those frozen since, because Adam has moments of all."""
+        parameters = dict(self.model.named_parameters())
+        return {name: parameters[name] for name in self.adapted_names}
+
     def train_task(self, episode: Episode) -> TaskResult:
         """See the class."""
         start = self.initial()

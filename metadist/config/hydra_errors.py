@@ -47,6 +47,8 @@ def describe_error(error: BaseException) -> str:
         key, equals, value = str(error.override).partition("=")
         path = bool(equals) and "/" in value and '"' not in value
         form = f"'{key}=\"{value}\"'" if path else "KEY=VALUE, as in seed=1"
+        if value.startswith("~/"):  # in quotes neither the shell nor Hydra would expand it
+            form = f"{key}=$HOME{value[1:]}"
         if not equals:
             form += ", with quotes around it if VALUE has spaces"
         return f"the override {error.override!r} cannot be read: write {form}."

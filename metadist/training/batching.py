@@ -210,6 +210,12 @@ def buffer_changes(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) ->
     """
     changes = {}
     for name, each in before.items():
+        if after[name].shape[after[name].dim() - each.dim() :] != each.shape:
+            raise UserError(
+                f"the buffer {name} of shape {tuple(each.shape)} has the shape "
+                f"{tuple(after[name].shape)} after a task, and tasks start from the same buffers: "
+                "give it a fixed size, or keep what grows outside of the learner."
+            )
         if each.dtype != torch.bool and not each.is_complex():
             changes[name] = after[name].double() - each
         elif not torch.equal(after[name], each.expand_as(after[name])):

@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from torch import Tensor
+
 from metadist import __version__
 from metadist.errors import UserError
 from metadist.files import REDIRECT_OUTPUT, atomic_write, wrap_write_errors
@@ -78,6 +80,11 @@ def export_weights(run: Path, path: Path) -> Path:
     metadata = {key: json.dumps(json_value(value)) for key, value in about.items()}
     metadata |= {"format": WEIGHTS_FORMAT, "version": __version__}
     tensors = {**contents["learner"], **contents["buffers"]}
+    if others := [name for name, each in tensors.items() if not isinstance(each, Tensor)]:
+        raise UserError(
+            f"{', '.join(others)} of {run} is no tensor, and a safetensors file holds tensors "
+            "alone: give the checkpoint itself to whoever loads it."
+        )
     copies = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
     with wrap_write_errors(path, REDIRECT_OUTPUT):
         atomic_write(path, save(copies, metadata))

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from metadist.algorithms import Learner
 from metadist.errors import UserError
 from metadist.training.pretrained import find_weights
@@ -38,7 +40,9 @@ def initialize(
         UserError: there are no such weights, or none of the tensors fits.
     """
     file, contents = tested_checkpoint(find_weights(path))
-    own, saved = learner.state_dict(), learner.convert_state(contents.get("learner") or {})
+    # Without what modules add by `get_extra_state`, which belongs to their own training.
+    own = _tensors(learner.state_dict())
+    saved = _tensors(learner.convert_state(contents.get("learner") or {}))
     shared = [name for name in saved if name in own]
     fitting = {name: saved[name] for name in shared if saved[name].shape == own[name].shape}
     # Buffers of the algorithm belong together, such as Adam's moments and its number of steps.
@@ -50,7 +54,7 @@ def initialize(
             f"init_from={path} has no tensor that fits {type(learner).__name__} and its model: "
             "choose the model, with the options, that the checkpoint was trained with."
         )
-    learner.load_state_dict({**own, **fitting})
+    learner.load_state_dict({**learner.state_dict(), **fitting})
     parts = [
         f"initialized from {file} (iteration {contents.get('iteration')}): "
         f"{len(fitting)} of {len(own)} tensors loaded"
@@ -59,6 +63,10 @@ def initialize(
     parts += _listed("not in the checkpoint", [name for name in own if name not in saved])
     parts += _listed("of the checkpoint not used", [name for name in saved if name not in own])
     return "; ".join(parts), _warning(path, contents.get("protocol") or {}, protocol or {})
+
+
+def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: each for name, each in state.items() if isinstance(each, Tensor)}
 
 
 def _warning(path: str | Path, training: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:

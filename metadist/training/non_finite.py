@@ -1,5 +1,6 @@
 """Non-finite losses and gradients: which tasks they come from."""
 
+import shlex
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -110,7 +111,8 @@ def _replay_hint(report: NonFiniteReport, experiment: Experiment) -> str:
     if not report.key:
         return ""
     trust = trust_option(experiment.configuration)
-    return f"look at it with metadist replay {experiment.directory} --key {report.key}{trust}, "
+    run = shlex.quote(str(experiment.directory))
+    return f"look at it with metadist replay {run} --key {report.key}{trust}, "
 
 
 class GradientNormMapper(TaskMapper):

@@ -30,7 +30,7 @@ def find_weights(path: str | Path) -> Path:
     Raises:
         UserError: it is neither.
     """
-    given = Path(path)
+    given = Path(path).expanduser()
     if given.exists():
         return given
     found = pretrained_weights()

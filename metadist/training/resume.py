@@ -59,7 +59,7 @@ def restore(experiment: Experiment) -> None:
     if experiment.resume == "auto":
         found = _newest_intact(saved)
     else:
-        path = _checkpoint_file(Path(experiment.resume))
+        path = _checkpoint_file(Path(experiment.resume).expanduser())
         found = path, read_checkpoint(path)
     if found is not None:
         restore_from(experiment, *found)

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import logging
 import math
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -160,7 +161,8 @@ class Trainer:
             write_test_tasks(self.experiment)
             write_run_report(directory)
         except Exception as error:
-            self._warn(f"{error} (metadist report {directory} writes the report later)")
+            later = f"metadist report {shlex.quote(str(directory))}"
+            self._warn(f"{error} ({later} writes the report later)")
 
     @contextlib.contextmanager
     def _joined(self) -> Iterator[None]:

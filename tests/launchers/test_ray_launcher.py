@@ -158,12 +158,13 @@ def test_a_programming_error_in_a_collective_is_not_retried(ray, tmp_path, capsy
 
 
 def test_hydras_values_are_those_of_the_command(tmp_path):
-    own = ["strategy=local", "launcher.num_workers=1", "+own.job=${hydra:job.name}"]
-    own += ["+hydra.job.env_set.FROM_HYDRA=yes", "+own.variable=${oc.env:FROM_HYDRA}"]
+    own = ["strategy=local", "launcher.num_workers=1", "seed=${hydra:job.env_set.SEED}"]
+    own += ["+hydra.job.env_set={SEED:3,POLICY:skip}", "trainer.on_non_finite=${oc.env:POLICY}"]
     ended = run_command("maml.py", "launcher=ray", *SMALL, *own, f"hydra.run.dir={tmp_path}")[0]
     assert ended.status == 0, ended
     saved = OmegaConf.load(tmp_path / ".hydra" / "config.yaml")
-    assert saved.own == {"job": "maml", "variable": "yes"}
+    assert (int(saved.seed), saved.trainer.on_non_finite) == (3, "skip")
+    assert json.loads((tmp_path / "results.json").read_text())["seed"] == 3
 
 
 def test_ctrl_c_saves_and_leaves_nothing_behind(tmp_path):

@@ -1,5 +1,7 @@
 """Batching over tasks: the same results as one task at a time, whatever the chunk."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -274,3 +276,25 @@ def test_masks_are_constant_buffers():
     assert list(result.buffers) == ["model.calls"] and result.buffers["model.calls"] == 2
     with pytest.raises(UserError, match=r"the buffer model\.mask of type torch\.bool changes"):
         mapper.run_each(MAML(Masked(True), True, inner_steps=2).train(), batch)
+
+
+class Remembers(nn.Module):
+    """Keeps the inputs of each call in a buffer that grows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("memory", torch.zeros(0, 4))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, inputs):
+        self.memory = torch.cat([self.memory, inputs[:1]])
+        return self.head(inputs)
+
+
+def test_buffers_of_a_changing_size_are_refused():
+    learner = MAML(Remembers()).train()
+    part = Examples(torch.rand(3, 4), torch.arange(3))
+    handle = WorkerLocal("remembered", SimpleNamespace(sample=lambda key: Episode(part, part)))
+    batch = MetaBatch(task_keys(0, "train", 1, range(1)))
+    with pytest.raises(UserError, match=r"memory of shape \(0, 4\) has the shape \(2, 4\) after"):
+        TrainMapper(handle).run_each(learner, batch)

@@ -13,6 +13,7 @@ from worlds import RankFailed, run_world
 from metadist.config import load_learner
 from metadist.distributed import get_rank
 from metadist.errors import UserError
+from metadist.loggers import Logger
 from metadist.reports import read_results, read_test_predictions
 from metadist.training import Callback, EarlyStopping, Trainer
 from metadist.training.checkpoints import Checkpoints, read_checkpoint
@@ -389,3 +390,32 @@ def test_integers_are_not_averaged(tmp_path):
     Trainer(x).run()
     assert x.evaluated_learner is not x.learner
     assert x.evaluated_learner.step == x.learner.step == 8  # of four iterations
+
+
+class FreezeBody(Callback):
+    """Freezes all but the last layer after the first iteration."""
+
+    def on_iteration_end(self, trainer, output):
+        for name, parameter in trainer.experiment.learner.named_parameters():
+            parameter.requires_grad_("convolutions" not in name and "norms" not in name)
+
+
+@pytest.mark.parametrize("algorithm", ["maml", "meta_sgd", "maml_plus_plus", "imaml", "reptile"])
+def test_layers_that_a_callback_freezes_are_neither_trained_nor_adapted(tmp_path, algorithm):
+    x = build(
+        tmp_path,
+        *("strategy=local", f"algorithm={algorithm}", "logger=[]", "trainer.eval_every=0"),
+        f"+callbacks.freeze._target_={__name__}.FreezeBody",
+    )
+    x.logger = Logger()
+    trainer, model = Trainer(x), x.learner.model
+    trainer.callbacks[0].on_iteration_end(trainer, trainer.train_step(1))
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    trainer.train_step(2)
+    changed = {n for n, each in model.state_dict().items() if not torch.equal(each, before[n])}
+    assert changed == {"head.weight", "head.bias"}
+    if algorithm not in ("imaml", "reptile"):
+        assert set(x.learner.initial()) == changed
+    model.requires_grad_(False)  # as for inference: then all are adapted
+    if algorithm not in ("imaml", "reptile"):
+        assert len(x.learner.initial()) > 2

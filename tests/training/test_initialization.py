@@ -15,6 +15,7 @@ from metadist.algorithms import MAML, MAMLPlusPlus
 from metadist.errors import UserError
 from metadist.models import Conv4
 from metadist.training.checkpoints import Checkpoints, read_checkpoint, write_checkpoint
+from metadist.training.export import export_weights
 from metadist.training.initialization import initialize
 from metadist.training.pretrained import pretrained_weights
 
@@ -174,3 +175,23 @@ def test_moments_and_steps_of_reptiles_adam_are_loaded_together(tmp_path):
         more = (f"task.ways={ways}", f"init_from={tmp_path / 'first'}")
         learner = build(tmp_path / str(ways), *options, *more).learner
         assert bool(learner.step) is bool(learner.exp_avg_sq.any()) is loaded
+
+
+class WithExtraState(Conv4):
+    """A model that saves more than tensors."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": 3}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        pass
+
+
+def test_what_modules_save_beside_tensors_is_not_taken_over(tmp_path):
+    own = ["strategy=local", f"model._target_={__name__}.WithExtraState"]
+    train(str(tmp_path / "first"), *own)
+    x = build(tmp_path / "second", *own, f"init_from={tmp_path / 'first'}")
+    saved = weights(tmp_path / "first")
+    assert torch.equal(x.learner.model.head.weight, saved["model.head.weight"])
+    with pytest.raises(UserError, match=r"model\._extra_state of .* is no tensor"):
+        export_weights(tmp_path / "first", tmp_path / "weights.safetensors")

@@ -17,6 +17,7 @@ from worlds import run_world
 
 from metadist.errors import UserError
 from metadist.models import MLP
+from metadist.reports import read_results
 from metadist.training import Callback, Trainer
 from metadist.training.checkpoints import Checkpoints, read_checkpoint, write_checkpoint
 
@@ -309,3 +310,17 @@ def test_from_the_directory_of_another_run(tmp_path):
     assert (resumed["test_loss"], resumed["iterations"]) == (whole["test_loss"], 6)
     with pytest.raises(UserError, match="holds no checkpoint: give the directory of a run"):
         build(tmp_path / "third", "strategy=local", f"resume={tmp_path}")
+
+
+def test_the_validation_of_an_earlier_state_is_not_that_of_the_tested_one(tmp_path):
+    train(str(tmp_path), "strategy=local")
+    assert "validation_accuracy" in read_results(tmp_path)
+    train(
+        str(tmp_path),
+        "strategy=local",
+        "resume=auto",
+        "trainer.iterations=6",
+        "trainer.eval_every=0",
+    )
+    results = read_results(tmp_path)
+    assert results["iterations"] == 6 and "validation_accuracy" not in results
