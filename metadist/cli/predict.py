@@ -14,7 +14,7 @@ from metadist.errors import UserError
 from metadist.files import REDIRECT_OUTPUT, atomic_write, wrap_write_errors
 from metadist.inference import FewShotClassifier
 from metadist.loggers.console import print_plain
-from metadist.tasks.image_files import class_folders, images_below
+from metadist.tasks.image_files import FORMATS, class_folders, images_below
 
 
 def predict_folder(classifier: FewShotClassifier, support: Path, query: Path) -> list[list[str]]:
@@ -31,12 +31,18 @@ def predict_folder(classifier: FewShotClassifier, support: Path, query: Path) ->
     Raises:
         UserError: a directory has no images, or an image cannot be read.
     """
-    examples = [(file, each.name) for each in class_folders(support) for file in each.files]
+    classes = class_folders(support)
+    examples = [(file, each.name) for each in classes for file in each.files]
     files = [query] if query.is_file() else images_below(query)
     for folder, found in ((support, examples), (query, files)):
         if not found:
             below = "in class folders" if folder is support else "in it"
             raise UserError(f"{folder} has no images {below}: give another directory.")
+    if empty := [each.name for each in classes if not each.files]:
+        raise UserError(
+            f"{support} has no images of {', '.join(empty)}: add some ({', '.join(FORMATS)}), or "
+            "delete the folder."
+        )
     classifier.fit([file for file, _ in examples], [name for _, name in examples])
     names = [file.name if file == query else file.relative_to(query).as_posix() for file in files]
     rows = []

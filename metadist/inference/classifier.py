@@ -111,12 +111,16 @@ class FewShotClassifier:
             The classifier.
 
         Raises:
-            UserError: the numbers of images and labels differ, labels cannot be sorted, an image
-                cannot be used, or the algorithm cannot do the number of classes.
+            UserError: the numbers of images and labels differ, labels are of several types or NaN,
+                an image cannot be used, or the algorithm cannot do the number of classes.
         """
         images = _several(images)
         try:
             given = np.asarray(labels.cpu() if isinstance(labels, Tensor) else labels)
+            if given.dtype.kind == "U" and not all(isinstance(each, str) for each in labels):
+                raise TypeError("some are strings and others are not")
+            if given.dtype.kind == "f" and np.isnan(given).any():
+                raise ValueError("some are NaN")
             classes, targets = np.unique(given, return_inverse=True)
         except (TypeError, ValueError) as error:
             raise UserError(
@@ -220,9 +224,16 @@ def _as_inputs(images: Any) -> Tensor:
     try:
         if isinstance(images, Sequence) and all(isinstance(each, Tensor) for each in images):
             images = torch.stack(list(images))
-        return torch.as_tensor(images, dtype=torch.float32)
+        inputs = torch.as_tensor(images)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(
             f"images cannot be prepared for this model ({first_line(error)}): give an array or "
             "tensor of its inputs, or FewShotClassifier.load(…, preprocess=…)."
         ) from None
+    if inputs.dtype == torch.uint8:
+        raise UserError(
+            "images of integers from 0 to 255 cannot be prepared for this model, whose images are "
+            "neither square nor of one or three channels: give its inputs, scaled and normalized "
+            "as in training, or FewShotClassifier.load(…, preprocess=…)."
+        )
+    return inputs.float()

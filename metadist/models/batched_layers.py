@@ -85,7 +85,7 @@ class Conv2d(nn.Conv2d):
             outputs = outputs.permute(0, 1, 4, 2, 3)
             return outputs.squeeze(0) if unbatched else outputs
         if unbatched:
-            if not inputs.is_cpu or in_transform():
+            if not inputs.is_cpu or inputs.dim() != 4 or in_transform():
                 return super().forward(inputs)
             # Convolution and pooling are faster in this layout on CPUs.
             last = torch.channels_last

@@ -54,7 +54,7 @@ def write_html(
         script=(_TEMPLATES / "report.js").read_text(encoding="utf-8"),
     )
     with wrap_write_errors(path, REDIRECT_REPORT):
-        atomic_write(path, html.encode())
+        atomic_write(path, html.encode(errors="replace"))  # names of files may be no UTF-8
     return path
 
 

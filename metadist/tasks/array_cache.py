@@ -120,11 +120,20 @@ def load_or_create(root: Path, name: str, create: Callable[[], ArraySpec]) -> Ca
 
 
 def load_any(root: Path, stem: str) -> CachedArray | None:
-    """An array `STEM_*.npy` in `root`, for users who copied the finished array alone."""
-    for path in sorted(root.glob(f"{stem}_*.npy")):
-        if (found := _load(path, cache_directory(root) / path.name)) is not None:
-            return found
-    return None
+    """An array `STEM_*.npy` in `root`, for users who copied the finished array alone.
+
+    Raises:
+        UserError: there are several, of which some are of earlier versions of the images.
+    """
+    paths = sorted(root.glob(f"{stem}_*.npy"))
+    arrays = [_load(path, cache_directory(root) / path.name) for path in paths]
+    found = [path.name for path, array in zip(paths, arrays, strict=True) if array is not None]
+    if len(found) > 1:
+        raise UserError(
+            f"{root} has no images, and several arrays of images, {', '.join(found)}: keep the "
+            "one of the current images, and delete the others."
+        )
+    return next((array for array in arrays if array is not None), None)
 
 
 def _load_verified(path: Path, target: Path) -> CachedArray | None:

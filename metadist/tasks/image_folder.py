@@ -1,6 +1,7 @@
 """Images in a directory of class folders: a user's own data."""
 
 import functools
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,6 +13,10 @@ from metadist.errors import UserError
 from metadist.tasks import array_cache, data_files, image_files
 from metadist.tasks.decoded_images import DecodedImages, given_splits, group_by_class, load_classes
 from metadist.tasks.transforms import Augment, ImageTransform, Normalize
+
+_log = logging.getLogger(__name__)
+
+_SHOWN = 5
 
 
 class ImageFolder(DecodedImages):
@@ -73,7 +78,18 @@ class ImageFolder(DecodedImages):
 
     def _load(self, root: Path) -> tuple[list[np.ndarray], list[str]]:
         stem = f"folder_{self.size}px_{self.channels}"
-        classes = [each for each in image_files.find_classes(root, "class folders") if each.files]
+        found_classes = image_files.find_classes(root, "class folders")
+        classes = [each for each in found_classes if each.files]
+        empty = [
+            f"{each.split}/{each.name}".lstrip("/") for each in found_classes if not each.files
+        ]
+        if classes and empty:
+            _log.info(
+                "class folders without images (%s) are left out: %s%s",
+                ", ".join(image_files.FORMATS),
+                ", ".join(empty[:_SHOWN]),
+                ", …" * (len(empty) > _SHOWN),
+            )
         if not classes:
             if (found := array_cache.load_any(root, stem)) is not None:
                 return group_by_class(found)

@@ -106,8 +106,9 @@ class ImageClasses:
                 task, so that its k-th images are by one drawer where example numbers are drawers.
 
         Raises:
-            UserError: `normalize` does not fit the channels, or `test_drawers` the classes; the
-                channels come last, or splits share a class.
+            UserError: `normalize` does not fit the channels, or `test_drawers`, `class_names` or
+                `groups` the classes; the channels come last; a split is missing, has something else
+                than indices of classes, or a class that it or another split has already.
             ValueError: `images` has another type or shape, or is to be rotated but not square.
         """
         # Plain views: indexing np.memmap itself is slower and yields np.memmap again.
@@ -131,12 +132,12 @@ class ImageClasses:
         if (rotations or test_rotations) and shape[-1] != shape[-2]:
             raise ValueError(f"only square images can be rotated, got {shape[-2:]}")
         self.name = name
-        self.splits = {split: np.asarray(splits[split], dtype=np.int64) for split in SPLITS}
-        for first, second in itertools.combinations(SPLITS, 2):
-            if len(shared := np.intersect1d(self.splits[first], self.splits[second])):
+        self.splits = _checked_splits(name, splits, len(self.images))
+        for what, given in {"class_names": class_names, "groups": groups}.items():
+            if given is not None and len(given) != len(self.images):
                 raise UserError(
-                    f"class {shared[0]} of {name} is in {first} and in {second}: put each class "
-                    "into one split, since test classes must not be trained."
+                    f"{name} has {len(self.images)} classes and {len(given)} {what}: give one for "
+                    "each class."
                 )
         self.rotations = rotations
         self.test_rotations = test_rotations
@@ -457,3 +458,37 @@ class ImageClasses:
 def _targets(ways: int, count: int) -> Tensor:
     # NumPy creates so few numbers in a fraction of the time that PyTorch takes.
     return torch.from_numpy(np.repeat(np.arange(ways), count))
+
+
+def _checked_splits(
+    name: str, splits: Mapping[str, np.ndarray], classes: int
+) -> dict[str, np.ndarray]:
+    """The indices of each split's classes, int64, each class in one split at most once."""
+    if missing := [split for split in SPLITS if split not in splits]:
+        raise UserError(
+            f"the splits of {name} are {', '.join(splits)}, and {missing[0]} is missing: give "
+            f"{', '.join(SPLITS)}."
+        )
+    checked = {}
+    for split in SPLITS:
+        members = np.asarray(splits[split])
+        if members.size and not np.issubdtype(members.dtype, np.integer):
+            raise UserError(
+                f"the split {split} of {name} has values of type {members.dtype}: give the indices "
+                "of its classes, as by numpy.flatnonzero of a mask."
+            )
+        members = checked[split] = members.astype(np.int64)
+        if outside := sorted({*members.tolist()} - {*range(classes)}):
+            raise UserError(
+                f"the split {split} of {name} has the class {outside[0]}, and its {classes} "
+                f"classes are 0 to {classes - 1}."
+            )
+        if len(np.unique(members)) < len(members):
+            raise UserError(f"the split {split} of {name} has a class twice: give each once.")
+    for first, second in itertools.combinations(SPLITS, 2):
+        if len(shared := np.intersect1d(checked[first], checked[second])):
+            raise UserError(
+                f"class {shared[0]} of {name} is in {first} and in {second}: put each class "
+                "into one split, since test classes must not be trained."
+            )
+    return checked

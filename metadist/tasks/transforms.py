@@ -28,17 +28,20 @@ class Normalize:
     """`(pixel - mean) / std`, channel by channel, of pixels in [0, 1].
 
     Args:
-        mean: a number per channel, or one for all.
+        mean: a list of a number per channel, or of one for all.
         std: the same; positive.
 
     Raises:
-        UserError: a `std` is not positive.
+        UserError: `mean` or `std` is no list, or a `std` is not positive.
     """
 
     mean: Sequence[float] = (0.0,)
     std: Sequence[float] = (1.0,)
 
     def __post_init__(self) -> None:
+        for name in ("mean", "std"):
+            if not isinstance(value := getattr(self, name), Sequence):
+                raise UserError(f"{name}={value} is no list: give a number per channel, or [x].")
         if not all(value > 0 for value in self.std):
             raise UserError(f"dataset.normalize.std={list(self.std)} must be above 0")
 

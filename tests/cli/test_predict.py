@@ -115,3 +115,10 @@ def test_directories_without_images_are_refused(
     folders[option + 1] = str(tmp_path / "missing")
     assert predict(monkeypatch, str(run), *folders) == 2
     assert "missing" in capsys.readouterr().err
+
+
+def test_a_class_without_images_is_refused(run, folders, tmp_path, monkeypatch, capsys):
+    (Path(folders[1]) / "cow").mkdir()
+    (Path(folders[1]) / "cow" / "photo.heic").write_bytes(b"of another format")
+    assert predict(monkeypatch, str(run), *folders) == 2
+    assert "has no images of cow: add some (.jpg" in capsys.readouterr().err

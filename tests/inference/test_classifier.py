@@ -266,3 +266,14 @@ def test_images_of_unequal_or_no_shape_are_refused():
     classifier.fit(np.zeros((2, 4), np.float32), [0, 1])
     with pytest.raises(UserError, match=r"images have the shape \(5,\), and the labeled examples"):
         classifier.predict(np.zeros((3, 5), np.float32))
+
+
+@pytest.mark.parametrize("labels", [[1, "a"], ["a", float("nan")], [0.0, float("nan")]])
+def test_labels_of_several_types_and_missing_ones_are_refused(labels):
+    with pytest.raises(UserError, match="the labels cannot be sorted"):
+        small_classifier().fit(np.zeros((2, 4), np.float32), labels)
+
+
+def test_pixels_of_a_model_without_preprocessing_are_refused():
+    with pytest.raises(UserError, match="integers from 0 to 255 cannot be prepared"):
+        small_classifier().fit(np.zeros((2, 4), np.uint8), [0, 1])

@@ -152,3 +152,11 @@ def test_models_with_running_statistics_or_dropout_are_not_batched():
 def test_unsupported_convolutions_are_refused(options):
     with pytest.raises(ValueError, match="batched Conv2d"):
         Conv2d(2, 2, 3, **options)
+
+
+def test_a_single_image_is_convolved_as_by_torch():
+    layer = Conv2d(4, 3, 3, padding=1)
+    plain = nn.Conv2d(4, 3, 3, padding=1)
+    plain.load_state_dict(layer.state_dict())
+    image = torch.rand(4, 8, 8)
+    torch.testing.assert_close(layer(image), plain(image))

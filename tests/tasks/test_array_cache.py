@@ -277,3 +277,7 @@ def test_files_that_are_no_cached_array_are_not_used(tmp_path, caplog, array, na
     (tmp_path / "a_0.json").write_text(json.dumps({"names": ["a", "b"], "crc32": zlib.crc32(
         bytes(6), zlib.crc32(b'[["a", "b"], [2, 3]]'))}))  # fmt: skip
     assert load_any(tmp_path, "a").names == ["a", "b"]
+    for suffix in (".npy", ".json"):
+        shutil.copy(tmp_path / f"a_0{suffix}", tmp_path / f"a_1{suffix}")
+    with pytest.raises(UserError, match=r"several arrays of images, a_0\.npy, a_1\.npy: keep"):
+        load_any(tmp_path, "a")

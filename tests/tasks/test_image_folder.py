@@ -1,3 +1,4 @@
+import logging
 import os
 import shutil
 
@@ -281,3 +282,12 @@ def test_datasets_that_share_a_cache_may_have_equal_names_sizes_and_times(tmp_pa
                 os.utime(folder / f"{example}.bmp", ns=(0, 0))
         dataset = ImageFolder(str(tmp_path / str(level)), size=8, channels=1)
         assert (dataset.split_classes("train")[0] == level).all()
+
+
+def test_folders_without_images_are_named(tmp_path, caplog):
+    root = write(tmp_path / "data", SIZES)
+    (root / "empty").mkdir()
+    caplog.set_level(logging.INFO)
+    dataset = ImageFolder(str(root), size=8)
+    assert sum(len(names) for names in dataset.classes.values()) == len(SIZES)
+    assert any("without images" in text and "left out: empty" in text for text in caplog.messages)

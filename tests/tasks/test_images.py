@@ -603,3 +603,30 @@ def test_tasks_that_a_dataset_cannot_sample_are_refused():
         dataset.episode(generator, "train", 5000, 1, 1)
     with pytest.raises(UserError, match="there is no split 'val': choose one of train, validation"):
         dataset.episode(generator, "val", 5, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"test": np.array([14, 15, 15])}, "the split test of labels has a class twice"),
+        ({"test": np.arange(-6, 0)}, r"has the class -6, and its 20 classes are 0 to 19"),
+        ({"test": np.array([14, 20])}, "the split test of labels has the class 20"),
+        ({"test": np.arange(20) > 13}, "has values of type bool: give the indices"),
+        ({"test": np.array([14.0, 15.0])}, "has values of type float64"),
+        ({"test": np.array([3, 15])}, "class 3 of labels is in train and in test"),
+    ],
+)
+def test_splits_that_are_no_indices_of_classes_are_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        ImageClasses("labels", labelled_pixels(), SPLIT_CLASSES | changes)
+
+
+def test_what_is_given_for_each_class_is_given_for_all():
+    without = {split: SPLIT_CLASSES[split] for split in ("train", "test")}
+    with pytest.raises(UserError, match="the splits of labels are train, test, and validation is"):
+        ImageClasses("labels", labelled_pixels(), without)
+    for option in ("class_names", "groups"):
+        with pytest.raises(UserError, match=f"labels has 20 classes and 19 {option}"):
+            ImageClasses("labels", labelled_pixels(), SPLIT_CLASSES, **{option: ["a"] * 19})
+    with pytest.raises(UserError, match="is no list"):
+        Normalize(mean=0.5)
