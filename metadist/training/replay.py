@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from metadist.errors import UserError
-from metadist.reports import CHECKPOINT_DIRECTORY, REPLAY_DIRECTORY
+from metadist.reports import CHECKPOINT_DIRECTORY, REPLAY_DIRECTORY, read_config
 from metadist.tasks import SPLITS
 from metadist.training.checkpoints import Checkpoints, read_checkpoint
 from metadist.training.experiment import Experiment
@@ -35,6 +35,8 @@ class Replay(NamedTuple):
             not depend on it, or in evaluation.
         metrics: of the task after adaptation, in evaluation; empty in training.
         plot: plot of the task; None if it cannot be plotted.
+        callbacks: the run's own callbacks, which were not called in the outer steps that were
+            taken again and may have changed the run.
     """
 
     key: str
@@ -44,10 +46,14 @@ class Replay(NamedTuple):
     gradients: dict[str, float | None]
     metrics: dict[str, float]
     plot: Path | None
+    callbacks: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         """The result as text lines."""
         steps = f", and {self.outer_steps} outer steps from there" if self.outer_steps else ""
+        if self.callbacks:
+            names = ", ".join(f"callbacks.{name}" for name in self.callbacks)
+            steps += f" without {names}: give a --checkpoint if these change the training"
         found = [f"task {self.key}, from {self.start}{steps}", f"loss {self.loss!r}"]
         found += [f"{name} {value!r}" for name, value in self.metrics.items()]
         width = max((len(name) for name in self.gradients), default=0)
@@ -80,8 +86,9 @@ def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) 
     """Compute one task as the run did: on CPUs with the same bits, unless the run was compiled.
 
     The learner's state before the key's iteration comes from the newest checkpoint until then,
-    from `init_from`, or from the seed; the outer steps between are taken again. A test task is
-    evaluated with the state that the run tested, a validation task with the newest checkpoint's.
+    from `init_from`, or from the seed; the outer steps between are taken again, without callbacks.
+    A test task is evaluated with the state that the run tested, a validation task with that of the
+    newest checkpoint.
 
     Args:
         experiment: as the run's, newly built, with strategy=local.
@@ -113,7 +120,17 @@ def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) 
         metrics = {name: value.item() for name, value in evaluated.items()}
     name = "-".join(map(str, key.tolist()))
     plot = plot_task(experiment.directory / REPLAY_DIRECTORY / f"task-{name}.png", experiment, key)
-    return Replay(format_key(key), start, len(steps), loss.item(), gradients, metrics, plot)
+    callbacks = _own_callbacks(experiment.directory) if steps else ()
+    return Replay(
+        format_key(key), start, len(steps), loss.item(), gradients, metrics, plot, callbacks
+    )
+
+
+def _own_callbacks(run: Path) -> tuple[str, ...]:
+    """The names of a run's callbacks that are not metadist's, which change no training."""
+    nodes = read_config(run).get("callbacks") or {}
+    targets = {name: str((node or {}).get("_target_")) for name, node in nodes.items()}
+    return tuple(name for name, each in targets.items() if not each.startswith("metadist."))
 
 
 def _check_key(experiment: Experiment, key: Tensor) -> tuple[str, int]:

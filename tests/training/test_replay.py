@@ -13,7 +13,7 @@ from metadist.config import build_experiment, load_experiment
 from metadist.distributed.reducers import MeanReducer
 from metadist.errors import UserError
 from metadist.reports import read_test_predictions
-from metadist.training import Trainer
+from metadist.training import Callback, Trainer
 from metadist.training.replay import parse_key, replay
 
 
@@ -126,3 +126,21 @@ def test_a_test_task_is_evaluated_with_the_state_that_was_tested(tmp_path):
     (found,) = run_world(train_and_replay, 1, tmp_path, options, ["0,test,0,5"])[0]
     assert found.loss == read_test_predictions(tmp_path)[5]["loss"]
     assert "best-" in found.start
+
+
+class HalveTheRate(Callback):
+    """Changes the training after each iteration."""
+
+    def on_iteration_end(self, trainer, output):
+        for group in trainer.experiment.optimizer.param_groups:
+            group["lr"] /= 2
+
+
+def test_steps_that_are_taken_again_without_callbacks_say_so(tmp_path):
+    options = [*OPTIONS, f"+callbacks.mine._target_={__name__}.HalveTheRate"]
+    keys = ["0,train,1,0", "0,train,3,0", "0,train,4,0"]
+    first, third, fourth = run_world(train_and_replay, 1, tmp_path, options, keys)[0]
+    assert (first.callbacks, third.callbacks, fourth.callbacks) == ((), ("mine",), ())
+    assert "2 outer steps from there without callbacks.mine: give" in third.lines()[0]
+    losses = [line["train_loss"] for line in records(tmp_path)]
+    assert (first.loss, fourth.loss) == (losses[0], losses[3])
