@@ -26,7 +26,8 @@ from metadist.training.signals import raise_if_interrupted
 
 _log = logging.getLogger(__name__)
 
-_CONSTANT = frozenset((bool, int, float, str))
+_PLAIN = frozenset((bool, int, float, str))
+_COMPARED = frozenset((list, tuple, dict, Tensor))
 _CALLS_UNTIL_READY = 3
 """A CUDA graph is recorded in the second call and replayed from the third one on."""
 
@@ -131,7 +132,7 @@ class CompiledSteps:
 
     def __init__(self) -> None:
         self._steps: dict[Any, Callable[..., StepSum] | str] = {}
-        self._attributes: dict[Any, list[list[Any]]] = {}
+        self._attributes: dict[Any, list[dict[str, Any]]] = {}
         self._logged: set[tuple[CompileOptions, str]] = set()
 
     def __call__(self, options: CompileOptions, arguments: StepArguments) -> StepSum:
@@ -191,28 +192,40 @@ class CompiledSteps:
         return self._steps[key], inputs
 
 
-def _constant_attributes(learner: Learner) -> list[list[Any]]:
-    """The values of those attributes of each module that a compiled form has as constants."""
+def _constant_attributes(learner: Learner) -> list[dict[str, Any]]:
+    """The values of those attributes of each module that a compiled form has as constants, by name:
+    numbers and texts, and outside of `nn.Module`'s own attributes lists and the like of these, and
+    tensors that are neither parameters nor buffers.
+    """
     return [
-        [value for value in vars(module).values() if type(value) in _CONSTANT]
+        {
+            name: value if type(value) in _PLAIN else _snapshot(value)
+            for name, value in vars(module).items()
+            if type(value) in _PLAIN or (type(value) in _COMPARED and name[0] != "_")
+        }
         for module in learner.modules()
     ]
 
 
-def _changed_names(learner: Learner, before: list[list[Any]]) -> list[str]:
+def _snapshot(value: Any) -> Any:
+    """What differs once a list, tuple, dictionary or tensor has changed, also in place."""
+    if isinstance(value, Tensor):
+        return id(value), value._version  # noqa: SLF001  (counts changes in place)
+    items = tuple(value.items() if isinstance(value, dict) else value)
+    flat = (part for each in items for part in (each if isinstance(value, dict) else (each,)))
+    return items if all(type(part) in _PLAIN for part in flat) else id(value)
+
+
+def _changed_names(learner: Learner, before: list[dict[str, Any]]) -> list[str]:
     """What has other values than `before`: attributes by name, or all of a module."""
-    modules = dict(learner.named_modules())
-    if len(modules) != len(before):
+    modules, now = dict(learner.named_modules()), _constant_attributes(learner)
+    if len(now) != len(before):
         return ["modules"]
     changed = []
-    for (path, module), old in zip(modules.items(), before, strict=True):
-        new = {name: value for name, value in vars(module).items() if type(value) in _CONSTANT}
-        if len(new) != len(old):
-            changed.append(f"attributes of {path}" if path else "attributes")
-            continue
+    for path, new, old in zip(modules, now, before, strict=True):
         prefix = f"{path}." if path else ""
-        pairs = zip(new.items(), old, strict=True)
-        changed += [f"{prefix}{name}" for (name, value), other in pairs if value != other]
+        names = [name for name in {**old, **new} if new.get(name) != old.get(name)]
+        changed += [f"{prefix}{name}" for name in names]
     return changed
 
 

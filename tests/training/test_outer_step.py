@@ -144,13 +144,30 @@ def test_an_attribute_that_changes_is_not_ignored(form, caplog, name):
     assert caplog.text.count(f"the learner's {name} changed during training") == 1
 
 
+@pytest.mark.parametrize("kind", ["list", "dict", "tensor"])
+def test_what_an_attribute_holds_is_not_ignored(form, caplog, kind):
+    learner, tasks = sinusoid()
+    values = {"list": [1.0], "dict": {"scale": 1.0}, "tensor": torch.ones(1)}[kind]
+    learner.model.values = values
+    options = CompileOptions(f"changed {kind}, {form}", 4)
+    for _ in range(2):
+        response(learner, tasks, 4, options)
+    assert "runs eagerly" not in caplog.text
+    if kind == "tensor":
+        values.fill_(2.0)
+    else:
+        values[0 if kind == "list" else "scale"] = 2.0
+    response(learner, tasks, 4, options)
+    assert "the learner's model.values changed during training" in caplog.text
+
+
 def test_an_attribute_that_appears_is_not_ignored(form, caplog):
     learner, tasks = sinusoid()
     options = CompileOptions(f"new attribute, {form}", 4)
     response(learner, tasks, 4, options)
     learner.model.scale = 2.0
     response(learner, tasks, 4, options)
-    assert "the learner's attributes of model changed during training" in caplog.text
+    assert "the learner's model.scale changed during training" in caplog.text
 
 
 def test_a_module_that_disappears_is_not_ignored(form, caplog):
