@@ -39,6 +39,7 @@ from metadist.training import (
 )
 from metadist.training.sanity_check import (
     check_batch_norm,
+    check_parametrizations,
     check_partition,
     check_supervised,
     check_ways,
@@ -113,6 +114,7 @@ def assemble_experiment(
     _check_scheduler(cfg.scheduler, dry_run, trainer.iterations, instantiate)
     optimizer = instantiate(cfg.optimizer, "optimizer", params=list(learner.parameters()))
     scheduler = instantiate(cfg.scheduler, "scheduler", optimizer=optimizer)
+    check_parametrizations(strategy, learner)
     check_partition(strategy, learner, trainer.meta_batch_size)
     check_supervised(tasks, learner)
     check_ways(tasks, learner)

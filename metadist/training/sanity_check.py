@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from metadist.algorithms import Learner, Supervised
 from metadist.distributed import get_worker_id, get_world_size
@@ -91,6 +92,26 @@ def check_batch_norm(tasks: TaskDistribution, learner: Learner) -> None:
         raise UserError(
             "batch norm cannot normalize a single example, and a task has one support example: "
             "set model.batch_norm=false, or ask for more, as in task.shots=10."
+        )
+
+
+def check_parametrizations(strategy: Strategy, learner: Learner) -> None:
+    """Check that a learner that is sent to other workers can be.
+
+    Args:
+        strategy: of the run.
+        learner: of the run.
+
+    Raises:
+        UserError: it has parametrizations, which PyTorch does not pickle.
+    """
+    if strategy.every_rank_drives:
+        return
+    found = [name for name, each in learner.named_modules() if is_parametrized(each)]
+    if found:
+        raise UserError(
+            f"strategy={strategy.name} sends the model to the workers, and PyTorch does not pickle "
+            f"parametrizations such as weight_norm ({found[0]}): take strategy=allreduce."
         )
 
 

@@ -19,6 +19,7 @@ from metadist.config.hydra_errors import describe_error, raised_by_hydra
 from metadist.distributed import Shard
 from metadist.errors import UserError
 from metadist.loggers import Run
+from metadist.models import MLP
 from metadist.tasks import Episode, Examples, key_generator
 from metadist.training import Experiment, MetaBatch, Trainer
 
@@ -261,12 +262,28 @@ def test_models_without_parameters_to_train_are_refused(tmp_path, model, message
         build(tmp_path, f"model._target_={__name__}.{model}")
 
 
+class Normalized(MLP):
+    def __init__(self, input_shape, outputs: int, **options) -> None:
+        super().__init__(input_shape, outputs, hidden=[4])
+        torch.nn.utils.parametrizations.weight_norm(self.head)
+
+
+def test_parametrizations_need_a_strategy_that_does_not_send_the_model(tmp_path):
+    model = f"model._target_={__name__}.Normalized"
+    with pytest.raises(UserError, match=r"weight_norm \(model\.head\): take strategy=allreduce"):
+        build(tmp_path, "strategy=rpc", model)
+    build(tmp_path, "strategy=local", model)
+
+
 class Nearest(Learner):
     """A nearest neighbour, which has nothing to train."""
 
+    def __init__(self, model, regression: bool = False, **options) -> None:
+        super().__init__(model, regression)
+
 
 def test_a_learner_without_parameters_is_refused(tmp_path):
-    own = [f"model._target_={__name__}.Pixels", f"algorithm={{_target_:{__name__}.Nearest}}"]
+    own = [f"model._target_={__name__}.Pixels", f"algorithm._target_={__name__}.Nearest"]
     with pytest.raises(UserError, match="Nearest and its model Pixels have no parameters"):
         build(tmp_path, *own)
 
