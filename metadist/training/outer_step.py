@@ -124,6 +124,20 @@ class CompileOptions(NamedTuple):
     chunk_size: int
 
 
+class _CompiledStep(NamedTuple):
+    """A compiled form of `outer_step`, or why there is none.
+
+    Attributes:
+        run: of parameters, episodes and weights; None if it cannot be compiled.
+        error: why not.
+        constants: what the form has of the learner, see `_constant_attributes`.
+    """
+
+    run: Callable[..., StepSum] | None
+    error: str
+    constants: list[dict[str, Any]]
+
+
 class CompiledSteps:
     """Compiled forms of `outer_step`, one for each configuration and shape of a task.
 
@@ -131,8 +145,7 @@ class CompiledSteps:
     """
 
     def __init__(self) -> None:
-        self._steps: dict[Any, Callable[..., StepSum] | str] = {}
-        self._attributes: dict[Any, list[dict[str, Any]]] = {}
+        self._steps: dict[Any, _CompiledStep] = {}
         self._logged: set[tuple[CompileOptions, str]] = set()
 
     def __call__(self, options: CompileOptions, arguments: StepArguments) -> StepSum:
@@ -142,14 +155,15 @@ class CompiledSteps:
             options: of the run.
             arguments: see `outer_step`, with at most `options.chunk_size` tasks.
         """
-        found, inputs = self._find(options, arguments)
-        if isinstance(found, str):
-            if (options, found) not in self._logged:
-                self._logged.add((options, found))
-                _log.warning("the outer step runs eagerly: it cannot be compiled (%s)", found)
-            return outer_step(arguments)
-        with profile_range("compiled_step"):
-            return found(*inputs)
+        inputs = _padded_inputs(options, arguments)
+        step = self._find(options, arguments, inputs)
+        if step.run is not None:
+            with profile_range("compiled_step"):
+                return step.run(*inputs)
+        if (options, step.error) not in self._logged:
+            self._logged.add((options, step.error))
+            _log.warning("the outer step runs eagerly: it cannot be compiled (%s)", step.error)
+        return outer_step(arguments)
 
     def compile(self, options: CompileOptions, arguments: StepArguments) -> str | None:
         """Compile what a call with these arguments runs, unless it has been compiled before.
@@ -157,39 +171,53 @@ class CompiledSteps:
         Returns:
             Why it cannot be compiled; None if it can.
         """
-        found, _ = self._find(options, arguments)
-        return found if isinstance(found, str) else None
+        step = self._find(options, arguments, _padded_inputs(options, arguments))
+        return None if step.run is not None else step.error
 
     def _find(
-        self, options: CompileOptions, arguments: StepArguments
-    ) -> tuple[Callable[..., StepSum] | str, Any]:
-        """The compiled form, or why there is none, and the tensors that it takes."""
-        episodes, weights = arguments.episodes, arguments.weights
+        self, options: CompileOptions, arguments: StepArguments, inputs: Any
+    ) -> _CompiledStep:
+        episodes, trainable = arguments.episodes, tuple(arguments.trainable)
         shapes = tuple((each.shape[1:], each.dtype) for part in episodes for each in part)
-        trainable, device = tuple(arguments.trainable), episodes.query.inputs.device
+        device = episodes.query.inputs.device
         key = (options, trainable, shapes, device, arguments.precision)
-        padding = options.chunk_size - len(weights)
-        if padding:
-            weights = torch.cat([weights, weights.new_zeros(padding)])
-        # Padded or not, tensors have one layout: another one would be compiled again.
-        episodes = Episode(*(Examples(_pad(x, padding), _pad(y, padding)) for x, y in episodes))
-        inputs = ([each.detach() for each in arguments.parameters.values()], episodes, weights)
-        # The compiled form has the values that these have when it is made.
-        attributes = _constant_attributes(arguments.learner)
-        first = self._attributes.setdefault(key, attributes)
-        if attributes != first:
-            changed = _changed_names(arguments.learner, first)
-            self._steps[key] = f"the learner's {', '.join(changed)} changed during training"
-        if key not in self._steps:
-            try:
-                compiled = compile_outer_step(functools.partial(_eager, arguments), inputs)
-                for _ in range(_CALLS_UNTIL_READY if replays_graph(device) else 1):
-                    compiled(*inputs)
-                self._steps[key] = compiled
-            except Exception as error:
-                raise_if_interrupted(error)
-                self._steps[key] = f"{type(error).__name__}: {first_line(error)}"
-        return self._steps[key], inputs
+        step, constants = self._steps.get(key), _constant_attributes(arguments.learner)
+        if step is None:
+            step = self._steps[key] = _compile(arguments, inputs, constants)
+        elif step.run is not None and step.constants != constants:
+            changed = ", ".join(_changed_names(arguments.learner, step.constants, constants))
+            error = f"the learner's {changed} changed during training"
+            step = self._steps[key] = step._replace(run=None, error=error)
+        return step
+
+
+def _padded_inputs(options: CompileOptions, arguments: StepArguments) -> Any:
+    """Parameters, episodes and weights of a chunk of `chunk_size` tasks, some of weight zero.
+
+    Padded or not, tensors have one layout: another one would be compiled again.
+    """
+    weights = arguments.weights
+    padding = options.chunk_size - len(weights)
+    if padding:
+        weights = torch.cat([weights, weights.new_zeros(padding)])
+    episodes = Episode(
+        *(Examples(_pad(x, padding), _pad(y, padding)) for x, y in arguments.episodes)
+    )
+    return [each.detach() for each in arguments.parameters.values()], episodes, weights
+
+
+def _compile(
+    arguments: StepArguments, inputs: Any, constants: list[dict[str, Any]]
+) -> _CompiledStep:
+    try:
+        compiled = compile_outer_step(functools.partial(_eager, arguments), inputs)
+        on_gpu = replays_graph(arguments.episodes.query.inputs.device)
+        for _ in range(_CALLS_UNTIL_READY if on_gpu else 1):
+            compiled(*inputs)
+    except Exception as error:
+        raise_if_interrupted(error)
+        return _CompiledStep(None, f"{type(error).__name__}: {first_line(error)}", constants)
+    return _CompiledStep(compiled, "", constants)
 
 
 def _constant_attributes(learner: Learner) -> list[dict[str, Any]]:
@@ -216,13 +244,14 @@ def _snapshot(value: Any) -> Any:
     return items if all(type(part) in _PLAIN for part in flat) else id(value)
 
 
-def _changed_names(learner: Learner, before: list[dict[str, Any]]) -> list[str]:
-    """What has other values than `before`: attributes by name, or all of a module."""
-    modules, now = dict(learner.named_modules()), _constant_attributes(learner)
+def _changed_names(
+    learner: Learner, before: list[dict[str, Any]], now: list[dict[str, Any]]
+) -> list[str]:
+    """The names of the attributes that differ; "modules" if their number does."""
     if len(now) != len(before):
         return ["modules"]
     changed = []
-    for path, new, old in zip(modules, now, before, strict=True):
+    for (path, _), new, old in zip(learner.named_modules(), now, before, strict=True):
         prefix = f"{path}." if path else ""
         names = [name for name in {**old, **new} if new.get(name) != old.get(name)]
         changed += [f"{prefix}{name}" for name in names]
