@@ -50,7 +50,7 @@ _HEAD = ("model.head.weight", "model.head.bias")
 
 
 def evaluate_run(
-    run: Path, overrides: tuple[str, ...] = (), checkpoint: Path | None = None, **options: Any
+    run: Path, *overrides: str, checkpoint: Path | None = None, trust_code: bool = False
 ) -> dict[str, Any]:
     """Test the learner of a run, with some options replaced.
 
@@ -58,7 +58,7 @@ def evaluate_run(
         run: the run's directory.
         overrides: as on the command line.
         checkpoint: Default: the state that the run tests.
-        options: of `load_experiment`.
+        trust_code: see `metadist.config.load_experiment`.
 
     Returns:
         The results, as in `results.json`, with the `overrides`, the `checkpoint` and the run's own
@@ -76,7 +76,7 @@ def evaluate_run(
                 f"{override} has no effect on the test of a trained run{instead}: replace options "
                 f"of task, dataset, model, algorithm, or trainer.{', trainer.'.join(_OF_TESTS)}."
             )
-    experiment = load_experiment(run, *overrides, **options)
+    experiment = load_experiment(run, *overrides, trust_code=trust_code)
     path, contents = tested_checkpoint(checkpoint or run)
     load_for_tasks(experiment, path, contents)
     experiment.trainer_config = replace(experiment.trainer_config, test_checkpoint="last")
@@ -174,8 +174,9 @@ def main() -> int:
 
     def evaluate() -> None:
         run, overrides = options.run.resolve(), tuple(options.overrides)
-        trust = {"trust_code": options.trust_code}
-        results = evaluate_run(run, overrides, options.checkpoint, **trust)
+        results = evaluate_run(
+            run, *overrides, checkpoint=options.checkpoint, trust_code=options.trust_code
+        )
         output = options.output or _default_output(run, overrides, options.checkpoint)
         with wrap_write_errors(output, REDIRECT_OUTPUT):
             output.parent.mkdir(parents=True, exist_ok=True)

@@ -187,7 +187,8 @@ def load_experiment(path: str | Path, *overrides: str, trust_code: bool = False)
     locate = _locate(trust_code)
     if not _adds_up(configuration.get("reducer"), locate):
         configuration.reducer = _MEAN
-    experiment = assemble_experiment(configuration, directory, "replay", locate=locate)
+    name = str((read_hydra(directory).get("job") or {}).get("config_name") or "maml")
+    experiment = assemble_experiment(configuration, directory, name, locate=locate)
     experiment.logger = Logger()
     return experiment
 

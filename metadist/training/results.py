@@ -43,7 +43,7 @@ def results_of(
         "test_loss": estimates["loss"].mean,
         **{f"test_{name}": mean for name, mean in user_metrics(estimates).items()},
         "train_loss": state.train_loss,
-        **validation_of(experiment),
+        **_validation_of(experiment),
         "best_validation": state.best,
         "iterations": state.iteration,
         "tested_iteration": tested,
@@ -57,12 +57,12 @@ def results_of(
         "method": {
             "algorithm": experiment.learner.algorithm_name,
             "options": _options(experiment.configuration["algorithm"]),
-            "model": model_options(experiment),
-            **callback_options(experiment),
+            "model": _model_options(experiment),
+            **_callback_options(experiment),
         },
         "protocol": {
             **experiment.tasks.protocol(),
-            "backbone": backbone(experiment),
+            "backbone": _backbone(experiment),
             **experiment.learner.protocol(),
             "split": "test",
             "eval_seed": experiment.trainer_config.eval_seed,
@@ -127,14 +127,14 @@ def _rounded(rows: list[list[float]]) -> list[list[float]]:
     return [[float(f"{value:.6g}") for value in row] for row in rows]
 
 
-def model_options(experiment: Experiment) -> dict[str, Any]:
+def _model_options(experiment: Experiment) -> dict[str, Any]:
     """The class of the network as `name`, and its configured options."""
     node = experiment.configuration["model"]
     options = {key: value for key, value in node.items() if key not in ("_target_", "native")}
     return {"name": node["_target_"].rpartition(".")[2], **options}
 
 
-def callback_options(experiment: Experiment) -> dict[str, Any]:
+def _callback_options(experiment: Experiment) -> dict[str, Any]:
     """Class and options of each callback, under `callbacks`; {} without any."""
     nodes = experiment.configuration.get("callbacks") or {}
     found = {
@@ -148,12 +148,12 @@ def _options(node: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in node.items() if key != "_target_"}
 
 
-def backbone(experiment: Experiment) -> str:
+def _backbone(experiment: Experiment) -> str:
     """The network in one line, such as `Conv4, filters=64, pooling=stride`.
 
     Batch-norm statistics are left out: the protocol has them.
     """
-    name, *options = model_options(experiment).items()
+    name, *options = _model_options(experiment).items()
     shown = [f"{key}={value}" for key, value in options if key != "running_statistics"]
     return ", ".join([name[1], *shown])
 
@@ -167,7 +167,7 @@ def user_metrics(estimates: Mapping[str, Estimate]) -> dict[str, float]:
     return {name: each.mean for name, each in estimates.items() if is_user_metric(name)}
 
 
-def validation_of(experiment: Experiment) -> dict[str, float]:
+def _validation_of(experiment: Experiment) -> dict[str, float]:
     """The validation metric of the tested state; {} without validation."""
     state, name = experiment.state, f"validation_{experiment.metric}"
     if experiment.trainer_config.test_checkpoint == "best":

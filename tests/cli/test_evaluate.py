@@ -65,11 +65,11 @@ def test_more_ways_and_both_protocols(prototypical, tmp_path, monkeypatch, capsy
 def test_outputs_that_are_classes_refuse_another_number_of_ways(maml, ways):
     expected = f"cannot be tested with {ways} outputs: MAML was trained with 3 .* task.ways=3"
     with pytest.raises(UserError, match=expected):
-        evaluate_run(maml, (f"task.ways={ways}",))
+        evaluate_run(maml, f"task.ways={ways}")
 
 
 def test_more_shots_and_inner_steps(maml):
-    found = evaluate_run(maml, ("task.shots=3", "algorithm.eval_inner_steps=5"))
+    found = evaluate_run(maml, "task.shots=3", "algorithm.eval_inner_steps=5")
     assert found["protocol"]["shots"] == 3 and found["protocol"]["eval_inner_steps"] == 5
 
 
@@ -88,7 +88,7 @@ def test_another_dataset_has_the_options_of_its_own_file(prototypical, tmp_path)
     root = write_class_folders(tmp_path / "images")
     of_folder = ("dataset.size=28", f"dataset.root={root}", "dataset=folder", "dataset.channels=1")
     fractions = ("dataset.validation_fraction=0.3", "dataset.test_fraction=0.3")
-    found = evaluate_run(prototypical, (*of_folder, *fractions))
+    found = evaluate_run(prototypical, *of_folder, *fractions)
     assert found["protocol"]["dataset"] == "folder"
     assert found["protocol"]["classes"] == {"train": 4, "validation": 3, "test": 3}
     assert found["trained_protocol"]["dataset"] == "glyphs"
@@ -97,7 +97,7 @@ def test_another_dataset_has_the_options_of_its_own_file(prototypical, tmp_path)
 @pytest.mark.parametrize("override", ["dataset=faces", "task.ways"])
 def test_options_that_do_not_exist_are_refused(prototypical, override):
     with pytest.raises(UserError):
-        evaluate_run(prototypical, (override,))
+        evaluate_run(prototypical, override)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_values_that_do_not_fit_are_one_sentence(maml, monkeypatch, capsys, argu
 
 def test_another_model_is_one_sentence(maml):
     with pytest.raises(UserError, match="of another model or algorithm"):
-        evaluate_run(maml, ("model.filters=5",))
+        evaluate_run(maml, "model.filters=5")
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
@@ -150,7 +150,7 @@ def test_another_checkpoint_and_the_default_file(maml, monkeypatch, capsys):
 
 def test_exported_weights_have_the_result_of_their_run(maml, tmp_path):
     weights = export_weights(maml, tmp_path / "weights.safetensors")
-    found, expected = evaluate_run(maml, (), weights), run_results(maml)
+    found, expected = evaluate_run(maml, checkpoint=weights), run_results(maml)
     for key in ("test_accuracy", "protocol", "tested_iteration"):
         assert found[key] == expected[key], key
 
@@ -177,7 +177,7 @@ def test_code_is_trusted_if_the_command_line_says_so(tmp_path, monkeypatch, give
     monkeypatch.setattr(evaluate, "evaluate_run", lambda *_, **options: seen.append(options) or {})
     monkeypatch.setattr(evaluate, "summary", lambda results: [])
     monkeypatch.setattr(sys, "argv", ["metadist evaluate", str(tmp_path), *given])
-    assert main() == 0 and seen == [{"trust_code": trusted}]
+    assert main() == 0 and seen == [{"checkpoint": None, "trust_code": trusted}]
 
 
 def test_a_file_that_cannot_be_written_names_the_option(maml, tmp_path, monkeypatch, capsys):
@@ -222,4 +222,4 @@ def test_the_named_checkpoint_of_a_run_that_tests_its_best(tmp_path):
     assert "the protocol is that of its run" in summary(own)[-1]
     other = 2 if run_results(run)["tested_iteration"] == 4 else 4
     checkpoint = run / "checkpoints" / f"iteration-{other:08}.pt"
-    assert evaluate_run(run, (), checkpoint)["tested_iteration"] == other
+    assert evaluate_run(run, checkpoint=checkpoint)["tested_iteration"] == other
