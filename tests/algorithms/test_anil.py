@@ -14,6 +14,7 @@ from problems import (
     gradients,
     images,
 )
+from torch import nn
 from torch.func import functional_call
 
 from metadist.algorithms import ANIL
@@ -81,3 +82,26 @@ def test_features_pass_the_dropout_of_the_model():
     features = learner.train().features(images().query.inputs)
     assert not features.any()
     assert learner.eval().features(images().query.inputs).any()
+
+
+class WithItsOwnDropout(nn.Module):
+    """A model whose `features` have their dropout already, under the name of metadist's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = 0.5
+        self.head = nn.Linear(1, 2)
+
+    def features(self, inputs: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(inputs.flatten(1), self.dropout, self.training)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(inputs))
+
+
+def test_features_are_those_of_the_model():
+    learner, inputs = ANIL(WithItsOwnDropout()).train(), torch.ones(100, 1)
+    torch.manual_seed(0)
+    expected = learner.model.features(inputs)
+    torch.manual_seed(0)
+    assert torch.equal(learner.features(inputs), expected) and expected.max() == 2
