@@ -8,7 +8,7 @@ shard, and combines the results with the reducer. All strategies give the same b
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import optree
 import torch
@@ -28,9 +28,8 @@ from metadist.distributed.hierarchy import FLAT_UP_TO
 from metadist.distributed.partitioners import Partitioner, WorkerID, as_shards
 from metadist.distributed.reducers import LinearReducer, finish_sum
 from metadist.distributed.requests import FANOUT
-from metadist.distributed.responses import WorkerResponse
 from metadist.distributed.store import RENDEZVOUS_TIMEOUT
-from metadist.distributed.worker_request import run_shards
+from metadist.distributed.worker_request import Call, run_shards
 from metadist.errors import UserError
 from metadist.profile_ranges import profile_range
 
@@ -162,59 +161,77 @@ class _InProcessStrategy(Strategy):
                 "choose reducer=mean or reducer=sum, or strategy=rpc."
             )
 
-    def _my_shards(
-        self, learner: nn.Module, batch: Any
-    ) -> tuple[list[tuple[tuple, dict]], list[float], float | None]:
-        """This rank's calls of the mapper, how often each counts in the sum over all ranks, and
-        what that sum is divided by.
-
-        A rank without work repeats the first shard, with weight zero: its part of the sum then has
-        the right structure and types, and the other ranks take as long anyway.
-        """
+    def _shards_of_rank(self, learner: nn.Module, batch: Any) -> "_RankShards":
         shards = as_shards(self.partitioner(learner, batch))
         sizes = [shard.size for shard in shards]
-        weights, divisor = self.reducer.weights(sizes), self.reducer.divisor(sizes)
-        mine = _indices_of_rank([worker for worker, _, _ in shards])
-        calls = [(shards[i][1], shards[i][2]) for i in mine or [0]]
-        return calls, [weights[i] for i in mine] or [0 * weights[0]], divisor
+        weights = self.reducer.weights(sizes)
+        indices = _indices_of_rank([worker for worker, _, _ in shards])
+        return _RankShards(
+            indices,
+            [(shards[i][1], shards[i][2]) for i in indices or [0]],
+            [weights[i] for i in indices] or [0 * weights[0]],
+            self.reducer.divisor(sizes),
+            len(shards),
+        )
 
-    def _partial_sums(
-        self, mapper: Mapper, learner: nn.Module, batch: Any
-    ) -> tuple[WorkerResponse, list[nn.Parameter], list[Tensor | None], float | None]:
-        """This rank's part of the sums of results and, by parameter, of gradients, in float64; and
-        the divisor.
-        """
-        inputs = []
+    def _partial_sums(self, mapper: Mapper, learner: nn.Module, batch: Any) -> "_PartialSums":
+        trainable = []
         for parameter in learner.parameters():
             parameter.grad = None  # also of those that no longer require grad
             if parameter.requires_grad:
-                inputs.append(parameter)
-        calls, weights, divisor = self._my_shards(learner, batch)
-        idle = not any(weights)
+                trainable.append(parameter)
+        shards = self._shards_of_rank(learner, batch)
+        weights, idle = shards.weights, not any(shards.weights)
         if idle:
             weights = [type(weight)(1) for weight in weights]  # numbers keep their type
-        (response,) = run_shards(mapper, calls, weights, inputs)
-        gradients = response.gradients
-        by_input: list[Tensor | None] = [None] * len(inputs)
-        if gradients is not None:
-            by_input = list(gradients.by_input)
+        (response,) = run_shards(mapper, shards.calls, weights, trainable)
+        value, dtypes = response.value, response.dtypes or []
+        gradient: list[Tensor | None] = [None] * len(trainable)
+        if response.gradients is not None:
+            gradient = list(response.gradients.by_input)
         if idle:  # zero times infinity would not be zero
-            response = response._replace(value=_zeros_like(response.value))
-            by_input = [None if each is None else torch.zeros_like(each) for each in by_input]
-        return response, inputs, by_input, divisor
+            value = _zeros_like(value)
+            gradient = [None if each is None else torch.zeros_like(each) for each in gradient]
+        return _PartialSums(value, dtypes, trainable, gradient, shards.divisor)
 
-    def _map_my_shards(
-        self, mapper: Mapper, learner: nn.Module, batch: Any
-    ) -> tuple[dict[int, dict[str, Tensor]], int]:
-        """The values of this rank's shards by the shards' indices, and the number of shards.
 
-        A rank without work has those of the first shard, under the index -1.
-        """
-        shards = as_shards(self.partitioner(learner, batch))
-        mine = _indices_of_rank([worker for worker, _, _ in shards])
-        calls = [(shards[i][1], shards[i][2]) for i in mine or [0]]
-        values = [response.value for response in run_shards(mapper, calls)]
-        return dict(zip(mine or [-1], values, strict=True)), len(shards)
+class _RankShards(NamedTuple):
+    """The shards of a rank.
+
+    A rank without work repeats the first shard, with weight zero: its part of the sum then has the
+    right structure and types, and the other ranks take as long anyway.
+
+    Attributes:
+        indices: of the rank's shards among all; [] without work.
+        calls: the mapper's arguments for each shard.
+        weights: how often each counts in the sum over all ranks.
+        divisor: what that sum is divided by; None for a sum.
+        total: the number of shards of all ranks.
+    """
+
+    indices: list[int]
+    calls: list[Call]
+    weights: list[float]
+    divisor: float | None
+    total: int
+
+
+class _PartialSums(NamedTuple):
+    """A rank's part of the sums over all ranks, in float64.
+
+    Attributes:
+        value: of the mapper's results.
+        dtypes: the final types of its leaves.
+        trainable: the parameters that require grad.
+        gradient: with respect to each of these, None where no result depends on it.
+        divisor: what the sums are divided by; None for a sum.
+    """
+
+    value: Any
+    dtypes: list[torch.dtype | None]
+    trainable: list[nn.Parameter]
+    gradient: list[Tensor | None]
+    divisor: float | None
 
 
 class LocalStrategy(_InProcessStrategy):
@@ -244,15 +261,16 @@ class LocalStrategy(_InProcessStrategy):
         self, mapper: Mapper, learner: nn.Module, batch: Any, stop_requested: StopRequested = _never
     ) -> tuple[Any, bool]:
         """See `Strategy`."""
-        response, trainable, gradient, divisor = self._partial_sums(mapper, learner, batch)
-        _set_gradient(trainable, gradient, divisor)
-        return finish_sum(response.value, divisor, response.dtypes or []), stop_requested()
+        sums = self._partial_sums(mapper, learner, batch)
+        _set_gradient(sums.trainable, sums.gradient, sums.divisor)
+        return finish_sum(sums.value, sums.divisor, sums.dtypes), stop_requested()
 
     def map_tasks(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
         """See `Strategy`."""
-        values, _ = self._map_my_shards(mapper, learner, batch)
-        _require_equal_names(list(values.values()))
-        return {name: torch.cat([each[name] for each in values.values()]) for name in values[0]}
+        calls = self._shards_of_rank(learner, batch).calls
+        values = [response.value for response in run_shards(mapper, calls)]
+        _require_equal_names(values)
+        return {name: torch.cat([each[name] for each in values]) for name in values[0]}
 
 
 class AllReduceStrategy(_InProcessStrategy):
@@ -321,34 +339,45 @@ class AllReduceStrategy(_InProcessStrategy):
         self, mapper: Mapper, learner: nn.Module, batch: Any, stop_requested: StopRequested = _never
     ) -> tuple[Any, bool]:
         """See `Strategy`."""
-        if self.engine == "ddp":
-            from metadist.distributed.data_parallel import DataParallel
+        backward = self._backward_ddp if self.engine == "ddp" else self._backward_sum
+        return backward(mapper, learner, batch, stop_requested)
 
-            calls, weights, divisor = self._my_shards(learner, batch)
-            if self._ddp is None or not self._ddp.matches(learner):
-                self._ddp = DataParallel(learner)
-            part, dtypes = self._ddp.backward(mapper, calls, weights, divisor)
-            self._check_structure(mapper, part)
-            with profile_range("reduce"):
-                stops = part.loss.new_tensor(float(stop_requested()))
-                part, stops = all_reduce((part, stops))
-                return finish_sum(part, divisor, dtypes), bool(stops)
-        response, trainable, gradient, divisor = self._partial_sums(mapper, learner, batch)
-        self._check_structure(mapper, response.value)
+    def _backward_sum(
+        self, mapper: Mapper, learner: nn.Module, batch: Any, stop_requested: StopRequested
+    ) -> tuple[Any, bool]:
+        """One all-reduce in float64 of results, gradients and stop requests."""
+        sums = self._partial_sums(mapper, learner, batch)
+        self._check_structure(mapper, sums.value)
         with profile_range("reduce"):
             filled = [
                 torch.zeros_like(parameter, dtype=torch.float64) if part is None else part
-                for parameter, part in zip(trainable, gradient, strict=True)
+                for parameter, part in zip(sums.trainable, sums.gradient, strict=True)
             ]
             # Counts of ranks, in the type and on the device of the gradient: one collective.
             flags = filled[0].new_tensor(
-                [*(part is not None for part in gradient), stop_requested()]
+                [*(part is not None for part in sums.gradient), stop_requested()]
             )
-            value, filled, flags = all_reduce((response.value, filled, flags))
+            value, filled, flags = all_reduce((sums.value, filled, flags))
             *used, stops = flags.tolist()
             gradient = [g if number else None for g, number in zip(filled, used, strict=True)]
-            _set_gradient(trainable, gradient, divisor)
-            return finish_sum(value, divisor, response.dtypes or []), stops > 0
+            _set_gradient(sums.trainable, gradient, sums.divisor)
+            return finish_sum(value, sums.divisor, sums.dtypes), stops > 0
+
+    def _backward_ddp(
+        self, mapper: Mapper, learner: nn.Module, batch: Any, stop_requested: StopRequested
+    ) -> tuple[Any, bool]:
+        """DistributedDataParallel sums the gradient, an all-reduce results and stop requests."""
+        from metadist.distributed.data_parallel import DataParallel
+
+        shards = self._shards_of_rank(learner, batch)
+        if self._ddp is None or not self._ddp.matches(learner):
+            self._ddp = DataParallel(learner)
+        part, dtypes = self._ddp.backward(mapper, shards.calls, shards.weights, shards.divisor)
+        self._check_structure(mapper, part)
+        with profile_range("reduce"):
+            stops = part.loss.new_tensor(float(stop_requested()))
+            part, stops = all_reduce((part, stops))
+            return finish_sum(part, shards.divisor, dtypes), bool(stops)
 
     def _check_structure(self, mapper: Mapper, result: Any) -> None:
         """Require one structure of all ranks' results, which are summed: the first are compared
@@ -370,20 +399,22 @@ class AllReduceStrategy(_InProcessStrategy):
 
     def map_tasks(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
         """See `Strategy`."""
-        values, shards = self._map_my_shards(mapper, learner, batch)
-        _require_equal_names(list(values.values()))
-        first = next(iter(values.values()))
+        shards = self._shards_of_rank(learner, batch)
+        values = [response.value for response in run_shards(mapper, shards.calls)]
+        _require_equal_names(values)
+        first = values[0]
         self._require_equal(str({name: each.shape[1:] for name, each in first.items()}))
+        own = list(zip(shards.indices, values, strict=False))  # without work: none
         # Not every partitioner reports shard sizes, so lengths come from the values.
-        lengths = {name: torch.zeros(shards, dtype=torch.int64) for name in first}
-        for shard, found in values.items():
-            for name, each in found.items() if shard >= 0 else ():
-                lengths[name][shard] = len(each)
+        lengths = {name: torch.zeros(shards.total, dtype=torch.int64) for name in first}
+        for index, found in own:
+            for name, each in found.items():
+                lengths[name][index] = len(each)
         ends = {name: each.cumsum(0).tolist() for name, each in all_reduce(lengths).items()}
         whole = {n: each.new_zeros(ends[n][-1], *each.shape[1:]) for n, each in first.items()}
-        for shard, found in values.items():
-            for name, each in found.items() if shard >= 0 else ():
-                whole[name][ends[name][shard] - len(each) : ends[name][shard]] = each
+        for index, found in own:
+            for name, each in found.items():
+                whole[name][ends[name][index] - len(each) : ends[name][index]] = each
         return {n: each.to(first[n].dtype) for n, each in all_reduce(whole).items()}
 
     def any_rank(self, flag: bool) -> bool:
