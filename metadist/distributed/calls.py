@@ -66,7 +66,8 @@ def remote_async_call(
             RPC, with one shard's graph at a time; the result then supports `loss.backward()`. It
             requires one scalar loss in each result and computes first-order gradients only.
             Gradients reach tensors, modules' parameters, and those in containers (registered with
-            optree) and dataclasses; what other objects hold is constant.
+            optree) and dataclasses; what other objects hold is constant, and in a context may not
+            require grad.
         fanout: to how many other workers the caller sends, and each of them in turn; see
             `metadist.distributed.requests`. Inside an autograd context, and where workers that add
             up their results get different tensors that require grad, the caller sends to all.
