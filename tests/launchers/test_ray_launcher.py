@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from commands import ROOT, run_command
+from commands import ROOT
 from omegaconf import OmegaConf
 from ray_workers import is_alive, planned, signal_a_worker_once, worker_processes
 from test_layers import imported
@@ -160,8 +160,15 @@ def test_a_programming_error_in_a_collective_is_not_retried(ray, tmp_path, capsy
 def test_hydras_values_are_those_of_the_command(tmp_path):
     own = ["strategy=local", "launcher.num_workers=1", "seed=${hydra:job.env_set.SEED}"]
     own += ["+hydra.job.env_set={SEED:3,POLICY:skip}", "trainer.on_non_finite=${oc.env:POLICY}"]
-    ended = run_command("maml.py", "launcher=ray", *SMALL, *own, f"hydra.run.dir={tmp_path}")[0]
-    assert ended.status == 0, ended
+    command = [sys.executable, str(ROOT / "experiments" / "maml.py"), "launcher=ray", *SMALL]
+    ended = subprocess.run(
+        [*command, *own, f"hydra.run.dir={tmp_path}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == 0, ended
     saved = OmegaConf.load(tmp_path / ".hydra" / "config.yaml")
     assert (int(saved.seed), saved.trainer.on_non_finite) == (3, "skip")
     assert json.loads((tmp_path / "results.json").read_text())["seed"] == 3
