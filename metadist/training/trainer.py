@@ -32,7 +32,7 @@ from metadist.reports import (
     write_results,
     write_test_predictions,
 )
-from metadist.tasks import seed_generators, task_keys
+from metadist.tasks import seed_from, seed_generators, task_keys
 from metadist.training.clipping import clip_gradient, gradient_norm
 from metadist.training.evaluation import Estimate, Evaluation, evaluate
 from metadist.training.experiment import Experiment, make_batch
@@ -319,7 +319,7 @@ class Trainer:
                 clip_gradient(parameters, config, output.gradient_norm)
                 self._update_buffers(output.result.buffers)
             # Random numbers of an optimizer depend on seed and iteration only.
-            seed_generators(hash((experiment.seed, iteration)) % 2**64, self._device)
+            seed_generators(seed_from(experiment.seed, iteration), self._device)
             experiment.optimizer.step()
             experiment.scheduler.step()
 
