@@ -1,7 +1,6 @@
 """The runs behind the cells: started with torchrun, resumed, or skipped if finished."""
 
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -152,7 +151,6 @@ class Runner:
             directory=run.directory.resolve(),
             configuration=compose(overrides),
             overrides=overrides,
-            module_paths=tuple(sys.path),
             in_sweep=True,
             concurrent=True,
         )

@@ -58,8 +58,8 @@ class ANIL(MAML):
         require_features(model, "anil")
 
     def initial(self) -> Parameters:
-        """The head's parameters that require grad."""
-        return {n: each for n, each in self.model.head.named_parameters() if each.requires_grad}
+        """The head's parameters; see `InnerLoopLearner` for frozen ones."""
+        return self.without_frozen(dict(self.model.head.named_parameters()))
 
     def features(self, inputs: Tensor) -> Tensor:
         """Inputs of the head: (n, *input shape) -> (n, features)."""

@@ -124,12 +124,24 @@ class InnerLoopLearner(Learner):
     def initial(self) -> Parameters:
         """The initial values of the parameters that inner steps adapt.
 
-        Those that were frozen since the learner was made are left out, unless all of them were.
+        Those that were frozen since the learner was made are left out; in evaluation all are taken
+        if all are frozen.
+
+        Raises:
+            UserError: in training, all are frozen.
         """
         parameters = dict(self.model.named_parameters())
-        chosen: Parameters = {name: parameters[name] for name in self.adapted_names}
-        trainable = {name: each for name, each in chosen.items() if each.requires_grad}
-        return trainable or chosen
+        return self.without_frozen({name: parameters[name] for name in self.adapted_names})
+
+    def without_frozen(self, parameters: Parameters) -> Parameters:
+        """See `initial`."""
+        trainable = {name: each for name, each in parameters.items() if each.requires_grad}
+        if not trainable and self.training:
+            raise UserError(
+                f"all parameters that {self.algorithm_name} adapts are frozen: leave one of "
+                f"{', '.join(parameters)} trainable."
+            )
+        return trainable or parameters
 
     def predict(self, parameters: Parameters, inputs: Tensor) -> Tensor:
         """Predictions with the given parameters: (…, n, *input shape) -> (…, n, outputs)."""

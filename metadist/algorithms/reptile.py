@@ -93,7 +93,9 @@ class Reptile(InnerLoopLearner):
             self.register_buffer("step", torch.zeros((), dtype=torch.int64))
 
     def initial(self) -> Parameters:
-        """See `InnerLoopLearner`; also those frozen since, because Adam has moments of all."""
+        """See `InnerLoopLearner`; with Adam, which has moments of all, also those frozen since."""
+        if self.inner_optimizer != "adam":
+            return super().initial()
         parameters = dict(self.model.named_parameters())
         return {name: parameters[name] for name in self.adapted_names}
 

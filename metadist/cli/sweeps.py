@@ -249,7 +249,7 @@ def _exchange_endings(ending: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _require_closed(endings: list[dict[str, Any]], spec: RunSpec) -> None:
-    """Whether all ranks have left the failed job's RPC or process group.
+    """Require that all ranks have closed the failed job's RPC or process group.
 
     Raises:
         JobFailure: on all ranks: one has not, so it cannot run another job.

@@ -268,11 +268,12 @@ def _check_scheduler(
             f"the learning-rate schedule cannot take a step ({error}): correct the values "
             "of scheduler, or choose scheduler=none."
         ) from error
-    steps = getattr(scheduler, "total_steps", None)  # of OneCycleLR, which refuses to take more
-    if isinstance(steps, int) and steps < iterations:
+    # It raises an error in the step after its last one.
+    one_cycle = isinstance(scheduler, torch.optim.lr_scheduler.OneCycleLR)
+    if one_cycle and scheduler.total_steps < iterations:
         raise UserError(
-            f"the learning-rate schedule ends after {steps} of {iterations} iterations: set "
-            "scheduler.total_steps=${trainer.iterations}."
+            f"the learning-rate schedule ends after {scheduler.total_steps} of {iterations} "
+            "iterations: set scheduler.total_steps=${trainer.iterations}."
         )
 
 

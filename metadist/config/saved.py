@@ -1,5 +1,6 @@
 """Loads runs and checkpoints, without executing anything that they contain."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,7 +186,8 @@ def load_experiment(path: str | Path, *overrides: str, trust_code: bool = False)
         check_interpolations(OmegaConf.to_container(configuration, resolve=False))
     _find_paths(configuration, directory)
     locate = _locate(trust_code)
-    if not _adds_up(configuration.get("reducer"), locate):
+    given = any(re.match(r"[+~]*reducer\b", override) for override in overrides)
+    if not given and not _adds_up(configuration.get("reducer"), locate):
         configuration.reducer = _MEAN
     name = str((read_hydra(directory).get("job") or {}).get("config_name") or "maml")
     experiment = assemble_experiment(configuration, directory, name, locate=locate)
@@ -201,7 +203,7 @@ def _adds_up(reducer: Any, locate: Callable[[str, str], Any]) -> bool:
     """Whether the node of a reducer gives a `LinearReducer`, and may be built here."""
     try:
         return isinstance(instantiate(reducer, "reducer", locate=locate), LinearReducer)
-    except UserError:  # evaluation does without the reducer
+    except Exception:  # evaluation does without the reducer
         return False
 
 

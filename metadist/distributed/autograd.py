@@ -172,8 +172,9 @@ def _require_no_others(tree: Any, known: Sequence[Tensor], verb: str) -> None:
     if any(each.requires_grad and id(each) not in ids for each in finder.found):
         raise UserError(
             f"inside a context a tensor that requires grad was {verb} in an object that is neither "
-            "a tuple, list, dict, dataclass nor module, and distributed autograd would wait for "
-            "its gradient forever: put it into one of those, or detach it."
+            "a tuple, list, dict nor dataclass, or in a module without being its parameter, and "
+            "distributed autograd may wait for its gradient forever: put it into one of those, or "
+            "detach it."
         )
 
 

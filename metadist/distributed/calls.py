@@ -125,7 +125,7 @@ def remote_sync_call(
     return call.result()
 
 
-def _check_options(args: object, gradient: str, fanout: int) -> None:
+def _check_options(args: object, timeout: object, gradient: str, fanout: int) -> None:
     if gradient not in ("dist_autograd", "worker"):
         raise UserError(f'gradient must be "dist_autograd" or "worker", got {gradient!r}.')
     if fanout < 1:
@@ -135,6 +135,8 @@ def _check_options(args: object, gradient: str, fanout: int) -> None:
             f"args must be a tuple of the arguments, got a {type(args).__name__}: write "
             "args=(value,) for a single one."
         )
+    if timeout is not None and not isinstance(timeout, numbers.Real):
+        raise TypeError(f"timeout must be a number of seconds or None, got {timeout!r}.")
 
 
 class _Call:
@@ -152,7 +154,7 @@ class _Call:
         fanout: int,
     ) -> None:
         self.transport = current_transport()
-        _check_options(args, gradient, fanout)
+        _check_options(args, timeout, gradient, fanout)
         args, kwargs = () if args is None else tuple(args), kwargs or {}
         if not self.transport.carries_devices:
             args, kwargs = _to_cpu((args, kwargs))

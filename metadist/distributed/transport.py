@@ -209,7 +209,8 @@ def barrier(worker_names: Iterable[str | int] | None = None, timeout: float | No
     Args:
         worker_names: names or ranks of the workers to wait for each other; None for all. Any
             other worker returns at once.
-        timeout: seconds to wait for the others; None to wait while they answer pings.
+        timeout: seconds to wait for the others; None to wait while they answer pings. The shortest
+            of all workers' timeouts ends the barrier for all.
 
     Raises:
         WorkerLostError: on all of them: a worker died, does not answer, or did not arrive in time;

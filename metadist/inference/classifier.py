@@ -232,8 +232,7 @@ def _as_inputs(images: Any) -> Tensor:
         ) from None
     if inputs.dtype == torch.uint8:
         raise UserError(
-            "images of integers from 0 to 255 cannot be prepared for this model, whose images are "
-            "neither square nor of one or three channels: give its inputs, scaled and normalized "
-            "as in training, or FewShotClassifier.load(…, preprocess=…)."
+            "images of integers from 0 to 255 cannot be prepared without preprocess: give the "
+            "model's inputs, scaled and normalized as in training, or a function as preprocess."
         )
     return inputs.float()

@@ -472,10 +472,12 @@ def _checked_splits(
     checked = {}
     for split in SPLITS:
         members = np.asarray(splits[split])
-        if members.size and not np.issubdtype(members.dtype, np.integer):
+        integers = not members.size or np.issubdtype(members.dtype, np.integer)
+        if not integers or members.ndim != 1:
             raise UserError(
-                f"the split {split} of {name} has values of type {members.dtype}: give the indices "
-                "of its classes, as by numpy.flatnonzero of a mask."
+                f"the split {split} of {name} has values of type {members.dtype} and shape "
+                f"{members.shape}: give a list of the indices of its classes, as by "
+                "numpy.flatnonzero of a mask."
             )
         members = checked[split] = members.astype(np.int64)
         if outside := sorted({*members.tolist()} - {*range(classes)}):

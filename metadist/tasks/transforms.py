@@ -1,7 +1,7 @@
 """Transforms of images between the dataset and the model: augmentation and normalization."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Annotated
@@ -40,7 +40,7 @@ class Normalize:
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
-            if not isinstance(value := getattr(self, name), Sequence):
+            if not isinstance(value := getattr(self, name), Iterable):
                 raise UserError(f"{name}={value} is no list: give a number per channel, or [x].")
         if not all(value > 0 for value in self.std):
             raise UserError(f"dataset.normalize.std={list(self.std)} must be above 0")

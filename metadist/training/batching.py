@@ -206,7 +206,8 @@ def buffer_changes(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) ->
     """The differences that tasks made to a learner's buffers of real numbers, float64.
 
     Raises:
-        UserError: another buffer, such as a mask, has changed, which has no mean over tasks.
+        UserError: another buffer, such as a mask, has changed, which has no mean over tasks, or a
+            buffer has another size.
     """
     changes = {}
     for name, each in before.items():

@@ -26,8 +26,8 @@ from metadist.training.signals import raise_if_interrupted
 
 _log = logging.getLogger(__name__)
 
-_PLAIN = frozenset((bool, int, float, str))
-_COMPARED = frozenset((list, tuple, dict, Tensor))
+_PLAIN = (bool, int, float, str)
+_COMPARED = (list, tuple, dict, set, Tensor)
 _CALLS_UNTIL_READY = 3
 """A CUDA graph is recorded in the second call and replayed from the third one on."""
 
@@ -222,26 +222,48 @@ def _compile(
 
 def _constant_attributes(learner: Learner) -> list[dict[str, Any]]:
     """The values of those attributes of each module that a compiled form has as constants, by name:
-    numbers and texts, and outside of `nn.Module`'s own attributes lists and the like of these, and
-    tensors that are neither parameters nor buffers.
+    numbers and texts; and outside of `nn.Module`'s own attributes, which begin with "_", containers
+    and tensors that are neither parameters nor buffers.
     """
     return [
         {
-            name: value if type(value) in _PLAIN else _snapshot(value)
+            name: value if isinstance(value, _PLAIN) else _snapshot(value)
             for name, value in vars(module).items()
-            if type(value) in _PLAIN or (type(value) in _COMPARED and name[0] != "_")
+            if isinstance(value, _PLAIN) or (name[0] != "_" and isinstance(value, _COMPARED))
         }
         for module in learner.modules()
     ]
 
 
 def _snapshot(value: Any) -> Any:
-    """What differs once a list, tuple, dictionary or tensor has changed, also in place."""
-    if isinstance(value, Tensor):
-        return id(value), value._version  # noqa: SLF001  (counts changes in place)
-    items = tuple(value.items() if isinstance(value, dict) else value)
-    flat = (part for each in items for part in (each if isinstance(value, dict) else (each,)))
-    return items if all(type(part) in _PLAIN for part in flat) else id(value)
+    """What compares unequal once a value has changed, also in place: of containers what they hold,
+    of tensors the object and the count of its changes, of other objects the object alone.
+    """
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, list | tuple):
+        return tuple(map(_snapshot, value))
+    if isinstance(value, dict):
+        return tuple((key, _snapshot(each)) for key, each in value.items())
+    if isinstance(value, set):
+        return frozenset(value)
+    if isinstance(value, Tensor) and not value.is_inference():
+        return _Object(value, value._version)  # noqa: SLF001
+    return _Object(value)
+
+
+class _Object:
+    """An object that equals itself alone, in one version."""
+
+    def __init__(self, value: object, version: int = 0) -> None:
+        self.value, self.version = value, version
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _Object)
+            and other.value is self.value
+            and other.version == self.version
+        )
 
 
 def _changed_names(

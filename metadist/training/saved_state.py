@@ -66,10 +66,13 @@ def checkpoint_contents(experiment: Experiment) -> dict[str, Any]:
 
 
 def _learner_contents(learner: Learner) -> dict[str, Any]:
-    """The learner's state, and its non-persistent buffers, which change in training too."""
+    """The learner's state, its non-persistent buffers, which change in training too, and the names
+    of its parameters that do not require grad, which are not adapted.
+    """
     state = learner.state_dict()
     buffers = {name: buffer for name, buffer in learner.named_buffers() if name not in state}
-    return {"learner": state, "buffers": buffers}
+    frozen = [name for name, each in learner.named_parameters() if not each.requires_grad]
+    return {"learner": state, "buffers": buffers, "frozen": frozen}
 
 
 def _callback_state(name: str, callback: Callback) -> dict[str, Any]:
@@ -103,13 +106,15 @@ CONTENTS_ERRORS = (RuntimeError, ValueError, KeyError, TypeError, AttributeError
 
 
 def load_learner_state(learner: Learner, contents: Mapping[str, Any]) -> None:
-    """Load a checkpoint's parameters and buffers into a learner.
+    """Load a checkpoint's parameters and buffers into a learner; what was frozen is frozen.
 
     Raises:
         RuntimeError: they are of another learner.
         KeyError: the contents are not a checkpoint's.
     """
     learner.load_state_dict(contents["learner"])
+    for name in contents.get("frozen", ()):
+        learner.get_parameter(name).requires_grad_(False)
     buffers = dict(learner.named_buffers())
     for name, saved in contents["buffers"].items():
         buffers[name].copy_(saved)

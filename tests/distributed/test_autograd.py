@@ -517,7 +517,9 @@ def send_objects() -> tuple | None:
 
 def test_tensors_in_other_objects_are_refused_where_torch_would_wait_for_ever():
     messages, gradient = run_world(send_objects, 2)[0]
-    assert "was passed in an object that is neither a tuple, list, dict, dataclass" in messages[0]
+    assert (
+        "was passed in an object that is neither a tuple, list, dict nor dataclass" in messages[0]
+    )
     assert "was returned in an object" in messages[1]
     torch.testing.assert_close(gradient, torch.ones(3, dtype=torch.float64).exp())
 

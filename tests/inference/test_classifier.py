@@ -275,5 +275,5 @@ def test_labels_of_several_types_and_missing_ones_are_refused(labels):
 
 
 def test_pixels_of_a_model_without_preprocessing_are_refused():
-    with pytest.raises(UserError, match="integers from 0 to 255 cannot be prepared"):
+    with pytest.raises(UserError, match="integers from 0 to 255 cannot be prepared without"):
         small_classifier().fit(np.zeros((2, 4), np.uint8), [0, 1])

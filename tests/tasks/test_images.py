@@ -611,8 +611,9 @@ def test_tasks_that_a_dataset_cannot_sample_are_refused():
         ({"test": np.array([14, 15, 15])}, "the split test of labels has a class twice"),
         ({"test": np.arange(-6, 0)}, r"has the class -6, and its 20 classes are 0 to 19"),
         ({"test": np.array([14, 20])}, "the split test of labels has the class 20"),
-        ({"test": np.arange(20) > 13}, "has values of type bool: give the indices"),
+        ({"test": np.arange(20) > 13}, "has values of type bool and shape"),
         ({"test": np.array([14.0, 15.0])}, "has values of type float64"),
+        ({"test": np.array([[14], [15]])}, r"and shape \(2, 1\): give a list of the indices"),
         ({"test": np.array([3, 15])}, "class 3 of labels is in train and in test"),
     ],
 )

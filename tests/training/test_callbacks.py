@@ -7,9 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny import build, compose, records, train, without_times
+from omegaconf import OmegaConf
+from tiny import SMALL, build, compose, records, train, without_times
 from worlds import RankFailed, run_world
 
+from metadist.cli.evaluate import evaluate_run
 from metadist.config import load_learner
 from metadist.distributed import get_rank
 from metadist.errors import UserError
@@ -17,6 +19,7 @@ from metadist.loggers import Logger
 from metadist.reports import read_results, read_test_predictions
 from metadist.training import Callback, EarlyStopping, Trainer
 from metadist.training.checkpoints import Checkpoints, read_checkpoint
+from metadist.training.export import export_weights
 
 STRATEGIES = [("local", 1), ("rpc", 2), ("allreduce", 2)]
 
@@ -416,6 +419,24 @@ def test_layers_that_a_callback_freezes_are_neither_trained_nor_adapted(tmp_path
     assert changed == {"head.weight", "head.bias"}
     if algorithm not in ("imaml", "reptile"):
         assert set(x.learner.initial()) == changed
-    model.requires_grad_(False)  # as for inference: then all are adapted
+    model.requires_grad_(False)
     if algorithm not in ("imaml", "reptile"):
-        assert len(x.learner.initial()) > 2
+        with pytest.raises(UserError, match=r"all parameters that .* adapts are frozen"):
+            x.learner.initial()
+        assert len(x.learner.eval().initial()) > 2  # as for inference: all are adapted
+
+
+def test_frozen_layers_are_frozen_where_the_run_is_loaded(tmp_path):
+    frozen = f"+callbacks.freeze._target_={__name__}.FreezeBody"
+    options = ("strategy=local", frozen, "algorithm.eval_inner_steps=3")
+    result = train(str(tmp_path), *options)
+    (tmp_path / ".hydra").mkdir()
+    OmegaConf.save(compose(*SMALL, *options), tmp_path / ".hydra" / "config.yaml")
+    learner = load_learner(tmp_path).learner
+    assert {n for n, each in learner.named_parameters() if each.requires_grad} == {
+        "model.head.weight",
+        "model.head.bias",
+    }
+    assert evaluate_run(tmp_path)["test_loss"] == result["test_loss"]
+    file = export_weights(tmp_path, tmp_path / "weights.safetensors")
+    assert set(load_learner(file).learner.eval().initial()) == {"head.weight", "head.bias"}

@@ -144,10 +144,13 @@ def test_an_attribute_that_changes_is_not_ignored(form, caplog, name):
     assert caplog.text.count(f"the learner's {name} changed during training") == 1
 
 
-@pytest.mark.parametrize("kind", ["list", "dict", "tensor"])
+@pytest.mark.parametrize("kind", ["list", "nested", "dict", "tensor", "inference"])
 def test_what_an_attribute_holds_is_not_ignored(form, caplog, kind):
     learner, tasks = sinusoid()
-    values = {"list": [1.0], "dict": {"scale": 1.0}, "tensor": torch.ones(1)}[kind]
+    values = {"list": [1.0], "nested": [[1.0]], "dict": {"scale": 1.0}}.get(kind)
+    if values is None:
+        with torch.inference_mode(kind == "inference"):
+            values = torch.ones(1)
     learner.model.values = values
     options = CompileOptions(f"changed {kind}, {form}", 4)
     for _ in range(2):
@@ -155,8 +158,10 @@ def test_what_an_attribute_holds_is_not_ignored(form, caplog, kind):
     assert "runs eagerly" not in caplog.text
     if kind == "tensor":
         values.fill_(2.0)
+    elif kind == "inference":
+        learner.model.values = torch.ones(1)
     else:
-        values[0 if kind == "list" else "scale"] = 2.0
+        (values[0] if kind == "nested" else values)["scale" if kind == "dict" else 0] = 2.0
     response(learner, tasks, 4, options)
     assert "the learner's model.values changed during training" in caplog.text
 

@@ -76,8 +76,6 @@ def run_worker(config: dict[str, Any]) -> None:
         os.chdir(payload.working_directory)
     run = RunSpec.from_yaml(payload.spec)
     with _output(run):
-        set_up_process(run)
-        _set_up_logging(run)
         if restart_count() and get_rank() == 0:
             print(f"a worker was lost: attempt {restart_count() + 1} of the run", file=sys.stderr)
         status, message = _run_job(run, payload)
@@ -109,6 +107,8 @@ def _run_job(run: RunSpec, payload: WorkerPayload) -> tuple[int, str]:
 
 
 def _train(run: RunSpec, payload: WorkerPayload) -> None:
+    set_up_process(run)
+    _set_up_logging(run)
     if restart_count() or run.configuration.get("resume") == "auto":
         restore_checkpoint(run.directory)
     participants: list[threading.Thread] = []
@@ -299,11 +299,11 @@ def _output(run: RunSpec) -> Any:
 def _set_up_logging(run: RunSpec) -> None:
     """Let metadist log as the run's configuration says, on rank zero, and nothing else."""
     root, logger = logging.getLogger(), logging.getLogger("metadist")
-    handlers = root.handlers if run.hydra is not None else []
+    handlers, level = list(root.handlers), root.level
     if run.hydra is None:  # a trial of Ray Tune
-        handlers = [logging.StreamHandler(sys.stdout)]
+        handlers, level = [logging.StreamHandler(sys.stdout)], logging.INFO
         handlers[0].setFormatter(logging.Formatter("[%(asctime)s][%(levelname)s] - %(message)s"))
-    logger.handlers, logger.propagate = list(handlers), False
-    logger.setLevel(logging.INFO if get_rank() == 0 else logging.WARNING)
+    logger.handlers, logger.propagate = handlers, False
+    logger.setLevel(level if get_rank() == 0 else max(level, logging.WARNING))
     # Ray Train logs every report at level INFO, to a logger that is named after a file.
     root.setLevel(logging.WARNING)
