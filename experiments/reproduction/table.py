@@ -82,7 +82,7 @@ def summary(rows: Sequence[Row]) -> str:
                     ", ".join(dict.fromkeys(_published(each) for each in group)),
                     ", ".join(_measured(each, seeds=False) for each in group),
                     str(len(row.seeds)),
-                    f"{iterations:,}" + ("" if of in (None, iterations) else f" of {of:,}"),
+                    f"{iterations:,}" + (f" of {of:,}" if of and iterations < of else ""),
                 )
             )
         ]
