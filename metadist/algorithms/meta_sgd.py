@@ -68,16 +68,18 @@ class MetaSGD(MAML):
             transductive,
             adapt,
         )
+        start = self.initial()
+        self.rated_names = list(start)
         self.rates = nn.ParameterList(
             torch.full_like(parameter, inner_lr)
             if inner_lr_max is None
             else torch.empty_like(parameter).uniform_(inner_lr, inner_lr_max)
-            for parameter in self.initial().values()
+            for parameter in start.values()
         )
 
     def step(self, parameters: Parameters, gradients: Parameters) -> Parameters:
         """φ - α ∘ ∇φ L(support; φ), given φ and its gradient."""
-        rates = dict(zip(self.adapted_names, self.rates, strict=True))
+        rates = dict(zip(self.rated_names, self.rates, strict=True))
         return {name: each - rates[name] * gradients[name] for name, each in parameters.items()}
 
     @property

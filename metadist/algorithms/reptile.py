@@ -47,7 +47,7 @@ class Reptile(InnerLoopLearner):
     - Batch norm there has an ε of 1e-3 instead of 1e-5.
     - The head's initial weights there are Glorot uniform; here of a standard deviation of 0.01.
     - Strided convolutions there pad unevenly (TensorFlow's "SAME"); here by a pixel on both sides.
-    - Rotations of one character are classes that may meet in a task there.
+    - Rotations of one character are classes that may be in one task there.
 
     Args:
         model: the network whose parameters are meta-learned.

@@ -118,8 +118,10 @@ def load_for_tasks(experiment: Experiment, path: Path, contents: Mapping[str, An
         )
     if other_head:
         saved |= {name: own[name] for name in _HEAD}
+    # Another algorithm adapts other parameters than those that were frozen for this one.
+    frozen = contents.get("frozen", ()) if _same_learner(experiment, contents) else ()
     try:
-        load_learner_state(learner, {**contents, "learner": saved})
+        load_learner_state(learner, {**contents, "learner": saved, "frozen": frozen})
         names = TrainState.__dataclass_fields__
         experiment.state = TrainState(**{key: contents[key] for key in names if key in contents})
     except CONTENTS_ERRORS as error:
@@ -128,6 +130,15 @@ def load_for_tasks(experiment: Experiment, path: Path, contents: Mapping[str, An
             f"({state_dict_reason(error)}): leave the options of model and algorithm as they were "
             "in training."
         ) from None
+
+
+def _same_learner(experiment: Experiment, contents: Mapping[str, Any]) -> bool:
+    """Whether model and algorithm are of the classes that the checkpoint's were."""
+    saved = contents.get("configuration") or {}
+    return all(
+        (saved.get(group) or {}).get("_target_") == experiment.configuration[group]["_target_"]
+        for group in ("model", "algorithm")
+    )
 
 
 def _default_output(run: Path, overrides: tuple[str, ...], checkpoint: Path | None) -> Path:

@@ -54,7 +54,7 @@ class JsonlLogger(Logger):
         assert self._file is not None, "log_metrics() before start()"
         try:
             text = _encode(metrics)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError):  # of NumPy or PyTorch, or not finite
             text = _encode(json_value(metrics))
         line = memoryview(text.encode() + b"\n")
         with wrap_write_errors(self._path):

@@ -78,11 +78,9 @@ class ImageFolder(DecodedImages):
 
     def _load(self, root: Path) -> tuple[list[np.ndarray], list[str]]:
         stem = f"folder_{self.size}px_{self.channels}"
-        found_classes = image_files.find_classes(root, "class folders")
-        classes = [each for each in found_classes if each.files]
-        empty = [
-            f"{each.split}/{each.name}".lstrip("/") for each in found_classes if not each.files
-        ]
+        folders = image_files.find_classes(root, "class folders")
+        classes = [each for each in folders if each.files]
+        empty = [f"{each.split}/{each.name}".lstrip("/") for each in folders if not each.files]
         if classes and empty:
             _log.info(
                 "class folders without images (%s) are left out: %s%s",

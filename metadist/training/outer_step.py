@@ -227,7 +227,7 @@ def _constant_attributes(learner: Learner) -> list[dict[str, Any]]:
     """
     return [
         {
-            name: value if isinstance(value, _PLAIN) else _snapshot(value)
+            name: _snapshot(value)
             for name, value in vars(module).items()
             if isinstance(value, _PLAIN) or (name[0] != "_" and isinstance(value, _COMPARED))
         }
@@ -248,19 +248,19 @@ def _snapshot(value: Any) -> Any:
     if isinstance(value, set):
         return frozenset(value)
     if isinstance(value, Tensor) and not value.is_inference():
-        return _Object(value, value._version)  # noqa: SLF001
-    return _Object(value)
+        return _Version(value, value._version)  # noqa: SLF001
+    return _Version(value)
 
 
-class _Object:
-    """An object that equals itself alone, in one version."""
+class _Version:
+    """An object and the count of its changes; it equals the same object, unchanged, alone."""
 
     def __init__(self, value: object, version: int = 0) -> None:
         self.value, self.version = value, version
 
     def __eq__(self, other: object) -> bool:
         return (
-            isinstance(other, _Object)
+            isinstance(other, _Version)
             and other.value is self.value
             and other.version == self.version
         )

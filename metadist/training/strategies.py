@@ -147,54 +147,6 @@ class Strategy(ABC):
         """
 
 
-class _InProcessStrategy(Strategy):
-    """Runs this rank's shards in this process, one after the other."""
-
-    reducer: LinearReducer
-
-    def __init__(self, partitioner: Partitioner, reducer: Callable[[list], Any]) -> None:
-        super().__init__(partitioner, reducer)
-        if not isinstance(reducer, LinearReducer):
-            raise UserError(
-                f"strategy={self.name} adds up weighted results, which the reducer "
-                f"{type(reducer).__name__} does not: "
-                "choose reducer=mean or reducer=sum, or strategy=rpc."
-            )
-
-    def _shards_of_rank(self, learner: nn.Module, batch: Any) -> "_RankShards":
-        shards = as_shards(self.partitioner(learner, batch))
-        sizes = [shard.size for shard in shards]
-        weights = self.reducer.weights(sizes)
-        indices = _indices_of_rank([worker for worker, _, _ in shards])
-        return _RankShards(
-            indices,
-            [(shards[i][1], shards[i][2]) for i in indices or [0]],
-            [weights[i] for i in indices] or [0 * weights[0]],
-            self.reducer.divisor(sizes),
-            len(shards),
-        )
-
-    def _partial_sums(self, mapper: Mapper, learner: nn.Module, batch: Any) -> "_PartialSums":
-        trainable = []
-        for parameter in learner.parameters():
-            parameter.grad = None  # also of those that no longer require grad
-            if parameter.requires_grad:
-                trainable.append(parameter)
-        shards = self._shards_of_rank(learner, batch)
-        weights, idle = shards.weights, not any(shards.weights)
-        if idle:
-            weights = [type(weight)(1) for weight in weights]  # numbers keep their type
-        (response,) = run_shards(mapper, shards.calls, weights, trainable)
-        value, dtypes = response.value, response.dtypes or []
-        gradient: list[Tensor | None] = [None] * len(trainable)
-        if response.gradients is not None:
-            gradient = list(response.gradients.by_input)
-        if idle:  # zero times infinity would not be zero
-            value = _zeros_like(value)
-            gradient = [None if each is None else torch.zeros_like(each) for each in gradient]
-        return _PartialSums(value, dtypes, trainable, gradient, shards.divisor)
-
-
 class _RankShards(NamedTuple):
     """The shards of a rank.
 
@@ -232,6 +184,54 @@ class _PartialSums(NamedTuple):
     trainable: list[nn.Parameter]
     gradient: list[Tensor | None]
     divisor: float | None
+
+
+class _InProcessStrategy(Strategy):
+    """Runs this rank's shards in this process, one after the other."""
+
+    reducer: LinearReducer
+
+    def __init__(self, partitioner: Partitioner, reducer: Callable[[list], Any]) -> None:
+        super().__init__(partitioner, reducer)
+        if not isinstance(reducer, LinearReducer):
+            raise UserError(
+                f"strategy={self.name} adds up weighted results, which the reducer "
+                f"{type(reducer).__name__} does not: "
+                "choose reducer=mean or reducer=sum, or strategy=rpc."
+            )
+
+    def _shards_of_rank(self, learner: nn.Module, batch: Any) -> _RankShards:
+        shards = as_shards(self.partitioner(learner, batch))
+        sizes = [shard.size for shard in shards]
+        weights = self.reducer.weights(sizes)
+        indices = _indices_of_rank([worker for worker, _, _ in shards])
+        return _RankShards(
+            indices,
+            [(shards[i][1], shards[i][2]) for i in indices or [0]],
+            [weights[i] for i in indices] or [0 * weights[0]],
+            self.reducer.divisor(sizes),
+            len(shards),
+        )
+
+    def _partial_sums(self, mapper: Mapper, learner: nn.Module, batch: Any) -> _PartialSums:
+        trainable = []
+        for parameter in learner.parameters():
+            parameter.grad = None  # also of those that no longer require grad
+            if parameter.requires_grad:
+                trainable.append(parameter)
+        shards = self._shards_of_rank(learner, batch)
+        weights, idle = shards.weights, not any(shards.weights)
+        if idle:
+            weights = [type(weight)(1) for weight in weights]  # numbers keep their type
+        (response,) = run_shards(mapper, shards.calls, weights, trainable)
+        value, dtypes = response.value, response.dtypes or []
+        gradient: list[Tensor | None] = [None] * len(trainable)
+        if response.gradients is not None:
+            gradient = list(response.gradients.by_input)
+        if idle:  # zero times infinity would not be zero
+            value = _zeros_like(value)
+            gradient = [None if each is None else torch.zeros_like(each) for each in gradient]
+        return _PartialSums(value, dtypes, trainable, gradient, shards.divisor)
 
 
 class LocalStrategy(_InProcessStrategy):

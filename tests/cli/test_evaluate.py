@@ -11,10 +11,11 @@ from tiny import SMALL, compose
 from worlds import run_world
 
 from metadist.cli import evaluate
-from metadist.cli.evaluate import evaluate_run, main, summary
+from metadist.cli.evaluate import evaluate_run, load_for_tasks, main, summary
+from metadist.config import load_experiment
 from metadist.errors import UserError
 from metadist.launchers import RunSpec, run_job
-from metadist.training import export_weights
+from metadist.training import export_weights, saved_state
 
 
 def trained(directory: Path, *overrides: str) -> Path:
@@ -82,6 +83,13 @@ def write_class_folders(root: Path) -> Path:
             pixels = generator.integers(256, size=(30, 40), dtype=np.uint8)
             Image.fromarray(pixels).save(folder / f"{number}.png")
     return root
+
+
+def test_another_algorithm_adapts_its_own_parameters(prototypical):
+    experiment = load_experiment(prototypical, "algorithm=maml")
+    load_for_tasks(experiment, *saved_state.tested_checkpoint(prototypical))
+    # Prototypical networks freeze the head, which MAML adapts.
+    assert {"head.weight", "head.bias"} <= experiment.learner.eval().initial().keys()
 
 
 def test_another_dataset_has_the_options_of_its_own_file(prototypical, tmp_path):
