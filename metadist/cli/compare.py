@@ -8,24 +8,22 @@ from pathlib import Path
 
 from metadist.cli.command import argument_parser, exit_status
 from metadist.loggers.console import print_plain
+from metadist.metrics import format_metric, metric_label
 from metadist.reports import PairedDifference, compare_runs
 
 
 def summary(found: PairedDifference, first: Path, second: Path) -> list[str]:
     """The lines to print."""
-    percent = found.metric == "accuracy"
-    name = "accuracy" if percent else "MSE"
-    value = "{:.2%}" if percent else "{:.5g}"
-    signed = "{:+.2%}" if percent else "{:+.5g}"
+    metric = found.metric
     width = max(len(str(path)) for path in (first, second))
-    lines = [f"test {name} over the same {found.tasks} tasks"]
+    lines = [f"test {metric_label(metric, short=True)} over the same {found.tasks} tasks"]
     for path, mean in zip((first, second), found.means, strict=True):
-        lines.append(f"  {path!s:<{width}}  {value.format(mean)}")
-    line = f"difference {signed.format(found.difference)}"
+        lines.append(f"  {path!s:<{width}}  {format_metric(mean, metric)}")
+    line = f"difference {format_metric(found.difference, metric, sign='+')}"
     if found.ci95 is None:
         return [*lines, f"{line} (no interval: the values are not finite, or of a single task)"]
     side = "contains" if abs(found.difference) <= found.ci95 else "does not contain"
-    interval = value.format(found.ci95)
+    interval = format_metric(found.ci95, metric)
     return [*lines, f"{line} ± {interval} (second minus first, 95% interval, {side} 0)"]
 
 

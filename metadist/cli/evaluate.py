@@ -21,6 +21,7 @@ from metadist.errors import UserError, state_dict_reason
 from metadist.files import REDIRECT_OUTPUT, atomic_write, wrap_write_errors
 from metadist.loggers import json_value
 from metadist.loggers.console import print_plain
+from metadist.metrics import format_metric, metric_label, result_metric
 from metadist.reports import (
     CHECKPOINT_DIRECTORY,
     format_differences,
@@ -155,13 +156,14 @@ def summary(results: Mapping[str, Any]) -> list[str]:
     """The lines to print."""
     protocol, training = results["protocol"], results["trained_protocol"]
     half = float(results["ci95"])
-    known = math.isfinite(half)  # a single task has no interval
-    if "test_accuracy" in results:
-        value = f"accuracy {results['test_accuracy']:.2%}" + (f" ± {half:.2%}" if known else "")
-    else:
-        value = f"MSE {results['test_mse']:.4g}" + (f" ± {half:.2g}" if known else "")
-    note = " (95% interval over tasks)" if known else ""
-    lines = [f"test {value} over {results['test_tasks']} tasks{note}"]
+    metric = result_metric(results)
+    value = format_metric(results[f"test_{metric}"], metric)
+    note = ""
+    if math.isfinite(half):  # a single task has no interval
+        value += f" ± {format_metric(half, metric)}"
+        note = " (95% interval over tasks)"
+    label = metric_label(metric, short=True)
+    lines = [f"test {label} {value} over {results['test_tasks']} tasks{note}"]
     lines.append(f"  {results['checkpoint']}, iteration {results['tested_iteration']}")
     if training is None:
         return [*lines, "  the run itself has not been tested"]

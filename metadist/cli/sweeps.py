@@ -33,6 +33,7 @@ from metadist.launchers.launcher import Launcher
 from metadist.launchers.pool import Ending, JobPool
 from metadist.launchers.run_spec import RunSpec, finished_results
 from metadist.loggers.console import print_plain
+from metadist.metrics import larger_is_better, task_metric
 from metadist.reports import (
     WORKER_ERROR_FILE,
     directory_override,
@@ -102,8 +103,11 @@ def _is_regression(config: DictConfig) -> bool | None:
 
 def _check_direction(direction: str, regression: bool | None) -> None:
     """Refuse to optimize in the wrong direction, if it is known."""
-    right, metric = ("minimize", "mse") if regression else ("maximize", "accuracy")
-    if regression is not None and direction in ("minimize", "maximize") and direction != right:
+    if regression is None:
+        return
+    metric = task_metric(regression)
+    right = "maximize" if larger_is_better(metric) else "minimize"
+    if direction in ("minimize", "maximize") and direction != right:
         raise UserError(
             f"hydra.sweeper.direction={direction} would look for the worst validation {metric}: "
             f"write hydra.sweeper.direction={right}."

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from metadist.loggers.logger import is_user_metric
+from metadist.metrics import format_number, format_percent, is_user_metric, metric_label
 
 _MAX_STEPS_SHOWN = 10
 
@@ -12,16 +12,6 @@ _MAX_STEPS_SHOWN = 10
 def is_validation(metrics: Mapping[str, Any]) -> bool:
     """Whether the metrics are those of a validation rather than of a training iteration."""
     return any(name.startswith("validation_") for name in metrics)
-
-
-def format_number(value: float) -> str:
-    """Four decimals, or scientific notation from 10,000."""
-    return f"{value:.4f}" if abs(value) < 10_000 else f"{value:.3e}"
-
-
-def format_percent(fraction: float, decimals: int = 2) -> str:
-    """A fraction of 1 as a percentage."""
-    return f"{100 * fraction:.{decimals}f}%"
 
 
 def format_duration(seconds: float) -> str:
@@ -80,16 +70,13 @@ def summarize_results(results: Mapping[str, Any], tested: str = "") -> list[tupl
         tested: what is tested, where the name of the split does not tell.
     """
     rows = []
-    for metric, label, text in (
-        ("accuracy", "accuracy", format_percent),
-        ("mse", "MSE", format_number),
-    ):
+    for metric, text in (("accuracy", format_percent), ("mse", format_number)):
         if f"test_{metric}" not in results:
             continue
         value = _with_interval(results[f"test_{metric}"], results.get("ci95"), text)
         tasks = f" over {results['test_tasks']} tasks" if "test_tasks" in results else ""
         tasks += f" ({tested})" if tested else ""
-        rows.append((f"test {label}", value + tasks))
+        rows.append((f"test {metric_label(metric, short=True)}", value + tasks))
         if f"test_{metric}_before" in results:
             rows.append(("before adaptation", text(results[f"test_{metric}_before"])))
         if by_steps := results.get(f"test_{metric}_by_steps"):

@@ -2,7 +2,6 @@
 
 import contextlib
 import difflib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,17 +137,6 @@ class Logger:
 
         After an error it is called in another thread, which is waited for a few seconds only.
         """
-
-
-BUILTIN_METRICS = ("loss", "accuracy", "mse", "ci95")
-"""Metrics of a training step or an evaluation that metadist computes itself."""
-
-_OF_A_STEP = re.compile(r".+_(before|after_\d+)")
-
-
-def is_user_metric(name: str) -> bool:
-    """Whether the user's learner adds this metric; its name is without `train_` and the like."""
-    return name not in BUILTIN_METRICS and not _OF_A_STEP.fullmatch(name)
 
 
 def grouped_name(name: str) -> str:

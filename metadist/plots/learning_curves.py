@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from metadist.metrics import METRIC_MODES, is_percentage, metric_label
 from metadist.plots.points import moving_average, series
 from metadist.plots.style import (
     BLUE,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 MetricsList = Sequence[Mapping[str, Any]]
 """Metrics of training iterations and validations in any order, as in `metrics.jsonl`."""
 
-_LABELS = {"loss": "Loss", "accuracy": "Accuracy", "mse": "Mean squared error"}
 _COLORS = (BLUE, ORANGE, GREEN, RED, PURPLE, "#8c5a3c", "#d05c9f", GREY)
 _STYLES = ("-", "--", ":", "-.")
 _COLUMNS = 3
@@ -164,7 +164,7 @@ def _plot_metric(axes: "Axes", metrics: MetricsList, metric: str, validation: st
 
 def _plot_test(axes: "Axes", metric: str, value: float, ci95: float, description: str) -> None:
     known = math.isfinite(ci95)  # a single task has no interval
-    if metric == "accuracy":
+    if is_percentage(metric):
         label = f"final test: {100 * value:.1f}%" + (f" ± {100 * ci95:.1f}%" if known else "")
     else:
         label = f"final test: {value:.3g}" + (f" ± {ci95:.2g}" if known else "")
@@ -179,9 +179,9 @@ def _style_metric_axes(axes: "Axes", metric: str) -> None:
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     axes.set_xlabel("training iteration")
-    axes.set_ylabel(_LABELS.get(metric, metric))
+    axes.set_ylabel(metric_label(metric).capitalize() if metric in METRIC_MODES else metric)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    if metric == "accuracy":
+    if is_percentage(metric):
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         low, high = axes.get_ylim()
         axes.set_ylim(max(low, -0.02), min(high, 1.02))
@@ -210,13 +210,13 @@ def _plot_runs(axes: "Axes", panel: ComparisonData) -> None:
             )
     axes.set_title(panel.title, fontsize=10.5, parse_math=False)
     axes.set_xlabel("training iteration")
-    axes.set_ylabel(_LABELS[panel.metric])
+    axes.set_ylabel(metric_label(panel.metric).capitalize())
     if ends and max(ends) >= 10 * min(ends):  # short runs stay legible beside long ones
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     else:
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
-    if panel.metric == "accuracy":
+    if is_percentage(panel.metric):
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     else:
         axes.set_yscale("log")

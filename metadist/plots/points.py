@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from metadist.metrics import score
+
 
 def series(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Iterations and values of a metric, in order of the iterations."""
@@ -42,7 +44,7 @@ def is_number(text: str) -> bool:
 
 def sort_key(mean: float, metric: str) -> tuple[bool, float]:
     """Sorts the means of accuracy or MSE, the best first and NaN last."""
-    return math.isnan(mean), -mean if metric == "accuracy" else mean
+    return math.isnan(mean), -score(mean, metric)
 
 
 def short_names(keys: Sequence[str]) -> list[str]:

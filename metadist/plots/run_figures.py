@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from metadist.metrics import is_percentage, metric_label
 from metadist.plots.points import moving_average, series
 
 Figure = dict[str, Any]
@@ -31,13 +32,6 @@ MAX_POINTS = 1500
 
 _FEW_POINTS = 20
 
-_LABELS = {"loss": "loss", "accuracy": "accuracy", "mse": "mean squared error"}
-
-
-def metric_label(metric: str) -> str:
-    """The name of a metric on an axis."""
-    return _LABELS.get(metric, metric.replace("_", " "))
-
 
 def finite(values: Sequence[float] | np.ndarray) -> list[float | None]:
     """The values, with None for those that are not finite."""
@@ -52,7 +46,7 @@ def text(value: object) -> str:
 def axis(title: str, metric: str | None = None, **options: Any) -> dict[str, Any]:
     """An axis; that of an accuracy is in percent."""
     percent: dict[str, Any] = {}
-    if metric == "accuracy":
+    if metric is not None and is_percentage(metric):
         percent = {"tickformat": ".0%", "hoverformat": ".2%", "rangemode": "nonnegative"}
     return {"title": {"text": text(title)}, "automargin": True, **percent, **options}
 
@@ -198,7 +192,7 @@ def task_histogram(values: Sequence[float], metric: str) -> Figure:
     distinct = sorted(set(shown))
     gaps = [right - left for left, right in pairwise(distinct)]
     bins: dict[str, Any] = {"nbinsx": 40}
-    if metric == "accuracy" and gaps and (size := min(gaps)) >= 0.01:
+    if is_percentage(metric) and gaps and (size := min(gaps)) >= 0.01:
         bins = {"xbins": {"start": -size / 2, "end": 1 + size / 2, "size": size}}
     trace = {"type": "histogram", "x": shown, "marker": {"color": BLUE}, "name": "tasks", **bins}
     layout: dict[str, Any] = {

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from metadist.metrics import is_percentage, larger_is_better, metric_label
 from metadist.plots.points import is_number, short_names, sort_key, sort_values
 from metadist.plots.style import (
     BLUE,
@@ -81,7 +82,7 @@ def plot_sweep(
     Raises:
         UserError: it cannot be written.
     """
-    name = "Test accuracy" if metric == "accuracy" else "Test mean squared error"
+    name = f"Test {metric_label(metric)}"
     short = short_names(keys)
     title = f"{name} by {' and '.join(keys)}"
     if not keys or len(title) > _MAX_TITLE:
@@ -208,9 +209,8 @@ def _plot_heat_map(
     grid = np.full((len(rows), len(columns)), np.nan)
     for point in points:
         grid[rows.index(point.values[0]), columns.index(point.values[1])] = point.mean
-    image = axes.imshow(
-        grid, cmap="viridis" if metric == "accuracy" else "viridis_r", aspect="auto"
-    )
+    cmap = "viridis" if larger_is_better(metric) else "viridis_r"
+    image = axes.imshow(grid, cmap=cmap, aspect="auto")
     # Colors span at least the widest interval, so that noise does not look like a difference.
     finite = grid[np.isfinite(grid)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
@@ -222,7 +222,7 @@ def _plot_heat_map(
     for point in points:
         row, column = rows.index(point.values[0]), columns.index(point.values[1])
         depth = 0.5 if high == low else (point.mean - low) / (high - low)
-        bright = depth > 0.55 if metric == "accuracy" else depth < 0.45
+        bright = depth > 0.55 if larger_is_better(metric) else depth < 0.45
         bright |= math.isnan(point.mean)  # such a cell has no color
         interval = "" if point.ci95 is None else f"\n± {text(point.ci95)}"
         mark = f"\n{label}" if point.best else ""
@@ -260,13 +260,13 @@ def _plot_rows(
 
 
 def _formatter(metric: str) -> Callable[[float], str]:
-    return (lambda v: f"{100 * v:.1f}%") if metric == "accuracy" else (lambda v: f"{v:.3g}")
+    return (lambda v: f"{100 * v:.1f}%") if is_percentage(metric) else (lambda v: f"{v:.3g}")
 
 
 def _label_metric_axis(axes: "Axes", metric: str, vertical: bool) -> None:
     from matplotlib.ticker import PercentFormatter
 
     axis = axes.yaxis if vertical else axes.xaxis
-    axis.set_label_text("test accuracy" if metric == "accuracy" else "test mean squared error")
-    if metric == "accuracy":
+    axis.set_label_text(f"test {metric_label(metric)}")
+    if is_percentage(metric):
         axis.set_major_formatter(PercentFormatter(1.0, decimals=None))

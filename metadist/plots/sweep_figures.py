@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from metadist.metrics import is_percentage, larger_is_better, metric_label
 from metadist.plots.points import moving_average, series, sort_key, sort_values
 from metadist.plots.run_figures import (
     BLUE,
@@ -15,7 +16,6 @@ from metadist.plots.run_figures import (
     Figure,
     axis,
     finite,
-    metric_label,
     text,
     thin,
 )
@@ -49,13 +49,13 @@ def parallel_coordinates(
     dimensions = [_dimension(key, [s.values[i] for s in settings]) for i, key in enumerate(keys)]
     means = finite([setting.mean for setting in settings])
     known = [mean for mean in means if mean is not None]
-    number = {"tickformat": ".1%"} if metric == "accuracy" else {}
+    number = {"tickformat": ".1%"} if is_percentage(metric) else {}
     dimensions.append({"label": f"test {metric_label(metric)}", "values": means, **number})
     low, high = min(known, default=0.0), max(known, default=1.0)
     line = {
         "color": means,
         "colorscale": [[0, BLUE], [0.5, PURPLE], [1, ORANGE]],
-        "reversescale": metric == "mse",
+        "reversescale": not larger_is_better(metric),
         "showscale": False,
         "cmin": low,
         "cmax": high if high > low else low + 1e-9,
@@ -88,17 +88,17 @@ def heat_map(settings: Sequence[SettingData], keys: Sequence[str], metric: str) 
         for r in values[row]
     ]
     z = [finite(line) for line in grid]
-    template = "%{z:.1%}" if metric == "accuracy" else "%{z:.3g}"
+    template = "%{z:.1%}" if is_percentage(metric) else "%{z:.3g}"
     trace: dict[str, Any] = {
         "type": "heatmap",
         "x": [text(value) for value in values[column]],
         "y": [text(value) for value in values[row]],
         "z": z,
         "colorscale": "Viridis",
-        "reversescale": metric == "mse",
+        "reversescale": not larger_is_better(metric),
         "hovertemplate": f"{text(keys[column])} %{{x}}<br>{text(keys[row])} %{{y}}<br>"
         f"test {metric_label(metric)} {template}<extra></extra>",
-        "colorbar": {"thickness": 12, **({"tickformat": ".0%"} if metric == "accuracy" else {})},
+        "colorbar": {"thickness": 12, **({"tickformat": ".0%"} if is_percentage(metric) else {})},
     }
     if len(values[column]) <= 10:
         trace["texttemplate"] = template

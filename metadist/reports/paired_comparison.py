@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from metadist.errors import UserError
+from metadist.metrics import result_metric
 from metadist.reports.comparison import format_differences, protocol_differences
 from metadist.reports.run_directory import (
     TEST_PREDICTIONS_FILE,
@@ -54,7 +55,7 @@ def compare_runs(first: Path, second: Path, ignore: Iterable[str] = ()) -> Paire
     """
     results = {name: require_results(path) for name, path in (("first", first), ("second", second))}
     protocols = {name: each.get("protocol", {}) for name, each in results.items()}
-    metrics = [_metric(each) for each in results.values()]
+    metrics = [result_metric(each) for each in results.values()]
     records = [_predictions(path) for path in (first, second)]
     comparable = metrics[0] == metrics[1] and _same_tasks(*records)
     if differences := protocol_differences(protocols, ignore):
@@ -85,10 +86,6 @@ def _predictions(directory: Path) -> Sequence[Mapping[str, Any]]:
             "tested it: test it again, with resume=auto."
         )
     return records
-
-
-def _metric(results: Mapping[str, Any]) -> str:
-    return "accuracy" if "test_accuracy" in results else "mse"
 
 
 def _same_tasks(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]) -> bool:

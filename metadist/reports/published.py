@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 
+from metadist.metrics import task_metric
+
 PUBLISHED = Path(__file__).with_name("published.yaml")
 _PRESETS = Path(__file__).parents[1] / "conf" / "experiment"
 
@@ -77,7 +79,7 @@ def _cell(name: str, entry: Mapping[str, Any]) -> Cell:
     return Cell(
         preset=name,
         dataset=entry["dataset"],
-        metric="mse" if entry["dataset"] == "sinusoid" else "accuracy",
+        metric=task_metric(entry["dataset"] == "sinusoid"),
         results=results,
         interval=None if interval is None else round(interval / 100, 6),
         source=entry.get("source", ""),

@@ -1,20 +1,15 @@
 """A run's result beside the published one of its preset."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from metadist.loggers.formatting import format_percent
+from metadist.metrics import format_metric, is_percentage, score
 from metadist.reports.comparison import protocol_differences
 from metadist.reports.published import MIN_FRACTION, Cell, load_cells, preset_iterations
 from metadist.reports.run_record import RunRecord
 
 _TASK_KEYS = {"dataset", "ways", "shots", "class_split", "within_alphabet"}
 """Keys of a protocol without which a result is of another task."""
-
-
-def metric_formatter(metric: str) -> Callable[[float], str]:
-    """How values of a metric are printed: accuracies in percent."""
-    return format_percent if metric == "accuracy" else lambda value: f"{value:.4g}"
 
 
 def compare_with_published(record: RunRecord) -> dict[str, Any] | None:
@@ -64,7 +59,7 @@ def _compare_values(record: RunRecord, cell: Cell, other_task: bool) -> tuple[se
     """How each published value compares ("good", "bad", or "muted" for a short run), and a text for
     each.
     """
-    metric, show = record.metric, metric_formatter(record.metric)
+    metric = record.metric
     measured = _measured(record.results or {}, metric)
     length = preset_iterations(record.preset)
     short = length is not None and record.iterations[0] < MIN_FRACTION * length
@@ -73,16 +68,21 @@ def _compare_values(record: RunRecord, cell: Cell, other_task: bool) -> tuple[se
         if value is None:
             continue
         after = "" if steps is None else f" after {steps} step{'s' if steps > 1 else ''}"
-        interval = "" if cell.interval is None else f" ± {show(cell.interval)}"
-        part = f"{show(value)}{interval}{after}"
-        if steps in measured and other_task:
-            part += f" ({show(measured[steps])} here)"
-        elif steps in measured:
-            gap = (value - measured[steps]) * (-1 if metric == "mse" else 1)
-            reached = gap <= (cell.interval or 0.0) + 1e-9
-            kinds.add("good" if reached else "muted" if short else "bad")
-            part += ", reached" if reached else "" if short else f", {_gap(gap, metric)}"
-            part += "" if steps is None else f" ({show(measured[steps])} here)"
+        interval = "" if cell.interval is None else f" ± {format_metric(cell.interval, metric)}"
+        part = f"{format_metric(value, metric)}{interval}{after}"
+        here = f" ({format_metric(measured[steps], metric)} here)" if steps in measured else ""
+        if here and not other_task:
+            gap = score(value - measured[steps], metric)
+            if gap <= (cell.interval or 0.0) + 1e-9:
+                kinds.add("good")
+                part += ", reached"
+            elif short:
+                kinds.add("muted")
+            else:
+                kinds.add("bad")
+                part += f", {_gap(gap, metric)}"
+        if other_task or steps is not None:
+            part += here
         parts.append(part)
     return kinds, parts
 
@@ -97,4 +97,4 @@ def _measured(results: Mapping[str, Any], metric: str) -> dict[int | None, float
 
 
 def _gap(gap: float, metric: str) -> str:
-    return f"{100 * gap:.2f} points below" if metric == "accuracy" else f"{gap:.3g} above"
+    return f"{100 * gap:.2f} points below" if is_percentage(metric) else f"{gap:.3g} above"

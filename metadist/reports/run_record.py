@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from metadist.errors import UserError
 from metadist.loggers import METRICS_FILE, read_metrics
+from metadist.metrics import score, task_metric
 from metadist.reports.run_directory import (
     CONFIG_FILE,
     ENVIRONMENT_FILE,
@@ -90,7 +91,7 @@ class RunRecord:
     def metric(self) -> str:
         """The metric of validation and test: "accuracy", or "mse" for regression."""
         names = {name for each in (self.results or {}, *self.metrics[:1]) for name in each}
-        return "mse" if names & {"test_mse", "train_mse"} else "accuracy"
+        return task_metric(bool(names & {"test_mse", "train_mse"}))
 
     @cached_property
     def title(self) -> str:
@@ -198,10 +199,10 @@ def tasks_by_difficulty(predictions: Sequence[Mapping[str, Any]], metric: str) -
         predictions: the lines of `test_predictions.jsonl`.
         metric: "accuracy" or "mse".
     """
-    sign = -1 if metric == "mse" else 1
 
     def rank(task: Mapping[str, Any]) -> tuple[float, float]:
-        value, loss = sign * float(task[metric]), -float(task.get("loss", 0.0))
+        value = score(float(task[metric]), metric)
+        loss = score(float(task.get("loss", 0.0)), "loss")
         return (-math.inf if math.isnan(value) else value, -math.inf if math.isnan(loss) else loss)
 
     with_metric = (task for task in predictions if metric in task)

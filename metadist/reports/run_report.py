@@ -9,21 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from metadist import __version__
-from metadist.loggers import is_user_metric
-from metadist.loggers.formatting import format_duration, format_number
+from metadist.loggers.formatting import format_duration
+from metadist.metrics import format_metric, format_number, is_user_metric, metric_label
 from metadist.plots import (
     Figure,
     confusion_matrix,
     learning_curve,
     metric_by_steps,
-    metric_label,
     regression_task,
     task_histogram,
     time_bar,
     training_curve,
 )
 from metadist.reports.html_document import write_html
-from metadist.reports.published_comparison import compare_with_published, metric_formatter
+from metadist.reports.published_comparison import compare_with_published
 from metadist.reports.run_directory import HTML_FILE, PROFILE_DIRECTORY
 from metadist.reports.run_record import RunRecord, format_time, read_run_record
 
@@ -177,11 +176,11 @@ def _state(record: RunRecord, status: str, now: float) -> str:
 
 
 def _result(record: RunRecord) -> dict[str, str] | None:
-    results, metric, show = record.results or {}, record.metric, metric_formatter(record.metric)
+    results, metric = record.results or {}, record.metric
     if f"test_{metric}" in results:
-        interval = _interval(results.get("ci95"), show)
+        interval = _interval(results.get("ci95"), metric)
         return {
-            "value": show(float(results[f"test_{metric}"])),
+            "value": format_metric(float(results[f"test_{metric}"]), metric),
             "interval": interval,
             "caption": f"test {metric_label(metric)}, mean"
             f"{' and 95% interval' if interval else ''} over "
@@ -192,8 +191,8 @@ def _result(record: RunRecord) -> dict[str, str] | None:
         return None
     newest = validations[-1]
     return {
-        "value": show(float(newest[f"validation_{metric}"])),
-        "interval": _interval(newest.get("validation_ci95"), show),
+        "value": format_metric(float(newest[f"validation_{metric}"]), metric),
+        "interval": _interval(newest.get("validation_ci95"), metric),
         "caption": f"validation {metric_label(metric)} at iteration {newest['iteration']}",
     }
 
@@ -202,23 +201,22 @@ def _or_nan(value: Any) -> Any:
     return math.nan if value is None else value
 
 
-def _interval(half: Any, show: Any) -> str:
+def _interval(half: Any, metric: str) -> str:
     """Half the width of an interval; empty if there is none, such as for a single task."""
-    return "" if half is None or not math.isfinite(float(half)) else show(float(half))
+    missing = half is None or not math.isfinite(float(half))
+    return "" if missing else format_metric(float(half), metric)
 
 
 def _facts(record: RunRecord) -> list[tuple[str, str]]:
-    results, environment = record.results or {}, record.environment
+    results, metric, environment = record.results or {}, record.metric, record.environment
     done, planned = record.iterations
     training = [m for m in record.metrics if "train_loss" in m]
     facts = [("iterations", f"{done} of {planned}" if planned and planned != done else str(done))]
     if training:
         facts.append(("training loss", format_number(float(training[-1]["train_loss"]))))
-    if f"validation_{record.metric}" in results:
-        value = float(results[f"validation_{record.metric}"])
-        facts.append(
-            (f"validation {metric_label(record.metric)}", metric_formatter(record.metric)(value))
-        )
+    if f"validation_{metric}" in results:
+        value = float(results[f"validation_{metric}"])
+        facts.append((f"validation {metric_label(metric)}", format_metric(value, metric)))
     if "wall_seconds" in results:
         facts.append(("time", format_duration(float(results["wall_seconds"]))))
     for name in ("samples_per_second", "tasks_per_second"):
@@ -265,10 +263,9 @@ def _task_groups(record: RunRecord) -> list[dict[str, Any]]:
 def _task(
     record: RunRecord, kind: str, task: Mapping[str, Any], predicted: Mapping[str, Any]
 ) -> dict[str, Any]:
-    number, show = task["task"], metric_formatter(record.metric)
-    summary = ""
-    if record.metric in predicted:
-        summary = f"{metric_label(record.metric)} {show(float(predicted[record.metric]))}"
+    number, metric, summary = task["task"], record.metric, ""
+    if metric in predicted:
+        summary = f"{metric_label(metric)} {format_metric(float(predicted[metric]), metric)}"
     shown = {"number": number, "summary": summary, "key": f"{record.eval_seed},test,0,{number}"}
     if "inputs" in task:
         return {**shown, "figure": f"task-{kind}-{number}", "support": (), "query": ()}
@@ -301,7 +298,6 @@ def _task(
 
 
 def _hardest_rows(record: RunRecord) -> list[dict[str, Any]]:
-    show = metric_formatter(record.metric)
     by_number = {each["task"]: each for each in record.predictions}
     rows = []
     for number in record.hardest(_HARDEST):
@@ -311,7 +307,7 @@ def _hardest_rows(record: RunRecord) -> list[dict[str, Any]]:
             {
                 "task": number,
                 "value": value,
-                "text": show(value),
+                "text": format_metric(value, record.metric),
                 "loss": format_number(float(task["loss"])) if "loss" in task else "",
                 "classes": ", ".join(map(str, task.get("classes") or ())),
                 "key": f"{record.eval_seed},test,0,{number}",
@@ -338,5 +334,5 @@ def _rows(content: Any, prefix: str = "") -> list[tuple[str, str]]:
 
 
 def _heading(name: str) -> str:
-    label = metric_label(name)
-    return "MSE" if name == "mse" else label[:1].upper() + label[1:]
+    label = metric_label(name, short=True)
+    return label[:1].upper() + label[1:]

@@ -10,12 +10,12 @@ from urllib.parse import quote
 
 from metadist import __version__
 from metadist.loggers import METRICS_FILE, read_metrics
+from metadist.metrics import format_metric, metric_label
 from metadist.plots import (
     Figure,
     SettingData,
     compared_curves,
     heat_map,
-    metric_label,
     parallel_coordinates,
     settings_with_intervals,
 )
@@ -29,7 +29,6 @@ from metadist.reports.sweep_table import (
     Setting,
     SweepRun,
     SweepTable,
-    format_value,
 )
 
 _MAX_CURVES = 60
@@ -159,8 +158,8 @@ def _best(table: SweepTable) -> dict[str, str] | None:
         return None
     setting = table.settings[table.best]
     return {
-        "value": format_value(estimate.mean, table.metric),
-        "interval": "" if estimate.ci95 is None else format_value(estimate.ci95, table.metric),
+        "value": format_metric(estimate.mean, table.metric),
+        "interval": "" if estimate.ci95 is None else format_metric(estimate.ci95, table.metric),
         "setting": setting_name(table, setting),
         "over": "" if estimate.ci95 is None else setting.interval,
     }

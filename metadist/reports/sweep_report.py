@@ -10,6 +10,7 @@ from typing import Any
 from metadist.errors import UserError
 from metadist.files import atomic_write, wrap_write_errors
 from metadist.loggers import json_value
+from metadist.metrics import metric_label
 from metadist.plots import SweepData, plot_sweep
 from metadist.reports.comparison import MISSING, format_differences, protocol_differences
 from metadist.reports.sweep_page import write_sweep_page
@@ -65,7 +66,7 @@ class SweepReport:
             none = f"no best setting: no {table.selected_by} metric is a number"
             return [none] if table.runs else []
         best = table.settings[table.best]
-        metric = "accuracy" if table.metric == "accuracy" else "MSE"
+        metric = metric_label(table.metric, short=True)
         test = f"test {metric} {_format(best.test, table.metric)}"
         if best.test is not None and best.test.ci95 is not None:
             test += f" ({best.interval})"
@@ -180,7 +181,7 @@ def _by_seed(setting: Setting, name: str) -> dict[str, float | None]:
 def to_markdown(table: SweepTable) -> str:
     """The table with rounded numbers; below it protocol, method and failures."""
     all_finished = not any(setting.failed or setting.unfinished for setting in table.settings)
-    metric = "accuracy" if table.metric == "accuracy" else "MSE"
+    metric = metric_label(table.metric, short=True)
     header = [
         *table.keys,
         "seeds",

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from metadist.errors import UserError
 from metadist.loggers import METRICS_FILE
+from metadist.metrics import format_metric, score
 from metadist.reports.comparison import config_fingerprint, is_runtime_key
 from metadist.reports.run_directory import (
     CONFIG_FILE,
@@ -106,13 +107,7 @@ class MetricEstimate:
         values = [self.mean]
         if self.ci95 is not None and math.isfinite(self.mean):
             values.append(self.ci95)
-        return " ± ".join(format_value(each, metric) for each in values)
-
-
-def format_value(value: float, metric: str) -> str:
-    """A rounded value of a metric: a percentage for accuracy."""
-    is_percentage = metric == "accuracy" and math.isfinite(value)
-    return f"{100 * value:.2f}%" if is_percentage else f"{value:.4g}"
+        return " ± ".join(format_metric(each, metric) for each in values)
 
 
 @dataclass(frozen=True)
@@ -350,12 +345,11 @@ def _estimate(runs: Sequence[SweepRun], name: str) -> MetricEstimate | None:
 def _best_setting(
     settings: Sequence[Setting], metric: str, selected_by: Literal["validation", "test"]
 ) -> int | None:
-    sign = -1 if metric == "mse" else 1
     scores = {}
     for index, setting in enumerate(settings):
         estimate = setting.validation if selected_by == "validation" else setting.test
         if estimate is not None and estimate.mean == estimate.mean:  # not NaN
-            scores[index] = sign * estimate.mean
+            scores[index] = score(estimate.mean, metric)
     return max(scores, key=scores.__getitem__) if scores else None
 
 

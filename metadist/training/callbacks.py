@@ -13,14 +13,12 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from metadist.algorithms import Learner
 from metadist.distributed import get_rank
 from metadist.errors import UserError, did_you_mean
+from metadist.metrics import METRIC_MODES
 
 if TYPE_CHECKING:
     from metadist.training.trainer import StepOutput, Trainer
 
 _log = logging.getLogger(__name__)
-
-METRIC_MODES: Mapping[str, Literal["min", "max"]] = {"accuracy": "max", "loss": "min", "mse": "min"}
-"""Whether the larger or the smaller of two values of a metric is the better one."""
 
 
 class Callback:

@@ -12,6 +12,7 @@ from torch import Tensor
 from metadist.algorithms import Learner
 from metadist.errors import UserError
 from metadist.loggers import Logger
+from metadist.metrics import task_metric
 from metadist.tasks import TaskDistribution, stack_episodes
 from metadist.training.callbacks import Callback
 from metadist.training.precision import Precision
@@ -168,7 +169,7 @@ class Experiment:
     @property
     def metric(self) -> str:
         """The metric of validation and test: "mse" for regression, "accuracy" for classes."""
-        return "mse" if self.tasks.regression else "accuracy"
+        return task_metric(self.tasks.regression)
 
     @property
     def evaluated_learner(self) -> Learner:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from metadist.algorithms import Reptile
+from metadist.metrics import larger_is_better, score
 from metadist.tasks import task_keys
 from metadist.training.experiment import Experiment
 
@@ -68,19 +69,19 @@ def _loss(experiment: Experiment, results: Mapping[str, Any]) -> str:
 
 def _steps(experiment: Experiment, results: Mapping[str, Any]) -> str:
     """A test metric that is worse after the last inner step than after an earlier one."""
-    rows = results.get(f"test_{experiment.metric}_by_steps", [])
+    metric = experiment.metric
+    rows = results.get(f"test_{metric}_by_steps", [])
     if not rows:
         return ""
-    sign = 1 if experiment.tasks.regression else -1
-    best = min(rows, key=lambda row: sign * row["mean"])
+    best = max(rows, key=lambda row: score(row["mean"], metric))
     last = rows[-1]
-    worse = sign * (last["mean"] - best["mean"])
+    worse = score(best["mean"] - last["mean"], metric)
     if not worse > math.hypot(best["ci95"], last["ci95"]):
         return ""
     names = [f"{row['mean']:.3g} after {row['steps']}" for row in (best, last)]
     fewer = f", or set algorithm.eval_inner_steps={best['steps']}" if best["steps"] else ""
-    direction = "rises" if experiment.tasks.regression else "falls"
+    direction = "falls" if larger_is_better(metric) else "rises"
     return (
-        f"the test {experiment.metric} {direction} with inner steps ({', '.join(names)}): lower "
+        f"the test {metric} {direction} with inner steps ({', '.join(names)}): lower "
         f"algorithm.inner_lr{fewer}"
     )

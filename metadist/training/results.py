@@ -7,7 +7,7 @@ from torch import Tensor
 
 from metadist.algorithms import batch_norm_protocol
 from metadist.distributed import get_world_size
-from metadist.loggers import is_user_metric
+from metadist.metrics import is_user_metric
 from metadist.tasks import EpisodeDescription, TaskDistribution, task_keys
 from metadist.training.environment import environment_of
 from metadist.training.evaluation import Estimate, Evaluation

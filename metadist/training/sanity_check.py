@@ -13,20 +13,12 @@ from metadist.distributed import get_worker_id, get_world_size
 from metadist.distributed.partitioners import Partitioner, as_shards
 from metadist.distributed.worker_local import WorkerLocal, delete_worker_local
 from metadist.errors import UserError, first_line, user_frame
-from metadist.loggers import BUILTIN_METRICS
+from metadist.metrics import RESERVED_METRICS, task_metric
 from metadist.tasks import FewShotTasks, SupervisedTasks, TaskDistribution, task_keys
 from metadist.training.precision import Precision
 from metadist.training.signals import raise_if_interrupted
 from metadist.training.strategies import Strategy
 from metadist.training.task_mapper import MetaBatch, TaskMapper
-
-_RESERVED = {
-    *BUILTIN_METRICS,
-    *("tasks", "gradient_norm", "learning_rate", "non_finite", "samples_per_second", "seconds"),
-    *("iteration", "tasks_per_second"),
-}
-"""Names of metrics that metadist logs itself: services group `gradient_norm`, like the learner's
-`train_gradient_norm`, as `train/gradient_norm`."""
 
 _ALGORITHMS = "metadist.algorithms."
 """Where a method that a subclass must implement raises NotImplementedError."""
@@ -271,8 +263,8 @@ def _explain(
 
 
 def _check_metrics(metrics: Mapping[str, Tensor], learner: Learner, training: bool) -> None:
-    name, metric = type(learner).__name__, "mse" if learner.regression else "accuracy"
-    if taken := sorted(metrics.keys() & _RESERVED - {metric}):
+    name, metric = type(learner).__name__, task_metric(learner.regression)
+    if taken := sorted(metrics.keys() & RESERVED_METRICS - {metric}):
         raise UserError(
             f'{name}.forward returned the metric "{taken[0]}", a name that metrics of '
             "metadist have: give it another name."

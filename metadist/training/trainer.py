@@ -23,6 +23,7 @@ from metadist.distributed.process_exit import close_within_seconds
 from metadist.distributed.reducers import LinearReducer, MeanReducer
 from metadist.errors import UserError
 from metadist.loggers import Run
+from metadist.metrics import score
 from metadist.profile_ranges import profile_range
 from metadist.reports import (
     CONTENTS,
@@ -412,9 +413,10 @@ class Trainer:
                 self._log_panels(evaluation)
         state.validated = state.iteration
         state.validation = {f"validation_{metric}": value}
-        sign = -1 if experiment.tasks.regression else 1
         best = state.best.get(metric)
-        improved = math.isfinite(value) and (best is None or sign * value > sign * best)
+        improved = math.isfinite(value) and (
+            best is None or score(value, metric) > score(best, metric)
+        )
         if improved:
             state.best = {"iteration": state.iteration, metric: value}
         for callback in self.callbacks:

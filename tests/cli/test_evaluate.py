@@ -200,7 +200,7 @@ def test_a_file_that_cannot_be_written_names_the_option(maml, tmp_path, monkeypa
 def test_the_summary_of_a_regression_and_of_a_run_without_results():
     results = {"test_mse": 0.25, "ci95": 0.125, "test_tasks": 600, "checkpoint": "a.pt"}
     lines = summary({**results, "tested_iteration": 7, "protocol": {}, "trained_protocol": None})
-    assert lines[0] == "test MSE 0.25 ± 0.12 over 600 tasks (95% interval over tasks)"
+    assert lines[0] == "test MSE 0.25 ± 0.125 over 600 tasks (95% interval over tasks)"
     assert lines[1:] == ["  a.pt, iteration 7", "  the run itself has not been tested"]
 
 

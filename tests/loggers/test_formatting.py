@@ -6,33 +6,12 @@ import pytest
 
 from metadist.loggers.formatting import (
     format_duration,
-    format_number,
-    format_percent,
     format_throughput,
     format_training,
     format_validation,
     is_validation,
     summarize_results,
 )
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0.0000"),
-        (1.23456, "1.2346"),
-        (-9999.5, "-9999.5000"),
-        (10_000.0, "1.000e+04"),
-        (-10_000.0, "-1.000e+04"),
-    ],
-)
-def test_numbers(value, text):
-    assert format_number(value) == text
-
-
-def test_percentages():
-    assert format_percent(0.125) == "12.50%" and format_percent(0.1236, 1) == "12.4%"
-    assert format_percent(1.0) == "100.00%" and format_percent(0.25, 1) == "25.0%"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from metadist.launchers.ray.cluster import (
 )
 from metadist.launchers.ray.ray_launcher import TrainRun
 from metadist.launchers.run_spec import RunSpec
-from metadist.training.callbacks import METRIC_MODES
+from metadist.metrics import METRIC_MODES
 
 _POLL_SECONDS = 0.5
 _runs: list[TrainRun] = []
