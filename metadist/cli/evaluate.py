@@ -7,7 +7,6 @@ into a JSON file.
 """
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -18,15 +17,14 @@ from typing import Any
 from metadist.cli.command import add_trust_code, argument_parser, exit_status
 from metadist.config import load_experiment
 from metadist.errors import UserError, state_dict_reason
-from metadist.files import REDIRECT_OUTPUT, atomic_write, wrap_write_errors
-from metadist.loggers import json_value
+from metadist.files import REDIRECT_OUTPUT, wrap_write_errors
 from metadist.loggers.console import print_plain
 from metadist.metrics import format_metric, metric_label, result_metric
 from metadist.reports import (
-    CHECKPOINT_DIRECTORY,
     format_differences,
     protocol_differences,
     read_results,
+    write_json,
 )
 from metadist.training import Experiment, Trainer, TrainState
 from metadist.training.checkpoints import Checkpoints
@@ -92,7 +90,7 @@ def _checkpoint_in_protocol(run: Path, path: Path, contents: Mapping[str, Any]) 
     """What the protocol calls a checkpoint, as in the test of its run."""
     if path.suffix == WEIGHTS_SUFFIX:  # the weights that a run tested
         return str(contents["protocol"]["checkpoint"])
-    saved = Checkpoints(run / CHECKPOINT_DIRECTORY)
+    saved = Checkpoints.of_run(run)
     names = {saved.best: BEST_CHECKPOINT, saved.newest(): "last"}
     found = {each.resolve(): name for each, name in names.items() if each is not None}
     return found.get(path.resolve(), f"iteration {contents['iteration']}")
@@ -193,7 +191,7 @@ def main() -> int:
         output = options.output or _default_output(run, overrides, options.checkpoint)
         with wrap_write_errors(output, REDIRECT_OUTPUT):
             output.parent.mkdir(parents=True, exist_ok=True)
-            atomic_write(output, json.dumps(json_value(results), indent=2).encode() + b"\n")
+        write_json(output, results, REDIRECT_OUTPUT)
         print_plain("\n".join([*summary(results), f"  {output}"]))
 
     return exit_status(evaluate)

@@ -28,8 +28,7 @@ from metadist.launchers.error_reporting import exit_process
 from metadist.launchers.job import JobFailure, report_errors, run_job
 from metadist.launchers.launcher import create_launcher
 from metadist.launchers.run_spec import RunSpec
-from metadist.reports import CHECKPOINT_DIRECTORY
-from metadist.training.checkpoints import has_checkpoints
+from metadist.training.checkpoints import Checkpoints
 
 CONFIG_PATH = "pkg://metadist.conf"
 """Where Hydra finds metadist's configuration: `conf/` of the repository, which is installed too."""
@@ -117,7 +116,7 @@ def spec_from_hydra(configuration: DictConfig) -> RunSpec:
     with open_dict(configuration):
         configuration.pop("launcher", None)
         resume = configuration.get("resume")
-        if in_sweep and resume is None and has_checkpoints(directory / CHECKPOINT_DIRECTORY):
+        if in_sweep and resume is None and Checkpoints.of_run(directory).candidates():
             configuration.resume = "auto"
     name = str(hydra_node.job.config_name)
     overrides: Any = OmegaConf.to_container(hydra_node.overrides.task, resolve=False)

@@ -37,14 +37,7 @@ from metadist.training import (
     restore,
     supported_precision,
 )
-from metadist.training.sanity_check import (
-    check_batch_norm,
-    check_parametrizations,
-    check_partition,
-    check_supervised,
-    check_ways,
-    run_sanity_check,
-)
+from metadist.training.sanity_check import check_before_training
 
 _log = logging.getLogger(__name__)
 
@@ -99,6 +92,7 @@ def assemble_experiment(
     instantiate = partial(instantiate_node, locate=locate)
     torch.set_num_threads(settings.threads)
     tune_malloc()
+    plain = to_plain(cfg, resolve=True)
     trainer: TrainerConfig = instantiate(cfg.trainer, "trainer")
     strategy = _strategy(cfg, settings, instantiate)
     device = resolve_device(str(cfg.device))
@@ -110,25 +104,14 @@ def assemble_experiment(
     torch.manual_seed(settings.seed)
     learner = build_learner(cfg.model, cfg.algorithm, tasks, locate)
     learner.to(device if strategy.parameter_device == "device" else "cpu")
-    dry_run = _check_optimizer(cfg.optimizer, learner, instantiate)
-    _check_scheduler(cfg.scheduler, dry_run, trainer.iterations, instantiate)
-    optimizer = instantiate(cfg.optimizer, "optimizer", params=list(learner.parameters()))
-    scheduler = instantiate(cfg.scheduler, "scheduler", optimizer=optimizer)
-    check_parametrizations(strategy, learner)
-    check_partition(strategy, learner, trainer.meta_batch_size)
-    check_supervised(tasks, learner)
-    check_ways(tasks, learner)
-    check_batch_norm(tasks, learner)
-    run_sanity_check(tasks, learner, precision)
-    # Every rank builds a job's experiments in the same order, so the names agree.
-    local_tasks = WorkerLocal(current_job().new_name("tasks"), tasks)
-    # The dataset's memory is that of the experiment.
-    weakref.finalize(local_tasks, delete_worker_local, local_tasks.name).atexit = False
+    optimizer, scheduler = _optimizer(cfg, learner, trainer.iterations, instantiate)
+    check_before_training(strategy, tasks, learner, trainer.meta_batch_size, precision)
+    local_tasks = _on_this_worker(tasks)
     return Experiment(
         name=name,
         title=_title(tasks, learner, strategy),
         directory=directory,
-        configuration=redact_secrets(to_plain(cfg, resolve=True)),
+        configuration=redact_secrets(plain),
         seed=settings.seed,
         trainer_config=trainer,
         tasks=tasks,
@@ -143,12 +126,7 @@ def assemble_experiment(
             profile=trainer.profile and not strategy.every_rank_drives,
             precision=precision,
             compiled=compile_options(
-                trainer,
-                tasks,
-                learner.train(),
-                device,
-                repr(to_plain(cfg, resolve=True)),
-                strategy,
+                trainer, tasks, learner.train(), device, repr(plain), strategy
             ),
         ),
         evaluate_mapper=EvaluateMapper(
@@ -208,6 +186,14 @@ def _strategy(cfg: DictConfig, settings: Settings, instantiate: Callable[..., An
     )
 
 
+def _on_this_worker(tasks: TaskDistribution) -> WorkerLocal:
+    # Every rank builds a job's experiments in the same order, so the names agree.
+    local = WorkerLocal(current_job().new_name("tasks"), tasks)
+    # The dataset's memory is that of the experiment.
+    weakref.finalize(local, delete_worker_local, local.name).atexit = False
+    return local
+
+
 def _check_type(built: Any, base: type, path: str, node: Any) -> None:
     if not isinstance(built, base):
         raise UserError(
@@ -215,6 +201,16 @@ def _check_type(built: Any, base: type, path: str, node: Any) -> None:
             f"{base.__module__.removesuffix('.learner')}.{base.__qualname__}: derive the class "
             "from it and call super().__init__() first."
         )
+
+
+def _optimizer(
+    cfg: DictConfig, learner: Learner, iterations: int, instantiate: Callable[..., Any]
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    """The optimizer and the scheduler of its learning rate, after a dry-run of both."""
+    dry_run = _check_optimizer(cfg.optimizer, learner, instantiate)
+    _check_scheduler(cfg.scheduler, dry_run, iterations, instantiate)
+    optimizer = instantiate(cfg.optimizer, "optimizer", params=list(learner.parameters()))
+    return optimizer, instantiate(cfg.scheduler, "scheduler", optimizer=optimizer)
 
 
 def _check_optimizer(

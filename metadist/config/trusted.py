@@ -18,11 +18,12 @@ from metadist.algorithms import Learner
 from metadist.config.plain import redact_secrets, to_plain
 from metadist.distributed.reducers import LinearReducer
 from metadist.errors import UserError
+from metadist.reports import TRUSTED_PACKAGES
 from metadist.training import Strategy, TrainerConfig
 
 _TARGET = "_target_"
 
-_CLASSES: Mapping[str, tuple[type, ...]] = {
+_BASES: Mapping[str, tuple[type, ...]] = {
     "metadist.algorithms": (Learner,),
     "metadist.distributed.reducers": (LinearReducer,),
     "metadist.models": (nn.Module,),
@@ -32,7 +33,7 @@ _CLASSES: Mapping[str, tuple[type, ...]] = {
     "torch.optim.lr_scheduler": (LRScheduler,),
     "torchvision.transforms.v2": (nn.Module,),
 }
-"""Packages whose exported classes may be built, if they are subclasses of these."""
+"""The base classes of what may be built from each of `TRUSTED_PACKAGES`."""
 
 _FUNCTIONS = {
     f"metadist.distributed.{name}"
@@ -59,10 +60,10 @@ def locate_trusted(target: str, path: str) -> Any:
     package, _, name = target.rpartition(".")
     if target in _FUNCTIONS:
         return getattr(importlib.import_module(package), name)
-    for public, bases in _CLASSES.items():
+    for public in TRUSTED_PACKAGES:
         if package == public or package.startswith(f"{public}."):
             found = getattr(importlib.import_module(public), name, None)
-            if not inspect.isclass(found) or not issubclass(found, bases):
+            if not inspect.isclass(found) or not issubclass(found, _BASES[public]):
                 continue
             if found.__module__.startswith(public) and package in (public, found.__module__):
                 return found

@@ -25,9 +25,9 @@ from metadist.launchers.error_reporting import (
     wants_traceback,
 )
 from metadist.launchers.run_spec import RunSpec, finished_results, save_configuration
-from metadist.reports import CHECKPOINT_DIRECTORY, ERROR_FILE, write_environment
+from metadist.reports import ERROR_FILE, write_environment
 from metadist.training import Experiment, Interrupted, Trainer, resolve_device
-from metadist.training.checkpoints import has_checkpoints
+from metadist.training.checkpoints import Checkpoints
 from metadist.training.compilation import compile_step
 from metadist.training.environment import environment_of
 
@@ -311,7 +311,7 @@ def _resumed_if_restarted(job: Job, spec: RunSpec) -> RunSpec:
     or join.
     """
     again = job.restarted or job.has_started(str(spec.directory))
-    saved = has_checkpoints(spec.directory / CHECKPOINT_DIRECTORY)
+    saved = bool(Checkpoints.of_run(spec.directory).candidates())
     # The checkpoint that the user names is used until the run has one of its own.
     resumes = again and (saved or spec.configuration.get("resume") is None)
     if not all_gather_object(job.store, "restarted", resumes, timeout=None)[0]:

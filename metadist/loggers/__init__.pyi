@@ -1,6 +1,6 @@
 from .console import ConsoleLogger
 from .jsonl import METRICS_FILE, JsonlLogger, json_value, read_metrics
-from .logger import Logger, LoggerCollection, Metrics, Run
+from .logger import Logger, LoggerCollection, Metrics, Run, flatten_values
 from .mlflow import MlflowLogger
 from .tensorboard import TensorBoardLogger
 from .wandb import WandbLogger
@@ -16,6 +16,7 @@ __all__ = [
     "Run",
     "TensorBoardLogger",
     "WandbLogger",
+    "flatten_values",
     "json_value",
     "read_metrics",
 ]

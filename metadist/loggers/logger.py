@@ -139,6 +139,17 @@ class Logger:
         """
 
 
+def flatten_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of nested mappings by dotted key; lists as they are."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{key}.{name}": each for name, each in flatten_values(value).items()}
+        else:
+            flat[str(key)] = value
+    return flat
+
+
 def grouped_name(name: str) -> str:
     """The name of a metric in services that group by prefix.
 

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 from metadist.errors import UserError, one_line
 from metadist.files import atomic_write, wrap_write_errors
 from metadist.loggers.jsonl import json_value
-from metadist.loggers.logger import Logger, Metrics, Run, grouped_name, grouped_test_metrics
+from metadist.loggers.logger import (
+    Logger,
+    Metrics,
+    Run,
+    flatten_values,
+    grouped_name,
+    grouped_test_metrics,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -98,8 +105,8 @@ class MlflowLogger(Logger):
         run_id: str = self._client.create_run(
             experiment_id, run_name=run.name, tags=tags
         ).info.run_id
-        values = _flatten(run.configuration)
-        parameters = [Param(key, str(value)[:_MAX_VALUE]) for key, value in values]
+        values = flatten_values(run.configuration)
+        parameters = [Param(key, str(value)[:_MAX_VALUE]) for key, value in values.items()]
         for first in range(0, len(parameters), _MAX_PARAMETERS):
             self._client.log_batch(run_id, params=parameters[first : first + _MAX_PARAMETERS])
         path = run.directory / RUN_ID_FILE
@@ -168,12 +175,3 @@ class MlflowLogger(Logger):
                 f"MLflow could not log the run ({reason}): check logger.mlflow.tracking_uri and "
                 "the network, or leave the logger out."
             ) from error
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Values by dotted key; lists as they are."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -17,6 +17,7 @@ from metadist.loggers.logger import (
     Logger,
     Metrics,
     Run,
+    flatten_values,
     grouped_name,
     grouped_test_metrics,
     metrics_by_steps,
@@ -154,16 +155,9 @@ def _hyperparameters(configuration: Mapping[str, Any]) -> tuple[Any, ...]:
     """Summaries of the numbers, texts and booleans of a configuration, by dotted key."""
     from torch.utils.tensorboard.summary import hparams
 
-    flat: dict[str, Any] = {}
-
-    def flatten(value: Any, key: str) -> None:
-        if isinstance(value, Mapping):
-            for name, child in value.items():
-                flatten(child, f"{key}.{name}" if key else str(name))
-        elif isinstance(value, bool | int | float | str):
-            flat[key] = value
-        elif value is not None:
-            flat[key] = str(value)
-
-    flatten(configuration, "")
+    flat = {
+        key: value if isinstance(value, bool | int | float | str) else str(value)
+        for key, value in flatten_values(configuration).items()
+        if value is not None
+    }
     return hparams(flat, dict.fromkeys(_HPARAM_METRICS, 0.0))

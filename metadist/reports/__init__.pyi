@@ -23,6 +23,7 @@ from .run_directory import (
     TEST_PREDICTIONS_FILE,
     TEST_TASKS_DATA_FILE,
     TEST_TASKS_FILE,
+    TRUSTED_PACKAGES,
     VALIDATION_TASKS_FILE,
     WORKER_ERROR_FILE,
     directory_override,
@@ -37,6 +38,7 @@ from .run_directory import (
     trust_option,
     write_environment,
     write_failure,
+    write_json,
     write_results,
     write_test_predictions,
 )
@@ -59,6 +61,7 @@ __all__ = [
     "TEST_PREDICTIONS_FILE",
     "TEST_TASKS_DATA_FILE",
     "TEST_TASKS_FILE",
+    "TRUSTED_PACKAGES",
     "VALIDATION_TASKS_FILE",
     "WORKER_ERROR_FILE",
     "PairedDifference",
@@ -81,6 +84,7 @@ __all__ = [
     "trust_option",
     "write_environment",
     "write_failure",
+    "write_json",
     "write_results",
     "write_test_predictions",
 ]

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from metadist.loggers import flatten_values
+
 _RUNTIME_GROUPS = frozenset(("hydra", "launcher", "logger", "resume", "sweep"))
 _RUNTIME_KEYS = frozenset(
     (
@@ -48,17 +50,8 @@ def is_runtime_key(key: str) -> bool:
 
 def flatten_config(config: Mapping[str, Any]) -> dict[str, str]:
     """The values of a configuration as strings by dotted key, without runtime keys."""
-    flat: dict[str, str] = {}
-
-    def flatten(value: Any, key: str) -> None:
-        if isinstance(value, Mapping):
-            for name, child in value.items():
-                flatten(child, f"{key}.{name}" if key else str(name))
-        elif not is_runtime_key(key):
-            flat[key] = str(value)
-
-    flatten(config, "")
-    return flat
+    flat = flatten_values(config)
+    return {key: str(value) for key, value in flat.items() if not is_runtime_key(key)}
 
 
 def config_fingerprint(config: Mapping[str, Any]) -> dict[str, str]:

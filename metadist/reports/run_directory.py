@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from metadist.errors import UserError, first_line
-from metadist.files import atomic_write, wrap_write_errors
+from metadist.files import REDIRECT_RUN, atomic_write, wrap_write_errors
 from metadist.loggers import METRICS_FILE, json_value
 
 RESULTS_FILE = "results.json"
@@ -40,10 +40,19 @@ CHECKPOINT_DIRECTORY = "checkpoints"
 PROFILE_DIRECTORY = "profile"
 REPLAY_DIRECTORY = "replays"
 
-_KNOWN_CLASSES = re.compile(
-    r"metadist\..*|torch\.optim\.(lr_scheduler\.)?\w+|torchvision\.transforms\.v2\.\w+"
+TRUSTED_PACKAGES = (
+    "metadist.algorithms",
+    "metadist.distributed.reducers",
+    "metadist.models",
+    "metadist.tasks",
+    "metadist.training",
+    "torch.optim",
+    "torch.optim.lr_scheduler",
+    "torchvision.transforms.v2",
 )
-"""Classes that a saved run may name without `--trust-code`."""
+"""Packages with the classes that a saved run may name without `--trust-code`."""
+
+_TRUSTED_PREFIXES = tuple(f"{package}." for package in TRUSTED_PACKAGES)
 
 _NOT_BUILT = ("callbacks", "default_partition", "launcher", "logger", "partition", "strategy")
 """Groups of which nothing is built from a saved run."""
@@ -92,6 +101,22 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return content
 
 
+def write_json(path: Path, content: Mapping[str, Any], redirect: str = REDIRECT_RUN) -> None:
+    """Write a JSON object atomically; see `metadist.loggers.json_value`.
+
+    Args:
+        path: the file.
+        content: the object.
+        redirect: see `wrap_write_errors`.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    text = json.dumps(json_value(content), indent=2, allow_nan=False)
+    with wrap_write_errors(path, redirect):
+        atomic_write(path, f"{text}\n".encode())
+
+
 def read_results(directory: Path) -> dict[str, Any] | None:
     """Read `results.json` of a run directory; None if the run has not finished.
 
@@ -124,15 +149,8 @@ def write_results(directory: Path, results: Mapping[str, Any]) -> None:
     Raises:
         UserError: it cannot be written.
     """
-    path = directory / RESULTS_FILE
-    text = json.dumps(json_value(results), indent=2, allow_nan=False)
-    try:
-        atomic_write(path, f"{text}\n".encode())
-    except OSError as error:
-        raise UserError(
-            f"{path} could not be written ({error.strerror}): free some space, then use "
-            "resume=auto."
-        ) from None
+    redirect = "copy the directory to another disk; resume=auto then finishes the run"
+    write_json(directory / RESULTS_FILE, results, redirect)
 
 
 def read_test_predictions(directory: Path) -> list[dict[str, Any]] | None:
@@ -179,9 +197,7 @@ def write_environment(directory: Path, environment: Mapping[str, Any]) -> None:
     Raises:
         UserError: it cannot be written.
     """
-    path = directory / ENVIRONMENT_FILE
-    with wrap_write_errors(path):
-        atomic_write(path, f"{json.dumps(environment, indent=2)}\n".encode())
+    write_json(directory / ENVIRONMENT_FILE, environment)
 
 
 def read_failure(directory: Path) -> dict[str, Any] | None:
@@ -199,9 +215,9 @@ def write_failure(directory: Path, overrides: Sequence[str], error: str, exit_st
     A directory that cannot be written is ignored: the error itself is reported elsewhere.
     """
     failure = {"error": error, "exit_status": exit_status, "overrides": list(overrides)}
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, UserError):
         directory.mkdir(parents=True, exist_ok=True)
-        atomic_write(directory / FAILURE_FILE, f"{json.dumps(failure, indent=2)}\n".encode())
+        write_json(directory / FAILURE_FILE, failure)
 
 
 def pop_worker_error(directory: Path) -> str:
@@ -270,8 +286,9 @@ def trust_option(config: Mapping[str, Any]) -> str:
 
     def is_known(node: Any) -> bool:
         if isinstance(node, Mapping):
-            known = _KNOWN_CLASSES.fullmatch(str(node.get("_target_", "metadist.")))
-            return known is not None and all(map(is_known, node.values()))
+            package = str(node["_target_"]).rpartition(".")[0] if "_target_" in node else ""
+            trusted = not package or f"{package}.".startswith(_TRUSTED_PREFIXES)
+            return trusted and all(map(is_known, node.values()))
         return not isinstance(node, list) or all(map(is_known, node))
 
     built = {group: node for group, node in config.items() if group not in _NOT_BUILT}

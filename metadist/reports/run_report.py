@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from metadist import __version__
+from metadist.loggers import flatten_values
 from metadist.loggers.formatting import format_duration
 from metadist.metrics import format_metric, format_number, is_user_metric, metric_label
 from metadist.plots import (
@@ -321,15 +322,11 @@ def _profiles(directory: Path) -> list[tuple[str, str]]:
     return [(path.stem, path.read_text(encoding="utf-8", errors="replace")) for path in files]
 
 
-def _rows(content: Any, prefix: str = "") -> list[tuple[str, str]]:
+def _rows(content: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The values of nested mappings by dotted key."""
-    if not isinstance(content, Mapping):
-        shown = content if not isinstance(content, list | tuple) else ", ".join(map(str, content))
-        return [(prefix, str(shown))]
     return [
-        row
-        for key, value in content.items()
-        for row in _rows(value, f"{prefix}.{key}" if prefix else str(key))
+        (key, ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
+        for key, value in flatten_values(content).items()
     ]
 
 

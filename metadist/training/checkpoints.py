@@ -13,6 +13,7 @@ import torch
 from metadist import __version__
 from metadist.errors import UserError
 from metadist.files import atomic_writer
+from metadist.reports import CHECKPOINT_DIRECTORY
 
 FORMAT = 2
 """Version of the layout of a checkpoint's contents; 1 had no learning-rate schedule."""
@@ -44,6 +45,11 @@ class Checkpoints:
         self.directory = directory
         self.keep = keep
         self._verified = False
+
+    @classmethod
+    def of_run(cls, run: Path, keep: int = 3) -> "Checkpoints":
+        """The checkpoints in a run's directory."""
+        return cls(run / CHECKPOINT_DIRECTORY, keep)
 
     def iterations(self) -> list[tuple[int, Path]]:
         """The numbered checkpoints, oldest first, as (finished iterations, path)."""
@@ -92,6 +98,20 @@ class Checkpoints:
         """The checkpoints to resume from, in the order to try: the newest first, the bests last."""
         both = (self.iterations(), self.bests())
         return [path for found in both for _, path in reversed(found)]
+
+    def first_candidate(self) -> Path:
+        """The newest checkpoint, or the best one if there is no other.
+
+        Raises:
+            UserError: there is none.
+        """
+        found = self.candidates()
+        if not found:
+            raise UserError(
+                f"{self.directory.parent} holds no checkpoint: give the directory of a run, or "
+                "the path of a checkpoint file."
+            )
+        return found[0]
 
     def rename_later(self, iteration: int) -> None:
         """Rename the checkpoints of later iterations, and delete incompletely written files."""
@@ -179,11 +199,6 @@ class _DigestWriter:
         if self.error is not None:
             raise self.error
         self.file.write(_FOOTER + self.sha256.hexdigest().encode())
-
-
-def has_checkpoints(directory: Path) -> bool:
-    """Whether a run's `checkpoints/` holds something to resume from."""
-    return bool(Checkpoints(directory).candidates())
 
 
 def write_checkpoint(path: Path, contents: dict[str, Any]) -> None:

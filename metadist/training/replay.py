@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from metadist.errors import UserError
-from metadist.reports import CHECKPOINT_DIRECTORY, REPLAY_DIRECTORY, read_config
+from metadist.reports import REPLAY_DIRECTORY, read_config
 from metadist.tasks import SPLITS
 from metadist.training.checkpoints import Checkpoints, read_checkpoint
 from metadist.training.experiment import Experiment
@@ -170,7 +170,7 @@ def _restore(experiment: Experiment, split: str, done: int, checkpoint: Path | N
     Returns:
         Where the state came from.
     """
-    saved = Checkpoints(experiment.directory / CHECKPOINT_DIRECTORY)
+    saved = Checkpoints.of_run(experiment.directory)
     path = checkpoint or _newest_until(saved, done)
     if path is not None:
         if checkpoint is None and split == "test":

@@ -9,7 +9,7 @@ from typing import Any
 
 from metadist.distributed import get_rank
 from metadist.errors import UserError, state_dict_reason
-from metadist.reports import CHECKPOINT_DIRECTORY, config_fingerprint
+from metadist.reports import config_fingerprint
 from metadist.training.callbacks import EarlyStopping
 from metadist.training.checkpoints import (
     Checkpoints,
@@ -83,12 +83,7 @@ def restore(experiment: Experiment) -> None:
 
 def _checkpoint_file(path: Path) -> Path:
     """A checkpoint's path, or of a run's directory that of the newest one."""
-    if not path.is_dir():
-        return path
-    candidates = Checkpoints(path / CHECKPOINT_DIRECTORY).candidates()
-    if not candidates:
-        raise UserError(f"{path} holds no checkpoint: give the directory of a run, or a file.")
-    return candidates[0]
+    return Checkpoints.of_run(path).first_candidate() if path.is_dir() else path
 
 
 def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]) -> None:

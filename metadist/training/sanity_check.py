@@ -24,16 +24,35 @@ _ALGORITHMS = "metadist.algorithms."
 """Where a method that a subclass must implement raises NotImplementedError."""
 
 
-def check_supervised(tasks: TaskDistribution, learner: Learner) -> None:
-    """Check that supervised training has an algorithm for it. Algorithms of the user's own pass.
+def check_before_training(
+    strategy: Strategy,
+    tasks: TaskDistribution,
+    learner: Learner,
+    meta_batch_size: int,
+    precision: Precision,
+) -> None:
+    """Check that the parts of a run fit each other. Every rank calls it.
 
     Args:
+        strategy: of the run.
         tasks: of this rank.
         learner: built for the tasks.
+        meta_batch_size: tasks of an outer step.
+        precision: of the tasks' computation.
 
     Raises:
-        UserError: a few-shot algorithm of metadist in supervised training.
+        UserError: they do not; see the checks below.
     """
+    _check_parametrizations(strategy, learner)
+    _check_partition(strategy, learner, meta_batch_size)
+    _check_supervised(tasks, learner)
+    _check_ways(tasks, learner)
+    _check_batch_norm(tasks, learner)
+    run_sanity_check(tasks, learner, precision)
+
+
+def _check_supervised(tasks: TaskDistribution, learner: Learner) -> None:
+    """Supervised training needs an algorithm for it. Algorithms of the user's own pass."""
     few_shot = type(learner).__module__.startswith(_ALGORITHMS) and not isinstance(
         learner, Supervised
     )
@@ -44,16 +63,8 @@ def check_supervised(tasks: TaskDistribution, learner: Learner) -> None:
         )
 
 
-def check_ways(tasks: TaskDistribution, learner: Learner) -> None:
-    """Check that training uses all of the learner's outputs.
-
-    Args:
-        tasks: of this rank.
-        learner: built for the tasks.
-
-    Raises:
-        UserError: test tasks have more classes than training tasks.
-    """
+def _check_ways(tasks: TaskDistribution, learner: Learner) -> None:
+    """Training uses all of the learner's outputs."""
     if not isinstance(tasks, FewShotTasks) or tasks.regression or not learner.outputs_are_classes:
         return
     untrained = tasks.ways - tasks.train_ways
@@ -65,16 +76,8 @@ def check_ways(tasks: TaskDistribution, learner: Learner) -> None:
         )
 
 
-def check_batch_norm(tasks: TaskDistribution, learner: Learner) -> None:
-    """Check that no batch norm of vectors is given a single example, which has no variance.
-
-    Args:
-        tasks: of this rank.
-        learner: built for the tasks.
-
-    Raises:
-        UserError: a task has one support example, and the model normalizes over a batch.
-    """
+def _check_batch_norm(tasks: TaskDistribution, learner: Learner) -> None:
+    """No batch norm of vectors is given a single example, which has no variance."""
     if not isinstance(tasks, FewShotTasks):
         return
     ways = 1 if tasks.regression else tasks.ways
@@ -87,15 +90,9 @@ def check_batch_norm(tasks: TaskDistribution, learner: Learner) -> None:
         )
 
 
-def check_parametrizations(strategy: Strategy, learner: Learner) -> None:
-    """Check that a learner that is sent to other workers can be.
-
-    Args:
-        strategy: of the run.
-        learner: of the run.
-
-    Raises:
-        UserError: it has parametrizations, which PyTorch does not pickle.
+def _check_parametrizations(strategy: Strategy, learner: Learner) -> None:
+    """A learner that is sent to other workers has no parametrizations, which PyTorch does not
+    pickle.
     """
     if strategy.every_rank_drives:
         return
@@ -107,18 +104,9 @@ def check_parametrizations(strategy: Strategy, learner: Learner) -> None:
         )
 
 
-def check_partition(strategy: Strategy, learner: Learner, meta_batch_size: int) -> None:
-    """Partition one meta-batch, to find unknown workers and lost tasks before training.
-
-    Args:
-        strategy: whose partitioner is checked.
-        learner: the partitioner's first argument.
-        meta_batch_size: tasks of the batch.
-
-    Raises:
-        UserError: there is no such worker, a shard has no tasks or another size than it has tasks,
-            the shards lose or repeat tasks, or differ between two calls where every rank
-            partitions.
+def _check_partition(strategy: Strategy, learner: Learner, meta_batch_size: int) -> None:
+    """The partitioner names existing workers, and gives each task to one shard; where every rank
+    partitions, it gives the same shards again.
     """
     keys = task_keys(0, "train", 1, range(meta_batch_size))
     shards = _shards_of(strategy.partitioner, learner, keys)

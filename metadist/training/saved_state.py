@@ -14,7 +14,7 @@ from torch import Tensor
 
 from metadist.algorithms import Learner
 from metadist.errors import UserError
-from metadist.reports import CHECKPOINT_DIRECTORY, config_fingerprint, read_results
+from metadist.reports import config_fingerprint, read_results
 from metadist.training.callbacks import Callback
 from metadist.training.checkpoints import (
     Checkpoints,
@@ -30,9 +30,7 @@ _SPLIT_KEYS = ("class_split", "split_seed", "dataset_seed", "classes", "class_na
 
 def checkpoints_of(experiment: Experiment) -> Checkpoints:
     """The checkpoints in the run's directory."""
-    return Checkpoints(
-        experiment.directory / CHECKPOINT_DIRECTORY, experiment.trainer_config.keep_checkpoints
-    )
+    return Checkpoints.of_run(experiment.directory, experiment.trainer_config.keep_checkpoints)
 
 
 def checkpoint_contents(experiment: Experiment) -> dict[str, Any]:
@@ -154,14 +152,9 @@ def tested_checkpoint(path: Path) -> tuple[Path, dict[str, Any]]:
         return path, read_weights(path)
     if not path.is_dir():
         return path, read_checkpoint(path)
-    saved = Checkpoints(path / CHECKPOINT_DIRECTORY)
-    candidates = saved.candidates()
-    if not candidates:
-        raise UserError(
-            f"{path} holds no checkpoint: give the directory of a run, or the path of a checkpoint "
-            "file."
-        )
-    contents, results, best = read_checkpoint(candidates[0]), read_results(path), None
+    saved = Checkpoints.of_run(path)
+    newest = saved.first_candidate()
+    contents, results, best = read_checkpoint(newest), read_results(path), None
     with contextlib.suppress(KeyError, TypeError):  # no validation yet, or foreign results
         if results is not None and contents["iteration"] <= results["iterations"]:
             if results["protocol"]["checkpoint"] == BEST_CHECKPOINT:
@@ -169,7 +162,7 @@ def tested_checkpoint(path: Path) -> tuple[Path, dict[str, Any]]:
         elif contents["configuration"]["trainer"]["test_checkpoint"] == "best":
             best = int(contents["best"]["iteration"])
     if best is None:
-        return candidates[0], contents
+        return newest, contents
     return saved.best_path(best), read_checkpoint(saved.best_path(best))
 
 

@@ -40,7 +40,8 @@ def test_results_are_read_back_and_are_valid_json(tmp_path):
 
 
 def test_unwritable_results_are_a_user_error(tmp_path):
-    with pytest.raises(UserError, match=r"results\.json could not be written \(No such file"):
+    message = r"cannot write .*results\.json \(No such file.*resume=auto"
+    with pytest.raises(UserError, match=message):
         write_results(tmp_path / "missing", {})
 
 

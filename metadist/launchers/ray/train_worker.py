@@ -29,7 +29,6 @@ from metadist.launchers.ray.cluster import reserve_port
 from metadist.launchers.run_spec import CONSOLE_FILE, RunSpec
 from metadist.launchers.worker import set_up_process
 from metadist.loggers import Logger, LoggerCollection, Metrics, Run
-from metadist.reports import CHECKPOINT_DIRECTORY
 from metadist.training import Experiment
 from metadist.training.checkpoints import Checkpoints
 
@@ -156,7 +155,7 @@ class RayTrainLogger(Logger):
     def start(self, run: Run) -> None:
         """Keep the run's directory; what it contains already is not reported again."""
         self._directory: Path = run.directory
-        self._checkpoints = Checkpoints(run.directory / CHECKPOINT_DIRECTORY)
+        self._checkpoints = Checkpoints.of_run(run.directory)
         self._reported = self._checkpoints.newest()
 
     def log_metrics(self, metrics: Metrics) -> None:
@@ -230,7 +229,7 @@ def restore_checkpoint(directory: Path) -> None:
     checkpoints, they take precedence: Ray may hold one that the run has since rolled back.
     """
     newest = ray.train.get_checkpoint()
-    checkpoints = Checkpoints(directory / CHECKPOINT_DIRECTORY)
+    checkpoints = Checkpoints.of_run(directory)
     if newest is None or checkpoints.newest() is not None:
         return
     with newest.as_directory() as source:
