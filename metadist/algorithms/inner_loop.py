@@ -1,6 +1,5 @@
 """The base class of algorithms that adapt by gradient steps."""
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Literal, get_args
 
@@ -76,8 +75,9 @@ class InnerLoopLearner(Learner):
         self, parameters: Parameters, support: Examples, steps: int, create_graph: bool = False
     ) -> Parameters:
         """The parameters after the last step of `trajectory`, with the same arguments."""
-        trajectory = self.trajectory(parameters, support, steps, create_graph)
-        return functools.reduce(lambda _, adapted: adapted, trajectory, parameters)
+        for adapted in self.trajectory(parameters, support, steps, create_graph):
+            parameters = adapted
+        return parameters
 
     def forward(self, episode: Episode) -> TaskResult:
         """Adapt to `episode.support`, evaluate on `episode.query`."""

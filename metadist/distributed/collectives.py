@@ -1,8 +1,6 @@
 """Collectives on nested structures of tensors and numbers, over Gloo or NCCL."""
 
-import contextlib
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Literal, TypeVar, cast
 
@@ -14,7 +12,7 @@ from torch import Tensor
 
 from metadist.distributed.errors import connection_errors_as_worker_lost
 from metadist.distributed.hierarchy import FLAT_UP_TO, Hierarchy, plan_levels
-from metadist.distributed.interfaces import bound_to_interface
+from metadist.distributed.interfaces import bound_to_interface, default_environment
 from metadist.distributed.rendezvous import all_gather_object, rendezvous
 from metadist.distributed.store import RENDEZVOUS_TIMEOUT, node_name
 from metadist.distributed.world import get_world_info
@@ -74,7 +72,9 @@ def init_process_group(
         torch.cuda.set_device(device)
     global _hierarchy
     levels = plan_levels(nodes, flat_up_to) if "gloo" in backends else []
-    with bound_to_interface(), _connections_on_demand(bool(levels)):
+    # Two ranks connect when they first exchange something, not all ranks with each other.
+    on_demand = {"TORCH_GLOO_LAZY_INIT": "1"} if levels else {}
+    with bound_to_interface(), default_environment(on_demand):
         dist.init_process_group(
             backends,
             device_id=device,  # NCCL connects here, while its interface is set
@@ -84,22 +84,6 @@ def init_process_group(
             timeout=timedelta(seconds=timeout),
         )
         _hierarchy = Hierarchy(levels, timeout) if levels else None
-
-
-@contextlib.contextmanager
-def _connections_on_demand(enabled: bool) -> Iterator[None]:
-    """Gloo groups made inside connect two ranks when they first exchange something, not all ranks
-    with each other.
-    """
-    variable = "TORCH_GLOO_LAZY_INIT"
-    if not enabled or variable in os.environ:
-        yield
-        return
-    os.environ[variable] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[variable]
 
 
 def destroy_process_group(graceful: bool = True) -> None:

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch.distributed as dist
 
@@ -21,6 +22,43 @@ _FINISHED = "finished"
 
 _GRACE_SECONDS = 5.0
 """Seconds that a rank may take to exit by itself after another rank's failure."""
+
+
+class WatchPlan(NamedTuple):
+    """Which heartbeats a rank reads and writes.
+
+    Attributes:
+        own_node: ranks of its node whose counters it reads.
+        other_nodes: ranks of the other nodes whose values it reads, by their first rank.
+        writes_node: whether it writes the value of its node.
+        watched: ranks that it expects heartbeats of.
+    """
+
+    own_node: list[int]
+    other_nodes: dict[int, list[int]]
+    writes_node: bool
+    watched: list[int]
+
+
+def watch_plan(rank: int, leaders: Sequence[int]) -> WatchPlan:
+    """What a rank watches; see `Heartbeat`.
+
+    Args:
+        rank: of this process.
+        leaders: for each rank, the first rank of its node.
+    """
+    nodes: dict[int, list[int]] = {}
+    for member, leader in enumerate(leaders):
+        nodes.setdefault(leader, []).append(member)
+    if leaders[rank] != rank:
+        return WatchPlan([leaders[rank]], {}, False, [leaders[rank]])
+    others = {
+        leader: members
+        for leader, members in nodes.items()
+        if leader != rank and 0 in (leader, rank)
+    }
+    watched = {*range(len(leaders))} if rank == 0 else {*nodes[rank], *others}
+    return WatchPlan(nodes[rank], others, len(nodes) > 1, sorted(watched - {rank}))
 
 
 class Heartbeat:
@@ -70,21 +108,8 @@ class Heartbeat:
         self._failed_at = 0.0  # when this rank read of a first failure
         self._count = 0
         self._watched = clock()
-        nodes: dict[int, list[int]] = {}
-        for rank, leader in enumerate([0] * len(hosts) if leaders is None else leaders):
-            nodes.setdefault(leader, []).append(rank)
-        own_leader = next(leader for leader, ranks in nodes.items() if self._rank in ranks)
-        leads = own_leader == self._rank
-        self._own_node = nodes[own_leader] if leads else [own_leader]
-        """Ranks whose counters this one reads."""
-        read = [leader for leader in nodes if leads and leader != self._rank]
-        self._other_nodes = {leader: nodes[leader] for leader in read if 0 in (leader, self._rank)}
-        """The nodes whose values it reads."""
-        self._writes_node = leads and len(nodes) > 1
-        watched = {*self._own_node, *self._other_nodes}
-        if self._rank == 0:
-            watched = {*range(len(hosts))}
-        self._counters = dict.fromkeys(sorted(watched - {self._rank}), "")
+        self._plan = watch_plan(self._rank, [0] * len(hosts) if leaders is None else leaders)
+        self._counters = dict.fromkeys(self._plan.watched, "")
         self._reset_deadlines()
         self._signal_passed = False
         self.stop_signal = 0
@@ -117,7 +142,7 @@ class Heartbeat:
         # After a beat that is under way. Without a store nobody expects a heartbeat.
         with self._write_lock, contextlib.suppress(RuntimeError, OSError):
             self._node_counters.set(self._key(self._rank), _FINISHED)
-            if self._writes_node:  # nobody is left who would read the node's counters
+            if self._plan.writes_node:  # nobody is left who would read the node's counters
                 self._store.set(self._node_key(self._rank), _FINISHED)
 
     def extend_grace(self) -> None:
@@ -180,16 +205,16 @@ class Heartbeat:
 
     def _read_counters(self) -> dict[int, str]:
         """The counters of the watched ranks whose heartbeats have started."""
-        found = read_present(self._node_counters, {r: self._key(r) for r in self._own_node})
-        if self._writes_node:
+        found = read_present(self._node_counters, {r: self._key(r) for r in self._plan.own_node})
+        if self._plan.writes_node:
             with self._write_lock:
                 if not self._ended.is_set():
-                    counters = [found.get(rank, "0") for rank in self._own_node]
+                    counters = [found.get(rank, "0") for rank in self._plan.own_node]
                     self._store.set(self._node_key(self._rank), " ".join(counters))
-        keys = {leader: self._node_key(leader) for leader in self._other_nodes}
+        keys = {leader: self._node_key(leader) for leader in self._plan.other_nodes}
         for leader, value in read_present(self._store, keys).items():
             # _FINISHED is one value for all ranks of a node
-            found |= zip(self._other_nodes[leader], itertools.cycle(value.split()))
+            found |= zip(self._plan.other_nodes[leader], itertools.cycle(value.split()))
         return found
 
     def _check_first_failure(self) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from metadist.distributed.world import is_single_node
 
@@ -20,9 +20,15 @@ def bound_to_interface() -> Iterator[None]:
     TP_SOCKET_IFNAME or GLOO_SOCKET_IFNAME, for all three; without, each library chooses. A
     variable that the user has set stays as it is.
     """
-    added = {}
-    if interface := _interface():
-        added = {name: interface for name in _VARIABLES if name not in os.environ}
+    interface = _interface()
+    with default_environment(dict.fromkeys(_VARIABLES, interface) if interface else {}):
+        yield
+
+
+@contextlib.contextmanager
+def default_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables inside the block, except those that the user has set."""
+    added = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(added)
     try:
         yield

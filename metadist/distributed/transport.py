@@ -257,17 +257,8 @@ def wait_for_workers(topic: str, workers: list[str], timeout: float | None) -> N
             if late or arrived == 1:
                 missing = missing_keys(store, [*keys.values()])
                 absent = [worker for worker, key in keys.items() if key in missing]
-                if not absent:  # the one that came last has died
-                    store.compare_set(_OUTCOME, "", _ALL_ARRIVED)
-                elif late:
-                    message = (
-                        f"{topic} of {', '.join(workers)}: "
-                        f"{', '.join(map(describe_worker, absent))} did not arrive within "
-                        f"{timeout:g} s."
-                    )
-                    _fail(store, WorkerLostError(message, transport.names.index(absent[0])))
-                else:
-                    _require_alive_for_all(store, absent)
+                too_late = f"did not arrive within {timeout:g} s." if late else ""
+                _check_absent(store, f"{topic} of {', '.join(workers)}", absent, too_late)
             elif store.check([_FIRST]):
                 _require_alive_for_all(store, [store.get(_FIRST).decode()])
         outcome = store.get(_OUTCOME).decode()
@@ -275,6 +266,17 @@ def wait_for_workers(topic: str, workers: list[str], timeout: float | None) -> N
             raise WorkerLostError(*json.loads(outcome))
     except RuntimeError as error:
         raise WorkerLostError(f"the job's store cannot be reached ({first_line(error)}).") from None
+
+
+def _check_absent(store: dist.Store, barrier: str, absent: list[str], too_late: str) -> None:
+    """Set a barrier's outcome if nobody is absent or it is too late; else ping who is absent."""
+    if not absent:  # the one that came last has died
+        store.compare_set(_OUTCOME, "", _ALL_ARRIVED)
+    elif too_late:
+        message = f"{barrier}: {', '.join(map(describe_worker, absent))} {too_late}"
+        _fail(store, WorkerLostError(message, current_transport().names.index(absent[0])))
+    else:
+        _require_alive_for_all(store, absent)
 
 
 def _require_alive_for_all(store: dist.Store, workers: list[str]) -> None:

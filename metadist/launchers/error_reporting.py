@@ -29,6 +29,7 @@ from metadist.distributed.rendezvous import rendezvous
 from metadist.distributed.world import host_name, launched_by_torchrun
 from metadist.errors import FAILURE_STATUS, USER_ERROR_STATUS, UserError, one_line
 from metadist.training import Interrupted
+from metadist.training.signals import preserved_handlers
 
 _TRACEBACK = "METADIST_TRACEBACK"
 
@@ -39,7 +40,7 @@ _REPORT_SECONDS = 5.0
 """Seconds that a rank waits for another one's report."""
 
 END_SECONDS = 10.0
-"""Seconds after which `end_process` ends the process even if it cannot report why."""
+"""Seconds after which `abort_process` ends the process even if it cannot report why."""
 
 _report_lock = threading.Lock()  # held from this process's first report on
 
@@ -127,11 +128,8 @@ def report_error_and_continue(error: Exception, in_job: bool, message: str, if_e
         message: what rank zero prints after it.
         if_ended: the error that rank zero prints if a rank does not leave this job.
     """
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    handlers = [signal.getsignal(number) for number in numbers]
-    report_error(error, wants_traceback(), in_job)
-    for number, handler in zip(numbers, handlers, strict=True):
-        signal.signal(number, handler)
+    with preserved_handlers():
+        report_error(error, wants_traceback(), in_job)
     if _report_lock.locked():
         _report_lock.release()
     current_job().extend_grace(if_ended if get_rank() == 0 else "")
@@ -180,8 +178,8 @@ def error_summary(error: Exception, in_job: bool) -> tuple[str, int]:
     return f"{type(error).__name__}: {one_line(error)}", FAILURE_STATUS
 
 
-def end_process(message: str) -> None:
-    """End this process, whatever it does, because another one is lost. `Heartbeat` calls it.
+def abort_process(message: str) -> None:
+    """End this process at once, because another one is lost. `Heartbeat` calls it in a thread.
 
     Args:
         message: which rank was lost; "" when another rank reports the failure.

@@ -19,7 +19,7 @@ from metadist.errors import UserError
 from metadist.kernels import disable_native, native_available
 from metadist.launchers.error_reporting import (
     RemoteRankFailed,
-    end_process,
+    abort_process,
     record_error_in,
     report_error,
     wants_traceback,
@@ -135,7 +135,9 @@ def run_job(spec: RunSpec, on_built: Callable[[Experiment], None] | None = None)
     record_error_in(None)  # that of an earlier job, whose error another rank reported
     try:
         settings = spec.settings
-        job = begin_job(settings.timeout_seconds, end_process, settings.rendezvous_timeout_seconds)
+        job = begin_job(
+            settings.timeout_seconds, abort_process, settings.rendezvous_timeout_seconds
+        )
         in_job = True
         results = _finished_results_on_all_ranks(job, spec) if spec.in_sweep else None
         if results is None:

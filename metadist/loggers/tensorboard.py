@@ -71,7 +71,7 @@ class TensorBoardLogger(Logger):
             self._writer = SummaryWriter(
                 log_dir=str(self._path),
                 # Also from 0: a run that died before its first checkpoint may have left events.
-                purge_step=run.start_iteration + run.resumed,
+                purge_step=run.start_iteration + 1 if run.resumed else 0,
                 flush_secs=5,
             )
             self._writer.add_text("run", run.title, run.start_iteration)

@@ -1,6 +1,7 @@
 from .adaptation import AdaptationData, plot_adaptation
 from .classification import ClassificationData, plot_test_tasks
 from .learning_curves import ComparisonData, plot_comparison, plot_learning_curves
+from .points import SettingData
 from .regression import RegressionData, plot_regression_tasks
 from .run_figures import (
     Figure,
@@ -12,9 +13,8 @@ from .run_figures import (
     time_bar,
     training_curve,
 )
-from .sweep import SweepData, plot_sweep
+from .sweep import plot_sweep
 from .sweep_figures import (
-    SettingData,
     compared_curves,
     heat_map,
     parallel_coordinates,
@@ -28,7 +28,6 @@ __all__ = [
     "Figure",
     "RegressionData",
     "SettingData",
-    "SweepData",
     "compared_curves",
     "confusion_matrix",
     "heat_map",

@@ -1,7 +1,6 @@
 """Support set, queries and predictions of classification tasks."""
 
 import math
-import string
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from metadist.files import wrap_write_errors
+from metadist.plots.points import class_letter, spread_over_classes
 from metadist.plots.style import DPI, GREEN, GREY, INK, RED
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class _TaskRow:
         lines = -(-len(self.classes) // _MAX_COLUMNS)
         self.shown_shots = min(self.shots, _MAX_SHOTS, max(1, 6 // lines))
         self.line_height = _LABEL + self.shown_shots * _PITCH
-        self.queries = _select_queries(self.task.query_labels, _MAX_QUERIES)
+        self.queries = spread_over_classes(self.task.query_labels, _MAX_QUERIES)
         # Two lines of queries beside a support set of several lines.
         query_lines = 1 if lines * self.shown_shots == 1 else 2
         self.query_columns = max(1, -(-len(self.queries) // query_lines))
@@ -175,7 +175,7 @@ class _TaskRow:
         for index, label in enumerate(self.classes):
             left = _MARGIN + index % _MAX_COLUMNS * _PITCH
             upper = top + index // _MAX_COLUMNS * self.line_height
-            canvas.text(left + 0.5, upper + 0.2, _class_name(label), 8, anchor="mm")
+            canvas.text(left + 0.5, upper + 0.2, class_letter(label), 8, anchor="mm")
             images = task.support_images[task.support_labels == label][: self.shown_shots]
             for shot, image in enumerate(images):
                 self._plot_image(canvas, image, left, upper + _LABEL + shot * _PITCH, GREY, _THIN)
@@ -184,9 +184,9 @@ class _TaskRow:
             upper = top + _LABEL + index // self.query_columns * (_PITCH + _LABEL)
             color = GREEN if correct[query] else RED
             self._plot_image(canvas, task.query_images[query], left, upper, color, _THICK)
-            text = _class_name(task.predictions[query])
+            text = class_letter(task.predictions[query])
             if not correct[query]:
-                text += f", not {_class_name(task.query_labels[query])}"
+                text += f", not {class_letter(task.query_labels[query])}"
             canvas.text(left + 0.5, upper + 1.24, text, 8, color, anchor="mm")
 
     def _plot_image(
@@ -221,23 +221,3 @@ def _plot_legend(canvas: _Canvas, top: float) -> None:
         canvas.text(left + 0.55, top + 0.26, text, 9)
     text = "The letters name the classes of one task; the next task has other classes."
     canvas.text(0.3, top + 0.85, text, 9)
-
-
-def _class_name(label: int) -> str:
-    """A to Z, then AA, AB, …"""
-    quotient, rest = divmod(int(label), 26)
-    return (_class_name(quotient - 1) if quotient else "") + string.ascii_uppercase[rest]
-
-
-def _select_queries(labels: np.ndarray, limit: int) -> np.ndarray:
-    """Indices of at most `limit` queries, spread over the classes and sorted by class."""
-    occurrence = np.zeros(len(labels), dtype=np.int64)
-    for label in np.unique(labels):
-        same_class = labels == label
-        occurrence[same_class] = np.arange(same_class.sum())
-    round_robin = np.lexsort((labels, occurrence))
-    ways = len(np.unique(labels))
-    if ways > limit:
-        round_robin = round_robin[np.linspace(0, ways - 1, limit).round().astype(int)]
-    selected = round_robin[:limit]
-    return selected[np.argsort(labels[selected], kind="stable")]

@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from metadist.metrics import METRIC_MODES, is_percentage, metric_label
-from metadist.plots.points import moving_average, series
+from metadist.plots.points import moving_average, series, validation_or_training
 from metadist.plots.style import (
     BLUE,
     GREEN,
@@ -195,7 +193,7 @@ def _plot_runs(axes: "Axes", panel: ComparisonData) -> None:
     ends = []
     for index, (name, runs) in enumerate(panel.runs.items()):
         for number, metrics in enumerate(runs):
-            iterations, values, note = _validation_or_training(metrics, panel.metric)
+            iterations, values, note = validation_or_training(metrics, panel.metric)
             ends += iterations[-1:].tolist()
             axes.plot(
                 iterations,
@@ -226,16 +224,3 @@ def _plot_runs(axes: "Axes", panel: ComparisonData) -> None:
     style_axes(axes, grid="both")
     # Below the axes, where long names hide no curve.
     add_legend(axes, fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.13))
-
-
-def _validation_or_training(
-    metrics: MetricsList, metric: str
-) -> tuple[np.ndarray, np.ndarray, str]:
-    """Iterations, values, and a note for the label."""
-    iterations, values = series(metrics, f"validation_{metric}")
-    if len(iterations):
-        return iterations, values, ""
-    iterations, values = series(metrics, f"train_{metric}")
-    if len(iterations):
-        return iterations, moving_average(values, window=max(1, len(values) // 50)), ", training"
-    return iterations, values, ", no metrics"

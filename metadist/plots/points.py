@@ -1,12 +1,31 @@
 """What plots are drawn from: curves of metrics, and the values of swept keys."""
 
 import math
+import string
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from metadist.metrics import score
+
+
+class SettingData(NamedTuple):
+    """The runs of one setting of a sweep, which differ in their seed.
+
+    Attributes:
+        values: of the swept keys, in their order.
+        mean: of the test metric, accuracy (0 to 1) or MSE.
+        ci95: half the width of its 95% interval; None if it is not known.
+        best: whether it is the selected setting.
+        seeds: the test metric of each run by its name; not needed by `plot_sweep`.
+    """
+
+    values: tuple[str, ...]
+    mean: float
+    ci95: float | None
+    best: bool
+    seeds: Mapping[str, float] = {}
 
 
 def series(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -25,6 +44,39 @@ def moving_average(values: np.ndarray, window: int) -> np.ndarray:
     mean = np.full_like(total, np.nan)
     np.divide(total, count, out=mean, where=count > 0.5)
     return mean
+
+
+def validation_or_training(
+    metrics: Sequence[Mapping[str, Any]], metric: str
+) -> tuple[np.ndarray, np.ndarray, str]:
+    """Iterations and values of a metric in validation, else in training, smoothed; and a note."""
+    iterations, values = series(metrics, f"validation_{metric}")
+    if len(iterations):
+        return iterations, values, ""
+    iterations, values = series(metrics, f"train_{metric}")
+    if len(iterations):
+        return iterations, moving_average(values, window=max(1, len(values) // 50)), ", training"
+    return iterations, values, ", no metrics"
+
+
+def class_letter(label: int) -> str:
+    """The letter that stands for a class of a task: A to Z, then AA, AB, …"""
+    quotient, rest = divmod(int(label), 26)
+    return (class_letter(quotient - 1) if quotient else "") + string.ascii_uppercase[rest]
+
+
+def spread_over_classes(labels: np.ndarray, limit: int) -> np.ndarray:
+    """Indices of at most `limit` examples, spread over the classes and sorted by class."""
+    occurrence = np.zeros(len(labels), dtype=np.int64)
+    for label in np.unique(labels):
+        same_class = labels == label
+        occurrence[same_class] = np.arange(same_class.sum())
+    round_robin = np.lexsort((labels, occurrence))
+    ways = len(np.unique(labels))
+    if ways > limit:
+        round_robin = round_robin[np.linspace(0, ways - 1, limit).round().astype(int)]
+    selected = round_robin[:limit]
+    return selected[np.argsort(labels[selected], kind="stable")]
 
 
 def sort_values(values: Sequence[str]) -> list[str]:

@@ -4,12 +4,12 @@ import math
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from metadist.metrics import is_percentage, larger_is_better, metric_label
-from metadist.plots.points import is_number, short_names, sort_key, sort_values
+from metadist.plots.points import SettingData, is_number, short_names, sort_key, sort_values
 from metadist.plots.style import (
     BLUE,
     GREEN,
@@ -37,24 +37,8 @@ _LABEL_LINES = 4
 _MAX_LEGEND = 60
 
 
-class SweepData(NamedTuple):
-    """The test metric of one setting.
-
-    Attributes:
-        values: values of the swept keys, in the order of the keys.
-        mean: accuracy (0 to 1) or MSE.
-        ci95: half the width of its 95% interval; None if it is not known.
-        best: whether it is the selected setting.
-    """
-
-    values: tuple[str, ...]
-    mean: float
-    ci95: float | None
-    best: bool
-
-
 def plot_sweep(
-    points: Sequence[SweepData],
+    points: Sequence[SettingData],
     keys: Sequence[str],
     metric: str,
     path: Path,
@@ -123,7 +107,7 @@ def _row_label(names: Sequence[str], values: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _line_key(points: Sequence[SweepData], keys: Sequence[str]) -> int | None:
+def _line_key(points: Sequence[SettingData], keys: Sequence[str]) -> int | None:
     """Index of the key on the horizontal axis of lines: the numeric one with most values."""
     counts = {}
     for index in range(len(keys)):
@@ -149,7 +133,7 @@ def _without(values: tuple[str, ...], index: int) -> tuple[str, ...]:
     return values[:index] + values[index + 1 :]
 
 
-def _is_grid(points: Sequence[SweepData]) -> bool:
+def _is_grid(points: Sequence[SettingData]) -> bool:
     rows, columns = (
         len(sort_values([point.values[index] for point in points])) for index in (0, 1)
     )
@@ -157,11 +141,11 @@ def _is_grid(points: Sequence[SweepData]) -> bool:
 
 
 def _plot_lines(
-    axes: "Axes", points: Sequence[SweepData], keys: Sequence[str], line_key: int, label: str
+    axes: "Axes", points: Sequence[SettingData], keys: Sequence[str], line_key: int, label: str
 ) -> None:
     from matplotlib.ticker import NullLocator
 
-    lines: dict[tuple[str, ...], list[SweepData]] = {}
+    lines: dict[tuple[str, ...], list[SettingData]] = {}
     for point in points:
         lines.setdefault(_without(point.values, line_key), []).append(point)
     names = _without(tuple(keys), line_key)
@@ -199,7 +183,7 @@ def _plot_lines(
 
 def _plot_heat_map(
     axes: "Axes",
-    points: Sequence[SweepData],
+    points: Sequence[SettingData],
     keys: Sequence[str],
     rows: list[str],
     columns: list[str],
@@ -242,7 +226,7 @@ def _plot_heat_map(
 
 
 def _plot_rows(
-    axes: "Axes", shown: Sequence[SweepData], names: Sequence[str], total: int, label: str
+    axes: "Axes", shown: Sequence[SettingData], names: Sequence[str], total: int, label: str
 ) -> None:
     for index, point in enumerate(shown):
         axes.errorbar(

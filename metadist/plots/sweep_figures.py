@@ -1,12 +1,17 @@
 """Interactive figures of a sweep; see `run_figures`."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from metadist.metrics import is_percentage, larger_is_better, metric_label
-from metadist.plots.points import moving_average, series, sort_key, sort_values
+from metadist.plots.points import (
+    SettingData,
+    sort_key,
+    sort_values,
+    validation_or_training,
+)
 from metadist.plots.run_figures import (
     BLUE,
     COLORS,
@@ -22,24 +27,6 @@ from metadist.plots.run_figures import (
 
 MAX_CELLS = 400
 """Of a heat map."""
-
-
-class SettingData(NamedTuple):
-    """The runs of one setting, which differ in their seed.
-
-    Attributes:
-        values: of the swept keys, in their order.
-        mean: of the test metric.
-        ci95: half the width of its 95% interval; None if it is not known.
-        seeds: the test metric of each run by its name.
-        best: whether it is the selected setting.
-    """
-
-    values: tuple[str, ...]
-    mean: float
-    ci95: float | None
-    seeds: Mapping[str, float]
-    best: bool
 
 
 def parallel_coordinates(
@@ -175,14 +162,7 @@ def compared_curves(
     data, ends = [], []
     shown: set[str] = set()
     for name, metrics in runs.items():
-        iterations, values = series(metrics, f"validation_{metric}")
-        note = ""
-        if not len(values):
-            iterations, values = series(metrics, f"train_{metric}")
-            values, note = (
-                moving_average(values, max(1, len(values) // 50)) if len(values) else values,
-                ", training",
-            )
+        iterations, values, note = validation_or_training(metrics, metric)
         if not len(values):
             continue
         iterations, values = thin(iterations, values)

@@ -22,6 +22,7 @@ from metadist.plots import (
     time_bar,
     training_curve,
 )
+from metadist.plots.points import class_letter
 from metadist.reports.html_document import write_html
 from metadist.reports.published_comparison import compare_with_published
 from metadist.reports.run_directory import HTML_FILE, PROFILE_DIRECTORY
@@ -274,21 +275,20 @@ def _task(
     labels, predictions = predicted.get("labels") or [], predicted.get("predictions") or []
     ways = max([*support["labels"], *labels, *predictions], default=0) + 1
     names = predicted.get("classes") or [""] * ways
-    letters = [chr(ord("A") + i) if i < 26 else f"{i + 1}" for i in range(ways)]
     some, total = len(query["indices"]), len(labels)
     return {
         **shown,
         "figure": "",
         "omitted": f", {some} of {total}" if some < total else "",
         "support": [
-            {"source": source, "letter": letters[label], "label": names[label]}
+            {"source": source, "letter": class_letter(label), "label": names[label]}
             for source, label in zip(support["images"], support["labels"], strict=True)
         ],
         "query": [
             {
                 "source": source,
-                "label": letters[labels[i]],
-                "prediction": letters[predictions[i]],
+                "label": class_letter(labels[i]),
+                "prediction": class_letter(predictions[i]),
                 "title": f"{_class_name(names, predictions[i])} predicted, "
                 f"{_class_name(names, labels[i])} is true",
             }

@@ -64,7 +64,7 @@ def sweep_figures(folder: Path, table: SweepTable) -> dict[str, Figure]:
     """The figures of the report by the id of their element; {} if no run has finished."""
     metric = table.metric
     settings = [
-        (SettingData(s.values, s.test.mean, s.test.ci95, _seeds(s, metric), i == table.best), s)
+        (SettingData(s.values, s.test.mean, s.test.ci95, i == table.best, _seeds(s, metric)), s)
         for i, s in enumerate(table.settings)
         if s.test is not None
     ]

@@ -11,7 +11,7 @@ from metadist.errors import UserError
 from metadist.files import atomic_write, wrap_write_errors
 from metadist.loggers import json_value
 from metadist.metrics import metric_label
-from metadist.plots import SweepData, plot_sweep
+from metadist.plots import SettingData, plot_sweep
 from metadist.reports.comparison import MISSING, format_differences, protocol_differences
 from metadist.reports.sweep_page import write_sweep_page
 from metadist.reports.sweep_table import (
@@ -110,7 +110,7 @@ def write_sweep_report(folder: Path) -> SweepReport:
         with wrap_write_errors(path):
             atomic_write(path, text.encode())
     points = [
-        SweepData(setting.values, setting.test.mean, setting.test.ci95, index == table.best)
+        SettingData(setting.values, setting.test.mean, setting.test.ci95, index == table.best)
         for index, setting in enumerate(table.settings)
         if setting.test is not None
     ]

@@ -348,7 +348,7 @@ def _best_setting(
     scores = {}
     for index, setting in enumerate(settings):
         estimate = setting.validation if selected_by == "validation" else setting.test
-        if estimate is not None and estimate.mean == estimate.mean:  # not NaN
+        if estimate is not None and not math.isnan(estimate.mean):
             scores[index] = score(estimate.mean, metric)
     return max(scores, key=scores.__getitem__) if scores else None
 

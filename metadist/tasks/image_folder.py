@@ -86,7 +86,7 @@ class ImageFolder(DecodedImages):
                 "class folders without images (%s) are left out: %s%s",
                 ", ".join(image_files.FORMATS),
                 ", ".join(empty[:_SHOWN]),
-                ", …" * (len(empty) > _SHOWN),
+                ", …" if len(empty) > _SHOWN else "",
             )
         if not classes:
             if (found := array_cache.load_any(root, stem)) is not None:

@@ -116,21 +116,7 @@ class ImageClasses:
             np.asarray(images) if isinstance(images, np.ndarray) else [*map(np.asarray, images)]
         )
         self.class_sizes = np.array([len(of_class) for of_class in self.images])
-        kinds = {(of_class.dtype, of_class.shape[1:]) for of_class in self.images}
-        dtype, shape = kinds.pop() if kinds else (None, ())
-        if kinds or dtype != np.uint8 or len(shape) not in (2, 3):
-            raise ValueError(
-                f"images must be uint8 of shape (classes, examples, [channels,] height, width), "
-                f"got {dtype} and (classes, examples, {', '.join(map(str, shape))})"
-            )
-        if len(shape) == 3 and shape[-1] in (1, 3, 4) and shape[0] not in (1, 3, 4):
-            raise UserError(
-                f"images of {name} have {shape[0]} channels of {shape[1]} x {shape[2]} pixels, as "
-                "if the channels came last: move them before height and width, as by "
-                "numpy.moveaxis(images, -1, -3)."
-            )
-        if (rotations or test_rotations) and shape[-1] != shape[-2]:
-            raise ValueError(f"only square images can be rotated, got {shape[-2:]}")
+        self.input_shape = _checked_shape(name, self.images, rotations or test_rotations)
         self.name = name
         self.splits = _checked_splits(name, splits, len(self.images))
         for what, given in {"class_names": class_names, "groups": groups}.items():
@@ -141,7 +127,6 @@ class ImageClasses:
                 )
         self.rotations = rotations
         self.test_rotations = test_rotations
-        self.input_shape: tuple[int, ...] = shape if len(shape) == 3 else (1, *shape)
         self.normalize = normalize or Normalize()
         self.normalize.check(self.input_shape[0])
         self.augment = augment or Augment()
@@ -458,6 +443,26 @@ class ImageClasses:
 def _targets(ways: int, count: int) -> Tensor:
     # NumPy creates so few numbers in a fraction of the time that PyTorch takes.
     return torch.from_numpy(np.repeat(np.arange(ways), count))
+
+
+def _checked_shape(name: str, images: Iterable[np.ndarray], rotated: bool) -> tuple[int, ...]:
+    """The shape of an image, (channels, height, width), of a dataset's classes."""
+    kinds = {(of_class.dtype, of_class.shape[1:]) for of_class in images}
+    dtype, shape = kinds.pop() if kinds else (None, ())
+    if kinds or dtype != np.uint8 or len(shape) not in (2, 3):
+        raise ValueError(
+            f"images must be uint8 of shape (classes, examples, [channels,] height, width), "
+            f"got {dtype} and (classes, examples, {', '.join(map(str, shape))})"
+        )
+    if len(shape) == 3 and shape[-1] in (1, 3, 4) and shape[0] not in (1, 3, 4):
+        raise UserError(
+            f"images of {name} have {shape[0]} channels of {shape[1]} x {shape[2]} pixels, as "
+            "if the channels came last: move them before height and width, as by "
+            "numpy.moveaxis(images, -1, -3)."
+        )
+    if rotated and shape[-1] != shape[-2]:
+        raise ValueError(f"only square images can be rotated, got {shape[-2:]}")
+    return shape if len(shape) == 3 else (1, *shape)
 
 
 def _checked_splits(

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from metadist.files import atomic_write, wrap_write_errors
+from metadist.plots.points import spread_over_classes
 from metadist.reports import TEST_TASKS_DATA_FILE, read_test_predictions
 from metadist.reports.run_record import tasks_by_difficulty
 from metadist.tasks import Episode, task_keys
@@ -77,8 +78,8 @@ def _images(episode: Episode) -> dict[str, Any]:
     # Normalized images are scaled to the range of the task's values.
     values = torch.cat([episode.support.inputs, episode.query.inputs])
     low, high = values.min(), values.max()
-    support = _spread(episode.support.targets, _MAX_SUPPORT)
-    query = _spread(episode.query.targets, _MAX_QUERIES)
+    support = spread_over_classes(episode.support.targets.numpy(), _MAX_SUPPORT).tolist()
+    query = spread_over_classes(episode.query.targets.numpy(), _MAX_QUERIES).tolist()
 
     def encode(inputs: Tensor, indices: Sequence[int]) -> list[str]:
         return [_encode((inputs[index] - low) / (high - low).clamp(min=1e-12)) for index in indices]
@@ -90,17 +91,6 @@ def _images(episode: Episode) -> dict[str, Any]:
         },
         "query": {"indices": query, "images": encode(episode.query.inputs, query)},
     }
-
-
-def _spread(targets: Tensor, limit: int) -> list[int]:
-    """The first indices of each class, at most `limit` in all, by class."""
-    seen: dict[int, int] = {}
-    occurrences = []
-    for target in targets.tolist():
-        occurrences.append(seen.get(target, 0))
-        seen[target] = occurrences[-1] + 1
-    order = np.lexsort((targets.numpy(), np.array(occurrences)))[:limit]
-    return sorted((int(index) for index in order), key=lambda index: (int(targets[index]), index))
 
 
 def _encode(image: Tensor) -> str:

@@ -1,8 +1,10 @@
 """Stopping between two iterations on SIGINT or SIGTERM."""
 
+import contextlib
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 
 from metadist.distributed.job import current_job
@@ -39,6 +41,22 @@ def raise_if_interrupted(error: BaseException) -> None:
         if isinstance(found, Interrupted):
             raise found
         found = found.__cause__ or found.__context__
+
+
+@contextlib.contextmanager
+def preserved_handlers() -> Iterator[None]:
+    """Restore the handlers of SIGINT and SIGTERM after the block; outside of the main thread, where
+    no handler can be set, do nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class StopSignals:

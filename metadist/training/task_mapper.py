@@ -156,8 +156,7 @@ class TaskMapper:
 
     def _prepare(self, learner: Learner, device: torch.device) -> Learner:
         learner = _on_device(learner, device)
-        if vars(learner).get("evaluate_each_step") != self.evaluate_each_step:
-            learner.evaluate_each_step = self.evaluate_each_step
+        learner.evaluate_each_step = self.evaluate_each_step
         return learner
 
     def _run_one(self, learner: Learner, key: Tensor, episode: Episode) -> TaskResult:
@@ -234,37 +233,23 @@ class TrainMapper(TaskMapper):
         learner, batches = _learner_and_batches(calls)
         parameters = dict(learner.train().named_parameters())
         names = {id(parameter): name for name, parameter in parameters.items()}
-        counts = [batch.size for batch in batches]
-        # A call's result is a mean over its tasks.
-        task_weights = iter(
-            [w / count for w, count in zip(weights, counts, strict=True) for _ in range(count)]
-        )
         trainable = [names[id(tensor)] for tensor in inputs]
         on_device = self._prepare(learner, device)
         if on_device is not learner:
             learner, parameters = on_device, dict(on_device.named_parameters())
-        compiled = self.compiled
-        size = self.chunk_size if compiled is None else compiled.chunk_size
+        counts = [batch.size for batch in batches]
+        # A call's result is a mean over its tasks.
+        task_weights = [
+            w / count for w, count in zip(weights, counts, strict=True) for _ in range(count)
+        ]
         values: list[Any] = []
         gradients: list[Tensor | None] = [None] * len(inputs)
         dtypes: list[torch.dtype | None] = []
-        for chunk in self._chunks(batches, learner, device, size):
-            some = list(islice(task_weights, len(chunk.keys)))
-            # On the device before the step, which waits for no copy.
-            weight = torch.tensor(some, dtype=torch.float64, device=device)
-            arguments = StepArguments(
-                learner, parameters, trainable, chunk.episodes, weight, self.precision
-            )
-            if not chunk.batched:
-                found = self._single_step(learner, chunk, trainable, weight)
-            elif compiled is not None:
-                found = compiled_steps(compiled, arguments)
-            else:
-                found = outer_step(arguments)
-            dtypes = dtypes or found.dtypes
-            values.append(found.result)
-            _require_equal_metrics(learner, values[0].metrics, found.result.metrics)
-            for i, gradient in enumerate(found.gradients):
+        for step in self._chunk_sums(learner, parameters, trainable, batches, task_weights, device):
+            dtypes = dtypes or step.dtypes
+            values.append(step.result)
+            _require_equal_metrics(learner, values[0].metrics, step.result.metrics)
+            for i, gradient in enumerate(step.gradients):
                 if gradient is not None:
                     gradients[i] = _add(gradients[i], gradient)
         none = all(gradient is None for gradient in gradients)
@@ -272,6 +257,32 @@ class TrainMapper(TaskMapper):
         if len(values) > 1:
             total = optree.tree_map(lambda *parts: torch.stack(parts).sum(0), *values)
         return WorkerResponse(total, None if none else Gradients(0, gradients), dtypes)
+
+    def _chunk_sums(
+        self,
+        learner: Learner,
+        parameters: Mapping[str, Tensor],
+        trainable: Sequence[str],
+        batches: list[MetaBatch],
+        task_weights: Sequence[float],
+        device: torch.device,
+    ) -> Iterator[StepSum]:
+        """The weighted sum of each chunk of tasks: compiled, eager, or of a single task."""
+        weights = iter(task_weights)
+        size = self.chunk_size if self.compiled is None else self.compiled.chunk_size
+        for chunk in self._chunks(batches, learner, device, size):
+            some = list(islice(weights, len(chunk.keys)))
+            # On the device before the step, which waits for no copy.
+            weight = torch.tensor(some, dtype=torch.float64, device=device)
+            arguments = StepArguments(
+                learner, parameters, trainable, chunk.episodes, weight, self.precision
+            )
+            if not chunk.batched:
+                yield self._single_step(learner, chunk, trainable, weight)
+            elif self.compiled is not None:
+                yield compiled_steps(self.compiled, arguments)
+            else:
+                yield outer_step(arguments)
 
     def compile(self, learner: Learner, batch: MetaBatch) -> str | None:
         """Compile the step for tasks of the batch's shape, if it is to be compiled.

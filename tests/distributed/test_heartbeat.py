@@ -13,7 +13,14 @@ from worlds import run_world
 
 import metadist as todist
 from metadist.distributed import heartbeat
-from metadist.distributed.heartbeat import FIRST_FAILURE, REPORTED, STOP, Heartbeat
+from metadist.distributed.heartbeat import (
+    FIRST_FAILURE,
+    REPORTED,
+    STOP,
+    Heartbeat,
+    WatchPlan,
+    watch_plan,
+)
 from metadist.distributed.job import begin_job, current_job
 from metadist.distributed.rendezvous import all_gather_object
 
@@ -425,3 +432,21 @@ def test_the_first_failure_is_one_ranks():
 
 def wait_for_all(job) -> None:
     all_gather_object(job.store, "done", None, timeout=60.0)
+
+
+@pytest.mark.parametrize(
+    ("rank", "plan"),
+    [
+        (0, WatchPlan([0, 1], {2: [2, 3], 4: [4]}, True, [1, 2, 3, 4])),
+        (1, WatchPlan([0], {}, False, [0])),
+        (2, WatchPlan([2, 3], {0: [0, 1]}, True, [0, 3])),
+        (4, WatchPlan([4], {0: [0, 1]}, True, [0])),
+    ],
+)
+def test_first_ranks_watch_their_node_and_rank_zero_all_ranks(rank, plan):
+    assert watch_plan(rank, [0, 0, 2, 2, 4]) == plan
+
+
+def test_on_one_node_the_ranks_watch_the_first_one():
+    assert watch_plan(0, [0, 0, 0]) == WatchPlan([0, 1, 2], {}, False, [1, 2])
+    assert watch_plan(2, [0, 0, 0]) == WatchPlan([0], {}, False, [0])

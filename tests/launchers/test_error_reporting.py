@@ -164,7 +164,7 @@ except BlockingIOError:
     os.set_blocking(writer, True)
 os.dup2(writer, 2)
 error_reporting.END_SECONDS = 1.0
-error_reporting.end_process("rank 1 was lost")
+error_reporting.abort_process("rank 1 was lost")
 """
 
 

@@ -5,13 +5,13 @@ import math
 
 import pytest
 
-from metadist.plots import SweepData, plot_sweep
+from metadist.plots import SettingData, plot_sweep
 from metadist.plots.style import INK
 
 
-def points(*settings: tuple[str, ...]) -> list[SweepData]:
+def points(*settings: tuple[str, ...]) -> list[SettingData]:
     return [
-        SweepData(values, 0.5 + 0.01 * index, 0.02 if index else None, index == 1)
+        SettingData(values, 0.5 + 0.01 * index, 0.02 if index else None, index == 1)
         for index, values in enumerate(settings)
     ]
 
@@ -53,9 +53,9 @@ def test_the_kind_fits_the_keys(tmp_path, saved_figures, settings, keys, kind, m
         assert len(axes.get_yticklabels()) == len(axes.containers) == len(settings)
 
 
-def settings(*rows) -> list[SweepData]:
+def settings(*rows) -> list[SettingData]:
     """Settings from (values, mean, interval); the second one is the best."""
-    return [SweepData(*row, index == 1) for index, row in enumerate(rows)]
+    return [SettingData(*row, index == 1) for index, row in enumerate(rows)]
 
 
 def test_lines_go_through_their_settings_in_ascending_order(tmp_path, saved_figures):

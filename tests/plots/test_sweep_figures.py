@@ -14,7 +14,7 @@ from metadist.plots import (
 
 
 def settings(*rows: tuple[tuple[str, ...], float]) -> list[SettingData]:
-    return [SettingData(values, mean, None, {}, False) for values, mean in rows]
+    return [SettingData(values, mean, None, False) for values, mean in rows]
 
 
 GRID = settings(
@@ -65,8 +65,8 @@ def test_parallel_coordinates_span_the_finite_means():
 @pytest.mark.parametrize(("metric", "order"), [("accuracy", ["b", "a"]), ("mse", ["a", "b"])])
 def test_the_best_setting_is_above(metric, order):
     rows = [
-        SettingData(("a",), 0.5, None, {"run 0": 0.5}, False),
-        SettingData(("b",), 0.75, 0.25, {"run 1": 0.5, "run 2": 1.0}, True),
+        SettingData(("a",), 0.5, None, False, {"run 0": 0.5}),
+        SettingData(("b",), 0.75, 0.25, True, {"run 1": 0.5, "run 2": 1.0}),
     ]
     figure = settings_with_intervals(rows, ["a", "b"], metric)
     means, seeds = figure["data"]

@@ -5,15 +5,14 @@ import importlib
 import logging
 import os
 import secrets
-import signal
 import socket
 import threading
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 from metadist.distributed.world import usable_cpus
-from metadist.errors import UserError
+from metadist.errors import UserError, first_line
+from metadist.training.signals import preserved_handlers
 
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -82,7 +81,7 @@ def init_ray(address: str | None = None) -> bool:
             return False
         address = address or os.environ.get("RAY_ADDRESS") or None
         options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": True}
-        with _preserved_signal_handlers():
+        with preserved_handlers():  # Ray installs one that exits on SIGTERM
             if address is None:
                 _bind_to_loopback()
                 _set_token()
@@ -94,10 +93,10 @@ def init_ray(address: str | None = None) -> bool:
                     _check_reachable(address)
                     ray.init(address=address, **options)
                 except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-                    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
                     raise UserError(
-                        f"there is no Ray cluster at {address} ({reason}): start one with "
-                        "`ray start --head`, or leave the address out to start Ray on this machine."
+                        f"there is no Ray cluster at {address} ({first_line(error)}): start "
+                        "one with `ray start --head`, or leave the address out to start Ray on "
+                        "this machine."
                     ) from None
         return address is None
 
@@ -192,18 +191,3 @@ def _set_token() -> None:
     chosen = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
     if not any(name in os.environ for name in chosen):
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-
-
-@contextlib.contextmanager
-def _preserved_signal_handlers() -> Iterator[None]:
-    """Restore this process's signal handlers: Ray installs one that exits on SIGTERM."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.getsignal(number) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
