@@ -35,7 +35,7 @@ BELOW = {
     },
     "__main__.py": {"cli"},
 }
-COMMON = ("errors", "files", "gradients", "metrics", "profile_ranges")
+COMMON = ("deadlines", "errors", "files", "gradients", "metrics", "profile_ranges")
 """Modules that every layer imports."""
 TEMPLATE = PACKAGE / "cli" / "project"
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if TEMPLATE not in path.parents)

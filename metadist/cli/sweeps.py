@@ -1,7 +1,6 @@
 """The jobs of a sweep (`-m`): how each ended, on all ranks alike, and the report at the end."""
 
 import contextlib
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from metadist.config.instantiate import locate_target
+from metadist.deadlines import wait_until
 from metadist.distributed import get_rank, get_world_size
 from metadist.distributed.job import current_job
 from metadist.distributed.process_exit import all_closed
@@ -346,11 +346,9 @@ def finish_sweep(status: int) -> int:
             store.set(key, "yes")
         return status
     status = status or int(bool(_sweep.failed))
-    deadline = time.monotonic() + _REPORT_SECONDS
-    with contextlib.suppress(RuntimeError):
-        # torchrun stops all ranks when the first has failed, so rank zero must exit first.
-        while status and not store.check([key]) and time.monotonic() < deadline:
-            time.sleep(0.05)
+    if status:  # torchrun stops all ranks when the first has failed, so rank zero must exit first
+        with contextlib.suppress(RuntimeError):
+            wait_until(lambda: store.check([key]), _REPORT_SECONDS)
     return status
 
 

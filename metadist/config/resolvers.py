@@ -1,12 +1,12 @@
 """OmegaConf resolvers that `conf/` uses; importing this module registers them."""
 
 import datetime
-import time
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from metadist.config.hydra_version import IS_HYDRA_1_3
+from metadist.deadlines import wait_until
 from metadist.distributed import get_rank
 from metadist.distributed.errors import RendezvousTimeoutError
 from metadist.distributed.store import RENDEZVOUS_TIMEOUT, world_store
@@ -38,13 +38,10 @@ def run_stamp(timeout_seconds: object = RENDEZVOUS_TIMEOUT) -> str:
     store, key = world_store(timeout), "metadist/run_stamp"
     if get_rank() == 0:
         return store.compare_set(key, "", now).decode()
-    deadline = time.monotonic() + timeout
-    while not store.check([key]):
-        if time.monotonic() > deadline:
-            raise RendezvousTimeoutError(
-                f"rank zero did not set the run's directory within {timeout:g} s."
-            )
-        time.sleep(0.01)
+    if not wait_until(lambda: store.check([key]), timeout, pause=0.01):
+        raise RendezvousTimeoutError(
+            f"rank zero did not set the run's directory within {timeout:g} s."
+        )
     return store.get(key).decode()
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
+from metadist.deadlines import call_within
 from metadist.distributed.rendezvous import read_present
 from metadist.distributed.store import Counters
 from metadist.distributed.world import get_world_info, launched_by_torchrun
@@ -134,9 +135,7 @@ class Heartbeat:
     def end(self) -> None:
         """Stop; the others no longer expect heartbeats of this rank."""
         self._ended.set()
-        ending = threading.Thread(target=self._write_finished, daemon=True)
-        ending.start()
-        ending.join(_GRACE_SECONDS)
+        call_within(_GRACE_SECONDS, self._write_finished)
 
     def _write_finished(self) -> None:
         # After a beat that is under way. Without a store nobody expects a heartbeat.

@@ -4,15 +4,14 @@ A process may run several jobs in a row, and torchrun may restart processes, so 
 with a rendezvous.
 """
 
-import contextlib
 import os
 import secrets
-import threading
 from collections.abc import Callable
 from typing import TypeVar
 
 import torch.distributed as dist
 
+from metadist.deadlines import call_within
 from metadist.distributed.heartbeat import FIRST_FAILURE, REPORTED, Heartbeat
 from metadist.distributed.rendezvous import all_gather_object, rendezvous
 from metadist.distributed.store import (
@@ -109,18 +108,13 @@ class Job:
 
     def _request(self, request: Callable[[], T], default: T) -> T:
         """The store's answer, or `default` once it has failed to answer within seconds."""
-        answers: list[T] = []
-
-        def ask() -> None:
-            with contextlib.suppress(RuntimeError):
-                answers.append(request())
-
-        if self._reachable:
-            thread = threading.Thread(target=ask, daemon=True)
-            thread.start()
-            thread.join(_REQUEST_SECONDS)
-            self._reachable = bool(answers) or thread.is_alive()  # slow, or it has failed
-        return answers[0] if answers else default
+        if not self._reachable:
+            return default
+        answer = call_within(_REQUEST_SECONDS, request)
+        if not answer.done():  # slow
+            return default
+        self._reachable = answer.exception() is None
+        return answer.result() if self._reachable else default
 
     def extend_grace(self, message: str) -> None:
         """After a failure that is reported, give the other ranks more time to leave the job.

@@ -1,19 +1,20 @@
 """What a process does at its end: closing with a deadline after an error, and the exit itself."""
 
 import atexit
-import contextlib
 import multiprocessing
 import os
 import sys
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import NoReturn
+
+from metadist.deadlines import call_within
 
 CLOSE_SECONDS = 3.0
 """Seconds that closing may take after an error: a call, a collective or an upload that is stuck is
 not waited for."""
 
-_threads: list[threading.Thread] = []
+_calls: list[Future[object]] = []
 
 _FLUSH_FAILED = 120
 """Python's exit status when standard output could not be written."""
@@ -26,22 +27,14 @@ def close_within_seconds(function: Callable[[], object]) -> None:
         function: leaves RPC or a process group, or closes a logger. What it raises is dropped: the
             error before it is the one to report.
     """
-
-    def call() -> None:
-        with contextlib.suppress(Exception):
-            function()
-
-    thread = threading.Thread(target=call, name="metadist-close", daemon=True)
-    _threads.append(thread)
-    thread.start()
-    thread.join(CLOSE_SECONDS)
+    _calls.append(call_within(CLOSE_SECONDS, function))
 
 
 def all_closed() -> bool:
     """Whether every function that `close_within_seconds` called in this process has returned, so
     that another job can run in it.
     """
-    return not any(thread.is_alive() for thread in _threads)
+    return all(call.done() for call in _calls)
 
 
 def exit_without_finalizing(status: int) -> NoReturn:

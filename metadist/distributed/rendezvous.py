@@ -8,12 +8,12 @@ calls.
 
 import json
 import secrets
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
 
+from metadist.deadlines import wait_until
 from metadist.distributed.errors import RendezvousClosedError, RendezvousTimeoutError
 from metadist.distributed.store import (
     RENDEZVOUS_TIMEOUT,
@@ -203,13 +203,6 @@ def read_present(store: Counters, keys: dict[int, str]) -> dict[int, str]:
 
 
 def _poll(is_ready: Callable[[], bool], timeout: float | None) -> bool:
-    """Poll, less often the longer it takes; whether it was ready within `timeout` seconds."""
-    deadline = None if timeout is None else time.monotonic() + timeout
-    pause = _POLL_SECONDS
+    """Whether the store was ready within `timeout` seconds: many ranks poll it less often."""
     longest = max(_MAX_POLL_SECONDS, get_world_info().world_size / _MAX_POLLS_PER_SECOND)
-    while not is_ready():
-        if deadline is not None and time.monotonic() > deadline:
-            return False
-        time.sleep(pause)
-        pause = min(pause * 1.1, longest)
-    return True
+    return wait_until(is_ready, timeout, _POLL_SECONDS, longest)

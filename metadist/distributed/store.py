@@ -9,11 +9,11 @@ this user can read; without torchrun they share a store of rank zero on the loop
 import atexit
 import contextlib
 import errno
+import functools
 import ipaddress
 import os
 import socket
 import stat
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -22,6 +22,7 @@ from typing import Protocol
 
 import torch.distributed as dist
 
+from metadist.deadlines import call_within, wait_until
 from metadist.distributed.errors import WorkerLostError
 from metadist.distributed.world import (
     get_world_info,
@@ -272,20 +273,15 @@ def _outlive_other_ranks(store: dist.Store) -> None:
     deadline = time.monotonic() + _EXIT_TIMEOUT
     with contextlib.suppress(RuntimeError):
         for rank in range(1, get_world_info().world_size):
-            connected, left = (f"metadist/{name}/{rank}" for name in ("connected", "left"))
-            while store.check([connected]) and not store.check([left]):
-                if time.monotonic() > deadline:
-                    return
-                time.sleep(0.02)
+            left = functools.partial(_has_left, store, rank)
+            wait_until(left, deadline - time.monotonic(), pause=0.02)
+
+
+def _has_left(store: dist.Store, rank: int) -> bool:
+    return not store.check([f"metadist/connected/{rank}"]) or store.check([f"metadist/left/{rank}"])
 
 
 def _leave(store: dist.Store) -> None:
     """Let rank zero, which hosts the store, know that this rank no longer needs it."""
-
-    def write() -> None:
-        with contextlib.suppress(RuntimeError):
-            store.set(f"metadist/left/{get_world_info().rank}", "")
-
-    thread = threading.Thread(target=write, daemon=True)  # rank zero's machine may be unreachable
-    thread.start()
-    thread.join(_LEAVE_TIMEOUT)
+    key = f"metadist/left/{get_world_info().rank}"
+    call_within(_LEAVE_TIMEOUT, lambda: store.set(key, ""))  # its machine may be unreachable

@@ -21,6 +21,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from metadist.config.hydra_errors import describe_error, raised_by_hydra
+from metadist.deadlines import exit_after, wait_until
 from metadist.distributed import RemoteError, WorkerLostError, get_rank, get_world_size
 from metadist.distributed.errors import RendezvousClosedError
 from metadist.distributed.job import current_job
@@ -184,9 +185,7 @@ def abort_process(message: str) -> None:
     Args:
         message: which rank was lost; "" when another rank reports the failure.
     """
-    timer = threading.Timer(END_SECONDS, os._exit, [FAILURE_STATUS])  # nobody may read the output
-    timer.daemon = True
-    timer.start()
+    exit_after(END_SECONDS, FAILURE_STATUS)  # nobody may read the output
     if not current_job().is_reachable():
         _kill_stuck_agent()
     if not message and current_job().message_if_ended:
@@ -207,9 +206,7 @@ def exit_process(status: int, is_program: bool) -> NoReturn:
     """
     if status and is_program:
         flush_streams()
-        timer = threading.Timer(_EXIT_SECONDS, os._exit, [status])
-        timer.daemon = True
-        timer.start()
+        exit_after(_EXIT_SECONDS, status)
         if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
             signal.signal(signal.SIGALRM, signal.SIG_DFL)  # for when no Python thread runs any more
             signal.setitimer(signal.ITIMER_REAL, 2 * _EXIT_SECONDS)
@@ -261,10 +258,14 @@ def _report_lost(error: WorkerLostError) -> None:
     if error.rank is None:
         # Rank zero watches all ranks, those of other nodes with a delay of a heartbeat.
         seconds = _REPORT_SECONDS + (1.0 if get_rank() == 0 else 2.0)
-    deadline = time.monotonic() + (seconds if len(job.hosts) > 1 else 0.0)
-    while time.monotonic() < deadline and not silent and not job.has_first_failure():
-        time.sleep(0.1)
+
+    def explained() -> bool:
+        nonlocal silent
         silent = "" if error.rank is not None else ", ".join(job.silent_ranks())
+        return bool(silent) or job.has_first_failure()
+
+    if len(job.hosts) > 1:
+        wait_until(explained, seconds, pause=0.1)
     _report(_prefixed(f": {silent} was lost; {error}" if silent else f": {error}"))
 
 
@@ -275,9 +276,8 @@ def _report(text: str, delay: float = 0.0) -> None:
         text: the message.
         delay: seconds in which another rank may claim the first failure before this one.
     """
-    job, deadline = current_job(), time.monotonic() + delay
-    while time.monotonic() < deadline and not job.has_first_failure():
-        time.sleep(0.05)
+    if delay:
+        wait_until(current_job().has_first_failure, delay)
     _report_first(text)
 
 
@@ -298,9 +298,7 @@ def _report_first(text: str) -> None:
 
 def _wait_until_reported() -> None:
     """Wait for the rank that failed first, which is to exit first too."""
-    job, deadline = current_job(), time.monotonic() + _REPORT_SECONDS
-    while time.monotonic() < deadline and not job.is_reported():
-        time.sleep(0.05)
+    wait_until(current_job().is_reported, _REPORT_SECONDS)
     time.sleep(0.5)
 
 

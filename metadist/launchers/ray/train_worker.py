@@ -20,6 +20,7 @@ import ray.util
 from ray.train import Checkpoint, CheckpointUploadMode
 from ray.train.collective import broadcast_from_rank_zero
 
+from metadist.deadlines import wait_until
 from metadist.distributed import WorkerLostError, get_rank
 from metadist.distributed.job import current_job
 from metadist.distributed.world import restart_count
@@ -267,10 +268,8 @@ def _get(payload: WorkerPayload, name: str) -> list[Any]:
 
 def _failed_on_another_rank(payload: WorkerPayload) -> bool:
     """Whether another rank has ended with an error that would recur after a restart."""
-    deadline = time.monotonic() + (0.0 if current_job().owns_first_failure else _OUTCOME_TIMEOUT)
-    while not (outcomes := _get(payload, "outcomes")) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return bool(outcomes)
+    seconds = 0.0 if current_job().owns_first_failure else _OUTCOME_TIMEOUT
+    return wait_until(lambda: _get(payload, "outcomes"), seconds, pause=0.1)
 
 
 def _forward_stop_signal(payload: WorkerPayload) -> None:
