@@ -79,40 +79,65 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> int:
     cells, directory = load_cells(), options.directory.resolve()
+    selected = select_cells(cells, [a for a in options.arguments if "=" not in a])
     if options.list:
         return _list(cells.values())
     if options.sinusoid:
         maml, pretrained = (each.resolve() for each in options.sinusoid)
-        path = plot_pair({"MAML": maml, "pretrained": pretrained}, directory / "sinusoid.png")
-        print(path)
+        print(plot_pair({"MAML": maml, "pretrained": pretrained}, directory / "sinusoid.png"))
         return 0
-    selected = select_cells(cells, [a for a in options.arguments if "=" not in a])
     if options.record:
-        if len(selected) != 1:
-            raise UserError(
-                "--record needs the one preset that the runs are of, as in PRESET --record RUN."
-            )
-        for run in options.record:
-            print(add_record(selected[0], run.resolve()))
-        return 0
+        return _record(selected, options.record)
     if options.update_docs:
-        for path, text in documents(cells).items():
-            with wrap_write_errors(path):
-                path.write_text(text, encoding="utf-8")
-            print(path)
-        return 0
+        return _update_docs(cells)
     known = {cell.dataset for cell in cells.values()}
     if options.quick:
         quick = selected or list(cells.values())
         roots = _roots(options.root, [cell for cell in quick if cell.preset in load_bands()], known)
         runner = Runner(options.workers, options.jobs, roots, _print)
         return run_quick(quick, directory / "quick", runner, _print)
-    runner = None
-    if not options.table_only:
-        roots = _roots(options.root, selected, known)
-        runs = _runs(options, selected, directory)
-        runner = Runner(options.workers, options.jobs, roots, _print)
-        runner.run(runs)
+    if options.table_only:
+        return _table(options, cells, selected, None)
+    roots = _roots(options.root, selected, known)
+    runs = _runs(options, selected, directory)
+    runner = Runner(options.workers, options.jobs, roots, _print)
+    runner.run(runs)
+    return _table(options, cells, selected, runner)
+
+
+def _record(selected: Sequence[Cell], runs: Iterable[Path]) -> int:
+    if len(selected) != 1:
+        raise UserError(
+            "--record needs the one preset that the runs are of, as in PRESET --record RUN."
+        )
+    for run in runs:
+        print(add_record(selected[0], run.resolve()))
+    return 0
+
+
+def _update_docs(cells: Mapping[str, Cell]) -> int:
+    for path, text in documents(cells).items():
+        with wrap_write_errors(path):
+            path.write_text(text, encoding="utf-8")
+        print(path)
+    return 0
+
+
+def _table(
+    options: argparse.Namespace,
+    cells: Mapping[str, Cell],
+    selected: Sequence[Cell],
+    runner: Runner | None,
+) -> int:
+    """Write the table and the plots of the runs in the directory; the exit status.
+
+    Args:
+        options: of the command.
+        cells: all.
+        selected: those of the command.
+        runner: that has run them; None if the table is of runs that exist.
+    """
+    directory = options.directory.resolve()
     found = find_runs([directory, *options.folders], cells)
     if not found and not (runner and runner.unusable):
         raise UserError(f"no run of a preset in {directory}: name presets, or all.")
