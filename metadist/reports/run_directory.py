@@ -52,8 +52,6 @@ TRUSTED_PACKAGES = (
 )
 """Packages with the classes that a saved run may name without `--trust-code`."""
 
-_TRUSTED_PREFIXES = tuple(f"{package}." for package in TRUSTED_PACKAGES)
-
 _NOT_BUILT = ("callbacks", "default_partition", "launcher", "logger", "partition", "strategy")
 """Groups of which nothing is built from a saved run."""
 
@@ -286,9 +284,9 @@ def trust_option(config: Mapping[str, Any]) -> str:
 
     def is_known(node: Any) -> bool:
         if isinstance(node, Mapping):
-            package = str(node["_target_"]).rpartition(".")[0] if "_target_" in node else ""
-            trusted = not package or f"{package}.".startswith(_TRUSTED_PREFIXES)
-            return trusted and all(map(is_known, node.values()))
+            package = str(node.get("_target_", "metadist.")).rpartition(".")[0]
+            known = package in TRUSTED_PACKAGES or package.partition(".")[0] == "metadist"
+            return known and all(map(is_known, node.values()))
         return not isinstance(node, list) or all(map(is_known, node))
 
     built = {group: node for group, node in config.items() if group not in _NOT_BUILT}
