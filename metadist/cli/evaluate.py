@@ -117,10 +117,11 @@ def load_for_tasks(experiment: Experiment, path: Path, contents: Mapping[str, An
         )
     if other_head:
         saved |= {name: own[name] for name in _HEAD}
-    # Another algorithm adapts other parameters than those that were frozen for this one.
-    frozen = contents.get("frozen", ()) if _same_learner(experiment, contents) else ()
+    contents = {**contents, "learner": saved}
+    if not _same_learner(experiment, contents):
+        contents.pop("frozen", None)  # another algorithm adapts other parameters
     try:
-        load_learner_state(learner, {**contents, "learner": saved, "frozen": frozen})
+        load_learner_state(learner, contents)
         names = TrainState.__dataclass_fields__
         experiment.state = TrainState(**{key: contents[key] for key in names if key in contents})
     except CONTENTS_ERRORS as error:

@@ -105,7 +105,7 @@ class TensorBoardLogger(Logger):
         with wrap_write_errors(self._path):
             for name, each in values.items():
                 finite = np.asarray(each, dtype=np.float64)
-                finite = finite[np.isfinite(finite)]
+                finite = finite[np.abs(finite) < _HISTOGRAM_LIMIT]
                 if len(finite):
                     tag = f"{grouped_name(name)}_of_tasks"
                     self._writer.add_histogram(tag, finite, iteration)
@@ -147,6 +147,9 @@ class TensorBoardLogger(Logger):
             with contextlib.suppress(Exception):
                 writer.close()
 
+
+_HISTOGRAM_LIMIT = 1e19
+"""The bins of TensorBoard's histograms end near 1e20."""
 
 _HPARAM_METRICS = ("validation/accuracy", "validation/mse", "test/accuracy", "test/mse")
 

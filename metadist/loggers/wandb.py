@@ -134,7 +134,8 @@ class WandbLogger(Logger):
 
         panels: dict[str, Any] = {panel_name(path): wandb.Image(str(path)) for path in images}
         for name, each in values.items():
-            if finite := [value for value in each if math.isfinite(value)]:
+            finite = [value for value in each if math.isfinite(value)]
+            with contextlib.suppress(ValueError):  # no values, or too large ones for its bins
                 panels[f"{grouped_name(name)}_of_tasks"] = wandb.Histogram(finite)
         with wrap_write_errors("the files of Weights & Biases"):
             self._wandb_run.log(panels, step=iteration)

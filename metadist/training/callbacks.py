@@ -232,6 +232,7 @@ class WeightAveraging(Callback):
             with torch.no_grad():
                 for name, tensor in _named_tensors(self._averaged).items():
                     tensor.copy_(self._loaded[name])
+        self._copy_requires_grad(trainer.experiment.learner)
 
     def on_iteration_end(self, trainer: "Trainer", output: "StepOutput") -> None:
         """Update the average."""
@@ -242,6 +243,14 @@ class WeightAveraging(Callback):
         ):
             if not buffer.is_floating_point():
                 mean.copy_(buffer)
+        self._copy_requires_grad(trainer.experiment.learner)
+
+    def _copy_requires_grad(self, learner: Learner) -> None:
+        """A parameter that has been frozen is adapted by neither of the two learners."""
+        assert self._averaged is not None
+        averages = self._averaged.module.parameters()
+        for average, parameter in zip(averages, learner.parameters(), strict=True):
+            average.requires_grad_(parameter.requires_grad)
 
     def evaluated_learner(self) -> Learner | None:
         """The average, once training has started."""

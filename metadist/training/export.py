@@ -70,7 +70,7 @@ def export_weights(run: Path, path: Path) -> Path:
         "dataset": {key: dataset[key] for key in _DATASET if dataset.get(key) is not None},
         "task": contents["task"],
         "buffers": list(contents["buffers"]),
-        "frozen": contents.get("frozen", []),
+        **({"frozen": contents["frozen"]} if "frozen" in contents else {}),
         "protocol": results["protocol"],
         "method": results["method"],
         "results": {key: results[key] for key in _RESULTS if key in results},

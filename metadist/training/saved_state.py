@@ -104,15 +104,17 @@ CONTENTS_ERRORS = (RuntimeError, ValueError, KeyError, TypeError, AttributeError
 
 
 def load_learner_state(learner: Learner, contents: Mapping[str, Any]) -> None:
-    """Load a checkpoint's parameters and buffers into a learner; what was frozen is frozen.
+    """Load a checkpoint's parameters and buffers into a learner; those parameters require grad that
+    did when it was saved, unless the contents do not say which.
 
     Raises:
         RuntimeError: they are of another learner.
         KeyError: the contents are not a checkpoint's.
     """
     learner.load_state_dict(contents["learner"])
-    for name in contents.get("frozen", ()):
-        learner.get_parameter(name).requires_grad_(False)
+    if "frozen" in contents:
+        for name, parameter in learner.named_parameters():
+            parameter.requires_grad_(name not in contents["frozen"])
     buffers = dict(learner.named_buffers())
     for name, saved in contents["buffers"].items():
         buffers[name].copy_(saved)

@@ -133,7 +133,9 @@ class Strategy(ABC):
         """Wait for the other drivers. The drivers call it."""
 
     def broadcast_module(self, module: nn.Module) -> None:  # noqa: B027  # one driver: no copies
-        """Copy rank zero's parameters and buffers to the other drivers. The drivers call it."""
+        """Copy rank zero's parameters, with their `requires_grad`, and buffers to the other
+        drivers. The drivers call it.
+        """
 
     def check_replicas(self, tensors: Iterable[Tensor], iteration: int) -> None:  # noqa: B027
         """Compare the drivers' copies of some tensors by a digest. The drivers call it.
@@ -427,13 +429,17 @@ class AllReduceStrategy(_InProcessStrategy):
 
     def broadcast_module(self, module: nn.Module) -> None:
         """See `Strategy`."""
-        tensors = [*module.parameters(), *module.buffers()]
+        parameters = list(module.parameters())
+        tensors = [*parameters, *module.buffers()]
         if not tensors:
             return
+        flags = torch.tensor([each.requires_grad for each in parameters], device=tensors[0].device)
         with torch.no_grad():
-            copies = broadcast([tensor.detach() for tensor in tensors])
+            *copies, flags = broadcast([*(tensor.detach() for tensor in tensors), flags])
             for tensor, copy in zip(tensors, copies, strict=True):
                 tensor.copy_(copy)
+        for parameter, requires_grad in zip(parameters, flags.tolist(), strict=True):
+            parameter.requires_grad_(bool(requires_grad))
 
     def check_replicas(self, tensors: Iterable[Tensor], iteration: int) -> None:
         """See `Strategy`."""
