@@ -163,6 +163,11 @@ def build_learner(
             f"{type(learner).__name__} and its model {type(built).__name__} have no parameters, "
             "and there is nothing to train: register some with nn.Parameter or a layer."
         )
+    if any(each.is_complex() for each in parameters):
+        raise UserError(
+            f"the model {type(built).__name__} has complex parameters, and gradients are summed in "
+            "float64: give it real ones, two for each complex number."
+        )
     if any(isinstance(each, UninitializedParameter) for each in parameters):
         raise UserError(
             f"the model {type(built).__name__} has lazy layers, whose sizes are not known before "

@@ -137,6 +137,8 @@ def _check_options(args: object, timeout: object, gradient: str, fanout: int) ->
         )
     if timeout is not None and not isinstance(timeout, numbers.Real):
         raise TypeError(f"timeout must be a number of seconds or None, got {timeout!r}.")
+    if timeout is not None and not float(timeout) >= 0:  # or NaN
+        raise UserError(f"timeout must be a number of seconds, 0 for no limit, got {timeout}.")
 
 
 class _Call:

@@ -15,7 +15,7 @@ from metadist.distributed.reducers import leaf_dtypes, weighted_sum
 
 
 class _Apply(nn.Module):
-    """A module whose forward applies a mapper to the wrapped module and a shard.
+    """A module whose forward applies a mapper to a shard, with the module among its arguments.
 
     Every parameter takes part in the loss, with a gradient of zero where the shard's own loss does
     not depend on it: DistributedDataParallel waits for all of them.
@@ -26,7 +26,7 @@ class _Apply(nn.Module):
         self.module = module
 
     def forward(self, function: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
-        result = function(self.module, *args, **kwargs)
+        result = function(*args, **kwargs)
         trainable = [each for each in self.module.parameters() if each.requires_grad]
         zeros = [each.flatten()[:0].sum() for each in trainable]
         return result._replace(loss=sum(zeros, result.loss))
@@ -67,7 +67,7 @@ class DataParallel:
 
         Args:
             function: the mapper; its result has a scalar `loss`.
-            calls: (args, kwargs) of each shard; the first argument is the module.
+            calls: (args, kwargs) of each shard, with the module among them.
             weights: how often each shard counts in the sum over all ranks.
             divisor: what that sum is divided by; None for a sum.
 
@@ -80,7 +80,7 @@ class DataParallel:
         for index, ((args, kwargs), weight) in enumerate(zip(calls, weights, strict=True)):
             last = index == len(calls) - 1
             with contextlib.nullcontext() if last else self._parallel.no_sync():
-                result = self._parallel(function, args[1:], kwargs)
+                result = self._parallel(function, args, kwargs)
                 # The ranks' gradients are averaged, not added.
                 with connection_errors_as_worker_lost(), warnings.catch_warnings():
                     # It copies gradients of another layout (channels last): correct and cheap.

@@ -184,6 +184,8 @@ class RpcTransport:
     def send(self, worker: str, request: Request, timeout: float | None) -> Future:
         """See `Transport.send`."""
         seconds = self.options.rpc_timeout if timeout is None else timeout
+        if seconds > _MAX_SECONDS:
+            seconds = 0  # no limit
         return rpc.rpc_async(worker, _respond, args=(request,), timeout=seconds)
 
     def ping(self, worker: str) -> Future:
@@ -194,6 +196,9 @@ class RpcTransport:
         """See `Transport.is_timeout`."""
         return "RPCErr:1" in str(error) or "timed out" in str(error).lower()
 
+
+_MAX_SECONDS = 2_000_000
+"""TensorPipe counts milliseconds in 32 bits."""
 
 _agent_store: dist.Store = dist.HashStore()
 

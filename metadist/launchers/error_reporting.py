@@ -164,8 +164,11 @@ def print_error(text: str) -> None:
         last_line = message.strip().rpartition("\n")[2]
         extra = {"py_callstack": last_line, "timestamp": str(int(time.time()))}
         record = {"message": {"message": message, "extraInfo": extra}}
-        with contextlib.suppress(OSError):
+        try:
             Path(path).write_text(json.dumps(record), encoding="utf-8")
+        except OSError:  # the disk is full: torchrun needs a whole file or none
+            with contextlib.suppress(OSError):
+                Path(path).unlink()
 
 
 def error_summary(error: Exception, in_job: bool) -> tuple[str, int]:

@@ -30,6 +30,7 @@ from metadist.training import Experiment, Interrupted, Trainer, resolve_device
 from metadist.training.checkpoints import Checkpoints
 from metadist.training.compilation import compile_step
 from metadist.training.environment import environment_of
+from metadist.training.sanity_check import partition_digest
 
 _log = logging.getLogger(__name__)
 
@@ -215,6 +216,7 @@ def _build_on_all_ranks(job: Job, spec: RunSpec) -> Experiment:
         native=native_available(experiment.learner) if experiment else None,
         device=resolve_device(experiment.train_mapper.device).type if experiment else None,
         compile_error=compile_error,
+        partition=_partition_digest(experiment) if experiment else None,
     )
     ranks = [_Built(*each) for each in all_gather_object(job.store, "built", message, timeout=None)]
     _require_built(ranks, error)
@@ -226,6 +228,7 @@ def _build_on_all_ranks(job: Job, spec: RunSpec) -> Experiment:
             f"the ranks found checkpoints of different iterations, {sorted(iterations)}: put "
             "hydra.run.dir on a file system that all nodes share."
         )
+    _require_equal_partition(experiment, ranks)
     _use_equal_kernels(experiment, ranks)
     if get_rank() == 0:
         job.mark_started(str(spec.directory))
@@ -242,6 +245,7 @@ class _Built(NamedTuple):
         native: whether the model's native kernels are available.
         device: its type.
         compile_error: why the outer step cannot be compiled, if it is to be.
+        partition: a digest of the partitioner's shards, where every rank partitions.
     """
 
     user_error: str
@@ -250,6 +254,14 @@ class _Built(NamedTuple):
     native: bool | None
     device: str | None
     compile_error: str | None
+    partition: str | None
+
+
+def _partition_digest(experiment: Experiment) -> str | None:
+    if not experiment.strategy.every_rank_drives:
+        return None
+    size = experiment.trainer_config.meta_batch_size
+    return partition_digest(experiment.strategy, experiment.learner, size)
 
 
 def _require_built(ranks: list[_Built], error: Exception | None) -> None:
@@ -263,6 +275,19 @@ def _require_built(ranks: list[_Built], error: Exception | None) -> None:
     for rank, each in enumerate(ranks):
         if each.error:
             raise RemoteRankFailed(f"rank {rank} failed while building: {each.error}")
+
+
+def _require_equal_partition(experiment: Experiment, ranks: list[_Built]) -> None:
+    """Raise an error if the ranks' partitioners give different shards."""
+    partition = ranks[0].partition
+    different = [rank for rank, each in enumerate(ranks) if each.partition != partition]
+    if different:
+        raise UserError(
+            f"the partitioner gives other shards on ranks {different} than on rank 0, and with "
+            f"strategy={experiment.strategy.name} every rank calls it: let the shards depend on "
+            "the tasks and the number of workers alone, not on hash() of texts or the order of "
+            "sets, or take strategy=rpc."
+        )
 
 
 def _use_equal_kernels(experiment: Experiment, ranks: list[_Built]) -> None:

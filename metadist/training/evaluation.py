@@ -16,13 +16,16 @@ from metadist.training.query_predictions import (
     split_queries,
 )
 from metadist.training.strategies import Strategy
-from metadist.training.task_mapper import EvaluateMapper, MetaBatch
+from metadist.training.task_mapper import TASK_INDEX, EvaluateMapper, MetaBatch, order_of_tasks
 
 _MIN_CHUNK_TASKS = 64
 """The smallest number of tasks per chunk."""
 
 _MIN_TASKS_PER_WORKER = 8
 """The smallest number of tasks per worker and chunk."""
+
+
+_NO_METRICS = (TASK_INDEX, QUERIES, *QUERY_VALUES)
 
 
 class Estimate(NamedTuple):
@@ -87,13 +90,17 @@ def evaluate(
         warn: called if any task's loss is NaN or infinite, with the first one's index in `keys`
             and its loss.
     """
-    parts = []
+    parts: list[dict[str, Tensor]] = []
+    predictions: list[QueryPredictions] = []
     for chunk in keys.split(max(_MIN_CHUNK_TASKS, _MIN_TASKS_PER_WORKER * get_world_size())):
-        parts.append(strategy.map_tasks(mapper, learner, make_batch(chunk)))
+        values = strategy.map_tasks(mapper, learner, make_batch(chunk))
+        order = order_of_tasks(values[TASK_INDEX], chunk)
+        parts.append({n: each[order] for n, each in values.items() if n not in _NO_METRICS})
+        if queries := split_queries(values):
+            predictions += [queries[position] for position in order.tolist()]
         between_chunks()
-    values = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    wrong = (~values["loss"].isfinite()).nonzero()
+    metrics = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    wrong = (~metrics["loss"].isfinite()).nonzero()
     if len(wrong):
-        warn(int(wrong[0]), values["loss"][wrong[0]].item())
-    metrics = {n: each for n, each in values.items() if n not in (QUERIES, *QUERY_VALUES)}
-    return Evaluation(metrics, split_queries(values))
+        warn(int(wrong[0]), metrics["loss"][wrong[0]].item())
+    return Evaluation(metrics, predictions)

@@ -194,4 +194,11 @@ def make_batch(experiment: Experiment, keys: Tensor) -> MetaBatch:
     """What is sent to workers for some keys, of shape (tasks, 4): the keys, or the tasks."""
     if not experiment.trainer_config.send_tasks:
         return MetaBatch(keys)
-    return MetaBatch(keys, stack_episodes([experiment.tasks.sample(key) for key in keys]))
+    episodes = [experiment.tasks.sample(key) for key in keys]
+    shapes = {tuple(each.shape for part in episode for each in part) for episode in episodes}
+    if len(shapes) > 1:
+        raise UserError(
+            "trainer.send_tasks=true needs tasks of equal shapes, and those of a batch have "
+            "different ones: leave it out, so that each worker samples its own tasks."
+        )
+    return MetaBatch(keys, stack_episodes(episodes))

@@ -12,7 +12,13 @@ from metadist.distributed.reducers import finish_sum
 from metadist.reports import trust_option
 from metadist.tasks import SPLITS
 from metadist.training.experiment import Experiment, make_batch
-from metadist.training.task_mapper import MetaBatch, TaskMapper, TrainMapper
+from metadist.training.task_mapper import (
+    TASK_INDEX,
+    MetaBatch,
+    TaskMapper,
+    TrainMapper,
+    order_of_tasks,
+)
 
 
 class NonFiniteReport(NamedTuple):
@@ -55,6 +61,8 @@ def find_non_finite(
         )
     mapper = GradientNormMapper(**_settings(experiment.train_mapper))
     found = experiment.strategy.map_tasks(mapper, experiment.learner, make_batch(experiment, keys))
+    order = order_of_tasks(found[TASK_INDEX], keys)
+    found = {name: values[order] for name, values in found.items()}
     bad = ~(found["loss"].isfinite() & found["gradient_norm"].isfinite())
     if not bad.any():
         return NonFiniteReport(
@@ -119,7 +127,8 @@ class GradientNormMapper(TaskMapper):
     """Mapper that computes loss and gradient norm of each task, as in training."""
 
     def __call__(self, learner: Learner, batch: MetaBatch) -> dict[str, Tensor]:
-        """Returns "loss" and "gradient_norm", float64 of shape (tasks in the shard,), on the CPU.
+        """Returns "loss" and "gradient_norm", float64, and `TASK_INDEX`, of shape (tasks in the
+        shard,), on the CPU.
 
         The norm is that of the task's own gradient with respect to all parameters that require
         grad.
@@ -130,7 +139,11 @@ class GradientNormMapper(TaskMapper):
             squares = [g.double().square().sum() for g in gradients.values() if g is not None]
             losses.append(loss.double().cpu())
             norms.append(torch.stack(squares).sum().sqrt().cpu() if squares else torch.zeros(()))
-        return {"loss": torch.stack(losses), "gradient_norm": torch.stack(norms).double()}
+        return {
+            "loss": torch.stack(losses),
+            "gradient_norm": torch.stack(norms).double(),
+            TASK_INDEX: batch.keys.view(-1, 4)[:, 3],
+        }
 
 
 def task_gradient(

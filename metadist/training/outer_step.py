@@ -21,13 +21,12 @@ from metadist.kernels import pytorch_operations
 from metadist.profile_ranges import profile_range
 from metadist.tasks import Episode, Examples
 from metadist.training.batching import forward_batched
+from metadist.training.compiled_constants import Constants, changed_names, constants_of
 from metadist.training.precision import Precision
 from metadist.training.signals import raise_if_interrupted
 
 _log = logging.getLogger(__name__)
 
-_PLAIN = (bool, int, float, str)
-_COMPARED = (list, tuple, dict, set, Tensor)
 _CALLS_UNTIL_READY = 3
 """A CUDA graph is recorded in the second call and replayed from the third one on."""
 
@@ -130,12 +129,12 @@ class _CompiledStep(NamedTuple):
     Attributes:
         run: of parameters, episodes and weights; None if it cannot be compiled.
         error: why not.
-        constants: what the form has of the learner, see `_constant_attributes`.
+        constants: of the learner, see `constants_of`.
     """
 
     run: Callable[..., StepSum] | None
     error: str
-    constants: list[dict[str, Any]]
+    constants: Constants
 
 
 class CompiledSteps:
@@ -181,11 +180,11 @@ class CompiledSteps:
         shapes = tuple((each.shape[1:], each.dtype) for part in episodes for each in part)
         device = episodes.query.inputs.device
         key = (options, trainable, shapes, device, arguments.precision)
-        step, constants = self._steps.get(key), _constant_attributes(arguments.learner)
+        step, learner = self._steps.get(key), arguments.learner
         if step is None:
-            step = self._steps[key] = _compile(arguments, inputs, constants)
-        elif step.run is not None and step.constants != constants:
-            changed = ", ".join(_changed_names(arguments.learner, step.constants, constants))
+            step = self._steps[key] = _compile(arguments, inputs)
+        elif step.run is not None and step.constants != (now := constants_of(learner)):
+            changed = ", ".join(changed_names(learner, step.constants, now))
             error = f"the learner's {changed} changed during training"
             step = self._steps[key] = step._replace(run=None, error=error)
         return step
@@ -206,9 +205,8 @@ def _padded_inputs(options: CompileOptions, arguments: StepArguments) -> Any:
     return [each.detach() for each in arguments.parameters.values()], episodes, weights
 
 
-def _compile(
-    arguments: StepArguments, inputs: Any, constants: list[dict[str, Any]]
-) -> _CompiledStep:
+def _compile(arguments: StepArguments, inputs: Any) -> _CompiledStep:
+    constants = constants_of(arguments.learner, copy=True)
     try:
         compiled = compile_outer_step(functools.partial(_eager, arguments), inputs)
         on_gpu = replays_graph(arguments.episodes.query.inputs.device)
@@ -218,66 +216,6 @@ def _compile(
         raise_if_interrupted(error)
         return _CompiledStep(None, f"{type(error).__name__}: {first_line(error)}", constants)
     return _CompiledStep(compiled, "", constants)
-
-
-def _constant_attributes(learner: Learner) -> list[dict[str, Any]]:
-    """The values of those attributes of each module that a compiled form has as constants, by name:
-    numbers and texts; and outside of `nn.Module`'s own attributes, which begin with "_", containers
-    and tensors that are neither parameters nor buffers.
-    """
-    return [
-        {
-            name: _snapshot(value)
-            for name, value in vars(module).items()
-            if isinstance(value, _PLAIN) or (name[0] != "_" and isinstance(value, _COMPARED))
-        }
-        for module in learner.modules()
-    ]
-
-
-def _snapshot(value: Any) -> Any:
-    """What compares unequal once a value has changed, also in place: of containers what they hold,
-    of tensors the object and the count of its changes, of other objects the object alone.
-    """
-    if isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, list | tuple):
-        return tuple(map(_snapshot, value))
-    if isinstance(value, dict):
-        return tuple((key, _snapshot(each)) for key, each in value.items())
-    if isinstance(value, set):
-        return frozenset(value)
-    if isinstance(value, Tensor) and not value.is_inference():
-        return _Version(value, value._version)  # noqa: SLF001
-    return _Version(value)
-
-
-class _Version:
-    """An object and the count of its changes; it equals the same object, unchanged, alone."""
-
-    def __init__(self, value: object, version: int = 0) -> None:
-        self.value, self.version = value, version
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, _Version)
-            and other.value is self.value
-            and other.version == self.version
-        )
-
-
-def _changed_names(
-    learner: Learner, before: list[dict[str, Any]], now: list[dict[str, Any]]
-) -> list[str]:
-    """The names of the attributes that differ; "modules" if their number does."""
-    if len(now) != len(before):
-        return ["modules"]
-    changed = []
-    for (path, _), new, old in zip(learner.named_modules(), now, before, strict=True):
-        prefix = f"{path}." if path else ""
-        names = [name for name in {**old, **new} if new.get(name) != old.get(name)]
-        changed += [f"{prefix}{name}" for name in names]
-    return changed
 
 
 compiled_steps = CompiledSteps()

@@ -1,7 +1,8 @@
 """Checks before training: sizes that do not fit, the partitioner, a training and a test task."""
 
+import hashlib
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -104,6 +105,19 @@ def _check_parametrizations(strategy: Strategy, learner: Learner) -> None:
         )
 
 
+def partition_digest(strategy: Strategy, learner: Learner, meta_batch_size: int) -> str:
+    """A digest of the shards of a meta-batch, which every rank that partitions must have equal.
+
+    Args:
+        strategy: whose partitioner it is.
+        learner: the partitioner's first argument.
+        meta_batch_size: the number of tasks.
+    """
+    keys = task_keys(0, "train", 1, range(meta_batch_size))
+    shards = _shards_of(strategy.partitioner, learner, keys)
+    return hashlib.sha256(repr(shards).encode()).hexdigest()
+
+
 def _check_partition(strategy: Strategy, learner: Learner, meta_batch_size: int) -> None:
     """The partitioner names existing workers, and gives each task to one shard; where every rank
     partitions, it gives the same shards again.
@@ -133,6 +147,11 @@ def _shards_of(
     for shard in as_shards(partitioner(learner, MetaBatch(keys))):
         worker, args, kwargs = shard
         batches = [each for each in (*args, *kwargs.values()) if isinstance(each, MetaBatch)]
+        if not any(each is learner for each in (*args, *kwargs.values())):
+            raise UserError(
+                f"the partitioner gives worker {worker} a shard without the learner that it was "
+                "given: pass it on as it is; a copy would not be trained."
+            )
         if len(batches) != 1:
             raise UserError(
                 "a shard of the partitioner has no MetaBatch among its arguments, but "
@@ -284,7 +303,7 @@ def _check_episode(tasks: TaskDistribution, learner: Learner, split: str) -> Non
             if value is None:
                 continue
             what = f"{name} gives {part}.{field}"
-            _check_values(value, what, next(learner.parameters()).dtype)
+            _check_values(value, what, list(learner.parameters()))
             if field == "targets" and not learner.regression:
                 _check_classes(value, what, tasks.outputs if learner.outputs_are_classes else None)
             if not torch.equal(value, getattr(getattr(again, part), field)):
@@ -294,16 +313,16 @@ def _check_episode(tasks: TaskDistribution, learner: Learner, split: str) -> Non
                 )
 
 
-def _check_values(value: Any, what: str, dtype: torch.dtype) -> None:
-    """That a value is a tensor of numbers, in the model's type if they are real."""
+def _check_values(value: Any, what: str, parameters: Sequence[Tensor]) -> None:
+    """That a value is a tensor of numbers; real ones are of the type of a parameter."""
     if not isinstance(value, Tensor):
         raise UserError(
             f"{what} of type {type(value).__name__}: give a tensor, as by torch.from_numpy."
         )
-    if value.is_floating_point() and value.dtype != dtype:
+    if value.is_floating_point() and value.dtype not in {each.dtype for each in parameters}:
         raise UserError(
-            f"{what} of {value.dtype}, and the model's parameters are {dtype}: convert them, as "
-            "by .float()."
+            f"{what} of {value.dtype}, and the model's parameters are {parameters[0].dtype}: "
+            "convert them, as by .float()."
         )
     if value.is_floating_point() and value.isnan().any():
         raise UserError(f"{what} with NaN: remove or replace it in the data.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import optree
 import torch
-from annotated_types import Gt
+from annotated_types import Gt, Le
 from torch import Tensor, nn
 
 from metadist import distributed
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 Mapper = Callable[[Any, Any], Any]
 """(learner, batch) -> result."""
+
+_MAX_TIMEOUT = 2_000_000
+"""Seconds; RPC counts milliseconds in 32 bits."""
 
 StopRequested = Callable[[], bool]
 """Whether this driver was asked to stop."""
@@ -302,7 +305,7 @@ class AllReduceStrategy(_InProcessStrategy):
         engine: Literal["sum", "ddp"] = "sum",
         flat_up_to: Annotated[int, Gt(0)] = FLAT_UP_TO,
         rendezvous_timeout_seconds: Annotated[float, Gt(0)] = RENDEZVOUS_TIMEOUT,
-        call_timeout: Annotated[float, Gt(0)] = 3600.0,
+        call_timeout: Annotated[float, Gt(0), Le(_MAX_TIMEOUT)] = 3600.0,
     ) -> None:
         super().__init__(partitioner, reducer)
         self.engine = engine
@@ -484,7 +487,7 @@ class RpcStrategy(Strategy):
         timeout_seconds: Annotated[float, Gt(0)] = 30.0,
         fanout: Annotated[int, Gt(0)] = FANOUT,
         rendezvous_timeout_seconds: Annotated[float, Gt(0)] = RENDEZVOUS_TIMEOUT,
-        call_timeout: Annotated[float, Gt(0)] = 3600.0,
+        call_timeout: Annotated[float, Gt(0), Le(_MAX_TIMEOUT)] = 3600.0,
     ) -> None:
         super().__init__(partitioner, reducer)
         self.gradient = gradient

@@ -46,6 +46,22 @@ from metadist.training.precision import Precision, autocast, tensor_float32, to_
 from metadist.training.profiling import profiled_request
 from metadist.training.query_predictions import QUERIES, QUERY_VALUES, query_values
 
+TASK_INDEX = "task.index"
+"""The name of the tasks' indices, the last column of their keys, in what mappers return."""
+
+
+def order_of_tasks(indices: Tensor, keys: Tensor) -> Tensor:
+    """The positions of the tasks `keys`, of shape (tasks, 4), in values that were computed in the
+    order of a partitioner's shards.
+
+    Args:
+        indices: of the tasks in that order, shape (tasks,).
+        keys: of the same tasks.
+    """
+    order = torch.empty_like(indices)
+    order[keys[:, 3].argsort(stable=True)] = indices.argsort(stable=True)
+    return order
+
 
 class MetaBatch(NamedTuple):
     """Some tasks, as partitioners split them: the first dimension of every tensor counts tasks.
@@ -332,8 +348,8 @@ class EvaluateMapper(TaskMapper):
     return_predictions: bool = False
 
     def __call__(self, learner: Learner, batch: MetaBatch) -> dict[str, Tensor]:
-        """Returns "loss" and the metrics, each of shape (tasks in the shard,), on the CPU; and with
-        `return_predictions` what `query_values` returns.
+        """Returns "loss", the metrics and `TASK_INDEX`, each of shape (tasks in the shard,), on the
+        CPU; and with `return_predictions` what `query_values` returns.
         """
         return self.map_batched([((learner, batch), {})])[0]
 
@@ -354,7 +370,7 @@ class EvaluateMapper(TaskMapper):
                     result, _ = forward_batched(learner, parameters, chunk.episodes, self.precision)
             else:
                 result = as_batch_of_one(self._run_one(learner, chunk.keys[0], chunk.episodes))
-            values = {"loss": result.loss, **result.metrics}
+            values = {"loss": result.loss, **result.metrics, TASK_INDEX: chunk.keys[:, 3]}
             if self.return_predictions:
                 targets = chunk.episodes.query.targets
                 targets = targets if chunk.batched else targets.unsqueeze(0)

@@ -1,5 +1,6 @@
 """Any overrides: an experiment, or one sentence; and schedules of the learning rate."""
 
+import copy
 import tempfile
 from pathlib import Path
 
@@ -10,14 +11,15 @@ from hydra.errors import HydraException
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from omegaconf.errors import OmegaConfBaseException
-from tiny import build
+from tiny import SMALL, build, compose
 from torch import nn
 from worlds import run_world
 
 from metadist.algorithms import Learner
 from metadist.config.hydra_errors import describe_error, raised_by_hydra
-from metadist.distributed import Shard
+from metadist.distributed import Shard, get_rank, get_world_size
 from metadist.errors import UserError
+from metadist.launchers import RunSpec, run_job
 from metadist.loggers import Run
 from metadist.models import MLP
 from metadist.tasks import Episode, Examples, key_generator
@@ -262,6 +264,21 @@ def test_models_without_parameters_to_train_are_refused(tmp_path, model, message
         build(tmp_path, f"model._target_={__name__}.{model}")
 
 
+class WithScalar(MLP):
+    """A model with a scalar parameter before its layers."""
+
+    def __init__(self, input_shape, outputs: int, dtype: str, **options) -> None:
+        super().__init__(input_shape, outputs, hidden=[4])
+        self.scale = nn.Parameter(torch.ones((), dtype=getattr(torch, dtype)))
+
+
+def test_parameters_may_have_several_real_types_and_no_complex_one(tmp_path):
+    model = f"model._target_={__name__}.WithScalar"
+    build(tmp_path, "strategy=local", model, "+model.dtype=float64")
+    with pytest.raises(UserError, match="WithScalar has complex parameters"):
+        build(tmp_path, "strategy=local", model, "+model.dtype=complex64")
+
+
 class Normalized(MLP):
     def __init__(self, input_shape, outputs: int, **options) -> None:
         super().__init__(input_shape, outputs, hidden=[4])
@@ -292,6 +309,10 @@ def first_three(learner, tasks: MetaBatch) -> list[Shard]:
     return [Shard(0, (learner, tasks.select(slice(3))), size=3)]
 
 
+def with_a_copy_of_the_learner(learner, tasks: MetaBatch) -> list[Shard]:
+    return [Shard(0, (copy.deepcopy(learner), tasks), size=tasks.size)]
+
+
 def twice(learner, tasks: MetaBatch) -> list[Shard]:
     return [Shard(0, (learner, tasks), size=tasks.size)] * 2
 
@@ -320,6 +341,10 @@ def of_parts_of_keys(learner, tasks: MetaBatch) -> list[Shard]:
         (with_an_empty_shard, "gives worker 0 a shard without tasks: leave it out"),
         (of_size_one, "gives a shard of 4 tasks the size 1, its weight in the mean: give"),
         (first_three, "shards have 3 tasks, 3 of them different, of a meta-batch of 4: give each"),
+        (
+            with_a_copy_of_the_learner,
+            "gives worker 0 a shard without the learner that it was given",
+        ),
         (twice, "shards have 8 tasks, 4 of them different, of a meta-batch of 4: give each"),
         (without_tasks, "no MetaBatch among its arguments, but MAML, tuple: give it"),
     ],
@@ -329,6 +354,25 @@ def test_partitioners_whose_shards_do_not_fit_are_refused(tmp_path, partitioner,
     options = ("strategy=local", target, "+partition._partial_=true", "trainer.meta_batch_size=4")
     with pytest.raises(UserError, match=message):
         build(tmp_path, *options)
+
+
+def other_shards_on_each_rank(learner, tasks: MetaBatch) -> list[Shard]:
+    workers = [(index + get_rank()) % get_world_size() for index in range(tasks.size)]
+    return [
+        Shard(worker, (learner, tasks.select(slice(index, index + 1))))
+        for index, worker in enumerate(workers)
+    ]
+
+
+def run_with_other_shards(directory: str) -> None:
+    target = f"+partition._target_={__name__}.other_shards_on_each_rank"
+    configuration = compose(*SMALL, "strategy=allreduce", target, "+partition._partial_=true")
+    run_job(RunSpec("maml", Path(directory), configuration))
+
+
+def test_shards_that_differ_between_the_ranks_are_refused(tmp_path):
+    for error in run_world(run_with_other_shards, 2, str(tmp_path), may_fail=True):
+        assert "the partitioner gives other shards on ranks [1] than on rank 0" in str(error)
 
 
 def at_random(learner, tasks: MetaBatch) -> list[Shard]:

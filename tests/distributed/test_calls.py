@@ -337,6 +337,24 @@ def test_a_call_with_timeout_zero_outlasts_the_default_timeout():
     assert run_world(call_patiently, 2)[0] == "answered"
 
 
+@todist.auto_init_rpc()
+def call_with_limits() -> list[str]:
+    if todist.get_rank() != 0:
+        return []
+    found = [
+        str(todist.remote_sync_call(todist.get_rank, partitioner=1, timeout=timeout))
+        for timeout in (1e7, float("inf"))
+    ]
+    for timeout in (float("nan"), -1):
+        with pytest.raises(todist.UserError, match="timeout must be a number of seconds"):
+            todist.remote_sync_call(todist.get_rank, partitioner=1, timeout=timeout)
+    return found
+
+
+def test_any_limit_of_seconds():
+    assert run_world(call_with_limits, 2)[0] == ["1", "1"]
+
+
 def exit_in_the_reducer(results: list) -> None:
     raise SystemExit(3)
 

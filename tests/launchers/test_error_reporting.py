@@ -1,6 +1,7 @@
 """The first error is reported once, by the failing rank, and all ranks exit."""
 
 import contextlib
+import errno
 import io
 import logging
 import os
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from commands import CommandResult, command, run_command
@@ -19,6 +21,7 @@ from worlds import run_world
 
 from metadist.distributed import WorkerLostError
 from metadist.errors import UserError
+from metadist.launchers import error_reporting
 from metadist.launchers.error_reporting import (
     RemoteRankFailed,
     WorkerGroupFailed,
@@ -330,3 +333,16 @@ def logs() -> bool:
 
 def test_rank_zero_alone_logs():
     assert run_world(logs, 2) == [True, False]
+
+
+def test_a_file_for_torchrun_that_cannot_be_written_is_deleted(tmp_path, monkeypatch):
+    file = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+
+    def write_half(path: Path, text: str, **_: object) -> None:
+        path.write_bytes(text.encode()[:7])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", write_half)
+    error_reporting.print_error("error: on purpose")
+    assert not file.exists()

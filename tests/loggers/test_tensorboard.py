@@ -90,7 +90,7 @@ def test_validations_have_histograms_and_images_and_the_run_its_hyperparameters(
     image = tmp_path / "validation_tasks.png"
     for iteration, level in ((2, 50), (4, 200)):
         Image.new("RGB", (8, 6), (level, 0, 0)).save(image)
-        values = {"validation_accuracy": [0.25, 0.75, float("nan")], "validation_loss": [1.0]}
+        values = {"validation_accuracy": [0.25, 0.75, float("nan")], "validation_loss": [1e30]}
         logger.log_panels(iteration, values, [image])
     rows = [{"steps": steps, "mean": steps / 10, "ci95": 0.1} for steps in (0, 1)]
     logger.finish({"iterations": 6, "test_accuracy_by_steps": rows}, [])

@@ -153,7 +153,8 @@ def test_validations_have_histograms_and_images(tmp_path, monkeypatch):
     logger.start(example_run(tmp_path))
     image = tmp_path / "validation_tasks.png"
     Image.new("RGB", (8, 6)).save(image)
-    logger.log_panels(4, {"validation_accuracy": [0.25, 0.75, float("inf")]}, [image])
+    values = {"validation_accuracy": [0.25, 0.75, float("inf")], "validation_loss": [1e17]}
+    logger.log_panels(4, values, [image])
     ((step, panels),) = run.logged
     assert step == 4 and list(panels) == ["validation/tasks", "validation/accuracy_of_tasks"]
     assert isinstance(panels["validation/tasks"], wandb.Image)

@@ -16,6 +16,7 @@ from metadist.config import load_learner
 from metadist.distributed import get_rank
 from metadist.errors import UserError
 from metadist.loggers import Logger
+from metadist.models import MLP
 from metadist.reports import read_results, read_test_predictions
 from metadist.training import Callback, EarlyStopping, Trainer
 from metadist.training.checkpoints import Checkpoints, read_checkpoint
@@ -424,6 +425,67 @@ def test_layers_that_a_callback_freezes_are_neither_trained_nor_adapted(tmp_path
         with pytest.raises(UserError, match=r"all parameters that .* adapts are frozen"):
             x.learner.initial()
         assert len(x.learner.eval().initial()) > 2  # as for inference: all are adapted
+
+
+class FreezeAt(Callback):
+    """Freezes the layers before the head in an iteration, and unfreezes them in another one."""
+
+    def __init__(self, freeze: int = 0, unfreeze: int = 0) -> None:
+        self.freeze, self.unfreeze = freeze, unfreeze
+
+    def on_iteration_end(self, trainer, output):
+        for iteration, trains in ((self.freeze, False), (self.unfreeze, True)):
+            if trainer.state.iteration == iteration:
+                for name, parameter in trainer.experiment.learner.named_parameters():
+                    parameter.requires_grad_(trains or "head" in name)
+
+
+class FrozenLayers(MLP):
+    """A network whose hidden layers are frozen when it is made."""
+
+    def __init__(self, input_shape, outputs: int, **options) -> None:
+        super().__init__(input_shape, outputs, hidden=[8], batch_norm=False)
+        self.layers.requires_grad_(False)
+
+
+SINE = (
+    *("dataset=sinusoid", "model=mlp", "model.hidden=[8]", "model.batch_norm=false"),
+    *("task.shots=5", "algorithm.inner_lr=0.02"),
+)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("freeze=3", "callbacks=ema", "callbacks.ema.decay=0.5"),
+        ("unfreeze=3", f"model._target_={__name__}.FrozenLayers"),
+    ],
+)
+def test_layers_that_are_frozen_or_not_resume_with_the_same_bits(tmp_path, options):
+    change, *others = options
+    callback = f"+callbacks.change._target_={__name__}.FreezeAt"
+    common = ("strategy=local", *SINE, *others, callback, f"+callbacks.change.{change}")
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(str(whole), *common, "trainer.iterations=8")
+    train(str(parts), *common, "trainer.iterations=6")
+    results = train(str(parts), *common, "trainer.iterations=8", "resume=auto")
+    assert without_times(records(parts)) == without_times(records(whole))
+    assert results["test_mse"] == read_results(whole)["test_mse"]
+
+
+@pytest.mark.parametrize(("strategy", "size"), [("local", 1), ("allreduce", 2)])
+def test_the_best_checkpoint_is_tested_with_its_own_frozen_layers(tmp_path, strategy, size):
+    options = (
+        *(f"strategy={strategy}", *SINE, "optimizer.lr=3", "trainer.test_checkpoint=best"),
+        f"+callbacks.change._target_={__name__}.FreezeAt",
+        *("+callbacks.change.freeze=1", "+callbacks.change.unfreeze=3"),
+    )
+    run(size, tmp_path, *options)
+    results = read_results(tmp_path)
+    assert results["tested_iteration"] == 2
+    (tmp_path / ".hydra").mkdir()
+    OmegaConf.save(compose(*SMALL, *options), tmp_path / ".hydra" / "config.yaml")
+    assert evaluate_run(tmp_path, trust_code=True)["test_mse"] == results["test_mse"]
 
 
 def test_frozen_layers_are_frozen_where_the_run_is_loaded(tmp_path):

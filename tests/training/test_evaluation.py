@@ -9,11 +9,13 @@ import torch
 from tiny import build, train
 from worlds import run_world
 
+from metadist.distributed import Shard
+from metadist.reports import read_test_predictions
 from metadist.tasks import task_keys
 from metadist.training.evaluation import Estimate, estimate, evaluate
 from metadist.training.experiment import make_batch
 from metadist.training.results import steps_of, user_metrics
-from metadist.training.task_mapper import MetaBatch
+from metadist.training.task_mapper import TASK_INDEX, MetaBatch
 
 
 def test_mean_and_interval_against_numpy():
@@ -69,7 +71,8 @@ class Recording:
 
     def map_tasks(self, mapper, learner, batch) -> dict[str, torch.Tensor]:
         self.sizes.append(batch.size)
-        return {"loss": batch.keys[:, 3].double()}
+        indices = batch.keys[:, 3].flip(0)  # shards in another order than the tasks
+        return {"loss": indices.double(), TASK_INDEX: indices}
 
 
 @pytest.mark.parametrize(("workers", "sizes"), [(1, [64] * 9 + [24]), (8, [64] * 9 + [24])])
@@ -100,7 +103,9 @@ def test_the_first_task_without_a_finite_loss_is_reported_and_chunks_are_left_be
     losses = torch.zeros(70)
     losses[66], losses[68] = math.inf, math.nan
     chunks = iter(losses.split(64))
-    strategy = SimpleNamespace(map_tasks=lambda *_: {"loss": next(chunks)})
+    strategy = SimpleNamespace(
+        map_tasks=lambda _, __, keys: {"loss": next(chunks), TASK_INDEX: keys[:, 3]}
+    )
     warnings, pauses = [], []
     found = evaluate(
         strategy, None, None, task_keys(0, "test", 0, range(70)), lambda keys: keys,
@@ -108,3 +113,17 @@ def test_the_first_task_without_a_finite_loss_is_reported_and_chunks_are_left_be
     )  # fmt: skip
     assert warnings == [(66, math.inf)] and len(pauses) == 2
     assert torch.equal(found.metrics["loss"][:64], losses[:64]) and found.predictions == []
+
+
+def strided(learner, batch: MetaBatch) -> list[Shard]:
+    parts = [batch.select(slice(start, None, 3)) for start in range(3)]
+    return [Shard(0, (learner, part), size=part.size) for part in parts]
+
+
+def test_shards_in_another_order_than_the_tasks(tmp_path):
+    own = (f"+partition._target_={__name__}.strided", "+partition._partial_=true")
+    plain = train(str(tmp_path / "plain"), "strategy=local")
+    results = train(str(tmp_path / "own"), "strategy=local", *own)
+    assert results["test_loss"] == plain["test_loss"]
+    predictions = [read_test_predictions(tmp_path / name) for name in ("plain", "own")]
+    assert predictions[0] == predictions[1]

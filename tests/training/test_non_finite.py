@@ -10,6 +10,7 @@ from worlds import run_world
 
 from metadist.algorithms import TaskResult
 from metadist.algorithms.learner import Learner
+from metadist.distributed import Shard
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
 from metadist.loggers import LoggerCollection
@@ -46,11 +47,17 @@ def with_a_nan_task(directory: str, choice: str, *overrides: str) -> str:
     return "finished"
 
 
+def strided(learner, batch: MetaBatch) -> list[Shard]:
+    parts = [batch.select(slice(start, None, 3)) for start in range(3)]
+    return [Shard(0, (learner, part), size=part.size) for part in parts]
+
+
 ONLY_AT_THE_END = ("trainer.checkpoint_every=0", "trainer.eval_every=0")
 """No checkpoint is due before iteration 3."""
 
 WORLDS = [
     ("strategy=local", 1),
+    (f"strategy=local +partition._target_={__name__}.strided +partition._partial_=true", 1),
     pytest.param("strategy=rpc +partition=batch", 2, marks=pytest.mark.slow),
     ("strategy=rpc strategy.gradient=dist_autograd", 2),
     ("strategy=allreduce trainer.send_tasks=true", 2),

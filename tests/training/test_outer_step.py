@@ -159,7 +159,7 @@ def test_what_an_attribute_holds_is_not_ignored(form, caplog, kind):
     if kind == "tensor":
         values.fill_(2.0)
     elif kind == "inference":
-        learner.model.values = torch.ones(1)
+        learner.model.values = torch.zeros(1)
     else:
         (values[0] if kind == "nested" else values)["scale" if kind == "dict" else 0] = 2.0
     response(learner, tasks, 4, options)

@@ -12,6 +12,7 @@ from worlds import run_world
 from metadist import distributed
 from metadist.algorithms import TaskResult
 from metadist.distributed import (
+    Shard,
     dim_partitioner,
     get_rank,
     get_world_size,
@@ -20,7 +21,7 @@ from metadist.distributed import (
 )
 from metadist.distributed.reducers import SumReducer
 from metadist.errors import UserError
-from metadist.tasks import task_keys
+from metadist.tasks import FewShotTasks, task_keys
 from metadist.training.strategies import AllReduceStrategy, LocalStrategy, RpcStrategy
 from metadist.training.task_mapper import MetaBatch
 
@@ -207,6 +208,25 @@ def test_tensors_may_be_sent_instead_of_keys(tmp_path):
     for name, value in (("keys", "false"), ("tensors", "true")):
         run_world(train, 2, str(tmp_path / name), f"trainer.send_tasks={value}")
     assert without_times(records(tmp_path / "keys")) == without_times(records(tmp_path / "tensors"))
+
+
+class UnequalTasks(FewShotTasks):
+    """Sine waves with one query more in every second task."""
+
+    def sample(self, key):
+        episode = super().sample(key)
+        queries = episode.query._replace(
+            inputs=episode.query.inputs[int(key[3]) % 2 :],
+            targets=episode.query.targets[int(key[3]) % 2 :],
+        )
+        return episode._replace(query=queries)
+
+
+def test_tasks_of_unequal_shapes_are_not_sent(tmp_path):
+    options = ("strategy=local", "dataset=sinusoid", "model=mlp", "model.batch_norm=false")
+    own = f"task._target_={__name__}.UnequalTasks"
+    with pytest.raises(UserError, match="send_tasks=true needs tasks of equal shapes"):
+        train(str(tmp_path), *options, own, "trainer.send_tasks=true")
 
 
 @pytest.mark.parametrize("first_order", ["true", "false"])
@@ -416,6 +436,27 @@ def test_parameters_may_be_unfrozen_during_training(engine):
     strategy = AllReduceStrategy(dim_partitioner(0, exclusive=True), mean_reducer, engine=engine)
     found = run_world(gradients_before_and_after_a_layer_is_unfrozen, 2, strategy)
     assert found == [[[None, 1.5], [1.5, 1.5]]] * 2
+
+
+def by_keyword(learner, batch: MetaBatch) -> list[Shard]:
+    return [
+        Shard(index % 2, (), {"learner": learner, "batch": batch.select(slice(index, index + 1))})
+        for index in range(batch.size)
+    ]
+
+
+def gradient_of_shards_by_keyword() -> list[float]:
+    strategy = AllReduceStrategy(by_keyword, mean_reducer, engine="ddp")
+    learner = torch.nn.Linear(1, 1)
+    strategy.open()
+    batch = MetaBatch(task_keys(0, "train", 0, range(4)))
+    strategy.forward_backward(loss_of_the_first_key, learner, batch)
+    strategy.close()
+    return [learner.weight.grad.item(), learner.bias.grad.item()]
+
+
+def test_shards_may_have_arguments_by_keyword():
+    assert run_world(gradient_of_shards_by_keyword, 2) == [[1.5, 1.5]] * 2
 
 
 def more_metrics_on_rank_one(learner, batch: MetaBatch) -> TaskResult:

@@ -1,0 +1,70 @@
+import copy
+import pickle
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from metadist.training.compiled_constants import changed_names, constants_of
+
+
+class Configured(nn.Module):
+    """A module with attributes of many kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+        self.order = [self.layers[1], self.layers[0]]
+        self.options = SimpleNamespace(scale=1.0, nested={"steps": [1, 2]})
+        self.table = np.arange(3)
+        self.scale = torch.ones(2)
+        self.function = torch.relu
+        self.method = self.forward
+        self.kind = torch.float64
+        self.itself = SimpleNamespace()
+        self.itself.itself = self.itself
+
+    def forward(self, inputs):
+        return inputs
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_a_copy_of_a_learner_has_equal_constants(copied):
+    learner = Configured()
+    constants = constants_of(learner, copy=True)
+    assert constants == constants_of(learner) == constants_of(copied(learner))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("options", lambda each: setattr(each.options, "scale", 0.5)),
+        ("options", lambda each: each.options.nested["steps"].append(3)),
+        ("table", lambda each: each.table.fill(0)),
+        ("scale", lambda each: each.scale.mul_(2)),
+        ("scale", lambda each: setattr(each, "scale", torch.ones(2, dtype=torch.float64))),
+        ("order", lambda each: each.order.reverse()),
+        ("function", lambda each: setattr(each, "function", torch.tanh)),
+        ("kind", lambda each: setattr(each, "kind", torch.float32)),
+        ("layers.0.extra", lambda each: setattr(each.layers[0], "extra", 1)),
+        ("modules", lambda each: each.layers.append(nn.Linear(2, 2))),
+    ],
+)
+def test_what_changes_is_named(name, change):
+    learner = Configured()
+    before = constants_of(learner, copy=True)
+    change(learner)
+    now = constants_of(learner)
+    assert before != now
+    assert changed_names(learner, before, now) == [name]
+
+
+def test_parameters_and_buffers_are_no_constants():
+    learner = nn.BatchNorm1d(2)
+    before = constants_of(learner, copy=True)
+    with torch.no_grad():
+        learner.weight.zero_()
+        learner.running_mean.fill_(7)
+    assert constants_of(learner) == before
