@@ -1,4 +1,4 @@
-"""Arrays that are costly to decode, decoded once into files that every process maps."""
+"""Decode costly arrays once, into files that every process maps."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ from metadist.errors import UserError
 from metadist.files import atomic_writer, partial_path
 
 LOCK_SECONDS = 300.0
-"""Timeout of waiting for another process that prepares the same file without progress."""
+"""Timeout of waiting for another process that prepares the same file but makes no progress."""
 
 _CHUNK_BYTES = 1 << 22
 _USER = os.getuid() if hasattr(os, "getuid") else 0
@@ -40,9 +40,9 @@ class ArraySpec(NamedTuple):
     """An array to be written row by row, so that it is never in memory as a whole.
 
     Attributes:
-        row_shape: shape of each row.
+        row_shape: the shape of each row.
         names: one name per row.
-        rows: the rows in order, uint8; each is written before the next is asked for.
+        rows: the rows in order, uint8; each is written before the next is taken.
     """
 
     row_shape: tuple[int, ...]
@@ -76,18 +76,18 @@ def cache_directory(root: Path) -> Path:
 
 
 def load_or_create(root: Path, name: str, create: Callable[[], ArraySpec]) -> CachedArray:
-    """The cached array `name` of a dataset; created if it is missing or damaged.
+    """Load a cached array of a dataset; create it if it is missing or damaged.
 
-    One process creates the array while others wait; if it dies, it leaves neither a lock nor a
-    partial array behind. A file's checksum is verified once: a process that has verified it leaves
-    a marker with the file's size, times and inode, and as long as these are unchanged the user's
-    other processes only map the file.
+    One process creates the array while others wait; if it dies, neither a lock nor a partial array
+    remains. A file's checksum is verified once: the process that verified it writes a marker with
+    the file's size, times and inode, and while these are unchanged, the user's other processes only
+    map the file.
 
     Args:
-        root: the dataset's directory, searched after `cache_directory(root)`.
-        name: the `.npy` file's name; a `.json` file of the same stem has the rows' names and the
-            checksum.
-        create: returns how to create the array; called at most once.
+        root: the dataset's directory; searched after `cache_directory(root)`.
+        name: the name of the `.npy` file; a `.json` file with the same stem has the rows' names
+            and the checksum.
+        create: a function that returns the array to write; called at most once.
 
     Raises:
         UserError: the cache directory cannot be written to, or another process holds the lock for
@@ -96,41 +96,41 @@ def load_or_create(root: Path, name: str, create: Callable[[], ArraySpec]) -> Ca
     target = cache_directory(root) / name
     candidates = list(dict.fromkeys((target, root / name)))
     for path in candidates:
-        if (found := _load_verified(path, target)) is not None:
-            return found
+        if (cached := _load_verified(path, target)) is not None:
+            return cached
     with contextlib.ExitStack() as stack:
         try:
             advice = "set METADIST_CACHE to a directory that can be written to"
             stack.enter_context(file_lock(target, advice))
-        except UserError:  # a finished array needs no directory that can be written to
-            if found := next(filter(None, (_load(path, target) for path in candidates)), None):
-                return found
+        except UserError:  # an array that exists already needs no writable directory
+            if cached := next(filter(None, (_load(path, target) for path in candidates)), None):
+                return cached
             raise
         for path in candidates:
-            if (found := _load(path, target)) is not None:
-                return found
+            if (cached := _load(path, target)) is not None:
+                return cached
         _log.info("preparing %s", target)
         _save(target, create())
-        if (found := _load(target, target)) is None:
+        if (cached := _load(target, target)) is None:
             raise UserError(
                 f"{target} was written and cannot be read back; check that disk, or set "
                 "METADIST_CACHE to a directory on another"
             )
-        return found
+        return cached
 
 
 def load_any(root: Path, stem: str) -> CachedArray | None:
-    """An array `STEM_*.npy` in `root`, for users who copied the finished array alone.
+    """Load an array `STEM_*.npy` in `root`, for users who copied the array without the images.
 
     Raises:
-        UserError: there are several, of which some are of earlier versions of the images.
+        UserError: there are several; some of them are of earlier versions of the images.
     """
     paths = sorted(root.glob(f"{stem}_*.npy"))
     arrays = [_load(path, cache_directory(root) / path.name) for path in paths]
-    found = [path.name for path, array in zip(paths, arrays, strict=True) if array is not None]
-    if len(found) > 1:
+    intact = [path.name for path, array in zip(paths, arrays, strict=True) if array is not None]
+    if len(intact) > 1:
         raise UserError(
-            f"{root} has no images, and several arrays of images, {', '.join(found)}: keep the "
+            f"{root} has no images, and several arrays of images, {', '.join(intact)}: keep the "
             "one of the current images, and delete the others."
         )
     return next((array for array in arrays if array is not None), None)
@@ -147,30 +147,30 @@ def _load_verified(path: Path, target: Path) -> CachedArray | None:
 
 
 def _load(path: Path, target: Path) -> CachedArray | None:
-    """The array at `path`, verified unless it has been before; None if missing or damaged."""
-    if (found := _load_verified(path, target)) is not None:
-        return found
+    """The array at `path`, verified unless it was before; None if it is missing or damaged."""
+    if (cached := _load_verified(path, target)) is not None:
+        return cached
     try:
         signature = _signature(path)
     except OSError:
         return None
-    if (found := _open(path, verify=True)) is None:
+    if (cached := _open(path, verify=True)) is None:
         _log.warning("%s is corrupt and will not be used", path)
         return None
     with contextlib.suppress(OSError):
         target.parent.mkdir(parents=True, exist_ok=True)
         with atomic_writer(_marker_path(target)) as file:
             file.write(signature)
-    return found
+    return cached
 
 
 def _marker_path(target: Path) -> Path:
-    """Records the signature of a verified file in a file next to it, one per user."""
+    """The file, next to `target` and one per user, with the signature of the verified array."""
     return target.with_name(f".{target.name}.{_USER}.verified")
 
 
 def _signature(path: Path) -> bytes:
-    """Changes whenever an array's two files are replaced or written to."""
+    """Bytes that change whenever one of an array's two files is replaced or written to."""
     files = (path, path.with_suffix(".json"))
     stats = [file.stat() for file in files]
     return json.dumps([[s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns] for s in stats]).encode()
@@ -198,13 +198,13 @@ def _open(path: Path, verify: bool) -> CachedArray | None:
 
 @contextlib.contextmanager
 def file_lock(path: Path, advice: str) -> Iterator[None]:
-    """Hold the lock of a file that is to be created; creates its directory.
+    """Hold the lock of a file that is to be created, and create its directory.
 
-    The operating system releases the lock when the process ends. Other processes wait as long as
-    the partial file grows.
+    The operating system releases the lock when the process ends. Other processes keep waiting as
+    long as the partial file grows.
 
     Args:
-        path: the file; its lock is `.NAME.lock` in the same directory.
+        path: the file's path; its lock is `.NAME.lock` in the same directory.
         advice: what the user can do if the directory cannot be written to.
 
     Raises:
@@ -247,19 +247,19 @@ def _size(path: Path) -> int:
 
 
 def _is_writable(directory: Path) -> bool:
-    # Root may write anywhere; a directory without any write permission is respected nevertheless.
+    # The root user may write anywhere, but not to a directory without any write permission here.
     return os.access(directory, os.W_OK | os.X_OK) and bool(directory.stat().st_mode & 0o222)
 
 
 def _header_crc32(names: list[str], shape: Sequence[int]) -> int:
-    """Checksum of names and shape, which the checksum of the array continues."""
+    """Checksum of names and shape; the array's checksum continues it."""
     return zlib.crc32(json.dumps([names, list(shape)]).encode())
 
 
 def _crc32(path: Path, offset: int, crc: int) -> int:
     """Checksum of a file from byte `offset` on, continuing `crc`.
 
-    Read rather than mapped: mapped pages would count as the process's memory.
+    The file is read rather than mapped: mapped pages would count as the process's memory.
     """
     with path.open("rb") as file:
         file.seek(offset)

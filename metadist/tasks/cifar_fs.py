@@ -52,28 +52,28 @@ _CLASSES = {
     ),
 }
 CLASSES = {split: names.split() for split, names in _CLASSES.items()}
-"""The published split, by CIFAR-100's names of its classes."""
+"""The published split, by the names of CIFAR-100's classes."""
 
 
 class CifarFS(DecodedImages):
     """CIFAR-FS (Bertinetto et al. 2019, arXiv 1805.08136): CIFAR-100 in 64, 16 and 20 classes.
 
-    A class has all its 600 images, from CIFAR-100's training set and test set. They are
+    A class has 600 images, from both the training set and the test set of CIFAR-100. They are
     decoded into a file of 184 MB.
 
-    The arguments that are not listed are those of `DecodedImages`.
+    See `DecodedImages` for the other arguments.
 
     Attributes:
         input_shape: (3, 32, 32).
         regression: False.
-        classes: for each split CIFAR-100's names of its classes.
+        classes: for each split the names of its classes in CIFAR-100.
 
     Args:
-        root: directory with `cifar-100-python.tar.gz` or the folder of its contents.
-        download: whether to download what is not in `root` (169 MB).
+        root: the directory with `cifar-100-python.tar.gz` or the folder unpacked from it.
+        download: whether to download files that are not in `root` (169 MB).
 
     Raises:
-        UserError: the files are missing, incomplete or damaged, have more than images, or the
+        UserError: the files are missing, incomplete or damaged, have anything but images, or the
             download fails. The message names the file.
     """
 
@@ -108,8 +108,8 @@ def load_images(root: Path, download: bool) -> CachedArray:
     stem = "cifar_fs"
     source = _find(root)
     if source is None:
-        if (found := array_cache.load_any(root, stem)) is not None:
-            return found
+        if (cached := array_cache.load_any(root, stem)) is not None:
+            return cached
         advice = (
             f"put {_ARCHIVE} from https://www.cs.toronto.edu/~kriz/cifar.html into {root}, or set "
             "dataset.root to the directory that has it"
@@ -147,24 +147,24 @@ def _published_archive() -> tuple[str, str]:
 
 
 def read(source: Path, names: Sequence[str]) -> ArraySpec:
-    """Read every image of some classes.
+    """Read all images of some classes.
 
     Args:
-        source: the folder or the archive.
-        names: CIFAR-100's names of the classes, such as `maple_tree`.
+        source: the path of the folder or of the archive.
+        names: the names of the classes in CIFAR-100, such as `maple_tree`.
 
     Returns:
-        uint8 of shape (len(names), 600, 3, 32, 32), a row per class, training images first.
+        uint8 of shape (len(names), 600, 3, 32, 32), one row per class, training images first.
 
     Raises:
         UserError: the files are damaged or incomplete, or have anything but plain data.
     """
     try:
         contents = _read_folder(source) if source.is_dir() else _read_archive(source)
-        known = [to_text(name) for name in contents["meta"]["fine_label_names"]]
+        all_names = [to_text(name) for name in contents["meta"]["fine_label_names"]]
         parts = [_images_and_labels(contents[part]) for part in ("train", "test")]
-        indices = [known.index(name) for name in names]
-        members = [[np.flatnonzero(labels == i) for _, labels in parts] for i in indices]
+        class_labels = [all_names.index(name) for name in names]
+        indices = [[np.flatnonzero(labels == i) for _, labels in parts] for i in class_labels]
     except UserError:
         raise
     except CONTENT_ERRORS as error:
@@ -172,23 +172,23 @@ def read(source: Path, names: Sequence[str]) -> ArraySpec:
             f"{source} is no copy of CIFAR-100 ({error_with_type(error)}); replace it with a "
             "complete copy"
         ) from error
-    for name, of_part in zip(names, members, strict=True):
-        if (count := sum(map(len, of_part))) != EXAMPLES:
+    for name, part_indices in zip(names, indices, strict=True):
+        if (count := sum(map(len, part_indices))) != EXAMPLES:
             raise UserError(
                 f"the class {name} of {source} has {count} images where CIFAR-100 has {EXAMPLES}; "
                 "replace it with a complete copy"
             )
 
     def rows() -> Iterator[np.ndarray]:
-        for of_part in members:
-            pixels = [data[m] for (data, _), m in zip(parts, of_part, strict=True)]
+        for part_indices in indices:
+            pixels = [images[i] for (images, _), i in zip(parts, part_indices, strict=True)]
             yield np.concatenate(pixels).reshape(EXAMPLES, 3, SIDE, SIDE)
 
     return ArraySpec((EXAMPLES, 3, SIDE, SIDE), list(names), rows())
 
 
 def _images_and_labels(contents: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Images (n, 3072) with red, green and blue in turn, and labels (n,)."""
+    """Images (n, 3072), all red values first, then green, then blue; and labels (n,)."""
     images = to_images(contents["data"], (3 * SIDE * SIDE,))
     labels = to_integers(contents["fine_labels"], len(images))
     if len(labels) != len(images):
@@ -201,7 +201,7 @@ def _read_folder(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _read_archive(archive: Path) -> dict[str, dict[str, Any]]:
-    """The parts' contents. Nothing is extracted to a disk, and other members are ignored."""
+    """The parts' contents. No file is extracted to disk, and other members are ignored."""
     contents = {}
     try:
         with (
@@ -225,7 +225,7 @@ def _read_archive(archive: Path) -> dict[str, dict[str, Any]]:
 
 
 class _BoundedReader(io.RawIOBase):
-    """Raises where a small archive would decompress to fill the memory."""
+    """Limits the decompressed size, since a small archive could decompress to fill the memory."""
 
     def __init__(self, file: gzip.GzipFile) -> None:
         self._file = file

@@ -17,19 +17,19 @@ CLASSES = 200
 """Species, in folders such as `001.Black_footed_Albatross`."""
 
 FOLDERS = ("", "images", "CUB_200_2011/images", "cubirds200/CUB_200_2011/images")
-"""Where the species' folders may be below `root`; the last is learn2learn's."""
+"""The folders below `root` that may contain the species' folders; the last is learn2learn's."""
 
 
 class CUB(DecodedImages):
     """CUB-200-2011 (Wah et al. 2011) in the split of Chen et al. 2019 (arXiv 1904.04232).
 
-    100 species for training, 50 for validation and 50 for test: numbered from 0, even species are
-    for training, those of remainder 1 modulo 4 for validation and those of remainder 3 for test, as
-    in the authors' code and torchmeta. (Other papers use the split of Hilliard et al. 2018, and
-    learn2learn 140, 30 and 30 species.) A species has 41 to 60 images, which are resized whole,
-    without the bounding boxes.
+    100 species for training, 50 for validation and 50 for test: if species are numbered from 0,
+    even numbers are for training, numbers with remainder 1 modulo 4 for validation and with
+    remainder 3 for test, as in the authors' code and torchmeta. (Other papers use the split of
+    Hilliard et al. 2018; learn2learn uses 140, 30 and 30 species.) A species has 41 to 60
+    images, which are resized whole, without the bounding boxes.
 
-    The arguments that are not listed are those of `DecodedImages`.
+    See `DecodedImages` for the other arguments.
 
     Attributes:
         input_shape: (3, size, size).
@@ -37,7 +37,7 @@ class CUB(DecodedImages):
         classes: for each split the names of its species, such as `001.Black_footed_Albatross`.
 
     Args:
-        root: directory with `CUB_200_2011/images`, as unpacked from `CUB_200_2011.tgz`, or with
+        root: the directory with `CUB_200_2011/images`, as unpacked from `CUB_200_2011.tgz`, or with
             `images` or the species' folders themselves.
         size: height and width in pixels that images are resized to, 8 to 1024.
 
@@ -69,10 +69,10 @@ class CUB(DecodedImages):
                 if (root / folder / "001.Black_footed_Albatross").is_dir():
                     classes = image_files.class_folders(root / folder)
                     break
-        if not classes and (found := array_cache.load_any(root, stem)) is not None:
-            return group_by_class(found)
-        if len(classes) != CLASSES or not all(each.files for each in classes):
-            count = sum(bool(each.files) for each in classes)
+        if not classes and (cached := array_cache.load_any(root, stem)) is not None:
+            return group_by_class(cached)
+        if len(classes) != CLASSES or not all(species.files for species in classes):
+            count = sum(bool(species.files) for species in classes)
             raise UserError(
                 f"{root} has {count} species of CUB-200-2011 with images, expected {CLASSES}, in "
                 "CUB_200_2011/images/001.Black_footed_Albatross and so on: run metadist fetch cub, "

@@ -1,4 +1,4 @@
-"""The files of datasets: look for, fingerprint, download and decode them."""
+"""Find, fingerprint, download and decode the files of datasets."""
 
 import contextlib
 import hashlib
@@ -20,7 +20,7 @@ _SOCKET_TIMEOUT_SECONDS = 30.0
 
 @contextlib.contextmanager
 def root_errors(root: Path, dataset: str) -> Iterator[None]:
-    """Report errors of looking for a dataset's files in `root` as user errors.
+    """Report errors while looking for a dataset's files in `root` as user errors.
 
     Raises:
         UserError: `root` is a file or cannot be read.
@@ -42,8 +42,8 @@ def fingerprint(files: Iterable[tuple[str, Path]], *options: object) -> str:
     """16 hexadecimal digits that change with the files' names, sizes and times, and `options`.
 
     Args:
-        files: each with a name that does not depend on the directory that it is in.
-        options: whatever else the decoded images depend on, such as their size.
+        files: pairs of a file's name, which must not depend on its directory, and its path.
+        options: other values that the decoded images depend on, such as their size.
 
     Raises:
         UserError: a file cannot be read.
@@ -61,16 +61,16 @@ def fingerprint(files: Iterable[tuple[str, Path]], *options: object) -> str:
 def download(
     target: Path, source: Callable[[], tuple[str, str]], dataset: str, advice: str
 ) -> None:
-    """Download a file unless it exists; other processes that ask for it wait.
+    """Download a file unless it exists. Other processes that need it wait.
 
-    The file gets its name when it is complete and its digest is verified.
+    The file gets its final name after it is complete and its digest is verified.
 
     Args:
         target: the file to create.
-        source: returns the file's URL and MD5 digest; only called when they are needed, because
-            they are torchvision's and importing it takes a second.
+        source: a function that returns the file's URL and MD5 digest; only called if they are
+            needed, because they are torchvision's and importing it takes a second.
         dataset: the dataset's name, for error messages.
-        advice: what a user can do who cannot download it.
+        advice: what a user who cannot download the file can do.
 
     Raises:
         UserError: the download fails, or the directory cannot be written to.
@@ -86,7 +86,7 @@ def download(
                 url, md5 = source()
                 download_url(url, str(target.parent), part.name, md5)
             part.replace(target)
-        except Exception as error:  # whatever a network, its proxies and torchvision raise
+        except Exception as error:  # networks, proxies and torchvision may raise anything
             part.unlink(missing_ok=True)
             raise UserError(
                 f"{target.name} of {dataset} is not in {target.parent} and could not be "
@@ -96,7 +96,7 @@ def download(
 
 @contextlib.contextmanager
 def _quiet_with_timeout() -> Iterator[None]:
-    """No progress bar, since the rank may not be zero, and a timeout for every socket."""
+    """Show no progress bar, since only rank zero prints, and set a timeout for every socket."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_SOCKET_TIMEOUT_SECONDS)
     try:
@@ -119,7 +119,7 @@ def decode_image(
         mode: "L" for greyscale or "RGB".
         size: height and width of the result, in pixels.
         formats: Pillow's names of the accepted formats.
-        max_pixels: the most pixels that the file may have, so that a small one cannot fill the
+        max_pixels: the most pixels that the image may have, so that a small file cannot fill the
             memory.
 
     Returns:
@@ -143,12 +143,13 @@ def decode_image(
 
 
 def resize_image(image: Image.Image, mode: str, size: int) -> np.ndarray:
-    """An image converted to a mode and resized to a square with the Lanczos filter.
+    """Convert an image to a mode and resize it to a square with the Lanczos filter.
 
     Images of 16 bits are scaled to 8, and transparent ones are put on white.
 
     Args:
-        image: of any size; of any mode but "I" and "F", whose range of values is unknown.
+        image: an image of any size and of any mode but "I" and "F", whose range of values is
+            unknown.
         mode: "L" for greyscale or "RGB".
         size: height and width of the result, in pixels.
 
@@ -171,12 +172,12 @@ def resize_image(image: Image.Image, mode: str, size: int) -> np.ndarray:
 
 
 def unreadable(path: Path | str, error: OSError) -> str:
-    """The message for a file that the operating system refuses to read."""
+    """The error message for a file that the operating system refuses to read."""
     if isinstance(error, FileNotFoundError):
         return f"{path} does not exist: give the path of one that does"
     return f"{path} cannot be read ({error.strerror}); allow it, or put another copy there"
 
 
 def error_with_type(error: BaseException) -> str:
-    """An error's text in one line after its type, for texts too short to stand alone."""
+    """An error's type and text in one line, for texts that are unclear without the type."""
     return f"{type(error).__name__}: {one_line(error)}"

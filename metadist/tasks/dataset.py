@@ -11,20 +11,20 @@ from metadist.tasks.episode import SPLITS, Episode
 
 @runtime_checkable
 class TaskDataset(Protocol):
-    """A dataset that samples episodes of given ways, shots and queries.
+    """A dataset that samples episodes with a number of ways, shots and queries.
 
     The sampled task depends on the generator alone: equal generators give equal episodes in every
     process.
     """
 
     input_shape: tuple[int, ...]
-    """Shape of one input, without a batch dimension."""
+    """The shape of one input, without a batch dimension."""
 
     regression: bool
     """Whether targets are real numbers rather than classes."""
 
     def outputs(self, ways: int) -> int:
-        """Width of the last layer of a model for tasks of `ways` classes."""
+        """The width of the last layer of a model for tasks of `ways` classes."""
 
     def episode(
         self, generator: np.random.Generator, split: str, ways: int, shots: int, queries: int
@@ -54,11 +54,11 @@ class TaskDataset(Protocol):
             shots: support examples per class.
             queries: query examples per class.
             splits: the splits to check.
-            key_prefix: prefix of the counts' keys in the configuration, for the message.
+            key_prefix: the prefix of the counts' configuration keys, for the error message.
         """
 
     def protocol(self) -> dict[str, object]:
-        """What must be equal for two results to be comparable: name, split seed, rotations, …"""
+        """The properties that comparable results have in common: name, split seed, rotations, …"""
 
 
 @runtime_checkable
@@ -72,7 +72,7 @@ class ImageDataset(TaskDataset, Protocol):
         """
 
     def inputs(self, pixels: np.ndarray, split: str, generator: np.random.Generator) -> Tensor:
-        """Model inputs of images: float32 (n, *input_shape), augmented in training.
+        """Convert images to model inputs: float32 (n, *input_shape), augmented in training.
 
         Args:
             pixels: uint8 of shape (…, *image shape).

@@ -58,10 +58,10 @@ class DecodedImages(ImageClasses, ABC):
             test_rotations: the same for validation and test.
             normalize: normalization of every image; None for none.
             augment: augmentation of training images, before normalization; None for none.
-            transforms: further ones, after `augment`; see `apply_transforms`.
+            transforms: further transforms, after `augment`; see `apply_transforms`.
 
         Raises:
-            UserError: the files are missing, incomplete or damaged, or pickles have more than
+            UserError: the files are missing, incomplete or damaged, or pickles have anything but
                 images. The message names the file.
         """
         directory = Path(root).expanduser()
@@ -91,7 +91,7 @@ class DecodedImages(ImageClasses, ABC):
         """
 
     def _split(self, names: Sequence[str], root: Path) -> dict[str, np.ndarray]:
-        """The indices of each split's classes in `names`; those of the names' splits by default."""
+        """The indices of each split's classes in `names`; by default from `SPLIT` in the names."""
         return given_splits(names)
 
     def _split_protocol(self) -> dict[str, object]:
@@ -99,7 +99,7 @@ class DecodedImages(ImageClasses, ABC):
         return {"class_split": self.class_split}
 
     def protocol(self) -> dict[str, object]:
-        """Name of the dataset, its split, rotations, image size, and transforms if any."""
+        """The dataset's name, its split, rotations, image size, and transforms if any."""
         return {
             **super().protocol(),
             **self._split_protocol(),
@@ -111,21 +111,25 @@ class DecodedImages(ImageClasses, ABC):
 def load_classes(
     root: Path, stem: str, classes: Sequence[ImageClass], size: int, mode: str
 ) -> tuple[list[np.ndarray], list[str]]:
-    """The decoded images of classes of files, cached; see `group_by_class`.
+    """The decoded images of each class, from the cache if possible; see `group_by_class`.
 
     Args:
         root: the directory that has the files.
-        stem: of the cached file's name.
-        classes: each with at least one file.
+        stem: the stem of the cached file's name.
+        classes: the classes, each with at least one file.
         size: height and width, in pixels.
-        mode: "RGB", or "L" for greyscale, then without the dimension of channels.
+        mode: "RGB"; or "L" for greyscale images, which have no channel dimension.
 
     Raises:
         UserError: a file cannot be read or decoded.
     """
-    files = [file for each in classes for file in each.files]
-    names = [f"{each.split}/{each.name}/{file.name}" for each in classes for file in each.files]
-    # A list may name the same files in the same order for other classes.
+    files = [file for image_class in classes for file in image_class.files]
+    names = [
+        f"{image_class.split}/{image_class.name}/{file.name}"
+        for image_class in classes
+        for file in image_class.files
+    ]
+    # Two lists may name the same files in the same order for different classes.
     rows = (
         f"{name} {file.relative_to(root).as_posix()}"
         for name, file in zip(names, files, strict=True)
@@ -141,7 +145,10 @@ def load_classes(
 
 
 def _checksum(files: Sequence[Path]) -> int:
-    """Of the first bytes of some files: two datasets may have equal names, sizes and times."""
+    """Checksum of the first bytes of some files.
+
+    Two datasets may have files of equal names, sizes and times.
+    """
     checksum = 0
     for file in files[:: max(1, math.ceil(len(files) / _SAMPLED_FILES))]:
         # A file that cannot be read is reported when it is decoded.
@@ -154,15 +161,15 @@ def group_by_class(cached: CachedArray) -> tuple[list[np.ndarray], list[str]]:
     """The images of each class, as views, and the classes' names `SPLIT/CLASS`.
 
     Args:
-        cached: a row per image, named `SPLIT/CLASS/FILE`, the rows of a class in succession.
+        cached: an array with one row per image, named `SPLIT/CLASS/FILE` and sorted by class.
     """
-    of_class = ["/".join(name.split("/", 2)[:2]) for name in cached.names]
-    sizes = {name: len(list(images)) for name, images in itertools.groupby(of_class)}
+    class_names = ["/".join(name.split("/", 2)[:2]) for name in cached.names]
+    sizes = {name: len(list(images)) for name, images in itertools.groupby(class_names)}
     bounds = np.cumsum(list(sizes.values()))[:-1]
     return np.split(np.asarray(cached.array), bounds), list(sizes)
 
 
 def given_splits(names: Sequence[str]) -> dict[str, np.ndarray]:
-    """The indices of the names `SPLIT/CLASS` of each split."""
-    given = np.array([name.partition("/")[0] for name in names])
-    return {split: np.flatnonzero(given == split) for split in SPLITS}
+    """The indices of each split's names, of the form `SPLIT/CLASS`."""
+    name_splits = np.array([name.partition("/")[0] for name in names])
+    return {split: np.flatnonzero(name_splits == split) for split in SPLITS}

@@ -23,7 +23,7 @@ class Examples(NamedTuple):
 
 
 class Episode(NamedTuple):
-    """One few-shot task: what the learner adapts on, and what it is evaluated on.
+    """One few-shot task: the examples to adapt on, and the examples to evaluate on.
 
     Attributes:
         support: `ways * shots` examples.
@@ -35,11 +35,11 @@ class Episode(NamedTuple):
 
 
 class EpisodeDescription(NamedTuple):
-    """Which classes and images are in an episode, for people.
+    """A readable description of the classes and images in an episode.
 
     Attributes:
-        classes: names of the classes, in the order of their labels.
-        query_images: for each query the number of its image in its class, from 0.
+        classes: the names of the classes, in the order of their labels.
+        query_images: the index of each query image within its class, counted from 0.
     """
 
     classes: list[str]
@@ -47,19 +47,19 @@ class EpisodeDescription(NamedTuple):
 
 
 def task_keys(seed: int, split: str, iteration: int, indices: range) -> Tensor:
-    """The keys of the tasks `indices` of one iteration.
+    """The keys of some tasks of one iteration.
 
     A task's random numbers depend on its key alone: equal keys give the same task on every worker.
 
     Args:
-        seed: the run's seed, not negative.
+        seed: the run's seed, a non-negative integer.
         split: one of `SPLITS`.
-        iteration: the training iteration; for evaluation lists, 0.
+        iteration: the training iteration; 0 for evaluation tasks.
         indices: the tasks' indices within the iteration.
 
     Returns:
-        int64 of shape (len(indices), 4), a row `(seed, split, iteration, index)` per task; a
-        tensor, so that partitioners split it like any batch.
+        int64 of shape (len(indices), 4), one row `(seed, split, iteration, index)` per task. The
+        keys are a tensor, so that partitioners split them like any batch.
     """
     keys = np.empty((len(indices), 4), np.int64)
     keys[:, :3] = seed, SPLITS.index(split), iteration
@@ -77,17 +77,17 @@ def key_generator(key: Tensor) -> np.random.Generator:
 
 
 def key_split(key: Tensor) -> str:
-    """The split of the task of a key of shape (4,)."""
+    """The split that a task belongs to, from its key of shape (4,)."""
     return SPLITS[int(key[1])]
 
 
 def stack_episodes(episodes: list[Episode]) -> Episode:
-    """Episodes of equal shapes as one, every tensor with a leading task dimension."""
+    """Stack episodes of equal shapes: every tensor gets a leading task dimension."""
     return Episode(
         *(
             Examples(
-                torch.stack([getattr(e, part).inputs for e in episodes]),
-                torch.stack([getattr(e, part).targets for e in episodes]),
+                torch.stack([getattr(episode, part).inputs for episode in episodes]),
+                torch.stack([getattr(episode, part).targets for episode in episodes]),
             )
             for part in Episode._fields
         )
@@ -95,23 +95,23 @@ def stack_episodes(episodes: list[Episode]) -> Episode:
 
 
 def select_episodes(episodes: Episode, index: int | slice) -> Episode:
-    """One of several stacked episodes, or some.
+    """Select one or several of stacked episodes.
 
     Args:
-        episodes: every tensor with a leading task dimension, which an integer removes.
-        index: of the episodes.
+        episodes: stacked episodes; every tensor has a leading task dimension.
+        index: an integer, which removes the task dimension, or a slice, which keeps it.
     """
     return Episode(*(Examples(part.inputs[index], part.targets[index]) for part in episodes))
 
 
 class TaskShape(Protocol):
-    """What a model is built for: the part of a task distribution that needs no data."""
+    """The shapes that a model is built for; known without loading any data."""
 
     input_shape: tuple[int, ...]
-    """Shape of one input, without a batch dimension."""
+    """The shape of one input, without a batch dimension."""
 
     outputs: int
-    """Width of the model's last layer: ways for classification, target width for regression."""
+    """The width of the model's last layer: ways for classification, target width for regression."""
 
     regression: bool
     """Whether targets are real numbers (evaluated by MSE) rather than classes (accuracy)."""
@@ -120,14 +120,14 @@ class TaskShape(Protocol):
 class TaskDistribution(TaskShape, Protocol):
     """A distribution of tasks: a dataset with a number of ways, shots and queries.
 
-    A distribution that samples many tasks together faster than one by one has a method
-    `sample_batch(keys, device)` too. It returns the tasks of keys of shape (tasks, 4), every tensor
-    with a first dimension of tasks, the same bit for bit as `sample` gives them, or None for keys
-    whose tasks it cannot sample together.
+    A distribution that can sample many tasks at once faster than one by one also has a method
+    `sample_batch(keys, device)`. For keys of shape (tasks, 4) it returns the episodes of `sample`,
+    bit for bit, stacked along a leading task dimension; or None if it cannot sample these tasks
+    at once.
     """
 
     def sample(self, key: Tensor) -> Episode:
         """Sample the task of a key of shape (4,). Equal keys give equal episodes, bit for bit."""
 
     def protocol(self) -> dict[str, object]:
-        """What must be equal for two results to be comparable: ways, shots, rotations, …"""
+        """The properties that comparable results have in common: ways, shots, rotations, …"""

@@ -36,8 +36,8 @@ SUPERCLASSES = {
 class FC100(CifarFS):
     """FC100 (Oreshkin et al. 2018, arXiv 1805.10123): CIFAR-100 in 60, 20 and 20 classes.
 
-    The superclasses of CIFAR-100 are divided into 12, 4 and 4, so that classes of the test are less
-    similar to those of training than in CIFAR-FS. Files, arguments and cache are those of
+    The superclasses of CIFAR-100 are divided into 12, 4 and 4, so that test classes are less
+    similar to training classes than in CIFAR-FS. Files, arguments and cache are the same as for
     `CifarFS`.
 
     Attributes:
@@ -48,6 +48,6 @@ class FC100(CifarFS):
     dataset_name = "fc100"
     class_split = "oreshkin"
     classes = {  # noqa: RUF012  (constant)
-        split: sorted(" ".join(of_split.values()).split())
-        for split, of_split in SUPERCLASSES.items()
+        split: sorted(" ".join(superclasses.values()).split())
+        for split, superclasses in SUPERCLASSES.items()
     }

@@ -16,19 +16,19 @@ from metadist.tasks.generators import KeyGenerators
 class FewShotTasks:
     """The task distribution of a dataset; see `metadist.tasks.episode.TaskDistribution`.
 
-    Tasks of training may be of another size than those of validation and test: prototypical
-    networks train with more ways, Reptile with more shots.
+    Training tasks may have another size than validation and test tasks: prototypical networks
+    train with more ways, Reptile with more shots.
 
     Attributes:
         dataset: the dataset that episodes are sampled from.
-        ways: classes in a task of validation and test.
-        shots: support examples per class there (support points of a regression task).
-        queries: query examples per class there (query points of a regression task).
-        train_ways: classes in a task of training.
-        train_shots: support examples per class in training.
-        train_queries: query examples per class in training.
-        input_shape: shape of one input, without a batch dimension.
-        outputs: width of the model's last layer, enough for the tasks with the most ways.
+        ways: classes in a validation or test task.
+        shots: support examples per class in such a task (support points for regression).
+        queries: query examples per class in such a task (query points for regression).
+        train_ways: classes in a training task.
+        train_shots: support examples per class in a training task.
+        train_queries: query examples per class in a training task.
+        input_shape: the shape of one input, without a batch dimension.
+        outputs: the width of the model's last layer, enough for the tasks with the most ways.
         regression: whether targets are real numbers.
     """
 
@@ -42,26 +42,26 @@ class FewShotTasks:
         train_shots: Annotated[int, Ge(1)] | None = None,
         train_queries: Annotated[int, Ge(1)] | None = None,
     ) -> None:
-        """Set the size of a dataset's tasks.
+        """Set the size of the tasks.
 
         Args:
             dataset: the dataset to sample from.
-            ways: classes in a task, at least 1; a regression dataset ignores it.
+            ways: classes in a task, at least 1; ignored by a regression dataset.
             shots: support examples per class, at least 1.
             queries: query examples per class, at least 1.
-            train_ways: classes in a task of training. Default: `ways`.
-            train_shots: support examples per class in training. Default: `shots`.
-            train_queries: query examples per class in training. Default: `queries`.
+            train_ways: classes in a training task. Default: `ways`.
+            train_shots: support examples per class in a training task. Default: `shots`.
+            train_queries: query examples per class in a training task. Default: `queries`.
 
         Raises:
             UserError: a count is below 1, or the dataset has too few classes or examples.
         """
-        given = {"train_ways": train_ways, "train_shots": train_shots}
-        given |= {"train_queries": train_queries}
-        for name, count in {"ways": ways, "shots": shots, "queries": queries, **given}.items():
+        counts = {"ways": ways, "shots": shots, "queries": queries, "train_ways": train_ways}
+        counts |= {"train_shots": train_shots, "train_queries": train_queries}
+        for name, count in counts.items():
             if count is not None and count < 1:
                 raise UserError(f"task.{name} must be at least 1, got {count}")
-        if missing := [n for n in _MEMBERS if not hasattr(dataset, n)]:
+        if missing := [name for name in _MEMBERS if not hasattr(dataset, name)]:
             raise UserError(
                 f"the dataset {type(dataset).__name__} has no {', '.join(missing)}: see "
                 "metadist.tasks.TaskDataset for what a dataset has."
@@ -87,7 +87,7 @@ class FewShotTasks:
         self.regression = dataset.regression
 
     def sample(self, key: Tensor) -> Episode:
-        """Sample the task of a key; equal keys give equal episodes, bit for bit.
+        """Sample the task that a key stands for. Equal keys give equal episodes, bit for bit.
 
         Args:
             key: int64 of shape (4,), a row of `metadist.tasks.episode.task_keys`.
@@ -99,13 +99,14 @@ class FewShotTasks:
         """Sample the tasks of several keys at once, if the dataset can.
 
         Args:
-            keys: int64 of shape (tasks, 4), of one split.
-            device: where the tasks will be computed. For another device than the CPU a dataset with
-                `episodes_on` makes them there; one with `episodes` always makes them on the CPU.
+            keys: int64 of shape (tasks, 4), all of one split.
+            device: the device on which the tasks will be computed. A dataset with `episodes_on`
+                makes the episodes on that device unless it is the CPU; a dataset with `episodes`
+                always makes them on the CPU.
 
         Returns:
-            The episodes that `sample` returns, every tensor with a first dimension of tasks; None
-            if the dataset, or a subclass that overrides `episode`, samples one task at a time.
+            The episodes of `sample`, stacked along a leading task dimension; None if the dataset,
+            or a subclass that overrides `episode`, samples one task at a time.
         """
         if type(self).sample is not FewShotTasks.sample:
             return None
@@ -133,12 +134,12 @@ class FewShotTasks:
         return describe(key_generator(key), split, *self._counts(split))
 
     def protocol(self) -> dict[str, object]:
-        """What must be equal for two results to be comparable.
+        """The properties that must be equal for two results to be comparable.
 
         Returns:
-            `ways` (1 for regression), `shots` and `queries` of the test, the same of training as
-            `train_…` where they differ, and the dataset's protocol: its name, and for images the
-            split's seed and the rotations.
+            `ways` (1 for regression), `shots` and `queries` of test tasks; `train_ways`,
+            `train_shots` and `train_queries` if training tasks have other values; and the
+            dataset's protocol: its name, and for images the split's seed and the rotations.
         """
         names = ("ways", "shots", "queries")
         test, train = self._counts("test"), self._counts("train")
@@ -146,7 +147,11 @@ class FewShotTasks:
             test, train = (1, *test[1:]), (1, *train[1:])
         return {
             **dict(zip(names, test, strict=True)),
-            **{f"train_{n}": b for n, a, b in zip(names, test, train, strict=True) if a != b},
+            **{
+                f"train_{name}": train_count
+                for name, train_count, test_count in zip(names, train, test, strict=True)
+                if train_count != test_count
+            },
             **self.dataset.protocol(),
         }
 
@@ -158,11 +163,11 @@ class FewShotTasks:
 
 
 _MEMBERS = ("input_shape", "regression", "outputs", "episode", "check", "protocol")
-"""Of `TaskDataset`."""
+"""The members of `TaskDataset`."""
 
 
 @functools.cache
 def _overrides_episode_only(dataset: type) -> bool:
-    """Whether a class has an `episode` of its own and inherits `episodes`."""
-    definitions = (vars(each).keys() & {"episode", "episodes"} for each in dataset.__mro__)
+    """Whether a class overrides `episode` but inherits `episodes`."""
+    definitions = (vars(base).keys() & {"episode", "episodes"} for base in dataset.__mro__)
     return next(filter(None, definitions), set()) == {"episode"}

@@ -1,9 +1,9 @@
-"""Seeds from several numbers, and the random generators of many tasks at once.
+"""Seeds derived from several numbers, and the random generators of many tasks at once.
 
-`numpy.random.default_rng(key)` takes some 20 microseconds, which is more than a small task takes to
-compute. Here the keys of a batch are hashed together, or in C++ where tasks need uniform numbers
-only. NumPy guarantees the algorithm of `SeedSequence` (Melissa O'Neill's `seed_seq` replacement)
-and the seeding of PCG64 (NEP 19).
+`numpy.random.default_rng(key)` takes some 20 microseconds, more than the computation of a small
+task. Here the keys of a batch are hashed together, or in C++ if tasks need uniform numbers only.
+NumPy guarantees the algorithm of `SeedSequence` (Melissa O'Neill's `seed_seq` replacement) and the
+seeding of PCG64 (NEP 19).
 """
 
 import ctypes
@@ -25,15 +25,15 @@ def seed_from(*numbers: int) -> int:
     """A seed of 64 bits that depends on all the numbers and is the same on every platform.
 
     Args:
-        numbers: not negative.
+        numbers: non-negative integers.
     """
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
 
 
 class KeyGenerators:
-    """The generators of some tasks, each in the state of `key_generator(key)`.
+    """The generators of several tasks, each in the state of `key_generator(key)`.
 
-    When iterated over they share their memory: each may be used until the next one is taken.
+    When iterated over, they share memory: a generator may be used until the next one is taken.
 
     Args:
         keys: int64 of shape (tasks, 4), rows of `task_keys`.
@@ -41,7 +41,7 @@ class KeyGenerators:
 
     def __init__(self, keys: Tensor) -> None:
         self._keys = keys.numpy()
-        # A number of 2^32 or more has several words.
+        # SeedSequence splits a number of 2^32 or more into several words.
         self._short = bool(self._keys.max(initial=0) < 2**32)
 
     def __iter__(self) -> Iterator[np.random.Generator]:
@@ -58,7 +58,7 @@ class KeyGenerators:
             yield generator
 
     def random(self, count: int) -> np.ndarray:
-        """The first numbers of each generator's `random`, float64 of shape (tasks, count)."""
+        """The first uniform numbers of each generator, float64 of shape (tasks, count)."""
         compiled = library("uniform") if self._short else None
         if compiled is None:
             rows = [generator.random(count) for generator in self]
@@ -80,12 +80,12 @@ def _seeds(entropy: np.ndarray) -> np.ndarray:
     """`SeedSequence(row).generate_state(4, uint64)` of each row, (n, 4) -> (n, 4)."""
     pool = _hash(entropy, *_constants(0x43B0D7E5, 0x931E8875, 0, _POOL))
     for source in range(_POOL):
-        others = [target for target in range(_POOL) if target != source]
-        first = _POOL + source * len(others)
-        constants = _constants(0x43B0D7E5, 0x931E8875, first, len(others))
-        mixed = np.uint32(0xCA01F9DD) * pool[:, others]
+        targets = [target for target in range(_POOL) if target != source]
+        first = _POOL + source * len(targets)
+        constants = _constants(0x43B0D7E5, 0x931E8875, first, len(targets))
+        mixed = np.uint32(0xCA01F9DD) * pool[:, targets]
         mixed -= np.uint32(0x4973F715) * _hash(pool[:, source, None], *constants)
-        pool[:, others] = mixed ^ (mixed >> np.uint32(16))
+        pool[:, targets] = mixed ^ (mixed >> np.uint32(16))
     constants = _constants(0x8B51F9DD, 0x58F38DED, 0, 2 * _POOL)
     words = _hash(np.concatenate([pool, pool], 1), *constants).astype(np.uint64)
     return words[:, ::2] | (words[:, 1::2] << np.uint64(32))
@@ -99,6 +99,6 @@ def _hash(words: np.ndarray, before: np.ndarray, after: np.ndarray) -> np.ndarra
 @functools.cache
 def _constants(start: int, factor: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Constants of consecutive hashes, from the `first` one: before and after multiplication."""
-    powers = [start * pow(factor, first + i, 2**32) % 2**32 for i in range(count + 1)]
+    powers = [start * pow(factor, first + offset, 2**32) % 2**32 for offset in range(count + 1)]
     constants = np.array(powers, np.uint32)
     return constants[:-1], constants[1:]

@@ -58,14 +58,14 @@ _STROKE_NUMBERS = 9 + CONTROLS
 _CLASS_NUMBERS = 1 + STROKES * _STROKE_NUMBERS
 _EXAMPLE_NUMBERS = 7 + STROKES * (2 + 2 * CONTROLS)
 _STREAM = 0x676C797068
-"""Separates these random numbers from those of task keys."""
+"""Makes these random numbers independent of the random numbers of task keys."""
 
 
 class Strokes(NamedTuple):
     """Pen strokes of several characters with several examples each.
 
     Attributes:
-        positions: float64 (C, E, S * P, 2), positions along the strokes, about in [-1, 1].
+        positions: float64 (C, E, S * P, 2), positions along the strokes, roughly in [-1, 1].
         lengths: float64 (C, E, S * P), the stroke length that a position represents; zero for
             strokes that a character does not have.
         thickness: float64 (C, E), from 0 (thinnest) to 1 (thickest).
@@ -115,7 +115,7 @@ class Glyphs(ImageClasses):
             size: height and width of an image in pixels, 8 to 256.
             normalize: normalization of every image; None for none.
             augment: augmentation of training images, before normalization; None for none.
-            transforms: further ones, after `augment`; see `apply_transforms`.
+            transforms: further transforms, after `augment`; see `apply_transforms`.
 
         Raises:
             UserError: an argument is out of its bounds.
@@ -123,7 +123,7 @@ class Glyphs(ImageClasses):
         counts = (train_classes, validation_classes, test_classes)
         bounds = {
             "seed": (seed, 0),
-            **{f"{split}_classes": (n, 1) for split, n in zip(SPLITS, counts, strict=True)},
+            **{f"{split}_classes": (count, 1) for split, count in zip(SPLITS, counts, strict=True)},
             "examples": (examples, 2),
             "size": (size, 8),
         }
@@ -132,7 +132,9 @@ class Glyphs(ImageClasses):
                 raise UserError(f"dataset.{name} must be at least {least}, got {value}")
         if size > 256:
             raise UserError(f"dataset.size must be at most 256, got {size}")
-        keys = [(seed, number, index) for number, n in enumerate(counts) for index in range(n)]
+        keys = [
+            (seed, number, index) for number, count in enumerate(counts) for index in range(count)
+        ]
         limits = np.cumsum(counts)[:-1]
         members = np.split(np.arange(len(keys)), limits)
         super().__init__(
@@ -146,9 +148,9 @@ class Glyphs(ImageClasses):
         self.seed = seed
 
     def protocol(self) -> dict[str, object]:
-        """Name of the dataset, seed of its characters, their numbers and the image size.
+        """The dataset's name, the characters' seed and numbers, and the image size.
 
-        The seed takes the place of a checksum, which rounding on another processor may change.
+        The seed replaces the checksum, which rounding on another processor may change.
         """
         protocol = super().protocol()
         del protocol["data_checksum"]
@@ -162,10 +164,10 @@ class Glyphs(ImageClasses):
 
 
 def render_glyphs(keys: Sequence[tuple[int, ...]], examples: int, size: int) -> np.ndarray:
-    """Images of a character per key.
+    """Render the images of one character per key.
 
     Args:
-        keys: seeds of the characters, of non-negative integers.
+        keys: the characters' seeds, each a tuple of non-negative integers.
         examples: number of examples per character.
         size: height and width in pixels.
 
@@ -181,7 +183,7 @@ def render_glyphs(keys: Sequence[tuple[int, ...]], examples: int, size: int) -> 
 
 
 def _stroke_profiles(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The profile of each stroke width along one axis, and the factor to pixel values.
+    """The profile of each stroke width along one axis, and its scale to pixel values.
 
     Returns:
         Integers 0 to 63 as float32 of shape (widths, positions, size), for positions 1/8 pixel
@@ -199,7 +201,7 @@ def _stroke_profiles(size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _rasterize(strokes: Strokes, profiles: np.ndarray, gains: np.ndarray, size: int) -> np.ndarray:
-    """Pixels of strokes: uint8 (classes, examples, size, size).
+    """Render strokes to pixels: uint8 (classes, examples, size, size).
 
     Each position contributes a Gaussian, the product of a vertical and a horizontal profile, so
     that an image is one matrix product over its positions. Both factors are integers that are
@@ -223,17 +225,17 @@ def _rasterize(strokes: Strokes, profiles: np.ndarray, gains: np.ndarray, size: 
 
 
 def sample_strokes(keys: Sequence[tuple[int, ...]], examples: int) -> Strokes:
-    """Sample a character per key, and examples of it.
+    """Sample one character per key, and examples of it.
 
     Args:
-        keys: seeds of the characters, of non-negative integers. A character and its n-th example
-            depend neither on the other keys nor on the number of examples.
+        keys: the characters' seeds, tuples of non-negative integers. A character and its n-th
+            example depend neither on the other keys nor on the number of examples.
         examples: number of examples per character.
     """
     character_CN = np.empty((len(keys), _CLASS_NUMBERS))
     variation_CEN = np.empty((len(keys), examples, _EXAMPLE_NUMBERS))
     for row, key in enumerate(keys):
-        # Two streams, so that neither depends on how many numbers the other takes.
+        # Two streams: neither depends on how many numbers are drawn from the other.
         character_CN[row] = np.random.default_rng([_STREAM, *key, 1]).random(_CLASS_NUMBERS)
         np.random.default_rng([_STREAM, *key, 2]).standard_normal(out=variation_CEN[row])
     control_CSK2, present_CS = _characters(character_CN)
@@ -253,7 +255,7 @@ def sample_strokes(keys: Sequence[tuple[int, ...]], examples: int) -> Strokes:
 
 
 def _characters(uniform_CN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Control points (C, S, K, 2) from uniform numbers, and which strokes exist (C, S)."""
+    """Control points (C, S, K, 2) from uniform numbers, and a mask of existing strokes (C, S)."""
     strokes_C = 2 + np.digitize(uniform_CN[:, 0], [0.4, 0.8])
     present_CS = np.arange(STROKES) < strokes_C[:, None]
     stroke_CSN, bend_CSK = np.split(
@@ -279,15 +281,17 @@ def _characters(uniform_CN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     # Positions: random, or with an end or the middle on the previous stroke.
     rows = np.arange(len(uniform_CN))
-    for s in range(STROKES):
-        shape_CK2 = control_CSK2[:, s]
-        move_C2 = np.stack([across[:, s], along[:, s]], axis=-1) - 0.5 - shape_CK2.mean(axis=1)
-        if s > 0:
-            previous_C = (CONTROLS * across[:, s]).astype(int)
-            own_C = np.where(along[:, s] < 0.65, 0, CONTROLS // 2)
-            joint_C2 = control_CSK2[rows, s - 1, previous_C] - shape_CK2[rows, own_C]
-            move_C2 = np.where(attached[:, s, None] < 0.6, joint_C2, move_C2)
-        control_CSK2[:, s] = shape_CK2 + move_C2[:, None]
+    for stroke in range(STROKES):
+        shape_CK2 = control_CSK2[:, stroke]
+        move_C2 = (
+            np.stack([across[:, stroke], along[:, stroke]], axis=-1) - 0.5 - shape_CK2.mean(axis=1)
+        )
+        if stroke > 0:
+            previous_C = (CONTROLS * across[:, stroke]).astype(int)
+            joined_C = np.where(along[:, stroke] < 0.65, 0, CONTROLS // 2)
+            joint_C2 = control_CSK2[rows, stroke - 1, previous_C] - shape_CK2[rows, joined_C]
+            move_C2 = np.where(attached[:, stroke, None] < 0.6, joint_C2, move_C2)
+        control_CSK2[:, stroke] = shape_CK2 + move_C2[:, None]
     return _fit(control_CSK2, present_CS), present_CS
 
 
@@ -303,14 +307,14 @@ def _fit(control_CSK2: np.ndarray, present_CS: np.ndarray) -> np.ndarray:
 
 def _vary(control_CSK2: np.ndarray, normal_CEN: np.ndarray) -> np.ndarray:
     """Control points of examples, (C, E, S, K, 2), from standard normal numbers."""
-    whole, shift, jitter = np.split(normal_CEN, [6, 6 + 2 * STROKES], axis=-1)
+    character, shift, jitter = np.split(normal_CEN, [6, 6 + 2 * STROKES], axis=-1)
     examples = normal_CEN.shape[:2]
     control_CESK2 = (
         control_CSK2[:, None]
         + STROKE_SHIFT * shift.reshape(*examples, STROKES, 1, 2)
         + JITTER * jitter.reshape(*examples, STROKES, CONTROLS, 2)
     )
-    angle, slant, stretch, high, right, down = np.moveaxis(whole, -1, 0)[..., None, None]
+    angle, slant, stretch, high, right, down = np.moveaxis(character, -1, 0)[..., None, None]
     x = control_CESK2[..., 0] * np.exp(SCALE * stretch) + control_CESK2[..., 1] * SLANT * slant
     y = control_CESK2[..., 1] * np.exp(SCALE * high)
     cos, sin = np.cos(ANGLE * angle), np.sin(ANGLE * angle)

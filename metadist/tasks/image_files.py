@@ -1,4 +1,4 @@
-"""Image files in class folders or named by lists: find them and decode them."""
+"""Find and decode image files that are in class folders or named by lists."""
 
 import csv
 import itertools
@@ -19,7 +19,7 @@ SPLIT_NAMES = {
     "validation": ("val", "validation", "valid"),
     "test": ("test",),
 }
-"""Names of each split's folder or list."""
+"""The accepted names of each split's folder or list."""
 
 SHORT_NAMES = {split: names[0] for split, names in SPLIT_NAMES.items()}
 """The published names of the splits in few-shot datasets: train, val and test."""
@@ -28,13 +28,13 @@ FORMATS = {
     ".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".bmp": "BMP", ".gif": "GIF",
     ".tif": "TIFF", ".tiff": "TIFF", ".webp": "WEBP", ".ppm": "PPM", ".pgm": "PPM",
 }  # fmt: skip
-"""Pillow's names of the accepted formats by the files' suffix."""
+"""Pillow's names of the accepted formats, by file suffix."""
 
 MAX_IMAGE_BYTES = 1 << 26
 MAX_IMAGE_PIXELS = 1 << 26
 _PLAIN_NAME = re.compile(r"(?!\.\.?$)[^/\\\0]+")
 _CHUNK = 256
-"""Images that are decoded before the first of them is used."""
+"""The number of images that are decoded at once."""
 
 _T = TypeVar("_T")
 
@@ -43,9 +43,9 @@ class ImageClass(NamedTuple):
     """The image files of one class.
 
     Attributes:
-        split: of the class; empty if the directory is not divided into splits.
-        name: of the class.
-        files: in order.
+        split: the class's split; empty if the directory is not divided into splits.
+        name: the class's name.
+        files: the image files, in order.
     """
 
     split: str
@@ -56,17 +56,19 @@ class ImageClass(NamedTuple):
 def find_classes(root: Path, dataset: str) -> list[ImageClass]:
     """The classes in a directory, sorted by split and name.
 
+    The directory has one of these layouts, in this order of precedence:
+
     - folders `train`, `val` (or `validation` or `valid`) and `test`, with a folder of images for
       each class;
-    - else `images/` with `train.csv`, `val.csv` (or `validation.csv`) and `test.csv`;
-    - else a folder of images for each class.
+    - `images/` with `train.csv`, `val.csv` (or `validation.csv`) and `test.csv`;
+    - a folder of images for each class.
 
-    A class has all images in its folder and in folders below it, links to folders included. Hidden
+    A class has all images in its folder and in folders below it, including linked folders. Hidden
     files and folders are ignored.
 
     Args:
         root: the directory.
-        dataset: its name in messages.
+        dataset: the dataset's name in error messages.
 
     Raises:
         UserError: the directory does not exist, it or a file cannot be read, or a list is damaged.
@@ -94,7 +96,7 @@ def class_folders(root: Path) -> list[ImageClass]:
 
 def _of_splits(root: Path, suffix: str, exists: Callable[[Path], bool]) -> dict[str, Path]:
     """The existing folder or list of each split."""
-    found = {}
+    split_paths = {}
     for split, names in SPLIT_NAMES.items():
         paths = [root / f"{name}{suffix}" for name in names]
         existing = [path for path in paths if exists(path)]
@@ -103,14 +105,16 @@ def _of_splits(root: Path, suffix: str, exists: Callable[[Path], bool]) -> dict[
                 f"{' and '.join(map(str, existing))} are both for {split}: keep one of them."
             )
         if existing:
-            found[split] = existing[0]
-    return found
+            split_paths[split] = existing[0]
+    return split_paths
 
 
 def subfolders(parent: Path) -> list[Path]:
     """The folders in a folder, sorted, without hidden ones."""
     try:
-        return sorted(p for p in parent.iterdir() if p.is_dir() and not p.name.startswith("."))
+        return sorted(
+            path for path in parent.iterdir() if path.is_dir() and not path.name.startswith(".")
+        )
     except OSError as error:
         raise UserError(unreadable(parent, error)) from error
 
@@ -121,7 +125,7 @@ def images_below(folder: Path) -> list[Path]:
     def refuse(error: OSError) -> None:
         raise UserError(unreadable(error.filename or folder, error)) from error
 
-    found: list[Path] = []
+    images: list[Path] = []
     visited = set()
     for path, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
         status = Path(path).stat()
@@ -130,49 +134,49 @@ def images_below(folder: Path) -> list[Path]:
             continue
         visited.add((status.st_dev, status.st_ino))
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [
+        images += [
             Path(path, name)
             for name in sorted(names)
             if Path(name).suffix.lower() in FORMATS and not name.startswith(".")
         ]
-    return found
+    return images
 
 
 def read_lists(images: Path, lists: Mapping[str, Path]) -> Iterator[ImageClass]:
-    """The classes that lists of `filename,label` name, as in Ravi and Larochelle's split.
+    """The classes in lists with lines `filename,label`, as in Ravi and Larochelle's split.
 
     Args:
-        images: the folder with the images, in it or in a subfolder for each class.
+        images: the folder with the images or with a subfolder of images for each class.
         lists: the list of each split.
 
     Raises:
-        UserError: a list is damaged, names images that are not there, or images are named twice
-            under different labels or splits.
+        UserError: a list is damaged, an image in a list does not exist, or an image is listed twice
+            with different labels or splits.
     """
     present = _names(images)
-    named: dict[str, tuple[str, str]] = {}
+    labels_of: dict[str, tuple[str, str]] = {}
     missing: dict[Path, list[str]] = {}
     classes = []
     for split, file in lists.items():
         lines = list(_lines(file))
         labels = {label for _, label in lines}
         folders = {label: _names(images / label) for label in labels & present}
-        found: dict[str, set[str]] = {}
+        class_files: dict[str, set[str]] = {}
         for name, label in lines:
             if name in present:
-                found.setdefault(label, set()).add(name)
+                class_files.setdefault(label, set()).add(name)
             elif name in folders.get(label, ()):
-                found.setdefault(label, set()).add(f"{label}/{name}")
+                class_files.setdefault(label, set()).add(f"{label}/{name}")
             else:
                 missing.setdefault(file, []).append(name)
-        for label in sorted(found):
-            for name in found[label]:
-                if (first := named.setdefault(name, (split, label))) != (split, label):
+        for label in sorted(class_files):
+            for name in class_files[label]:
+                if (first := labels_of.setdefault(name, (split, label))) != (split, label):
                     raise UserError(
                         f"{file} names {name} as {label} of {split}, and it is named as "
                         f"{first[1]} of {first[0]} too: name each image once."
                     )
-            files = [images / name for name in sorted(found[label])]
+            files = [images / name for name in sorted(class_files[label])]
             classes.append(ImageClass(split, label, files))
     if missing:
         details = [
@@ -218,14 +222,14 @@ def check_disjoint(classes: Iterable[tuple[str, str]], root: Path) -> None:
     """Raise `UserError` if two splits share a class.
 
     Args:
-        classes: split and name of each.
-        root: the directory, for the message.
+        classes: the split and the name of each class.
+        root: the directory, for the error message.
     """
     split_of: dict[str, str] = {}
     for split, name in classes:
-        if (other := split_of.setdefault(name, split)) != split:
+        if (first_split := split_of.setdefault(name, split)) != split:
             raise UserError(
-                f"the class {name} of {root} is in {other} and in {split}, where a class of "
+                f"the class {name} of {root} is in {first_split} and in {split}, where a class of "
                 "few-shot learning belongs to one split; use the files of the published split, or "
                 "for your own data with dataset=folder put each class into one split, or give a "
                 "directory of class folders without splits"
@@ -236,7 +240,7 @@ def decode_files(files: Iterable[Path], mode: str, size: int) -> Iterator[np.nda
     """Decode image files in threads.
 
     Args:
-        files: the files.
+        files: the paths of the files.
         mode: "L" for greyscale or "RGB".
         size: height and width of the results, in pixels.
 
@@ -257,9 +261,9 @@ def decode_files(files: Iterable[Path], mode: str, size: int) -> Iterator[np.nda
 def map_in_threads(
     decode: Callable[[_T], np.ndarray], images: Iterable[_T]
 ) -> Iterator[np.ndarray]:
-    """Decode images in threads, some at a time; the results are in the order of the images.
+    """Decode images in threads, a chunk at a time; the results are in the order of the images.
 
-    Pillow releases the GIL while it decodes, and other processes wait for this one.
+    Pillow releases the GIL while it decodes. Other processes wait for this one meanwhile.
     """
     remaining = iter(images)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
@@ -271,7 +275,7 @@ def decode_file(file: Path, mode: str, size: int) -> np.ndarray:
     """Decode one image file; see `metadist.tasks.data_files.decode_image`.
 
     Raises:
-        UserError: it cannot be read or decoded.
+        UserError: the file cannot be read or decoded.
     """
     try:
         with file.open("rb") as opened:

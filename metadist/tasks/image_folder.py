@@ -1,4 +1,4 @@
-"""Images in a directory of class folders: a user's own data."""
+"""Images in a directory of class folders, such as a user's own data."""
 
 import functools
 import logging
@@ -24,29 +24,29 @@ class ImageFolder(DecodedImages):
 
     The directory is divided into splits by folders `train`, `val` (or `validation`) and `test` with
     a folder for each class; or by `images/` with `train.csv`, `val.csv` and `test.csv`
-    (`filename,label`). Where there is no such division, classes are divided at random, by `seed`;
-    where only the classes for validation are not given, they are taken from those for training.
+    (`filename,label`). Without such a division, classes are divided at random, by `seed`; if only
+    the validation classes are missing, they are taken from the training classes.
 
-    The arguments that are not listed are those of `DecodedImages`.
+    See `DecodedImages` for the other arguments.
 
     Attributes:
         input_shape: (channels, size, size).
         regression: False.
         classes: for each split the names of its classes.
-        seed: of the division into splits; None if the directory has one.
+        seed: the seed of the division into splits; None if the directory has splits.
 
     Args:
         root: the directory. A class has all images in its folder and in folders below it: JPEG,
             PNG, BMP, GIF, TIFF, WebP, PPM or PGM.
         size: height and width in pixels that images are resized to, 8 to 1024.
         channels: 3 for RGB, 1 for greyscale.
-        seed: seed of the division into splits, where the directory has none; not negative.
-        validation_fraction: fraction of the classes for validation, where the directory does
-            not say which.
-        test_fraction: fraction of the classes for test, where the directory has no splits.
-        skip_small_classes: whether classes with fewer images than shots and queries are left
-            out, instead of being an error; and, in supervised training, classes without more
-            images than are held out.
+        seed: the seed of the division into splits if the directory has none; not negative.
+        validation_fraction: the fraction of the classes for validation if the directory has no
+            validation split.
+        test_fraction: the fraction of the classes for test if the directory has no splits.
+        skip_small_classes: whether small classes are left out, instead of being an error: classes
+            with fewer images than shots and queries, and in supervised training classes with no
+            more images than are held out.
 
     Raises:
         UserError: the directory has no classes of images or cannot be divided into splits, an
@@ -79,8 +79,10 @@ class ImageFolder(DecodedImages):
     def _load(self, root: Path) -> tuple[list[np.ndarray], list[str]]:
         stem = f"folder_{self.size}px_{self.channels}"
         folders = image_files.find_classes(root, "class folders")
-        classes = [each for each in folders if each.files]
-        empty = [f"{each.split}/{each.name}".lstrip("/") for each in folders if not each.files]
+        classes = [folder for folder in folders if folder.files]
+        empty = [
+            f"{folder.split}/{folder.name}".lstrip("/") for folder in folders if not folder.files
+        ]
         if classes and empty:
             _log.info(
                 "class folders without images (%s) are left out: %s%s",
@@ -89,32 +91,34 @@ class ImageFolder(DecodedImages):
                 ", …" if len(empty) > _SHOWN else "",
             )
         if not classes:
-            if (found := array_cache.load_any(root, stem)) is not None:
-                return group_by_class(found)
+            if (cached := array_cache.load_any(root, stem)) is not None:
+                return group_by_class(cached)
             raise UserError(
                 f"{root} has no images in class folders: give a directory with a folder of images "
                 "for each class, or with folders train, val and test of class folders"
             )
-        image_files.check_disjoint(((each.split, each.name) for each in classes), root)
+        image_files.check_disjoint(((folder.split, folder.name) for folder in classes), root)
         return load_classes(root, stem, classes, self.size, "RGB" if self.channels == 3 else "L")
 
     def _split(self, names: Sequence[str], root: Path) -> dict[str, np.ndarray]:
-        found = given_splits(names)
+        indices = given_splits(names)
         fractions: Mapping[str, float] = {}
         if names[0].startswith("/"):
-            found["train"] = np.arange(len(names))
+            indices["train"] = np.arange(len(names))
             fractions = self.fractions
             self.more_classes = "raise dataset.validation_fraction or dataset.test_fraction"
-        elif not len(found["validation"]):
+        elif not len(indices["validation"]):
             fractions = {"validation": self.fractions["validation"]}
             self.more_classes = "raise dataset.validation_fraction"
         else:
             self.seed = None
         choose = functools.partial(_choose, np.random.default_rng(self.seed))
-        total = len(found["train"])
+        total = len(indices["train"])
         for split, fraction in fractions.items():
-            found["train"], found[split] = choose(found["train"], max(1, round(fraction * total)))
-        for split, members in found.items():
+            indices["train"], indices[split] = choose(
+                indices["train"], max(1, round(fraction * total))
+            )
+        for split, members in indices.items():
             if not len(members) and not names[0].startswith("/"):
                 raise UserError(
                     f"{root} has no classes with images for {split}: add them in the folder "
@@ -127,10 +131,10 @@ class ImageFolder(DecodedImages):
                     f"for {split}: add class folders, or lower dataset.validation_fraction and "
                     "dataset.test_fraction"
                 )
-        return found
+        return indices
 
     def _split_protocol(self) -> dict[str, object]:
-        """Fingerprint of the classes' names, and seed of the split."""
+        """A fingerprint of the classes' names, and the split's seed if it has one."""
         return {
             "class_names": data_files.fingerprint((), sorted(self.classes.items())),
             **({} if self.seed is None else {"split_seed": self.seed}),
@@ -140,6 +144,6 @@ class ImageFolder(DecodedImages):
 def _choose(
     generator: np.random.Generator, members: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The members without `count` random ones, and these; both sorted."""
+    """Split off `count` random members: the remaining and the chosen members, both sorted."""
     chosen = generator.permutation(len(members))[:count]
     return np.delete(members, chosen), np.sort(members[chosen])

@@ -27,13 +27,13 @@ ROTATIONS = 4
 """Rotations by 0, 90, 180 and 270 degrees."""
 
 _MAX_NAMED = 8
-"""Classes that a message names."""
+"""The most classes that a message lists."""
 
 _log = logging.getLogger(__name__)
 
 
 class _Draw(NamedTuple):
-    """What is random in an episode, apart from augmentation."""
+    """The random choices of an episode, apart from augmentation."""
 
     classes: np.ndarray  # (ways,), indices of base classes
     examples: list[np.ndarray]  # for each class (shots + queries,)
@@ -52,10 +52,10 @@ class ImageClasses:
     rotated.
 
     Attributes:
-        input_shape: (1, height, width) for images in one colour, else (channels, height, width).
+        input_shape: (channels, height, width); 1 channel for images in one colour.
         regression: False.
-        inverted: whether the pixels are those of the image files inverted (255 - pixel). A subclass
-            that inverts files sets it to True, so that other images are prepared as its own.
+        inverted: whether the pixels of the image files were inverted (255 - pixel). A subclass that
+            inverts them sets it to True, so that images to be predicted are inverted as well.
     """
 
     regression = False
@@ -63,7 +63,7 @@ class ImageClasses:
     group = "group"
     without_groups = "groups=None"
     more_classes = "use a dataset with more classes"
-    """How messages name a group, how to draw tasks across groups, and how to get more classes."""
+    """For messages: a group, the option to sample across groups, and how to get more classes."""
 
     def __init__(
         self,
@@ -80,50 +80,52 @@ class ImageClasses:
         skip_small_classes: bool = False,
         test_drawers: bool = False,
     ) -> None:
-        """Take images, without copying them.
+        """Take images and their splits. Images are not copied.
 
         Args:
             name: the dataset's name in `protocol`.
             images: uint8 of shape (classes, examples, height, width) or (classes, examples,
-                channels, height, width); or for each class an array of its examples, of unequal
-                numbers. May be a memory map and is never written to.
-            splits: for each of `metadist.tasks.episode.SPLITS` the indices of its base classes
-                in `images`, int64 of shape (classes of the split,).
-            rotations: whether rotated training classes are classes of their own.
+                channels, height, width); or a sequence with one such array per class, where classes
+                may have unequal numbers of examples. May be a memory map; is never written to.
+            splits: for each split in `metadist.tasks.episode.SPLITS` the indices of its base
+                classes in `images`, int64 of shape (classes of the split,).
+            rotations: whether rotated training classes are separate classes.
             test_rotations: the same for validation and test.
             groups: the group of each base class, such as its alphabet; all classes of a task
-                then come from one group, sampled uniformly among those that are large enough. None
-                for tasks across groups.
+                then come from one group, sampled uniformly from the groups that are large enough.
+                None for tasks across groups.
             normalize: normalization of every image; None for none.
             augment: augmentation of training images, before normalization; None for none.
             transforms: further augmentation of training images, in this order, after `augment` and
                 before normalization; see `metadist.tasks.transforms.apply_transforms`.
-            class_names: the name of each base class, for messages and `describe`; a first part such
-                as the split in `test/dog` is for messages only. Default: its index.
+            class_names: the name of each base class, for messages and `describe`. `describe` omits
+                the part before the first slash, such as the split in `test/dog`. Default: its
+                index.
             skip_small_classes: whether classes with fewer examples than a task needs are left out
                 of the tasks, instead of being an error.
-            test_drawers: in validation and test, take the same example numbers for all classes of a
-                task, so that its k-th images are by one drawer where example numbers are drawers.
+            test_drawers: whether all classes of a validation or test task use the same example
+                indices. If an example index stands for a drawer, one person then drew the k-th
+                images of all classes.
 
         Raises:
-            UserError: `normalize` does not fit the channels, or `test_drawers`, `class_names` or
-                `groups` the classes; the channels come last; a split is missing, has something else
-                than indices of classes, or a class that it or another split has already.
-            ValueError: `images` has another type or shape, or is to be rotated but not square.
+            UserError: `normalize` does not fit the channels; `test_drawers`, `class_names` or
+                `groups` do not fit the classes; the channels come last; a split is missing, has
+                values other than class indices, or repeats a class of its own or of another split.
+            ValueError: `images` has another type or shape, or images to be rotated are not square.
         """
         # Plain views: indexing np.memmap itself is slower and yields np.memmap again.
         self.images = (
             np.asarray(images) if isinstance(images, np.ndarray) else [*map(np.asarray, images)]
         )
-        self.class_sizes = np.array([len(of_class) for of_class in self.images])
+        self.class_sizes = np.array([len(class_images) for class_images in self.images])
         self.input_shape = _checked_shape(name, self.images, rotations or test_rotations)
         self.name = name
         self.splits = _checked_splits(name, splits, len(self.images))
-        for what, given in {"class_names": class_names, "groups": groups}.items():
-            if given is not None and len(given) != len(self.images):
+        for argument, values in {"class_names": class_names, "groups": groups}.items():
+            if values is not None and len(values) != len(self.images):
                 raise UserError(
-                    f"{name} has {len(self.images)} classes and {len(given)} {what}: give one for "
-                    "each class."
+                    f"{name} has {len(self.images)} classes and {len(values)} {argument}: give one "
+                    "for each class."
                 )
         self.rotations = rotations
         self.test_rotations = test_rotations
@@ -143,7 +145,7 @@ class ImageClasses:
         self._on_device: dict[torch.device, ImagesOnDevice | None] = {}
 
     def outputs(self, ways: int) -> int:
-        """Width of the last layer of a model for tasks of `ways` classes: `ways`."""
+        """The width of the last layer of a model for tasks of `ways` classes: `ways`."""
         return ways
 
     @property
@@ -155,25 +157,25 @@ class ImageClasses:
         """A split's images, for training on all its classes at once.
 
         Returns:
-            For each base class uint8 of shape (examples, *image shape), without rotations, a view
-            that must not be written to.
+            One uint8 array of shape (examples, *image shape) per base class, without rotations;
+            views, which must not be written to.
         """
         return [self.images[index] for index in self.splits[split]]
 
     def inputs(self, pixels: np.ndarray, split: str, generator: np.random.Generator) -> Tensor:
-        """Model inputs of images: augmented in training, and normalized.
+        """Convert images to model inputs: augmented in training, and normalized.
 
         Args:
             pixels: uint8 of shape (…, *image shape).
             split: the split of the images.
-            generator: advanced by augmentation.
+            generator: the source of randomness of augmentation, which advances it.
 
         Returns:
             float32 of shape (n, *input_shape), in [0, 1] without normalization.
         """
-        whole = torch.from_numpy(np.ascontiguousarray(pixels)).reshape(-1, *self.input_shape)
+        images = torch.from_numpy(np.ascontiguousarray(pixels)).reshape(-1, *self.input_shape)
         # PyTorch converts and divides in one pass, faster than NumPy and with equal bits.
-        inputs = whole / 255
+        inputs = images / 255
         if split == "train":
             if not self.augment.is_identity:
                 inputs = torch.from_numpy(self.augment(inputs.numpy(), generator))
@@ -220,7 +222,9 @@ class ImageClasses:
                     f"{self.more_classes}"
                 )
             groups = (self.groups or {}).get(split, [])
-            largest = max((len(self._large_enough(each, needed)) for each in groups), default=ways)
+            largest = max(
+                (len(self._large_enough(group, needed)) for group in groups), default=ways
+            )
             if ways > largest:
                 raise UserError(
                     f"{key_prefix}ways is {ways}, but the largest {self.group} in the {split} "
@@ -248,8 +252,8 @@ class ImageClasses:
         drawn = self._draw(generator, split, ways, shots + queries)
         pixels = np.stack(
             [
-                self.images[c][chosen]
-                for c, chosen in zip(drawn.classes, drawn.examples, strict=True)
+                self.images[index][indices]
+                for index, indices in zip(drawn.classes, drawn.examples, strict=True)
             ]
         )  # (ways, shots + queries, …)
         for rotation in range(1, ROTATIONS):
@@ -271,46 +275,46 @@ class ImageClasses:
         shots: int,
         queries: int,
     ) -> Episode | None:
-        """The episodes of several generators, made on a device from images that stay there.
+        """Sample one episode per generator on a device, from images that stay on it.
 
-        The first call copies all images; after that only the numbers of those that are drawn.
+        The first call copies all images to the device; later calls copy indices only.
 
         Args:
-            device: where the episodes are made.
-            generators: of the tasks; each is used before the next one is taken.
+            device: the device on which the episodes are made.
+            generators: one generator per task; each is used before the next one is taken.
             split: see `episode`.
             ways: see `episode`.
             shots: see `episode`.
             queries: see `episode`.
 
         Returns:
-            What `episode` returns, every tensor with a first dimension of tasks; None for a
-            subclass with an `episode` or `inputs` of its own, where images are augmented, or for
-            more images than a quarter of the device's free memory.
+            The episodes of `episode`, stacked along a leading task dimension; None if a subclass
+            overrides `episode` or `inputs`, if images are augmented, or if the images take more
+            than a quarter of the device's free memory.
         """
-        own = type(self).episode, type(self).inputs
+        methods = type(self).episode, type(self).inputs
         augmented = split == "train" and (self.transforms or not self.augment.is_identity)
-        if own != (ImageClasses.episode, ImageClasses.inputs) or augmented:
+        if methods != (ImageClasses.episode, ImageClasses.inputs) or augmented:
             return None
         if device not in self._on_device:
             self._on_device[device] = ImagesOnDevice.copy(self.images, device)
         images = self._on_device[device]
         if images is None:
             return None
-        drawn = [self._draw(each, split, ways, shots + queries) for each in generators]
+        draws = [self._draw(generator, split, ways, shots + queries) for generator in generators]
         pixels = images.select(
-            np.stack([each.classes for each in drawn]),
-            np.array([each.examples for each in drawn]),
-            np.stack([each.rotations for each in drawn]),
-        ).view(len(drawn), ways, shots + queries, *self.input_shape)
+            np.stack([draw.classes for draw in draws]),
+            np.array([draw.examples for draw in draws]),
+            np.stack([draw.rotations for draw in draws]),
+        ).view(len(draws), ways, shots + queries, *self.input_shape)
         parts = []
         for part, count in ((pixels[:, :, :shots], shots), (pixels[:, :, shots:], queries)):
             inputs = part.reshape(-1, *self.input_shape) / 255
             if not self.normalize.is_identity:
                 inputs = self.normalize(inputs)
             targets = torch.arange(ways, device=device).repeat_interleave(count)
-            inputs = inputs.view(len(drawn), ways * count, *self.input_shape)
-            parts.append(Examples(inputs, targets.repeat(len(drawn), 1)))
+            inputs = inputs.view(len(draws), ways * count, *self.input_shape)
+            parts.append(Examples(inputs, targets.repeat(len(draws), 1)))
         return Episode(*parts)
 
     def describe(
@@ -319,14 +323,14 @@ class ImageClasses:
         """The classes and query images of the task that `episode` samples, without loading images.
 
         Args:
-            generator: in the state before `episode`; it is advanced.
+            generator: a generator in the state before `episode`; it is advanced.
             split: see `episode`.
             ways: see `episode`.
             shots: see `episode`.
             queries: see `episode`.
 
         Returns:
-            None for a subclass with an `episode` of its own.
+            The description; None for a subclass that overrides `episode`.
         """
         if type(self).episode is not ImageClasses.episode:
             return None
@@ -340,7 +344,7 @@ class ImageClasses:
         return EpisodeDescription(names, images)
 
     def protocol(self) -> dict[str, object]:
-        """Name and checksum of the dataset, whether rotations are classes, transforms if any."""
+        """The dataset's name and checksum, its rotations, and its transforms if any."""
         transforms: dict[str, Normalize | Augment] = {
             "normalize": self.normalize,
             "augment": self.augment,
@@ -350,7 +354,11 @@ class ImageClasses:
             "data_checksum": self._checksum,
             "rotations": self.rotations,
             "test_rotations": self.test_rotations,
-            **{name: t.protocol() for name, t in transforms.items() if not t.is_identity},
+            **{
+                name: transform.protocol()
+                for name, transform in transforms.items()
+                if not transform.is_identity
+            },
             **({"transforms": transform_names(self.transforms)} if self.transforms else {}),
         }
 
@@ -358,14 +366,14 @@ class ImageClasses:
     def _checksum(self) -> str:
         """CRC-32 of the classes' names, sizes, splits and one image each, as hexadecimal digits.
 
-        All images would take seconds to read.
+        Reading all images would take seconds.
         """
         splits = [self.splits[split].tolist() for split in SPLITS]
         names = None if self.class_names is None else [str(name) for name in self.class_names]
         checksum = zlib.crc32(repr((names, self.class_sizes.tolist(), splits)).encode())
-        for number, of_class in enumerate(self.images):
-            chosen = number % max(1, len(of_class))
-            checksum = zlib.crc32(of_class[chosen : chosen + 1].tobytes(), checksum)
+        for index, class_images in enumerate(self.images):
+            example = index % max(1, len(class_images))
+            checksum = zlib.crc32(class_images[example : example + 1].tobytes(), checksum)
         return f"{checksum:08x}"
 
     def _draw(self, generator: np.random.Generator, split: str, ways: int, needed: int) -> _Draw:
@@ -380,8 +388,8 @@ class ImageClasses:
         if ways > len(members):
             self.check(ways, needed, 0, [split])
         classes = members[generator.choice(len(members), ways, replace=False)]
-        examples = [generator.permutation(self.class_sizes[c])[:needed] for c in classes]
-        if small := [c for c in classes.tolist() if self.class_sizes[c] < needed]:
+        examples = [generator.permutation(self.class_sizes[index])[:needed] for index in classes]
+        if small := [index for index in classes.tolist() if self.class_sizes[index] < needed]:
             raise UserError(
                 f"a task has {needed} examples of each class, but {self._too_small(small)}"
             )
@@ -393,7 +401,7 @@ class ImageClasses:
         return _Draw(classes, examples, rotations)
 
     def _too_small(self, small: Sequence[int]) -> str:
-        """What is wrong with classes that have too few examples, and what to do."""
+        """The end of an error message about classes with too few examples."""
         if len(small) > 1 and len(sizes := set(self.class_sizes)) == 1:
             return f"a class of {self.name} has only {sizes.pop()} examples; lower one of them"
         leave_out = "remove these classes"
@@ -405,22 +413,22 @@ class ImageClasses:
         )
 
     def _listed(self, classes: Sequence[int]) -> str:
-        """Names and numbers of examples of some classes."""
+        """The names of classes, with their numbers of examples."""
         names = [
             f"{self.class_names[index] if self.class_names else index} ({self.class_sizes[index]})"
             for index in classes[:_MAX_NAMED]
         ]
-        more = len(classes) - len(names)
-        return ", ".join(names) + (f" and {more} more" if more else "")
+        omitted = len(classes) - len(names)
+        return ", ".join(names) + (f" and {omitted} more" if omitted else "")
 
     def _large_enough(self, classes: np.ndarray, needed: int) -> np.ndarray:
-        """The classes with at least `needed` examples, if others are to be left out."""
+        """The classes with at least `needed` examples if small classes are left out, else all."""
         return classes[self.class_sizes[classes] >= needed] if self.skip_small_classes else classes
 
     def _candidates(
         self, generator: np.random.Generator, split: str, ways: int, needed: int
     ) -> np.ndarray:
-        """The base classes, with `needed` examples each, that a task of a split is sampled from."""
+        """The base classes from which a task of a split samples its classes."""
         if self.groups is None:
             return self._large_enough(self.splits[split], needed)
         groups = (self._large_enough(group, needed) for group in self.groups[split])
@@ -431,23 +439,23 @@ class ImageClasses:
 
     def _grouped(self, groups: Sequence[str]) -> dict[str, list[np.ndarray]]:
         """For each split the classes of each group, in the order of the groups' names."""
-        found = {}
+        grouped = {}
         for split, members in self.splits.items():
-            of_group: dict[str, list[int]] = {}
+            group_members: dict[str, list[int]] = {}
             for index in members.tolist():
-                of_group.setdefault(groups[index], []).append(index)
-            found[split] = [np.array(of_group[name]) for name in sorted(of_group)]
-        return found
+                group_members.setdefault(groups[index], []).append(index)
+            grouped[split] = [np.array(group_members[name]) for name in sorted(group_members)]
+        return grouped
 
 
 def _targets(ways: int, count: int) -> Tensor:
-    # NumPy creates so few numbers in a fraction of the time that PyTorch takes.
+    # For so few numbers NumPy is several times as fast as PyTorch.
     return torch.from_numpy(np.repeat(np.arange(ways), count))
 
 
 def _checked_shape(name: str, images: Iterable[np.ndarray], rotated: bool) -> tuple[int, ...]:
-    """The shape of an image, (channels, height, width), of a dataset's classes."""
-    kinds = {(of_class.dtype, of_class.shape[1:]) for of_class in images}
+    """The shape of a dataset's images, (channels, height, width), after checking them."""
+    kinds = {(class_images.dtype, class_images.shape[1:]) for class_images in images}
     dtype, shape = kinds.pop() if kinds else (None, ())
     if kinds or dtype != np.uint8 or len(shape) not in (2, 3):
         raise ValueError(
@@ -468,7 +476,7 @@ def _checked_shape(name: str, images: Iterable[np.ndarray], rotated: bool) -> tu
 def _checked_splits(
     name: str, splits: Mapping[str, np.ndarray], classes: int
 ) -> dict[str, np.ndarray]:
-    """The indices of each split's classes, int64, each class in one split at most once."""
+    """The class indices of each split as int64, after checking that no class is repeated."""
     if missing := [split for split in SPLITS if split not in splits]:
         raise UserError(
             f"the splits of {name} are {', '.join(splits)}, and {missing[0]} is missing: give "

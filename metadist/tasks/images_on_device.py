@@ -1,4 +1,4 @@
-"""Images that stay on a device, from which episodes are made without copying images."""
+"""Images that stay on a device, so that making episodes copies no images."""
 
 from collections.abc import Sequence
 
@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 _SHARE = 4
-"""Images take at most this part of a device's free memory."""
+"""Images take at most 1 / _SHARE of a device's free memory."""
 
 
 class ImagesOnDevice:
-    """Images of several classes on a device.
+    """The images of all classes on a device.
 
     Args:
-        pixels: uint8 of shape (images, *image shape), one class after the other.
+        pixels: uint8 of shape (images, *image shape), grouped by class.
         class_sizes: the number of images of each class.
     """
 
@@ -29,11 +29,11 @@ class ImagesOnDevice:
         """Copy images to a device.
 
         Args:
-            classes: uint8, for each class an array of its images.
-            device: a CPU, or a GPU with enough free memory.
+            classes: uint8, one array of images per class.
+            device: the CPU or a GPU.
 
         Returns:
-            None if the images are more than a quarter of the GPU's free memory.
+            The copy; None if the images take more than a quarter of the GPU's free memory.
         """
         sizes = [len(images) for images in classes]
         if device.type == "cuda":
@@ -47,12 +47,12 @@ class ImagesOnDevice:
         return cls(pixels, sizes)
 
     def select(self, classes: np.ndarray, examples: np.ndarray, rotations: np.ndarray) -> Tensor:
-        """Images by class and number, rotated by class. It does not wait for the device.
+        """Select images by class and example, rotated by class; does not wait for the device.
 
         Args:
-            classes: indices of shape (tasks, ways).
-            examples: numbers of the images in their class, (tasks, ways, count).
-            rotations: in quarter turns counterclockwise, (tasks, ways).
+            classes: class indices of shape (tasks, ways).
+            examples: example indices within the class, of shape (tasks, ways, count).
+            rotations: quarter turns counterclockwise, of shape (tasks, ways).
 
         Returns:
             uint8 of shape (tasks, ways, count, *image shape).
@@ -63,8 +63,8 @@ class ImagesOnDevice:
             numbers = numbers.pin_memory()
         numbers = numbers.to(self.pixels.device, non_blocking=self.pixels.is_cuda)
         pixels = self.pixels[numbers[..., :-1]]
-        of_class = numbers[..., -1].view(*classes.shape, *(1,) * (pixels.dim() - classes.ndim))
+        class_turns = numbers[..., -1].view(*classes.shape, *(1,) * (pixels.dim() - classes.ndim))
         for turns in np.unique(rotations[rotations > 0]).tolist():
             rotated = torch.rot90(pixels, turns, (-2, -1))
-            pixels = torch.where(of_class == turns, rotated, pixels)
+            pixels = torch.where(class_turns == turns, rotated, pixels)
         return pixels

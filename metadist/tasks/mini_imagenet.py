@@ -37,15 +37,15 @@ PUBLISHED = {split: names.split() for split, names in _PUBLISHED.items()}
 class MiniImageNet(DecodedImages):
     """MiniImageNet in the split of Ravi and Larochelle (2017, openreview rJY0-Kcll).
 
-    64 classes for training, 16 for validation and 20 for test, in RGB; images of another size
-    are resized to 84 x 84 by Lanczos' filter, as in MAML's code. `metadist fetch
-    mini_imagenet` downloads them, after showing ImageNet's terms.
+    64 classes for training, 16 for validation and 20 for test, in RGB. Images of another size are
+    resized to 84 x 84 with the Lanczos filter, as in MAML's code. `metadist fetch mini_imagenet`
+    downloads the images, after showing ImageNet's terms.
 
     `root` has one of these layouts, in this order of precedence: folders `train`, `val` and `test`
     with a folder of images for each class; `images/` with `train.csv`, `val.csv` and `test.csv`
     (`filename,label`), the images in it or in a subfolder for each class;
     `mini-imagenet-cache-train.pkl`, `-val.pkl` (learn2learn: `-validation.pkl`) and `-test.pkl`;
-    `miniImageNet_category_split_train_phase_train.pickle`, `_val.pickle` and `_test.pickle`. They
+    `miniImageNet_category_split_train_phase_train.pickle`, `_val.pickle` and `_test.pickle`. Images
     are decoded into a file of 1.27 GB.
 
     The split in `protocol` is "unknown" unless the classes' names are the WordNet identifiers of
@@ -75,8 +75,8 @@ def load_images(root: Path) -> CachedArray:
     stem = MiniImageNet.dataset_name
     layout = mini_imagenet_files.find(root)
     if layout is None:
-        if (found := array_cache.load_any(root, stem)) is not None:
-            return found
+        if (cached := array_cache.load_any(root, stem)) is not None:
+            return cached
         raise UserError(mini_imagenet_files.no_layout(root))
     name = f"{stem}_{mini_imagenet_files.fingerprint(layout)}.npy"
     return array_cache.load_or_create(root, name, lambda: mini_imagenet_files.decode(layout))

@@ -1,4 +1,4 @@
-"""The file layouts of MiniImageNet: find and decode each of them."""
+"""Find and decode MiniImageNet in any of its file layouts."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +16,7 @@ from metadist.tasks.image_files import SHORT_NAMES, ImageClass
 from metadist.tasks.restricted_pickle import CONTENT_ERRORS, to_images, to_integers, to_text
 
 CLASSES = {"train": 64, "validation": 16, "test": 20}
-"""Number of classes of each split in Ravi and Larochelle."""
+"""The number of classes in each split of Ravi and Larochelle."""
 
 EXAMPLES = 600
 """Images per class."""
@@ -41,9 +41,9 @@ class Layout(NamedTuple):
     """The files of one copy of MiniImageNet.
 
     Attributes:
-        root: their directory.
+        root: the directory of the files.
         kind: "folders", "csv" or "pickles".
-        files: for "csv" and "pickles" the file of each split.
+        files: the file of each split for "csv" and "pickles"; empty for "folders".
     """
 
     root: Path
@@ -86,16 +86,16 @@ def fingerprint(layout: Layout) -> str:
     """16 hexadecimal digits that change with the files' names, sizes and times."""
     files = list(layout.files.values())
     if layout.kind != "pickles":
-        files += [file for each in _image_classes(layout) for file in each.files]
+        files += [file for image_class in _image_classes(layout) for file in image_class.files]
     return data_files.fingerprint((("/".join(file.parts[-2:]), file) for file in files), _FORMAT)
 
 
 def decode(layout: Layout) -> ArraySpec:
-    """Decode every image of MiniImageNet.
+    """Decode all images of MiniImageNet.
 
     Returns:
-        uint8 of shape (100, 600, 3, 84, 84), a row per class, training classes first and each split
-        sorted by names such as `train/n01532829`.
+        uint8 of shape (100, 600, 3, 84, 84), one row per class, training classes first and each
+        split sorted by names such as `train/n01532829`.
 
     Raises:
         UserError: a file is missing, cannot be read or decoded, or has the wrong contents.
@@ -104,10 +104,11 @@ def decode(layout: Layout) -> ArraySpec:
     rows: Iterator[np.ndarray]
     if layout.kind == "pickles":
         classes = pickled = _in_pickles(layout)
-        rows = (each.pixels() for each in pickled.values())
+        rows = (pickled_class.pixels() for pickled_class in pickled.values())
     else:
-        files = {f"{each.split}/{each.name}": each.files for each in _image_classes(layout)}
-        classes, rows = files, _rows(files.values())
+        image_classes = _image_classes(layout)
+        classes = files = {f"{item.split}/{item.name}": item.files for item in image_classes}
+        rows = _rows(files.values())
     _check({name: len(members) for name, members in classes.items()}, layout)
     return ArraySpec((EXAMPLES, 3, SIDE, SIDE), list(classes), rows)
 
@@ -117,28 +118,28 @@ def _image_classes(layout: Layout) -> list[ImageClass]:
 
 
 def _rows(classes: Iterable[list[Path]]) -> Iterator[np.ndarray]:
-    """The decoded images of each class, of `EXAMPLES` files."""
+    """The decoded images of each class, which has `EXAMPLES` files."""
     images = image_files.decode_files(itertools.chain.from_iterable(classes), "RGB", SIDE)
     for _ in classes:
         yield np.stack(list(itertools.islice(images, EXAMPLES)))
 
 
-def _check(found: dict[str, int], layout: Layout) -> None:
+def _check(counts: dict[str, int], layout: Layout) -> None:
     """Check the numbers of classes and images, and that splits share no class."""
-    pairs = ((split, label) for split, _, label in (name.partition("/") for name in found))
+    pairs = ((split, label) for split, _, label in (name.partition("/") for name in counts))
     image_files.check_disjoint(pairs, layout.root)
     for split, expected in CLASSES.items():
         source = layout.files.get(split, layout.root / SHORT_NAMES[split])
-        classes = [name for name in found if name.startswith(f"{split}/")]
+        classes = [name for name in counts if name.startswith(f"{split}/")]
         if len(classes) != expected:
             raise UserError(
                 f"the number of classes in {source} is {len(classes)}, in Ravi and Larochelle's "
                 f"split {expected}; replace it with a complete copy"
             )
         for name in classes:
-            if found[name] != EXAMPLES:
+            if counts[name] != EXAMPLES:
                 raise UserError(
-                    f"the class {name.partition('/')[2]} in {source} has {found[name]} images "
+                    f"the class {name.partition('/')[2]} in {source} has {counts[name]} images "
                     f"where MiniImageNet has {EXAMPLES}; replace it with a complete copy"
                 )
 
@@ -148,7 +149,7 @@ def _check(found: dict[str, int], layout: Layout) -> None:
 
 @dataclass(frozen=True)
 class _PickledClass:
-    """The images of one class among all images of a file, uint8 (n, 84, 84, 3)."""
+    """The images of one class: indices into all images of a file, uint8 (n, 84, 84, 3)."""
 
     images: np.ndarray
     indices: np.ndarray
@@ -161,7 +162,7 @@ class _PickledClass:
 
 
 def _in_pickles(layout: Layout) -> dict[str, _PickledClass]:
-    """The classes of the pickles, images still in the mapped files.
+    """The classes of the pickles; their images are views of the mapped files.
 
     A pickle has `image_data`, uint8 of shape (n, 84, 84, 3), and `class_dict`, the indices of each
     class's images (Ren et al. 2018, arXiv 1803.00676); or `data` of that shape, the images'
@@ -202,7 +203,7 @@ def _read_pickle(file: Path) -> tuple[np.ndarray, dict[str, np.ndarray]]:
 
 
 def _class_indices(class_dict: dict[Any, Any], images: int) -> dict[str, np.ndarray]:
-    """The indices of each class, none beyond the number of images and none twice."""
+    """The image indices of each class, after checking that they are in range and unique."""
     if len(class_dict) > images:
         raise ValueError(f"it has {len(class_dict)} classes for {images} images")
     used = np.zeros(images, dtype=bool)

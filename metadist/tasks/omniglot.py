@@ -19,7 +19,7 @@ NON_TEST_CHARACTERS = 1200
 """Characters for training and validation in the splits "random" and "vinyals"."""
 
 VALIDATION_CHARACTERS = 100
-"""Those for validation in the split "random"."""
+"""Characters for validation, among these, in the split "random"."""
 
 VINYALS_VALIDATION = ("Armenian", "Bengali", "Early_Aramaic", "Hebrew", "Mkhedruli_(Georgian)")
 """Alphabets for validation in the split "vinyals"."""
@@ -35,10 +35,10 @@ the same images as in `images_background.zip`."""
 class Omniglot(ImageClasses):
     """Omniglot (Lake et al. 2015, doi 10.1126/science.aab3050) with a choice of splits.
 
-    The default is that of MAML's code (Finn et al. 2017, arXiv 1703.03400): 1100, 100 and 423
-    random characters; 28 x 28 pixels; each sampled class is rotated by a random multiple of 90°, in
-    validation and test too. Images are resized with greys (see `decode_image`).
-    The split depends on `seed` and the characters' names alone.
+    The default is the setting of MAML's code (Finn et al. 2017, arXiv 1703.03400): 1100, 100 and
+    423 random characters; 28 x 28 pixels; each sampled class is rotated by a random multiple of
+    90°, in validation and test too. Resized images have levels of grey (see `decode_image`). The
+    split depends on `seed` and the characters' names alone.
 
     One process decodes the images once, in some seconds, into a file that every process maps.
 
@@ -47,7 +47,7 @@ class Omniglot(ImageClasses):
         regression: False.
         characters: for each split the names of its characters, such as
             `images_background/Latin/character01`.
-        inverted: True: files have dark strokes on white, inputs bright strokes on black.
+        inverted: True, since files have dark strokes on white and inputs bright strokes on black.
     """
 
     inverted = True
@@ -73,27 +73,27 @@ class Omniglot(ImageClasses):
         """Find the images in `root`, or download them there, and divide them into splits.
 
         Args:
-            root: directory with the folders `images_background` and `images_evaluation`, or the
+            root: the directory with the folders `images_background` and `images_evaluation`, or the
                 zip files of these names, possibly in `omniglot-py`. It need not be writable: the
                 decoded images then go to `$METADIST_CACHE`, `$XDG_CACHE_HOME/metadist` or
                 `~/.cache/metadist`.
-            split: which characters are for training, validation and test; see
+            split: the division of the characters into training, validation and test; see
                 `split_characters`.
-            within_alphabet: whether all classes of a task come from one alphabet, as in Lake et
-                al.'s tasks.
+            within_alphabet: whether all classes of a task come from one alphabet, as in the tasks
+                of Lake et al.
             rotations: whether sampled training classes are rotated by multiples of 90°.
             test_rotations: the same for validation and test.
-            validation_alphabets: number of alphabets for validation, for the splits "alphabets",
+            validation_alphabets: the number of alphabets for validation in the splits "alphabets",
                 "small1" and "small2".
-            seed: seed of the split; not negative.
+            seed: the seed of the split; not negative.
             size: height and width of the images in pixels, 8 to 105 (as scanned).
-            download: whether to download what is not in `root`.
+            download: whether to download files that are not in `root`.
             normalize: normalization of every image; None for none.
             augment: augmentation of training images, before normalization; None for none.
-            transforms: further ones, after `augment`; see `apply_transforms`.
-            test_drawers: whether, in validation and test, one drawer drew the k-th images of all
-                classes of a task, as in Lake et al.'s tasks: with one shot and one query, the
-                support set is by one drawer and the query set by another.
+            transforms: further transforms, after `augment`; see `apply_transforms`.
+            test_drawers: whether, in validation and test, the k-th images of all classes of a task
+                are by the same drawer, as in the tasks of Lake et al.: with one shot and one query,
+                the support set is by one drawer and the query set by another.
 
         Raises:
             UserError: the files are missing, incomplete or damaged, the download fails, or an
@@ -127,7 +127,7 @@ class Omniglot(ImageClasses):
         }
 
     def protocol(self) -> dict[str, object]:
-        """Name of the dataset, its split and that split's seed, rotations and image size."""
+        """The dataset's name, its split and the split's seed, rotations and image size."""
         return {
             **super().protocol(),
             "class_split": self.split,
@@ -145,8 +145,8 @@ def load_images(root: Path, size: int, download: bool) -> CachedArray:
     sources = omniglot_files.find(root)
     missing = [name for name in omniglot_files.CHARACTERS if name not in sources]
     if missing:
-        if (found := array_cache.load_any(root, stem)) is not None:
-            return found
+        if (cached := array_cache.load_any(root, stem)) is not None:
+            return cached
         if not download:
             files = " and ".join(missing)
             raise UserError(
@@ -172,26 +172,26 @@ def split_characters(
     - "random": 1100, 100 and 423 random characters, as in MAML's code (arXiv 1703.03400).
     - "vinyals": 1028, 172 and 423 characters, mostly by whole alphabets: the lists of Vinyals et
       al. (2016, arXiv 1606.04080), as published with prototypical networks (arXiv 1703.05175).
-      The first 1200 characters in the order of their names are for training, those of five
-      alphabets among them for validation, the rest for test.
-    - "alphabets": Lake et al.'s own (2015, doi 10.1126/science.aab3050). The 20 alphabets of the
-      evaluation set are for test, random alphabets of the background set for validation, and its
-      other alphabets for training.
-    - "small1", "small2": the same test; training on one of the two minimal background sets of
-      five alphabets, validation on random ones of the other background alphabets. Model selection
-      by validation therefore uses more than the minimal set.
+      Of the first 1200 characters in the order of their names, the characters of five alphabets
+      are for validation and the others for training; all later characters are for test.
+    - "alphabets": the split of Lake et al. (2015, doi 10.1126/science.aab3050). The 20 alphabets of
+      the evaluation set are for test, random alphabets of the background set for validation, and
+      its other alphabets for training.
+    - "small1", "small2": the same test alphabets; training on one of the two minimal background
+      sets of five alphabets, validation on random other background alphabets. Model selection by
+      validation therefore uses more than the minimal set.
 
     Args:
-        names: those of all characters, such as `images_background/Latin/character01`, sorted.
+        names: the names of all characters, such as `images_background/Latin/character01`, sorted.
         split: one of `OmniglotSplit`.
         seed: seed of the random choices, not negative.
-        validation_alphabets: number of alphabets for validation in the last three.
+        validation_alphabets: the number of alphabets for validation in the last three splits.
 
     Returns:
         int64 indices for "train", "validation" and "test".
 
     Raises:
-        UserError: no such split, or too many alphabets for validation.
+        UserError: there is no such split, or there are too many alphabets for validation.
     """
     if split not in get_args(OmniglotSplit):
         choices = ", ".join(get_args(OmniglotSplit))
@@ -201,23 +201,23 @@ def split_characters(
         bounds = (NON_TEST_CHARACTERS - VALIDATION_CHARACTERS, NON_TEST_CHARACTERS)
         return dict(zip(("train", "validation", "test"), np.split(order, bounds), strict=True))
     if split == "vinyals":
-        first = {name for name in names if alphabet(name) in _background_names(VINYALS_VALIDATION)}
-        return _to_indices(names, set(names[NON_TEST_CHARACTERS:]), first)
+        alphabets = _background_names(VINYALS_VALIDATION)
+        validation = {name for name in names if alphabet(name) in alphabets}
+        return _to_indices(names, set(names[NON_TEST_CHARACTERS:]), validation)
     background = sorted({alphabet(n) for n in names if n.startswith("images_background/")})
     training = _background_names(MINIMAL_SETS[split]) if split in MINIMAL_SETS else set(background)
     # Validation alphabets are taken from the training set, unless that set is fixed.
-    free = [a for a in background if split == "alphabets" or a not in training]
+    free = [name for name in background if split == "alphabets" or name not in training]
     if not 1 <= validation_alphabets < len(free):
         raise UserError(
             f"dataset.validation_alphabets={validation_alphabets} does not fit: from 1 to "
             f"{len(free) - 1} alphabets can be held out with dataset.split={split}"
         )
-    validation = {
-        free[i] for i in np.random.default_rng(seed).permutation(len(free))[:validation_alphabets]
-    }
+    order = np.random.default_rng(seed).permutation(len(free))
+    held_out = {free[index] for index in order[:validation_alphabets]}
     test = {name for name in names if not name.startswith("images_background/")}
-    unused = {n for n in names if alphabet(n) not in training | validation} - test
-    return _to_indices(names, test, {n for n in names if alphabet(n) in validation}, unused)
+    unused = {n for n in names if alphabet(n) not in training | held_out} - test
+    return _to_indices(names, test, {n for n in names if alphabet(n) in held_out}, unused)
 
 
 def _background_names(alphabets: Sequence[str]) -> set[str]:

@@ -1,4 +1,4 @@
-"""The files of Omniglot: find, download and decode them."""
+"""Find, download and decode the files of Omniglot."""
 
 import contextlib
 import functools
@@ -33,19 +33,19 @@ _FORMAT = 1
 def find(root: Path) -> dict[str, Path]:
     """The sets in `root` by name, each a folder or a zip file; a folder takes precedence.
 
-    They may also be in the subfolder `omniglot-py`, as torchvision leaves them.
+    The sets may also be in the subfolder `omniglot-py`, where torchvision puts them.
 
     Raises:
         UserError: `root` is not a directory or cannot be read.
     """
-    found = {}
+    sources = {}
     with root_errors(root, "Omniglot"):
         for name in CHARACTERS:
             paths = [root / name, root / "omniglot-py" / name]
             paths += [path.with_name(f"{name}.zip") for path in paths]
             if existing := [path for path in paths if path.exists()]:
-                found[name] = existing[0]
-    return found
+                sources[name] = existing[0]
+    return sources
 
 
 def download_advice(root: Path, missing: list[str]) -> str:
@@ -89,15 +89,15 @@ def fingerprint(sources: dict[str, Path], size: int) -> str:
 
 
 def decode(sources: dict[str, Path], size: int) -> ArraySpec:
-    """Decode every image of Omniglot.
+    """Decode all images of Omniglot.
 
     Args:
         sources: the folder or zip file of each set.
         size: height and width of the decoded images, in pixels.
 
     Returns:
-        uint8 of shape (1623, 20, size, size), 0 for the background and 255 for strokes, a row per
-        character, sorted by names like `images_background/Latin/character01`.
+        uint8 of shape (1623, 20, size, size), 0 for the background and 255 for strokes, one row
+        per character, sorted by names like `images_background/Latin/character01`.
 
     Raises:
         UserError: a file cannot be read, or characters or images are missing.
@@ -114,7 +114,10 @@ def _rows(sources: dict[str, Path], size: int) -> Iterator[np.ndarray]:
     for set_name, source in sorted(sources.items()):
         with _members(set_name, source) as (characters, read):
             for _, members in sorted(characters.items()):
-                yield np.stack([_decode_strokes(read(m), size, source, m) for m in sorted(members)])
+                images = [
+                    _decode_strokes(read(name), size, source, name) for name in sorted(members)
+                ]
+                yield np.stack(images)
 
 
 _Characters = dict[tuple[str, ...], list[str]]
@@ -125,11 +128,11 @@ def _members(set_name: str, source: Path) -> Iterator[tuple[_Characters, Callabl
     """The images of a set by character, and a function that reads one of them.
 
     Yields:
-        {(set, alphabet, character): [member, …]}, and member -> bytes.
+        {(set, alphabet, character): [member, …]}, and the function from a member to its bytes.
     """
     with contextlib.ExitStack() as stack:
         if source.is_dir():
-            members = [f.relative_to(source.parent).as_posix() for f in _images_below(source)]
+            members = [path.relative_to(source.parent).as_posix() for path in _images_below(source)]
 
             def open_member(member: str) -> IO[bytes]:
                 return (source.parent / member).open("rb")
@@ -148,7 +151,7 @@ def _members(set_name: str, source: Path) -> Iterator[tuple[_Characters, Callabl
 
         characters: _Characters = {}
         for member in members:
-            # An archive may have anything: members other than images of this set are ignored.
+            # Members of an archive that are not images of this set are ignored.
             if (match := _MEMBER.fullmatch(member)) and match[1] == set_name:
                 characters.setdefault(match.groups()[:3], []).append(member)
 

@@ -1,4 +1,4 @@
-"""Images of any size and kind as the inputs of a trained model."""
+"""Convert images of any size and kind to inputs of a trained model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,16 +23,17 @@ _CHANNELS = (1, 3, 4)
 class ImagePreprocessing:
     """Prepare images as a dataset prepares its image files for evaluation.
 
-    Each image is put on white if it is transparent, converted to greyscale or RGB, resized with
+    Transparent images are put on white. Each image is converted to greyscale or RGB, resized with
     Lanczos' filter, inverted if the dataset inverts its files, scaled to [0, 1] and normalized.
 
     Args:
-        input_shape: of the model, (channels, height, width): 1 channel for greyscale, 3 for RGB.
+        input_shape: the model's input shape, (channels, height, width): 1 channel for greyscale,
+            3 for RGB.
         inverted: see `ImageClasses.inverted`.
         normalize: normalization of every image.
 
     Raises:
-        UserError: `input_shape` is another one.
+        UserError: `input_shape` is not the shape of square greyscale or RGB images.
     """
 
     input_shape: tuple[int, ...]
@@ -48,7 +49,7 @@ class ImagePreprocessing:
 
     @staticmethod
     def supports(input_shape: Sequence[int]) -> bool:
-        """Whether inputs are square images of one or three channels."""
+        """Whether inputs of this shape are square images of one or three channels."""
         return (
             len(input_shape) == 3 and input_shape[0] in (1, 3) and input_shape[1] == input_shape[2]
         )
@@ -60,8 +61,8 @@ class ImagePreprocessing:
             images: a sequence, array or tensor of images. An image is the path of a file, a Pillow
                 image, or an array or tensor of shape (height, width), (height, width, channels) or
                 (channels, height, width), with integers from 0 to 255 or floats from 0 to 1, which
-                are rounded to 8 bits. Where both orders fit the shape, an array has its channels
-                last and a tensor first.
+                are rounded to 8 bits. If both orders fit the shape, channels come last in an array
+                and first in a tensor.
 
         Returns:
             float32 of shape (n, *input_shape).
@@ -88,7 +89,7 @@ class ImagePreprocessing:
         return self.normalize(inputs)
 
     def _pixels(self, image: Any) -> np.ndarray:
-        """Pixels of one image, uint8 of the input shape."""
+        """The pixels of one image, uint8 of the input shape."""
         mode, size = "L" if self.input_shape[0] == 1 else "RGB", self.input_shape[-1]
         if isinstance(image, str | PathLike):
             pixels = decode_file(Path(image), mode, size)

@@ -14,10 +14,10 @@ def seed_generators(seed: int, device: torch.device = _CPU) -> None:
     """Seed the global generators of torch, NumPy and Python.
 
     Args:
-        seed: from 0 to 2^64 - 1.
-        device: whose generator is seeded beside the CPU's.
+        seed: an integer from 0 to 2^64 - 1.
+        device: the device whose generator is seeded in addition to the CPU's.
     """
-    # torch.manual_seed would seed all GPUs, and record a stack trace for those not in use.
+    # torch.manual_seed would seed all GPUs, and record a stack trace for each unused one.
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)

@@ -2,9 +2,9 @@
 
 `pickle.Unpickler` with an allow-list in `find_class` is not enough: NumPy's own constructors follow
 raw pointers from a crafted `dtype` state, a dictionary key of 30 nested tuples that share their
-elements takes minutes to hash, and one of 200,000 levels overflows the C stack. So this subclass of
-the pure-Python unpickler also has an allow-list of opcodes and of key types, and builds arrays
-itself.
+elements takes minutes to hash, and a key of 200,000 nested tuples overflows the C stack. This
+subclass of the pure-Python unpickler therefore also has an allow-list of opcodes and of key types,
+and builds arrays itself.
 """
 
 import mmap
@@ -22,10 +22,10 @@ from metadist.tasks.data_files import error_with_type
 _T = TypeVar("_T")
 
 MAX_READS = 5_000_000
-"""Most reads of one pickle, of which an opcode takes one to three; CIFAR-100 takes 0.5 million."""
+"""The most reads of one pickle; an opcode takes one to three, CIFAR-100 takes 0.5 million."""
 
 MAX_LIST_READS = 100_000_000
-"""The same for a list of arrays, of which tieredImageNet's longest has 448,695."""
+"""The same for a list of arrays; the longest list of tieredImageNet has 448,695 arrays."""
 
 _SMALL_VIEW_BYTES = 1 << 10
 _VIEW_BYTES = 1 << 16
@@ -37,18 +37,18 @@ _NUMERIC_TYPE = re.compile(r"[biuf]\d{1,2}")
 
 
 CONTENT_ERRORS = (AttributeError, KeyError, OverflowError, TypeError, ValueError)
-"""Raised where the values of a loaded dictionary are other ones than the reader expects."""
+"""Raised if the values of a loaded dictionary are not as the reader expects."""
 
 
 class RefusedError(pickle.UnpicklingError):
-    """The pickle has something that data does not need; the message continues the file's name."""
+    """The pickle has more than plain data; the message starts after the file's name."""
 
 
 def load_file(path: Path) -> dict[str, Any]:
     """The dictionary in a pickle file; large arrays are views of the mapped file. See `load`.
 
     Raises:
-        UserError: as `load`, or the file cannot be read.
+        UserError: see `load`; or the file cannot be read.
     """
     return load(_map_file(path), str(path))
 
@@ -71,8 +71,8 @@ def load(data: bytes | mmap.mmap, name: str) -> dict[str, Any]:
         name: the file's name in error messages.
 
     Returns:
-        Values by name. Arrays among them are read-only `np.ndarray` of numbers. Inside lists,
-        tuples and dictionaries arrays are left unconverted; pass those to `to_integers`.
+        The values by name. Arrays are read-only `np.ndarray` of numbers. Arrays inside lists,
+        tuples and dictionaries are left unconverted; pass them to `to_integers`.
 
     Raises:
         UserError: the pickle is no dictionary, is damaged, is too long, or has anything but
@@ -95,16 +95,16 @@ def load_arrays(path: Path) -> list[np.ndarray]:
     """The arrays in a pickle of a list of arrays; they are views of the mapped file.
 
     Raises:
-        UserError: as `load`, or the file cannot be read.
+        UserError: see `load`; or the file cannot be read.
     """
     data = _map_file(path)
 
     def read() -> list[np.ndarray]:
         source = _Source(data, view_bytes=_SMALL_VIEW_BYTES, max_reads=MAX_LIST_READS)
         loaded = _Unpickler(source, encoding="bytes").load()
-        if not isinstance(loaded, list) or not all(isinstance(each, _Array) for each in loaded):
+        if not isinstance(loaded, list) or not all(isinstance(item, _Array) for item in loaded):
             raise RefusedError("has anything but a list of arrays")
-        return [each.array for each in loaded]
+        return [item.array for item in loaded]
 
     return _refuse_errors(read, str(path))
 
@@ -128,7 +128,7 @@ def _refuse_errors(read: Callable[[], _T], name: str) -> _T:
 
 
 def to_text(value: object) -> str:
-    """A string that Python 2 may have written as bytes.
+    """A string, which Python 2 may have written as bytes.
 
     Raises:
         TypeError: `value` is neither str nor bytes.
@@ -151,7 +151,7 @@ def to_integers(values: object, max_length: int) -> np.ndarray:
         max_length: the most integers that are accepted.
 
     Raises:
-        TypeError: `values` is nothing of that kind.
+        TypeError: `values` is no list, tuple or array.
         ValueError: it has more than `max_length` elements, or elements that are no integers.
     """
     if isinstance(values, _Array):
@@ -203,11 +203,11 @@ class _Source:
         self.reads += 1
         if self.reads > self.max_reads:
             raise RefusedError(f"takes more than {self.max_reads:,} reads")
-        found = self.data[self.position : self.position + size]
-        if len(found) < size:
+        content = self.data[self.position : self.position + size]
+        if len(content) < size:
             raise EOFError("it is truncated")
         self.position += size
-        return found if size > self.view_bytes else bytes(found)
+        return content if size > self.view_bytes else bytes(content)
 
     def readline(self) -> bytes:
         line = bytes(self.data[self.position : self.position + _MAX_NAME])
@@ -238,7 +238,7 @@ class _DType:
 
 
 class _Array:
-    """A NumPy array; without contents until its state is set."""
+    """A NumPy array; it has no contents until its state is set."""
 
     array: np.ndarray
 
@@ -251,9 +251,9 @@ class _Array:
 
     @classmethod
     def from_buffer(cls, data: Any, dtype: Any, shape: Any, order: Any) -> "_Array":
-        made = cls()
-        made.array = _to_array(data, dtype, shape, order)
-        return made
+        result = cls()
+        result.array = _to_array(data, dtype, shape, order)
+        return result
 
 
 def _to_array(data: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
@@ -309,7 +309,7 @@ _ALLOWED: dict[str, Callable[..., Any]] = {
         for function, call in _NUMPY_FUNCTIONS.items()
     },
 }
-"""What a pickle may name, and what is called in its place."""
+"""The names that a pickle may use, and the functions that are called in their place."""
 
 
 _PLAIN_OPCODES = b"".join(

@@ -29,7 +29,7 @@ class Sinusoid:
     regression = True
 
     def outputs(self, ways: int) -> int:
-        """Width of the last layer of a model: 1, whatever `ways` is."""
+        """The width of the last layer of a model: 1 for any `ways`."""
         return 1
 
     def check(
@@ -51,8 +51,8 @@ class Sinusoid:
             generator: the only source of randomness; it is advanced.
             split: ignored.
             ways: ignored.
-            shots: support points.
-            queries: query points.
+            shots: the number of support points.
+            queries: the number of query points.
 
         Returns:
             inputs and targets float32 of shape (shots, 1) and (queries, 1).
@@ -63,17 +63,17 @@ class Sinusoid:
     def episodes(
         self, generators: KeyGenerators, split: str, ways: int, shots: int, queries: int
     ) -> Episode:
-        """The episodes of several generators, the same as `episode` samples with each.
+        """Sample one episode per generator, equal to the one that `episode` samples with it.
 
         Args:
-            generators: of the tasks.
+            generators: the generators of the tasks.
             split: ignored.
             ways: ignored.
-            shots: support points.
-            queries: query points.
+            shots: the number of support points.
+            queries: the number of query points.
 
         Returns:
-            as `episode` returns, every tensor with a first dimension of tasks.
+            The episodes of `episode`, stacked along a leading task dimension.
         """
         return _episodes(generators.random(2 + shots + queries), shots)
 
@@ -81,22 +81,22 @@ class Sinusoid:
         """The wave that `episode` samples points of, given an equal generator.
 
         Args:
-            generator: in the state before `episode`; it is advanced.
-            positions: of any shape.
+            generator: a generator in the state before `episode`; it is advanced.
+            positions: the values of x, of any shape.
 
         Returns:
-            float64, of the same shape.
+            The values of y, float64 of the same shape.
         """
         amplitude, phase = generator.uniform(*AMPLITUDES), generator.uniform(*PHASES)
         return amplitude * np.sin(positions - phase)
 
     def protocol(self) -> dict[str, object]:
-        """Name of the dataset."""
+        """The dataset's name."""
         return {"dataset": "sinusoid"}
 
 
 def _episodes(uniform: np.ndarray, shots: int) -> Episode:
-    """Waves from numbers of [0, 1): of each task the amplitude, the phase and the positions."""
+    """Waves from numbers in [0, 1): the amplitude, the phase and the positions of each task."""
     amplitude, phase = _scaled(uniform[:, :1], AMPLITUDES), _scaled(uniform[:, 1:2], PHASES)
     positions = _scaled(uniform[:, 2:], POSITIONS)
     points = np.empty((2, *positions.shape, 1), np.float32)
@@ -107,6 +107,6 @@ def _episodes(uniform: np.ndarray, shots: int) -> Episode:
 
 
 def _scaled(uniform: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:
-    """Numbers from [0, 1) moved into an interval, as `Generator.uniform` does it."""
+    """Scale numbers in [0, 1) to an interval, in the same way as `Generator.uniform`."""
     low, high = bounds
     return low + (high - low) * uniform

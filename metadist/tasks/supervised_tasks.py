@@ -16,25 +16,25 @@ _log = logging.getLogger(__name__)
 
 
 class SupervisedTasks:
-    """Classification of the training classes, validated on held-out examples, tested few-shot.
+    """Classification of the training classes; validation on held-out examples; few-shot test.
 
-    A "task" of training is a micro-batch of labelled examples; partitioners split the micro-batches
-    of a batch among the workers. Batch norm uses the statistics of each micro-batch, so that the
+    A training "task" is a micro-batch of labelled examples; partitioners split the micro-batches of
+    a batch among the workers. Batch norm uses the statistics of each micro-batch, so that the
     numbers do not depend on the number of workers.
 
     - split "train": `micro_batch_size` examples of the training classes as the query set; the
-      support set is empty. If the dataset leaves out small classes, it leaves out those with no
-      more than `held_out` examples.
-    - split "validation": the same, of the held-out examples.
+      support set is empty. If the dataset leaves out small classes, the classes with at most
+      `held_out` examples are left out.
+    - split "validation": the same with the held-out examples.
     - split "test": few-shot episodes of the test classes.
 
     Attributes:
-        split_descriptions: what accuracies of validation and test measure, for people.
+        split_descriptions: a readable description of what validation and test accuracy measure.
 
     Args:
-        dataset: images in classes.
-        micro_batch_size: examples in a micro-batch, at least two.
-        held_out: examples of each training class for validation.
+        dataset: a dataset of images in classes.
+        micro_batch_size: examples in a micro-batch, at least 2.
+        held_out: examples of each training class that are held out for validation.
         ways: classes in a test episode.
         shots: support examples per class in a test episode.
         queries: query examples per class in a test episode.
@@ -65,9 +65,9 @@ class SupervisedTasks:
         self.ways = ways
         self.shots = shots
         self.queries = queries
-        every = dataset.split_classes("train")
-        sizes = [len(of_class) for of_class in every]
-        # Where small classes are left out, one large one is enough.
+        classes = dataset.split_classes("train")
+        sizes = [len(class_images) for class_images in classes]
+        # If small classes are left out, one large class is enough.
         needed = max(sizes) if getattr(dataset, "skip_small_classes", False) else min(sizes)
         if held_out >= needed:
             advice = f"hold out {needed - 1} at most"
@@ -79,10 +79,12 @@ class SupervisedTasks:
                 f"task.held_out={held_out} leaves no example of a class's {needed} to train on: "
                 f"{advice}."
             )
-        self.images = [of_class for of_class in every if len(of_class) > held_out]
-        if few := len(every) - len(self.images):
-            _log.info("%d training classes with %d examples or fewer are left out", few, held_out)
-        self.class_sizes = np.array([len(of_class) for of_class in self.images])
+        self.images = [class_images for class_images in classes if len(class_images) > held_out]
+        if left_out := len(classes) - len(self.images):
+            _log.info(
+                "%d training classes with %d examples or fewer are left out", left_out, held_out
+            )
+        self.class_sizes = np.array([len(class_images) for class_images in self.images])
         self.input_shape = dataset.input_shape
         self.outputs = len(self.images)
         self.regression = False
@@ -101,7 +103,7 @@ class SupervisedTasks:
         training = examples - self.held_out
         first, last = (0, training) if split == "train" else (training, examples)
         indices = generator.integers(first, last)
-        pixels = [self.images[c][i] for c, i in zip(labels, indices, strict=True)]
+        pixels = [self.images[label][index] for label, index in zip(labels, indices, strict=True)]
         inputs = self.dataset.inputs(np.stack(pixels), split, generator)
         batch = Examples(inputs, torch.from_numpy(labels))
         return Episode(support=Examples(batch.inputs[:0], batch.targets[:0]), query=batch)
@@ -114,7 +116,10 @@ class SupervisedTasks:
         return describe(key_generator(key), split, self.ways, self.shots, self.queries)
 
     def protocol(self) -> dict[str, object]:
-        """Of the test episodes and of the micro-batches, whose images are never rotated."""
+        """The sizes of test episodes and micro-batches, and the dataset's protocol.
+
+        Images of micro-batches are never rotated, so `rotations` is False.
+        """
         return {
             "ways": self.ways,
             "shots": self.shots,

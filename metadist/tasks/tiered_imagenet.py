@@ -14,7 +14,7 @@ from metadist.tasks.image_files import SHORT_NAMES
 from metadist.tasks.restricted_pickle import CONTENT_ERRORS, to_integers, to_text
 
 CLASSES = {"train": 351, "validation": 97, "test": 160}
-"""Number of classes of each split in Ren et al."""
+"""The number of classes in each split of Ren et al."""
 
 SIDE = 84
 """Height and width in pixels."""
@@ -26,12 +26,12 @@ _FORMAT = 1
 class TieredImageNet(DecodedImages):
     """tieredImageNet (Ren et al. 2018, arXiv 1803.00676): 351, 97 and 160 classes.
 
-    The classes of a split are those of 20, 6 and 8 categories, so that test classes are less
+    The splits have the classes of 20, 6 and 8 categories, so that test classes are less
     similar to training classes than in MiniImageNet. A class has 732 to 1300 images.
 
     `root` has `train_images_png.pkl`, `train_labels.pkl` and the same of `val` and `test`, as
     published by the authors, possibly in `tiered-imagenet`; or folders `train`, `val` and `test`
-    with a folder of images for each class. They are decoded into a file of 16.5 GB.
+    with a folder of images for each class. Images are decoded into a file of 16.5 GB.
 
     Attributes:
         input_shape: (3, 84, 84).
@@ -71,10 +71,10 @@ def load_images(root: Path, stem: str) -> tuple[list[np.ndarray], list[str]]:
                 )
         if all((root / short).is_dir() for short in SHORT_NAMES.values()):
             classes = image_files.find_classes(root, "tieredImageNet")
-            image_files.check_disjoint(((each.split, each.name) for each in classes), root)
-            return load_classes(root, stem, [each for each in classes if each.files], SIDE, "RGB")
-    if (found := array_cache.load_any(root, stem)) is not None:
-        return group_by_class(found)
+            image_files.check_disjoint(((item.split, item.name) for item in classes), root)
+            return load_classes(root, stem, [item for item in classes if item.files], SIDE, "RGB")
+    if (cached := array_cache.load_any(root, stem)) is not None:
+        return group_by_class(cached)
     raise UserError(
         f"{root} has neither train_images_png.pkl and train_labels.pkl of tieredImageNet, with "
         "those of val and test, nor folders train, val and test of class folders: run metadist "
@@ -95,8 +95,8 @@ def _decode(pickles: dict[str, tuple[Path, Path]]) -> ArraySpec:
     return ArraySpec((3, SIDE, SIDE), names, rows)
 
 
-def _decode_png(given: tuple[np.ndarray, Path]) -> np.ndarray:
-    array, file = given
+def _decode_png(encoded: tuple[np.ndarray, Path]) -> np.ndarray:
+    array, file = encoded
     try:
         data = array.tobytes()
         return data_files.decode_image(
@@ -114,10 +114,10 @@ def _classes(file: Path, images: int) -> dict[str, np.ndarray]:
     contents = restricted_pickle.load_file(file)
     try:
         labels = to_integers(contents["label_specific"], images)
-        known = [to_text(name) for name in contents["label_specific_str"]]
-        if len(labels) != images or not 0 <= labels.min() <= labels.max() < len(known):
-            raise ValueError(f"{len(labels)} labels of {len(known)} classes for {images} images")
-        if len(set(known)) != len(known) or any("/" in name for name in known):
+        names = [to_text(name) for name in contents["label_specific_str"]]
+        if len(labels) != images or not 0 <= labels.min() <= labels.max() < len(names):
+            raise ValueError(f"{len(labels)} labels of {len(names)} classes for {images} images")
+        if len(set(names)) != len(names) or any("/" in name for name in names):
             raise ValueError("the names of its classes are not unique, or have slashes")
     except CONTENT_ERRORS as error:
         raise UserError(
@@ -125,5 +125,5 @@ def _classes(file: Path, images: int) -> dict[str, np.ndarray]:
             "label_specific and label_specific_str; replace it with a complete copy"
         ) from error
     order = np.argsort(labels, kind="stable")
-    parts = np.split(order, np.searchsorted(labels[order], np.arange(1, len(known))))
-    return {name: part for name, part in zip(known, parts, strict=True) if len(part)}
+    parts = np.split(order, np.searchsorted(labels[order], np.arange(1, len(names))))
+    return {name: part for name, part in zip(names, parts, strict=True) if len(part)}

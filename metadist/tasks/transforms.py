@@ -20,7 +20,7 @@ _GREY_WEIGHTS = np.array([0.2989, 0.587, 0.114], dtype=np.float32)
 Fraction = Annotated[float, Interval(ge=0, le=1)]
 
 ImageTransform = Callable[[Tensor], Tensor]
-"""A transform of one image, float32 (channels, height, width) in [0, 1], to one of that shape."""
+"""Maps an image, float32 (channels, height, width) in [0, 1], to an image of the same shape."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Normalize:
     """`(pixel - mean) / std`, channel by channel, of pixels in [0, 1].
 
     Args:
-        mean: a list of a number per channel, or of one for all.
-        std: the same; positive.
+        mean: a list of one number per channel, or of one number for all channels.
+        std: the same, of positive numbers.
 
     Raises:
         UserError: `mean` or `std` is no list, or a `std` is not positive.
@@ -68,7 +68,7 @@ class Normalize:
         return inputs.sub_(mean).div_(std)
 
     def protocol(self) -> dict[str, object]:
-        """Mean and standard deviation as lists."""
+        """Mean and standard deviation, as lists."""
         return {"mean": list(self.mean), "std": list(self.std)}
 
 
@@ -84,9 +84,9 @@ class Augment:
     Args:
         crop_padding: padding on each side in pixels.
         flip: probability of a horizontal flip.
-        brightness: x of the brightness.
-        contrast: x of the contrast.
-        saturation: x of the saturation; without effect on images of one channel.
+        brightness: x for the brightness.
+        contrast: x for the contrast.
+        saturation: x for the saturation; without effect on images of one channel.
     """
 
     crop_padding: Annotated[int, Ge(0)] = 0
@@ -101,10 +101,10 @@ class Augment:
         return not any(asdict(self).values())
 
     def __call__(self, inputs: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """Augment float32 images (n, channels, height, width) in [0, 1]; so are the results.
+        """Augment images.
 
         Args:
-            inputs: may be changed in place.
+            inputs: float32 images (n, channels, height, width) in [0, 1]; may be changed in place.
             generator: the only source of randomness; it is advanced.
         """
         count = len(inputs)
@@ -141,7 +141,7 @@ class Augment:
 
 
 def _grey(images: np.ndarray) -> np.ndarray:
-    """Luminance of (n, channels, height, width), with one channel."""
+    """The luminance of images (n, channels, height, width), with one channel."""
     if images.shape[1] != len(_GREY_WEIGHTS):
         return images
     return np.tensordot(_GREY_WEIGHTS, images, axes=(0, 1))[:, None]
@@ -150,41 +150,43 @@ def _grey(images: np.ndarray) -> np.ndarray:
 def apply_transforms(
     transforms: Sequence[ImageTransform], inputs: Tensor, generator: np.random.Generator
 ) -> Tensor:
-    """Apply transforms to each image on its own, such as those of `torchvision.transforms.v2`.
+    """Apply transforms, such as `torchvision.transforms.v2`, to each image separately.
 
-    Their random numbers, if from torch's, NumPy's or Python's global generator, depend on
-    `generator` alone; the state of the global generators is restored.
+    Random numbers that they take from torch's, NumPy's or Python's global generator depend on
+    `generator` alone; the states of the global generators are restored.
 
     Args:
-        transforms: applied in this order.
+        transforms: the transforms, applied in this order.
         inputs: float32 images (n, channels, height, width) in [0, 1].
-        generator: advanced by one number.
+        generator: the source of randomness; it is advanced by one number.
 
     Raises:
         UserError: the results are not float32 of the inputs' shape.
     """
     with random_state(int(generator.integers(2**63))):
-        images = [functools.reduce(lambda x, each: each(x), transforms, image) for image in inputs]
+        images = [
+            functools.reduce(lambda x, apply: apply(x), transforms, image) for image in inputs
+        ]
     expected = (torch.float32, tuple(inputs.shape[1:]))
     for image in images:
-        found = (getattr(image, "dtype", type(image)), tuple(getattr(image, "shape", ())))
-        if found != expected:
+        actual = (getattr(image, "dtype", type(image)), tuple(getattr(image, "shape", ())))
+        if actual != expected:
             raise UserError(
-                f"dataset.transforms give {found[0]} of shape {found[1]}, expected {expected[0]} "
+                f"dataset.transforms give {actual[0]} of shape {actual[1]}, expected {expected[0]} "
                 f"of the image's shape {expected[1]}: change the transform that does not keep them"
             )
     return torch.stack(images)
 
 
 def transform_names(transforms: Sequence[ImageTransform]) -> list[str]:
-    """What a protocol says about transforms: their names and options."""
-    return [_name(each) for each in transforms]
+    """The names and options of transforms, for a protocol."""
+    return [_name(transform) for transform in transforms]
 
 
 def _name(value: object) -> str:
-    """A transform, or an argument of one, without memory addresses where it is callable."""
+    """The name of a transform or of its argument; callables without memory addresses."""
     if isinstance(value, functools.partial):
-        options = [f"{key}={_name(each)}" for key, each in sorted(value.keywords.items())]
+        options = [f"{key}={_name(option)}" for key, option in sorted(value.keywords.items())]
         return f"{_name(value.func)}({', '.join([*map(_name, value.args), *options])})"
     if isinstance(value, nn.Module) or not callable(value):
         return " ".join(repr(value).split())
