@@ -1,4 +1,4 @@
-"""Backbones of other libraries, torchvision and timm, with a new linear head."""
+"""Backbones of torchvision and timm with a new linear head."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,22 +11,22 @@ from metadist.errors import UserError, did_you_mean, first_line, one_line
 
 
 class Backbone(nn.Module):
-    """A network that computes features, and a new linear layer as its head.
+    """A network that computes features, with a new linear layer as its head.
 
     Batch norm uses the statistics of the batch, in training and in evaluation, and keeps no running
     statistics (MAML's protocol): running statistics would be changed in place by every inner step,
-    which `torch.func` does not support, and would mix tasks. Those of pretrained weights are
-    dropped. With `running_statistics` they are kept, and evaluation uses them.
+    which `torch.func` does not support, and would mix tasks. The running statistics of pretrained
+    weights are dropped. With `running_statistics` they are kept, and evaluation uses them.
 
     Args:
-        body: images (n, channels, height, width) -> features (n, features).
-        input_shape: (channels, height, width) of an image.
-        outputs: number of classes.
+        body: a network that maps images (n, channels, height, width) to features (n, features).
+        input_shape: the shape of an image, (channels, height, width).
+        outputs: the number of classes.
         running_statistics: whether batch norm keeps running statistics for evaluation.
-        model: the choice of `model` in the configuration, for messages.
+        model: the model's options in the configuration, for error messages.
 
     Raises:
-        UserError: inputs that are not images, or that the body does not take.
+        UserError: inputs are not images, or the body does not support them.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Backbone(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def features(self, images: Tensor) -> Tensor:
-        """Inputs of the linear layer: (n, channels, height, width) -> (n, features)."""
+        """The head's inputs: (n, channels, height, width) -> (n, features)."""
         return self.body(images)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -55,13 +55,13 @@ class Backbone(nn.Module):
 
     @torch.no_grad()
     def _count_features(self, input_shape: tuple[int, ...], model: str) -> int:
-        training, found = self.body.training, []
+        training, outputs = self.body.training, []
         try:
             with torch.random.fork_rng([]):  # for dropout
                 for mode in (True, False):
-                    buffers = {name: each.clone() for name, each in self.body.named_buffers()}
+                    buffers = {name: buffer.clone() for name, buffer in self.body.named_buffers()}
                     images = torch.zeros(2, *input_shape)
-                    found.append(functional_call(self.body.train(mode), buffers, (images,)))
+                    outputs.append(functional_call(self.body.train(mode), buffers, (images,)))
         except (RuntimeError, ValueError, AssertionError, IndexError) as error:
             reason = first_line(error)
             raise UserError(
@@ -70,27 +70,28 @@ class Backbone(nn.Module):
             ) from error
         finally:
             self.body.train(training)
-        if not all(isinstance(each, Tensor) and each.dim() == 2 for each in found):
+        if not all(isinstance(output, Tensor) and output.dim() == 2 for output in outputs):
             raise UserError(
                 f"{model} does not compute one vector per image in training and evaluation: "
                 "choose another network, or change model.options."
             )
-        return found[0].shape[1]
+        return outputs[0].shape[1]
 
 
 class Torchvision(Backbone):
-    """A classification network of torchvision, such as resnet18; its last linear layer is replaced.
+    """A classification network of torchvision, such as resnet18, with a new last linear layer.
 
-    Images of one channel are repeated to three. Auxiliary heads, of googlenet and inception_v3, are
-    removed.
+    Images of one channel are repeated to three channels. The auxiliary heads of googlenet and
+    inception_v3 are removed.
 
     Args:
-        input_shape: (channels, height, width) of an image.
-        outputs: number of classes.
-        name: as in `torchvision.models.list_models(torchvision.models)`.
+        input_shape: the shape of an image, (channels, height, width).
+        outputs: the number of classes.
+        name: a name in `torchvision.models.list_models(torchvision.models)`.
         weights: pretrained weights, such as DEFAULT or IMAGENET1K_V1, downloaded by torchvision;
-            None for random weights. Inputs should be normalized as in their training.
-        options: further arguments of the network, such as {image_size: 84} of vision transformers.
+            None for random weights. Inputs should be normalized as in pretraining.
+        options: further arguments of the network, such as {image_size: 84} for vision
+            transformers.
         running_statistics: see `Backbone`.
 
     Raises:
@@ -114,7 +115,7 @@ class Torchvision(Backbone):
             lambda: library.get_model(name, weights=weights, **dict(options or {})), model
         )
         if getattr(body, "aux_logits", False) and "aux_logits" not in (options or {}):
-            # Not as an option, which pretrained weights refuse.
+            # Pretrained weights do not allow the option aux_logits=False.
             body.aux_logits = False  # type: ignore[assignment]
             for name in {"aux1", "aux2", "AuxLogits"} & dict(body.named_children()).keys():
                 setattr(body, name, None)
@@ -128,10 +129,10 @@ class Torchvision(Backbone):
 
 
 def options_of_weights(name: str, weights: str) -> dict[str, Any]:
-    """The options that a network of torchvision has with pretrained weights by default.
+    """The options that torchvision sets by default for a network with pretrained weights.
 
     Args:
-        name: of the network.
+        name: the network's name.
         weights: see `Torchvision`.
     """
     import torchvision.models as library
@@ -148,13 +149,13 @@ class Timm(Backbone):
     """A network of timm (PyTorch Image Models), without its classifier.
 
     Args:
-        input_shape: (channels, height, width) of an image.
-        outputs: number of classes.
-        name: as in `timm.list_models()`.
+        input_shape: the shape of an image, (channels, height, width).
+        outputs: the number of classes.
+        name: a name in `timm.list_models()`.
         pretrained: whether to load timm's pretrained weights, downloaded by timm. Inputs should be
-            normalized as in their training.
-        options: further arguments of `timm.create_model`, such as {img_size: 84} of vision
-            transformers; none that names a file or an address of weights.
+            normalized as in pretraining.
+        options: further arguments of `timm.create_model`, such as {img_size: 84} for vision
+            transformers; arguments that name a file or an address of weights are refused.
         running_statistics: see `Backbone`.
 
     Raises:
@@ -162,8 +163,8 @@ class Timm(Backbone):
             option is refused.
     """
 
-    # A saved run that somebody else made could name any file or address; some versions of timm
-    # execute what is pickled there.
+    # A run saved by another person could name any file or address, and some versions of timm
+    # execute pickled code in such a file.
     _refused = ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
 
     def __init__(
@@ -194,7 +195,7 @@ class Timm(Backbone):
 
 
 class _Repeat(nn.Module):
-    """One channel as three."""
+    """Repeats one channel to three."""
 
     def forward(self, images: Tensor) -> Tensor:
         return images.expand(-1, 3, -1, -1)
@@ -203,7 +204,7 @@ class _Repeat(nn.Module):
 def _create(create: Callable[[], nn.Module], model: str) -> nn.Module:
     try:
         return create()
-    except Exception as error:  # whatever a network's constructor and a download raise
+    except Exception as error:  # constructors and downloads may raise anything
         reason = one_line(error)[:200]
         raise UserError(
             f"{model} cannot be created ({reason}): change model.options, or the pretrained "
@@ -211,9 +212,9 @@ def _create(create: Callable[[], nn.Module], model: str) -> nn.Module:
         ) from error
 
 
-def _check_name(name: str, known: list[str], library: str) -> None:
-    if name not in known:
+def _check_name(name: str, names: list[str], library: str) -> None:
+    if name not in names:
         raise UserError(
-            f"model.name={name} is no network of {library}{did_you_mean(name, known)}: choose "
+            f"model.name={name} is no network of {library}{did_you_mean(name, names)}: choose "
             "another one, such as resnet18."
         )

@@ -1,7 +1,7 @@
 """Layers that can be batched over tasks, each task with its own parameters.
 
 Unbatched, these are PyTorch's layers. Batched, parameters (passed through
-`torch.func.functional_call`) and inputs have a first dimension of tasks. Small tasks spend most of
+`torch.func.functional_call`) and inputs have a leading task dimension. Small tasks spend most of
 their time on launching operations; batched tasks share that cost. A task's results are
 bit-identical for any number of tasks in the batch.
 """
@@ -26,12 +26,12 @@ from metadist.kernels.unfold import unfold
 
 
 class Linear(nn.Linear):
-    """`torch.nn.Linear` on (n, in), or batched on (tasks, n, in).
+    """`torch.nn.Linear` for inputs (n, in), or batched (tasks, n, in).
 
     Args:
-        args: see `torch.nn.Linear`.
+        args: positional arguments of `torch.nn.Linear`.
         native: whether to use C++ kernels where they are supported.
-        kwargs: see `torch.nn.Linear`.
+        kwargs: keyword arguments of `torch.nn.Linear`.
     """
 
     def __init__(self, *args: Any, native: bool = True, **kwargs: Any) -> None:
@@ -46,18 +46,19 @@ class Linear(nn.Linear):
 
 
 class Conv2d(nn.Conv2d):
-    """`torch.nn.Conv2d` on (n, channels, h, w), or batched on (tasks, n, channels, h, w).
+    """`torch.nn.Conv2d` for inputs (n, channels, h, w), or batched (tasks, n, channels, h, w).
 
     Args:
-        args: see `torch.nn.Conv2d`.
+        args: positional arguments of `torch.nn.Conv2d`.
         native: whether to use C++ kernels where they are supported.
-        kwargs: see `torch.nn.Conv2d`.
+        kwargs: keyword arguments of `torch.nn.Conv2d`.
 
     Raises:
-        ValueError: groups, dilation, padding given as a string or a padding mode except zeros.
+        ValueError: the layer has groups, dilation, a string as padding, or a padding mode other
+            than zeros.
     """
 
-    # Narrower than in torch.nn.Conv2d, which has one base class for all dimensions.
+    # Narrower types than in torch.nn.Conv2d, whose base class is for any number of dimensions.
     kernel_size: tuple[int, int]
     stride: tuple[int, int]
     padding: tuple[int, int]
@@ -87,9 +88,10 @@ class Conv2d(nn.Conv2d):
         if unbatched:
             if not inputs.is_cpu or inputs.dim() != 4 or in_transform():
                 return super().forward(inputs)
-            # Convolution and pooling are faster in this layout on CPUs.
-            last = torch.channels_last
-            return super().forward(inputs.to(memory_format=last)).to(memory_format=last)
+            # On CPUs, convolution and pooling are faster in this memory format.
+            memory_format = torch.channels_last
+            outputs = super().forward(inputs.to(memory_format=memory_format))
+            return outputs.to(memory_format=memory_format)
         tasks, n = inputs.shape[:2]
         columns = unfold(
             to_autocast_dtype(inputs).permute(0, 1, 3, 4, 2).flatten(0, 1),
@@ -111,7 +113,7 @@ def conv_block(
     """Convolution, norm, ReLU and, with `pool`, 2×2 max-pooling.
 
     Args:
-        convolution: the convolution.
+        convolution: the convolution layer; its parameters may be batched over tasks.
         norm: see `norm_relu`.
         inputs: (…, n, channels, height, width).
         pool: whether to halve height and width, rounded down.
@@ -132,14 +134,14 @@ def norm_relu(norm: nn.Module, inputs: Tensor, pool: bool = False, native: bool 
     """Norm, ReLU and, with `pool`, 2×2 max-pooling.
 
     Args:
-        norm: batched, `torch.nn.BatchNorm1d` or `BatchNorm2d` without running statistics;
-            unbatched, any module that keeps the shape. Batched, its hooks are not run.
+        norm: batched, a `torch.nn.BatchNorm1d` or `BatchNorm2d` without running statistics, whose
+            hooks are not run; unbatched, any module that keeps the shape.
         inputs: (…, n, channels, *size).
         pool: whether to halve height and width, rounded down.
         native: whether to use C++ kernels where they are supported.
 
     Raises:
-        ValueError: a single value per channel.
+        ValueError: there is a single value per channel.
     """
     if (
         native
@@ -150,16 +152,17 @@ def norm_relu(norm: nn.Module, inputs: Tensor, pool: bool = False, native: bool 
     if not is_batch_norm(norm) or norm.weight is None or norm.weight.dim() == 1:
         out = F.relu(norm(inputs))
     else:
-        last = inputs.movedim(2, -1)
-        if last[0, ..., 0].numel() == 1:
+        channels_last = inputs.movedim(2, -1)
+        if channels_last[0, ..., 0].numel() == 1:
             raise ValueError(
                 f"batch norm needs more than one value per channel, got {tuple(inputs.shape)}"
             )
         weight, bias = norm.weight.unsqueeze(1), norm.bias.unsqueeze(1)
-        # Autocast leaves statistics in the type of the weight.
-        values = last.flatten(1, -2).to(torch.promote_types(last.dtype, weight.dtype))
+        # As under autocast, statistics have the type of the weight.
+        dtype = torch.promote_types(inputs.dtype, weight.dtype)
+        values = channels_last.flatten(1, -2).to(dtype)
         rows = batched_norm_relu(values, weight, bias, norm.eps)
-        out = rows.view(last.shape).movedim(-1, 2)
+        out = rows.view(channels_last.shape).movedim(-1, 2)
     if not pool:
         return out
     return F.max_pool2d(out.flatten(0, -4), 2).unflatten(0, out.shape[:-3])

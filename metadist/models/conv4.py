@@ -14,29 +14,28 @@ from metadist.models.batched_layers import Conv2d, Linear, conv_block
 class Conv4(nn.Module):
     """Four blocks of a 3×3 convolution, batch norm and ReLU, then a linear layer.
 
-    - pooling="stride": convolutions of stride 2, mean over the last feature map (Omniglot in
-      MAML, arXiv 1703.03400, appendix A.1) or, with `flatten`, the flattened feature map
-      (Reptile's code).
-    - pooling="max": convolutions of stride 1, each followed by 2×2 max-pooling, the last feature
-      map flattened (Vinyals et al., arXiv 1606.04080; MiniImageNet in MAML).
+    - pooling="stride": convolutions have stride 2. The last feature map is averaged (Omniglot in
+      MAML, arXiv 1703.03400, appendix A.1) or, with `flatten`, flattened (Reptile's code).
+    - pooling="max": convolutions have stride 1, and each block ends with 2×2 max-pooling. The last
+      feature map is flattened (Vinyals et al., arXiv 1606.04080; MiniImageNet in MAML).
 
     Batch norm uses the statistics of the batch in training and in evaluation, and keeps no running
     statistics (MAML's transductive protocol). With `running_statistics` evaluation uses the running
     statistics of training.
 
     Args:
-        input_shape: (channels, height, width) of an image.
-        outputs: number of classes.
-        filters: channels of each convolution.
-        pooling: which of the two forms.
-        flatten: whether the stride form flattens the last feature map instead of averaging it.
+        input_shape: the shape of an image, (channels, height, width).
+        outputs: the number of classes.
+        filters: the output channels of each convolution.
+        pooling: the form of the network, "stride" or "max".
+        flatten: whether the "stride" form flattens the last feature map instead of averaging it.
         running_statistics: whether batch norm keeps running statistics for evaluation.
-        dropout: probability of dropping a feature, an input of the linear layer.
+        dropout: the probability of dropping a feature, an input of the linear layer.
         native: whether to use C++ kernels where they are supported; results are equal up to
             rounding.
 
     Raises:
-        UserError: inputs that are not images, or images too small for four halvings.
+        UserError: inputs are not images, or images are too small to be halved four times.
     """
 
     def __init__(
@@ -96,14 +95,15 @@ class Conv4(nn.Module):
 
     @property
     def max_batched_elements(self) -> int:
-        """Largest number of input elements of batched tasks on a CPU, in elements.
+        """The largest number of input elements in a batch of tasks on a CPU.
 
-        Larger batches are bound by memory bandwidth; PyTorch's max-pooling form reaches it earlier.
+        Larger batches are limited by memory bandwidth. Without C++ kernels, the "max" form reaches
+        this limit earlier.
         """
         return 2**18 if self.native or self.pooling == "stride" else 2**16
 
     def features(self, images: Tensor) -> Tensor:
-        """Inputs of the linear layer: (…, n, channels, height, width) -> (…, n, features)."""
+        """The linear layer's inputs: (…, n, channels, height, width) -> (…, n, features)."""
         features = images
         convolutions = cast(Iterable[Conv2d], self.convolutions)
         for convolution, norm in zip(convolutions, self.norms, strict=True):

@@ -11,18 +11,18 @@ from metadist.models.batched_layers import Linear, norm_relu
 
 
 class MLP(nn.Module):
-    """Linear layers with ReLU between them, on flattened inputs.
+    """Linear layers with ReLU between them, applied to flattened inputs.
 
-    MAML's networks without convolutions: hidden=[256, 128, 64, 64] with batch norm (Omniglot) and
-    hidden=[40, 40] without (sinusoid), arXiv 1703.03400. hidden=[] is a linear model.
+    MAML's fully connected networks (arXiv 1703.03400) are hidden=[256, 128, 64, 64] with batch norm
+    (Omniglot) and hidden=[40, 40] without it (sinusoid). hidden=[] is a linear model.
 
     Args:
-        input_shape: shape of one input; it is flattened.
-        outputs: width of the last layer.
-        hidden: widths of the hidden layers.
+        input_shape: the shape of one input; inputs are flattened.
+        outputs: the width of the last layer.
+        hidden: the widths of the hidden layers.
         batch_norm: whether batch norm precedes each ReLU.
         running_statistics: whether batch norm keeps running statistics for evaluation.
-        dropout: probability of dropping a feature of the last hidden layer.
+        dropout: the probability of dropping a feature of the last hidden layer.
         native: whether to use C++ kernels where they are supported; results are equal up to
             rounding.
     """
@@ -55,8 +55,8 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.head = Linear(widths[-1], outputs, native=native)
         if batch_norm:
-            # MAML's initialization, cut at two standard deviations; without batch norm activations
-            # would vanish.
+            # MAML's initialization, truncated at two standard deviations. Without batch norm,
+            # activations would vanish.
             for layer in [*self.layers, self.head]:
                 nn.init.trunc_normal_(layer.weight, std=0.01, a=-0.02, b=0.02)
                 nn.init.zeros_(layer.bias)
@@ -67,7 +67,7 @@ class MLP(nn.Module):
         return not (self.running_statistics or self.dropout.p)
 
     def features(self, inputs: Tensor) -> Tensor:
-        """Inputs of the last layer: (…, n, *input_shape) -> (…, n, features)."""
+        """The last layer's inputs: (…, n, *input_shape) -> (…, n, features)."""
         features = inputs.flatten(inputs.dim() - self.dimensions)
         for layer, norm in zip(self.layers, self.norms, strict=True):
             features = norm_relu(norm, layer(features), native=self.native)

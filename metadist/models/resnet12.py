@@ -15,30 +15,30 @@ from metadist.errors import UserError
 class ResNet12(nn.Module):
     """ResNet-12: four residual blocks of three 3×3 convolutions, then a linear layer.
 
-    As in MetaOptNet (Lee et al. 2019, arXiv 1904.03758, and its code): no convolution has a bias,
-    each is followed by batch norm, LeakyReLU 0.1 follows the first, the second and the sum with the
-    1×1 shortcut, and each block ends with 2×2 max-pooling and dropout, which is DropBlock
-    (Ghiasi et al. 2018, arXiv 1810.12890) in the last two blocks. The last feature map is averaged
-    (Tian et al. 2020, arXiv 2003.11539) or, with `flatten`, flattened (MetaOptNet).
+    As in MetaOptNet (Lee et al. 2019, arXiv 1904.03758, and its code): convolutions have no bias
+    and are followed by batch norm. LeakyReLU 0.1 follows the first convolution, the second, and the
+    sum of the third with the 1×1 shortcut. Each block ends with 2×2 max-pooling and dropout, which
+    is DropBlock (Ghiasi et al. 2018, arXiv 1810.12890) in the last two blocks. The last feature map
+    is averaged (Tian et al. 2020, arXiv 2003.11539) or, with `flatten`, flattened (MetaOptNet).
 
     - widths=[64, 160, 320, 640]: MetaOptNet, 12.4 million parameters before the linear layer.
     - widths=[64, 128, 256, 512]: Meta-Baseline (Chen et al. 2021, arXiv 2003.04390), 8.0 million.
 
     DropBlock's rate is constant here; MetaOptNet's code increases it linearly over 40,000 batches.
-    Batch norm as in `Conv4`.
+    Batch norm is the same as in `Conv4`.
 
     Args:
-        input_shape: (channels, height, width) of an image.
-        outputs: number of classes.
-        widths: channels of the four blocks.
-        drop_rate: probability of dropping a feature after each block, 0.1 in MetaOptNet's code.
-        dropblock_size: side of the squares that DropBlock drops in the last two blocks, in pixels;
-            5 for 84×84 and 2 for 32×32 images in MetaOptNet's code; 1 for plain dropout.
+        input_shape: the shape of an image, (channels, height, width).
+        outputs: the number of classes.
+        widths: the output channels of the four blocks.
+        drop_rate: the probability of dropping a feature after each block; 0.1 in MetaOptNet's code.
+        dropblock_size: the side of the squares that DropBlock drops in the last two blocks, in
+            pixels; 5 for 84×84 and 2 for 32×32 images in MetaOptNet's code; 1 for plain dropout.
         flatten: whether the last feature map is flattened instead of averaged.
         running_statistics: whether batch norm keeps running statistics for evaluation.
 
     Raises:
-        UserError: inputs that are not images, or images too small for four halvings.
+        UserError: inputs are not images, or images are too small to be halved four times.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class ResNet12(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def features(self, images: Tensor) -> Tensor:
-        """Inputs of the linear layer: (n, channels, height, width) -> (n, features)."""
+        """The linear layer's inputs: (n, channels, height, width) -> (n, features)."""
         features = self.blocks(images)
         return features.flatten(1) if self.flatten else features.mean((-2, -1))
 
@@ -118,11 +118,11 @@ class _Block(nn.Module):
 class DropBlock(nn.Module):
     """Dropout of squares of features, as in Ghiasi et al. 2018, arXiv 1810.12890, algorithm 1.
 
-    The features that remain are scaled so that their mean is kept. The identity in evaluation.
+    The remaining features are scaled to keep the mean. In evaluation, DropBlock is the identity.
 
     Args:
-        rate: probability of dropping a feature; about that where squares overlap.
-        size: side of the squares; at most that of the feature map.
+        rate: the probability of dropping a feature; approximate if squares overlap.
+        size: the side of the squares; limited to the side of the feature map.
     """
 
     def __init__(self, rate: float, size: int) -> None:
@@ -140,11 +140,11 @@ class DropBlock(nn.Module):
         gamma = self.rate * height * width / (side**2 * rows * columns)
         corners = features.new_empty(n, channels, rows, columns).bernoulli_(gamma)
         keep = 1 - F.max_pool2d(F.pad(corners, [side - 1] * 4), side, stride=1)
-        # In 16 bits the sum would be rounded, or overflow.
+        # In 16 bits the sum would be rounded or overflow.
         kept = keep.sum(dtype=torch.promote_types(features.dtype, torch.float32))
         return features * keep * (keep.numel() / kept.clamp(min=1)).to(features.dtype)
 
 
 def _dropout(rate: float, size: int) -> nn.Module:
-    """Dropout of squares of `size` pixels; of single features if it is 1."""
+    """DropBlock with squares of `size` pixels; plain dropout if `size` is 1."""
     return nn.Dropout(rate) if size == 1 or not rate else DropBlock(rate, size)
