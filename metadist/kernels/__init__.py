@@ -1,4 +1,4 @@
-"""C++ kernels and their bindings, some with a PyTorch implementation beside them."""
+"""C++ kernels and their Python bindings, some of them with a PyTorch implementation as well."""
 
 from metadist.kernels.loader import (
     disable_native,

@@ -1,10 +1,11 @@
-"""Convolutions in C++, for the few images of a support set on one core, and for batched tasks.
+"""Convolutions in C++ for small support sets on one core and for batched tasks.
 
 PyTorch's convolution is made for large batches and many cores, and has one weight for all images;
-these have one for each task. With many input and output channels and stride 1, a 3×3 convolution is
-a Winograd convolution, F(2×2, 3×3) of Lavin and Gray (2015, arXiv 1509.09308), equal to the direct
-one up to rounding. Differentiable any number of times in reverse mode; forward-mode derivatives
-(`torch.autograd.forward_ad`) and `is_grads_batched` need layers with `native=False`.
+these convolutions have one weight per task. With many input and output channels and stride 1, a 3×3
+convolution is computed as a Winograd convolution, F(2×2, 3×3) of Lavin and Gray (2015,
+arXiv 1509.09308), equal to the direct convolution up to rounding. They are differentiable any
+number of times in reverse mode; forward-mode derivatives (`torch.autograd.forward_ad`) and
+`is_grads_batched` need layers with `native=False`.
 """
 
 import ctypes
@@ -16,14 +17,14 @@ from torch.autograd import Function
 from metadist.kernels.loader import VECTOR_BYTES, call, can_call
 
 _WINOGRAD, _DIRECT, _FEW_CHANNELS = "winograd", "direct", "few_channels"
-_MAX_TAPS = 48  # of an output, with few channels
+_MAX_TAPS = 48  # the most inputs of an output, with few channels
 
 Pair = tuple[int, int]
-"""Of the vertical and the horizontal dimension."""
+"""Two numbers, for the vertical and the horizontal dimension."""
 
 
 class ConvShape(ctypes.Structure):
-    """Shape of a convolution; the fields are those of the C++ struct."""
+    """The shape of a convolution, with the fields of the C++ struct."""
 
     _fields_ = tuple(
         (name, ctypes.c_int64)
@@ -40,14 +41,14 @@ class _DirectShape(ConvShape):
 
 
 class Geometry(NamedTuple):
-    """Which pixels a convolution reads."""
+    """Kernel size, stride and padding of a convolution."""
 
     kernel: Pair
     stride: Pair
     padding: Pair
 
     def output_size(self, height: int, width: int) -> Pair:
-        """Height and width of the outputs of images of a size; 0 or less for none."""
+        """The height and width of outputs for a size of inputs; not positive if there are none."""
         rows, columns = (
             (size + 2 * padding - kernel) // stride + 1
             for size, kernel, stride, padding in zip((height, width), *self, strict=True)
@@ -56,19 +57,19 @@ class Geometry(NamedTuple):
 
 
 _SAME = Geometry((3, 3), (1, 1), (1, 1))
-"""Of outputs as large as the inputs, for which there are special algorithms."""
+"""The geometry with outputs as large as the inputs, for which there are faster algorithms."""
 
 
 def can_convolve(layer: nn.Conv2d, inputs: Tensor) -> bool:
     """Whether `convolve` supports the layer and the inputs.
 
-    Output channels fill vectors. Input channels fill vectors, too, or are few and require no grad,
-    with a 3×3 kernel and stride and padding 1; see also `can_call`. Shapes and types that do not
-    match are left to PyTorch, which raises the error.
+    Output channels must fill whole vectors. Input channels must fill whole vectors too; or they are
+    few, the inputs require no grad, and the layer has a 3×3 kernel and stride and padding 1. See
+    also `can_call`. Shapes and types that do not match are left to PyTorch, which raises the error.
 
     Args:
-        layer: its parameters may be batched over tasks. It has neither groups nor dilation.
-        inputs: (…, n, channels, height, width).
+        layer: a convolution without groups and dilation; its parameters may be batched over tasks.
+        inputs: the inputs, of shape (…, n, channels, height, width).
     """
     if inputs.dim() != layer.weight.dim() or inputs.shape[-3] != layer.in_channels:
         return False
@@ -82,7 +83,7 @@ def can_convolve(layer: nn.Conv2d, inputs: Tensor) -> bool:
         and layer.weight.shape[-4:] == (layer.out_channels, layer.in_channels, *geometry.kernel)
         and (layer.bias is None or layer.bias.shape == layer.weight.shape[:-3])
         and (inputs.dim() == 4 or len(inputs) == len(layer.weight))
-        and all(_matches(inputs, part) for part in (layer.weight, layer.bias) if part is not None)
+        and all(_matches(inputs, p) for p in (layer.weight, layer.bias) if p is not None)
         and layer.out_channels * inputs.element_size() % VECTOR_BYTES == 0
         and inputs.numel() > 0
         and (source != _FEW_CHANNELS or has_few_channels(layer, inputs))
@@ -92,12 +93,13 @@ def can_convolve(layer: nn.Conv2d, inputs: Tensor) -> bool:
 
 def has_few_channels(layer: nn.Conv2d, inputs: Tensor) -> bool:
     """Whether the inputs have few channels and require no grad, as images do."""
-    few = _source(layer.in_channels, inputs, geometry_of(layer)) == _FEW_CHANNELS
-    return few and 9 * layer.in_channels <= _MAX_TAPS and not inputs.requires_grad
+    source = _source(layer.in_channels, inputs, geometry_of(layer))
+    few = source == _FEW_CHANNELS and 9 * layer.in_channels <= _MAX_TAPS
+    return few and not inputs.requires_grad
 
 
 def geometry_of(layer: nn.Conv2d) -> Geometry:
-    """The geometry of a layer whose padding is given by numbers."""
+    """The geometry of a layer, whose padding must be numbers."""
     kernel, stride, padding = layer.kernel_size, layer.stride, layer.padding
     assert len(kernel) == len(stride) == len(padding) == 2 and not isinstance(padding, str)
     return Geometry(kernel, stride, padding)
@@ -109,21 +111,21 @@ def convolve(
     """Convolution of batched tasks, channels last.
 
     Args:
-        inputs: (tasks, n, height, width, in).
-        weight: (tasks, out, in, kernel height, kernel width). It is copied unless the memory is in
-            the order of (tasks, kernel height, kernel width, in, out).
-        bias: (tasks, out), or None.
+        inputs: the inputs, of shape (tasks, n, height, width, in).
+        weight: the weights, of shape (tasks, out, in, kernel height, kernel width). They are copied
+            unless their memory has the order (tasks, kernel height, kernel width, in, out).
+        bias: the biases, of shape (tasks, out), or None.
         geometry: kernel, stride and padding.
 
     Returns:
-        (tasks, n, height', width', out).
+        The outputs, of shape (tasks, n, height', width', out).
     """
     bias = None if bias is None else bias.contiguous()
     return _Convolve.apply(inputs.contiguous(), weight_in_memory(weight), bias, geometry)
 
 
 def weight_in_memory(weight: Tensor) -> Tensor:
-    """(tasks, out, in, h, w) -> contiguous (tasks, h, w, in, out), as the kernels read weights."""
+    """Weights as the kernels read them: (tasks, out, in, h, w) -> (tasks, h, w, in, out)."""
     return weight.permute(0, 3, 4, 2, 1).contiguous()
 
 
@@ -141,12 +143,14 @@ def _source(channels: int, inputs: Tensor, geometry: Geometry) -> str | None:
 def _call(
     function: str, inputs: Tensor, out_channels: int, geometry: Geometry, *arguments: Tensor | None
 ) -> None:
-    """Call a function of a convolution with some inputs, or with others of their shape."""
+    """Call a C++ function of the convolution for inputs of the shape of `inputs`."""
     source = _source(inputs.shape[-1], inputs, geometry)
     assert source is not None  # see `can_convolve`
     shape = ConvShape(*inputs.shape, out_channels)
     if source == _DIRECT:
-        shape = _DirectShape(*inputs.shape, out_channels, *(n for pair in geometry for n in pair))
+        shape = _DirectShape(
+            *inputs.shape, out_channels, *(number for pair in geometry for number in pair)
+        )
     call(source, function, inputs.dtype, shape, *arguments)
 
 
@@ -176,7 +180,7 @@ class _Convolve(Function):
 
 
 class _ConvTranspose(Function):
-    """From the shape of the outputs of `_Convolve` to that of its inputs."""
+    """The transpose of `_Convolve`: maps tensors of its outputs' shape to its inputs' shape."""
 
     @staticmethod
     def forward(
@@ -202,7 +206,7 @@ class _ConvTranspose(Function):
 
 
 class _WeightGrad(Function):
-    """Gradients of <gradient, convolution of the inputs> by weight and bias."""
+    """Gradients of <gradient, convolution of the inputs> with respect to weight and bias."""
 
     @staticmethod
     def forward(

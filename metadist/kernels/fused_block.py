@@ -1,8 +1,8 @@
 """Convolution of images, batch norm, ReLU and 2×2 max-pooling as one operation in C++.
 
 The feature maps of a network's first block are large and cheap to compute: for many images,
-recomputing them in the backward pass costs less than storing them. Nothing between the images and
-the pooled feature maps leaves the processor's cache.
+recomputing them in the backward pass takes less time than storing them. Intermediate values between
+the images and the pooled feature maps stay in the processor's cache.
 """
 
 from typing import Any, cast
@@ -28,16 +28,16 @@ from metadist.kernels.norm_relu_pool import (
 
 _SOURCE = "fused_block"
 MIN_BYTES = 2**23
-"""Size of a task's feature maps behind the convolution; smaller ones fit into the cache."""
+"""The smallest size of a task's feature maps after the convolution; smaller ones fit the cache."""
 
 
 def can_fuse_block(convolution: nn.Conv2d, norm: BatchNorm, images: Tensor) -> bool:
     """Whether `fused_block` supports the layers and the images, and is faster.
 
     Args:
-        convolution: its parameters may be batched over tasks.
-        norm: as the convolution.
-        images: (…, n, channels, height, width).
+        convolution: the convolution layer; its parameters may be batched over tasks.
+        norm: the batch norm layer; its parameters are batched if the convolution's are.
+        images: the images, of shape (…, n, channels, height, width).
     """
     unbatched = convolution.weight.dim() == 4
     task = images if unbatched else images[0]
@@ -59,24 +59,25 @@ def can_fuse_block(convolution: nn.Conv2d, norm: BatchNorm, images: Tensor) -> b
 def fused_block(convolution: nn.Conv2d, norm: BatchNorm, images: Tensor) -> Tensor:
     """Convolution, batch norm, ReLU and 2×2 max-pooling; see `can_fuse_block`.
 
-    Twice differentiable with respect to the parameters; the second time through the separate
-    operations.
+    It is twice differentiable with respect to the parameters. The double backward pass uses the
+    separate operations.
 
     Args:
-        convolution: its parameters, like those of the norm, may be batched over tasks.
-        norm: batch norm without running statistics.
-        images: (n, channels, height, width), or (tasks, n, channels, height, width).
+        convolution: the convolution layer; its parameters may be batched over tasks.
+        norm: the batch norm layer, without running statistics; its parameters are batched if
+            the convolution's are.
+        images: the images, of shape (n, channels, height, width), or batched
+            (tasks, n, channels, height, width).
 
     Returns:
-        (…, n, out, height // 2, width // 2).
+        The pooled feature maps, of shape (…, n, out, height // 2, width // 2).
     """
     unbatched = convolution.weight.dim() == 4
     bias = cast(Tensor, convolution.bias)  # not None: see `can_fuse_block`
-    parts = (images, convolution.weight, bias, norm.weight, norm.bias)
-    batched, *parameters = (part.unsqueeze(0) if unbatched else part for part in parts)
+    tensors = (images, convolution.weight, bias, norm.weight, norm.bias)
+    batched, weight, *vectors = (t.unsqueeze(0) if unbatched else t for t in tensors)
     channels_last = batched.permute(0, 1, 3, 4, 2).contiguous()
-    weight, *others = parameters
-    parameters = [weight_in_memory(weight), *(part.contiguous() for part in others)]
+    parameters = [weight_in_memory(weight), *(vector.contiguous() for vector in vectors)]
     out = _FusedBlock.apply(channels_last, *parameters, float(norm.eps))
     out = out.permute(0, 1, 4, 2, 3)
     return out.squeeze(0) if unbatched else out
@@ -85,7 +86,7 @@ def fused_block(convolution: nn.Conv2d, norm: BatchNorm, images: Tensor) -> Tens
 class _FusedBlock(Function):
     """(tasks, n, h, w, in) -> (tasks, n, h // 2, w // 2, out).
 
-    Weights are as `weight_in_memory` returns them.
+    Weights have the layout of `weight_in_memory`.
     """
 
     @staticmethod
@@ -115,10 +116,10 @@ class _FusedBlock(Function):
         if torch.is_grad_enabled():  # create_graph=True
             features = convolve(images, weight.permute(0, 4, 3, 1, 2), bias)
             out = norm_relu_pool_channels_last(features, gamma, beta, ctx.eps, 2)
-            required = [part for part in inputs if part.requires_grad]
+            required = [tensor for tensor in inputs if tensor.requires_grad]
             grads = iter(torch.autograd.grad(out, required, grad_output, create_graph=True))
-            return *(next(grads) if part.requires_grad else None for part in inputs), None
-        outputs = [torch.empty_like(each) for each in (weight, bias, gamma, gamma)]
+            return *(next(grads) if tensor.requires_grad else None for tensor in inputs), None
+        outputs = [torch.empty_like(parameter) for parameter in (weight, bias, gamma, gamma)]
         shape = ConvShape(*images.shape, weight.shape[-1])
         arguments = (grad_output.contiguous(), *inputs, mean, inverse, *outputs)
         call(_SOURCE, "backward", images.dtype, shape, *arguments)

@@ -1,4 +1,4 @@
-"""Compiles the C++ kernels once per machine and calls them through ctypes."""
+"""Compile the C++ kernels once per machine and call them through ctypes."""
 
 import ctypes
 import functools
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 _TYPES = {torch.float32: "f32", torch.float64: "f64"}
 VECTOR_BYTES = 64
-"""Size of the largest vectors of `vectors.h`; channels of vectorized kernels fill whole ones."""
+"""Size of the largest vectors in `vectors.h`; channels must fill whole vectors."""
 
 _FLAGS = (
     *("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC"),
@@ -35,7 +35,7 @@ SOURCES = (
     *("matmul", "norm_relu_pool", "unfold"),
     *("winograd", "direct", "few_channels", "fused_block"),
 )
-"""Of layers of models; `uniform` samples tasks."""
+"""The sources of the models' layers. The source `uniform` is for sampling tasks."""
 _COMPILERS = ("c++", "g++", "clang++")
 TIMEOUT_SECONDS = 120
 
@@ -43,16 +43,17 @@ TIMEOUT_SECONDS = 120
 def can_call(name: str, tensor: Tensor) -> bool:
     """Whether the functions of a source support a tensor's type and device.
 
-    They run on CPUs with one thread (`torch.get_num_threads() == 1`), in float32 or float64, not
-    under torch.func transforms, dispatch modes (such as fake tensors or a counter of operations),
-    torch.compile, torch.jit.trace or autocast, and need a C++ compiler. Any rank may call it.
+    The functions run on CPUs with one thread (`torch.get_num_threads() == 1`), in float32 or
+    float64, and need a C++ compiler. They do not run under torch.func transforms, dispatch modes
+    (such as fake tensors or a counter of operations), torch.compile, torch.jit.trace or autocast.
+    Any rank may call `can_call`.
 
     Args:
-        name: of the source file, without `.cpp`.
-        tensor: an argument.
+        name: the name of the source file, without `.cpp`.
+        tensor: an argument of the function.
     """
     return (
-        not torch.compiler.is_compiling()  # first: the compiler cannot trace what follows
+        not torch.compiler.is_compiling()  # first: the compiler cannot trace the other conditions
         and tensor.is_cpu
         and tensor.dtype in _TYPES
         and torch.get_num_threads() == 1
@@ -71,7 +72,7 @@ def in_transform() -> bool:
 
 @contextmanager
 def pytorch_operations() -> Iterator[None]:
-    """Use PyTorch's own operations in the block instead of the kernels: they can be traced."""
+    """Use PyTorch's operations, which can be traced, instead of the kernels in the block."""
     token = _tracing.set(True)
     try:
         yield
@@ -91,10 +92,10 @@ def call(
     """Call an exported function; `can_call` must hold.
 
     Args:
-        name: of the source file, without `.cpp`.
-        function: its name without the suffix of the type.
-        dtype: of the tensors.
-        arguments: those of the function; tensors are contiguous, None is a null pointer.
+        name: the name of the source file, without `.cpp`.
+        function: the function's name, without the suffix of the type.
+        dtype: the type of the tensors.
+        arguments: the function's arguments; tensors must be contiguous, None is a null pointer.
     """
     symbol = getattr(library(name), f"{function}_{_TYPES[dtype]}")
     symbol.restype = None
@@ -110,7 +111,7 @@ def _as_ctypes(argument: Tensor | float | ctypes.Structure | None) -> Any:
 def native_available(module: nn.Module) -> bool | None:
     """Whether the kernels are available on this machine; None if no layer of the module uses them.
 
-    Any rank may call it; the first on a machine compiles, which takes some seconds.
+    Any rank may call it; the first one on a machine compiles the kernels, which takes some seconds.
     """
     if not any(getattr(layer, "native", False) for layer in module.modules()):
         return None
@@ -128,14 +129,14 @@ def disable_native(module: nn.Module) -> None:
 
 @functools.cache
 def library(name: str) -> ctypes.CDLL | None:
-    """The compiled functions of a source; None without a working compiler.
+    """The compiled library of a source; None without a working compiler.
 
-    The first process on a machine compiles, which takes some seconds, into
-    `$XDG_CACHE_HOME/metadist/native` or `~/.cache/metadist/native`; libraries that other users can
+    The first process on a machine compiles it, which takes some seconds, into
+    `$XDG_CACHE_HOME/metadist/native` or `~/.cache/metadist/native`. Libraries that other users can
     write to are not loaded. `CXX` selects the compiler. Any rank may call it, at any time.
 
     Args:
-        name: of the source file, without `.cpp`.
+        name: the name of the source file, without `.cpp`.
     """
     compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
@@ -171,7 +172,7 @@ def _compiled(source: Path, compiler: str) -> Path:
 
 
 def compile_source(command: list[str], target: Path) -> None:
-    """Compile with a command that lacks its output, and move the library to `target` atomically."""
+    """Run a compiler command without `-o`, and move the library to `target` atomically."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         output = Path(folder) / target.name
         _run([*command, "-o", str(output)])
@@ -207,7 +208,7 @@ def _check_permissions(path: Path) -> None:
 
 @functools.cache
 def compiler_version(compiler: str) -> str:
-    """What `compiler --version` prints."""
+    """The output of `compiler --version`."""
     return subprocess.run(
         [*compiler.split(), "--version"], check=True, capture_output=True, text=True, timeout=10
     ).stdout
@@ -215,7 +216,7 @@ def compiler_version(compiler: str) -> str:
 
 @functools.cache
 def _cpu_features() -> str:
-    """The features that `-march=native` selects by; machines that share a home may differ."""
+    """The CPU features that `-march=native` depends on; machines with one home may differ."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:

@@ -11,9 +11,9 @@ from metadist.kernels.loader import call, can_call, in_transform
 
 _SOURCE = "matmul"
 _MIN_BLAS_PRODUCTS = 2**16
-"""Multiplications per task from which on one BLAS call per task is faster."""
+"""The number of multiplications per task above which one BLAS call per task is faster."""
 _MIN_BLAS_DEPTH = 32
-"""Length of the sums from which on it is."""
+"""The length of the sums above which BLAS is faster."""
 _ALIGNMENT = 64
 
 
@@ -25,21 +25,21 @@ class _Shape(ctypes.Structure):
 
 
 def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None, native: bool = True) -> Tensor:
-    """A batched matrix product plus a bias. Differentiable any number of times.
+    """A batched matrix product plus a bias, differentiable any number of times.
 
-    CPUs do not use `torch.bmm`: BLAS libraries choose a kernel by the number of matrices, so that
-    a task's rounding would depend on the size of the batch. Each task's product is computed
-    separately, in C++ or, also under autocast, with `torch.mm`; except under torch.func transforms
-    and torch.compile, which want PyTorch's own operations.
+    On CPUs, `torch.bmm` is not used: BLAS libraries choose a kernel by the number of matrices, so
+    that a task's rounding would depend on the batch size. Instead, each task's product is computed
+    separately, in C++ or, also under autocast, with `torch.mm`. Under torch.func transforms and
+    torch.compile, PyTorch's batched operations are used.
 
     Args:
-        a: (tasks, n, depth).
-        b: (tasks, depth, width).
-        bias: (tasks, width), added to each row.
+        a: the left matrices, of shape (tasks, n, depth).
+        b: the right matrices, of shape (tasks, depth, width).
+        bias: the biases, of shape (tasks, width), added to each row; None for none.
         native: whether to use C++ where it is supported.
 
     Returns:
-        (tasks, n, width).
+        The products, of shape (tasks, n, width).
 
     Raises:
         RuntimeError: shapes, types or devices do not match.
@@ -53,10 +53,10 @@ def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None, native: bool = True
         len(a) == len(b)
         and a.shape[2] == b.shape[1]
         and (bias is None or bias.shape == (len(b), b.shape[2]))
-        and all((each.dtype, each.device) == (a.dtype, a.device) for each in operands)
+        and all((x.dtype, x.device) == (a.dtype, a.device) for x in operands)
     ):
-        found = ", ".join(f"{tuple(each.shape)} {each.dtype} {each.device}" for each in operands)
-        raise RuntimeError(f"these matrices cannot be multiplied in batches: {found}")
+        types = ", ".join(f"{tuple(x.shape)} {x.dtype} {x.device}" for x in operands)
+        raise RuntimeError(f"these matrices cannot be multiplied in batches: {types}")
     # Contiguous here: tensors saved for double backward must be inputs of the function.
     a, transpose_a = _stored(a)
     b, transpose_b = _stored(b)
@@ -64,7 +64,7 @@ def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None, native: bool = True
 
 
 def to_autocast_dtype(tensor: Tensor) -> Tensor:
-    """The tensor in the type of matrix products: as it is, or under autocast in its type."""
+    """The tensor in the type of matrix products: autocast's type, or unchanged without autocast."""
     device = tensor.device.type
     if tensor.is_meta or not torch.is_autocast_enabled(device) or tensor.dtype is torch.float64:
         return tensor
@@ -72,9 +72,9 @@ def to_autocast_dtype(tensor: Tensor) -> Tensor:
 
 
 def _stored(matrices: Tensor) -> tuple[Tensor, bool]:
-    """Contiguous matrices, and whether they are the transposed ones.
+    """Contiguous matrices, and whether they are transposed.
 
-    BLAS rounding depends on it, so that it is decided by the strides within a task alone.
+    BLAS rounding depends on the transposition, so only the strides within a task decide it.
     """
     rows, columns = matrices.shape[1:]
     row_step, column_step = matrices.stride()[1:]
@@ -84,7 +84,7 @@ def _stored(matrices: Tensor) -> tuple[Tensor, bool]:
 
 
 def _is_aligned(matrix: Tensor) -> bool:
-    """Whether a matrix is aligned like a newly allocated tensor: BLAS rounding depends on it."""
+    """Whether a matrix is aligned like a new tensor; BLAS rounding depends on the alignment."""
     return matrix.data_ptr() % _ALIGNMENT == 0
 
 
@@ -116,15 +116,15 @@ class _Matmul(Function):
             bias = None if bias is None else bias.contiguous()
             call(_SOURCE, "matmul", a.dtype, shape, a, b, bias, out)
             return out
-        for i in range(len(a)):
-            operands = _aligned(left[i]), _aligned(right[i])
-            target = out[i] if _is_aligned(out[i]) else torch.empty_like(out[i])
+        for task in range(len(a)):
+            operands = _aligned(left[task]), _aligned(right[task])
+            target = out[task] if _is_aligned(out[task]) else torch.empty_like(out[task])
             if bias is None:
                 torch.mm(*operands, out=target)
             else:
-                torch.addmm(_aligned(bias[i]), *operands, out=target)
-            if target.data_ptr() != out[i].data_ptr():
-                out[i].copy_(target)
+                torch.addmm(_aligned(bias[task]), *operands, out=target)
+            if target.data_ptr() != out[task].data_ptr():
+                out[task].copy_(target)
         return out
 
     @staticmethod

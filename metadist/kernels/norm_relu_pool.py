@@ -1,7 +1,7 @@
 """Batch norm, ReLU and 2×2 max-pooling in few passes over memory, twice differentiable.
 
-In C++ for one thread of a CPU, where the separate operations take longer than the convolutions
-between them; and batch norm with ReLU in PyTorch, batched over tasks.
+The operations are in C++, for one thread of a CPU, where the separate operations take longer than
+the convolutions between them. Batch norm with ReLU, batched over tasks, is also in PyTorch.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ _SOURCE = "norm_relu_pool"
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
 
 _DIMENSIONS = {nn.BatchNorm1d: (1, 2), nn.BatchNorm2d: (3,)}
-"""Dimensions of a norm's inputs beside the first ones, of tasks and of examples."""
+"""The possible numbers of dimensions that a norm's inputs have more than its weight."""
 
 
 class _Shape(ctypes.Structure):
@@ -33,8 +33,8 @@ def can_fuse_norm_relu_pool(norm: nn.Module, inputs: Tensor) -> TypeGuard[BatchN
     """Whether `fused_norm_relu_pool` supports the norm and the inputs.
 
     Args:
-        norm: its parameters may be batched over tasks.
-        inputs: (…, n, channels, *size), with more than one value per channel.
+        norm: a module; the parameters of a batch norm may be batched over tasks.
+        inputs: the inputs, of shape (…, n, channels, *size), with more than one value per channel.
     """
     return (
         can_fuse_norm(norm, inputs)
@@ -46,10 +46,10 @@ def can_fuse_norm_relu_pool(norm: nn.Module, inputs: Tensor) -> TypeGuard[BatchN
 
 
 def can_fuse_norm(norm: nn.Module, inputs: Tensor) -> TypeGuard[BatchNorm]:
-    """Whether a norm is supported in C++ for inputs of this type and device, whatever their shape.
+    """Whether a norm is supported in C++ for inputs of this type and device, of any shape.
 
-    It supports PyTorch's own batch norms without running statistics and hooks, with weight and
-    bias, and channels that fill vectors; see also `can_call`.
+    PyTorch's batch norms with weight and bias, without running statistics and hooks, are supported
+    if their channels fill whole vectors; see also `can_call`.
     """
     return (
         is_batch_norm(norm)
@@ -66,7 +66,7 @@ def can_fuse_norm(norm: nn.Module, inputs: Tensor) -> TypeGuard[BatchNorm]:
 
 
 def is_batch_norm(module: nn.Module) -> TypeGuard[BatchNorm]:
-    """Whether a module is a batch norm of PyTorch, not a subclass, which may compute another."""
+    """Whether a module is a batch norm of PyTorch and not a subclass, which may differ."""
     return type(module) in _DIMENSIONS
 
 
@@ -74,7 +74,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether hooks want to see the module's own inputs, outputs or their gradients."""
+    """Whether the module has forward or backward hooks."""
     return any(vars(module)[hooks] for hooks in _HOOKS)
 
 
@@ -86,27 +86,26 @@ def _values_per_channel(norm: BatchNorm, inputs: Tensor) -> int:
 def fused_norm_relu_pool(norm: BatchNorm, inputs: Tensor, pool: bool) -> Tensor:
     """Batch norm, ReLU and, with `pool`, 2×2 max-pooling; see `can_fuse_norm_relu_pool`.
 
-    Twice differentiable by inputs, weight and bias.
+    It is twice differentiable with respect to inputs, weight and bias.
 
     Args:
-        norm: parameters of shape (channels,) or, batched, (tasks, channels).
-        inputs: (n, channels, *size) or, batched, (tasks, n, channels, *size), with a size of at
-            most two dimensions.
+        norm: the batch norm, with parameters of shape (channels,) or, batched, (tasks, channels).
+        inputs: the inputs, of shape (n, channels, *size) or, batched, (tasks, n, channels, *size);
+            size has at most two dimensions.
         pool: whether to pool; size is then (height, width).
 
     Returns:
-        (…, n, channels, *size), height and width halved (rounded down) with `pool`.
+        The outputs, of shape (…, n, channels, *size); with `pool`, height and width are halved and
+        rounded down.
     """
     unbatched = norm.weight.dim() == 1
     weight, bias = (p.unsqueeze(0) if unbatched else p for p in (norm.weight, norm.bias))
     batched = inputs.unsqueeze(0) if unbatched else inputs
-    last = batched.movedim(2, -1)  # (tasks, n, *size, channels)
-    size = last.shape[2:-1]
-    images = last.reshape(
-        *last.shape[:2], *[1] * (0 if pool else 2 - len(size)), *size, last.shape[-1]
-    )
+    channels_last = batched.movedim(2, -1)  # (tasks, n, *size, channels)
+    tasks, n, *size, channels = channels_last.shape
+    images = channels_last.reshape(tasks, n, *[1] * (0 if pool else 2 - len(size)), *size, channels)
     out = norm_relu_pool_channels_last(images, weight, bias, float(norm.eps), 2 if pool else 1)
-    out = (out if pool else out.reshape(last.shape)).movedim(-1, 2)
+    out = (out if pool else out.reshape(channels_last.shape)).movedim(-1, 2)
     return out.squeeze(0) if unbatched else out
 
 
@@ -116,28 +115,28 @@ def norm_relu_pool_channels_last(
     """(tasks, n, h, w, channels) -> (tasks, n, h // window, w // window, channels).
 
     Args:
-        inputs: of the norm.
-        weight: (tasks, channels).
-        bias: (tasks, channels).
-        eps: of the norm.
+        inputs: the norm's inputs.
+        weight: the norm's weights, of shape (tasks, channels).
+        bias: the norm's biases, of shape (tasks, channels).
+        eps: the norm's eps.
         window: 2 to pool, else 1.
     """
     # Contiguous here: tensors saved for double backward must be inputs of the function.
-    parts = (each.contiguous() for each in (inputs, weight, bias))
-    return _NormReLUPool.apply(*parts, eps, window)
+    tensors = (tensor.contiguous() for tensor in (inputs, weight, bias))
+    return _NormReLUPool.apply(*tensors, eps, window)
 
 
 def batched_norm_relu(inputs: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Batch norm and ReLU of batched tasks in PyTorch, with written-out derivatives.
+    """Batch norm and ReLU of batched tasks in PyTorch, with explicit derivatives.
 
     Args:
-        inputs: (tasks, rows, channels); statistics are over the rows.
-        weight: (tasks, 1, channels).
-        bias: (tasks, 1, channels).
-        eps: of the norm.
+        inputs: the inputs, of shape (tasks, rows, channels); statistics are over the rows.
+        weight: the norm's weights, of shape (tasks, 1, channels).
+        bias: the norm's biases, of shape (tasks, 1, channels).
+        eps: the norm's eps.
 
     Returns:
-        (tasks, rows, channels), twice differentiable.
+        The outputs, of shape (tasks, rows, channels), twice differentiable.
     """
     return _NormReLU.apply(inputs, weight, bias, eps)
 
@@ -189,10 +188,10 @@ class _NormReLUPoolBackward(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, t: Tensor, t_weight: Tensor, t_bias: Tensor) -> tuple[Any, ...]:
-        grad_output, y, weight, *others = ctx.saved_tensors
+        grad_output, y, weight, *statistics = ctx.saved_tensors
         outputs = torch.empty_like(grad_output), torch.empty_like(y), torch.empty_like(weight)
         tangents = (t.contiguous(), t_weight.contiguous(), t_bias.contiguous())
-        arguments = (*tangents, grad_output, y, weight, *others, *outputs)
+        arguments = (*tangents, grad_output, y, weight, *statistics, *outputs)
         call(_SOURCE, "double_backward", y.dtype, _Shape(*y.shape, ctx.window), *arguments)
         return *outputs, None, None, None, None
 

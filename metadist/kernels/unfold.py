@@ -25,17 +25,17 @@ class _UnfoldShape(ctypes.Structure):
 
 
 def unfold(inputs: Tensor, kernel: Pair, stride: Pair, padding: Pair, native: bool) -> Tensor:
-    """The patch of inputs of each output of a convolution. Differentiable any number of times.
+    """The patch of inputs of each output of a convolution; differentiable any number of times.
 
     Args:
-        inputs: (n, h, w, channels).
-        kernel: (height, width), not larger than the padded inputs.
-        stride: (vertical, horizontal).
-        padding: zeros added on both sides, (vertical, horizontal).
+        inputs: the inputs, of shape (n, h, w, channels).
+        kernel: the kernel size, (height, width), not larger than the padded inputs.
+        stride: the stride, (vertical, horizontal).
+        padding: the zeros added on both sides, (vertical, horizontal).
         native: whether to use C++ where it is supported.
 
     Returns:
-        (n, h', w', kernel height · kernel width · channels).
+        The patches, of shape (n, h', w', kernel height · kernel width · channels).
     """
     return _Unfold.apply(inputs, kernel, stride, padding, native)
 
@@ -95,11 +95,11 @@ class _Fold(Function):
             return images
         (height, width), (pad_h, pad_w) = size, padding
         padded = columns.new_zeros(n, height + 2 * pad_h, width + 2 * pad_w, patches.shape[-1])
-        for i in range(kernel[0]):
-            rows = slice(i, i + stride[0] * (out_height - 1) + 1, stride[0])
-            for j in range(kernel[1]):
-                cols = slice(j, j + stride[1] * (out_width - 1) + 1, stride[1])
-                padded[:, rows, cols] += patches[:, :, :, i, j]
+        for row in range(kernel[0]):
+            rows = slice(row, row + stride[0] * (out_height - 1) + 1, stride[0])
+            for column in range(kernel[1]):
+                cols = slice(column, column + stride[1] * (out_width - 1) + 1, stride[1])
+                padded[:, rows, cols] += patches[:, :, :, row, column]
         return padded[:, pad_h : pad_h + height, pad_w : pad_w + width].contiguous()
 
     @staticmethod
