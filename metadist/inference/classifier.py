@@ -1,4 +1,4 @@
-"""A trained model as a classifier with the conventions of scikit-learn."""
+"""A classifier that follows the conventions of scikit-learn, made of a trained model."""
 
 from collections.abc import Callable, Sequence
 from os import PathLike
@@ -18,26 +18,26 @@ from metadist.training import predict_unlabeled, resolve_device
 from metadist.training.pretrained import find_weights
 
 _BATCH = 256
-"""Queries that are predicted at once, to bound the memory."""
+"""The number of queries that are predicted at once, which bounds the memory."""
 
 
 class FewShotClassifier:
-    """Classify images by a few labeled examples of each class.
+    """Classifies images from a few labeled examples of each class.
 
-    `fit` keeps the examples, the support set; the learner's parameters stay as they are. Each
+    `fit` stores the examples, the support set; it does not change the learner's parameters. Each
     prediction adapts to the support set.
 
     Attributes:
-        classes_: the labels, sorted; after `fit`.
+        classes_: the distinct labels, sorted; set by `fit`.
 
     Args:
-        learner: trained, of any algorithm.
-        outputs: width of the model's last layer.
-        preprocess: from what is given as images to the model's inputs, float32 (n, *input shape).
-            Default: the images are these inputs.
-        batch_statistics: of batch norm without running statistics, see
-            `metadist.training.predict_unlabeled`. With "support" the prediction of an image does
-            not depend on the others; with "transductive" it does, as in MAML's evaluation.
+        learner: a trained learner of any algorithm.
+        outputs: the width of the model's last layer.
+        preprocess: a function that converts images to the model's inputs, float32
+            (n, *input shape). Default: images are already such inputs.
+        batch_statistics: the statistics that batch norm without running statistics uses; see
+            `metadist.training.predict_unlabeled`. With "support" the prediction for an image does
+            not depend on the other images; with "transductive" it does, as in MAML's evaluation.
 
     Raises:
         UserError: `batch_statistics` has another value.
@@ -73,21 +73,22 @@ class FewShotClassifier:
         device: str = "cpu",
         trust_code: bool = False,
     ) -> "FewShotClassifier":
-        """The trained classifier of a run, a file or a pretrained name. No dataset is needed.
+        """Load a classifier from a run, a file or pretrained weights. No dataset is needed.
 
         Args:
-            path: of a run directory, whose tested state is loaded, of a checkpoint, or of a weights
-                file that `metadist export` wrote; or the name of pretrained weights, such as
-                "maml_omniglot_5w1s_cosine", see `metadist.training.pretrained`.
-            preprocess: see the class. Default: `metadist.tasks.ImagePreprocessing` with image size,
-                channels, inversion and normalization of the run's dataset.
+            path: the path of a run directory (its tested state is loaded), of a checkpoint, or of a
+                weights file written by `metadist export`; or the name of pretrained weights, such
+                as "maml_omniglot_5w1s_cosine"; see `metadist.training.pretrained`.
+            preprocess: see the class. Default: `metadist.tasks.ImagePreprocessing` with the image
+                size, channels, inversion and normalization of the run's dataset.
             batch_statistics: see the class.
-            device: of the learner, see `metadist.training.resolve_device`.
-            trust_code: build any class that the checkpoint names, such as your own algorithm.
+            device: the learner's device; see `metadist.training.resolve_device`.
+            trust_code: whether any class that the checkpoint names may be built, such as your own
+                algorithm.
 
         Raises:
-            UserError: there is no such device, there is no checkpoint, it cannot be used, or it is
-                of a regression problem.
+            UserError: there is no such device, there is no checkpoint, or the checkpoint cannot be
+                used or is of a regression problem.
         """
         resolved = resolve_device(device)
         saved = load_learner(find_weights(path), trust_code=trust_code)
@@ -100,36 +101,36 @@ class FewShotClassifier:
         return cls(saved.learner.to(resolved), saved.outputs, preprocess, batch_statistics)
 
     def fit(self, images: Any, labels: Sequence[Any] | np.ndarray | Tensor) -> "FewShotClassifier":
-        """Keep the labeled examples of a few-shot task.
+        """Store the labeled examples of a few-shot task.
 
         Args:
-            images: see `metadist.tasks.ImagePreprocessing`, or the model's inputs without
-                `preprocess`.
-            labels: a label for each image, all numbers or all strings.
+            images: the images; see `metadist.tasks.ImagePreprocessing`. Without `preprocess`, the
+                model's inputs.
+            labels: one label per image, all numbers or all strings.
 
         Returns:
             The classifier.
 
         Raises:
             UserError: the numbers of images and labels differ, labels are of several types or NaN,
-                an image cannot be used, or the algorithm cannot do the number of classes.
+                an image cannot be used, or the algorithm does not support the number of classes.
         """
-        images = _several(images)
+        images = _as_sequence(images)
         try:
-            given = np.asarray(labels.cpu() if isinstance(labels, Tensor) else labels)
-            if given.dtype.kind == "U" and not all(isinstance(each, str) for each in labels):
+            array = np.asarray(labels.cpu() if isinstance(labels, Tensor) else labels)
+            if array.dtype.kind == "U" and not all(isinstance(label, str) for label in labels):
                 raise TypeError("some are strings and others are not")
-            if given.dtype.kind == "f" and np.isnan(given).any():
+            if array.dtype.kind == "f" and np.isnan(array).any():
                 raise ValueError("some are NaN")
-            classes, targets = np.unique(given, return_inverse=True)
+            classes, targets = np.unique(array, return_inverse=True)
         except (TypeError, ValueError) as error:
             raise UserError(
                 f"the labels cannot be sorted ({first_line(error)}): give numbers or strings, one "
                 "for each image."
             ) from None
-        if given.shape != (len(images),):
+        if array.shape != (len(images),):
             raise UserError(
-                f"there are {len(images)} images, and labels of shape {given.shape}: give one "
+                f"there are {len(images)} images, and labels of shape {array.shape}: give one "
                 "label for each image."
             )
         if len(classes) < 2:
@@ -148,10 +149,10 @@ class FewShotClassifier:
         return self
 
     def predict(self, images: Any) -> np.ndarray:
-        """The label of each image, shape (n,).
+        """Predict the label of each image, shape (n,).
 
         Args:
-            images: see `fit`, any number.
+            images: any number of images; see `fit`.
 
         Raises:
             UserError: see `predict_proba`.
@@ -160,22 +161,22 @@ class FewShotClassifier:
         return self.classes_[best]
 
     def predict_proba(self, images: Any) -> np.ndarray:
-        """The probability of each class for each image, float32 (n, classes), as in `classes_`.
+        """Predict class probabilities, float32 (n, classes) in the order of `classes_`.
 
         Args:
-            images: see `fit`, any number.
+            images: any number of images; see `fit`.
 
         Raises:
             UserError: `fit` has not been called, an image cannot be used or has another shape than
-                the labeled ones, or predictions are not finite.
+                the labeled images, or predictions are not finite.
         """
         if self._support is None:
             raise UserError("the classifier has no labeled examples: call fit(images, labels).")
-        inputs, like = self._inputs(images), self._support.inputs
-        if inputs.shape[1:] != like.shape[1:]:
+        inputs, support_inputs = self._inputs(images), self._support.inputs
+        if inputs.shape[1:] != support_inputs.shape[1:]:
             raise UserError(
                 f"images have the shape {tuple(inputs.shape[1:])}, and the labeled examples "
-                f"{tuple(like.shape[1:])}: give images of that shape."
+                f"{tuple(support_inputs.shape[1:])}: give images of that shape."
             )
         size = len(inputs) if self.batch_statistics == "transductive" else _BATCH
         logits = torch.cat(
@@ -194,18 +195,18 @@ class FewShotClassifier:
         return probabilities.cpu().numpy()
 
     def _inputs(self, images: Any) -> Tensor:
-        images = _several(images)
+        images = _as_sequence(images)
         if not len(images):
             raise UserError("there are no images: give at least one.")
         prepare = self.preprocess or _as_inputs
         return prepare(images).to(next(self.learner.parameters()).device)
 
 
-def _several(images: Any) -> Any:
-    """A sequence, array or tensor of images.
+def _as_sequence(images: Any) -> Any:
+    """Check that images are a sequence, array or tensor; convert other iterables to a list.
 
     Raises:
-        UserError: a single image.
+        UserError: `images` is a single image or no iterable.
     """
     if isinstance(images, str | PathLike | Image):
         raise UserError("one image was given instead of several: give a list, [image].")
@@ -222,7 +223,7 @@ def _several(images: Any) -> Any:
 
 def _as_inputs(images: Any) -> Tensor:
     try:
-        if isinstance(images, Sequence) and all(isinstance(each, Tensor) for each in images):
+        if isinstance(images, Sequence) and all(isinstance(image, Tensor) for image in images):
             images = torch.stack(list(images))
         inputs = torch.as_tensor(images)
     except (TypeError, ValueError, RuntimeError) as error:
