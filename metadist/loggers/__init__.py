@@ -1,6 +1,6 @@
 """Loggers of a run: console, `metrics.jsonl`, TensorBoard, Weights & Biases and MLflow.
 
-Rank zero alone uses them. Heavy libraries are imported when a logger starts.
+Only rank zero uses them. Heavy libraries are imported when a logger starts.
 
 Names are imported when they are first used.
 """

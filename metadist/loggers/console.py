@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 _PLAIN_LINES = 20  # one for every five percent
 _BAR_WIDTH = 40
 _NARROW_BAR_WIDTH = 10
-_SPEED_SECONDS = 600.0  # over which the remaining time is estimated
+_SPEED_SECONDS = 600.0  # the period from which the remaining time is estimated
 
 
 def print_plain(text: str) -> None:
-    """Print to the standard output, of any encoding, and flush it. Any rank may call it.
+    """Print to the standard output and flush it. Any rank may call it.
 
-    Characters that its encoding lacks are replaced.
+    Characters that the output's encoding does not have are replaced.
 
     Raises:
-        UserError: the standard output cannot be written to; the cause is the `OSError`.
+        UserError: the standard output cannot be written to; its `__cause__` is the `OSError`.
     """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
@@ -50,11 +50,11 @@ class ConsoleLogger(Logger):
 
     On a terminal: the title, a progress bar with a line above it for every validation, and at the
     end the results and the contents of the run directory. Otherwise (a pipe, a file, `TERM=dumb`)
-    the same in plain text without control characters: one line for every five percent of the
-    iterations and one for every validation.
+    the same in plain text without control characters, with one line for every five percent of the
+    iterations and one line for every validation.
 
     Args:
-        refresh_seconds: minimum time between two refreshes of the progress bar.
+        refresh_seconds: the minimum time between two refreshes of the progress bar, in seconds.
     """
 
     def __init__(self, refresh_seconds: float = 0.2) -> None:
@@ -87,8 +87,8 @@ class ConsoleLogger(Logger):
         iteration = int(metrics["iteration"])
         if is_validation(metrics):
             assert self._run is not None
-            of = self._run.split_descriptions.get("validation")
-            text = format_validation(metrics) + (f" ({of})" if of else "")
+            description = self._run.split_descriptions.get("validation")
+            text = format_validation(metrics) + (f" ({description})" if description else "")
             self._print((f"iteration {iteration}: ", "bold"), (text, "green"))
             return
         task = self._progress.tasks[0]
@@ -167,7 +167,7 @@ class ConsoleLogger(Logger):
 
 
 def _make_progress(run: Run, terminal: "Console | None") -> "Progress":
-    """The progress bar; without a terminal one that only measures time."""
+    """The progress bar; without a terminal it is hidden and only measures time."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,

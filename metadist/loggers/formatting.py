@@ -10,7 +10,7 @@ _MAX_STEPS_SHOWN = 10
 
 
 def is_validation(metrics: Mapping[str, Any]) -> bool:
-    """Whether the metrics are those of a validation rather than of a training iteration."""
+    """Whether the metrics are from a validation rather than from a training iteration."""
     return any(name.startswith("validation_") for name in metrics)
 
 
@@ -23,7 +23,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_throughput(values: Mapping[str, Any]) -> str:
-    """Samples per second where they are given, else tasks per second."""
+    """Samples per second if `values` has them, else tasks per second."""
     unit = "samples" if "samples_per_second" in values else "tasks"
     speed = values[f"{unit}_per_second"]
     digits = 0 if speed >= 100 else 1 if speed >= 1 else 3
@@ -31,10 +31,10 @@ def format_throughput(values: Mapping[str, Any]) -> str:
 
 
 def format_training(metrics: Mapping[str, Any]) -> list[str]:
-    """Loss, accuracy or MSE, throughput and the learner's own metrics of a training iteration, as
-    far as they are given.
+    """Format a training iteration: loss, accuracy or MSE, throughput and the learner's metrics.
 
-    Accuracies have a fixed width so that a progress bar does not move.
+    Metrics that are missing are left out. Accuracies have a fixed width so that a progress bar does
+    not move.
     """
     parts = []
     if "train_loss" in metrics:
@@ -67,7 +67,7 @@ def summarize_results(results: Mapping[str, Any], tested: str = "") -> list[tupl
 
     Args:
         results: the content of `results.json`.
-        tested: what is tested, where the name of the split does not tell.
+        tested: a description of what is tested, if the name of the split does not say it.
     """
     rows = []
     for metric, text in (("accuracy", format_percent), ("mse", format_number)):
@@ -81,8 +81,8 @@ def summarize_results(results: Mapping[str, Any], tested: str = "") -> list[tupl
             rows.append(("before adaptation", text(results[f"test_{metric}_before"])))
         if by_steps := results.get(f"test_{metric}_by_steps"):
             rows.append(("after each step", _format_steps(by_steps, text)))
-    if found := _user_metrics(results, "test"):
-        rows.append(("test metrics", ", ".join(found)))
+    if user_metrics := _user_metrics(results, "test"):
+        rows.append(("test metrics", ", ".join(user_metrics)))
     if "train_loss" in results:
         after = f" after {results['iterations']} iterations" if "iterations" in results else ""
         rows.append(("training loss", format_number(results["train_loss"]) + after))
@@ -98,7 +98,7 @@ def summarize_results(results: Mapping[str, Any], tested: str = "") -> list[tupl
 
 
 def _user_metrics(values: Mapping[str, Any], split: str) -> list[str]:
-    """Name and value of the metrics that the user's learner adds."""
+    """The names and values of the metrics that the user's learner adds."""
     return [
         f"{metric} {format_number(value)}"
         for name, value in values.items()
@@ -114,7 +114,7 @@ def _with_interval(value: float, ci95: float | None, text: Callable[[float], str
 
 
 def _format_steps(rows: Sequence[Mapping[str, float]], text: Callable[[float], str]) -> str:
-    """The test metric after each inner step; of many steps the first ones and the last."""
+    """The test metric after each inner step; the first steps and the last one if there are many."""
     values = [text(row["mean"]) for row in rows if row["steps"]]
     if len(values) > _MAX_STEPS_SHOWN:
         values = [*values[: _MAX_STEPS_SHOWN - 1], "…", values[-1]]

@@ -24,11 +24,11 @@ _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 class JsonlLogger(Logger):
     """Writes metrics to `metrics.jsonl` in the run directory, at full precision.
 
-    A line is written to the operating system before `log_metrics` returns, so no line is lost if
+    A line is passed to the operating system before `log_metrics` returns, so no line is lost if
     the process dies. Non-finite numbers are written as the strings `"NaN"`, `"Infinity"` and
     `"-Infinity"`, which `float()` accepts; `read_metrics` converts them back.
 
-    A resumed run first removes lines after its checkpoint, because it writes those iterations
+    A resumed run first removes the lines after its checkpoint, because it runs those iterations
     again, and a truncated last line. A new run in a directory with an earlier `metrics.jsonl`
     renames that file to `metrics.jsonl.1`, `.2` and so on.
     """
@@ -54,7 +54,7 @@ class JsonlLogger(Logger):
         assert self._file is not None, "log_metrics() before start()"
         try:
             text = _encode(metrics)
-        except (TypeError, ValueError):  # of NumPy or PyTorch, or not finite
+        except (TypeError, ValueError):  # values of NumPy or PyTorch, or non-finite values
             text = _encode(json_value(metrics))
         line = memoryview(text.encode() + b"\n")
         with wrap_write_errors(self._path):
@@ -102,12 +102,13 @@ def json_value(value: object) -> object:
 
     Args:
         value: numbers, strings, None, and mappings and sequences of them. Scalars and arrays of
-            NumPy and PyTorch become Python numbers and lists of them, non-finite floats `"NaN"`,
-            `"Infinity"` or `"-Infinity"`, which `float()` accepts, and other objects their `str`.
+            NumPy and PyTorch become Python numbers and lists. Non-finite floats become `"NaN"`,
+            `"Infinity"` or `"-Infinity"`, which `float()` accepts. Other objects become their
+            `str`.
     """
     if isinstance(value, Mapping):
         return {str(name): json_value(item) for name, item in value.items()}
-    if hasattr(value, "tolist"):  # of NumPy or PyTorch
+    if hasattr(value, "tolist"):  # a value of NumPy or PyTorch
         value = value.tolist()
     if isinstance(value, list | tuple):
         return [json_value(item) for item in value]
@@ -117,9 +118,9 @@ def json_value(value: object) -> object:
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Each complete line, raw and decoded."""
+    """Yield each complete line, raw and decoded."""
     lines = path.read_bytes().split(b"\n")
-    if not lines[-1]:  # what follows the last newline
+    if not lines[-1]:  # the text after the last newline
         lines.pop()
     for number, line in enumerate(lines, start=1):
         try:

@@ -1,4 +1,4 @@
-"""The interface of a logger, and several loggers as one."""
+"""The interface of a logger, and a collection of loggers."""
 
 import contextlib
 import difflib
@@ -8,24 +8,24 @@ from pathlib import Path
 from typing import Any
 
 Metrics = Mapping[str, Any]
-"""Metrics of a training iteration or a validation by name, always with `iteration`."""
+"""The metrics of a training iteration or a validation by name, always with `iteration`."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a logger is given when a run starts.
+    """The description of a run that a logger receives when the run starts.
 
     Attributes:
         directory: the run directory, which exists.
-        name: short name of the experiment, such as `maml`.
+        name: the short name of the experiment, such as `maml`.
         configuration: the resolved configuration in plain containers.
-        iterations: total number of training iterations.
-        start_iteration: finished iterations that the run resumes from; 0 for a new run. The first
-            metrics then have `iteration` `start_iteration + 1`.
-        title: one line, such as `MAML on glyphs, 5-way 1-shot, rpc on 2 workers`.
-        contents: files and directories that the run directory may hold, with a description each.
-        split_descriptions: what "validation" and "test" measure, where they measure different
-            things.
+        iterations: the total number of training iterations.
+        start_iteration: the number of finished iterations that the run resumes from; 0 for a new
+            run. The first metrics have `iteration` `start_iteration + 1`.
+        title: a title in one line, such as `MAML on glyphs, 5-way 1-shot, rpc on 2 workers`.
+        contents: descriptions of the files and directories that the run directory may have.
+        split_descriptions: descriptions of what "validation" and "test" measure, if they measure
+            different things.
     """
 
     directory: Path
@@ -47,20 +47,21 @@ class Logger:
     """Interface of a logger. Every method does nothing; a subclass overrides what it needs.
 
     `start` is called first, then `log_metrics`, `log_message` and `flush` any number of times,
-    then `finish` if the run succeeded, and `close` in every case. Rank zero alone calls them.
+    then `finish` if the run succeeded, and `close` in every case. Only rank zero calls them.
 
     Raises:
-        TypeError: a subclass defines a public method whose name is almost one of these.
+        TypeError: a subclass defines a public method with almost the name of one of these.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        known = [name for name in vars(Logger) if name[0] != "_"]
+        methods = [name for name in vars(Logger) if name[0] != "_"]
         for name in vars(cls):
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.9)
-            if near and near != [name]:
+            matches = difflib.get_close_matches(name, methods, n=1, cutoff=0.9)
+            if matches and matches != [name]:
                 raise TypeError(
-                    f"{cls.__qualname__}.{name} is no method of Logger (did you mean {near[0]}?)."
+                    f"{cls.__qualname__}.{name} is no method of Logger "
+                    f"(did you mean {matches[0]}?)."
                 )
 
     def start(self, run: Run) -> None:
@@ -78,7 +79,8 @@ class Logger:
 
         Args:
             metrics: numbers by name, with the number of finished iterations as `iteration`. Names
-                of training metrics begin with `train_`, those of validation with `validation_`.
+                of training metrics start with `train_`, names of validation metrics with
+                `validation_`.
 
         Raises:
             UserError: the output cannot be written.
@@ -86,7 +88,7 @@ class Logger:
 
     @property
     def shows_panels(self) -> bool:
-        """Whether `log_panels` does anything; otherwise its arguments are not computed."""
+        """Whether `log_panels` does anything. If not, its arguments are not computed."""
         return False
 
     def log_panels(
@@ -96,7 +98,7 @@ class Logger:
 
         Args:
             iteration: the number of finished iterations.
-            values: metrics of each validation task, by the name of the mean in `log_metrics`.
+            values: the metric of each validation task, by the name of the mean in `log_metrics`.
             images: PNG files in the run directory, which later validations overwrite.
 
         Raises:
@@ -107,10 +109,10 @@ class Logger:
         """Shows a warning to the user.
 
         Args:
-            text: one line.
+            text: the warning, in one line.
 
         Returns:
-            Whether it was shown.
+            Whether the warning was shown.
         """
         return False
 
@@ -135,16 +137,16 @@ class Logger:
     def close(self) -> None:
         """Closes the output. Never raises; may be called more than once.
 
-        After an error it is called in another thread, which is waited for a few seconds only.
+        After an error it is called in another thread, with a timeout of a few seconds.
         """
 
 
 def flatten_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of nested mappings by dotted key; lists as they are."""
+    """The values of nested mappings by dotted key. Lists are not flattened."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            flat |= {f"{key}.{name}": each for name, each in flatten_values(value).items()}
+            flat |= {f"{key}.{name}": item for name, item in flatten_values(value).items()}
         else:
             flat[str(key)] = value
     return flat
@@ -154,18 +156,20 @@ def grouped_name(name: str) -> str:
     """The name of a metric in services that group by prefix.
 
     `train_loss` is `train/loss`, `validation_accuracy` is `validation/accuracy`, `test_loss` is
-    `test/loss`; any other is measured in training: `gradient_norm` is `train/gradient_norm`.
+    `test/loss`. All other metrics are measured in training: `gradient_norm` is
+    `train/gradient_norm`.
     """
     split, _, metric = name.partition("_")
     return f"{split}/{metric}" if split in ("train", "validation", "test") else f"train/{name}"
 
 
 def panel_name(path: Path) -> str:
-    """The name of an image in services that group by prefix: `validation_tasks.png` is
-    `validation/tasks`, `learning_curves.png` is `learning_curves`.
+    """The name of an image in services that group by prefix.
+
+    `validation_tasks.png` is `validation/tasks`, `learning_curves.png` is `learning_curves`.
     """
-    split, _, rest = path.stem.partition("_")
-    return f"{split}/{rest}" if split in ("validation", "test") and rest else path.stem
+    split, _, panel = path.stem.partition("_")
+    return f"{split}/{panel}" if split in ("validation", "test") and panel else path.stem
 
 
 def metrics_by_steps(results: Mapping[str, Any]) -> dict[str, list[tuple[int, float]]]:
@@ -178,7 +182,7 @@ def metrics_by_steps(results: Mapping[str, Any]) -> dict[str, list[tuple[int, fl
 
 
 def grouped_test_metrics(results: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a test among the results of a run, by `grouped_name`."""
+    """The test metrics among the results of a run, by `grouped_name`."""
     values = {name: value for name, value in results.items() if name.startswith("test_")}
     if "ci95" in results:
         values["test_ci95"] = results["ci95"]
@@ -186,51 +190,51 @@ def grouped_test_metrics(results: Mapping[str, Any]) -> dict[str, float]:
 
 
 class LoggerCollection(Logger):
-    """Several loggers as one, called in order."""
+    """Several loggers that are called in order."""
 
     def __init__(self, loggers: Sequence[Logger]) -> None:
         self._loggers = tuple(loggers)
 
     def start(self, run: Run) -> None:
-        """Starts each; if one raises, `close` closes them all."""
+        """Starts each logger. If one raises, `close` still closes all of them."""
         for logger in self._loggers:
             logger.start(run)
 
     def log_metrics(self, metrics: Metrics) -> None:
-        """Passes the metrics to each."""
+        """Passes the metrics to each logger."""
         for logger in self._loggers:
             logger.log_metrics(metrics)
 
     @property
     def shows_panels(self) -> bool:
-        """Whether any of them shows panels."""
+        """Whether any logger shows panels."""
         return any(logger.shows_panels for logger in self._loggers)
 
     def log_panels(
         self, iteration: int, values: Mapping[str, Sequence[float]], images: Sequence[Path]
     ) -> None:
-        """Passes the panels to each."""
+        """Passes the panels to each logger."""
         for logger in self._loggers:
             logger.log_panels(iteration, values, images)
 
     def log_message(self, text: str) -> bool:
-        """Passes the message to each; whether any of them showed it."""
+        """Passes the message to each logger. Returns whether any of them showed it."""
         # A list, because a generator would stop at the first logger that shows the message.
         shown = [logger.log_message(text) for logger in self._loggers]
         return any(shown)
 
     def flush(self) -> None:
-        """Flushes each."""
+        """Flushes each logger."""
         for logger in self._loggers:
             logger.flush()
 
     def finish(self, results: Mapping[str, Any], plots: Sequence[Path]) -> None:
-        """Passes the results to each."""
+        """Passes the results to each logger."""
         for logger in self._loggers:
             logger.finish(results, plots)
 
     def close(self) -> None:
-        """Closes each, even if another one raises."""
+        """Closes each logger, even if another one raises."""
         for logger in self._loggers:
             with contextlib.suppress(Exception):
                 logger.close()

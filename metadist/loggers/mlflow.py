@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
 RUN_ID_FILE = "mlflow_run_id"
 
-_MAX_METRICS = 500  # collected before they are sent; the service takes 1000 at once
-_MAX_PARAMETERS = 100  # at once
+_MAX_METRICS = 500  # metrics that are sent in one request; the service accepts 1000
+_MAX_PARAMETERS = 100  # parameters that are sent in one request
 _MAX_VALUE = 500  # characters of a parameter
 
 
 class MlflowLogger(Logger):
     """Logs the run to MLflow: options as parameters, metrics, plots and `results.json`.
 
-    A resumed run keeps its MLflow run, whose id is stored in `mlflow_run_id`. MLflow cannot delete
-    metrics: the iterations between the checkpoint and the interruption are there twice, with equal
-    values. Metrics are sent in batches, and before each checkpoint.
+    A resumed run continues its MLflow run; the run id is stored in `mlflow_run_id`. MLflow cannot
+    delete metrics: the iterations between the checkpoint and the interruption are logged twice,
+    with equal values. Metrics are sent in batches, and before each checkpoint.
 
     Args:
         tracking_uri: the tracking server (`http://…`) or database (`sqlite:///…`). Default:
             `MLFLOW_TRACKING_URI`, else the SQLite file `mlflow.db` in the run directory.
-        experiment: name of the experiment, created if it does not exist.
-        tags: tags of the run.
+        experiment: the name of the experiment, which is created if it does not exist.
+        tags: the tags of the run.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class MlflowLogger(Logger):
         self._status = "FAILED"
 
     def start(self, run: Run) -> None:
-        """Creates the run, or continues the one of the same directory.
+        """Creates the MLflow run, or continues the run of the same directory.
 
         Raises:
             UserError: MLflow is not installed, or its server or database cannot be used.
@@ -73,7 +73,7 @@ class MlflowLogger(Logger):
             raise UserError(
                 "logger=mlflow needs MLflow, which is not installed: pip install -e '.[mlflow]'."
             ) from None
-        for name in ("mlflow", "alembic"):  # they report the creation of the database
+        for name in ("mlflow", "alembic"):  # they log the creation of the database
             logging.getLogger(name).setLevel(logging.WARNING)
         uri = self._tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
         artifacts = None if uri else (run.directory.resolve() / "mlflow_artifacts").as_uri()
@@ -82,7 +82,7 @@ class MlflowLogger(Logger):
             self._run_id = self._resumed_run(run) or self._new_run(run, artifacts)
 
     def _resumed_run(self, run: Run) -> str:
-        """The id of the run that is resumed, "" for none."""
+        """The id of the MLflow run that is resumed; "" without one."""
         assert self._client is not None
         path = run.directory / RUN_ID_FILE
         saved = path.read_text("utf-8").strip() if run.resumed and path.exists() else ""
@@ -95,11 +95,11 @@ class MlflowLogger(Logger):
         from mlflow.entities import Param
 
         assert self._client is not None
-        found = self._client.get_experiment_by_name(self._experiment)
+        experiment = self._client.get_experiment_by_name(self._experiment)
         experiment_id = (
             self._client.create_experiment(self._experiment, artifact_location=artifacts)
-            if found is None
-            else found.experiment_id
+            if experiment is None
+            else experiment.experiment_id
         )
         tags = {"mlflow.note.content": run.title, **self._tags}
         run_id: str = self._client.create_run(
@@ -115,7 +115,7 @@ class MlflowLogger(Logger):
         return run_id
 
     def log_metrics(self, metrics: Metrics) -> None:
-        """Collects the metrics; some hundred are sent together."""
+        """Collects the metrics; several hundred are sent together."""
         self._collect(
             {
                 grouped_name(name): float(value)

@@ -28,26 +28,28 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
-_POINTS = 5000  # of a training metric, at least
+_POINTS = 5000  # the minimum number of points of a training metric in long runs
 
 
 class TensorBoardLogger(Logger):
-    """Writes event files: a scalar for every metric, at every validation a histogram of the metric
-    over its tasks and an image of some tasks, and test metrics and plots at the end.
+    """Writes TensorBoard event files.
+
+    They have a scalar for every metric; at every validation a histogram of the metric over the
+    tasks and an image of some tasks; and at the end the test metrics and plots.
 
     Tags are grouped: `train/loss`, `validation/accuracy`, `validation/tasks`, `test/accuracy`. The
     configuration is in the hyperparameters of TensorBoard's HPARAMS tab. The step of
     `test/accuracy_by_steps` is the number of inner steps.
 
-    Of long runs, 5,000 to 10,000 iterations get training metrics, because events take as long as an
-    outer step of a small model; `metrics.jsonl` has all of them.
+    Long runs write the training metrics of only 5,000 to 10,000 iterations, because an event takes
+    as long as an outer step of a small model; `metrics.jsonl` has all iterations.
 
     Events are flushed every few seconds and before each checkpoint, so the last ones may be lost
     if the process dies. A resumed run purges the events after its checkpoint and writes them
     again.
 
     Args:
-        directory: directory of the event files, relative to the run directory.
+        directory: the directory of the event files, relative to the run directory.
     """
 
     def __init__(self, directory: str = "tensorboard") -> None:
@@ -70,7 +72,8 @@ class TensorBoardLogger(Logger):
         with wrap_write_errors(self._path):
             self._writer = SummaryWriter(
                 log_dir=str(self._path),
-                # Also from 0: a run that died before its first checkpoint may have left events.
+                # Purge from step 0 too: a run that died before its first checkpoint may have left
+                # events.
                 purge_step=run.start_iteration + 1 if run.resumed else 0,
                 flush_secs=5,
             )
@@ -82,7 +85,7 @@ class TensorBoardLogger(Logger):
                 cast(Any, self._writer).file_writer.add_summary(summary)  # typed as None
 
     def log_metrics(self, metrics: Metrics) -> None:
-        """Adds a scalar for every metric, of some iterations if there are many."""
+        """Adds a scalar for every metric; only for some iterations if there are many."""
         assert self._writer is not None, "log_metrics() before start()"
         step = int(metrics["iteration"])
         if step % self._every and not is_validation(metrics):
@@ -94,17 +97,17 @@ class TensorBoardLogger(Logger):
 
     @property
     def shows_panels(self) -> bool:
-        """It does."""
+        """True."""
         return True
 
     def log_panels(
         self, iteration: int, values: Mapping[str, Sequence[float]], images: Sequence[Path]
     ) -> None:
-        """Adds a histogram for each of the values, and the images."""
+        """Adds a histogram for each metric, and the images."""
         assert self._writer is not None, "log_panels() before start()"
         with wrap_write_errors(self._path):
-            for name, each in values.items():
-                finite = np.asarray(each, dtype=np.float64)
+            for name, task_values in values.items():
+                finite = np.asarray(task_values, dtype=np.float64)
                 finite = finite[np.abs(finite) < _HISTOGRAM_LIMIT]
                 if len(finite):
                     tag = f"{grouped_name(name)}_of_tasks"
@@ -155,7 +158,7 @@ _HPARAM_METRICS = ("validation/accuracy", "validation/mse", "test/accuracy", "te
 
 
 def _hyperparameters(configuration: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Summaries of the numbers, texts and booleans of a configuration, by dotted key."""
+    """HPARAMS summaries of a configuration, by dotted key."""
     from torch.utils.tensorboard.summary import hparams
 
     flat = {

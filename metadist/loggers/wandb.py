@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 RUN_ID_FILE = "wandb_run_id"
 
 _INIT_SECONDS = 30.0
-_FINISH_SECONDS = 60.0  # what has not been sent by then stays on disk, for `wandb sync`
+_FINISH_SECONDS = 60.0  # data that is not sent by then stays on disk, for `wandb sync`
 
 
 class WandbLogger(Logger):
@@ -39,14 +39,15 @@ class WandbLogger(Logger):
     run id, stored in `wandb_run_id`.
 
     Args:
-        project: name of the project.
-        entity: user or team; None for the default of the account.
+        project: the name of the project.
+        entity: the user or team; None for the default of the account.
         mode: `offline`, `online` (requires `wandb login` or WANDB_API_KEY) or `disabled`.
-        tags: tags of the run.
-        name: name of the run. Default: the experiment's, such as `maml`.
+        tags: the tags of the run.
+        name: the name of the run. Default: the experiment's name, such as `maml`.
         group: the group that the run belongs to, such as a sweep; None for none.
-        job_type: type of the run within its group; None for none.
-        notes: a description. Default: the run's title, such as "MAML on omniglot, 5-way 1-shot".
+        job_type: the type of the run within its group; None for none.
+        notes: a description of the run. Default: the run's title, such as "MAML on omniglot, 5-way
+            1-shot".
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class WandbLogger(Logger):
         self._exit_code = 1
 
     def start(self, run: Run) -> None:
-        """Initializes the run, or resumes the one of the same directory."""
+        """Initializes the run, or resumes the run of the same directory."""
         if self._mode != "online":
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
@@ -116,25 +117,27 @@ class WandbLogger(Logger):
     def log_metrics(self, metrics: Metrics) -> None:
         """Logs the metrics at their iteration."""
         assert self._wandb_run is not None, "log_metrics() before start()"
-        values = {grouped_name(name): v for name, v in metrics.items() if name != "iteration"}
+        values = {
+            grouped_name(name): value for name, value in metrics.items() if name != "iteration"
+        }
         with wrap_write_errors("the files of Weights & Biases"):
             self._wandb_run.log(values, step=int(metrics["iteration"]))
 
     @property
     def shows_panels(self) -> bool:
-        """It does."""
+        """True."""
         return True
 
     def log_panels(
         self, iteration: int, values: Mapping[str, Sequence[float]], images: Sequence[Path]
     ) -> None:
-        """Logs a histogram for each of the values, and the images."""
+        """Logs a histogram for each metric, and the images."""
         assert self._wandb_run is not None, "log_panels() before start()"
         import wandb
 
         panels: dict[str, Any] = {panel_name(path): wandb.Image(str(path)) for path in images}
-        for name, each in values.items():
-            finite = [value for value in each if math.isfinite(value)]
+        for name, task_values in values.items():
+            finite = [value for value in task_values if math.isfinite(value)]
             with contextlib.suppress(ValueError):  # no values, or too large ones for its bins
                 panels[f"{grouped_name(name)}_of_tasks"] = wandb.Histogram(finite)
         with wrap_write_errors("the files of Weights & Biases"):
@@ -166,7 +169,7 @@ def _run_id(run: Run) -> str:
     with wrap_write_errors(path):
         if run.resumed and path.exists():
             saved = path.read_bytes().strip()
-            if re.fullmatch(rb"[0-9a-f]{8}", saved):  # otherwise a new run
+            if re.fullmatch(rb"[0-9a-f]{8}", saved):  # otherwise start a new run
                 return saved.decode()
         run_id = secrets.token_hex(4)
         atomic_write(path, f"{run_id}\n".encode())
