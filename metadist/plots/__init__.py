@@ -1,7 +1,7 @@
 """Plots of training and test, rendered without a display.
 
-All functions take plain numbers and arrays. Those named `plot_…` write one PNG file and return its
-path; the others return a figure for `report.html`.
+All functions take plain numbers and arrays. Functions named `plot_…` write one PNG file and return
+its path; the other functions return a figure for `report.html`.
 
 Names are imported when they are first used.
 """

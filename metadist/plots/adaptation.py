@@ -1,4 +1,4 @@
-"""Adaptation to a curve by number of inner steps, one column per learner."""
+"""Plots of the adaptation to a curve by number of inner steps, one column per learner."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -28,11 +28,12 @@ class AdaptationData(NamedTuple):
     """The predictions of a learner for one curve.
 
     Attributes:
-        inputs: ascending, shape (m,).
-        targets: the curve at `inputs`, shape (m,).
-        support_inputs: shape (n,).
-        support_targets: shape (n,).
-        predictions: at `inputs`, shape (m,), by number of inner steps; 0 is before adaptation.
+        inputs: the inputs, ascending, shape (m,).
+        targets: the values of the curve at `inputs`, shape (m,).
+        support_inputs: the inputs of the support set, shape (n,).
+        support_targets: the targets of the support set, shape (n,).
+        predictions: the predictions at `inputs`, shape (m,), by number of inner steps; 0 is before
+            adaptation.
     """
 
     inputs: np.ndarray
@@ -48,13 +49,13 @@ def plot_adaptation(rows: Sequence[Mapping[str, AdaptationData]], path: Path, ti
     Args:
         rows: for each curve the data of each learner by name, with the same names in every row.
         path: the PNG file to write.
-        title: one line.
+        title: the title, in one line.
 
     Returns:
         `path`.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
 
     Source: Finn et al. (2017), arXiv 1703.03400.
     """
@@ -102,7 +103,7 @@ def _plot_learner(axes: "Axes", name: str, data: AdaptationData) -> None:
 
 
 def _set_limits(axes: "Axes", row: Iterable[AdaptationData]) -> None:
-    """Fits the predictions; diverging ones are cut off so that the curve stays visible."""
+    """Fits the limits to the predictions; cuts off diverging ones to keep the curve visible."""
     target_height, prediction_height = 0.0, 0.0
     for data in row:
         predictions = np.concatenate(list(data.predictions.values()))

@@ -1,4 +1,4 @@
-"""Support set, queries and predictions of classification tasks."""
+"""Plots of the support set, queries and predictions of classification tasks."""
 
 import math
 from collections.abc import Sequence
@@ -15,29 +15,30 @@ from metadist.plots.style import DPI, GREEN, GREY, INK, RED
 if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont
 
-_MAX_QUERIES = 10  # shown of each task
-_MAX_SHOTS = 5  # shown of each class, fewer with many classes
+_MAX_QUERIES = 10  # queries of a task that are shown
+_MAX_SHOTS = 5  # shots of a class that are shown; fewer if there are many classes
 _MAX_COLUMNS = 10  # classes in a row; further ones go to the next row
 
 # Lengths, in units of the side of one image.
-_PITCH = 1.16  # from one image to the next
-_LABEL = 0.42  # a line of text above or below an image
-_MARGIN = 1.8  # left of the support set, for the name of the task
-_GAP = 0.7  # between support and query set
+_PITCH = 1.16  # distance from one image to the next
+_LABEL = 0.42  # height of a line of text above or below an image
+_MARGIN = 1.8  # space left of the support set, for the name of the task
+_GAP = 0.7  # space between support and query set
 
-_PIXELS = 80  # per unit
-_THIN, _THICK = 1, 4  # pixels of a frame
+_PIXELS = 80  # pixels per unit
+_THIN, _THICK = 1, 4  # width of a frame in pixels
 
 
 class ClassificationData(NamedTuple):
     """One classification task and the predictions of the learner.
 
     Attributes:
-        support_images: shape (ways * shots, C, H, W), any real range; C is 1 or 3.
-        support_labels: integers from 0 to ways - 1, shape (ways * shots,).
-        query_images: shape (ways * queries, C, H, W).
-        query_labels: integers, shape (ways * queries,).
-        predictions: predicted labels, integers, shape (ways * queries,).
+        support_images: the images of the support set, shape (ways * shots, C, H, W), of any real
+            range; C is 1 or 3.
+        support_labels: their labels, integers from 0 to ways - 1, shape (ways * shots,).
+        query_images: the images of the query set, shape (ways * queries, C, H, W).
+        query_labels: their labels, integers, shape (ways * queries,).
+        predictions: the predicted labels, integers, shape (ways * queries,).
     """
 
     support_images: np.ndarray
@@ -50,22 +51,22 @@ class ClassificationData(NamedTuple):
 def plot_test_tasks(tasks: Sequence[ClassificationData], path: Path, title: str) -> Path:
     """Plots one row per task: the support set by class, then some queries with the predictions.
 
-    The queries are the first ones of each class, or of evenly spaced classes if there are many:
-    they are not selected by whether the prediction is correct.
+    The queries are the first ones of each class, or of evenly spaced classes if there are many.
+    They are not selected by whether the prediction is correct.
 
     Args:
-        tasks: one to about nine.
+        tasks: the tasks, at least one and at most about nine.
         path: the PNG file to write.
-        title: one line.
+        title: the title, in one line.
 
     Returns:
         `path`.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     rows = [_TaskRow(task) for task in tasks]
-    # Wide enough for the headings, however few images there are.
+    # Wide enough for the headings, even if there are few images.
     support_width = max(5.6, *(row.support_width for row in rows))
     query_width = max(4.6, *(row.query_width for row in rows))
     query_left = _MARGIN + support_width + _GAP
@@ -86,7 +87,8 @@ def plot_test_tasks(tasks: Sequence[ClassificationData], path: Path, title: str)
 class _Canvas:
     """A Pillow image with coordinates in units of the side of one task image.
 
-    Pillow takes a fifth of the time of matplotlib with one artist for each image, frame and text.
+    Pillow takes a fifth of the time of matplotlib, which needs an artist for each image, frame and
+    text.
     """
 
     def __init__(self, width: float, height: float) -> None:
@@ -106,28 +108,28 @@ class _Canvas:
         bold: bool = False,
         anchor: str = "ls",
     ) -> None:
-        """One line of text.
+        """Draw one line of text.
 
         Args:
-            left: where it starts, or its middle.
-            baseline: its base line, or its middle.
+            left: the horizontal position, of the text's left end or middle.
+            baseline: the vertical position, of the text's baseline or middle.
             text: the text.
-            size: in points of 1/72 inch, as in the other plots.
-            color: as `#rrggbb`.
-            bold: whether it is bold.
-            anchor: Pillow's name for the meaning of `left` and `baseline`: "ls" or "mm".
+            size: the font size in points of 1/72 inch, as in the other plots.
+            color: the color, as `#rrggbb`.
+            bold: whether the text is bold.
+            anchor: Pillow's name for the anchor: "ls" for left end and baseline, "mm" for middle.
         """
         position = left * _PIXELS, baseline * _PIXELS
         self._draw.text(position, text, color, _font(size, bold), anchor)
 
     def frame(self, left: float, top: float, side: float, color: str, line: int) -> None:
-        """The frame of a square, `line` pixels wide, outside of the square."""
+        """Draw a frame around a square, `line` pixels wide, outside of the square."""
         x, y, pixels = (round(length * _PIXELS) for length in (left, top, side))
         box = (x - line, y - line, x + pixels + line - 1, y + pixels + line - 1)
         self._draw.rectangle(box, outline=color, width=line)
 
     def paste(self, left: float, top: float, pixels: np.ndarray) -> None:
-        """An image of shape (H, W, 3) from 0 to 1, scaled to one unit."""
+        """Paste an image of shape (H, W, 3), with values from 0 to 1, scaled to one unit."""
         from PIL import Image
 
         image = Image.fromarray(np.round(255 * pixels).astype(np.uint8))
@@ -146,12 +148,12 @@ def _font(size: int, bold: bool) -> "FreeTypeFont":
 
 
 class _TaskRow:
-    """The layout of one task."""
+    """The row of one task: its layout and its drawing."""
 
     def __init__(self, task: ClassificationData) -> None:
         self.task = ClassificationData(*(np.asarray(array) for array in task))
         self.classes = np.unique(self.task.support_labels)
-        self.shots = max(int((self.task.support_labels == c).sum()) for c in self.classes)
+        self.shots = max(int((self.task.support_labels == label).sum()) for label in self.classes)
         columns = min(len(self.classes), _MAX_COLUMNS)
         lines = -(-len(self.classes) // _MAX_COLUMNS)
         self.shown_shots = min(self.shots, _MAX_SHOTS, max(1, 6 // lines))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MetricsList = Sequence[Mapping[str, Any]]
-"""Metrics of training iterations and validations in any order, as in `metrics.jsonl`."""
+"""The metrics of training iterations and validations in any order, as in `metrics.jsonl`."""
 
 _COLORS = (BLUE, ORANGE, GREEN, RED, PURPLE, "#8c5a3c", "#d05c9f", GREY)
 _STYLES = ("-", "--", ":", "-.")
@@ -39,10 +39,10 @@ class ComparisonData(NamedTuple):
     """Runs with the same metric, in one panel of a comparison.
 
     Attributes:
-        title: one line.
-        metric: "accuracy" (0 to 1) or "mse", which is shown on a logarithmic scale.
-        runs: the metrics of runs by name; the runs of one name, such as those of several seeds,
-            have the same color.
+        title: the title, in one line.
+        metric: "accuracy" (0 to 1) or "mse"; "mse" is shown on a logarithmic scale.
+        runs: the metrics of runs by name; runs with one name, such as runs of several seeds, have
+            the same color.
     """
 
     title: str
@@ -62,31 +62,31 @@ def plot_learning_curves(
     Args:
         metrics: the metrics of the run.
         path: the PNG file to write.
-        title: one line.
-        test: test accuracy (0 to 1) or test MSE, and half the width of its 95% interval.
-        split_descriptions: what "validation" and "test" measure. Default: classes that are not
-            in training, for an accuracy.
+        title: the title, in one line.
+        test: the test accuracy (0 to 1) or test MSE, and half the width of its 95% interval.
+        split_descriptions: descriptions of what "validation" and "test" measure. Default: unseen
+            classes, for an accuracy.
 
     Returns:
         `path`.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     shown = _metric_names(metrics)
     columns = min(len(shown), _COLUMNS)
     rows = -(-len(shown) // columns)
     figure = new_figure(5.6 * columns, 3.9 * rows, title, columns if rows == 1 else None)
     grid = make_axes(figure, rows, columns, len(shown), sharex=True)
-    described = split_descriptions or {}
+    descriptions = split_descriptions or {}
     for axes, metric in zip(grid, shown, strict=True):
-        note = described.get("validation", "unseen classes" if metric == "accuracy" else "")
+        note = descriptions.get("validation", "unseen classes" if metric == "accuracy" else "")
         _plot_metric(axes, metrics, metric, f"validation, {note}" if note else "validation")
         if test is not None and metric in ("accuracy", "mse"):
-            _plot_test(axes, metric, *test, described.get("test", ""))
+            _plot_test(axes, metric, *test, descriptions.get("test", ""))
         _style_metric_axes(axes, metric)
-        axes.tick_params(labelbottom=True)  # also in rows above others
-    iterations = {int(each["iteration"]) for each in metrics}
+        axes.tick_params(labelbottom=True)  # in all rows, not only in the last one
+    iterations = {int(record["iteration"]) for record in metrics}
     if len(iterations) == 1:  # a single point does not set the limits
         grid[0].set_xlim(min(iterations) - 1, max(iterations) + 1)
     return save_figure(figure, path)
@@ -95,19 +95,19 @@ def plot_learning_curves(
 def plot_comparison(panels: Sequence[ComparisonData], path: Path, title: str) -> Path:
     """Plots the validation metric of several runs, three panels in a row.
 
-    A run without validation is shown by its smoothed training metric, and labeled so. The axis of
-    the iterations is logarithmic in a panel with runs ten times as long as others.
+    For a run without validation the smoothed training metric is plotted, and labeled so. The axis
+    of the iterations is logarithmic in a panel where some runs are ten times as long as others.
 
     Args:
-        panels: at least one.
+        panels: the panels, at least one.
         path: the PNG file to write.
-        title: one line.
+        title: the title, in one line.
 
     Returns:
         `path`.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     columns = min(len(panels), _COLUMNS)
     rows = -(-len(panels) // columns)
@@ -120,31 +120,32 @@ def plot_comparison(panels: Sequence[ComparisonData], path: Path, title: str) ->
 
 def _metric_names(metrics: MetricsList) -> list[str]:
     """The loss, then accuracy or MSE, then the metrics that the user's learner adds."""
-    names = dict.fromkeys(name for each in metrics for name in each)
-    found = {
+    names = dict.fromkeys(name for record in metrics for name in record)
+    measured = {
         metric: None
         for name in names
         for split, _, metric in [name.partition("_")]
         if split in ("train", "validation") and metric != "ci95"
     }
-    return list({"loss": None} | {m: None for m in ("accuracy", "mse") if m in found} | found)
+    first = ["loss", *(metric for metric in ("accuracy", "mse") if metric in measured)]
+    return list(dict.fromkeys(first) | measured)
 
 
 def _plot_metric(axes: "Axes", metrics: MetricsList, metric: str, validation: str) -> None:
     iterations, values = series(metrics, f"train_{metric}")
     if len(iterations):
-        few = len(iterations) < 20
+        sparse = len(iterations) < 20
         axes.plot(
             iterations,
             values,
             color=BLUE,
-            alpha=1 if few else 0.25,
+            alpha=1 if sparse else 0.25,
             linewidth=1,
-            marker="o" if few else None,
+            marker="o" if sparse else None,
             markersize=4,
-            label="training" if few else "training, each iteration",
+            label="training" if sparse else "training, each iteration",
         )
-        if not few:
+        if not sparse:
             smooth = moving_average(values, window=max(5, len(values) // 25))
             axes.plot(iterations, smooth, color=BLUE, linewidth=1.8, label="training, smoothed")
     iterations, values = series(metrics, f"validation_{metric}")
@@ -161,15 +162,16 @@ def _plot_metric(axes: "Axes", metrics: MetricsList, metric: str, validation: st
 
 
 def _plot_test(axes: "Axes", metric: str, value: float, ci95: float, description: str) -> None:
-    known = math.isfinite(ci95)  # a single task has no interval
+    has_interval = math.isfinite(ci95)  # a single task has no interval
     if is_percentage(metric):
-        label = f"final test: {100 * value:.1f}%" + (f" ± {100 * ci95:.1f}%" if known else "")
+        interval = f" ± {100 * ci95:.1f}%" if has_interval else ""
+        label = f"final test: {100 * value:.1f}%{interval}"
     else:
-        label = f"final test: {value:.3g}" + (f" ± {ci95:.2g}" if known else "")
+        label = f"final test: {value:.3g}" + (f" ± {ci95:.2g}" if has_interval else "")
     if description:
         label = textwrap.fill(f"{label}, {description}", _LABEL_WIDTH)
     axes.axhline(value, color=GREEN, linestyle="--", linewidth=1.5, label=label)
-    if known:
+    if has_interval:
         axes.axhspan(value - ci95, value + ci95, color=GREEN, alpha=0.15, linewidth=0)
 
 
@@ -222,5 +224,5 @@ def _plot_runs(axes: "Axes", panel: ComparisonData) -> None:
             set_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.tick_params(axis="y", which="minor", labelsize=7)
     style_axes(axes, grid="both")
-    # Below the axes, where long names hide no curve.
+    # Below the axes, where long names do not hide a curve.
     add_legend(axes, fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.13))

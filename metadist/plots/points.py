@@ -1,4 +1,4 @@
-"""What plots are drawn from: curves of metrics, and the values of swept keys."""
+"""The data of plots: curves of metrics, and the values of swept keys."""
 
 import math
 import string
@@ -11,14 +11,14 @@ from metadist.metrics import score
 
 
 class SettingData(NamedTuple):
-    """The runs of one setting of a sweep, which differ in their seed.
+    """One setting of a sweep; its runs differ only in their seed.
 
     Attributes:
-        values: of the swept keys, in their order.
-        mean: of the test metric, accuracy (0 to 1) or MSE.
-        ci95: half the width of its 95% interval; None if it is not known.
-        best: whether it is the selected setting.
-        seeds: the test metric of each run by its name; not needed by `plot_sweep`.
+        values: the values of the swept keys, in the order of the keys.
+        mean: the mean of the test metric, accuracy (0 to 1) or MSE.
+        ci95: half the width of the mean's 95% interval; None if it is unknown.
+        best: whether this is the selected setting.
+        seeds: the test metric of each run by the run's name; not needed by `plot_sweep`.
     """
 
     values: tuple[str, ...]
@@ -29,14 +29,16 @@ class SettingData(NamedTuple):
 
 
 def series(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Iterations and values of a metric, in order of the iterations."""
-    points = sorted((int(each["iteration"]), float(each[name])) for each in metrics if name in each)
+    """The iterations and values of a metric, sorted by iteration."""
+    points = sorted(
+        (int(record["iteration"]), float(record[name])) for record in metrics if name in record
+    )
     iterations = np.array([iteration for iteration, _ in points], dtype=np.int64)
     return iterations, np.array([value for _, value in points], dtype=np.float64)
 
 
 def moving_average(values: np.ndarray, window: int) -> np.ndarray:
-    """The mean of the finite values in a centered window, which is shorter at the ends."""
+    """The mean of the finite values in a centered window; windows are shorter at the ends."""
     finite = np.isfinite(values)
     kernel = np.ones(min(window, len(values)))
     total = np.convolve(np.where(finite, values, 0.0), kernel, mode="same")
@@ -49,7 +51,11 @@ def moving_average(values: np.ndarray, window: int) -> np.ndarray:
 def validation_or_training(
     metrics: Sequence[Mapping[str, Any]], metric: str
 ) -> tuple[np.ndarray, np.ndarray, str]:
-    """Iterations and values of a metric in validation, else in training, smoothed; and a note."""
+    """The curve of a validation metric, or else of the smoothed training metric, with a note.
+
+    Returns:
+        The iterations, the values, and a note for the label of a curve that is not of validation.
+    """
     iterations, values = series(metrics, f"validation_{metric}")
     if len(iterations):
         return iterations, values, ""
@@ -60,9 +66,9 @@ def validation_or_training(
 
 
 def class_letter(label: int) -> str:
-    """The letter that stands for a class of a task: A to Z, then AA, AB, …"""
-    quotient, rest = divmod(int(label), 26)
-    return (class_letter(quotient - 1) if quotient else "") + string.ascii_uppercase[rest]
+    """The letter of a class of a task: A to Z, then AA, AB, …"""
+    quotient, remainder = divmod(int(label), 26)
+    return (class_letter(quotient - 1) if quotient else "") + string.ascii_uppercase[remainder]
 
 
 def spread_over_classes(labels: np.ndarray, limit: int) -> np.ndarray:
@@ -80,13 +86,13 @@ def spread_over_classes(labels: np.ndarray, limit: int) -> np.ndarray:
 
 
 def sort_values(values: Sequence[str]) -> list[str]:
-    """Different values: numbers in ascending order, other values in their first order."""
+    """The distinct values: numbers in ascending order, other values in order of appearance."""
     distinct = list(dict.fromkeys(values))
     return sorted(distinct, key=float) if all(map(is_number, distinct)) else distinct
 
 
 def is_number(text: str) -> bool:
-    """Whether a value is a number."""
+    """Whether a text is a number."""
     try:
         float(text)
     except ValueError:
@@ -95,11 +101,11 @@ def is_number(text: str) -> bool:
 
 
 def sort_key(mean: float, metric: str) -> tuple[bool, float]:
-    """Sorts the means of accuracy or MSE, the best first and NaN last."""
+    """A key that sorts means of accuracy or MSE, the best first and NaN last."""
     return math.isnan(mean), -score(mean, metric)
 
 
 def short_names(keys: Sequence[str]) -> list[str]:
-    """The last part of each dotted key where no other key has the same, else the whole key."""
+    """The last part of each dotted key if it is unique among the keys, else the whole key."""
     last = [key.rpartition(".")[2] for key in keys]
     return [name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)]

@@ -1,4 +1,4 @@
-"""Predictions for regression tasks before and after adaptation."""
+"""Plots of predictions for regression tasks before and after adaptation."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,15 +26,15 @@ _COLUMNS = 3
 class RegressionData(NamedTuple):
     """One regression task with scalar inputs and outputs, n support and m query points.
 
-    Every array has shape (n,) or (n, 1), or (m,) or (m, 1).
+    Arrays of the support set have shape (n,) or (n, 1), all others (m,) or (m, 1).
 
     Attributes:
-        support_inputs: inputs of the support set.
-        support_targets: targets of the support set.
-        query_inputs: inputs of the query set, in any order.
-        query_targets: targets of the query set.
-        predictions_before: predictions for the query set before adaptation.
-        predictions_after: predictions for the query set after adaptation.
+        support_inputs: the inputs of the support set.
+        support_targets: the targets of the support set.
+        query_inputs: the inputs of the query set, in any order.
+        query_targets: the targets of the query set.
+        predictions_before: the predictions for the query set before adaptation.
+        predictions_after: the predictions for the query set after adaptation.
     """
 
     support_inputs: np.ndarray
@@ -49,15 +49,15 @@ def plot_regression_tasks(tasks: Sequence[RegressionData], path: Path, title: st
     """Plots one panel per task.
 
     Args:
-        tasks: one to about nine.
+        tasks: the tasks, at least one and at most about nine.
         path: the PNG file to write.
-        title: one line.
+        title: the title, in one line.
 
     Returns:
         `path`.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     columns = 2 if len(tasks) == 4 else min(len(tasks), _COLUMNS)
     rows = -(-len(tasks) // columns)

@@ -28,23 +28,23 @@ GREY = "#8a8f98"
 COLORS = (BLUE, ORANGE, GREEN, RED, PURPLE, "#b0793f", "#d76cae", "#35a7b5", GREY)
 
 MAX_POINTS = 1500
-"""Of a curve; longer ones are thinned."""
+"""The most points of a curve; longer curves are thinned."""
 
 _FEW_POINTS = 20
 
 
 def finite(values: Sequence[float] | np.ndarray) -> list[float | None]:
-    """The values, with None for those that are not finite."""
+    """The values, with None for values that are not finite."""
     return [float(value) if math.isfinite(value) else None for value in values]
 
 
 def text(value: object) -> str:
-    """A text as Plotly shows it, which reads some tags."""
+    """A text escaped for Plotly, which interprets some HTML tags."""
     return html.escape(str(value), quote=False)
 
 
 def axis(title: str, metric: str | None = None, **options: Any) -> dict[str, Any]:
-    """An axis; that of an accuracy is in percent."""
+    """An axis; the axis of an accuracy is in percent."""
     percent: dict[str, Any] = {}
     if metric is not None and is_percentage(metric):
         percent = {"tickformat": ".0%", "hoverformat": ".2%", "rangemode": "nonnegative"}
@@ -52,16 +52,16 @@ def axis(title: str, metric: str | None = None, **options: Any) -> dict[str, Any
 
 
 def iteration_axis(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The axis of training iterations, with whole numbers alone."""
-    short = max((int(each["iteration"]) for each in metrics), default=0) <= 10
+    """The axis of training iterations, with whole numbers only."""
+    short = max((int(record["iteration"]) for record in metrics), default=0) <= 10
     ticks: dict[str, Any] = {"dtick": 1} if short else {}
     return axis("training iteration", **ticks)
 
 
 def thin(iterations: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """At most `MAX_POINTS` points of a curve: the lowest and the highest of each interval.
+    """Thin a curve to at most `MAX_POINTS`: the lowest and the highest point of each interval.
 
-    Points that are not finite are left out of a curve that is thinned.
+    A thinned curve omits points that are not finite.
     """
     if len(values) <= MAX_POINTS:
         return iterations, values
@@ -83,10 +83,11 @@ def learning_curve(
     """A metric in training and validation against the iteration.
 
     Args:
-        metrics: of the run, as in `metrics.jsonl`.
-        metric: such as "loss"; `train_{metric}` and `validation_{metric}` are shown.
-        test: the metric of the test and half the width of its interval; None for no line.
-        intervals: whether `validation_ci95` is of this metric.
+        metrics: the metrics of the run, as in `metrics.jsonl`.
+        metric: the metric's name, such as "loss"; `train_{metric}` and `validation_{metric}` are
+            shown.
+        test: the test metric and half the width of its interval; None for no line.
+        intervals: whether `validation_ci95` is the interval of this metric.
     """
     data: list[dict[str, Any]] = []
     iterations, values = series(metrics, f"train_{metric}")
@@ -104,13 +105,14 @@ def learning_curve(
     if len(values):
         curve = _line(iterations, values, "validation", ORANGE, mode="lines+markers")
         widths = {
-            int(each["iteration"]): float(each["validation_ci95"])
-            for each in metrics
-            if "validation_ci95" in each
+            int(record["iteration"]): float(record["validation_ci95"])
+            for record in metrics
+            if "validation_ci95" in record
         }
-        if intervals and all(int(i) in widths for i in iterations):
-            shown = [half or 0.0 for half in finite([widths[int(i)] for i in iterations])]
-            curve["error_y"] = {"type": "data", "array": shown, "thickness": 1, "width": 2}
+        if intervals and all(int(iteration) in widths for iteration in iterations):
+            half_widths = finite([widths[int(iteration)] for iteration in iterations])
+            array = [half_width or 0.0 for half_width in half_widths]
+            curve["error_y"] = {"type": "data", "array": array, "thickness": 1, "width": 2}
         data.append(curve)
     layout: dict[str, Any] = {
         "xaxis": iteration_axis(metrics),
@@ -118,10 +120,10 @@ def learning_curve(
         "hovermode": "x unified",
     }
     if test is not None and math.isfinite(test[0]):
-        mean_, half = test
+        test_mean, margin = test
         layout["shapes"] = [
-            _horizontal(mean_, {"color": GREEN, "dash": "dash", "width": 1.5}),
-            *([_band(mean_ - half, mean_ + half)] if math.isfinite(half) else []),
+            _horizontal(test_mean, {"color": GREEN, "dash": "dash", "width": 1.5}),
+            *([_band(test_mean - margin, test_mean + margin)] if math.isfinite(margin) else []),
         ]
         layout["annotations"] = [
             {
@@ -129,7 +131,7 @@ def learning_curve(
                 "x": 1,
                 "xref": "paper",
                 "xanchor": "right",
-                "y": mean_,
+                "y": test_mean,
                 "yanchor": "bottom",
                 "showarrow": False,
                 "font": {"color": GREEN},
@@ -141,7 +143,7 @@ def learning_curve(
 def training_curve(
     metrics: Sequence[Mapping[str, Any]], name: str, label: str, logarithmic: bool = False
 ) -> Figure:
-    """A quantity of every iteration, such as `gradient_norm` or `learning_rate`."""
+    """A value of every iteration, such as `gradient_norm` or `learning_rate`."""
     iterations, values = series(metrics, name)
     if logarithmic:
         values = np.where(values > 0, values, np.nan)
@@ -160,7 +162,8 @@ def metric_by_steps(rows: Sequence[Mapping[str, Any]], metric: str) -> Figure:
     """The test metric after each number of inner steps, with 95% intervals.
 
     Args:
-        rows: `steps`, `mean` and `ci95` of each, as in `results.json`.
+        rows: one row for each number of steps, with `steps`, `mean` and `ci95`, as in
+            `results.json`.
         metric: "accuracy" or "mse".
     """
     steps = [int(row["steps"]) for row in rows]
@@ -186,7 +189,7 @@ def metric_by_steps(rows: Sequence[Mapping[str, Any]], metric: str) -> Figure:
 
 
 def task_histogram(values: Sequence[float], metric: str) -> Figure:
-    """How the metric is distributed over the test tasks, with a line at the mean."""
+    """The distribution of the metric over the test tasks, with a line at the mean."""
     shown = [value for value in finite(values) if value is not None]
     # One bin for each possible accuracy if there are few: bins between them would be empty.
     distinct = sorted(set(shown))
@@ -209,13 +212,13 @@ def task_histogram(values: Sequence[float], metric: str) -> Figure:
 
 
 def confusion_matrix(names: Sequence[str], counts: Sequence[Sequence[int]]) -> Figure:
-    """How often queries of each class were predicted as each class: rows are true classes."""
-    shown = [text(name) for name in names]
-    shares = [[n / (sum(row) or 1) for n in row] for row in counts]
+    """The confusion matrix of the queries: rows are true classes, columns predicted classes."""
+    labels = [text(name) for name in names]
+    shares = [[count / (sum(row) or 1) for count in row] for row in counts]
     trace = {
         "type": "heatmap",
-        "x": shown,
-        "y": shown,
+        "x": labels,
+        "y": labels,
         "z": shares,
         "customdata": [list(row) for row in counts],
         "zmin": 0,
@@ -232,7 +235,7 @@ def confusion_matrix(names: Sequence[str], counts: Sequence[Sequence[int]]) -> F
 
 
 def time_bar(seconds: Mapping[str, float]) -> Figure:
-    """The parts of a run's time, as one bar."""
+    """The parts of a run's time in one bar."""
     total = sum(seconds.values()) or 1.0
     data = [
         {
@@ -269,11 +272,11 @@ def regression_task(
     """The predictions for a scalar function before and after adaptation.
 
     Args:
-        support: inputs and targets of the points adapted on.
-        inputs: of the queries, ascending.
-        targets: of the queries.
-        before: predictions for the queries before adaptation; may be empty.
-        after: predictions for the queries after adaptation.
+        support: the inputs and the targets of the support set.
+        inputs: the inputs of the queries, ascending.
+        targets: the targets of the queries.
+        before: the predictions for the queries before adaptation; may be empty.
+        after: the predictions for the queries after adaptation.
     """
     x, mode = np.asarray(inputs, dtype=np.float64), "lines+markers"
     marker = {"size": 5}
@@ -309,7 +312,7 @@ def regression_task(
 def _line(x: np.ndarray, y: np.ndarray, name: str, color: str, **options: Any) -> dict[str, Any]:
     line = {"color": color, **options.pop("line", {})}
     marker = {"color": color, **options.pop("marker", {})}
-    mode = {"mode": "lines+markers" if len(x) < _FEW_POINTS else "lines"}  # a point is no line
+    mode = {"mode": "lines+markers" if len(x) < _FEW_POINTS else "lines"}  # one point makes no line
     return {
         "type": "scatter",
         "x": x.tolist(),

@@ -1,4 +1,4 @@
-"""Figures, colors and axes that the plots share."""
+"""Figures, colors and axes for all plots."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,14 +21,14 @@ INK = "#24292f"
 
 
 def new_figure(width: float, height: float, title: str, columns: int | None = None) -> "Figure":
-    """An empty figure that belongs to no window.
+    """An empty figure without a window.
 
     Args:
-        width: in inches.
-        height: in inches.
-        title: one line above the axes, never read as TeX.
-        columns: number of columns of axes; margins are then fixed, with room for tick labels
-            and one line of text. None: constrained layout, which takes as long as drawing.
+        width: the width in inches.
+        height: the height in inches.
+        title: the title above the axes, in one line, never read as TeX.
+        columns: the number of columns of axes; margins are then fixed, with room for tick labels
+            and one line of text. None for a constrained layout, which takes as long as drawing.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -65,7 +65,7 @@ def style_axes(axes: "Axes", grid: Literal["major", "both"] | None = "major") ->
 
     Args:
         axes: the axes.
-        grid: which grid lines: "major", "both" for minor ones too, or None.
+        grid: the grid lines: "major", "both" for major and minor ones, or None.
     """
     if grid is not None:
         axes.grid(alpha=0.25, which=grid)
@@ -73,10 +73,10 @@ def style_axes(axes: "Axes", grid: Literal["major", "both"] | None = "major") ->
 
 
 def save_figure(figure: "Figure", path: Path) -> Path:
-    """Writes the figure as PNG to `path`, whatever its suffix.
+    """Writes the figure as PNG to `path`, which may have any suffix.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     with wrap_write_errors(path):
         figure.savefig(path, format="png")
@@ -84,11 +84,11 @@ def save_figure(figure: "Figure", path: Path) -> Path:
 
 
 def add_legend(axes: "Axes", **options: Any) -> None:
-    """A legend, if anything in the axes has a label. Labels are never read as TeX.
+    """Adds a legend, if anything in the axes has a label. Labels are never read as TeX.
 
     Args:
         axes: the axes.
-        options: of `Axes.legend`, instead of a translucent legend within the axes.
+        options: options of `Axes.legend`. Default: a translucent legend within the axes.
     """
     if not axes.get_legend_handles_labels()[0]:
         return

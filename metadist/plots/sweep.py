@@ -1,4 +1,4 @@
-"""The test metric of every setting of a sweep, as lines, heat map or rows."""
+"""Plots of the test metric of every setting of a sweep: lines, a heat map or rows."""
 
 import math
 import textwrap
@@ -47,24 +47,25 @@ def plot_sweep(
 ) -> Path:
     """Plots the test metric of every setting of a sweep.
 
-    A key with at least three numeric values gives lines over it, one for each setting of the
-    other keys, at most eight and with names that fit a legend. Two keys with all combinations of
-    their values give a heat map. Otherwise there is one row per setting, the best first: at most
-    30, and the selected one. Names of rows are wrapped, and cut after four lines.
+    If a key has at least three numeric values, the metric is plotted over it as lines, one for each
+    setting of the other keys; there must be at most eight lines, with names that fit a legend. For
+    two keys with all combinations of their values, the plot is a heat map. Otherwise it has one row
+    per setting, the best first: at most 30, and the selected one. Names of rows are wrapped, and
+    cut after four lines.
 
     Args:
         points: the settings, at least one.
         keys: the swept keys.
         metric: "accuracy" or "mse".
         path: the PNG file to write.
-        caption: what the means and intervals are over.
-        selected_by: what the best setting was selected by, "validation" or "test".
+        caption: a description of what the means and intervals are over.
+        selected_by: the metric by which the best setting was selected, "validation" or "test".
 
     Returns:
         `path`.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     name = f"Test {metric_label(metric)}"
     short = short_names(keys)
@@ -86,7 +87,7 @@ def plot_sweep(
         _plot_heat_map(axes, points, keys, rows, columns, metric, label)
     else:
         ranked = sorted(points, key=lambda point: sort_key(point.mean, metric))
-        shown = [p for i, p in enumerate(ranked) if i < _MAX_ROWS or p.best]
+        shown = [point for rank, point in enumerate(ranked) if rank < _MAX_ROWS or point.best]
         names = [_row_label(short, point.values) for point in shown]
         lines = max(name.count("\n") + 1 for name in names)
         figure = new_figure(8.6, 1.7 + (0.18 + 0.15 * lines) * len(shown), title)
@@ -108,7 +109,7 @@ def _row_label(names: Sequence[str], values: Sequence[str]) -> str:
 
 
 def _line_key(points: Sequence[SettingData], keys: Sequence[str]) -> int | None:
-    """Index of the key on the horizontal axis of lines: the numeric one with most values."""
+    """The index of the key on the horizontal axis of lines: the numeric key with most values."""
     counts = {}
     for index in range(len(keys)):
         values = sort_values([point.values[index] for point in points])
@@ -118,14 +119,14 @@ def _line_key(points: Sequence[SettingData], keys: Sequence[str]) -> int | None:
         return None
     line_key = max(counts, key=counts.__getitem__)
     lines = {_without(point.values, line_key) for point in points}
-    others = [key for index, key in enumerate(keys) if index != line_key]
+    other_keys = [key for index, key in enumerate(keys) if index != line_key]
     longest = max(
-        sum(len(f"{key}={value}, ") for key, value in zip(others, line, strict=True))
+        sum(len(f"{key}={value}, ") for key, value in zip(other_keys, line, strict=True))
         for line in lines
     )
     if longest > _MAX_LEGEND:
         return None
-    # Random search leaves hardly two points on a line.
+    # A random search hardly ever has two points on a line.
     return line_key if len(lines) <= len(_COLORS) and len(points) >= 2 * len(lines) else None
 
 
@@ -149,7 +150,7 @@ def _plot_lines(
     for point in points:
         lines.setdefault(_without(point.values, line_key), []).append(point)
     names = _without(tuple(keys), line_key)
-    for color, (others, line) in zip(_COLORS, lines.items(), strict=False):
+    for color, (other_values, line) in zip(_COLORS, lines.items(), strict=False):
         line.sort(key=lambda point: float(point.values[line_key]))
         axes.errorbar(
             [float(point.values[line_key]) for point in line],
@@ -161,7 +162,7 @@ def _plot_lines(
             linewidth=1.5,
             elinewidth=1,
             capsize=3,
-            label=", ".join(f"{n}={v}" for n, v in zip(names, others, strict=True)) or None,
+            label=", ".join(f"{k}={v}" for k, v in zip(names, other_values, strict=True)) or None,
         )
     for point in points:
         if point.best:
@@ -237,14 +238,16 @@ def _plot_rows(
     axes.set_yticks(range(len(shown)), names, fontsize=8.5, parse_math=False)
     axes.set_ylim(len(shown) - 0.4, -0.6)
     if total > len(shown):
-        more = ", and the selected one" if len(shown) > _MAX_ROWS else ""
-        axes.set_ylabel(f"the best {_MAX_ROWS} of {total}{more}")
+        selected = ", and the selected one" if len(shown) > _MAX_ROWS else ""
+        axes.set_ylabel(f"the best {_MAX_ROWS} of {total}{selected}")
     style_axes(axes)
     add_legend(axes)
 
 
 def _formatter(metric: str) -> Callable[[float], str]:
-    return (lambda v: f"{100 * v:.1f}%") if is_percentage(metric) else (lambda v: f"{v:.3g}")
+    if is_percentage(metric):
+        return lambda value: f"{100 * value:.1f}%"
+    return lambda value: f"{value:.3g}"
 
 
 def _label_metric_axis(axes: "Axes", metric: str, vertical: bool) -> None:

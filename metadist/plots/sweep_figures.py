@@ -26,19 +26,22 @@ from metadist.plots.run_figures import (
 )
 
 MAX_CELLS = 400
-"""Of a heat map."""
+"""The most cells of a heat map."""
 
 
 def parallel_coordinates(
     settings: Sequence[SettingData], keys: Sequence[str], metric: str
 ) -> Figure:
     """One line for each setting through its values of the swept keys and its test metric."""
-    dimensions = [_dimension(key, [s.values[i] for s in settings]) for i, key in enumerate(keys)]
+    dimensions = [
+        _dimension(key, [setting.values[index] for setting in settings])
+        for index, key in enumerate(keys)
+    ]
     means = finite([setting.mean for setting in settings])
-    known = [mean for mean in means if mean is not None]
+    finite_means = [mean for mean in means if mean is not None]
     number = {"tickformat": ".1%"} if is_percentage(metric) else {}
     dimensions.append({"label": f"test {metric_label(metric)}", "values": means, **number})
-    low, high = min(known, default=0.0), max(known, default=1.0)
+    low, high = min(finite_means, default=0.0), max(finite_means, default=1.0)
     line = {
         "color": means,
         "colorscale": [[0, BLUE], [0.5, PURPLE], [1, ORANGE]],
@@ -52,15 +55,15 @@ def parallel_coordinates(
 
 
 def heat_map(settings: Sequence[SettingData], keys: Sequence[str], metric: str) -> Figure | None:
-    """The mean test metric by two of the swept keys, averaged over settings of the others.
+    """The mean test metric by two swept keys, averaged over settings of the other keys.
 
-    The keys are the two with most values. None if fewer than two keys have several values, or if
+    The two keys are those with most values. None if fewer than two keys have several values, or if
     the settings fill less than half of the cells.
     """
-    values = [sort_values([s.values[i] for s in settings]) for i in range(len(keys))]
-    ranked = sorted(
-        (i for i in range(len(keys)) if len(values[i]) > 1), key=lambda i: -len(values[i])
-    )
+    indices = range(len(keys))
+    values = [sort_values([setting.values[index] for setting in settings]) for index in indices]
+    varied = [index for index in indices if len(values[index]) > 1]
+    ranked = sorted(varied, key=lambda index: -len(values[index]))
     if len(ranked) < 2:
         return None
     column, row = ranked[:2]
@@ -74,13 +77,12 @@ def heat_map(settings: Sequence[SettingData], keys: Sequence[str], metric: str) 
         [float(np.mean(cells[r, c])) if (r, c) in cells else np.nan for c in values[column]]
         for r in values[row]
     ]
-    z = [finite(line) for line in grid]
     template = "%{z:.1%}" if is_percentage(metric) else "%{z:.3g}"
     trace: dict[str, Any] = {
         "type": "heatmap",
         "x": [text(value) for value in values[column]],
         "y": [text(value) for value in values[row]],
-        "z": z,
+        "z": [finite(line) for line in grid],
         "colorscale": "Viridis",
         "reversescale": not larger_is_better(metric),
         "hovertemplate": f"{text(keys[column])} %{{x}}<br>{text(keys[row])} %{{y}}<br>"
@@ -99,30 +101,30 @@ def heat_map(settings: Sequence[SettingData], keys: Sequence[str], metric: str) 
 def settings_with_intervals(
     settings: Sequence[SettingData], names: Sequence[str], metric: str
 ) -> Figure:
-    """The test metric of each setting with its 95% interval and every seed, the best first."""
-    order = sorted(range(len(settings)), key=lambda i: sort_key(settings[i].mean, metric))
-    labels = [text(names[i]) for i in order]
+    """The test metric of each setting with its 95% interval and all seeds, the best first."""
+    order = sorted(range(len(settings)), key=lambda index: sort_key(settings[index].mean, metric))
+    labels = [text(names[index]) for index in order]
     means = {
         "type": "scatter",
         "mode": "markers",
         "name": "mean, 95% interval",
-        "x": finite([settings[i].mean for i in order]),
+        "x": finite([settings[index].mean for index in order]),
         "y": labels,
         "error_x": {
             "type": "data",
-            "array": [finite([settings[i].ci95 or 0.0])[0] or 0.0 for i in order],
+            "array": [finite([settings[index].ci95 or 0.0])[0] or 0.0 for index in order],
             "thickness": 1.5,
             "color": BLUE,
         },
         "marker": {
             "size": 9,
-            "color": [GREEN if settings[i].best else BLUE for i in order],
+            "color": [GREEN if settings[index].best else BLUE for index in order],
         },
     }
     points = [
         (label, run, value)
-        for label, i in zip(labels, order, strict=True)
-        for run, value in settings[i].seeds.items()
+        for label, index in zip(labels, order, strict=True)
+        for run, value in settings[index].seeds.items()
     ]
     seeds = {
         "type": "scatter",
@@ -146,10 +148,10 @@ def settings_with_intervals(
 def compared_curves(
     runs: Mapping[str, Sequence[Mapping[str, Any]]], metric: str, groups: Mapping[str, str]
 ) -> Figure:
-    """The validation metric of several runs; of one without validation, the smoothed training.
+    """The validation metric of several runs; the smoothed training metric without validation.
 
-    Runs of one group, such as the seeds of a setting, have one color. The axis of the iterations
-    is logarithmic if some runs are ten times as long as others.
+    Runs of one group, such as the seeds of a setting, have the same color. The axis of the
+    iterations is logarithmic if some runs are ten times as long as others.
 
     Args:
         runs: the metrics of each run by its name.
@@ -157,7 +159,8 @@ def compared_curves(
         groups: the group of each run by its name.
     """
     colors = {
-        group: COLORS[i % len(COLORS)] for i, group in enumerate(dict.fromkeys(groups.values()))
+        group: COLORS[index % len(COLORS)]
+        for index, group in enumerate(dict.fromkeys(groups.values()))
     }
     data, ends = [], []
     shown: set[str] = set()
