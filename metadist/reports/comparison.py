@@ -37,13 +37,13 @@ _FINGERPRINT_PREFIXES = (
 )
 
 MISSING = "—"
-"""Stands for the value of a key that the protocol of a run does not have."""
+"""The value for a key that is missing from the protocol of a run."""
 
 
 def is_runtime_key(key: str) -> bool:
-    """Whether a dotted key only sets downloads, logging, checkpoints or how processes are started.
+    """Whether a dotted key only concerns downloads, logging, checkpoints or starting processes.
 
-    Runs that differ in runtime keys alone are the same run.
+    Runs that differ only in runtime keys are the same run.
     """
     return key in _RUNTIME_KEYS or key.partition(".")[0] in _RUNTIME_GROUPS
 
@@ -55,10 +55,10 @@ def flatten_config(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def config_fingerprint(config: Mapping[str, Any]) -> dict[str, str]:
-    """The values that determine the numbers of a run, as strings by dotted key.
+    """The values that determine the results of a run, as strings by dotted key.
 
-    The number of iterations, the strategy, paths and logging are not part of it: data may be moved,
-    and `data_checksum` of the protocol is compared instead.
+    The number of iterations, the strategy, paths and logging are not included. Data may be moved,
+    so `data_checksum` in the protocol is compared instead.
     """
     return {
         key: value
@@ -73,17 +73,17 @@ def protocol_differences(
 ) -> dict[str, dict[str, Any]]:
     """The keys in which the evaluation protocols of runs differ.
 
-    Backbone, ways, shots, queries, inner steps, batch-norm statistics, split, rotations, test
-    tasks, kind of interval and checkpoint must be equal for results to be comparable. Properties of
-    the method, such as its name or inner learning rate, are under `method` and are not compared.
+    Results are comparable if backbone, ways, shots, queries, inner steps, batch-norm statistics,
+    split, rotations, test tasks, kind of interval and checkpoint are equal. Properties of the
+    method, such as its name or inner learning rate, are under `method` and are not compared.
 
     Args:
-        protocols: `protocol` of the `results.json` of each run, by a name for the run.
-        ignore: keys to leave out, such as those that are varied on purpose.
+        protocols: the `protocol` in `results.json` of each run, by the run's name.
+        ignore: keys to leave out, such as keys that are varied on purpose.
 
     Returns:
-        For each key that is not equal in all runs the value of each run by its name, `MISSING`
-        where a run does not have the key. Empty if all protocols are equal.
+        For each key that differs, the value of each run by the run's name; `MISSING` if a run does
+        not have the key. Empty if all protocols are equal.
     """
     ignored = frozenset(ignore)
     differences = {}

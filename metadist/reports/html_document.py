@@ -14,25 +14,25 @@ from metadist.plots import Figure
 
 _TEMPLATES = Path(__file__).with_name("templates")
 
-_COMPRESSION = 5  # of zlib: 2.0 MB in 0.1 s; 9 would take three times as long for 1% less
+_COMPRESSION = 5  # zlib level: 2.0 MB in 0.1 s; 9 would take three times as long for 1% less
 
 
 def write_html(
     path: Path, template: str, context: Mapping[str, Any], figures: Mapping[str, Figure]
 ) -> Path:
-    """Write a page of `templates/`, all of whose texts are escaped. One process calls it.
+    """Render a template of `templates/` to a file; all texts are escaped. One process calls it.
 
     Args:
         path: the file to write.
-        template: name of the template.
-        context: its variables.
-        figures: the interactive figures by the id of the element that they are drawn in.
+        template: the name of the template.
+        context: the template's variables.
+        figures: the interactive figures by the id of their HTML element.
 
     Returns:
         `path`.
 
     Raises:
-        UserError: it cannot be written, or plotly or jinja2 is not installed.
+        UserError: the file cannot be written, or plotly or jinja2 is not installed.
     """
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -54,19 +54,19 @@ def write_html(
         script=(_TEMPLATES / "report.js").read_text(encoding="utf-8"),
     )
     with wrap_write_errors(path, REDIRECT_REPORT):
-        atomic_write(path, html.encode(errors="replace"))  # names of files may be no UTF-8
+        atomic_write(path, html.encode(errors="replace"))  # file names may not be UTF-8
     return path
 
 
 def _to_json(figures: Mapping[str, Figure]) -> str:
-    """JSON that can stand inside a script element."""
+    """Encode as JSON that is safe inside a script element."""
     text = json.dumps(figures, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 @cache
 def _compressed_library() -> str:
-    """plotly.js, compressed by zlib, in base64: 2 MB instead of 4.8."""
+    """plotly.js, compressed by zlib and encoded in base64: 2 MB instead of 4.8 MB."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:

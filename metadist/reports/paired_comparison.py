@@ -14,8 +14,8 @@ from metadist.reports.run_directory import (
 )
 from metadist.reports.statistics import mean_and_ci95
 
-_SAME = ("classes", "query_images", "labels", "targets")
-"""What is equal in two records of the same task."""
+_TASK_KEYS = ("classes", "query_images", "labels", "targets")
+"""The keys that are equal in two records of the same task."""
 
 
 class PairedDifference(NamedTuple):
@@ -23,11 +23,11 @@ class PairedDifference(NamedTuple):
 
     Attributes:
         metric: "accuracy" or "mse".
-        means: of the first and of the second run.
-        difference: mean over tasks of the second run's value minus the first one's.
-        ci95: half the width of its 95% interval; None for a single task or values that are not
-            finite.
-        tasks: number of tasks.
+        means: the means of the first and the second run.
+        difference: the mean over tasks of the second run's value minus the first run's value.
+        ci95: half the width of the difference's 95% interval; None for a single task or values that
+            are not finite.
+        tasks: the number of tasks.
     """
 
     metric: str
@@ -38,15 +38,15 @@ class PairedDifference(NamedTuple):
 
 
 def compare_runs(first: Path, second: Path, ignore: Iterable[str] = ()) -> PairedDifference:
-    """The difference of two runs' test metric, paired by task.
+    """The difference between two runs' test metrics, paired by task.
 
-    Hard and easy tasks affect both runs, so the interval of the difference is narrower than those
-    of the two means suggest. It is Student's over the tasks' differences: it tells what other tasks
-    would give, not what another seed of training would.
+    Hard and easy tasks affect both runs, so the interval of the difference is narrower than the
+    intervals of the two means suggest. It is Student's interval over the tasks' differences: it
+    describes the variation between tasks, not between training seeds.
 
     Args:
-        first: a run's directory.
-        second: a run's directory.
+        first: the directory of the first run.
+        second: the directory of the second run.
         ignore: keys of the protocol that may differ, such as "backbone".
 
     Raises:
@@ -54,8 +54,8 @@ def compare_runs(first: Path, second: Path, ignore: Iterable[str] = ()) -> Paire
             tasks are not the same.
     """
     results = {name: require_results(path) for name, path in (("first", first), ("second", second))}
-    protocols = {name: each.get("protocol", {}) for name, each in results.items()}
-    metrics = [result_metric(each) for each in results.values()]
+    protocols = {name: result.get("protocol", {}) for name, result in results.items()}
+    metrics = [result_metric(result) for result in results.values()]
     records = [_predictions(path) for path in (first, second)]
     comparable = metrics[0] == metrics[1] and _same_tasks(*records)
     if differences := protocol_differences(protocols, ignore):
@@ -71,9 +71,9 @@ def compare_runs(first: Path, second: Path, ignore: Iterable[str] = ()) -> Paire
             "task, trainer.eval_seed and trainer.eval_tasks."
         )
     metric = metrics[0]
-    values = [[float(record[metric]) for record in each] for each in records]
+    values = [[float(record[metric]) for record in run_records] for run_records in records]
     pairs = list(zip(*values, strict=True))
-    difference, ci95 = mean_and_ci95([b - a for a, b in pairs])
+    difference, ci95 = mean_and_ci95([pair[1] - pair[0] for pair in pairs])
     means = (mean_and_ci95(values[0])[0], mean_and_ci95(values[1])[0])
     return PairedDifference(metric, means, difference, ci95, len(pairs))
 
@@ -90,5 +90,7 @@ def _predictions(directory: Path) -> Sequence[Mapping[str, Any]]:
 
 def _same_tasks(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]) -> bool:
     return len(first) == len(second) and all(
-        a.get(key) == b.get(key) for a, b in zip(first, second, strict=True) for key in _SAME
+        first_task.get(key) == second_task.get(key)
+        for first_task, second_task in zip(first, second, strict=True)
+        for key in _TASK_KEYS
     )

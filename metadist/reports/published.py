@@ -1,4 +1,4 @@
-"""The cells of published tables: a preset each, with the published result."""
+"""The cells of published tables: for each cell a preset and the published result."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ PUBLISHED = Path(__file__).with_name("published.yaml")
 _PRESETS = Path(__file__).parents[1] / "conf" / "experiment"
 
 MIN_FRACTION = 0.5
-"""Of a preset's iterations: a shorter run is not compared with the published result."""
+"""Runs with less than this fraction of a preset's iterations are not compared with the result."""
 
 
 @dataclass(frozen=True)
@@ -21,17 +21,17 @@ class Cell:
     """A cell of a published table.
 
     Attributes:
-        preset: its name in conf/experiment.
-        dataset: the name of its dataset.
+        preset: the name of the preset in conf/experiment.
+        dataset: the name of the dataset.
         metric: "accuracy" (0 to 1) or "mse".
         results: the published results by number of inner steps; the key None stands for the last
-            step. None, or no entry, where nothing is published.
-        interval: half the width of the published 95% interval; None if not published.
-        source: paper and table.
+            step. A result that is not published is None or has no entry.
+        interval: half the width of the published 95% interval; None if it is not published.
+        source: the paper and the table.
         protocol: the known part of the published protocol, with the keys of results.json.
-        remark: printed with the table; "" for none.
-        recipe_of: the preset of the plain cell, for a recipe with other settings; "" for none.
-        recipe: how the recipe differs from the plain cell.
+        remark: a remark that is printed with the table; "" for none.
+        recipe_of: for a recipe with other settings, the preset of the plain cell; else "".
+        recipe: a description of how the recipe differs from the plain cell.
     """
 
     preset: str
@@ -64,10 +64,10 @@ def preset_iterations(preset: str) -> int | None:
     """The training iterations of a preset in conf/experiment, or of the preset it is based on."""
     path = _PRESETS / f"{preset}.yaml"
     content = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
-    if own := content.get("trainer", {}).get("iterations"):
-        return int(own)
-    based_on = (each for each in content.get("defaults", ()) if isinstance(each, str))
-    return next((preset_iterations(each) for each in based_on if each != "_self_"), None)
+    if iterations := content.get("trainer", {}).get("iterations"):
+        return int(iterations)
+    bases = [name for name in content.get("defaults", ()) if isinstance(name, str)]
+    return next((preset_iterations(base) for base in bases if base != "_self_"), None)
 
 
 def _cell(name: str, entry: Mapping[str, Any]) -> Cell:

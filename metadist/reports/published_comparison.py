@@ -1,4 +1,4 @@
-"""A run's result beside the published one of its preset."""
+"""Comparison of a run's result with the published result of its preset."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,16 +9,17 @@ from metadist.reports.published import MIN_FRACTION, Cell, load_cells, preset_it
 from metadist.reports.run_record import RunRecord
 
 _TASK_KEYS = {"dataset", "ways", "shots", "class_split", "within_alphabet"}
-"""Keys of a protocol without which a result is of another task."""
+"""Results are of different tasks if their protocols differ in one of these keys."""
 
 
 def compare_with_published(record: RunRecord) -> dict[str, Any] | None:
-    """The result beside the published one of the run's preset; None without one.
+    """Compare the result of a run with the published result of its preset.
 
     Returns:
-        `kind` ("good", "bad" or "muted"), `sentence`, and `notes` on what differs. A run of less
-        than `MIN_FRACTION` of the preset's iterations is not said to be below the published one;
-        one of other ways, shots or classes is not compared.
+        `kind` ("good", "bad" or "muted"), `sentence`, and `notes` on differences; None without a
+        published result. A run of less than `MIN_FRACTION` of the preset's iterations is not
+        reported as below the published result; a run with other ways, shots or classes is not
+        compared.
     """
     cell = load_cells().get(record.preset)
     if cell is None or not any(value is not None for value in cell.results.values()):
@@ -27,8 +28,8 @@ def compare_with_published(record: RunRecord) -> dict[str, Any] | None:
     other_task = bool(differences.keys() & _TASK_KEYS)
     kinds, parts = _compare_values(record, cell, other_task)
     notes = [
-        f"{key.replace('_', ' ')}: {each['this run']} here, {each['published']} in the paper."
-        for key, each in differences.items()
+        f"{key.replace('_', ' ')}: {values['this run']} here, {values['published']} in the paper."
+        for key, values in differences.items()
     ]
     if other_task:
         notes.append("Not compared: another task than the published one.")
@@ -37,7 +38,7 @@ def compare_with_published(record: RunRecord) -> dict[str, Any] | None:
         notes.append(f"Not compared: {done:,} of the preset's {length:,} iterations.")
     notes += [f"Recipe: {cell.recipe}."] if cell.recipe else []
     notes += [f"Remark: {cell.remark}."] if cell.remark else []
-    settings = [o for o in record.overrides if not o.lstrip("+").startswith("experiment=")]
+    settings = [arg for arg in record.overrides if not arg.lstrip("+").startswith("experiment=")]
     notes += [f"Overrides beyond the preset: {' '.join(settings)}"] if settings else []
     return {
         "kind": next((kind for kind in ("bad", "muted", "good") if kind in kinds), "muted"),
@@ -47,18 +48,17 @@ def compare_with_published(record: RunRecord) -> dict[str, Any] | None:
 
 
 def _protocol_differences(record: RunRecord, cell: Cell) -> dict[str, dict[str, Any]]:
-    """What differs from the known part of the published protocol."""
+    """The differences from the known part of the published protocol."""
     protocol = (record.results or {}).get("protocol", {})
-    # results.json omits train_… keys that are equal to the test's.
-    own = {f"train_{key}": value for key, value in protocol.items()} | protocol
-    known = {key: value for key, value in cell.protocol.items() if key in own}
-    return protocol_differences({"published": known, "this run": own}, own.keys() - known)
+    # results.json omits train_… keys with the same value as in the test.
+    complete = {f"train_{key}": value for key, value in protocol.items()} | protocol
+    published = {key: value for key, value in cell.protocol.items() if key in complete}
+    ignore = complete.keys() - published
+    return protocol_differences({"published": published, "this run": complete}, ignore)
 
 
 def _compare_values(record: RunRecord, cell: Cell, other_task: bool) -> tuple[set[str], list[str]]:
-    """How each published value compares ("good", "bad", or "muted" for a short run), and a text for
-    each.
-    """
+    """Compare each published value: "good", "bad" or, for a short run, "muted"; and its text."""
     metric = record.metric
     measured = _measured(record.results or {}, metric)
     length = preset_iterations(record.preset)
@@ -70,8 +70,8 @@ def _compare_values(record: RunRecord, cell: Cell, other_task: bool) -> tuple[se
         after = "" if steps is None else f" after {steps} step{'s' if steps > 1 else ''}"
         interval = "" if cell.interval is None else f" ± {format_metric(cell.interval, metric)}"
         part = f"{format_metric(value, metric)}{interval}{after}"
-        here = f" ({format_metric(measured[steps], metric)} here)" if steps in measured else ""
-        if here and not other_task:
+        result = f" ({format_metric(measured[steps], metric)} here)" if steps in measured else ""
+        if result and not other_task:
             gap = score(value - measured[steps], metric)
             if gap <= (cell.interval or 0.0) + 1e-9:
                 kinds.add("good")
@@ -82,7 +82,7 @@ def _compare_values(record: RunRecord, cell: Cell, other_task: bool) -> tuple[se
                 kinds.add("bad")
                 part += f", {_gap(gap, metric)}"
         if other_task or steps is not None:
-            part += here
+            part += result
         parts.append(part)
     return kinds, parts
 

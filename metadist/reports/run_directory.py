@@ -17,20 +17,20 @@ from metadist.loggers import METRICS_FILE, json_value
 RESULTS_FILE = "results.json"
 
 TEST_PREDICTIONS_FILE = "test_predictions.jsonl"
-"""One JSON object per test task: names of its classes, labels and predictions of its queries, and
-its metrics."""
+"""One JSON object per test task: the names of its classes, the labels and predictions of its
+queries, and its metrics."""
 
 FAILURE_FILE = "failure.json"
-"""Written for a failed job of a sweep: its error, exit status and overrides."""
+"""The error, exit status and overrides of a failed job of a sweep."""
 
 ERROR_FILE = "error.txt"
 """The message of the error that ended the run, with its traceback. A later attempt removes it."""
 
 ENVIRONMENT_FILE = "environment.json"
-"""Versions, commit, device and workers, written when the run starts."""
+"""Versions, commit, device and workers; written when the run starts."""
 
 WORKER_ERROR_FILE = "worker_error.txt"
-"""Written by the workers of a job that a launcher started; the launcher reads and deletes it."""
+"""The error of a worker whose job a launcher started; the launcher reads and deletes the file."""
 
 CONFIG_FILE = ".hydra/config.yaml"
 OVERRIDES_FILE = ".hydra/overrides.yaml"
@@ -50,10 +50,10 @@ TRUSTED_PACKAGES = (
     "torch.optim.lr_scheduler",
     "torchvision.transforms.v2",
 )
-"""Packages with the classes that a saved run may name without `--trust-code`."""
+"""Packages of the classes that a saved run may name without `--trust-code`."""
 
 _NOT_BUILT = ("callbacks", "default_partition", "launcher", "logger", "partition", "strategy")
-"""Groups of which nothing is built from a saved run."""
+"""Configuration groups that are never built from a saved run."""
 
 LEARNING_CURVES_FILE = "learning_curves.png"
 TEST_TASKS_FILE = "test_tasks.png"
@@ -76,7 +76,7 @@ CONTENTS: Mapping[str, str] = {
     "mlflow.db": "mlflow ui --backend-store-uri sqlite:///mlflow.db",
     PROFILE_DIRECTORY: "time per named range of a step; traces for ui.perfetto.dev",
 }
-"""Files and directories that a finished run may hold, with a description for the console."""
+"""Descriptions, for the console, of the files and directories that a finished run may have."""
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -103,12 +103,12 @@ def write_json(path: Path, content: Mapping[str, Any], redirect: str = REDIRECT_
     """Write a JSON object atomically; see `metadist.loggers.json_value`.
 
     Args:
-        path: the file.
+        path: the path of the file.
         content: the object.
         redirect: see `wrap_write_errors`.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     text = json.dumps(json_value(content), indent=2, allow_nan=False)
     with wrap_write_errors(path, redirect):
@@ -142,10 +142,10 @@ def require_results(directory: Path) -> dict[str, Any]:
 
 
 def write_results(directory: Path, results: Mapping[str, Any]) -> None:
-    """Write `results.json` atomically; non-finite numbers are written as by `json_value`.
+    """Write `results.json` atomically; for non-finite numbers see `json_value`.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     redirect = "copy the directory to another disk; resume=auto then finishes the run"
     write_json(directory / RESULTS_FILE, results, redirect)
@@ -176,11 +176,11 @@ def write_test_predictions(path: Path, records: Iterable[Mapping[str, Any]]) -> 
     """Write the lines of `test_predictions.jsonl` atomically.
 
     Args:
-        path: the file.
-        records: one per test task; see `metadist.training.results.prediction_records`.
+        path: the path of the file.
+        records: one record per test task; see `metadist.training.results.prediction_records`.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     lines = (
         json.dumps(json_value(record), separators=(",", ":"), allow_nan=False) for record in records
@@ -190,10 +190,10 @@ def write_test_predictions(path: Path, records: Iterable[Mapping[str, Any]]) -> 
 
 
 def write_environment(directory: Path, environment: Mapping[str, Any]) -> None:
-    """Write `environment.json` of a run that starts.
+    """Write `environment.json` when a run starts.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     write_json(directory / ENVIRONMENT_FILE, environment)
 
@@ -210,7 +210,7 @@ def read_failure(directory: Path) -> dict[str, Any] | None:
 def write_failure(directory: Path, overrides: Sequence[str], error: str, exit_status: int) -> None:
     """Write `failure.json` for a failed job, atomically. Called by rank zero or by the launcher.
 
-    A directory that cannot be written is ignored: the error itself is reported elsewhere.
+    A directory that cannot be written to is ignored, since the error is reported elsewhere.
     """
     failure = {"error": error, "exit_status": exit_status, "overrides": list(overrides)}
     with contextlib.suppress(OSError, UserError):
@@ -230,7 +230,7 @@ def pop_worker_error(directory: Path) -> str:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Read the composed configuration of a run, interpolations unresolved; {} without one.
+    """Read the composed configuration of a run, with interpolations unresolved; {} without one.
 
     Raises:
         UserError: the file cannot be read.
@@ -249,7 +249,7 @@ def read_overrides(directory: Path) -> list[str]:
 
 
 def read_hydra(directory: Path) -> dict[str, Any]:
-    """Read the node `hydra` of a run: its job, command line, choices and sources; {} without it.
+    """Read the node `hydra` of a run: job, command line, choices and sources; {} without it.
 
     Raises:
         UserError: the file cannot be read.
@@ -260,13 +260,13 @@ def read_hydra(directory: Path) -> dict[str, Any]:
 
 
 def read_choices(directory: Path) -> dict[str, str]:
-    """Read the option that a run chose of each configuration group; {} without them.
+    """Read the choice of a run in each configuration group; {} without choices.
 
     Raises:
         UserError: the file cannot be read.
     """
     choices = (read_hydra(directory).get("runtime") or {}).get("choices") or {}
-    return {group: each for group, each in choices.items() if isinstance(each, str)}
+    return {group: choice for group, choice in choices.items() if isinstance(choice, str)}
 
 
 def directory_override(key: str, directory: Path) -> str:
@@ -280,7 +280,7 @@ def directory_override(key: str, directory: Path) -> str:
 
 
 def trust_option(config: Mapping[str, Any]) -> str:
-    """What a command on a run with classes of the user's own adds: " --trust-code", or ""."""
+    """The option " --trust-code" for a command on a run with user-defined classes, else ""."""
 
     def is_known(node: Any) -> bool:
         if isinstance(node, Mapping):

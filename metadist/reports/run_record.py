@@ -1,4 +1,4 @@
-"""Everything that a run has recorded in its directory, whether it has finished or not."""
+"""Everything that a finished or unfinished run has recorded in its directory."""
 
 import math
 import shlex
@@ -32,13 +32,13 @@ from metadist.reports.run_directory import (
 Status = Literal["finished", "failed", "stopped", "running", "ended without results"]
 
 _RUNNING_SECONDS = 300.0
-"""A run without results whose newest metrics are older has probably been killed."""
+"""If the newest metrics of a run without results are older, it was probably killed."""
 
 _SUBCOMMANDS = ("maml", "ddp")
-"""Of `metadist`, each with the configuration of that name."""
+"""The subcommands of `metadist` that run the configuration of the same name."""
 
 _STOPPED = "stopped "
-"""How the message of a run begins that a signal has stopped."""
+"""The beginning of the error message of a run that a signal stopped."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,18 @@ class RunRecord:
 
     Attributes:
         directory: the run directory.
-        config: the composed configuration, interpolations unresolved.
-        hydra: Hydra's own node; {} without one.
-        overrides: of the command line.
+        config: the composed configuration, with interpolations unresolved.
+        hydra: the configuration node `hydra`; {} without one.
+        overrides: the overrides on the command line.
         metrics: the lines of `metrics.jsonl`.
         results: the content of `results.json`; None if the run has not finished.
         error: the message of the error that ended the run, with its traceback; "" without one.
-        environment: versions, commit, device and workers.
+        environment: the versions, commit, device and workers.
         predictions: the lines of `test_predictions.jsonl`; empty without the file.
-        test_tasks: data of the "hardest" and some "typical" test tasks; {} if they are not saved.
-        written: when the newest metrics were written, in seconds since 1970; None without any.
-        started: when the newest attempt saved its configuration; None without one.
+        test_tasks: the data of the "hardest" and of some "typical" test tasks; {} if not saved.
+        written: the time when the newest metrics were written, in seconds since 1970; None without
+            metrics.
+        started: the time when the newest attempt saved its configuration; None without one.
     """
 
     directory: Path
@@ -74,10 +75,10 @@ class RunRecord:
     started: float | None
 
     def status(self, now: float) -> Status:
-        """How far the run has come.
+        """The status of the run.
 
         Args:
-            now: seconds since 1970.
+            now: the current time, in seconds since 1970.
         """
         if self.error:
             return error_status(self.error)
@@ -90,12 +91,12 @@ class RunRecord:
     @cached_property
     def metric(self) -> str:
         """The metric of validation and test: "accuracy", or "mse" for regression."""
-        names = {name for each in (self.results or {}, *self.metrics[:1]) for name in each}
+        names = {*(self.results or {}), *(name for record in self.metrics[:1] for name in record)}
         return task_metric(bool(names & {"test_mse", "train_mse"}))
 
     @cached_property
     def title(self) -> str:
-        """One line, such as `maml on omniglot, 5-way 1-shot`."""
+        """A title in one line, such as `maml on omniglot, 5-way 1-shot`."""
         protocol = (self.results or {}).get("protocol", {})
         task = {**_mapping(self.config.get("task")), **protocol}
         algorithm = (self.results or {}).get("method", {}).get("algorithm")
@@ -106,7 +107,7 @@ class RunRecord:
 
     @cached_property
     def preset(self) -> str:
-        """The name of the preset of `conf/experiment`; "" without one."""
+        """The name of the run's preset in `conf/experiment`; "" without one."""
         for override in self.overrides:
             key, _, value = override.lstrip("+").partition("=")
             if key == "experiment":
@@ -115,15 +116,17 @@ class RunRecord:
 
     @property
     def iterations(self) -> tuple[int, int | None]:
-        """Finished training iterations, and how many there are to be."""
+        """The finished training iterations, and the planned ones; None if these are unknown."""
         finished = int((self.results or {}).get("iterations", 0))  # metrics.jsonl may be missing
-        done = max([finished, *(int(m["iteration"]) for m in self.metrics if "train_loss" in m)])
+        logged = (int(record["iteration"]) for record in self.metrics if "train_loss" in record)
+        done = max([finished, *logged])
         planned = _mapping(self.config.get("trainer")).get("iterations")
         return done, planned if isinstance(planned, int) else None
 
     def commands(self) -> dict[str, str]:
-        """Commands that repeat the run, resume it and replay tasks; without the first two for a
-        run of a program of the user's own, which is not recorded.
+        """Commands that repeat the run, resume it and replay tasks.
+
+        The first two are omitted for a run of the user's own program, which is not recorded.
         """
         name = _mapping(self.hydra.get("job")).get("config_name") or "maml"
         workers = int(self.environment.get("world_size", 1))
@@ -149,40 +152,41 @@ class RunRecord:
         }
 
     def _search_path(self) -> list[str]:
-        """The arguments that gave Hydra further directories of options."""
+        """The arguments that added directories to Hydra's search path."""
         sources = _mapping(self.hydra.get("runtime")).get("config_sources") or ()
-        own = _mapping(self.hydra.get("overrides")).get("hydra") or ()
+        overrides = _mapping(self.hydra.get("overrides")).get("hydra") or ()
         return [
             argument
             for source in sources
             if source.get("provider") == "command-line"  # --config-dir
             for argument in ("--config-dir", str(source.get("path")))
-        ] + [each for each in own if each.lstrip("+").startswith("hydra.searchpath=")]
+        ] + [arg for arg in overrides if arg.lstrip("+").startswith("hydra.searchpath=")]
 
     @property
     def eval_seed(self) -> int:
-        """What keys the test tasks."""
+        """The seed of the test tasks' keys."""
         protocol = (self.results or {}).get("protocol", {})
         trainer = _mapping(self.config.get("trainer"))
         return int(protocol.get("eval_seed", trainer.get("eval_seed", 0)))
 
     def task_values(self) -> list[float]:
         """The metric of each test task."""
-        return [float(each[self.metric]) for each in self.predictions if self.metric in each]
+        return [float(task[self.metric]) for task in self.predictions if self.metric in task]
 
     def hardest(self, count: int) -> list[int]:
-        """The numbers of the test tasks with the worst metric, the worst first."""
+        """The indices of the test tasks with the worst metric, the worst first."""
         return tasks_by_difficulty(self.predictions, self.metric)[:count]
 
     def seconds(self) -> dict[str, float]:
-        """Where the wall time went, by part; {} if nothing is known."""
-        training = max((float(m["seconds"]) for m in self.metrics if "seconds" in m), default=0.0)
+        """The wall time of each part of the run, in seconds; {} if it is unknown."""
+        logged = (float(record["seconds"]) for record in self.metrics if "seconds" in record)
+        training = max(logged, default=0.0)
         results = self.results or {}
         if "wall_seconds" not in results:
             return {"training": training} if training else {}
         test = float(results.get("evaluation_seconds", 0.0))
-        rest = max(0.0, float(results["wall_seconds"]) - training - test)
-        parts = {"training": training, "test": test, "validation and checkpoints": rest}
+        remainder = max(0.0, float(results["wall_seconds"]) - training - test)
+        parts = {"training": training, "test": test, "validation and checkpoints": remainder}
         return {name: value for name, value in parts.items() if value}
 
     def _choice(self, group: str) -> str:
@@ -192,8 +196,7 @@ class RunRecord:
 
 
 def tasks_by_difficulty(predictions: Sequence[Mapping[str, Any]], metric: str) -> list[int]:
-    """The numbers of test tasks, the one with the worst metric first; of equal ones that with the
-    larger loss.
+    """The indices of test tasks, sorted by metric, the worst first, and then by loss.
 
     Args:
         predictions: the lines of `test_predictions.jsonl`.
@@ -210,15 +213,15 @@ def tasks_by_difficulty(predictions: Sequence[Mapping[str, Any]], metric: str) -
 
 
 def is_run(directory: Path) -> bool:
-    """Whether a directory is that of a run."""
+    """Whether a directory is a run directory."""
     return any((directory / name).is_file() for name in (RESULTS_FILE, METRICS_FILE, CONFIG_FILE))
 
 
 def read_run_record(directory: Path) -> RunRecord:
-    """Read the record of a run: finished, in progress or crashed.
+    """Read the record of a run that has finished, is in progress or has crashed.
 
     Raises:
-        UserError: the directory is no run's, or a file cannot be read.
+        UserError: the directory is no run directory, or a file cannot be read.
     """
     if not is_run(directory):
         raise UserError(
@@ -262,13 +265,13 @@ def error_status(error: str) -> Literal["failed", "stopped"]:
     """The status of a run that ended with an error.
 
     Args:
-        error: of `read_error`, not empty.
+        error: the result of `read_error`, not empty.
     """
     return "stopped" if error.startswith(_STOPPED) else "failed"
 
 
 def format_time(seconds: float) -> str:
-    """A point in time, given in seconds since 1970, in local time."""
+    """Format a time, given in seconds since 1970, as local time."""
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
 
 
@@ -277,13 +280,13 @@ def _time_of(path: Path) -> float | None:
 
 
 def _read_environment(directory: Path, results: Mapping[str, Any] | None) -> dict[str, Any]:
-    found = read_json(directory / ENVIRONMENT_FILE) or {}
-    known = {
+    environment = read_json(directory / ENVIRONMENT_FILE) or {}
+    result_values = {
         name: (results or {})[name]
         for name in ("world_size", "strategy")
         if name in (results or {})
     }
-    return {**found, **_mapping((results or {}).get("environment")), **known}
+    return {**environment, **_mapping((results or {}).get("environment")), **result_values}
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

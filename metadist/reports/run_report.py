@@ -1,4 +1,4 @@
-"""The HTML report on one run, made from the files in its directory alone."""
+"""The HTML report on one run, made only from the files in its directory."""
 
 import math
 import shlex
@@ -40,8 +40,8 @@ def write_run_report(directory: Path) -> Path:
         The path of the file.
 
     Raises:
-        UserError: the directory is no run's, a file in it cannot be read, or the report cannot be
-            written.
+        UserError: the directory is no run directory, a file in it cannot be read, or the report
+            cannot be written.
     """
     record, now = read_run_record(directory), time.time()
     figures = run_figures(record)
@@ -51,9 +51,9 @@ def write_run_report(directory: Path) -> Path:
 
 
 def run_figures(record: RunRecord) -> dict[str, Figure]:
-    """The figures of a report by the id of their element."""
+    """The figures of a report by the id of their HTML element."""
     results, metrics, metric = record.results or {}, record.metrics, record.metric
-    names = {name for each in metrics for name in each}
+    names = {name for line in metrics for name in line}
     figures: dict[str, Figure] = {}
     for name in _metric_names(names, metric):
         test = None
@@ -80,7 +80,7 @@ def run_figures(record: RunRecord) -> dict[str, Figure]:
         speed = "samples_per_second" if "samples_per_second" in names else "tasks_per_second"
         if speed in names:
             figures["speed"] = training_curve(metrics, speed, speed.replace("_per_second", "/s"))
-    by_number = {each["task"]: each for each in record.predictions}
+    by_number = {prediction["task"]: prediction for prediction in record.predictions}
     for kind, tasks in record.test_tasks.items():
         for task in tasks:
             predicted = by_number.get(task["task"], {})
@@ -92,15 +92,19 @@ def run_figures(record: RunRecord) -> dict[str, Figure]:
 def _regression_figure(task: Mapping[str, Any], predicted: Mapping[str, Any]) -> Figure:
     inputs = task["inputs"]
     order = sorted(range(len(inputs)), key=inputs.__getitem__)
-    targets, after = ([float(row[0]) for row in predicted[n]] for n in ("targets", "predictions"))
-    sorted_ = [[values[i] for i in order] for values in (inputs, targets, task["before"], after)]
+    targets, after = (
+        [float(row[0]) for row in predicted[name]] for name in ("targets", "predictions")
+    )
+    sorted_ = [
+        [values[index] for index in order] for values in (inputs, targets, task["before"], after)
+    ]
     return regression_task(task["support"], *sorted_)
 
 
 def count_confusions(predictions: Sequence[Mapping[str, Any]]) -> Counter[tuple[str, str]]:
-    """How many queries of each true class were predicted as each class, by their names.
+    """Count queries by the names of their true and their predicted class.
 
-    Tasks without names of classes are left out.
+    Tasks without class names are left out.
     """
     counts: Counter[tuple[str, str]] = Counter()
     for task in predictions:
@@ -158,13 +162,13 @@ def _context(record: RunRecord, figures: Mapping[str, Figure], now: float) -> di
 
 
 def _last_line(error: str) -> str:
-    """What a traceback ends with; "" for an error of one line."""
+    """The last line of a traceback; "" for an error of one line."""
     lines = error.strip().splitlines()
     return lines[-1] if len(lines) > 1 else ""
 
 
 def _state(record: RunRecord, status: str, now: float) -> str:
-    """How far a run without results has come."""
+    """A sentence on the progress of a run without results."""
     if status == "finished":
         return ""
     done, planned = record.iterations
@@ -188,7 +192,7 @@ def _result(record: RunRecord) -> dict[str, str] | None:
             f"{' and 95% interval' if interval else ''} over "
             f"{results.get('test_tasks', '?')} tasks",
         }
-    validations = [m for m in record.metrics if f"validation_{metric}" in m]
+    validations = [line for line in record.metrics if f"validation_{metric}" in line]
     if not validations:
         return None
     newest = validations[-1]
@@ -204,7 +208,7 @@ def _or_nan(value: Any) -> Any:
 
 
 def _interval(half: Any, metric: str) -> str:
-    """Half the width of an interval; empty if there is none, such as for a single task."""
+    """Format half the width of an interval; "" without one, such as for a single task."""
     missing = half is None or not math.isfinite(float(half))
     return "" if missing else format_metric(float(half), metric)
 
@@ -212,7 +216,7 @@ def _interval(half: Any, metric: str) -> str:
 def _facts(record: RunRecord) -> list[tuple[str, str]]:
     results, metric, environment = record.results or {}, record.metric, record.environment
     done, planned = record.iterations
-    training = [m for m in record.metrics if "train_loss" in m]
+    training = [line for line in record.metrics if "train_loss" in line]
     facts = [("iterations", f"{done} of {planned}" if planned and planned != done else str(done))]
     if training:
         facts.append(("training loss", format_number(float(training[-1]["train_loss"]))))
@@ -236,15 +240,17 @@ def _facts(record: RunRecord) -> list[tuple[str, str]]:
 
 
 def _metric_names(names: set[str], metric: str) -> list[str]:
-    """The loss, the metric, and those that the user's learner adds."""
-    own = {
-        each
+    """The loss, the metric, and the metrics that the user's learner adds."""
+    splits = ("train", "validation")
+    user_metrics = {
+        suffix
         for name in names
-        for split, _, each in [name.partition("_")]
-        if split in ("train", "validation") and is_user_metric(each)
+        for split, _, suffix in [name.partition("_")]
+        if split in splits and is_user_metric(suffix)
     }
-    usual = [n for n in ("loss", metric) if {f"train_{n}", f"validation_{n}"} & names]
-    return usual + sorted(own)
+    usual = ("loss", metric)
+    logged = [name for name in usual if any(f"{split}_{name}" in names for split in splits)]
+    return logged + sorted(user_metrics)
 
 
 def _task_groups(record: RunRecord) -> list[dict[str, Any]]:
@@ -252,7 +258,7 @@ def _task_groups(record: RunRecord) -> list[dict[str, Any]]:
         "hardest": ("Hardest test tasks", f"Those with the worst {metric_label(record.metric)}."),
         "typical": ("Typical test tasks", f"Around the median {metric_label(record.metric)}."),
     }
-    by_number = {each["task"]: each for each in record.predictions}
+    by_number = {prediction["task"]: prediction for prediction in record.predictions}
     groups = []
     for kind, tasks in record.test_tasks.items():
         heading, caption = headings.get(kind, (kind, ""))
@@ -268,18 +274,18 @@ def _task(
     number, metric, summary = task["task"], record.metric, ""
     if metric in predicted:
         summary = f"{metric_label(metric)} {format_metric(float(predicted[metric]), metric)}"
-    shown = {"number": number, "summary": summary, "key": f"{record.eval_seed},test,0,{number}"}
+    common = {"number": number, "summary": summary, "key": f"{record.eval_seed},test,0,{number}"}
     if "inputs" in task:
-        return {**shown, "figure": f"task-{kind}-{number}", "support": (), "query": ()}
+        return {**common, "figure": f"task-{kind}-{number}", "support": (), "query": ()}
     support, query = task["support"], task["query"]
     labels, predictions = predicted.get("labels") or [], predicted.get("predictions") or []
     ways = max([*support["labels"], *labels, *predictions], default=0) + 1
     names = predicted.get("classes") or [""] * ways
-    some, total = len(query["indices"]), len(labels)
+    shown_queries, queries = len(query["indices"]), len(labels)
     return {
-        **shown,
+        **common,
         "figure": "",
-        "omitted": f", {some} of {total}" if some < total else "",
+        "omitted": f", {shown_queries} of {queries}" if shown_queries < queries else "",
         "support": [
             {"source": source, "letter": class_letter(label), "label": names[label]}
             for source, label in zip(support["images"], support["labels"], strict=True)
@@ -287,19 +293,19 @@ def _task(
         "query": [
             {
                 "source": source,
-                "label": class_letter(labels[i]),
-                "prediction": class_letter(predictions[i]),
-                "title": f"{_class_name(names, predictions[i])} predicted, "
-                f"{_class_name(names, labels[i])} is true",
+                "label": class_letter(labels[index]),
+                "prediction": class_letter(predictions[index]),
+                "title": f"{_class_name(names, predictions[index])} predicted, "
+                f"{_class_name(names, labels[index])} is true",
             }
-            for source, i in zip(query["images"], query["indices"], strict=True)
-            if i < len(labels) and i < len(predictions)
+            for source, index in zip(query["images"], query["indices"], strict=True)
+            if index < len(labels) and index < len(predictions)
         ],
     }
 
 
 def _hardest_rows(record: RunRecord) -> list[dict[str, Any]]:
-    by_number = {each["task"]: each for each in record.predictions}
+    by_number = {prediction["task"]: prediction for prediction in record.predictions}
     rows = []
     for number in record.hardest(_HARDEST):
         task = by_number[number]

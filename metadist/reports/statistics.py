@@ -7,8 +7,8 @@ from collections.abc import Sequence
 def mean_and_ci95(values: Sequence[float]) -> tuple[float, float | None]:
     """The mean of a metric over runs and half the width of its 95% confidence interval.
 
-    The interval is Student's, t(0.975, n - 1) · s / √n with the sample standard deviation s: runs
-    that differ in their seed alone are taken to be independent and normally distributed.
+    The interval is Student's, t(0.975, n - 1) · s / √n with the sample standard deviation s: it
+    assumes that runs that differ only in their seed are independent and normally distributed.
 
     Returns:
         The mean and the half width. The half width is None for a single value and for values that
@@ -22,7 +22,7 @@ def mean_and_ci95(values: Sequence[float]) -> tuple[float, float | None]:
     mean = math.fsum(values) / count
     if count < 2:
         return mean, None
-    from scipy.special import stdtrit  # imported here because only sweeps need it
+    from scipy.special import stdtrit  # imported here since only sweeps need it
 
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
     return mean, float(stdtrit(count - 1, 0.975)) * deviation / math.sqrt(count)

@@ -46,10 +46,11 @@ def write_sweep_page(
     """Write `report.html` into a folder of runs. One process calls it.
 
     Args:
-        folder: with the run directories.
+        folder: the folder with the run directories.
         table: the settings of the runs.
-        runs: all of them, failed and unfinished ones too.
-        differences: between the protocols, from `protocol_differences`, apart from what is swept.
+        runs: all runs, including failed and unfinished ones.
+        differences: the differences between the protocols, from `protocol_differences`, without the
+            swept keys.
         warnings: the differences as text.
 
     Raises:
@@ -61,22 +62,22 @@ def write_sweep_page(
 
 
 def sweep_figures(folder: Path, table: SweepTable) -> dict[str, Figure]:
-    """The figures of the report by the id of their element; {} if no run has finished."""
+    """The figures of the report by the id of their HTML element; {} if no run has finished."""
     metric = table.metric
     settings = [
-        (SettingData(s.values, s.test.mean, s.test.ci95, i == table.best, _seeds(s, metric)), s)
-        for i, s in enumerate(table.settings)
-        if s.test is not None
+        (_setting_data(setting, setting.test, index == table.best, metric), setting)
+        for index, setting in enumerate(table.settings)
+        if setting.test is not None
     ]
     if not settings:
         return {}
-    data = [each for each, _ in settings]
-    names = [setting_name(table, each) for _, each in settings]
-    ranked = sorted(data, key=lambda each: sort_key(each.mean, metric))
-    shown = [i for i, each in enumerate(data) if each.best or each in ranked[:_MAX_SETTINGS]]
+    data = [point for point, _ in settings]
+    names = [setting_name(table, setting) for _, setting in settings]
+    best = sorted(data, key=lambda point: sort_key(point.mean, metric))[:_MAX_SETTINGS]
+    shown = [index for index, point in enumerate(data) if point.best or point in best]
     figures = {
         "settings": settings_with_intervals(
-            [data[i] for i in shown], [names[i] for i in shown], metric
+            [data[index] for index in shown], [names[index] for index in shown], metric
         )
     }
     if table.keys and len(data) > 1:
@@ -86,12 +87,12 @@ def sweep_figures(folder: Path, table: SweepTable) -> dict[str, Figure]:
     metrics: dict[str, list[dict[str, Any]]] = {}
     groups: dict[str, str] = {}
     size = 0
-    for i in shown:
-        for run in settings[i][1].runs:
+    for index in shown:
+        for run in settings[index][1].runs:
             path = folder / run.name / METRICS_FILE
             if path.exists() and len(metrics) < _MAX_CURVES and size < _MAX_METRICS_BYTES:
                 size += path.stat().st_size
-                metrics[run.name], groups[run.name] = read_metrics(path), names[i]
+                metrics[run.name], groups[run.name] = read_metrics(path), names[index]
     if metrics:
         figures["curves"] = compared_curves(metrics, metric, groups)
     return figures
@@ -103,9 +104,10 @@ def setting_name(table: SweepTable, setting: Setting) -> str:
     return " ".join(f"{key}={value}" for key, value in pairs) or "the only setting"
 
 
-def _seeds(setting: Setting, metric: str) -> dict[str, float]:
+def _setting_data(setting: Setting, test: MetricEstimate, best: bool, metric: str) -> SettingData:
     values = {run.name: run.metric(f"test_{metric}") for run in setting.runs}
-    return {name: value for name, value in values.items() if value is not None}
+    seeds = {name: value for name, value in values.items() if value is not None}
+    return SettingData(setting.values, test.mean, test.ci95, best, seeds)
 
 
 def _context(
@@ -133,7 +135,7 @@ def _context(
         ],
         "keys": table.keys,
         "incomplete": bool(failed or unfinished),
-        "rows": [_row(folder, table, i) for i in range(len(table.settings))],
+        "rows": [_row(folder, table, index) for index in range(len(table.settings))],
         "groups": _comparable_groups(table.runs, differences),
         "differing": list(differences),
         "warnings": warnings,
@@ -167,7 +169,7 @@ def _best(table: SweepTable) -> dict[str, str] | None:
 
 def _row(folder: Path, table: SweepTable, index: int) -> dict[str, Any]:
     setting = table.settings[index]
-    every = [*setting.runs, *setting.failed, *setting.unfinished]
+    all_runs = [*setting.runs, *setting.failed, *setting.unfinished]
     return {
         "cells": setting.values,
         "best": index == table.best,
@@ -181,10 +183,10 @@ def _row(folder: Path, table: SweepTable, index: int) -> dict[str, Any]:
         "runs": [
             {
                 "name": run.name,
-                # A name such as "a:b" would be read as a scheme.
+                # Without ./ a name such as "a:b" would be read as a URL scheme.
                 "link": f"./{quote(run.name)}/{HTML_FILE}" if _has_page(folder, run) else "",
             }
-            for run in every
+            for run in all_runs
         ],
     }
 
@@ -202,7 +204,7 @@ def _cell(estimate: MetricEstimate | None, metric: str) -> dict[str, Any]:
 def _comparable_groups(
     runs: Sequence[SweepRun], differences: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Runs with equal values of all differing keys of the protocol."""
+    """Groups of runs with equal values of all protocol keys that differ between runs."""
     groups: dict[str, dict[str, Any]] = {}
     for run in runs:
         values = [differences[key].get(run.name, MISSING) for key in differences]
@@ -212,9 +214,12 @@ def _comparable_groups(
 
 
 def _common(runs: Sequence[SweepRun]) -> list[tuple[str, str]]:
-    """The values of protocol and method that all runs share."""
+    """The values in protocol and method that are equal in all runs."""
     if not runs:
         return []
-    first, *others = [run.described for run in runs]
-    common = {k: v for k, v in first.items() if all(other.get(k) == v for other in others)}
-    return [(name.partition(".")[2], value) for name, value in common.items()]
+    descriptions = [run.described for run in runs]
+    return [
+        (name.partition(".")[2], value)
+        for name, value in descriptions[0].items()
+        if all(description.get(name) == value for description in descriptions)
+    ]

@@ -32,12 +32,12 @@ class SweepReport:
     """The report on a folder of runs.
 
     Attributes:
-        table: the settings.
-        files: the files written.
-        warnings: differences between the protocols in keys that were not swept.
-        failed: names of failed runs.
-        unfinished: names of runs that have neither finished nor failed.
-        missing: why `report.html` could not be written; "" if it was.
+        table: the table of settings.
+        files: the files that were written.
+        warnings: the differences between the protocols in keys that were not swept.
+        failed: the names of failed runs.
+        unfinished: the names of runs that have neither finished nor failed.
+        missing: the reason why `report.html` was not written; "" if it was.
     """
 
     table: SweepTable
@@ -48,7 +48,7 @@ class SweepReport:
     missing: str = ""
 
     def summary_lines(self) -> list[str]:
-        """The lines to print."""
+        """The lines of the summary to print."""
         finished = len(self.table.runs)
         counts = f"{finished} run{'' if finished == 1 else 's'} finished"
         if self.failed:
@@ -57,14 +57,15 @@ class SweepReport:
             counts += f", {len(self.unfinished)} unfinished"
         lines = ["", counts, *self._best_lines()]
         lines += [f"warning: not comparable, {warning}" for warning in self.warnings]
-        lines += [f"warning: {each}" for each in (*self.table.remarks(), self.missing) if each]
+        remarks = (*self.table.remarks(), self.missing)
+        lines += [f"warning: {remark}" for remark in remarks if remark]
         return [*lines, *(f"  {path}" for path in self.files)]
 
     def _best_lines(self) -> list[str]:
         table = self.table
         if table.best is None:
-            none = f"no best setting: no {table.selected_by} metric is a number"
-            return [none] if table.runs else []
+            line = f"no best setting: no {table.selected_by} metric is a number"
+            return [line] if table.runs else []
         best = table.settings[table.best]
         metric = metric_label(table.metric, short=True)
         test = f"test {metric} {_format(best.test, table.metric)}"
@@ -91,10 +92,10 @@ class SweepReport:
 def write_sweep_report(folder: Path) -> SweepReport:
     """Write `sweep.csv`, `sweep.md`, `sweep.png` and `report.html` into a folder of runs.
 
-    One process calls it. A `report.html` that cannot be written is a warning.
+    One process calls it. It only warns if `report.html` cannot be written.
 
     Raises:
-        UserError: there are no runs, one cannot be read, classification and regression are mixed,
+        UserError: there are no runs, a run cannot be read, classification and regression are mixed,
             or the folder cannot be written.
     """
     runs = read_runs(folder)
@@ -136,9 +137,9 @@ def write_sweep_report(folder: Path) -> SweepReport:
 
 
 def to_csv(table: SweepTable) -> str:
-    """The table with plain numbers, and protocol and method of each setting.
+    """The table as CSV with plain numbers, and the protocol and method of each setting.
 
-    The test metric of each seed is a JSON object.
+    The test metrics of all seeds are one JSON object.
     """
     names = _described_names(table)
     metrics = (f"test_{table.metric}", f"validation_{table.metric}", "train_loss")
@@ -154,7 +155,8 @@ def to_csv(table: SweepTable) -> str:
         ]
     )
     for index, setting in enumerate(table.settings):
-        described = [run.described for run in setting.runs]
+        descriptions = [run.described for run in setting.runs]
+        columns = ([description.get(name, "") for description in descriptions] for name in names)
         numbers: list[object] = []
         for estimate in (setting.test, setting.validation, setting.train_loss):
             numbers += (None, None) if estimate is None else (estimate.mean, estimate.ci95)
@@ -168,7 +170,7 @@ def to_csv(table: SweepTable) -> str:
                 if setting.runs
                 else None,
                 "yes" if index == table.best else None,
-                *(" | ".join(dict.fromkeys(d.get(name, "") for d in described)) for name in names),
+                *(" | ".join(dict.fromkeys(column)) for column in columns),
             ]
         )
     return text.getvalue()
@@ -179,7 +181,7 @@ def _by_seed(setting: Setting, name: str) -> dict[str, float | None]:
 
 
 def to_markdown(table: SweepTable) -> str:
-    """The table with rounded numbers; below it protocol, method and failures."""
+    """The table as Markdown with rounded numbers; below it protocol, method and failures."""
     all_finished = not any(setting.failed or setting.unfinished for setting in table.settings)
     metric = metric_label(table.metric, short=True)
     header = [
@@ -220,12 +222,12 @@ def to_markdown(table: SweepTable) -> str:
 
 
 def _description_lines(table: SweepTable) -> list[str]:
-    described = [run.described for run in table.runs]
+    descriptions = [run.described for run in table.runs]
     equal: dict[str, list[str]] = {}
     different = []
     for name in _described_names(table):
         part, _, key = name.partition(".")
-        values = list(dict.fromkeys(each.get(name, MISSING) for each in described))
+        values = list(dict.fromkeys(run_values.get(name, MISSING) for run_values in descriptions))
         if len(values) == 1:
             equal.setdefault(part, []).append(f"{key} {values[0]}")
         else:
@@ -236,8 +238,7 @@ def _description_lines(table: SweepTable) -> list[str]:
 
 
 def _described_names(table: SweepTable) -> list[str]:
-    described = (run.described for run in table.runs)
-    return list(dict.fromkeys(name for each in described for name in each))
+    return list(dict.fromkeys(name for run in table.runs for name in run.described))
 
 
 def _unswept_differences(table: SweepTable) -> dict[str, dict[str, Any]]:
@@ -246,7 +247,7 @@ def _unswept_differences(table: SweepTable) -> dict[str, dict[str, Any]]:
     varied = {key.rpartition(".")[2] for key in table.keys}
     if any(key.partition(".")[0] == "model" for key in table.keys):
         varied.add("backbone")
-    # A swept group (dataset=…, algorithm=…) also varies what follows from the choice.
+    # A swept group (dataset=…, algorithm=…) also varies the keys that depend on the choice.
     groups = [index for index, key in enumerate(table.keys) if "." not in key]
     for name in {name for protocol in protocols.values() for name in protocol} if groups else ():
         seen: dict[tuple[str, ...], set[str]] = {}
@@ -268,12 +269,13 @@ def _caption(table: SweepTable) -> str:
     return f"mean of {count} seeds; 95% intervals over seeds{single}"
 
 
-def _is_tie(one: Setting, other: Setting, selected_by: str) -> bool:
-    left, right = (
+def _is_tie(first: Setting, second: Setting, selected_by: str) -> bool:
+    estimates = [
         setting.validation if selected_by == "validation" else setting.test
-        for setting in (one, other)
-    )
-    return left is not None and right is not None and abs(left.mean - right.mean) < 1e-9
+        for setting in (first, second)
+    ]
+    means = [estimate.mean for estimate in estimates if estimate is not None]
+    return len(means) == 2 and abs(means[0] - means[1]) < 1e-9
 
 
 def _format(estimate: MetricEstimate | None, metric: str) -> str:

@@ -32,7 +32,7 @@ from metadist.reports.statistics import mean_and_ci95
 _DEFAULT = "(default)"
 _MISSING = object()
 _CONTINUED = ("trainer.iterations",)
-"""Keys with which a finished run is continued."""
+"""Keys that are changed to continue a finished run."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,13 @@ class SweepRun:
     """One run of a sweep, as read from its directory.
 
     Attributes:
-        name: path of its directory relative to the folder of the sweep.
-        overrides: value of each key that the command line set, without the plus before a key.
+        name: the path of the run's directory relative to the folder of the sweep.
+        overrides: the value of each key that the command line set; keys have no leading plus.
         config: the composed configuration, with interpolations unresolved.
-        choices: the option of each group, also of those that the command line did not set.
-        results: content of `results.json`; None if the run has not finished.
-        failure: error of a failed run, in one line; None if it has not failed.
+        choices: the choice in each configuration group, including groups that the command line did
+            not set.
+        results: the content of `results.json`; None if the run has not finished.
+        failure: the error of a failed run, in one line; None if it has not failed.
     """
 
     name: str
@@ -80,7 +81,7 @@ class SweepRun:
 
     @property
     def described(self) -> dict[str, str]:
-        """Protocol and method as strings, by `protocol.KEY` and `method.KEY`."""
+        """The protocol and method as strings, by `protocol.KEY` and `method.KEY`."""
         return {
             f"{part}.{key}": value if isinstance(value, str) else json.dumps(value)
             for part in ("protocol", "method")
@@ -88,7 +89,7 @@ class SweepRun:
         }
 
     def metric(self, name: str) -> float | None:
-        """A number of `results.json`; None if the run does not have it."""
+        """A number in `results.json`; None if the run does not have it."""
         value = (self.results or {}).get(name)
         if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity"):
             return float(value)
@@ -97,33 +98,33 @@ class SweepRun:
 
 @dataclass(frozen=True)
 class MetricEstimate:
-    """A mean and half the width of its 95% interval; None if one run alone does not have one."""
+    """A mean and half the width of its 95% interval, which is None if a single run has none."""
 
     mean: float
     ci95: float | None
 
     def format(self, metric: str) -> str:
-        """Rounded mean and interval: a percentage for accuracy."""
+        """The rounded mean and interval, as percentages for accuracy."""
         values = [self.mean]
         if self.ci95 is not None and math.isfinite(self.mean):
             values.append(self.ci95)
-        return " ± ".join(format_metric(each, metric) for each in values)
+        return " ± ".join(format_metric(value, metric) for value in values)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Runs that differ in their seed alone.
+    """Runs that differ only in their seed.
 
     Attributes:
-        values: values of the swept keys, in the order of the keys.
-        runs: finished runs, the last one of each seed.
-        failed: failed runs.
-        unfinished: all other runs.
-        repeated: finished runs with the seed of a later one.
-        test: test metric, accuracy (0 to 1) or MSE; None if no run has finished. The interval is
-            over seeds, or over test tasks if there is a single run.
-        validation: newest validation metric, over seeds; None without validation.
-        train_loss: loss of the last iteration, over seeds.
+        values: the values of the swept keys, in the order of the keys.
+        runs: the finished runs, the last one of each seed.
+        failed: the failed runs.
+        unfinished: the runs that have neither finished nor failed.
+        repeated: the finished runs with the same seed as a later run.
+        test: the test metric, accuracy (0 to 1) or MSE; None if no run has finished. The interval
+            is over seeds, or over test tasks if there is a single run.
+        validation: the newest validation metric, over seeds; None without validation.
+        train_loss: the loss of the last iteration, over seeds.
     """
 
     values: tuple[str, ...]
@@ -137,7 +138,7 @@ class Setting:
 
     @property
     def interval(self) -> str:
-        """What the interval of the test metric is over."""
+        """A description of what the interval of the test metric is over."""
         if not self.runs:
             return ""
         return "over seeds" if len(self.runs) > 1 else "over test tasks"
@@ -150,9 +151,10 @@ class SweepTable:
     Attributes:
         keys: the swept keys, without the seed.
         metric: "accuracy" or "mse".
-        settings: in the order of their first runs.
-        best: index in `settings` of the best one; None if no run has finished.
-        selected_by: what `best` is selected by: "validation", or "test" without validation.
+        settings: the settings, in the order of their first runs.
+        best: the index of the best setting in `settings`; None if no run has finished.
+        selected_by: the metric by which `best` is selected: "validation", or "test" without
+            validation.
     """
 
     keys: tuple[str, ...]
@@ -163,44 +165,48 @@ class SweepTable:
 
     @property
     def runs(self) -> list[SweepRun]:
-        """All finished runs that the settings are made of."""
+        """The finished runs of all settings."""
         return [run for setting in self.settings for run in setting.runs]
 
     @property
     def repeated(self) -> list[SweepRun]:
-        """Finished runs that are left out: a later one has the same setting and seed."""
+        """Finished runs that are left out because a later run has the same setting and seed."""
         return [run for setting in self.settings for run in setting.repeated]
 
     def describe(self, setting: Setting) -> str:
-        """A setting as overrides of a command line."""
+        """A setting as overrides for the command line."""
         pairs = zip(self.keys, setting.values, strict=True)
         return " ".join(f"{key}={value}" for key, value in pairs) or "the only setting"
 
     def remarks(self) -> list[str]:
-        """Sentences on what the table leaves out and on results that are not finite."""
-        found = []
+        """Sentences on omitted runs, settings without validation, and non-finite results."""
+        sentences = []
         if self.repeated:
-            again = ", ".join(run.name for run in self.repeated)
-            found.append(f"left out, as a later run has the same setting and seed: {again}")
+            names = ", ".join(run.name for run in self.repeated)
+            sentences.append(f"left out, as a later run has the same setting and seed: {names}")
         if self.selected_by == "validation":
-            without = (each for each in self.settings if each.test and not each.validation)
-            found += [f"not compared, without validation: {self.describe(s)}" for s in without]
+            sentences += [
+                f"not compared, without validation: {self.describe(setting)}"
+                for setting in self.settings
+                if setting.test and not setting.validation
+            ]
         values = {run.name: run.metric(f"test_{self.metric}") for run in self.runs}
-        if broken := [n for n, v in values.items() if v is not None and not math.isfinite(v)]:
-            found.append(f"the test result is not finite: {', '.join(broken)}")
-        return found
+        known = {name: value for name, value in values.items() if value is not None}
+        if not_finite := [name for name, value in known.items() if not math.isfinite(value)]:
+            sentences.append(f"the test result is not finite: {', '.join(not_finite)}")
+        return sentences
 
 
 def read_runs(folder: Path) -> list[SweepRun]:
-    """Read every run in a folder and its subfolders, sorted by name.
+    """Read all runs in a folder and its subfolders, sorted by name.
 
     Raises:
-        UserError: there is no run, or one cannot be read.
+        UserError: there is no run, or a run cannot be read.
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: give the one that holds the run directories.")
-    directories = {each for each in _directories(folder) if _holds_run(each)}
-    # Without a configuration of its own, one inside a run's holds copies, such as an MLflow logger.
+    directories = {path for path in _directories(folder) if _holds_run(path)}
+    # Inside a run directory, directories without a configuration have copies, such as MLflow's.
     directories = {
         directory
         for directory in directories
@@ -216,7 +222,7 @@ def read_runs(folder: Path) -> list[SweepRun]:
 
 
 def _directories(folder: Path) -> Iterator[Path]:
-    """A folder and the folders below it, through symbolic links too, each once."""
+    """Yield a folder and the folders below it once each; symbolic links are followed."""
     seen = set()
     for path, names, _ in os.walk(folder, followlinks=True):
         names[:] = [name for name in names if not name.startswith(".")]
@@ -228,12 +234,12 @@ def _directories(folder: Path) -> Iterator[Path]:
 
 
 def _holds_run(directory: Path) -> bool:
-    """Whether a run has begun in a directory; other programs write files of the same names."""
+    """Whether a run has started in a directory. Other programs use some of the file names too."""
     names = (RESULTS_FILE, FAILURE_FILE, METRICS_FILE, ERROR_FILE)
     if not any((directory / name).is_file() for name in names):
         return False
-    own = (Path(CONFIG_FILE).parent, FAILURE_FILE, ENVIRONMENT_FILE)
-    if any((directory / name).exists() for name in own):
+    metadist_files = (Path(CONFIG_FILE).parent, FAILURE_FILE, ENVIRONMENT_FILE)
+    if any((directory / name).exists() for name in metadist_files):
         return True
     try:
         return "protocol" in (read_results(directory) or {})
@@ -242,13 +248,13 @@ def _holds_run(directory: Path) -> bool:
 
 
 def build_sweep_table(runs: Sequence[SweepRun]) -> SweepTable:
-    """Group runs that differ in their seed alone into one row.
+    """Group runs that differ only in their seed into one row.
 
     Raises:
         UserError: classification and regression runs are mixed.
     """
-    results = [run.results for run in runs if run.results is not None]
-    metrics = [name for name in ("accuracy", "mse") if any(f"test_{name}" in r for r in results)]
+    names = {name for run in runs for name in run.results or ()}
+    metrics = [metric for metric in ("accuracy", "mse") if f"test_{metric}" in names]
     if len(metrics) > 1:
         regression = [run.name for run in runs if "test_mse" in (run.results or {})]
         raise UserError(
@@ -272,64 +278,68 @@ def _read_run(folder: Path, directory: Path) -> SweepRun:
     failure, error = read_failure(directory), read_error(directory)
     results, overrides = read_results(directory), _values(read_overrides(directory))
     failed = bool(error) and error_status(error) == "failed"
-    if failure is not None and (given := _values(failure.get("overrides") or ())):
-        changed = {key for key in given | overrides if given.get(key) != overrides.get(key)}
-        if results is None or all(is_runtime_key(k) or k in _CONTINUED for k in changed):
-            overrides = given
+    if failure is not None and (failed_overrides := _values(failure.get("overrides") or ())):
+        changed = {
+            key
+            for key in failed_overrides | overrides
+            if failed_overrides.get(key) != overrides.get(key)
+        }
+        if results is None or all(is_runtime_key(key) or key in _CONTINUED for key in changed):
+            overrides = failed_overrides
         else:
-            error, failed = "", False  # of another job, refused to protect these results
+            error, failed = "", False  # the error of another job, refused to protect these results
     return SweepRun(
         name=str(directory.relative_to(folder)),
         overrides=overrides,
         config=read_config(directory),
         choices=read_choices(directory),
-        # An error after earlier results, of a shorter run, counts.
+        # An error also counts after the results of an earlier, shorter run.
         results=None if error else results,
         failure=str((failure or {}).get("error") or error.splitlines()[-1]) if failed else None,
     )
 
 
 def _values(overrides: Sequence[str]) -> dict[str, str]:
-    """The value of each key that some overrides set."""
+    """The value of each key in a list of overrides."""
     pairs = [str(override).lstrip("+").partition("=") for override in overrides]
     return {key: _normalize(value) for key, equals, value in pairs if equals}
 
 
 def _swept_keys(runs: Sequence[SweepRun]) -> list[str]:
-    """The keys in which the runs differ, without the seed; those of command lines come first."""
+    """The keys in which the runs differ, without the seed; keys of command lines come first."""
     overridden = dict.fromkeys(key for run in runs for key in run.overrides if key != "seed")
     keys = [key for key in overridden if not is_runtime_key(key)]
     keys = [key for key in keys if len({run.value(key) for run in runs}) > 1]
     groups = {key for key in keys if "." not in key}  # a chosen group sets other keys too
     if "experiment" in groups:
         return keys
-    # Keys that no command line set may differ too, such as those of an edited configuration file.
+    # Keys that no command line set may differ too, for example in an edited configuration file.
     fingerprints = [config_fingerprint(run.config) for run in runs if run.config]
-    names = dict.fromkeys(name for each in fingerprints for name in each if name != "seed")
+    names = dict.fromkeys(name for values in fingerprints for name in values if name != "seed")
     return keys + [
         name
         for name in names
         if name not in keys
         and name.partition(".")[0] not in groups
-        and len({each.get(name) for each in fingerprints}) > 1
+        and len({values.get(name) for values in fingerprints}) > 1
     ]
 
 
 def _build_setting(values: tuple[str, ...], runs: Sequence[SweepRun], metric: str) -> Setting:
-    # A sweeper may sample a setting twice: the same seed again is not a second seed.
-    by_seed = {r.results.get("seed"): r for r in runs if r.results is not None}
+    # A sweeper may sample a setting twice, with the same seed.
+    by_seed = {run.results.get("seed"): run for run in runs if run.results is not None}
     finished = list(by_seed.values())
     test = _estimate(finished, f"test_{metric}")
     if test is not None and len(finished) == 1:
-        half = finished[0].metric("ci95")  # a single task has no interval
-        known = half is not None and math.isfinite(half)
-        test = MetricEstimate(test.mean, half if known else None)
+        half_width = finished[0].metric("ci95")  # a single task has no interval
+        has_interval = half_width is not None and math.isfinite(half_width)
+        test = MetricEstimate(test.mean, half_width if has_interval else None)
     return Setting(
         values=values,
         runs=tuple(finished),
         failed=tuple(run for run in runs if run.failed),
         unfinished=tuple(run for run in runs if run.unfinished),
-        repeated=tuple(r for r in runs if r.results is not None and r not in finished),
+        repeated=tuple(run for run in runs if run.results is not None and run not in finished),
         test=test,
         validation=_estimate(finished, f"validation_{metric}"),
         train_loss=_estimate(finished, "train_loss"),
@@ -337,7 +347,7 @@ def _build_setting(values: tuple[str, ...], runs: Sequence[SweepRun], metric: st
 
 
 def _estimate(runs: Sequence[SweepRun], name: str) -> MetricEstimate | None:
-    """Over all runs; None if one of them does not have the metric."""
+    """The estimate over all runs; None if one of them does not have the metric."""
     values = [value for run in runs if (value := run.metric(name)) is not None]
     return MetricEstimate(*mean_and_ci95(values)) if values and len(values) == len(runs) else None
 
@@ -354,7 +364,7 @@ def _best_setting(
 
 
 def _normalize(value: object) -> str:
-    """A value in one spelling: 0.10 and 1e-1 are the same value, and so are 1.0 and 1."""
+    """The canonical spelling of a value: 0.10 and 1e-1 are equal, and so are 1.0 and 1."""
     text = str(value).strip()
     if text.startswith("["):
         return re.sub(r",\s+", ",", text)
