@@ -17,9 +17,9 @@ class Command(NamedTuple):
     """A subcommand.
 
     Attributes:
-        target: "module:function". The function takes no arguments, reads `sys.argv[1:]`, and
+        target: the function, as "module:function". It takes no arguments, reads `sys.argv[1:]`, and
             returns the exit status, None for success.
-        summary: one line for `metadist --help`.
+        summary: the summary for `metadist --help`, in one line.
     """
 
     target: str
@@ -59,10 +59,10 @@ def main() -> int | None:
         return status
     else:
         if get_rank() == 0:
-            known = ", ".join(COMMANDS)
+            commands = ", ".join(COMMANDS)
             print(
                 f"error: metadist has no command {name}{did_you_mean(name, COMMANDS)}: "
-                f"choose one of {known}.",
+                f"choose one of {commands}.",
                 file=sys.stderr,
             )
         return USER_ERROR_STATUS
@@ -73,7 +73,8 @@ def argument_parser(documentation: str | None) -> argparse.ArgumentParser:
     """The parser of a subcommand's arguments.
 
     Args:
-        documentation: of the subcommand's module; what follows its first line is the description.
+        documentation: the docstring of the subcommand's module; the description is the text after
+            the first paragraph.
     """
     _, description = (documentation or "").split("\n\n", 1)
     return argparse.ArgumentParser(description=description)
@@ -92,11 +93,11 @@ def exit_status(work: Callable[[], int | None]) -> int:
     """Run a command that starts no job, and report user errors in one sentence.
 
     Args:
-        work: returns the exit status, None for success.
+        work: the command; it returns the exit status, None for success.
 
     Returns:
-        The exit status: 2 after a user error; after a keyboard interrupt, or if the reader of a
-        pipe has ended, that of the signal, without a message.
+        The exit status: 2 after a user error. After a keyboard interrupt, or if the reader of a
+        pipe has ended, it is the signal's exit status, and no message is printed.
     """
     try:
         return work() or 0
@@ -113,7 +114,7 @@ def exit_status(work: Callable[[], int | None]) -> int:
             raise
         try:
             sys.stdout.flush()
-        except OSError:  # Python tries again at its end, and would report the failure
+        except OSError:  # Python flushes again at exit, and would report the failure
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error.__cause__, BrokenPipeError):
             return 128 + signal.SIGPIPE

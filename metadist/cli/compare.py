@@ -13,7 +13,7 @@ from metadist.reports import PairedDifference, compare_runs
 
 
 def summary(found: PairedDifference, first: Path, second: Path) -> list[str]:
-    """The lines to print."""
+    """The lines of the summary to print."""
     metric = found.metric
     width = max(len(str(path)) for path in (first, second))
     lines = [f"test {metric_label(metric, short=True)} over the same {found.tasks} tasks"]
@@ -43,7 +43,7 @@ def main() -> int:
 
     def compare() -> None:
         first, second = options.first, options.second
-        found = compare_runs(first, second, options.ignore)
-        print_plain("\n".join(summary(found, first, second)))
+        difference = compare_runs(first, second, options.ignore)
+        print_plain("\n".join(summary(difference, first, second)))
 
     return exit_status(compare)

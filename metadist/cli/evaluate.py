@@ -38,12 +38,12 @@ from metadist.training.saved_state import (
 from metadist.training.weights_file import WEIGHTS_SUFFIX
 
 _DIRECTORY = "evaluations"
-_OF_TRAINING = (
+_TRAINING_GROUPS = (
     "callbacks", "init_from", "logger", "optimizer", "reducer", "resume", "scheduler", "seed",
     "strategy",
 )  # fmt: skip
-_OF_TESTS = ("eval_tasks", "eval_seed", "task_chunk_size", "precision")
-"""The options of `trainer` that a test has."""
+_TEST_OPTIONS = ("eval_tasks", "eval_seed", "task_chunk_size", "precision")
+"""The options of `trainer` that affect a test."""
 _MAX_NAME = 200  # characters of a file's name
 _HEAD = ("model.head.weight", "model.head.bias")
 
@@ -55,13 +55,13 @@ def evaluate_run(
 
     Args:
         run: the run's directory.
-        overrides: as on the command line.
-        checkpoint: Default: the state that the run tests.
+        overrides: the overrides, as on the command line.
+        checkpoint: the checkpoint to test. Default: the state that the run tests.
         trust_code: see `metadist.config.load_experiment`.
 
     Returns:
-        The results, as in `results.json`, with the `overrides`, the `checkpoint` and the run's own
-        protocol as `trained_protocol`, None if the run has not finished.
+        The results, as in `results.json`, with the `overrides`, the `checkpoint` and the run's
+        protocol as `trained_protocol`, which is None if the run has not finished.
 
     Raises:
         UserError: the run cannot be read, or its learner does not fit the tasks.
@@ -69,11 +69,12 @@ def evaluate_run(
     for override in overrides:
         key = override.lstrip("+~").partition("=")[0]
         group, _, name = key.partition(".")
-        if group in _OF_TRAINING or (group == "trainer" and name not in _OF_TESTS):
+        if group in _TRAINING_GROUPS or (group == "trainer" and name not in _TEST_OPTIONS):
             instead = ", but --checkpoint PATH does" if name == "test_checkpoint" else ""
             raise UserError(
                 f"{override} has no effect on the test of a trained run{instead}: replace options "
-                f"of task, dataset, model, algorithm, or trainer.{', trainer.'.join(_OF_TESTS)}."
+                "of task, dataset, model, algorithm, or "
+                f"trainer.{', trainer.'.join(_TEST_OPTIONS)}."
             )
     experiment = load_experiment(run, *overrides, trust_code=trust_code)
     path, contents = tested_checkpoint(checkpoint or run)
@@ -82,41 +83,41 @@ def evaluate_run(
     results = Trainer(experiment).test()
     results["protocol"]["checkpoint"] = _checkpoint_in_protocol(run, path, contents)
     training = read_results(run) or {}
-    about = {"overrides": list(overrides), "checkpoint": str(path)}
-    return {**results, **about, "trained_protocol": training.get("protocol")}
+    options = {"overrides": list(overrides), "checkpoint": str(path)}
+    return {**results, **options, "trained_protocol": training.get("protocol")}
 
 
 def _checkpoint_in_protocol(run: Path, path: Path, contents: Mapping[str, Any]) -> str:
-    """What the protocol calls a checkpoint, as in the test of its run."""
+    """The name of a checkpoint in the protocol, as in the test of its run."""
     if path.suffix == WEIGHTS_SUFFIX:  # the weights that a run tested
         return str(contents["protocol"]["checkpoint"])
     saved = Checkpoints.of_run(run)
     names = {saved.best: BEST_CHECKPOINT, saved.newest(): "last"}
-    found = {each.resolve(): name for each, name in names.items() if each is not None}
-    return found.get(path.resolve(), f"iteration {contents['iteration']}")
+    resolved = {file.resolve(): name for file, name in names.items() if file is not None}
+    return resolved.get(path.resolve(), f"iteration {contents['iteration']}")
 
 
 def load_for_tasks(experiment: Experiment, path: Path, contents: Mapping[str, Any]) -> None:
     """Load a checkpoint into an experiment whose tasks may have another number of classes.
 
     Raises:
-        UserError: the learner's outputs are the classes, and the tasks have another number of
-            them; or the checkpoint is of another model.
+        UserError: the learner has one output per class, and the tasks have another number of
+            classes; or the checkpoint is of another model.
     """
     learner, saved = experiment.learner, dict(contents["learner"])
-    own = learner.state_dict()
-    other_head = all(name in saved and name in own for name in _HEAD) and (
-        saved[_HEAD[1]].shape != own[_HEAD[1]].shape
+    initial = learner.state_dict()
+    other_head = all(name in saved and name in initial for name in _HEAD) and (
+        saved[_HEAD[1]].shape != initial[_HEAD[1]].shape
     )
     if other_head and learner.outputs_are_classes:
-        outputs, needed = len(saved[_HEAD[1]]), len(own[_HEAD[1]])
+        outputs, needed = len(saved[_HEAD[1]]), len(initial[_HEAD[1]])
         raise UserError(
             f"{path} cannot be tested with {needed} outputs: {type(learner).__name__} was trained "
             f"with {outputs} outputs, one per class; test it with task.ways={outputs}, or train an "
             "algorithm whose outputs are features, such as algorithm=prototypical."
         )
     if other_head:
-        saved |= {name: own[name] for name in _HEAD}
+        saved |= {name: initial[name] for name in _HEAD}
     contents = {**contents, "learner": saved}
     if not _same_learner(experiment, contents):
         contents.pop("frozen", None)  # another algorithm adapts other parameters
@@ -133,7 +134,7 @@ def load_for_tasks(experiment: Experiment, path: Path, contents: Mapping[str, An
 
 
 def _same_learner(experiment: Experiment, contents: Mapping[str, Any]) -> bool:
-    """Whether model and algorithm are of the classes that the checkpoint's were."""
+    """Whether model and algorithm are of the same classes as in the checkpoint."""
     saved = contents.get("configuration") or {}
     return all(
         (saved.get(group) or {}).get("_target_") == experiment.configuration[group]["_target_"]
@@ -142,7 +143,7 @@ def _same_learner(experiment: Experiment, contents: Mapping[str, Any]) -> bool:
 
 
 def _default_output(run: Path, overrides: tuple[str, ...], checkpoint: Path | None) -> Path:
-    """A file in the run's directory, named after the checkpoint and the overrides."""
+    """The path of a file in the run's directory, named after the checkpoint and the overrides."""
     parts = ",".join([*([] if checkpoint is None else [checkpoint.stem]), *overrides])
     name = re.sub(r"[^\w.,=+-]+", "_", parts) or "own_protocol"
     if len(name) > _MAX_NAME or (parts and name != parts):
@@ -152,7 +153,7 @@ def _default_output(run: Path, overrides: tuple[str, ...], checkpoint: Path | No
 
 
 def summary(results: Mapping[str, Any]) -> list[str]:
-    """The lines to print."""
+    """The lines of the summary to print."""
     protocol, training = results["protocol"], results["trained_protocol"]
     half = float(results["ci95"])
     metric = result_metric(results)
@@ -167,11 +168,10 @@ def summary(results: Mapping[str, Any]) -> list[str]:
     if training is None:
         return [*lines, "  the run itself has not been tested"]
     differences = protocol_differences({"its run": training, "here": protocol})
-    same = ["the protocol is that of its run"]
-    found = format_differences(differences) or same
+    notes = format_differences(differences) or ["the protocol is that of its run"]
     if training.get("dataset") == protocol.get("dataset") and split_differences(training, protocol):
-        found.append("warning: classes of this test may have been among those of training")
-    return [*lines, *(f"  {line}" for line in found)]
+        notes.append("warning: classes of this test may have been among those of training")
+    return [*lines, *(f"  {line}" for line in notes)]
 
 
 def main() -> int:

@@ -33,10 +33,10 @@ class RemoteFile(NamedTuple):
     """A file to download.
 
     Attributes:
-        url: where it is.
-        path: where it goes, below the dataset's directory.
-        checksum: "md5:…" or "sha256:…"; None for that of the dataset's `listing`.
-        unpack: whether it is a tar archive to unpack into the dataset's directory.
+        url: the URL of the file.
+        path: the path of the downloaded file, relative to the dataset's directory.
+        checksum: the checksum, "md5:…" or "sha256:…"; None if it is in the dataset's `listing`.
+        unpack: whether the file is a tar archive to unpack into the dataset's directory.
     """
 
     url: str
@@ -49,11 +49,11 @@ class RemoteDataset(NamedTuple):
     """The files of a dataset and the terms of its use.
 
     Attributes:
-        terms: who may use it for what.
-        source: where the files come from, and who else downloads them there.
-        gigabytes: of all files.
-        files: to download.
-        listing: URL of a JSON document of a Zenodo record, with checksums of its files.
+        terms: the terms of use.
+        source: the origin of the files, and other software that downloads them from there.
+        gigabytes: the size of all files.
+        files: the files to download.
+        listing: the URL of the JSON document of a Zenodo record, with the files' checksums.
     """
 
     terms: str
@@ -118,10 +118,10 @@ DATASETS = {
         ),
     ),
 }
-"""The datasets by the names of their options in the configuration."""
+"""The datasets by the names of their configuration options."""
 
 DEFAULT_ROOTS = {"fc100": "data/cifar100"}
-"""Directories other than `data/DATASET`, as in the configuration."""
+"""The directories that are not `data/DATASET`, as in the configuration."""
 
 
 def main() -> int:
@@ -130,16 +130,16 @@ def main() -> int:
     parser.add_argument("dataset", choices=DATASETS)
     parser.add_argument("--root", type=Path, help="directory of the dataset; as dataset.root")
     parser.add_argument("--yes", action="store_true", help="agree to the terms without a question")
-    given = parser.parse_args()
-    root = given.root or Path(DEFAULT_ROOTS.get(given.dataset, f"data/{given.dataset}"))
+    options = parser.parse_args()
+    root = options.root or Path(DEFAULT_ROOTS.get(options.dataset, f"data/{options.dataset}"))
 
     def run() -> None:
-        remote = DATASETS[given.dataset]
+        remote = DATASETS[options.dataset]
         print_plain(f"{remote.terms}\nSource: {remote.source}, {remote.gigabytes} GB, to {root}.")
-        if not given.yes:
+        if not options.yes:
             ask_for_agreement()
         fetch(remote, root.expanduser())
-        print_plain(f"{root} is complete: dataset={given.dataset} dataset.root={root}")
+        print_plain(f"{root} is complete: dataset={options.dataset} dataset.root={root}")
 
     return exit_status(run)
 
@@ -148,7 +148,7 @@ def ask_for_agreement() -> None:
     """Ask the user to agree to the terms that were printed.
 
     Raises:
-        UserError: the user does not agree, or cannot be asked.
+        UserError: the user does not agree, or there is no terminal.
     """
     if not sys.stdin.isatty():
         raise UserError("the terms need your agreement: read them and add --yes")
@@ -160,16 +160,16 @@ def ask_for_agreement() -> None:
 
 
 def fetch(remote: RemoteDataset, root: Path) -> None:
-    """Download the files that are missing; each gets its name when it is verified.
+    """Download the missing files. A file gets its name after it is verified.
 
-    A part of a file stays beside it as `.NAME.part`, and the next call continues it.
+    If a download is interrupted, its part stays as `.NAME.part`, and the next call continues it.
 
     Args:
         remote: the dataset.
-        root: the directory, which is created.
+        root: the dataset's directory, which is created if it does not exist.
 
     Raises:
-        UserError: pooch is not installed, a download fails, or a checksum does not fit.
+        UserError: pooch is not installed, a download fails, or a checksum does not match.
     """
     try:
         import pooch
@@ -193,10 +193,10 @@ def fetch(remote: RemoteDataset, root: Path) -> None:
 
 
 def _download(url: str, output_file: Any, _: Any) -> None:
-    """Pooch's downloader: continues `.NAME.part`, which becomes `output_file` when complete."""
+    """A downloader for pooch: continues `.NAME.part` and renames it to `output_file` at the end."""
     import requests
 
-    # Pooch passes a new name each time, NAME.… in the target's directory.
+    # Pooch passes a new temporary name in the target's directory at each call.
     part = _part_of(url, Path(output_file).parent)
     start = part.stat().st_size if part.exists() else 0
     headers = {"Range": f"bytes={start}-"} if start else {}
@@ -232,7 +232,7 @@ def _download_errors(file: RemoteFile, target: Path) -> Iterator[None]:
             f"{file.url} could not be downloaded ({reason}){kept}: check the network, or put "
             f"{target.name} into {target.parent} yourself"
         ) from error
-    except ValueError as error:  # pooch's, for a checksum that does not fit
+    except ValueError as error:  # raised by pooch if the checksum does not match
         raise UserError(
             f"{file.url} does not have the expected checksum; nothing was kept: start again, or "
             f"put {target.name} into {target.parent} yourself"
@@ -242,7 +242,7 @@ def _download_errors(file: RemoteFile, target: Path) -> Iterator[None]:
 
 
 def _listed_checksums(remote: RemoteDataset) -> dict[str, str]:
-    """The checksums of a Zenodo record's files by their names."""
+    """The checksums of the files of a Zenodo record, by file name."""
     import requests
 
     if remote.listing is None:
@@ -250,7 +250,7 @@ def _listed_checksums(remote: RemoteDataset) -> dict[str, str]:
     try:
         response = requests.get(remote.listing, timeout=_TIMEOUT_SECONDS)
         response.raise_for_status()
-        return {str(each["key"]): str(each["checksum"]) for each in response.json()["files"]}
+        return {str(file["key"]): str(file["checksum"]) for file in response.json()["files"]}
     except (requests.RequestException, KeyError, TypeError) as error:
         reason = one_line(error)
         raise UserError(

@@ -18,10 +18,10 @@ def write_project(directory: Path) -> None:
     """Write the project's files.
 
     Args:
-        directory: new or empty.
+        directory: a new or empty directory.
 
     Raises:
-        UserError: it exists and is not an empty directory, or cannot be written.
+        UserError: `directory` exists and is not an empty directory, or cannot be written.
     """
     try:
         if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):

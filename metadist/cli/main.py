@@ -31,7 +31,7 @@ from metadist.launchers.run_spec import RunSpec
 from metadist.training.checkpoints import Checkpoints
 
 CONFIG_PATH = "pkg://metadist.conf"
-"""Where Hydra finds metadist's configuration: `conf/` of the repository, which is installed too."""
+"""The package with metadist's configuration, `conf/` of the repository."""
 
 
 def hydra_main(
@@ -39,14 +39,14 @@ def hydra_main(
 ) -> Callable[[], None]:
     """The main function of a program that runs an experiment.
 
-    It composes the configuration CONFIG_NAME.yaml with the command line and runs the job on every
-    rank. All ranks share one run directory, which rank zero alone writes to. A user error is one
-    sentence on rank zero and exit status 2. The process ends with it.
+    The function composes the configuration CONFIG_NAME.yaml with the command line, runs the job on
+    every rank, and then exits the process. All ranks share one run directory; only rank zero writes
+    to it. After a user error, rank zero prints one sentence and the exit status is 2.
 
     Args:
         config_name: "maml" or "ddp", or the name of a configuration in `config_path`.
         config_path: a package (`pkg://…`) or an absolute directory. A configuration outside of
-            metadist builds on metadist's own with `hydra.searchpath: [pkg://metadist.conf]`.
+            metadist finds metadist's groups with `hydra.searchpath: [pkg://metadist.conf]`.
         script: the program's `__file__`, if another program may call the main function.
     """
     compose_and_run = hydra.main(config_path=config_path, config_name=config_name, **VERSION_BASE)(
@@ -68,11 +68,11 @@ def run_task(configuration: DictConfig) -> float | None:
     """Hydra's task function: run a job in this process, or launch processes that run it.
 
     Args:
-        configuration: as composed.
+        configuration: the composed configuration.
 
     Returns:
         The validation metric, for a sweeper to optimize. None without validation, for a failed
-        job of a sweep that continues, and for a launched job that is not waited for.
+        job of a sweep that continues, and for a launched job that this function does not wait for.
 
     Raises:
         JobFailure: the job failed.
@@ -100,14 +100,14 @@ def run_task(configuration: DictConfig) -> float | None:
     except JobFailure:
         if get_rank() == 0 and not spec.in_sweep:
             with contextlib.suppress(OSError):
-                spec.directory.rmdir()  # that Hydra made; it is empty if the run was refused
+                spec.directory.rmdir()  # Hydra created it; it is empty if the run was refused
         raise
 
 
 def spec_from_hydra(configuration: DictConfig) -> RunSpec:
-    """The job that Hydra calls the task function for. Any process, inside that function.
+    """The job for which Hydra called the task function. Any process, inside that function.
 
-    A sweep's job that has checkpoints in its directory resumes from them.
+    A job of a sweep resumes from the checkpoints in its directory if there are any.
     """
     hydra_node = HydraConfig.get()
     directory = Path(hydra_node.runtime.output_dir).resolve()
@@ -133,9 +133,9 @@ def spec_from_hydra(configuration: DictConfig) -> RunSpec:
 
 
 def is_main_program(path: Path) -> bool:
-    """Whether this process was started to run a script, rather than another that calls it."""
-    started = getattr(sys.modules["__main__"], "__file__", None)
-    return started is not None and Path(started).resolve() == path
+    """Whether a script is the main program of this process, rather than called by another one."""
+    main_file = getattr(sys.modules["__main__"], "__file__", None)
+    return main_file is not None and Path(main_file).resolve() == path
 
 
 maml = hydra_main("maml")

@@ -21,24 +21,25 @@ def predict_folder(classifier: FewShotClassifier, support: Path, query: Path) ->
     """Classify all images of a directory.
 
     Args:
-        classifier: to fit.
+        classifier: the classifier, which is fitted to the support images.
         support: the directory of class folders.
-        query: the directory of images, at any depth, or an image.
+        query: a directory of images, at any depth, or an image.
 
     Returns:
-        A row per image: its path below `query`, the class, the probability of each class.
+        One row per image: its path relative to `query`, the predicted class, and the probability of
+        each class.
 
     Raises:
         UserError: a directory has no images, or an image cannot be read.
     """
     classes = class_folders(support)
-    examples = [(file, each.name) for each in classes for file in each.files]
+    examples = [(file, image_class.name) for image_class in classes for file in image_class.files]
     files = [query] if query.is_file() else images_below(query)
-    for folder, found in ((support, examples), (query, files)):
-        if not found:
+    for folder, images in ((support, examples), (query, files)):
+        if not images:
             below = "in class folders" if folder is support else "in it"
             raise UserError(f"{folder} has no images {below}: give another directory.")
-    if empty := [each.name for each in classes if not each.files]:
+    if empty := [image_class.name for image_class in classes if not image_class.files]:
         raise UserError(
             f"{support} has no images of {', '.join(empty)}: add some ({', '.join(FORMATS)}), or "
             "delete the folder."

@@ -1,9 +1,9 @@
 """Report on a run or a folder of runs: metadist report FOLDER.
 
-Of a run directory it writes report.html, from the files in it alone, whether the run has
-finished, is in progress or has failed. Of a folder of runs, such as a sweep, it writes
-report.html, sweep.csv, sweep.md and sweep.png, as a sweep does at its end, and prints the best
-setting: runs that differ in the seed only are one row with mean and 95% interval; the columns are
+For a run directory it writes report.html, only from the files in the directory; the run may have
+finished, be in progress or have failed. For a folder of runs, such as a sweep, it writes
+report.html, sweep.csv, sweep.md and sweep.png, as at the end of a sweep, and prints the best
+setting. Runs that differ only in the seed are one row with mean and 95% interval; the columns are
 the overrides that differ between runs.
 """
 

@@ -1,4 +1,4 @@
-"""The jobs of a sweep (`-m`): how each ended, on all ranks alike, and the report at the end."""
+"""The jobs of a sweep (`-m`): agree on all ranks how a job ended, and report at the end."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -44,7 +44,7 @@ from metadist.reports import (
 from metadist.training import Interrupted
 
 _REPORT_SECONDS = 30.0
-"""How long the other ranks of a failed sweep wait for rank zero to write its report."""
+"""Timeout of the other ranks of a failed sweep, which wait for rank zero to write its report."""
 
 
 @dataclass
@@ -52,11 +52,11 @@ class Sweep:
     """The sweep whose sweeper runs in this process.
 
     Attributes:
-        directory: of the sweep; its jobs are in DIR/0, DIR/1, …
+        directory: the directory of the sweep; its jobs are in DIR/0, DIR/1, …
         direction: "minimize" or "maximize" if the sweeper optimizes, else "".
-        starts_all: whether sweeper and launcher start all jobs without looking at their results,
-            as Hydra's basic ones do.
-        failed: numbers of the jobs that failed in this process.
+        starts_all: whether sweeper and launcher start all jobs without reading their results, as
+            Hydra's basic ones do.
+        failed: the numbers of the jobs that failed in this process.
         pool: the launched jobs.
     """
 
@@ -68,7 +68,7 @@ class Sweep:
 
 
 _sweep: Sweep | None = None
-"""None without `-m`, and in a process that joblib or submitit started for a job."""
+"""The sweep; None without `-m` and in a process that joblib or submitit started for a job."""
 
 
 class SweepCallback(Callback):
@@ -91,9 +91,10 @@ class SweepCallback(Callback):
 
 
 def _is_regression(config: DictConfig) -> bool | None:
-    """Whether the sweep's dataset is of regression tasks; None if it is swept over or unknown."""
-    parsed = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
-    swept = {each.key_or_group for each in parsed if each.is_sweep_override()}
+    """Whether the sweep's dataset has regression tasks; None if it is swept over or unknown."""
+    parser = OverridesParser.create()
+    overrides = parser.parse_overrides(list(config.hydra.overrides.task))
+    swept = {override.key_or_group for override in overrides if override.is_sweep_override()}
     swept |= set(config.hydra.sweeper.get("params") or ())
     if not swept.isdisjoint(("dataset", "dataset._target_")):
         return None
@@ -102,15 +103,15 @@ def _is_regression(config: DictConfig) -> bool | None:
 
 
 def _check_direction(direction: str, regression: bool | None) -> None:
-    """Refuse to optimize in the wrong direction, if it is known."""
+    """Raise `UserError` if the sweeper is known to optimize in the wrong direction."""
     if regression is None:
         return
     metric = task_metric(regression)
-    right = "maximize" if larger_is_better(metric) else "minimize"
-    if direction in ("minimize", "maximize") and direction != right:
+    expected = "maximize" if larger_is_better(metric) else "minimize"
+    if direction in ("minimize", "maximize") and direction != expected:
         raise UserError(
             f"hydra.sweeper.direction={direction} would look for the worst validation {metric}: "
-            f"write hydra.sweeper.direction={right}."
+            f"write hydra.sweeper.direction={expected}."
         )
 
 
@@ -118,8 +119,8 @@ def objective_value(results: Mapping[str, Any]) -> float | None:
     """The value that a sweeper optimizes: the validation metric of the tested state.
 
     It is the accuracy (0 to 1, `hydra.sweeper.direction=maximize`) or, for regression, the mean
-    squared error (`minimize`); never a test metric. None on ranks without the training loop and
-    without validation (`trainer.eval_every=0`).
+    squared error (`minimize`); never a test metric. It is None on ranks without the training loop
+    and without validation (`trainer.eval_every=0`).
 
     Raises:
         UserError: the sweeper optimizes in the wrong direction.
@@ -133,27 +134,27 @@ def objective_value(results: Mapping[str, Any]) -> float | None:
 
 
 def launch_job(launcher: Launcher, max_concurrent: int, spec: RunSpec) -> float | None:
-    """Have a launcher run a job. The launching process.
+    """Run a job with a launcher. The launching process calls it.
 
-    Hydra's basic sweeper and launcher do not look at what a job returns, so several of their jobs
-    run at the same time, and `sweep_jobs` waits for the last. With any other sweeper each job is
-    waited for.
+    Hydra's basic sweeper and launcher do not read the return value of a job, so several of their
+    jobs run at the same time, and `sweep_jobs` waits for the last one. With any other sweeper, this
+    function waits for the job.
 
     Args:
-        launcher: starts the job's processes.
-        max_concurrent: how many jobs may run at the same time.
+        launcher: the launcher, which starts the job's processes.
+        max_concurrent: the number of jobs that may run at the same time.
         spec: the job.
 
     Returns:
-        The value that a sweeper optimizes, None if the job is not waited for.
+        The value that a sweeper optimizes; None if the function does not wait for the job.
 
     Raises:
-        JobFailure: the job, or an earlier one, failed.
+        JobFailure: the job or an earlier one failed.
     """
     try:
-        known = finished_results(spec) if spec.in_sweep else None
-        if known is not None:
-            return objective_value(known)
+        results = finished_results(spec) if spec.in_sweep else None
+        if results is not None:
+            return objective_value(results)
     except Exception as error:
         fail_job(spec, JobFailure(error, in_job=False))
         return None
@@ -161,7 +162,7 @@ def launch_job(launcher: Launcher, max_concurrent: int, spec: RunSpec) -> float 
     pool = _sweep.pool if _sweep is not None else JobPool()
     alone = max_concurrent == 1 or not spec.in_sweep or (_sweep is not None and not starts_all)
     spec = replace(spec, concurrent=not alone)
-    (spec.directory / WORKER_ERROR_FILE).unlink(missing_ok=True)  # of an earlier attempt
+    (spec.directory / WORKER_ERROR_FILE).unlink(missing_ok=True)  # from an earlier attempt
     job = pool.submit(
         partial(launcher.run, spec), launcher.stop, max_concurrent, partial(_finish_launched, spec)
     )
@@ -172,7 +173,7 @@ def _finish_launched(spec: RunSpec, ending: Ending) -> float | None:
     """The objective value of a launched job that has ended.
 
     Raises:
-        JobFailure: it failed, or could not be started.
+        JobFailure: the job failed or could not be started.
     """
     if ending != 0:
         error = ending if isinstance(ending, Exception) else WorkerGroupFailed(ending)
@@ -203,10 +204,10 @@ def _summary(results: Mapping[str, Any]) -> str:
 def run_sweep_job(spec: RunSpec) -> float | None:
     """Run a job of a sweep in this process. Every rank calls it.
 
-    All ranks learn how the job ended, and return the value that a sweeper optimizes.
+    The ranks exchange how the job ended, and all return the value that a sweeper optimizes.
 
     Raises:
-        JobFailure: it failed, here or on another rank, and the sweep stops.
+        JobFailure: the job failed, on this or another rank, and the sweep stops.
     """
     try:
         results = run_job(spec)
@@ -243,7 +244,7 @@ def run_sweep_job(spec: RunSpec) -> float | None:
 
 
 def _exchange_endings(ending: dict[str, Any]) -> list[dict[str, Any]]:
-    """How the job ended on every rank. The heartbeat finds ranks that died."""
+    """How the job ended on each rank. The heartbeat detects ranks that died."""
     if get_world_size() == 1:
         return [ending]
     try:
@@ -256,7 +257,7 @@ def _require_closed(endings: list[dict[str, Any]], spec: RunSpec) -> None:
     """Require that all ranks have closed the failed job's RPC or process group.
 
     Raises:
-        JobFailure: on all ranks: one has not, so it cannot run another job.
+        JobFailure: a rank has not, so it cannot run another job. Raised on all ranks.
     """
     if not all(ending.get("closed", True) for ending in endings):
         raise JobFailure(UserError(_stuck_sentence(spec)), in_job=True)
@@ -270,16 +271,16 @@ def _stuck_sentence(spec: RunSpec) -> str:
 
 
 def fail_job(spec: RunSpec, failure: JobFailure) -> None:
-    """Record that a job failed. It returns if the other jobs of a sweep are to run.
+    """Record that a job failed. Returns if the other jobs of a sweep are to run.
 
     Raises:
         JobFailure: no other job is to run.
-        SweepJobFailed: the same, in a process that a Hydra launcher has started for this job.
+        SweepJobFailed: the same, in a process that a Hydra launcher started for this job.
     """
     error = failure.error
     if not spec.in_sweep or _is_interrupted(error):
         if spec.in_sweep and isinstance(error, Interrupted):
-            error.args = (error.message,)  # the sweep says how it is resumed
+            error.args = (error.message,)  # the sweep prints how to resume it
         raise failure
     message, status = error_summary(error, failure.in_job)
     message = pop_worker_error(spec.directory) or message
@@ -329,7 +330,7 @@ def sweep_jobs() -> Iterator[None]:
 
 
 def finish_sweep(status: int) -> int:
-    """After a sweep, write its tables and print which jobs failed. Every rank calls it.
+    """After a sweep, write its report and print the failed jobs. Every rank calls it.
 
     Args:
         status: the exit status so far.
@@ -346,7 +347,7 @@ def finish_sweep(status: int) -> int:
             store.set(key, "yes")
         return status
     status = status or int(bool(_sweep.failed))
-    if status:  # torchrun stops all ranks when the first has failed, so rank zero must exit first
+    if status:  # torchrun stops all ranks when the first one fails, so rank zero must exit first
         with contextlib.suppress(RuntimeError):
             wait_until(lambda: store.check([key]), _REPORT_SECONDS)
     return status
@@ -371,9 +372,9 @@ def _report(sweep: Sweep, status: int) -> int:
             f"with {again} runs it again and goes on with the other jobs."
         )
     elif report.failed:
-        many = f"{len(report.failed)} job{'s' if len(report.failed) > 1 else ''}"
+        jobs = f"{len(report.failed)} job{'s' if len(report.failed) > 1 else ''}"
         print_error(
-            f"error: {many} of the sweep failed ({', '.join(report.failed)}): sweep.md says why; "
+            f"error: {jobs} of the sweep failed ({', '.join(report.failed)}): sweep.md says why; "
             f"the same command with {again} runs them again."
         )
     return status or int(bool(report.failed or sweep.failed))

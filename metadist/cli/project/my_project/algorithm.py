@@ -13,7 +13,7 @@ class MyAlgorithm(Learner):
 
     Args:
         model: the network.
-        regression: squared error instead of cross-entropy.
+        regression: whether the loss is the squared error instead of the cross-entropy.
         first_rate: the learning rate before training.
     """
 

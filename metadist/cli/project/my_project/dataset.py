@@ -9,13 +9,13 @@ class MyDataset(ImageClasses):
     """Classes of images: a class is a pattern, an example is the pattern with noise.
 
     Replace the images by your own: a uint8 array of shape (classes, examples, height, width) or
-    (classes, examples, channels, height, width). A dataset that is not one of images implements
+    (classes, examples, channels, height, width). A dataset of other inputs implements
     `metadist.tasks.TaskDataset`.
 
     Args:
-        classes: number of classes, divided among training, validation and test.
+        classes: the number of classes, divided among training, validation and test.
         examples: images per class.
-        seed: of the images.
+        seed: the seed of the images.
     """
 
     def __init__(self, classes: int = 60, examples: int = 20, seed: int = 0) -> None:

@@ -8,13 +8,13 @@ from torch import Tensor, nn
 class MyModel(nn.Module):
     """A linear layer, a nonlinearity, and a linear head.
 
-    metadist gives `input_shape` and `outputs`; the configuration gives the rest. Prototypical
-    networks and ANIL use `features` and `head`.
+    metadist passes `input_shape` and `outputs`; the configuration sets the other arguments.
+    Prototypical networks and ANIL use `features` and `head`.
 
     Args:
-        input_shape: shape of one input.
-        outputs: width of the last layer.
-        width: of the hidden layer.
+        input_shape: the shape of one input.
+        outputs: the width of the last layer.
+        width: the width of the hidden layer.
     """
 
     def __init__(self, input_shape: tuple[int, ...], outputs: int, width: int = 64) -> None:
