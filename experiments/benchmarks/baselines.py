@@ -3,7 +3,7 @@
 python experiments/benchmark.py baselines --rounds 5
 
 Every program runs in new processes, interleaved (A B C A B C …), so that background load affects
-all of them. Ratios are taken within a round; the table has their medians. A step is complete: data,
+all of them. The table has the medians of the ratios within a round. A step is complete: data,
 partition, gradient, reduce, outer step. Baselines that are not installed (pip install -e
 '.[baselines]') are skipped. A program that fails, or takes longer than --timeout seconds and is
 killed, is not run again at that setting.
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Run the rounds; save results after each."""
+    """Run the rounds and save the results after each setting."""
     settings = [setting for setting in SETTINGS if options.only in str(setting)]
     programs = [
         program
@@ -51,12 +51,13 @@ def run(options: argparse.Namespace) -> None:
             f"{', '.join(map(str, SETTINGS))}"
         )
     speeds: Speeds = {
-        str(s): {each.name: [] for each in programs if s.model in each.models} for s in settings
+        str(setting): {program.name: [] for program in programs if setting.model in program.models}
+        for setting in settings
     }
     console = Console(highlight=False)
     for number in range(1, options.rounds + 1):
         for setting in settings:
-            for program in [each for each in programs if each.name in speeds[str(setting)]]:
+            for program in [p for p in programs if p.name in speeds[str(setting)]]:
                 measured = speeds[str(setting)][program.name]
                 message = measure(program, setting, measured, options.timeout)
                 console.print(f"round {number}, {setting}, {program.name}: {message}")
@@ -68,7 +69,7 @@ def run(options: argparse.Namespace) -> None:
 def measure(
     program: Program, setting: Setting, measured: list[float | None], timeout: float
 ) -> str:
-    """Run a program once and append its tasks per second to `measured`; None if it failed.
+    """Run a program once and append its tasks per second, or None if it fails, to `measured`.
 
     A program that has failed before is not run again.
 

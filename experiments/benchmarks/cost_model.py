@@ -13,7 +13,7 @@ With W workers, T tasks per meta-batch and P parameters, in seconds:
     local        0
 
 r1 and s2 are latencies, 1/r2 and 1/s3 bandwidths in parameters per second. Up to nine workers, rank
-zero sends to each in turn: L = 1, M = W. To more it sends over a tree
+zero sends to each in turn: L = 1, M = W. To more workers it sends over a tree
 (metadist/distributed/requests.py). A ring of W has
 D = 2·(W-1) and V = 2·(W-1)/W. From nine workers on, the all-reduce has several levels
 (metadist/distributed/hierarchy.py): in each level but the last, groups of g workers reduce to one
@@ -33,11 +33,11 @@ from metadist.distributed.hierarchy import FLAT_UP_TO, plan_levels
 from metadist.distributed.requests import FANOUT
 
 STRATEGIES = ("local", "rpc", "allreduce")
-"""Those that are measured. "flat" is an all-reduce that is one ring for any number of workers,
-"direct" is rpc where rank zero sends to each worker itself."""
+"""The strategies that are measured. The model also has "flat", an all-reduce in one ring for any
+number of workers, and "direct", rpc where rank zero sends to each worker itself."""
 
 MOST_WORKERS = 10**6
-"""Beyond it, communication counts as never longer than the tasks."""
+"""If no number of workers up to this makes communication longer than the tasks, none does."""
 
 
 class Step(NamedTuple):
@@ -68,7 +68,7 @@ class Costs(NamedTuple):
     sharing: float = 0.0
 
     def computation(self, tasks: int, parameters: int) -> float:
-        """Seconds of a worker with `tasks` tasks, alone on its machine."""
+        """Seconds of computation for `tasks` tasks of a worker that is alone on its machine."""
         fixed, root, linear = self.compute
         return tasks * (fixed + root * math.sqrt(parameters) + linear * parameters)
 
@@ -78,7 +78,7 @@ class Costs(NamedTuple):
             return 0.0
         coefficients = self.rpc if strategy in ("rpc", "direct") else self.allreduce
         terms = _terms(strategy, workers, parameters)
-        return sum(c * term for c, term in zip(coefficients, terms, strict=True))
+        return sum(cost * term for cost, term in zip(coefficients, terms, strict=True))
 
     def step(
         self, strategy: str, workers: int, tasks: int, parameters: int, cores: float = math.inf
@@ -88,10 +88,10 @@ class Costs(NamedTuple):
         Args:
             strategy: one of `STRATEGIES`.
             workers: W.
-            tasks: T, of the whole meta-batch.
+            tasks: T, the tasks of the whole meta-batch.
             parameters: P.
-            cores: of the one machine that all workers share; fewer cores than workers slow the
-                computation down. Infinity: each worker has its own machine.
+            cores: the cores of the one machine that all workers share; with fewer cores than
+                workers, computation is slower. Infinity: each worker has its own machine.
         """
         busiest = self.computation(math.ceil(tasks / workers), parameters)
         if cores < math.inf:
@@ -104,19 +104,21 @@ class Costs(NamedTuple):
         )
 
     def communication_limit(self, tasks_per_worker: int, parameters: int) -> float:
-        """Workers from which the communication of rpc takes longer than a worker's tasks."""
+        """The number of workers from which the communication of rpc takes longer than the tasks."""
         numbers = range(1, MOST_WORKERS + 1)
         available = self.computation(tasks_per_worker, parameters)
-        found = bisect.bisect(numbers, available, key=lambda w: self.messages("rpc", w, parameters))
-        return numbers[found] if found < MOST_WORKERS else math.inf
+        index = bisect.bisect(
+            numbers, available, key=lambda workers: self.messages("rpc", workers, parameters)
+        )
+        return numbers[index] if index < MOST_WORKERS else math.inf
 
 
 class Path(NamedTuple):
     """The longest path of a step's communication.
 
     Attributes:
-        depth: messages one after the other; levels of a tree.
-        volume: how often the whole vector is transferred.
+        depth: the number of messages one after the other, or of levels of a tree.
+        volume: the number of times that the whole vector is transferred.
     """
 
     depth: float
@@ -124,11 +126,11 @@ class Path(NamedTuple):
 
 
 def rpc_path(workers: int, fanout: float = FANOUT) -> Path:
-    """The path of requests to all workers, the caller among them.
+    """The path of requests to all workers, including the caller.
 
     Args:
         workers: W.
-        fanout: as of `RpcStrategy`; infinity: the caller sends to each.
+        fanout: see `RpcStrategy`; infinity: the caller sends to each worker.
     """
     if workers - 1 <= fanout:
         return Path(1, workers)
@@ -137,11 +139,11 @@ def rpc_path(workers: int, fanout: float = FANOUT) -> Path:
 
 
 def all_reduce_path(workers: int, flat_up_to: float = FLAT_UP_TO) -> Path:
-    """The path of workers that have a machine each.
+    """The path of an all-reduce of workers on one machine each.
 
     Args:
         workers: W.
-        flat_up_to: as of `AllReduceStrategy`; infinity: always a ring.
+        flat_up_to: see `AllReduceStrategy`; infinity: always a ring.
     """
     ring = workers
     depth = volume = 0.0
@@ -165,54 +167,57 @@ def _terms(strategy: str, workers: int, parameters: int) -> tuple[float, ...]:
 
 
 def fit(steps: Sequence[Step], cores: float = math.inf) -> Costs:
-    """Fit the coefficients: computation to complete steps in one process, communication to steps
-    without tasks, and memory sharing to complete steps of several workers.
+    """Fit the coefficients.
+
+    Computation is fitted to complete steps in one process, communication to steps without tasks,
+    and memory sharing to complete steps of several workers.
 
     Args:
         steps: the measurements.
-        cores: of the machine; infinity: nothing is shared.
+        cores: the cores of the machine; infinity: nothing is shared.
 
     Raises:
-        ValueError: too few measurements.
+        ValueError: there are too few measurements.
     """
     complete = [step for step in steps if step.strategy == "local" and step.tasks]
+    sizes = [(step.tasks, step.parameters) for step in complete]
     rows = [
-        (1.0, s.parameters, s.tasks, s.tasks * math.sqrt(s.parameters), s.tasks * s.parameters)
-        for s in complete
+        (1.0, parameters, tasks, tasks * math.sqrt(parameters), tasks * parameters)
+        for tasks, parameters in sizes
     ]
     outer0, outer1, *compute = non_negative(rows, [step.seconds for step in complete])
-    found = {}
+    coefficients = {}
     for strategy in ("rpc", "allreduce"):
         communication = [step for step in steps if step.strategy == strategy and not step.tasks]
-        found[strategy] = non_negative(
+        coefficients[strategy] = non_negative(
             [_terms(strategy, step.workers, step.parameters) for step in communication],
             [step.seconds for step in communication],
         )
-    costs = Costs(tuple(compute), (outer0, outer1), **found)
+    costs = Costs(tuple(compute), (outer0, outer1), **coefficients)
     return costs._replace(sharing=_sharing(costs, steps, cores))
 
 
 def _sharing(costs: Costs, steps: Sequence[Step], cores: float) -> float:
     """The median share that each further worker on the machine adds to the computation."""
-    found = []
+    shares = []
     for strategy, workers, tasks, parameters, seconds in steps:
         if strategy != "local" and tasks and 1 < workers <= cores < math.inf:
             excess = seconds - costs.step(strategy, workers, tasks, parameters)
             computation = costs.computation(math.ceil(tasks / workers), parameters)
-            found.append(excess / computation / (workers - 1))
-    return max(0.0, statistics.median(found)) if found else 0.0
+            shares.append(excess / computation / (workers - 1))
+    return max(0.0, statistics.median(shares)) if shares else 0.0
 
 
 def with_network(costs: Costs, latency: float | None, bandwidth: float | None) -> Costs:
     """The costs on another network.
 
-    The measured costs of serializing and summing messages stay: the latency is added to them, and
-    of the two bandwidths the lower one counts.
+    The measured costs of serializing and summing messages are kept: the latency is added to them,
+    and the lower one of the two bandwidths is used.
 
     Args:
-        costs: as measured.
-        latency: of a message, in µs; None: as measured.
-        bandwidth: in GB/s; None: as measured.
+        costs: the measured costs.
+        latency: the latency of a message, in µs; None: as measured.
+        bandwidth: the bandwidth in GB/s; None: as measured.
     """
     rpc, ring = list(costs.rpc), list(costs.allreduce)
     if latency is not None:
@@ -228,11 +233,11 @@ def non_negative(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> t
     """Non-negative least squares on relative errors.
 
     Args:
-        rows: the design matrix, a row per measurement.
+        rows: the design matrix, one row per measurement.
         seconds: the measurements, positive.
 
     Raises:
-        ValueError: fewer measurements than coefficients.
+        ValueError: there are fewer measurements than coefficients.
     """
     if not rows or len(rows) < len(rows[0]):
         raise ValueError(f"{len(rows)} measurements are too few to fit the coefficients")

@@ -65,7 +65,7 @@ from metadist.training import MetaBatch, TrainMapper, resolve_device
 from metadist.training.outer_step import StepArguments, outer_step
 
 TOLERANCE = 1e-8
-"""Of parity: the largest difference relative to the largest element of the gradient, float64."""
+"""Tolerance of parity: difference relative to the largest element of the gradient, float64."""
 ALGORITHMS: dict[str, Callable[[Conv4], Learner]] = {
     "MAML": lambda model: MAML(model, inner_steps=2),
     "FOMAML": lambda model: MAML(model, inner_steps=2, first_order=True),
@@ -87,21 +87,21 @@ def parity(problem: Problem, device: torch.device) -> Iterator[dict[str, Any]]:
     for name, algorithm in ALGORITHMS.items():
         row: dict[str, Any] = {"algorithm": name}
         with reported(row):
-            found = []
-            for each_device in (cpu, device):
+            results = []
+            for target in (cpu, device):
                 torch.manual_seed(0)
                 model = Conv4((1, problem.size, problem.size), WAYS, 16, problem.pooling)
-                learner = algorithm(model).double().to(each_device).train()
-                trained = [each for each in learner.parameters() if each.requires_grad]
-                response = TrainMapper(tasks, str(each_device)).weighted_sum(
+                learner = algorithm(model).double().to(target).train()
+                trained = [p for p in learner.parameters() if p.requires_grad]
+                response = TrainMapper(tasks, str(target)).weighted_sum(
                     [((learner, MetaBatch(keys)), {})], [1.0], trained
                 )
                 by_input = response.gradients.by_input if response.gradients else []
-                gradient = torch.cat([g.flatten().cpu() for g in by_input if g is not None])
-                found.append((response.value.loss.cpu(), gradient))
-            (expected_loss, expected), (other_loss, other) = found
-            row["loss"] = ((other_loss - expected_loss) / expected_loss).abs().item()
-            row["gradient"] = ((other - expected).abs().max() / expected.abs().max()).item()
+                gradients = [grad.flatten().cpu() for grad in by_input if grad is not None]
+                results.append((response.value.loss.cpu(), torch.cat(gradients)))
+            (expected_loss, expected), (loss, gradient) = results
+            row["loss"] = ((loss - expected_loss) / expected_loss).abs().item()
+            row["gradient"] = ((gradient - expected).abs().max() / expected.abs().max()).item()
             passed = max(row["loss"], row["gradient"]) <= TOLERANCE
             row["result"] = "pass" if passed else "FAIL"
         yield row
@@ -114,11 +114,11 @@ def tasks_on_device(device: torch.device) -> Iterator[dict[str, Any]]:
         row: dict[str, Any] = {"split": split}
         with reported(row):
             keys = task_keys(0, split, 1, range(32))
-            made = glyphs.episodes_on(device, map(key_generator, keys), split, 5, 1, 5)
-            alone = [glyphs.episode(key_generator(key), split, 5, 1, 5) for key in keys]
-            expected = stack_episodes(alone)
-            pairs = zip(optree.tree_leaves(made), optree.tree_leaves(expected), strict=True)
-            same = all(torch.equal(mine.cpu(), other) for mine, other in pairs)
+            episodes = glyphs.episodes_on(device, map(key_generator, keys), split, 5, 1, 5)
+            on_cpu = [glyphs.episode(key_generator(key), split, 5, 1, 5) for key in keys]
+            expected = stack_episodes(on_cpu)
+            pairs = zip(optree.tree_leaves(episodes), optree.tree_leaves(expected), strict=True)
+            same = all(torch.equal(tensor.cpu(), cpu_tensor) for tensor, cpu_tensor in pairs)
             row["result"] = "pass" if same else "FAIL: other tasks"
         yield row
 
@@ -134,9 +134,9 @@ def synchronizations(problem: Problem, device: torch.device) -> Iterator[dict[st
             learner = algorithm(model).to(device).train()
             learner.task_seeds = range(8)
             parameters = dict(learner.named_parameters())
-            trained = [name for name, each in parameters.items() if each.requires_grad]
+            trained = [key for key, parameter in parameters.items() if parameter.requires_grad]
             arguments = StepArguments(learner, parameters, trained, episodes, weights)
-            outer_step(arguments)  # libraries are loaded
+            outer_step(arguments)  # loads libraries
             with no_synchronization(device):
                 outer_step(arguments)
             row["result"] = "pass" if device.type == "cuda" else f"not on {device.type}"
@@ -145,7 +145,7 @@ def synchronizations(problem: Problem, device: torch.device) -> Iterator[dict[st
 
 @contextlib.contextmanager
 def no_synchronization(device: torch.device) -> Iterator[None]:
-    """Operations of the block that wait for the GPU raise an error."""
+    """Raise an error in the block if an operation waits for the GPU."""
     synchronize(device)
     if device.type == "cuda":
         torch.cuda.set_sync_debug_mode("error")
@@ -158,14 +158,14 @@ def no_synchronization(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reported(row: dict[str, Any]) -> Iterator[None]:
-    """An error in the block becomes the row's result, with where it was raised in metadist."""
+    """Write an error in the block to the row's result, with the line of metadist that raised it."""
     try:
         yield
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if "metadist" in Path(frame.filename).parts]
-        where = f"{Path(own[-1].filename).name}:{own[-1].lineno}: " if own else ""
-        row["result"] = f"FAIL: {where}{type(error).__name__}: {first_line(error)}"[:160]
+        frames = [frame for frame in frames if "metadist" in Path(frame.filename).parts]
+        line = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: " if frames else ""
+        row["result"] = f"FAIL: {line}{type(error).__name__}: {first_line(error)}"[:160]
 
 
 def write_trace(problem: Problem, device: torch.device, path: Path) -> Iterator[dict[str, Any]]:
@@ -237,7 +237,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def timed(rows: Iterator[dict[str, Any]], deadline: float) -> Iterator[dict[str, Any]]:
-    """The rows that are computed before the deadline, and one for the others."""
+    """Yield the rows that are computed before the deadline, and one row for the others."""
     try:
         while True:
             with until(deadline):
@@ -250,7 +250,7 @@ def timed(rows: Iterator[dict[str, Any]], deadline: float) -> Iterator[dict[str,
 
 
 def text(row: dict[str, Any]) -> dict[str, str]:
-    """The values of a row as text, numbers with three digits."""
+    """The values of a row as text, numbers with three significant digits."""
     return {
         name: f"{value:.3g}" if isinstance(value, float) else str(value)
         for name, value in row.items()
@@ -258,7 +258,7 @@ def text(row: dict[str, Any]) -> dict[str, str]:
 
 
 def table_of(rows: list[dict[str, Any]], title: str) -> Table:
-    """A table with a column for each name in any of the rows."""
+    """A table with one column for each name in any of the rows."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     table = Table(*names, title=title)
     for row in map(text, rows):

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import gc
+import itertools
 import logging
 import signal
 import statistics
@@ -27,11 +28,11 @@ from metadist.training.outer_step import CompileOptions
 WAYS = 5
 INNER_LR = 0.4
 COMPILED_CHUNK = 8
-"""Tasks of a compiled chunk where tasks are so large that they are not batched by default."""
+"""Tasks in a compiled chunk if tasks are so large that they are not batched by default."""
 DISTINCT_TASKS = 32
 REPEATS = 5
 CELL_SECONDS = 6.0
-"""After this time a cell is not repeated any more."""
+"""The repetitions of a cell end after this time."""
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bf16")
 
 
@@ -69,17 +70,17 @@ class Cell(NamedTuple):
 
 
 class RandomTasks:
-    """A task distribution of random images, which are on the device already."""
+    """A task distribution of random images that are already on the device."""
 
     def __init__(self, problem: Problem, device: torch.device, dtype: torch.dtype) -> None:
         generator = torch.Generator().manual_seed(0)
 
-        def examples(each: int) -> Examples:
-            count = WAYS * each
+        def examples(per_class: int) -> Examples:
+            count = WAYS * per_class
             images = torch.randn(
                 (count, 1, problem.size, problem.size), generator=generator, dtype=dtype
             )
-            return Examples(images.to(device), (torch.arange(count) // each).to(device))
+            return Examples(images.to(device), (torch.arange(count) // per_class).to(device))
 
         self.episodes = [
             Episode(examples(1), examples(problem.queries)) for _ in range(DISTINCT_TASKS)
@@ -96,16 +97,16 @@ class OutOfTime(BaseException):
 
 @contextlib.contextmanager
 def until(deadline: float) -> Iterator[None]:
-    """Raise `OutOfTime` in the block at `deadline`, of `time.perf_counter`; in the main thread."""
+    """Raise `OutOfTime` in the block at a `time.perf_counter` deadline. Main thread only."""
 
     def stop(*_: object) -> None:
         raise OutOfTime
 
-    left = deadline - time.perf_counter()
-    if left <= 0:
+    remaining = deadline - time.perf_counter()
+    if remaining <= 0:
         raise OutOfTime
     previous = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, left)
+    signal.setitimer(signal.ITIMER_REAL, remaining)
     try:
         yield
     finally:
@@ -148,12 +149,12 @@ def loop_step(problem: Problem, tasks: RandomTasks, count: int) -> Callable[[], 
 def metadist_step(
     cell: Cell, tasks: RandomTasks, device: torch.device, smallest: int
 ) -> Callable[[], None]:
-    """What a worker computes in a step: stack the tasks in chunks, and sum up their gradients."""
+    """A worker's computation in a step: stack the tasks in chunks, and sum up their gradients."""
     if supported_precision(cell.precision, device) != cell.precision:
         raise ValueError(f"{device} has no {cell.precision}")
     learner, size, compiled = cell.problem.learner(device), "auto", None
     if cell.mode == "compiled":
-        # One compiled form for all numbers of tasks.
+        # One compiled step for all numbers of tasks.
         elements = input_elements(tasks.episodes[0])
         most = max_chunk_size(learner, elements, device, "auto") or COMPILED_CHUNK
         size = min(most, smallest)
@@ -167,7 +168,7 @@ def metadist_step(
 
 
 def measure(cell: Cell, tasks: RandomTasks, device: torch.device, smallest: int) -> dict[str, Any]:
-    """Time of the first step and tasks per second of later ones, in the median, and peak memory."""
+    """Measure the first step's time, the later steps' median tasks per second, and peak memory."""
     if cell.mode == "loop":
         step = loop_step(cell.problem, tasks, cell.tasks)
     else:
@@ -176,7 +177,7 @@ def measure(cell: Cell, tasks: RandomTasks, device: torch.device, smallest: int)
         torch.cuda.reset_peak_memory_stats(device)
     seconds: list[float] = []
     with compilation_errors() as errors:
-        # The first step and the second, which may still allocate, are the warm-up.
+        # The first two steps are the warm-up: the second one may still allocate.
         while len(seconds) < 3 or (len(seconds) < REPEATS + 2 and sum(seconds[1:]) < CELL_SECONDS):
             started = time.perf_counter()
             step()
@@ -196,7 +197,7 @@ def measure(cell: Cell, tasks: RandomTasks, device: torch.device, smallest: int)
 
 @contextlib.contextmanager
 def compilation_errors() -> Iterator[list[str]]:
-    """The warnings of steps that could not be compiled and run eagerly instead."""
+    """Collect the warnings about steps that could not be compiled and run eagerly instead."""
     messages: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: messages.append(record.getMessage())
@@ -211,23 +212,29 @@ def compilation_errors() -> Iterator[list[str]]:
 def speed(
     problems: tuple[Problem, ...], counts: tuple[int, ...], device: torch.device, deadline: float
 ) -> Iterator[dict[str, Any]]:
-    """All cells; those that take long to compile come last.
+    """Measure all cells; cells that take long to compile come last.
 
     Args:
-        problems: the tasks.
-        counts: tasks of a step.
-        device: of tasks and computation.
-        deadline: of `until`; cells that it does not reach are rows with that reason.
+        problems: the problems.
+        counts: the numbers of tasks in a step.
+        device: the device of the tasks and the computation.
+        deadline: the deadline, see `until`; cells after it are rows with a reason.
 
     Yields:
-        Problem, mode, precision, tasks, and what `measure` returns with the ratio to the loop, or
-        the reason.
+        A row per cell: problem, mode, precision, tasks, and either the result of `measure` with the
+        ratio to the loop, or the reason why there is none.
     """
-    cells = [Cell(p, "loop", "float32", n) for p in problems for n in counts]
-    cells += [Cell(p, "eager", each, n) for p in problems for each in PRECISIONS for n in counts]
-    cells += [Cell(p, "compiled", each, n) for each in PRECISIONS for p in problems for n in counts]
+    cells = [Cell(problem, "loop", "float32", count) for problem in problems for count in counts]
+    cells += [
+        Cell(problem, "eager", precision, count)
+        for problem, precision, count in itertools.product(problems, PRECISIONS, counts)
+    ]
+    cells += [
+        Cell(problem, "compiled", precision, count)
+        for precision, problem, count in itertools.product(PRECISIONS, problems, counts)
+    ]
     loops: dict[tuple[str, int], float] = {}
-    not_compiled: dict[tuple[str, Precision], str] = {}  # forms, which are tried once
+    not_compiled: dict[tuple[str, Precision], str] = {}  # failures, which are not tried again
     for cell in cells:
         row = {**cell._asdict(), "problem": cell.problem.name}
         form = (cell.problem.name, cell.precision)
@@ -247,11 +254,11 @@ def speed(
             if cell.mode == "compiled":
                 not_compiled[form] = row["reason"]
         else:
-            key, found = (cell.problem.name, cell.tasks), row["tasks_per_second"]
+            key, tasks_per_second = (cell.problem.name, cell.tasks), row["tasks_per_second"]
             if cell.mode == "loop":
-                loops[key] = found
+                loops[key] = tasks_per_second
             if key in loops:
-                row["ratio"] = found / loops[key]
+                row["ratio"] = tasks_per_second / loops[key]
         if device.type == "cuda":
             gc.collect()
             torch.cuda.empty_cache()

@@ -3,7 +3,8 @@
 python experiments/benchmarks/jax_maml.py --model mlp --tasks 25 --shots 10 --queries 10
 
 The whole outer step is one compiled function: sampling of the tasks, vmap over them, the gradient
-through the inner steps, and Adam. The tasks have the distribution of metadist's, not its numbers.
+through the inner steps, and Adam. The tasks have the same distribution as metadist's, but other
+random numbers.
 """
 
 import os
@@ -64,7 +65,7 @@ def main() -> None:
 
         return jax.tree.map(updated, parameters, mean, square), mean, square, count, loss
 
-    weights = [jnp.asarray(each.detach().numpy().T) for each in network(options).parameters()]
+    weights = [jnp.asarray(p.detach().numpy().T) for p in network(options).parameters()]
     zeros = jax.tree.map(jnp.zeros_like, weights)
     state = (weights, zeros, zeros, jnp.zeros((), jnp.int32))
 

@@ -26,12 +26,12 @@ def echo(tensor: Tensor) -> Tensor:
 
 def median_of(call: Callable[[], object], times: int) -> float:
     """The median duration of a call, in microseconds."""
-    found = []
+    durations = []
     for _ in range(times):
         started = time.perf_counter()
         call()
-        found.append(time.perf_counter() - started)
-    return 1e6 * statistics.median(found)
+        durations.append(time.perf_counter() - started)
+    return 1e6 * statistics.median(durations)
 
 
 @todist.auto_init_rpc()
@@ -43,20 +43,20 @@ def main() -> None:
     options = parser.parse_args()
     if todist.get_rank() != 0:
         return
-    tensor, other = torch.zeros(10), "worker1"
+    tensor, callee = torch.zeros(10), "worker1"
 
     def rpc_sync() -> object:
-        return rpc.rpc_sync(other, echo, args=(tensor,))
+        return rpc.rpc_sync(callee, echo, args=(tensor,))
 
     def metadist_call() -> object:
         return todist.remote_sync_call(echo, args=(tensor,), partitioner=1)
 
     rounds = []
-    for _ in range(options.rounds + 1):  # the first is the warm-up
+    for _ in range(options.rounds + 1):  # the first round is the warm-up
         rounds.append((median_of(rpc_sync, options.calls), median_of(metadist_call, options.calls)))
     pairs = rounds[1:]
     ratio = statistics.median(ours / bare for bare, ours in pairs)
-    bare, ours = (statistics.median(each) for each in zip(*pairs, strict=True))
+    bare, ours = (statistics.median(times) for times in zip(*pairs, strict=True))
     print(json.dumps({"rpc_sync_us": bare, "remote_sync_call_us": ours, "ratio": ratio}))
 
 

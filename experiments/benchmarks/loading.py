@@ -25,7 +25,7 @@ from metadist.tasks.mini_imagenet_files import EXAMPLES, SIDE
 
 _FOLDERS = {"train": "train", "validation": "val", "test": "test"}
 _CHECKPOINTS = (10, 100, 500)
-"""Numbers of tasks after which memory is measured."""
+"""The numbers of tasks after which memory is measured."""
 
 
 def write_images(root: Path) -> None:
@@ -48,12 +48,15 @@ def open_dataset(root: str) -> tuple[float, MiniImageNet]:
 
 
 def memory() -> dict[str, float]:
-    """Memory of this process in MB: anonymous, and mapped (shareable)."""
-    found = {}
+    """The memory of this process in MB: anonymous, and mapped (shareable)."""
+    megabytes = {}
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
         name, _, size = line.partition(":")
-        found[name] = int(size.split()[0]) / 1024
-    return {"anonymous": found["Anonymous"], "mapped": found["Rss"] - found["Anonymous"]}
+        megabytes[name] = int(size.split()[0]) / 1024
+    return {
+        "anonymous": megabytes["Anonymous"],
+        "mapped": megabytes["Rss"] - megabytes["Anonymous"],
+    }
 
 
 def first_open(root: str) -> tuple[float, float]:
@@ -73,11 +76,10 @@ def sample_tasks(root: str, worker: int) -> list[str]:
     for number, key in enumerate(task_keys(worker, "train", 1, range(max(_CHECKPOINTS))), start=1):
         tasks.sample(key)
         if number in _CHECKPOINTS:
-            m = memory()
-            usage = f"{m['anonymous']:.0f} MB anonymous, {m['mapped']:.0f} MB mapped"
+            usage = ", ".join(f"{size:.0f} MB {kind}" for kind, size in memory().items())
             lines.append(f"worker {worker}: after {number} tasks {usage}")
-    each = 1000 * (time.perf_counter() - started) / max(_CHECKPOINTS)
-    return [*lines, f"worker {worker}: {each:.2f} ms per task"]
+    milliseconds = 1000 * (time.perf_counter() - started) / max(_CHECKPOINTS)
+    return [*lines, f"worker {worker}: {milliseconds:.2f} ms per task"]
 
 
 def main() -> None:

@@ -44,7 +44,7 @@ SETTING = Setting(8, 1, 15, 1, "max", 30)
 STRATEGIES = ("rpc", "allreduce")
 TIMEOUT_SECONDS = 300.0
 COMPUTATION = ("forward", "backward")
-"""Ranges of a profile in which tasks are computed; the rest of a step is the framework's."""
+"""The profile ranges in which tasks are computed; the other parts of a step are overhead."""
 
 Row = tuple[str, str, float, str]
 """Quantity, reference or unit, value, and target."""
@@ -53,16 +53,16 @@ Row = tuple[str, str, float, str]
 def efficiency(rounds: int, only: str) -> Iterator[Row]:
     """Two workers relative to two concurrent independent runs."""
     half = SETTING._replace(tasks=SETTING.tasks // 2)
-    found: dict[str, list[float]] = {strategy: [] for strategy in STRATEGIES}
+    ratios_by_strategy: dict[str, list[float]] = {strategy: [] for strategy in STRATEGIES}
     for _ in range(rounds):
         independent = _concurrent_runs(half)
-        for strategy, ratios in found.items():
+        for strategy, ratios in ratios_by_strategy.items():
             with tempfile.TemporaryDirectory() as directory:
                 run_program(
                     training(SETTING, directory, 2, f"strategy={strategy}"), TIMEOUT_SECONDS
                 )
                 ratios.append(tasks_per_second(Path(directory), SETTING) / independent)
-    for strategy, ratios in found.items():
+    for strategy, ratios in ratios_by_strategy.items():
         reference = f"two concurrent one-worker runs, {SETTING}"
         yield f"2 workers, {strategy}", reference, statistics.median(ratios), "at least 0.97"
 
@@ -71,11 +71,11 @@ def _concurrent_runs(setting: Setting) -> float:
     """Tasks per second of two concurrent one-worker runs together."""
     with ExitStack() as stack:
         directories = [stack.enter_context(tempfile.TemporaryDirectory()) for _ in range(2)]
-        commands = [training(setting, d, 1, "strategy=local") for d in directories]
+        commands = [training(setting, path, 1, "strategy=local") for path in directories]
         runs = [stack.enter_context(start(command)) for command in commands]
         for process in runs:
             result(process, TIMEOUT_SECONDS)
-        return sum(tasks_per_second(Path(d), setting) for d in directories)
+        return sum(tasks_per_second(Path(path), setting) for path in directories)
 
 
 def latency(rounds: int, only: str) -> Iterator[Row]:
@@ -92,7 +92,7 @@ def data(rounds: int, only: str) -> Iterator[Row]:
     for strategy in STRATEGIES:
         shares: dict[str, list[tuple[float, float]]] = {}
         for _ in range(rounds):
-            for setting in (s for s in SETTINGS if only in str(s)):
+            for setting in [setting for setting in SETTINGS if only in str(setting)]:
                 with tempfile.TemporaryDirectory() as directory:
                     options = (f"strategy={strategy}", "trainer.profile=true")
                     run_program(
@@ -101,12 +101,12 @@ def data(rounds: int, only: str) -> Iterator[Row]:
                     )
                     ranges = profiled_ranges(Path(directory, "profile", "rank0.txt"))
                 step = ranges["train_step"]
-                own = 1 - sum(ranges[name] for name in COMPUTATION) / step
-                shares.setdefault(str(setting), []).append((ranges["data"] / step, own))
-        for setting, found in shares.items():
-            loading, own = (statistics.median(each) for each in zip(*found, strict=True))
+                framework = 1 - sum(ranges[name] for name in COMPUTATION) / step
+                shares.setdefault(str(setting), []).append((ranges["data"] / step, framework))
+        for setting, pairs in shares.items():
+            loading, framework = map(statistics.median, zip(*pairs, strict=True))
             yield f"data loading, {strategy}", f"the whole step, {setting}", loading, "at most 0.02"
-            yield f"all except the tasks, {strategy}", f"the whole step, {setting}", own, ""
+            yield f"all except the tasks, {strategy}", f"the whole step, {setting}", framework, ""
 
 
 def profiled_ranges(file: Path) -> dict[str, float]:
@@ -118,19 +118,20 @@ def profiled_ranges(file: Path) -> dict[str, float]:
 def startup(rounds: int, only: str) -> Iterator[Row]:
     """Time to the first iteration."""
     setting = Setting(2, 1, 1, 1, "stride", 1 - WARM_UP)
-    found: dict[str, list[float]] = {strategy: [] for strategy in STRATEGIES}
+    ratios_by_strategy: dict[str, list[float]] = {strategy: [] for strategy in STRATEGIES}
     minimal = [*TORCHRUN, "--nproc_per_node=2", str(BENCHMARKS / "minimal_rpc.py")]
     for _ in range(rounds):
         minimum = _seconds_until(minimal, lambda output: bool(output))
-        for strategy, ratios in found.items():
+        for strategy, ratios in ratios_by_strategy.items():
             with tempfile.TemporaryDirectory() as directory:
                 command = training(setting, directory, 2, f"strategy={strategy}")
                 metrics = Path(directory, "metrics.jsonl")
                 seconds = _seconds_until(
-                    command, lambda _, m=metrics: m.exists() and "train_loss" in m.read_text()
+                    command,
+                    lambda _, file=metrics: file.exists() and "train_loss" in file.read_text(),
                 )
                 ratios.append(seconds / minimum)
-    for strategy, ratios in found.items():
+    for strategy, ratios in ratios_by_strategy.items():
         reference = "torchrun, import torch, open RPC"
         yield f"first iteration, {strategy}", reference, statistics.median(ratios), "at most 1.3"
 
@@ -160,7 +161,7 @@ class NoComputation(MAML):
     batches_tasks = True
 
     def train_task(self, episode: Episode) -> TaskResult:
-        """Neither adapts nor predicts."""
+        """Return a loss without adaptation and predictions."""
         return TaskResult(next(reversed(self.initial().values())).sum(-1), {})
 
 
@@ -213,11 +214,11 @@ def run(options: argparse.Namespace) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     for part in options.parts or PARTS:
         try:
-            found = [*PARTS[part](options.rounds, options.only)]
+            part_rows = [*PARTS[part](options.rounds, options.only)]
         except ProgramFailed as error:
             console.print(f"{part}: no result: {error}")
             continue
-        for row in found:
+        for row in part_rows:
             quantity, reference, value, target = row
             console.print(f"{quantity} / {reference}: {value:.3f} {target}")
             rows.append(row)

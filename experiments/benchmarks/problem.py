@@ -30,7 +30,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def few_shot_tasks(options: argparse.Namespace) -> FewShotTasks:
-    """Tasks of glyphs, or of sine waves for an MLP: the same as those of metadist."""
+    """Tasks of glyphs, or of sine waves for an MLP: the same tasks as in metadist."""
     if options.model == "mlp":
         return FewShotTasks(Sinusoid(), 1, options.shots, options.queries)
     return FewShotTasks(Glyphs(size=options.size), options.ways, options.shots, options.queries)
@@ -42,7 +42,7 @@ def inner_lr(options: argparse.Namespace) -> float:
 
 
 def loss(predictions: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of classes, squared error of numbers."""
+    """Cross-entropy for classes, squared error for numbers."""
     if targets.is_floating_point():
         return F.mse_loss(predictions, targets)
     return F.cross_entropy(predictions, targets)
@@ -71,8 +71,8 @@ def measure(options: argparse.Namespace, step: Callable[[int], float]) -> str:
     """Time the steps after a warm-up.
 
     Args:
-        options: the command line.
-        step: runs outer step n, from 0, to completion and returns its loss.
+        options: the options of the command line.
+        step: a function that runs outer step n, counted from 0, and returns its loss.
 
     Returns:
         JSON with tasks per second and the last step's loss, which is equal for all baselines.

@@ -23,15 +23,15 @@ class Setting(NamedTuple):
     """A problem: few-shot tasks of glyphs with conv4, or of sine waves with an MLP; second order.
 
     Attributes:
-        tasks: per step.
+        tasks: tasks per step.
         shots: support examples per class.
         queries: query examples per class.
-        inner_steps: inner steps.
+        inner_steps: the number of inner steps.
         model: "stride" or "max" (conv4), or "mlp" (sine waves).
-        iterations: steps to time.
-        ways: classes of a task.
-        size: height and width of the images.
-        filters: of conv4.
+        iterations: the number of steps to time.
+        ways: classes in a task.
+        size: the height and width of the images.
+        filters: the filters of conv4.
     """
 
     tasks: int
@@ -66,10 +66,10 @@ class Program(NamedTuple):
     """A program to compare.
 
     Attributes:
-        name: shown in the tables.
-        measure: (setting, timeout in seconds) -> tasks per second.
-        requires: the package without which it is skipped.
-        models: of the settings that it runs.
+        name: the name in the tables.
+        measure: a function (setting, timeout in seconds) -> tasks per second.
+        requires: the package without which the program is skipped.
+        models: the models of the settings that the program runs.
     """
 
     name: str
@@ -87,7 +87,7 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 
 @contextlib.contextmanager
 def start(command: list[str], stdout: IO[str] | int = subprocess.PIPE) -> Iterator[Popen]:
-    """Context manager: a program with one thread per process; terminated at exit."""
+    """Start a program with one thread per process; terminate it at the end of the context."""
     with Popen(
         command,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -107,14 +107,14 @@ def result(process: Popen, timeout: float) -> str:
     """Wait for a started program and return its standard output.
 
     Raises:
-        ProgramFailed: it took longer than `timeout` seconds, or ended with an error.
+        ProgramFailed: the program took longer than `timeout` seconds, or ended with an error.
     """
     try:
         output, errors = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         raise ProgramFailed(f"killed after {timeout:.0f} s") from None
     if process.returncode:
-        # torchrun's own lines follow those of the program.
+        # torchrun's lines follow the program's lines.
         lines = [line for line in errors.splitlines() if line.startswith("error: ")]
         reason = lines[0] if lines else errors[-2000:]
         raise ProgramFailed(f"{' '.join(process.args)} failed:\n{reason}")
@@ -125,7 +125,7 @@ def run(command: list[str], timeout: float) -> str:
     """Run a program to its end and return its standard output.
 
     Raises:
-        ProgramFailed: it took longer than `timeout` seconds, or ended with an error.
+        ProgramFailed: the program took longer than `timeout` seconds, or ended with an error.
     """
     with start(command) as process:
         return result(process, timeout)
@@ -219,7 +219,7 @@ def tasks_per_second(directory: Path, setting: Setting) -> float:
 
 
 REFERENCE = "hand-written"
-"""The program to which the others' speeds are relative."""
+"""The program that the speeds of the others are relative to."""
 
 PROGRAMS = [
     Program(REFERENCE, baseline("hand_written.py")),
@@ -261,5 +261,5 @@ def machine() -> dict[str, str]:
     return {
         "processor": f"{model}, {os.cpu_count()} cores",
         "Python": platform.python_version(),
-        **{name: found for name, found in packages.items() if found},
+        **{name: release for name, release in packages.items() if release},
     }

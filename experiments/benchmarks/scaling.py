@@ -86,8 +86,8 @@ def run(options: argparse.Namespace) -> None:
 
 
 def measure(strategy: str, workers: int, options: argparse.Namespace) -> list[Step]:
-    """Measured steps of one process group."""
-    # One worker computes as strategy=local does: complete steps are not measured again.
+    """Measure the steps of one process group."""
+    # One worker computes the same as strategy=local: complete steps are not measured again.
     tasks = options.tasks if strategy == "local" or workers > 1 else []
     arguments = [f"--queries={options.queries}", f"--seconds={options.seconds}", "--filters"]
     arguments += [*map(str, options.filters), "--tasks", *map(str, tasks)]

@@ -15,7 +15,7 @@ from metadist.plots.style import BLUE, GREEN, GREY, INK, ORANGE, new_figure, sav
 DISTRIBUTED = ("rpc", "allreduce")
 _COLOURS = {"local": GREEN, "rpc": BLUE, "allreduce": ORANGE}
 _TOLERANCE = 0.02
-"""Strategies whose steps differ by less than this share count as equal."""
+"""Strategies whose steps differ by less than this fraction count as equal."""
 
 ASSUMPTIONS = (
     "every worker has its own core and memory bandwidth; workers that share a machine are slower",
@@ -30,7 +30,7 @@ NETWORKS = {
     "10 GbE: 30 µs, 1.25 GB/s": (30.0, 1.25),
     "InfiniBand: 3 µs, 12 GB/s": (3.0, 12.0),
 }
-"""Latency of a message and bandwidth, which `with_network` adds to what was measured."""
+"""The latency of a message and the bandwidth, for `with_network`."""
 
 
 class Extrapolation(NamedTuple):
@@ -38,9 +38,9 @@ class Extrapolation(NamedTuple):
 
     Attributes:
         costs: the fitted costs on the target network.
-        workers: numbers of workers.
-        tasks_per_worker: number of tasks of each worker.
-        parameters: model sizes.
+        workers: the numbers of workers.
+        tasks_per_worker: the number of tasks of each worker.
+        parameters: the model sizes.
     """
 
     costs: Costs
@@ -60,7 +60,7 @@ class Extrapolation(NamedTuple):
         return "rpc" if rpc < ring else "allreduce"
 
     def rows(self) -> list[list[str]]:
-        """A row per model size: parameters, limit of rpc, and a cell per number of workers."""
+        """One row per model size: parameters, limit of rpc, and one cell per number of workers."""
         rows = []
         for parameters in self.parameters:
             limit = self.costs.communication_limit(self.tasks_per_worker, parameters)
@@ -99,13 +99,13 @@ def network_table(
     for name in ("network", "parameters", *(f"{number:,} workers" for number in workers)):
         table.add_column(name)
     for network, (latency, bandwidth) in NETWORKS.items():
-        there = with_network(costs, latency, bandwidth)
+        step = with_network(costs, latency, bandwidth).step
         for size in parameters:
-            alone = there.step("local", 1, tasks_per_worker, size)
+            alone = step("local", 1, tasks_per_worker, size)
             cells = (
                 " / ".join(
-                    f"{alone / there.step(each, number, number * tasks_per_worker, size):.0%}"
-                    for each in ("direct", "rpc", "flat", "allreduce")
+                    f"{alone / step(strategy, number, number * tasks_per_worker, size):.0%}"
+                    for strategy in ("direct", "rpc", "flat", "allreduce")
                 )
                 for number in workers
             )
@@ -117,9 +117,9 @@ def tables(
     steps: Sequence[Step], costs: Costs, extrapolation: Extrapolation, cores: int
 ) -> list[Table | str]:
     """Measured and predicted steps, the fitted costs, and the extrapolation."""
-    found = Table(title=f"ms per step, measured and predicted: {_machine()}")
+    measured = Table(title=f"ms per step, measured and predicted: {_machine()}")
     for name in ("strategy", "workers", "tasks", "parameters", "measured", "predicted", "error"):
-        found.add_column(name, justify="left" if name == "strategy" else "right")
+        measured.add_column(name, justify="left" if name == "strategy" else "right")
     for strategy, workers, tasks, parameters, seconds in medians(steps):
         if strategy == "local" and not tasks:
             continue
@@ -127,16 +127,16 @@ def tables(
         error = f"{predicted / seconds - 1:+.0%}"
         count = str(tasks) if tasks else "communication"
         values = (f"{1000 * seconds:.2f}", f"{1000 * predicted:.2f}", error)
-        found.add_row(strategy, str(workers), count, f"{parameters:,}", *values)
-    more = Table(*extrapolation.header(), title=extrapolation.caption())
+        measured.add_row(strategy, str(workers), count, f"{parameters:,}", *values)
+    extrapolated = Table(*extrapolation.header(), title=extrapolation.caption())
     for row in extrapolation.rows():
-        more.add_row(*row)
+        extrapolated.add_row(*row)
     on_networks = network_table(
         costs, extrapolation.workers, extrapolation.tasks_per_worker, extrapolation.parameters
     )
     note = f"Computation is assumed to slow down in proportion to workers beyond {cores} cores."
     assumed = ("Assumed:", *(f"- {assumption}" for assumption in ASSUMPTIONS))
-    return [found, note, *_cost_lines(costs), more, on_networks, *assumed]
+    return [measured, note, *_cost_lines(costs), extrapolated, on_networks, *assumed]
 
 
 def _cost_lines(costs: Costs) -> list[str]:
@@ -176,7 +176,7 @@ def medians(steps: Sequence[Step]) -> list[Step]:
     groups: dict[tuple, list[float]] = {}
     for *kind, seconds in steps:
         groups.setdefault(tuple(kind), []).append(seconds)
-    return [Step(*kind, statistics.median(found)) for kind, found in groups.items()]
+    return [Step(*kind, statistics.median(times)) for kind, times in groups.items()]
 
 
 def predict(costs: Costs, step: Step, cores: int) -> float:
@@ -214,16 +214,16 @@ def plot_scaling(
             text = f" from {limit} workers rpc's communication\n takes longer than the tasks"
             axes.text(limit, 0.97, text, transform=axes.get_xaxis_transform(), fontsize=8, va="top")
         for strategy in DISTRIBUTED:
-            found = [
-                s
-                for s in medians(steps)
-                if s.strategy == strategy
-                and s.parameters == parameters
-                and s.tasks == s.workers * extrapolation.tasks_per_worker
-                and s.workers <= cores
+            measured = [
+                step
+                for step in medians(steps)
+                if step.strategy == strategy
+                and step.parameters == parameters
+                and step.tasks == step.workers * extrapolation.tasks_per_worker
+                and step.workers <= cores
             ]
-            dots = [1000 * s.seconds for s in found]
-            axes.plot([s.workers for s in found], dots, "o", color=_COLOURS[strategy])
+            dots = [1000 * step.seconds for step in measured]
+            axes.plot([step.workers for step in measured], dots, "o", color=_COLOURS[strategy])
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xticks(grid[::2], [f"{workers:,}" for workers in grid[::2]], fontsize=8)

@@ -1,4 +1,4 @@
-"""Times steps of one strategy in one process group; prints a line of JSON for each size.
+"""Time the steps of one strategy in one process group; print a line of JSON for each size.
 
 torchrun --standalone --nproc_per_node=2 experiments/benchmarks/scaling_worker.py --strategy rpc
 """
@@ -101,7 +101,7 @@ def median_of(
     def is_enough() -> bool:
         return len(times) >= 4 and time.perf_counter() - started > budget
 
-    # Ranks agree to stop after the same step, as in training.
+    # All ranks stop after the same step, as in training.
     stopping = False
     while not stopping:
         _, stopping = forward_backward(stop_requested=is_enough)
@@ -110,7 +110,7 @@ def median_of(
         now = time.perf_counter()
         times.append(now - before)
         before = now
-    return statistics.median(times[1:])  # the first is the warm-up
+    return statistics.median(times[1:])  # the first step is the warm-up
 
 
 def report(strategy: str, tasks: int, learner: Learner, seconds: float) -> None:

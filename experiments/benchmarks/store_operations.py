@@ -2,9 +2,9 @@
 
 python experiments/benchmarks/store_operations.py --clients 16 64 256
 
-All clients use one store in memory; those of a node share files for their heartbeats, as under
-torchrun. How often a poll is repeated depends on the machine's speed, so the requests are counted
-twice: all, and those that are no repetition.
+All clients use one store in memory; the clients of a node share files for their heartbeats, as
+under torchrun. How often a poll is repeated depends on the machine's speed, so the requests are
+counted both with and without repetitions.
 """
 
 import argparse
@@ -36,9 +36,9 @@ class Requests(NamedTuple):
 
     Attributes:
         operation: "rendezvous", "all_gather" or "heartbeat" (one beat of every client).
-        by_client: those of each client that are no repetitions.
-        total: those of all clients, with repeated polls.
-        seconds: until the last client was done.
+        by_client: the requests of each client, without repetitions.
+        total: the requests of all clients, with repeated polls.
+        seconds: the time until the last client finished.
     """
 
     operation: str
@@ -65,11 +65,11 @@ class CountingStore:
 
 
 def count_requests(clients: int, node_size: int = 8) -> list[Requests]:
-    """The requests of a rendezvous, of a gathered value and of a heartbeat.
+    """Count the requests of a rendezvous, of an all-gather and of a heartbeat.
 
     Args:
         clients: the number of clients.
-        node_size: how many clients are on a node.
+        node_size: the number of clients on a node.
     """
     shared = dist.HashStore()
     stores = [CountingStore(shared) for _ in range(clients)]
@@ -96,7 +96,7 @@ def count_requests(clients: int, node_size: int = 8) -> list[Requests]:
     def beat(rank: int) -> None:
         beats[rank].beat()
 
-    found = []
+    results = []
     operations = (("rendezvous", join), ("all_gather", gather), ("", start), ("", beat))
     with tempfile.TemporaryDirectory() as folder, _rank_of_thread(clients) as run:
         directory = Path(folder)
@@ -108,8 +108,8 @@ def count_requests(clients: int, node_size: int = 8) -> list[Requests]:
             seconds = time.perf_counter() - started
             by_client = [len(store.requests) for store in stores]
             total = sum(sum(store.requests.values()) for store in stores)
-            found.append(Requests(operation, by_client, total, seconds))
-    return [requests for requests in found if requests.operation]
+            results.append(Requests(operation, by_client, total, seconds))
+    return [requests for requests in results if requests.operation]
 
 
 @contextmanager
@@ -126,8 +126,8 @@ def _rank_of_thread(clients: int) -> Iterator[Callable[[Callable[[int], None]], 
         function(rank)
 
     def run(function: Callable[[int], None]) -> None:
-        for done in [pool.submit(call, function, rank) for rank in range(clients)]:
-            done.result()
+        for future in [pool.submit(call, function, rank) for rank in range(clients)]:
+            future.result()
 
     with ExitStack() as stack:
         for module in ("heartbeat", "rendezvous"):

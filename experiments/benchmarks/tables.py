@@ -15,35 +15,35 @@ HEAD = f"tasks/s (relative to {REFERENCE})"
 
 
 def ratio(found: dict[str, list[float | None]], program: str) -> float | None:
-    """The median over rounds of a program's speed relative to the reference, if it has any."""
+    """The median over rounds of a program's speed relative to the reference; None without one."""
     pairs = zip(found.get(program, []), found[REFERENCE], strict=False)
-    ratios = [speed / other for speed, other in pairs if speed is not None and other is not None]
+    ratios = [speed / reference for speed, reference in pairs if None not in (speed, reference)]
     return statistics.median(ratios) if ratios else None
 
 
 def cells(speeds: Speeds, program: str, timeout: float) -> list[str]:
-    """The row of a program, one cell per setting."""
+    """The cells in the row of a program, one per setting."""
     row = []
-    for found in speeds.values():
-        if program not in found:
+    for program_speeds in speeds.values():
+        if program not in program_speeds:
             row.append("")
             continue
-        done = [speed for speed in found[program] if speed is not None]
-        relative = ratio(found, program)
-        failed = f"failed or over {timeout:.0f} s" if None in found[program] else ""
-        value = "" if relative is None else f"{statistics.median(done):.1f} ({relative:.2f})"
+        finished = [speed for speed in program_speeds[program] if speed is not None]
+        relative = ratio(program_speeds, program)
+        failed = f"failed or over {timeout:.0f} s" if None in program_speeds[program] else ""
+        value = "" if relative is None else f"{statistics.median(finished):.1f} ({relative:.2f})"
         row.append("; ".join(part for part in (value, failed) if part))
     return row
 
 
 def programs_of(speeds: Speeds) -> list[str]:
     """The names of the programs, in order."""
-    return list(dict.fromkeys(name for found in speeds.values() for name in found))
+    return list(dict.fromkeys(program for programs in speeds.values() for program in programs))
 
 
 def rounds_of(speeds: Speeds) -> int:
-    """Number of rounds that all programs have completed."""
-    return min(len(each) for found in speeds.values() for each in found.values())
+    """The number of rounds that all programs have completed."""
+    return min(len(rounds) for programs in speeds.values() for rounds in programs.values())
 
 
 def _title(speeds: Speeds) -> str:
@@ -53,7 +53,7 @@ def _title(speeds: Speeds) -> str:
 
 
 def table_of(speeds: Speeds, timeout: float) -> Table:
-    """A row per program, a column per setting."""
+    """A table with one row per program and one column per setting."""
     table = Table(title=_title(speeds))
     table.add_column(HEAD)
     for setting in speeds:
@@ -66,7 +66,7 @@ def table_of(speeds: Speeds, timeout: float) -> Table:
 def markdown(speeds: Speeds, timeout: float) -> str:
     """The table in Markdown."""
     rows = [[HEAD, *speeds], ["---"] * (1 + len(speeds))]
-    rows += [[p, *cells(speeds, p, timeout)] for p in programs_of(speeds)]
+    rows += [[program, *cells(speeds, program, timeout)] for program in programs_of(speeds)]
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([*lines, "", f"{_title(speeds)}."]) + "\n"
 
@@ -80,10 +80,10 @@ def plot_speedups(speeds: Speeds, path: Path) -> None:
         "MAML training speed relative to a hand-written PyTorch loop",
     )
     grid = figure.subplots(1, len(speeds), squeeze=False, sharey=True)[0]
-    most = max(ratio(found, p) or 0 for found in speeds.values() for p in programs)
-    for axes, (setting, found) in zip(grid, speeds.items(), strict=True):
+    most = max(ratio(values, name) or 0 for values in speeds.values() for name in programs)
+    for axes, (setting, program_speeds) in zip(grid, speeds.items(), strict=True):
         for index, program in enumerate(programs):
-            relative = ratio(found, program)
+            relative = ratio(program_speeds, program)
             ours = program.startswith("metadist")
             axes.barh(index, relative or 0, color=BLUE if ours else GREY, height=0.7)
             text = "no result" if relative is None else f"{relative:.2f}×"
@@ -103,8 +103,8 @@ def plot_speedups(speeds: Speeds, path: Path) -> None:
 def _describe(setting: str) -> str:
     """A panel title for a setting such as `20-way T8 K1 Q15 S5 max`."""
     *prefix, tasks, shots, queries, steps, model = setting.split()
-    ways = next((each for each in prefix if each.endswith("-way")), "5-way")
-    size = "".join(f" {each}" for each in prefix if "×" in each)
+    ways = next((part for part in prefix if part.endswith("-way")), "5-way")
+    size = "".join(f" {part}" for part in prefix if "×" in part)
     names = {"max": "conv4 with max-pooling", "stride": "conv4 with stride 2"}
     query_count = "1 query" if queries == "Q1" else f"{queries[1:]} queries"
     return (

@@ -2,9 +2,9 @@
 
 torchrun --standalone --nproc_per_node=2 experiments/benchmarks/torchopt_distributed.py --tasks 8
 
-Rank zero samples the tasks and sends each to a worker. The graph spans the workers, and distributed
-autograd computes the gradient. With many tasks it can deadlock, because its RPC threads block on
-each other.
+Rank zero samples the tasks and sends each one to a worker. The graph spans the workers, and
+distributed autograd computes the gradient. With many tasks it can deadlock, because its RPC threads
+block on each other.
 """
 
 import torch

@@ -19,7 +19,7 @@ def main() -> None:
 
     values = torch.full((size,), rank)
     metrics = {"loss": torch.tensor(rank + 0.5), "items": rank + 1}
-    parts = torch.arange(rank + 1)  # of another length on each rank
+    parts = torch.arange(rank + 1)  # the length differs between ranks
     x = torch.tensor(float(rank + 1), requires_grad=True)
     collectives.all_reduce(x.square()).backward()
 

@@ -1,4 +1,4 @@
-"""Selects cells of published tables, and composes their presets."""
+"""Select cells of published tables, and compose their presets."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -22,19 +22,19 @@ def select_cells(cells: Mapping[str, Cell], names: Sequence[str]) -> list[Cell]:
     """The cells of presets, datasets, or `all`.
 
     Raises:
-        UserError: an unknown name.
+        UserError: a name is unknown.
     """
     selected: dict[str, Cell] = {}
     datasets = list(dict.fromkeys(cell.dataset for cell in cells.values()))
     for name in names:
-        found = {p: cell for p, cell in cells.items() if name in (p, cell.dataset, "all")}
-        if not found:
+        matches = {p: cell for p, cell in cells.items() if name in (p, cell.dataset, "all")}
+        if not matches:
             near = difflib.get_close_matches(name, [*cells, *datasets], n=3)
             raise UserError(
                 f"{name} is neither a preset of conf/experiment nor a dataset of one: "
                 f"{'did you mean ' + ' or '.join(near) if near else 'see --list'}?"
             )
-        selected |= found
+        selected |= matches
     return list(selected.values())
 
 

@@ -1,6 +1,6 @@
 """Reproduce published results: runs, a table, and learning curves.
 
-Presets are those of conf/experiment, a dataset (omniglot, mini_imagenet, sinusoid) for all of its
+PRESET is a preset in conf/experiment, a dataset (omniglot, mini_imagenet, sinusoid) for all of its
 presets, or all. KEY=VALUE is an override of every run. Interrupted runs are resumed, finished ones
 are skipped. The table covers every run in the directory.
 """
@@ -79,26 +79,27 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> int:
     cells, directory = load_cells(), options.directory.resolve()
-    selected = select_cells(cells, [a for a in options.arguments if "=" not in a])
+    selected = select_cells(cells, [arg for arg in options.arguments if "=" not in arg])
     if options.list:
         return _list(cells.values())
     if options.sinusoid:
-        maml, pretrained = (each.resolve() for each in options.sinusoid)
+        maml, pretrained = (path.resolve() for path in options.sinusoid)
         print(plot_pair({"MAML": maml, "pretrained": pretrained}, directory / "sinusoid.png"))
         return 0
     if options.record:
         return _record(selected, options.record)
     if options.update_docs:
         return _update_docs(cells)
-    known = {cell.dataset for cell in cells.values()}
+    datasets = {cell.dataset for cell in cells.values()}
     if options.quick:
         quick = selected or list(cells.values())
-        roots = _roots(options.root, [cell for cell in quick if cell.preset in load_bands()], known)
+        with_band = [cell for cell in quick if cell.preset in load_bands()]
+        roots = _roots(options.root, with_band, datasets)
         runner = Runner(options.workers, options.jobs, roots, _print)
         return run_quick(quick, directory / "quick", runner, _print)
     if options.table_only:
         return _table(options, cells, selected, None)
-    roots = _roots(options.root, selected, known)
+    roots = _roots(options.root, selected, datasets)
     runs = _runs(options, selected, directory)
     runner = Runner(options.workers, options.jobs, roots, _print)
     runner.run(runs)
@@ -129,19 +130,19 @@ def _table(
     selected: Sequence[Cell],
     runner: Runner | None,
 ) -> int:
-    """Write the table and the plots of the runs in the directory; the exit status.
+    """Write the table and the plots of the runs in the directory; returns the exit status.
 
     Args:
-        options: of the command.
-        cells: all.
-        selected: those of the command.
-        runner: that has run them; None if the table is of runs that exist.
+        options: the options of the command line.
+        cells: all cells.
+        selected: the cells on the command line.
+        runner: the runner that has run them; None if the table is of existing runs.
     """
     directory = options.directory.resolve()
-    found = find_runs([directory, *options.folders], cells)
-    if not found and not (runner and runner.unusable):
+    runs = find_runs([directory, *options.folders], cells)
+    if not runs and not (runner and runner.unusable):
         raise UserError(f"no run of a preset in {directory}: name presets, or all.")
-    rows = _rows(found)
+    rows = _rows(runs)
     command = shlex.join(["python", "experiments/reproduce.py", *sys.argv[1:]])
     text = markdown(rows, command, _without_run(rows, selected))
     try:
@@ -154,7 +155,7 @@ def _table(
             "fix permissions, then add --table-only."
         ) from None
     print(text, directory / TABLE_FILE, directory / DATA_FILE, sep="\n", flush=True)
-    for path in filter(None, [plot_curves(found, directory), *plot_sinusoids(found, directory)]):
+    for path in filter(None, [plot_curves(runs, directory), *plot_sinusoids(runs, directory)]):
         print(path)
     if runner is not None and runner.stopped:
         return 128 + runner.stopped
@@ -163,13 +164,13 @@ def _table(
 
 
 def documents(cells: Mapping[str, Cell]) -> dict[Path, str]:
-    """The files that hold a table of the records, with their text."""
+    """The files that have a table of the records, with their text."""
     rows = _rows(read_records(cells))
     command = "python experiments/reproduce.py --update-docs"
     table = markdown(rows, command, _without_run(rows, cells.values()))
     start, end = f"<!-- {command} -->\n", "<!-- end -->\n"
-    before, _, rest = README.read_text(encoding="utf-8").partition(start)
-    _, _, after = rest.partition(end)
+    before, _, remainder = README.read_text(encoding="utf-8").partition(start)
+    _, _, after = remainder.partition(end)
     return {TABLE: table, README: before + start + summary(rows) + end + after}
 
 
@@ -201,7 +202,7 @@ def _runs(
     """The runs of the command line.
 
     Raises:
-        UserError: no preset, or an invalid value.
+        UserError: there is no preset, or a value is invalid.
     """
     if not selected:
         raise UserError("name presets of conf/experiment, a dataset, or all; --list shows them.")
@@ -228,26 +229,26 @@ def _runs(
     return runs
 
 
-def _roots(values: Sequence[str], selected: Sequence[Cell], known: Set[str]) -> dict[str, str]:
+def _roots(values: Sequence[str], selected: Sequence[Cell], datasets: Set[str]) -> dict[str, str]:
     """The directories of the datasets, by name.
 
     Args:
-        values: of `--root`.
+        values: the values of `--root`.
         selected: the cells to run.
-        known: the names of all datasets.
+        datasets: the names of all datasets.
 
     Raises:
-        UserError: an unknown dataset, or no name where several datasets are needed.
+        UserError: a dataset is unknown, or has no name although several datasets are needed.
     """
-    needed = list(dict.fromkeys(c.dataset for c in selected if c.dataset != "sinusoid"))
-    found = {}
+    needed = list(dict.fromkeys(cell.dataset for cell in selected if cell.dataset != "sinusoid"))
+    roots = {}
     for value in values:
         name, _, folder = value.partition("=")
-        if name not in known:
+        if name not in datasets:
             if folder and "/" not in name:
                 raise UserError(
                     f"--root {value} names no dataset: expected one of "
-                    f"{', '.join(sorted(known - {'sinusoid'}))}."
+                    f"{', '.join(sorted(datasets - {'sinusoid'}))}."
                 )
             name, folder = "", value
         if not name and len(needed) > 1:
@@ -256,8 +257,8 @@ def _roots(values: Sequence[str], selected: Sequence[Cell], known: Set[str]) -> 
                 f"{' and '.join(needed)}, as in --root {needed[0]}={value}."
             )
         for dataset in [name] if name else needed:
-            found[dataset] = str(Path(folder).expanduser().resolve())
-    return found
+            roots[dataset] = str(Path(folder).expanduser().resolve())
+    return roots
 
 
 def _list(cells: Collection[Cell]) -> int:

@@ -16,7 +16,7 @@ ADAPTATION = "sinusoid_{}_points.png"
 
 
 def plot_curves(runs: Sequence[Run], directory: Path) -> Path | None:
-    """Plot the learning curves of all runs, a panel per task; None if there are none."""
+    """Plot the learning curves of all runs, one panel per task; None if there are none."""
     panels: dict[tuple[str, str], dict[str, list]] = {}
     for run in runs:
         file = run.directory / METRICS_FILE
@@ -36,8 +36,8 @@ def plot_curves(runs: Sequence[Run], directory: Path) -> Path | None:
 def plot_sinusoids(runs: Sequence[Run], directory: Path) -> list[Path]:
     """Plot adaptation to a sine curve (arXiv 1703.03400, figure 2) for each number of shots.
 
-    Of several runs without options, the one with the most iterations and the lowest seed is used.
-    A plot needs a MAML run and a pretrained one.
+    If there are several runs without options, the run with the most iterations and the lowest seed
+    is used. A plot needs a MAML run and a pretrained run.
     """
     best: dict[tuple[str, int], Run] = {}
     for run in sorted(runs, key=lambda run: (-run.iterations, run.seed)):
@@ -54,12 +54,12 @@ def plot_sinusoids(runs: Sequence[Run], directory: Path) -> list[Path]:
 
 
 def plot_pair(runs: dict[str, Path], path: Path) -> Path:
-    """Plot the adaptation of runs, by label; see `plot_adaptation`."""
+    """Plot the adaptation of runs, given by label; see `plot_adaptation`."""
     return plot_adaptation(path, {name: load_experiment(run) for name, run in runs.items()})
 
 
 def panel_title(run: Run) -> str:
-    """Dataset, ways and shots of a run."""
+    """The dataset, ways and shots of a run."""
     protocol = (run.results or {}).get("protocol")
     if protocol is None:
         try:

@@ -1,7 +1,7 @@
-"""A short run of each cell, with the band that its test result must be in.
+"""A short run of each cell, whose test result must be in an expected band.
 
-A regression test of learning: bands are of runs of a few dozen iterations, far from the published
-results.
+This is a regression test of learning: the runs have a few dozen iterations, and their results are
+far from the published ones.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,9 +24,9 @@ class Band:
     """The expected result of a short run.
 
     Attributes:
-        iterations: training iterations.
+        iterations: the number of training iterations.
         low: the lowest expected test accuracy (0 to 1) or MSE.
-        high: the highest.
+        high: the highest expected test accuracy or MSE.
     """
 
     iterations: int
@@ -46,9 +46,9 @@ def run_quick(
 
     Args:
         cells: the cells.
-        directory: of the runs.
-        runner: runs them.
-        log: receives a line for each cell.
+        directory: the directory of the runs.
+        runner: the runner of the runs.
+        log: a function that receives a line for each cell.
 
     Returns:
         The exit status: 0 if every result is in its band, else 1.
@@ -72,7 +72,7 @@ def run_quick(
         for cell in cells
     ]
     runner.run(runs)
-    return max([_compare(*each, bands, log) for each in zip(cells, runs, strict=True)])
+    return max([_compare(cell, run, bands, log) for cell, run in zip(cells, runs, strict=True)])
 
 
 def _compare(

@@ -18,23 +18,24 @@ README = ROOT / "README.md"
 TABLE = ROOT / "docs" / "reproduction_table.md"
 _NOT_RECORDED = ("host", "directory")
 _MAX_LINES = 200
-"""Training iterations that a record keeps of `metrics.jsonl`, beside all validations."""
+"""The most training iterations in a record's `metrics.jsonl`, which has all validations."""
 
 
 def add_record(cell: Cell, run: Path, records: Path = RECORDS) -> Path:
-    """Copy the results, without the names of host and directory, and the thinned metrics of a
-    finished run into the records.
+    """Copy the results and the thinned metrics of a finished run into the records.
+
+    The names of the host and the directory are omitted.
 
     Args:
-        cell: the cell that the run is of.
-        run: its directory.
-        records: directory of the records.
+        cell: the cell of the run.
+        run: the run's directory.
+        records: the directory of the records.
 
     Returns:
         The record's directory, `records/CELL/ITERATIONS/seedN`.
 
     Raises:
-        UserError: the run has not finished, or its settings are not those of the cell's preset.
+        UserError: the run has not finished, or its settings differ from the cell's preset.
     """
     results = read_results(run)
     if results is None:
@@ -57,7 +58,7 @@ def add_record(cell: Cell, run: Path, records: Path = RECORDS) -> Path:
 
 
 def _thin(lines: list[dict]) -> list[dict]:
-    """All validations, and evenly spaced training iterations, the last one included."""
+    """All validations, and evenly spaced training iterations including the last one."""
     training = [line for line in lines if "train_loss" in line]
     step = -(-len(training) // _MAX_LINES) if training else 1
     kept = {id(line) for line in training[::-1][::step]}
@@ -68,7 +69,7 @@ def read_records(cells: Mapping[str, Cell], records: Path = RECORDS) -> list[Run
     """The recorded runs, in the order of the cells.
 
     Raises:
-        UserError: the results of a record cannot be read, or it is of no cell.
+        UserError: the results of a record cannot be read, or belong to no cell.
     """
     runs = []
     for file in records.rglob(RESULTS_FILE):

@@ -22,12 +22,12 @@ class Run:
     """A run of a cell.
 
     Attributes:
-        directory: the run's.
-        cell: the cell of its preset.
-        seed: the run's.
-        iterations: training iterations.
-        options: overrides by which it differs from its preset.
-        results: its results.json; None if it has not finished.
+        directory: the run's directory.
+        cell: the cell of the run's preset.
+        seed: the run's seed.
+        iterations: the number of training iterations.
+        options: the overrides by which the run differs from its preset.
+        results: the content of results.json; None if the run has not finished.
     """
 
     directory: Path
@@ -54,25 +54,25 @@ class Row:
 
     Attributes:
         cell: the cell.
-        options: overrides of the preset.
-        steps: number of inner steps of the result; None for the last step.
-        iterations: of each run.
-        published_iterations: of the preset; None if unknown.
+        options: the overrides of the preset.
+        steps: the number of inner steps of the result; None for the last step.
+        iterations: the number of training iterations of each run.
+        published_iterations: the preset's number of iterations; None if unknown.
         published: the published result; None if there is none.
-        measured: mean over seeds; None if no run has finished.
-        ci95: half the width of the 95% interval over tasks, mean over seeds.
-        lowest: minimum over seeds.
-        highest: maximum over seeds.
-        seeds: of the finished runs with this result.
-        failures: errors of failed runs, by seed.
-        unfinished: progress of the other runs, by seed.
-        seconds: mean wall time of a run.
-        core_hours: mean wall time × workers of a run.
-        world: strategy and number of workers.
-        protocol: of the runs.
-        method: algorithm and options of the runs.
-        differences: keys in which the published protocol differs: key -> (published, measured).
-        seed_differences: keys in which the protocols or configurations of the seeds differ.
+        measured: the mean result over seeds; None if no run has finished.
+        ci95: half the width of the 95% interval over tasks, averaged over seeds.
+        lowest: the minimum over seeds.
+        highest: the maximum over seeds.
+        seeds: the seeds of the finished runs with this result.
+        failures: the errors of failed runs, by seed.
+        unfinished: the progress of the other runs, by seed.
+        seconds: the mean wall time of a run.
+        core_hours: the mean wall time × workers of a run.
+        world: the strategy and the number of workers.
+        protocol: the protocol of the runs.
+        method: the algorithm and options of the runs.
+        differences: the keys in which the published protocol differs: key -> (published, measured).
+        seed_differences: the keys in which the protocols or configurations of the seeds differ.
     """
 
     cell: Cell
@@ -98,56 +98,56 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Preset, options and, if the cell has several results, the number of steps."""
+        """The preset, the options and, if the cell has several results, the number of steps."""
         step = "" if self.steps is None else f", {self.steps} step{'s' if self.steps > 1 else ''}"
         return self.label + step
 
     @property
     def label(self) -> str:
-        """Preset and options."""
+        """The preset and the options."""
         return " ".join((self.cell.preset, *self.options))
 
     @property
     def fraction(self) -> float | None:
-        """Iterations divided by those of the preset; None if unknown."""
+        """The iterations divided by the preset's iterations; None if these are unknown."""
         return self.iterations / self.published_iterations if self.published_iterations else None
 
     @property
     def outcome(self) -> str:
         """The comparison with the published result.
 
-        Diverged: a seed has a non-finite result. Reached: at least the lower end of its interval.
-        Otherwise the difference; a plain cell is not compared after less than `MIN_FRACTION` of
-        the preset's iterations.
+        Diverged: a seed has a non-finite result. Reached: the result is at least the lower end of
+        the published interval. Otherwise the difference; runs of less than `MIN_FRACTION` of the
+        preset's iterations are not compared.
         """
         if self.measured is None:
             missing = "unfinished" if self.unfinished else "not evaluated at this number of steps"
             return "FAILED" if self.failures else missing
-        others = f"; {len(self.failures)} of the seeds FAILED" if self.failures else ""
+        notes = f"; {len(self.failures)} of the seeds FAILED" if self.failures else ""
         if self.unfinished:
-            others += f"; {len(self.unfinished)} of the seeds unfinished"
+            notes += f"; {len(self.unfinished)} of the seeds unfinished"
         if self.published is None:
-            return f"no published result{others}"
-        others += "".join(
+            return f"no published result{notes}"
+        notes += "".join(
             f"; {key.replace('_', ' ')} {measured}, in the paper {published}"
             for key, (published, measured) in self.differences.items()
         )
         if not math.isfinite(self.measured):
-            return f"diverged{others}"
+            return f"diverged{notes}"
         sign = -1 if self.cell.metric == "mse" else 1
         gap = sign * (self.published - self.measured)
         interval = self.cell.interval or 0.0
         if gap <= interval + _ROUNDING:
-            return f"reached{others}"
+            return f"reached{notes}"
         if self.fraction is not None and self.fraction < MIN_FRACTION:
-            return f"not compared: {100 * self.fraction:.2g}% of the iterations{others}"
+            return f"not compared: {100 * self.fraction:.2g}% of the iterations{notes}"
         short = f"{100 * gap:.2f} points below" if sign > 0 else f"{gap:.3f} above"
         inside = ", inside the intervals" * (gap <= interval + (self.ci95 or 0.0))
-        return f"{short}{inside}{others}"
+        return f"{short}{inside}{notes}"
 
 
 def find_runs(directories: Iterable[Path], cells: Mapping[str, Cell]) -> list[Run]:
-    """All runs of known presets below some directories, in the order of the cells.
+    """All runs of known presets in directories and their subdirectories, in the order of the cells.
 
     Raises:
         UserError: the results of a run cannot be read.
@@ -158,21 +158,25 @@ def find_runs(directories: Iterable[Path], cells: Mapping[str, Cell]) -> list[Ru
         for name in (OVERRIDES_FILE, FAILURE_FILE)
         for path in directory.rglob(name)
     }
-    found = []
+    runs = []
     for folder in sorted(folders):
         saved = read_run(folder)
         if saved is None or saved.preset not in cells:
             continue
         preset, seed, iterations, options = saved
         results = read_results(folder)
-        found.append(Run(folder, cells[preset], seed, iterations, options, results))
-    return sort_runs(found, cells)
+        runs.append(Run(folder, cells[preset], seed, iterations, options, results))
+    return sort_runs(runs, cells)
 
 
 def sort_runs(runs: Iterable[Run], cells: Mapping[str, Cell]) -> list[Run]:
     """Runs in the order of the cells, then by options, length and seed."""
     order = {name: index for index, name in enumerate(cells)}
-    return sorted(runs, key=lambda r: (order[r.cell.preset], r.options, r.iterations, r.seed))
+
+    def key(run: Run) -> tuple[int, tuple[str, ...], int, int]:
+        return order[run.cell.preset], run.options, run.iterations, run.seed
+
+    return sorted(runs, key=key)
 
 
 def aggregate(runs: Sequence[Run], lengths: Mapping[str, int | None]) -> list[Row]:
@@ -196,12 +200,13 @@ def _row(runs: Sequence[Run], steps: int | None, length: int | None) -> Row:
     cell = runs[0].cell
     done = list({run.seed: run for run in runs if run.finished}.values())
     ended = {run.seed for run in done}
-    rest = [run for run in runs if run.seed not in ended]
+    others = [run for run in runs if run.seed not in ended]
     results = {run.seed: _result(run, steps) for run in done}
     results = {seed: result for seed, result in results.items() if result is not None}
     values = [mean for mean, _ in results.values()]
     protocols = {f"seed {run.seed}": run.results["protocol"] for run in done}
     protocol = next(iter(protocols.values()), {})
+    worlds = [f"{run.results['strategy']} on {run.results['world_size']}" for run in done]
     return Row(
         cell=cell,
         options=runs[0].options,
@@ -214,21 +219,19 @@ def _row(runs: Sequence[Run], steps: int | None, length: int | None) -> Row:
         lowest=min(values, default=None),
         highest=max(values, default=None),
         seeds=tuple(results),
-        failures={run.seed: run.failure for run in rest if run.failure is not None},
-        unfinished={run.seed: progress_of(run.directory) for run in rest if run.failure is None},
+        failures={run.seed: run.failure for run in others if run.failure is not None},
+        unfinished={run.seed: progress_of(run.directory) for run in others if run.failure is None},
         seconds=_mean([run.results["wall_seconds"] for run in done]),
         core_hours=_mean(
             [run.results["wall_seconds"] * run.results["world_size"] / 3600 for run in done]
         ),
-        world=", ".join(
-            dict.fromkeys(f"{r.results['strategy']} on {r.results['world_size']}" for r in done)
-        ),
+        world=", ".join(dict.fromkeys(worlds)),
         protocol=protocol,
         method=next((run.results.get("method", {}) for run in done), {}),
         differences={
             key: (published, measured)
             for key, published in cell.protocol.items()
-            # results.json omits train_… keys that are equal to those of the test.
+            # results.json omits train_… keys with the same value as in the test.
             if (measured := protocol.get(key, protocol.get(key.removeprefix("train_")))) is not None
             and measured != published
         },
@@ -244,7 +247,7 @@ def _configurations(runs: Sequence[Run]) -> dict[str, dict[str, str]]:
 
 
 def _result(run: Run, steps: int | None) -> tuple[float, float] | None:
-    """Mean and interval; None if the run was not evaluated at this number of steps."""
+    """The mean and interval; None if the run was not evaluated at this number of steps."""
     results, metric = run.results or {}, run.cell.metric
     if steps is None:
         return _to_floats(results[f"test_{metric}"], results["ci95"])
@@ -255,7 +258,7 @@ def _result(run: Run, steps: int | None) -> tuple[float, float] | None:
 
 
 def _to_floats(mean: float | str, ci95: float | str) -> tuple[float, float]:
-    """Non-finite values are strings in results.json."""
+    """Convert values of results.json, where non-finite values are strings."""
     return float(mean), float(ci95)
 
 
@@ -264,12 +267,12 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def rows_by_task(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """The rows with a protocol by task, such as `omniglot 5-way 1-shot`, one for each cell."""
+    """The rows with a protocol by task, such as `omniglot 5-way 1-shot`; one row per cell."""
     tasks: dict[str, dict[tuple[str, int], Row]] = {}
     for row in rows:
         if row.protocol:
-            p = row.protocol
-            ways = "" if row.cell.metric == "mse" else f" {p['ways']}-way"
-            name = f"{row.cell.dataset}{ways} {p['shots']}-shot"
+            protocol = row.protocol
+            ways = "" if row.cell.metric == "mse" else f" {protocol['ways']}-way"
+            name = f"{row.cell.dataset}{ways} {protocol['shots']}-shot"
             tasks.setdefault(name, {}).setdefault((row.label, row.iterations), row)
     return {name: list(cells.values()) for name, cells in tasks.items()}

@@ -1,4 +1,4 @@
-"""The runs behind the cells: started with torchrun, resumed, or skipped if finished."""
+"""The runs of the cells: started with torchrun, resumed, or skipped if finished."""
 
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -38,12 +38,12 @@ class PresetRun:
     """A run of a preset.
 
     Attributes:
-        preset: its name in conf/experiment.
-        dataset: the name of its dataset.
-        seed: the run's.
-        iterations: training iterations.
+        preset: the preset's name in conf/experiment.
+        dataset: the name of the preset's dataset.
+        seed: the run's seed.
+        iterations: the number of training iterations.
         options: further overrides.
-        directory: the run's.
+        directory: the run's directory.
     """
 
     preset: str
@@ -55,15 +55,15 @@ class PresetRun:
 
     @property
     def title(self) -> str:
-        """Shown to the user."""
+        """The title of the run in messages."""
         return f"{self.preset}, seed {self.seed}, {self.iterations} iterations"
 
     def overrides(self, workers: int = 1, root: str | None = None) -> tuple[str, ...]:
         """The overrides of the run.
 
         Args:
-            workers: number of processes.
-            root: directory of the dataset; None for the preset's.
+            workers: the number of processes.
+            root: the directory of the dataset; None for the preset's directory.
         """
         return (
             f"+experiment={self.preset}",
@@ -79,7 +79,8 @@ class PresetRun:
         """Whether the run has results and no later failure.
 
         Raises:
-            UserError: the directory holds a run with other options, or of an older preset.
+            UserError: the directory has a run with other options, or of an older version of the
+                preset.
         """
         saved = read_run(self.directory)
         options = relevant_options(self.options)
@@ -102,17 +103,17 @@ class PresetRun:
 class Runner:
     """Runs presets with torchrun, several at a time.
 
-    SIGINT and SIGTERM stop all of them, each with a checkpoint.
+    SIGINT and SIGTERM stop all runs, which save a checkpoint.
 
     Args:
-        workers: processes of each run.
-        jobs: concurrent runs.
-        roots: directories of datasets by name; without one, the preset's.
-        log: receives messages for the user.
+        workers: the number of processes of each run.
+        jobs: the number of concurrent runs.
+        roots: the directories of datasets by name. Default: the preset's directory.
+        log: a function that receives messages for the user.
 
     Attributes:
         stopped: the number of the signal that stopped the runs; 0 if none.
-        unusable: runs whose directory cannot be used.
+        unusable: the runs whose directory cannot be used.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class Runner:
         self._launcher = TorchrunLauncher(nproc_per_node=workers, oversubscribe=True)
 
     def run(self, runs: Sequence[PresetRun]) -> None:
-        """Run what is not finished. Failures are recorded in the runs' directories.
+        """Run the runs that are not finished. Failures are recorded in the runs' directories.
 
         Raises:
             UserError: see `PresetRun.is_finished`.
@@ -183,12 +184,12 @@ class Runner:
 
 
 class SavedRun(NamedTuple):
-    """What a run's directory records, whoever started the run.
+    """The properties of a run as recorded in its directory.
 
     Attributes:
-        preset: its name in conf/experiment.
-        seed: the run's.
-        iterations: training iterations.
+        preset: the preset's name in conf/experiment.
+        seed: the run's seed.
+        iterations: the number of training iterations.
         options: see `relevant_options`.
     """
 
@@ -199,7 +200,7 @@ class SavedRun(NamedTuple):
 
 
 def read_run(directory: Path) -> SavedRun | None:
-    """The run of a directory, also of one that failed before training; None if there is none."""
+    """The run in a directory, which may have failed before training; None if there is none."""
     try:
         overrides = read_overrides(directory) or (read_failure(directory) or {})["overrides"]
         values = {_key(override): override.partition("=")[2] for override in overrides}
@@ -221,8 +222,9 @@ def read_run(directory: Path) -> SavedRun | None:
 def relevant_options(overrides: Sequence[str]) -> tuple[str, ...]:
     """The overrides by which a run differs from its preset, sorted.
 
-    Left out: the preset, its seed and length; where data are, how processes are started and what
-    is logged; and validation, unless it selects the tested checkpoint.
+    Overrides that are left out: the preset, its seed and length; the location of data, how
+    processes are started and what is logged; and validation, unless it selects the tested
+    checkpoint.
     """
     ignored = [*_PRESET_KEYS, *_EXECUTION_KEYS]
     if "trainer.test_checkpoint=best" not in overrides:
@@ -258,7 +260,7 @@ def progress_of(directory: Path) -> str:
 
 
 def fingerprint(directory: Path) -> dict[str, str]:
-    """The saved configuration keys that determine a run's numbers, without the seed; {} if none."""
+    """The saved configuration that determines a run's results, without the seed; {} if none."""
     try:
         return _without_seed(read_config(directory))
     except UserError:
@@ -268,13 +270,13 @@ def fingerprint(directory: Path) -> dict[str, str]:
 def configuration_differences(
     directory: Path, overrides: Sequence[str]
 ) -> dict[str, tuple[str, str]]:
-    """The keys in which a run's fingerprint differs from a configuration, the seed left out.
+    """The keys in which a run's fingerprint differs from a configuration, without the seed.
 
-    A key that only one of them has is an option that was added or removed since; it is ignored.
+    A key that only one of them has is an option that was added or removed later; it is ignored.
 
     Args:
-        directory: of the run.
-        overrides: of the configuration.
+        directory: the run's directory.
+        overrides: the overrides of the configuration.
 
     Returns:
         key -> (value of the run, value of the configuration).
@@ -286,8 +288,8 @@ def configuration_differences(
 
 
 def _without_seed(configuration: Mapping[str, Any]) -> dict[str, str]:
-    found = config_fingerprint(configuration)
-    return {key: value for key, value in found.items() if key != "seed"}
+    values = config_fingerprint(configuration)
+    return {key: value for key, value in values.items() if key != "seed"}
 
 
 def _quote(path: str) -> str:

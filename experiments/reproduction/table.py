@@ -57,9 +57,10 @@ def markdown(rows: Sequence[Row], command: str, without_run: Sequence[str] = ())
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """The cells with a published result as a short table in Markdown: a line per cell, results by
-    number of inner steps separated by commas, without costs and protocols. A recipe's iterations
-    stand beside those of its plain preset.
+    """The cells with a published result as a short table in Markdown, without costs and protocols.
+
+    Each cell has one line; results by number of inner steps are separated by commas. The iterations
+    of a recipe are shown with those of its plain preset.
 
     Args:
         rows: see `aggregate`.
@@ -72,17 +73,17 @@ def summary(rows: Sequence[Row]) -> str:
     for (label, iterations), group in cells.items():
         row = group[0]
         metric = "MSE" if row.cell.metric == "mse" else row.cell.metric
-        steps = ", ".join(str(each.steps) for each in group if each.steps is not None)
+        steps = ", ".join(str(member.steps) for member in group if member.steps is not None)
         recipe_of = row.cell.recipe_of
-        of = preset_iterations(recipe_of) if recipe_of else row.published_iterations
+        total = preset_iterations(recipe_of) if recipe_of else row.published_iterations
         lines += [
             _line(
                 (
                     f"`{label}`, {metric}" + (f" after {steps} inner steps" if steps else ""),
-                    ", ".join(dict.fromkeys(_published(each) for each in group)),
-                    ", ".join(_measured(each, seeds=False) for each in group),
+                    ", ".join(dict.fromkeys(map(_published, group))),
+                    ", ".join(_measured(member, seeds=False) for member in group),
                     str(len(row.seeds)),
-                    f"{iterations:,}" + (f" of {of:,}" if of and iterations < of else ""),
+                    f"{iterations:,}" + (f" of {total:,}" if total and iterations < total else ""),
                 )
             )
         ]
@@ -122,10 +123,10 @@ def csv_text(rows: Sequence[Row]) -> str:
     writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        known = {name: getattr(row, name) for name in _COLUMNS if hasattr(row, name)}
+        values = {name: getattr(row, name) for name in _COLUMNS if hasattr(row, name)}
         writer.writerow(
             {
-                **known,
+                **values,
                 "cell": row.cell.preset,
                 "options": " ".join(row.options),
                 "metric": row.cell.metric,
@@ -147,8 +148,8 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _cells(row: Row) -> list[str]:
-    of = row.published_iterations
-    length = "" if of in (None, row.iterations) else f" of {of:,}"
+    total = row.published_iterations
+    length = "" if total in (None, row.iterations) else f" of {total:,}"
     recipe = f" (recipe: {row.cell.recipe})" if row.cell.recipe_of else ""
     return [
         row.name + recipe,
@@ -191,7 +192,7 @@ def _protocols(task: str, rows: Sequence[Row]) -> list[str]:
     protocols = [row.protocol or {} for row in rows]
     keys = dict.fromkeys(key for protocol in protocols for key in protocol)
     usual = {
-        key: Counter(_value(each.get(key)) for each in protocols).most_common(1)[0][0]
+        key: Counter(_value(protocol.get(key)) for protocol in protocols).most_common(1)[0][0]
         for key in keys
     }
     shown = [f"{_key_label(key)}: {value}" for key, value in usual.items() if value != _value(None)]
@@ -231,5 +232,5 @@ def _value(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):
-        return ", ".join(f"{_value(each)} {key}" for key, each in value.items())
+        return ", ".join(f"{_value(item)} {key}" for key, item in value.items())
     return str(value)
