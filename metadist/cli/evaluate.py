@@ -21,6 +21,7 @@ from metadist.files import REDIRECT_OUTPUT, wrap_write_errors
 from metadist.loggers.console import print_plain
 from metadist.metrics import format_metric, metric_label, result_metric
 from metadist.reports import (
+    CHECKPOINT_DIRECTORY,
     format_differences,
     protocol_differences,
     read_results,
@@ -28,6 +29,7 @@ from metadist.reports import (
 )
 from metadist.training import Experiment, Trainer, TrainState
 from metadist.training.checkpoints import Checkpoints
+from metadist.training.pretrained import pretrained_weights
 from metadist.training.results import BEST_CHECKPOINT
 from metadist.training.saved_state import (
     CONTENTS_ERRORS,
@@ -76,6 +78,17 @@ def evaluate_run(
                 "of task, dataset, model, algorithm, or "
                 f"trainer.{', trainer.'.join(_TEST_OPTIONS)}."
             )
+    if not run.exists() and run.name in pretrained_weights():
+        raise UserError(
+            f"{run.name} is the name of pretrained weights, and metadist evaluate tests a run: "
+            "give a run's directory; metadist predict and init_from take weights by name."
+        )
+    if checkpoint is not None and not checkpoint.is_file():
+        names = [path.name for path in Checkpoints.of_run(run).candidates()]
+        raise UserError(
+            f"there is no checkpoint {checkpoint}: give the path of a file, such as one of "
+            f"{', '.join(names)} in {run / CHECKPOINT_DIRECTORY}."
+        )
     experiment = load_experiment(run, *overrides, trust_code=trust_code)
     path, contents = tested_checkpoint(checkpoint or run)
     load_for_tasks(experiment, path, contents)
@@ -105,6 +118,14 @@ def load_for_tasks(experiment: Experiment, path: Path, contents: Mapping[str, An
             classes; or the checkpoint is of another model.
     """
     learner, saved = experiment.learner, dict(contents["learner"])
+    trained_on = tuple((contents.get("task") or {}).get("input_shape") or ())
+    given = tuple(experiment.tasks.input_shape)
+    if trained_on and trained_on[:1] != given[:1]:
+        raise UserError(
+            f"{path} was trained on inputs of shape {trained_on}, and the tasks have inputs of "
+            f"shape {given}: choose a dataset with as many channels, or another "
+            "number of channels, as by dataset.channels=1 of dataset=folder."
+        )
     initial = learner.state_dict()
     other_head = all(name in saved and name in initial for name in _HEAD) and (
         saved[_HEAD[1]].shape != initial[_HEAD[1]].shape

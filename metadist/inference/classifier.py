@@ -160,6 +160,30 @@ class FewShotClassifier:
         best = self.predict_proba(images).argmax(1)
         return self.classes_[best]
 
+    def score(self, images: Any, labels: Any) -> float:
+        """The accuracy of the predictions, from 0 to 1.
+
+        Args:
+            images: any number of images; see `fit`.
+            labels: the true label of each image.
+
+        Raises:
+            UserError: see `predict_proba`; or there are fewer or more labels than images.
+        """
+        predictions, true = self.predict(images), np.asarray(labels)
+        if true.shape != predictions.shape:
+            raise UserError(
+                f"there are {len(predictions)} images and labels of shape {true.shape}: give one "
+                "label for each image."
+            )
+        return float((predictions == true).mean())
+
+    def __repr__(self) -> str:
+        fitted = "" if self._support is None else f", classes={list(self.classes_)}"
+        return (
+            f"{type(self).__name__}({self.learner.algorithm_name}, {self.outputs} outputs{fitted})"
+        )
+
     def predict_proba(self, images: Any) -> np.ndarray:
         """Predict class probabilities, float32 (n, classes) in the order of `classes_`.
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from metadist.errors import UserError
+
 Metrics = Mapping[str, Any]
 """The metrics of a training iteration or a validation by name, always with `iteration`."""
 
@@ -201,7 +203,16 @@ class LoggerCollection(Logger):
             logger.start(run)
 
     def log_metrics(self, metrics: Metrics) -> None:
-        """Passes the metrics to each logger."""
+        """Passes the metrics to each logger.
+
+        Raises:
+            UserError: they have no `iteration`.
+        """
+        if "iteration" not in metrics:
+            raise UserError(
+                f"the metrics {', '.join(metrics)} have no iteration: log_metrics takes a dict "
+                'with "iteration", such as {"iteration": trainer.state.iteration, "train_x": 1.0}.'
+            )
         for logger in self._loggers:
             logger.log_metrics(metrics)
 

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metadist.errors import UserError
+
 SPLITS = ("train", "validation", "test")
 
 
@@ -60,7 +62,12 @@ def task_keys(seed: int, split: str, iteration: int, indices: range) -> Tensor:
     Returns:
         int64 of shape (len(indices), 4), one row `(seed, split, iteration, index)` per task. The
         keys are a tensor, so that partitioners split them like any batch.
+
+    Raises:
+        UserError: there is no such split.
     """
+    if split not in SPLITS:
+        raise UserError(f"there is no split {split!r}: choose one of {', '.join(SPLITS)}.")
     keys = np.empty((len(indices), 4), np.int64)
     keys[:, :3] = seed, SPLITS.index(split), iteration
     keys[:, 3] = indices

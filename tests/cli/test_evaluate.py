@@ -136,6 +136,30 @@ def test_another_model_is_one_sentence(maml):
         evaluate_run(maml, "model.filters=5")
 
 
+def test_a_dataset_with_other_channels_is_refused(prototypical, tmp_path):
+    for index, name in enumerate("abcdefgh"):
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            pixels = Image.new("RGB", (28, 28), (10 * index, number, 0))
+            pixels.save(tmp_path / name / f"{number}.png")
+    options = ("dataset=folder", f"dataset.root={tmp_path}", "dataset.size=28")
+    with pytest.raises(
+        UserError, match=r"inputs of shape \(1, 28, 28\), and the tasks have inputs"
+    ):
+        evaluate_run(prototypical, *options)
+    assert evaluate_run(prototypical, *options, "dataset.channels=1")["test_tasks"] == 7
+
+
+def test_a_checkpoint_that_does_not_exist_is_refused(maml):
+    with pytest.raises(UserError, match=r"no checkpoint best: .* such as one of iteration-0000000"):
+        evaluate_run(maml, checkpoint=Path("best"))
+
+
+def test_pretrained_weights_are_no_run():
+    with pytest.raises(UserError, match="metadist evaluate tests a run"):
+        evaluate_run(Path("maml_omniglot_5w1s_cosine"))
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="is not a run directory"):
         evaluate_run(tmp_path)

@@ -128,6 +128,19 @@ def test_transductive_images_are_one_batch_of_any_size(maml):
     assert not np.allclose(np.concatenate(halves), probabilities, rtol=1e-4, atol=1e-6)
 
 
+def test_the_score_is_the_accuracy(prototypical):
+    classifier = FewShotClassifier.load(prototypical)
+    assert repr(classifier) == "FewShotClassifier(prototypical networks, outputs=5)"
+    classifier.fit(PIXELS[:3, 0], ["a", "b", "c"])
+    assert repr(classifier).endswith("outputs=5, classes=['a', 'b', 'c'])")
+    images, labels = PIXELS[:3, 1], np.array(["a", "b", "c"])
+    correct = classifier.predict(images) == labels
+    assert classifier.score(images, labels) == correct.mean()
+    assert classifier.score(images, classifier.predict(images)) == 1.0
+    with pytest.raises(UserError, match=r"3 images and labels of shape \(2,\): give one"):
+        classifier.score(images, labels[:2])
+
+
 @pytest.mark.parametrize("labels", [torch.tensor([7, -1]), np.array([7, -1]), [7, -1]])
 def test_labels_of_any_type(prototypical, labels):
     classifier = FewShotClassifier.load(prototypical).fit(PIXELS[:2, 0], labels)

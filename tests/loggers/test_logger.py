@@ -8,6 +8,7 @@ import typing
 import pytest
 from example_runs import example_run
 
+from metadist.errors import UserError
 from metadist.loggers import (
     ConsoleLogger,
     JsonlLogger,
@@ -121,3 +122,8 @@ def test_a_method_that_is_almost_one_of_the_interface_is_refused():
     with pytest.raises(TypeError, match=r"Mine\.log_metric is no method of Logger \(did you mean"):
         type("Mine", (Logger,), {"log_metric": lambda self, metrics: None})
     type("Mine", (Logger,), {"log_image": lambda self: None, "log_metrics": lambda self, _: None})
+
+
+def test_metrics_without_an_iteration_are_refused():
+    with pytest.raises(UserError, match=r'the metrics train_x have no iteration.*"iteration"'):
+        LoggerCollection([]).log_metrics({"train_x": 1.0})

@@ -112,3 +112,8 @@ def test_a_dataset_without_a_method_is_refused():
 
     with pytest.raises(UserError, match=r"Nothing has no outputs, episode, check, protocol: see"):
         FewShotTasks(Nothing())
+
+
+def test_a_split_that_does_not_exist_is_refused():
+    with pytest.raises(UserError, match="no split 'val': choose one of train, validation, test"):
+        task_keys(0, "val", 0, range(1))

@@ -18,7 +18,7 @@ from metadist.tasks import Episode, Examples, task_keys
 from metadist.training import Trainer
 from metadist.training.checkpoints import Checkpoints, read_checkpoint
 from metadist.training.non_finite import GradientNormMapper, find_non_finite
-from metadist.training.task_mapper import MetaBatch
+from metadist.training.task_mapper import TASK_INDEX, MetaBatch
 
 NAN_TASK = (0, 0, 3, 2)
 
@@ -57,14 +57,20 @@ ONLY_AT_THE_END = ("trainer.checkpoint_every=0", "trainer.eval_every=0")
 
 WORLDS = [
     ("strategy=local", 1),
-    (f"strategy=local +partition._target_={__name__}.strided +partition._partial_=true", 1),
     pytest.param("strategy=rpc +partition=batch", 2, marks=pytest.mark.slow),
     ("strategy=rpc strategy.gradient=dist_autograd", 2),
     ("strategy=allreduce trainer.send_tasks=true", 2),
 ]
 
 
-@pytest.mark.parametrize(("strategy", "size"), WORLDS)
+OTHER_ORDER = (
+    f"strategy=local +partition._target_={__name__}.strided +partition._partial_=true",
+    1,
+)
+"""Shards whose tasks are in another order than the batch's."""
+
+
+@pytest.mark.parametrize(("strategy", "size"), [*WORLDS, OTHER_ORDER])
 def test_the_task_is_found_and_the_run_stops_before_the_step(tmp_path, strategy, size):
     messages = run_world(
         with_a_nan_task,
@@ -214,6 +220,7 @@ def test_a_task_is_found_by_its_loss_or_its_gradient(tmp_path, loss, norm):
     x = build(tmp_path, "strategy=local")
     losses, norms = torch.ones(5), torch.ones(5)
     losses[3], norms[3] = loss, norm
-    x.strategy.map_tasks = lambda *_: {"loss": losses, "gradient_norm": norms}
+    values = {"loss": losses, "gradient_norm": norms, TASK_INDEX: torch.arange(5)}
+    x.strategy.map_tasks = lambda *_: values
     report = find_non_finite(x, task_keys(0, "train", 2, range(5)), 2, 1.0, math.nan)
     assert report.key == "0,train,2,3" and "1 of 5 tasks are not finite" in report.message
