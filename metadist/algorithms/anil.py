@@ -21,22 +21,22 @@ class ANIL(MAML):
         head' ← head' - α ∇ L(support; body, head'), starting at head, `inner_steps` times
         loss = L(query; body, head')
 
-    The meta-gradient, by body and head, is differentiated through the steps. The features of a
-    task are computed once, since the body is not adapted.
+    The meta-gradient with respect to body and head is differentiated through the steps. The
+    features of a task are computed once, since the body is not adapted.
 
-    There is no published code; the differences from MAML's code are those of `MAML`.
+    There is no published code. `MAML` lists the differences from the code of MAML's authors.
 
     Args:
-        model: has `features(inputs)` and a linear `head`.
+        model: a network with `features(inputs)` and a linear `head`.
         regression: regression instead of classification.
-        inner_lr: α.
+        inner_lr: α, the inner learning rate.
         inner_steps: inner steps in training.
         eval_inner_steps: inner steps in evaluation. Default: as many as in training.
         first_order: treat the inner gradients as constants.
         transductive: see `Learner`.
 
     Raises:
-        UserError: a model without features and head.
+        UserError: the model lacks `features` or a linear `head`.
     """
 
     batches_tasks = True
@@ -58,7 +58,7 @@ class ANIL(MAML):
         require_features(model, "anil")
 
     def initial(self) -> Parameters:
-        """The head's parameters; see `InnerLoopLearner` for frozen ones."""
+        """The head's parameters; frozen ones as in `InnerLoopLearner`."""
         return self.without_frozen(dict(self.model.head.named_parameters()))
 
     def features(self, inputs: Tensor) -> Tensor:

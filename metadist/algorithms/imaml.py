@@ -27,17 +27,17 @@ class IMAML(InnerLoopLearner):
         φ ≈ the minimum of L(support; φ) + λ/2 |φ - θ|², by `inner_steps` steps from θ
         gradient = (I + H/λ)⁻¹ ∇φ L(query; φ), with H the Hessian of L(support; φ)
 
-    The linear system is solved by `cg_steps` steps of conjugate gradient with one Hessian-vector
-    product each. Memory does not grow with the inner steps. The reported loss is the query loss of
-    φ; its gradient with respect to θ is the one above.
+    The linear system is solved by `cg_steps` steps of conjugate gradient, each with one
+    Hessian-vector product. Memory does not grow with the inner steps. The reported loss is the
+    query loss of φ; its gradient with respect to θ is the one above.
 
-    The authors' code (github.com/aravindr93/imaml_dev) differs from the paper. It is
+    The authors' code (github.com/aravindr93/imaml_dev) differs from the paper. It corresponds to
     `proximal_step="last"`, `cg_damping=1` and `cg_proximal_offset=10`, with ε = 1e-3 in the outer
-    Adam. Not offered: its larger initial weights (gain 1.73, of the head too) and biases (uniform
+    Adam. Not offered: its larger initial weights (gain 1.73, also in the head) and biases (uniform
     up to 0.05), and the Hessian-free inner optimizer of the paper, which is not in the code. On
-    Omniglot, images there are not inverted, training uses all 1,200 characters and a fixed list of
-    tasks, and the released test script divides the characters by another seed than training, so
-    that 310 of its 423 test characters were trained on.
+    Omniglot, the authors' images are not inverted, training uses all 1,200 characters and a fixed
+    list of tasks, and the released test script splits the characters with another seed than
+    training, so that 310 of its 423 test characters were trained on.
 
     Args:
         model: the network whose parameters are meta-learned.
@@ -49,10 +49,10 @@ class IMAML(InnerLoopLearner):
         proximal_step: "each": every inner step descends the loss with the proximal term, in
             training and in evaluation. "last": the inner steps descend the loss alone; in training
             a further step on the proximal term follows, φ ← φ - inner_lr λ (φ - θ).
-        cg_steps: maximum steps of conjugate gradient; stops earlier at convergence or at negative
-            curvature.
-        cg_damping: added to the diagonal of the system, for φ that is no minimum.
-        cg_proximal_offset: added to λ in the linear system alone.
+        cg_steps: maximum steps of conjugate gradient, which stops earlier at convergence or at
+            negative curvature.
+        cg_damping: a constant added to the diagonal of the system, in case φ is not a minimum.
+        cg_proximal_offset: a constant added to λ in the linear system only.
         transductive: see `Learner`.
     """
 
@@ -86,7 +86,7 @@ class IMAML(InnerLoopLearner):
         adapted = self.adapt(start, episode.support, self.inner_steps)
         if self.proximal_step == "last":
             shrink = self.inner_lr * self.proximal_weight
-            adapted = {name: each - shrink * (each - start[name]) for name, each in adapted.items()}
+            adapted = {name: p - shrink * (p - start[name]) for name, p in adapted.items()}
         adapted = detach_parameters(adapted)
         with torch.enable_grad():
             predictions = self.predict(adapted, episode.query.inputs)
@@ -130,8 +130,8 @@ class IMAML(InnerLoopLearner):
         for _ in range(steps):
             gradients = self.gradients(parameters, support)
             parameters = {
-                name: each - self.inner_lr * (gradients[name] + weight * (each - start[name]))
-                for name, each in parameters.items()
+                name: p - self.inner_lr * (gradients[name] + weight * (p - start[name]))
+                for name, p in parameters.items()
             }
             yield parameters
 
@@ -147,13 +147,13 @@ def conjugate_gradient(
     """Solve A x = b for symmetric positive definite A, from x = 0.
 
     Args:
-        matvec: x -> A x.
-        b: the right-hand side, shape (n,), or (tasks, n) of a system for each task.
+        matvec: the product x -> A x.
+        b: the right-hand side, shape (n,), or (tasks, n) with one system per task.
         steps: maximum number of steps.
-        tolerance: a system stops at this norm of the residual relative to b.
+        tolerance: norm of the residual, relative to the norm of b, at which a system is solved.
 
     Returns:
-        The shape of b. At negative curvature, the solution so far, or b in the first step.
+        x, with the shape of b. At negative curvature, the solution so far, or b in the first step.
     """
     solution = torch.zeros_like(b)
     residual = direction = b
@@ -170,7 +170,7 @@ def conjugate_gradient(
         residual = torch.where(active, residual - step_size * product, residual)
         previous, square = square, residual.square().sum(-1, keepdim=True)
         active = active & (square > tolerance**2 * start)
-        # A GPU would have to be waited for; more steps do not change finished systems.
+        # On a GPU the check would synchronize. Further steps do not change solved systems.
         if not active.is_cuda and not active.any():
             break
         direction = residual + square / previous * direction

@@ -30,8 +30,8 @@ class InnerLoopLearner(Learner):
     inner steps, in training and in evaluation).
 
     Args:
-        model: the network whose parameters are meta-learned. Those that do not require grad are
-            neither meta-learned nor adapted.
+        model: the network whose parameters are meta-learned. Parameters that do not require grad
+            are neither meta-learned nor adapted.
         regression: regression instead of classification.
         inner_steps: steps in training.
         eval_inner_steps: steps in evaluation. Default: as many as in training.
@@ -106,8 +106,8 @@ class InnerLoopLearner(Learner):
         Args:
             start: initial parameters.
             support: the examples to adapt to.
-            targets: of the queries.
-            predict: parameters -> predictions of the queries.
+            targets: the targets of the queries.
+            predict: a function, parameters -> predictions of the queries.
         """
         predictions = predict(start)
         metrics = self.metrics(predictions, targets, "_before")
@@ -124,18 +124,18 @@ class InnerLoopLearner(Learner):
     def initial(self) -> Parameters:
         """The initial values of the parameters that inner steps adapt.
 
-        Those that were frozen since the learner was made are left out; in evaluation all are taken
-        if all are frozen.
+        Parameters that were frozen after the learner was made are left out. If all are frozen, none
+        is left out in evaluation.
 
         Raises:
-            UserError: in training, all are frozen.
+            UserError: all are frozen, in training.
         """
         parameters = dict(self.model.named_parameters())
         return self.without_frozen({name: parameters[name] for name in self.adapted_names})
 
     def without_frozen(self, parameters: Parameters) -> Parameters:
-        """See `initial`."""
-        trainable = {name: each for name, each in parameters.items() if each.requires_grad}
+        """The parameters without frozen ones; see `initial`."""
+        trainable = {name: tensor for name, tensor in parameters.items() if tensor.requires_grad}
         if not trainable and self.training:
             raise UserError(
                 f"all parameters that {self.algorithm_name} adapts are frozen: leave one of "
@@ -150,11 +150,11 @@ class InnerLoopLearner(Learner):
     def gradients(
         self, parameters: Parameters, examples: Examples, create_graph: bool = False
     ) -> Parameters:
-        """The gradient of the loss of examples with respect to the parameters.
+        """The gradient of the examples' loss with respect to the parameters.
 
         Args:
-            parameters: of the model.
-            examples: with `inputs` and `targets`.
+            parameters: values of the model's parameters.
+            examples: inputs and targets.
             create_graph: whether the gradient can be differentiated.
         """
         with torch.enable_grad():
@@ -181,9 +181,9 @@ def adapted_names(model: nn.Module, adapt: AdaptedParameters) -> list[str]:
     Args:
         model: the network.
         adapt: "all" parameters; "no_norm": all except scale and shift of normalization layers, as
-            in the code of MAML's authors; "head": the last layer only, as ANIL (arXiv 1909.09157);
-            "body": all except the last layer, as BOIL (Oh et al. 2021, arXiv 2008.08882). The last
-            layer is the model's `head`.
+            in the code of MAML's authors; "head": the last layer only, as in ANIL (arXiv
+            1909.09157); "body": all except the last layer, as in BOIL (Oh et al. 2021, arXiv
+            2008.08882). The last layer is the model's `head`.
 
     Raises:
         UserError: an unknown `adapt`, the model has no `head`, or no parameter is left.
@@ -192,7 +192,7 @@ def adapted_names(model: nn.Module, adapt: AdaptedParameters) -> list[str]:
         raise UserError(
             f"algorithm.adapt={adapt} is unknown: choose {', '.join(get_args(AdaptedParameters))}."
         )
-    names = [name for name, each in model.named_parameters() if each.requires_grad]
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     if adapt in ("head", "body") and not isinstance(getattr(model, "head", None), nn.Module):
         raise UserError(
             f"algorithm.adapt={adapt} needs a model whose last layer is `head`, which "
@@ -206,34 +206,34 @@ def adapted_names(model: nn.Module, adapt: AdaptedParameters) -> list[str]:
         norms = {name for name, module in model.named_modules() if isinstance(module, _NORMS)}
         names = [name for name in names if name.rpartition(".")[0] not in norms]
     if not names:
-        other = "" if adapt == "all" else "choose algorithm.adapt=all, or "
+        alternative = "" if adapt == "all" else "choose algorithm.adapt=all, or "
         raise UserError(
             f"algorithm.adapt={adapt} leaves no parameter of {type(model).__name__} to adapt: "
-            f"{other}give the model parameters that require grad."
+            f"{alternative}give the model parameters that require grad."
         )
     return names
 
 
 def detach_parameters(parameters: Parameters) -> Parameters:
     """The same values as leaves that require grad, in the same memory."""
-    return {name: each.detach().requires_grad_() for name, each in parameters.items()}
+    return {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
 
 
 def flatten_tensors(tensors: Iterable[Tensor], task_dims: int = 0) -> Tensor:
-    """Concatenate tensors to a vector.
+    """Concatenate tensors into a vector.
 
     Args:
-        tensors: of any shapes.
-        task_dims: 1 for tensors with a first dimension of tasks: a vector for each task.
+        tensors: tensors of any shapes.
+        task_dims: 1 if the tensors have a first dimension of tasks, for a vector per task.
     """
     return torch.cat([tensor.flatten(task_dims) for tensor in tensors], -1)
 
 
 def unflatten_tensors(vector: Tensor, like: Mapping[str, Tensor]) -> Parameters:
-    """Split a vector, or that of each task, into tensors with the names and shapes of `like`."""
+    """Split a vector, or a vector per task, into tensors with the names and shapes of `like`."""
     tasks = vector.shape[:-1].numel()
-    chunks = vector.split([each.numel() // tasks for each in like.values()], -1)
+    chunks = vector.split([tensor.numel() // tasks for tensor in like.values()], -1)
     return {
-        name: chunk.view(each.shape)
-        for (name, each), chunk in zip(like.items(), chunks, strict=True)
+        name: chunk.view(tensor.shape)
+        for (name, tensor), chunk in zip(like.items(), chunks, strict=True)
     }

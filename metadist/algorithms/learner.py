@@ -38,8 +38,8 @@ class Learner(nn.Module):
     """Base class of algorithms. Its parameters are the meta-learned parameters.
 
     Subclasses implement `forward(episode) -> TaskResult` for one task, independent of ranks and
-    other tasks; in training a scalar loss will do. The meta-gradient is the mean over tasks of the
-    gradient of `loss`. In evaluation mode (`learner.eval()`) results are not differentiated.
+    other tasks; in training a scalar loss is enough. The meta-gradient is the mean over tasks of
+    the gradient of `loss`. In evaluation mode (`learner.eval()`) results are not differentiated.
 
     Args:
         model: the network, built for the problem.
@@ -48,21 +48,21 @@ class Learner(nn.Module):
             of a task together; if False, each query with the support set.
 
     Attributes:
-        evaluate_each_step: in evaluation, evaluate the queries after each inner step, which takes
-            time. Default: False.
-        outputs_are_classes: whether a few-shot task's classes are the model's outputs, so that it
-            has no more classes than the model outputs. A subclass that uses the model's features
-            instead sets it to False.
-        batches_tasks: whether `forward` supports batched tasks. Default: False. A subclass that
-            overrides a method of a class that supports them, `__init__` included, sets it anew, for
-            its own method may be written for one task; `protocol` does not count. The learner's
-            own parameters then have a first dimension of tasks too.
+        evaluate_each_step: whether the queries are also evaluated after each inner step in
+            evaluation, which takes time. Default: False.
+        outputs_are_classes: whether the classes of a few-shot task are the model's outputs, so that
+            a task has at most as many classes as the model has outputs. Default: True. A subclass
+            that uses the model's features instead sets it to False.
+        batches_tasks: whether `forward` supports batched tasks; the learner's own parameters then
+            have a first dimension of tasks too. Default: False. It is not inherited by a subclass
+            that overrides a method other than `protocol`, `__init__` included, because the new
+            method may be written for one task: such a subclass sets it again.
         batches_buffers: whether the learner's buffers, too, may have a first dimension of tasks.
             Default: False; a learner with buffers then runs tasks one at a time.
         needs_task_seeds: whether `forward` of batched tasks draws random numbers. Default: False.
-        task_seeds: then the seed of each task of the batch, for a generator of its own.
-        published_optimizers: names of the outer optimizers that it was published with, where
-            others change the algorithm; a run with another one warns. Default: any.
+        task_seeds: the seed of each task's random generator, if `needs_task_seeds`.
+        published_optimizers: names of the outer optimizers that the algorithm was published with,
+            if others change the algorithm; a run with another one warns. Default: any.
     """
 
     evaluate_each_step = False
@@ -74,7 +74,7 @@ class Learner(nn.Module):
     published_optimizers: tuple[str, ...] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Compute one task at a time where a subclass overrides methods; see `batches_tasks`."""
+        """Reset `batches_tasks` to False if a subclass overrides methods without setting it."""
         super().__init_subclass__(**options)
         if "algorithm_name" not in vars(cls):
             cls.algorithm_name = Learner.algorithm_name  # type: ignore[method-assign]
@@ -119,8 +119,8 @@ class Learner(nn.Module):
             )
         if self.regression:
             return (predictions - targets).square().mean((-2, -1))
-        each = F.cross_entropy(predictions.flatten(0, -2), targets.flatten(), reduction="none")
-        return each.view(targets.shape).mean(-1)
+        losses = F.cross_entropy(predictions.flatten(0, -2), targets.flatten(), reduction="none")
+        return losses.view(targets.shape).mean(-1)
 
     def metrics(self, predictions: Tensor, targets: Tensor, suffix: str = "") -> dict[str, Tensor]:
         """Detached metrics, each of shape (…), of predictions of shape (…, n, outputs)."""
@@ -139,7 +139,7 @@ class Learner(nn.Module):
         Args:
             predict: the adapted model, (…, n, *input shape) -> (…, n, outputs).
             episode: the task.
-            jointly: pass support set and queries to `predict` in one batch.
+            jointly: whether to pass support set and queries to `predict` in one batch.
         """
         support, queries = episode.support.inputs, episode.query.inputs
         transductive = self.training or self.transductive
@@ -160,20 +160,19 @@ class Learner(nn.Module):
         return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
     def convert_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The state of another algorithm's learner, in the shapes of this one, for `init_from`.
+        """Convert the state of another algorithm's learner to this learner's shapes.
 
-        Default: unchanged. A subclass that changes shapes of the model's tensors overrides it.
+        `init_from` calls it. Default: unchanged. A subclass that changes the shapes of the model's
+        tensors overrides it.
 
         Args:
-            state: a `state_dict()`.
+            state: the other learner's `state_dict()`.
         """
         return dict(state)
 
     @property
     def algorithm_name(self) -> str:
-        """The name in titles and results. Default: the class's; a subclass does not inherit another
-        one.
-        """
+        """The name in titles and results. Default: the name of the class. It is not inherited."""
         return type(self).__name__
 
     def forward(self, episode: Episode) -> TaskResult:
@@ -184,39 +183,39 @@ class Learner(nn.Module):
                 `targets` of shape (n,), or (n, outputs) in regression.
 
         Returns:
-            The result of the task; in training a scalar loss will do. With batched tasks every
+            The result of the task; in training a scalar loss is enough. With batched tasks every
             tensor has a first dimension of tasks.
         """
         raise NotImplementedError
 
 
 @functools.cache
-def _overridden_methods(cls: Any, name: str) -> AbstractSet[str]:
-    """The methods that are overridden by classes that come, in the order in which Python looks
-    methods up, before the one that defines the attribute `name`.
+def _overridden_methods(cls: Any, attribute: str) -> AbstractSet[str]:
+    """The methods that are overridden by the classes which precede, in the method resolution order
+    of `cls`, the first class that defines the attribute.
     """
     bases = list(cls.__mro__)
-    first = next((i for i, base in enumerate(bases) if name in vars(base)), 0)
-    own = [item for base in bases[:first] for item in vars(base).items()]
-    methods = {n for n, each in own if callable(each) and (n[:2] != "__" or n == "__init__")}
-    return methods & {n for base in bases[first:] for n in vars(base)}
+    first = next((i for i, base in enumerate(bases) if attribute in vars(base)), 0)
+    items = [item for base in bases[:first] for item in vars(base).items()]
+    methods = {n for n, value in items if callable(value) and (n[:2] != "__" or n == "__init__")}
+    return methods & {name for base in bases[first:] for name in vars(base)}
 
 
 def _supports_batched_tasks(model: nn.Module) -> bool:
-    """What the model says of itself, unless a subclass overrides methods and does not say it."""
-    name, kind = "supports_batched_tasks", cast(Hashable, type(model))
-    return getattr(model, name, False) and not _overridden_methods(kind, name)
+    """The model's `supports_batched_tasks`; False if a subclass overrides methods without it."""
+    attribute, model_class = "supports_batched_tasks", cast(Hashable, type(model))
+    return getattr(model, attribute, False) and not _overridden_methods(model_class, attribute)
 
 
 def as_task_result(returned: Any, learner: Learner) -> TaskResult:
-    """What a learner's `forward` returned for one task, as a `TaskResult`.
+    """Convert what a learner's `forward` returned for one task to a `TaskResult`.
 
     A scalar tensor is taken as the loss, without metrics; metrics that are Python numbers become
     tensors.
 
     Raises:
-        UserError: it is neither a `TaskResult` nor a scalar tensor, or a part of it has another
-            type or shape.
+        UserError: `returned` is neither a `TaskResult` nor a scalar tensor, or its loss or metrics
+            have a wrong type or shape.
     """
     if isinstance(returned, Tensor):
         returned = TaskResult(returned, {})
@@ -233,8 +232,8 @@ def as_task_result(returned: Any, learner: Learner) -> TaskResult:
             "or scalar tensors by name, {} for none."
         )
     if not isinstance(loss, Tensor) or loss.dim():
-        given = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-        raise UserError(f"{name} returned a loss {given}: return a scalar tensor.")
+        value = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+        raise UserError(f"{name} returned a loss {value}: return a scalar tensor.")
     if all(isinstance(value, Tensor) and not value.dim() for value in metrics.values()):
         return returned
     try:
@@ -244,12 +243,12 @@ def as_task_result(returned: Any, learner: Learner) -> TaskResult:
         }
         scalars = {key: value.detach().reshape(()) for key, value in numbers.items()}
     except (TypeError, ValueError, RuntimeError):
-        found = {
+        shapes = {
             key: tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             for key, value in metrics.items()
         }
         raise UserError(
-            f"{name} returned metrics that are not scalars ({found}): return a number or a scalar "
+            f"{name} returned metrics that are not scalars ({shapes}): return a number or a scalar "
             "tensor for each."
         ) from None
     return returned._replace(metrics=scalars)
@@ -260,15 +259,15 @@ def predict_queries_separately(
 ) -> Tensor:
     """Predict each query in a batch with the support set alone: one forward pass per query.
 
-    The evaluation that is not transductive in Reptile (arXiv 1803.02999, section 6.1).
+    This is Reptile's evaluation that is not transductive (arXiv 1803.02999, section 6.1).
 
     Args:
-        predict: (n, *input shape) -> (n, outputs).
-        support: (n, *input shape).
-        queries: (queries, *input shape).
+        predict: the adapted model, (n, *input shape) -> (n, outputs).
+        support: support inputs, shape (n, *input shape).
+        queries: query inputs, shape (queries, *input shape).
 
     Returns:
-        (queries, outputs).
+        Predictions of the queries, shape (queries, outputs).
     """
     batches = (torch.cat([support, query.unsqueeze(0)]) for query in queries)
     return torch.stack([predict(batch)[-1] for batch in batches])
@@ -302,10 +301,10 @@ def require_features(model: nn.Module, algorithm: str) -> None:
 
     Args:
         model: the network.
-        algorithm: its name in the configuration, for the error.
+        algorithm: the algorithm's name in the configuration, for the error message.
 
     Raises:
-        UserError: one of them is missing.
+        UserError: the model lacks `features` or a linear `head`.
     """
     if hasattr(model, "features") and isinstance(getattr(model, "head", None), nn.Linear):
         return

@@ -32,15 +32,15 @@ class MAML(InnerLoopLearner):
     - The loss is a mean over examples; there its sum over the classes is differentiated, so that an
       inner learning rate there acts as `ways` times its value here.
     - All parameters are adapted. There batch norm has no scale, its shift is meta-learned but not
-      adapted, and ε is 1e-3 instead of 1e-5.
-    - The head's initial weights have a standard deviation of 0.01; on Omniglot 1 there.
+      adapted, and its ε is 1e-3 instead of 1e-5.
+    - The head's initial weights have a standard deviation of 0.01; there it is 1 on Omniglot.
     - Strided convolutions there pad unevenly (TensorFlow's "SAME"); here by a pixel on both sides.
     - Training there visits a fixed list of 200,000 tasks repeatedly; here every task is new.
 
     Args:
         model: the network whose parameters are meta-learned.
         regression: regression instead of classification.
-        inner_lr: α.
+        inner_lr: α, the inner learning rate.
         inner_steps: inner steps in training. With 0 one network is trained on all tasks and
             adapted in evaluation only: the paper's pretrained baseline.
         eval_inner_steps: inner steps in evaluation. Default: as many as in training.
@@ -90,11 +90,11 @@ class MAML(InnerLoopLearner):
 
     def step(self, parameters: Parameters, gradients: Parameters) -> Parameters:
         """φ - α ∇φ L(support; φ), given φ and its gradient."""
-        return {name: each - self.inner_lr * gradients[name] for name, each in parameters.items()}
+        return {name: p - self.inner_lr * gradients[name] for name, p in parameters.items()}
 
     @property
     def algorithm_name(self) -> str:
-        """See `Learner`; of first order, or without inner steps in training, it is another one."""
+        """See `Learner`; the name depends on `first_order` and `inner_steps`."""
         if not self.inner_steps:
             return "pretrained on all tasks"
         return "FOMAML" if self.first_order else "MAML"

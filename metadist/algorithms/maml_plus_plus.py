@@ -42,17 +42,17 @@ class MAMLPlusPlus(InnerLoopLearner):
     - The networks there have LeakyReLU instead of ReLU.
     - Omniglot's characters there are divided into 1150, 50 and 423, here into 1100, 100 and 423.
     - Omniglot's images there are not inverted.
-    - The head's initial weights there are Glorot uniform; here of a standard deviation of 0.01.
+    - The head's initial weights there are Glorot uniform; here their standard deviation is 0.01.
     - Loss weights and the outer learning rate change once an epoch of 500 iterations there; here in
       every iteration.
-    - The test there is of an ensemble of five checkpoints.
+    - The authors test an ensemble of five checkpoints.
 
     Args:
         model: the network whose parameters are meta-learned. Parameters and statistics of its
             batch norms get a first dimension of steps.
         regression: regression instead of classification.
         inner_lr: initial value of every rate.
-        inner_steps: K.
+        inner_steps: K, the inner steps in training.
         eval_inner_steps: inner steps in evaluation. Default: as many as in training.
         multi_step_iterations: iterations until the loss is that of the last step only.
         first_order_iterations: iterations with first-order gradients.
@@ -92,7 +92,7 @@ class MAMLPlusPlus(InnerLoopLearner):
 
     def predict(self, parameters: Parameters, inputs: Tensor) -> Tensor:
         """See `InnerLoopLearner`; with the norms of the selected step."""
-        axis = self.iteration.dim()  # batched tasks have their own
+        axis = self.iteration.dim()  # 1 for batched tasks, which have their own buffers
         tensors = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
         norms = {name: tensors[name].select(axis, self._step_index) for name in self._norm_tensors}
         return super().predict(parameters | norms, inputs)
@@ -133,18 +133,18 @@ class MAMLPlusPlus(InnerLoopLearner):
     ) -> Parameters:
         self._step_index = min(step, self.inner_steps - 1)
         gradients = self.gradients(parameters, support, create_graph)
-        of_step = self.rates[..., self._step_index].unbind(-1)
-        rates = dict(zip(self.adapted_names, of_step, strict=True))
+        step_rates = self.rates[..., self._step_index].unbind(-1)
+        rates = dict(zip(self.adapted_names, step_rates, strict=True))
         return {
-            name: each - _like(rates[name], each) * gradients[name]
-            for name, each in parameters.items()
+            name: parameter - _like(rates[name], parameter) * gradients[name]
+            for name, parameter in parameters.items()
         }
 
     def convert_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `Learner`; every step starts with the norms of a model that has one of each."""
-        own, converted = self.state_dict(), dict(state)
-        for name in (f"model.{each}" for each in self._norm_tensors):
-            if name in state and state[name].shape == own[name].shape[1:]:
+        """See `Learner`; batch norms that are the same in all steps are copied to every step."""
+        own_state, converted = self.state_dict(), dict(state)
+        for name in (f"model.{tensor_name}" for tensor_name in self._norm_tensors):
+            if name in state and state[name].shape == own_state[name].shape[1:]:
                 converted[name] = _repeat(state[name], self.inner_steps)
         return converted
 
@@ -158,7 +158,7 @@ def repeat_batch_norms(model: nn.Module, steps: int) -> list[str]:
     """Repeat parameters and statistics of a model's batch norms for each step, in place.
 
     Args:
-        model: the network. Its batch norms are called with those of one step.
+        model: the network. Its batch norms must be called with the tensors of one step.
         steps: number of copies, in a new first dimension.
 
     Returns:
@@ -183,5 +183,5 @@ def _repeat(tensor: Tensor, steps: int) -> Tensor:
 
 
 def _like(rate: Tensor, parameter: Tensor) -> Tensor:
-    """A rate, or one for each task, in a shape that multiplies a parameter."""
+    """Reshape a rate, or a rate per task, so that it is broadcast over a parameter."""
     return rate.view(rate.shape + (1,) * (parameter.dim() - rate.dim()))

@@ -15,7 +15,7 @@ class MetaSGD(MAML):
     """MAML with a learned inner learning rate for each adapted parameter.
 
     In a task (algorithm 1 of the paper), with a vector of rates α of the size of θ and the
-    elementwise product:
+    elementwise product ∘:
 
         φ = θ - α ∘ ∇θ L(support; θ)
         loss = L(query; φ)
@@ -80,7 +80,7 @@ class MetaSGD(MAML):
     def step(self, parameters: Parameters, gradients: Parameters) -> Parameters:
         """φ - α ∘ ∇φ L(support; φ), given φ and its gradient."""
         rates = dict(zip(self.rated_names, self.rates, strict=True))
-        return {name: each - rates[name] * gradients[name] for name, each in parameters.items()}
+        return {name: p - rates[name] * gradients[name] for name, p in parameters.items()}
 
     @property
     def algorithm_name(self) -> str:

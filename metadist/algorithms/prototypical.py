@@ -27,13 +27,13 @@ class Prototypical(Learner):
 
     - The published networks were trained again on the classes of training and validation together,
       for 20,000 episodes more than the best validation had needed.
-    - A rotated character is a class of its own there, beside the same character: 1.3 such pairs in
-      a training task of 60 ways. Here a task's classes come from different characters.
-    - Initial weights there are those of PyTorch 0.4: U(±1/√fan_in), and U(0, 1) for the scales of
-      batch norm. Here Xavier uniform and 1.
+    - Rotations of a character are separate classes there and may be in the same task: 1.3 such
+      pairs in a training task of 60 ways. Here a task's classes come from different characters.
+    - Initial weights there are PyTorch 0.4's: U(±1/√fan_in), and U(0, 1) for the scales of batch
+      norm. Here they are Xavier uniform, and the scales are 1.
 
     Args:
-        model: with `features(inputs)` and a linear `head`, which is not used.
+        model: a network with `features(inputs)` and a linear `head`, which is not used.
         regression: must be False.
         transductive: see `Learner`.
 

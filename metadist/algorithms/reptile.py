@@ -35,19 +35,20 @@ class Reptile(InnerLoopLearner):
     gradient of the reported loss, the query loss of W, is φ - W by construction. Training tasks
     may have more shots than test tasks (`task.train_shots`); the authors use 10 to 15.
 
-    The inner Adam is that of the authors' code: β₁ = 0, and second moments that persist across
-    tasks and into evaluation. They are buffers of the learner: every task of a meta-batch starts
-    from them, and they are averaged over the tasks. They are those of the sum over the examples of
-    a minibatch, so that a test with smaller minibatches than training takes smaller steps.
+    The inner Adam is as in the authors' code: β₁ = 0, and second moments that persist across tasks
+    and into evaluation. The moments are buffers of the learner: every task of a meta-batch starts
+    from them, and they are averaged over the tasks. They are moments of the gradient summed over
+    the examples of a minibatch, so that a test with smaller minibatches than training takes smaller
+    steps.
 
     Differences from the authors' code (github.com/openai/supervised-reptile):
 
     - The second moments there decay in series, task after task; here as if tasks were concurrent.
     - Omniglot's images there are not inverted: strokes are 0 and the background 1.
     - Batch norm there has an ε of 1e-3 instead of 1e-5.
-    - The head's initial weights there are Glorot uniform; here of a standard deviation of 0.01.
+    - The head's initial weights there are Glorot uniform; here their standard deviation is 0.01.
     - Strided convolutions there pad unevenly (TensorFlow's "SAME"); here by a pixel on both sides.
-    - Rotations of one character are classes that may be in one task there.
+    - Rotations of a character are separate classes there and may be in the same task.
 
     Args:
         model: the network whose parameters are meta-learned.
@@ -93,7 +94,7 @@ class Reptile(InnerLoopLearner):
             self.register_buffer("step", torch.zeros((), dtype=torch.int64))
 
     def initial(self) -> Parameters:
-        """See `InnerLoopLearner`; with Adam, which has moments of all, also those frozen since."""
+        """See `InnerLoopLearner`; with Adam, frozen ones too, since it has moments of all."""
         if self.inner_optimizer != "adam":
             return super().initial()
         parameters = dict(self.model.named_parameters())
@@ -125,7 +126,7 @@ class Reptile(InnerLoopLearner):
                 self.gradients(unflatten_tensors(vector, parameters), batch).values(), task_dims
             )
             if adam:
-                gradient = gradient * batch.targets.shape[task_dims]  # of the sum over examples
+                gradient = gradient * batch.targets.shape[task_dims]  # sum over examples
                 count += 1
                 exp_avg_sq = _BETA2 * exp_avg_sq + (1 - _BETA2) * gradient**2
                 gradient = gradient / ((exp_avg_sq / (1 - _BETA2**count)).sqrt() + _EPSILON)

@@ -26,11 +26,11 @@ class Supervised(Learner):
     Episodes without a support set are evaluated as ordinary classification.
 
     Args:
-        model: has `features(inputs)` and a linear `head`.
+        model: a network with `features(inputs)` and a linear `head`.
         regression: must be False.
         evaluation: method for few-shot tasks.
-        eval_inner_steps: gradient steps of linear probe and fine-tuning.
-        inner_lr: learning rate of linear probe and fine-tuning.
+        eval_inner_steps: gradient steps of the linear probe and of fine-tuning.
+        inner_lr: learning rate of the linear probe and of fine-tuning.
         transductive: see `Learner`.
 
     Raises:
@@ -137,7 +137,7 @@ class Supervised(Learner):
         ]
 
     def protocol(self) -> dict[str, Any]:
-        """Inner steps in evaluation: those of linear probe and fine-tuning."""
+        """No inner steps in training; in evaluation, the steps of linear probe or fine-tuning."""
         steps = 0 if self.evaluation == "nearest_centroid" else self.eval_inner_steps
         return {"inner_steps": 0, "eval_inner_steps": steps}
 
