@@ -23,7 +23,7 @@ class TaskResult(NamedTuple):
         metrics: detached scalars: "accuracy" (0 to 1) for classification, "mse" for regression;
             before adaptation as `…_before` and, with `Learner.evaluate_each_step`, after k inner
             steps as `…_after_k`.
-        predictions: in evaluation, the logits or values of the queries, shape (n, outputs).
+        predictions: logits or values of the queries, shape (n, outputs), in evaluation; else None.
         buffers: changes of the learner's buffers (running statistics), by name; filled in by the
             task mapper, empty in a learner's result.
     """
@@ -44,8 +44,8 @@ class Learner(nn.Module):
     Args:
         model: the network, built for the problem.
         regression: regression (squared error) instead of classification (cross-entropy).
-        transductive: in evaluation, batch norm without running statistics normalizes all queries
-            of a task together; if False, each query with the support set.
+        transductive: whether batch norm without running statistics normalizes all queries of a task
+            together in evaluation; if False, it normalizes each query with the support set.
 
     Attributes:
         evaluate_each_step: whether the queries are also evaluated after each inner step in
@@ -179,8 +179,8 @@ class Learner(nn.Module):
         """Adapt to the support set, evaluate on the query set.
 
         Args:
-            episode: has `support` and `query`, each with `inputs` of shape (n, *input shape) and
-                `targets` of shape (n,), or (n, outputs) in regression.
+            episode: the task's `support` and `query`, each with `inputs` of shape (n, *input shape)
+                and `targets` of shape (n,), or (n, outputs) in regression.
 
         Returns:
             The result of the task; in training a scalar loss is enough. With batched tasks every

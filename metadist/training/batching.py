@@ -1,7 +1,7 @@
 """Batching over tasks: tasks of one shape in one computation, with a first dimension of tasks.
 
-A small task's time goes to launching operations. In a chunk, tasks share that cost, and each has
-its own copy of the parameters and its own gradient.
+Small tasks spend most of their time on launching operations. The tasks of a chunk share that cost.
+Each has its own copy of the parameters and its own gradient.
 """
 
 import math
@@ -19,27 +19,27 @@ from metadist.training.precision import Precision, autocast, to_float32
 
 ChunkSize = int | Literal["auto"]
 
-# Input elements of a chunk, for models that do not give `max_batched_elements` themselves.
+# Input elements of a chunk, for models without `max_batched_elements`.
 _MAX_ELEMENTS_CPU = 2**16
 _MAX_ELEMENTS_GPU = 2**22
 _MIN_CHUNK = 3
-"""A CPU is faster one task at a time than with smaller chunks."""
+"""On a CPU, smaller chunks are slower than one task at a time."""
 MAX_CHUNK = 64
 
 
 def max_chunk_size(
     learner: Learner, elements: int, device: torch.device, chunk_size: ChunkSize
 ) -> int:
-    """How many tasks of one shape may run in a chunk; 0 if they run one at a time.
+    """The largest number of tasks of one shape in a chunk; 0 if tasks run one at a time.
 
-    It depends on the learner and the shape of one task alone, never on the number of tasks, so
-    that every rank computes a task by the same operations and with the same rounding.
+    It depends only on the learner and the shape of one task, never on the number of tasks, so that
+    every rank computes a task by the same operations and with the same rounding.
 
     Args:
-        learner: whose tasks they are.
-        elements: of the inputs of one task.
-        device: where the tasks are computed.
-        chunk_size: the configured size; "auto" goes by the number of elements.
+        learner: the learner that runs the tasks.
+        elements: number of elements of the inputs of one task.
+        device: the device on which the tasks are computed.
+        chunk_size: the configured size; "auto" depends on the number of elements.
     """
     if not learner.supports_batched_tasks:
         return 0
@@ -53,7 +53,7 @@ def max_chunk_size(
 
 
 def input_elements(episode: Episode) -> int:
-    """How many elements the inputs of a task, or of stacked tasks, have."""
+    """The number of elements of the inputs of a task, or of stacked tasks."""
     return episode.support.inputs.numel() + episode.query.inputs.numel()
 
 
@@ -61,10 +61,10 @@ class Chunk(NamedTuple):
     """Tasks that are computed together.
 
     Attributes:
-        keys: of the tasks, shape (tasks, 4).
-        episodes: every tensor with a first dimension of tasks; of a single task, without, where
-            `batched` is False.
-        batched: whether to run it with `forward_batched`; else it is one task.
+        keys: the tasks' keys, shape (tasks, 4).
+        episodes: the tasks, every tensor with a first dimension of tasks; a single task without
+            that dimension if `batched` is False.
+        batched: whether to run the chunk with `forward_batched`; else it is a single task.
     """
 
     keys: Tensor
@@ -79,36 +79,36 @@ def split_into_chunks(
     device: torch.device,
     chunk_size: ChunkSize,
 ) -> Iterator[Chunk]:
-    """The tasks in order, in chunks of one shape whose sizes differ by at most one.
+    """Split tasks, in order, into chunks of one shape whose sizes differ by at most one.
 
     Args:
-        learner: on the device.
+        learner: the learner that runs the tasks, on the device.
         tasks: keys and episodes.
         count: the number of tasks.
-        device: of the chunks. Each is copied to it as a whole.
+        device: the device to which each chunk is copied as a whole.
         chunk_size: see `max_chunk_size`.
     """
 
-    def chunk_of(some: list[tuple[Tensor, Episode]], batched: bool) -> Chunk:
-        keys = torch.stack([key for key, _ in some])
-        episodes = [episode for _, episode in some]
-        chunk = stack_episodes(episodes) if batched else episodes[0]
-        return Chunk(keys, to_device(chunk, device), batched)
+    def make_chunk(members: list[tuple[Tensor, Episode]], batched: bool) -> Chunk:
+        keys = torch.stack([key for key, _ in members])
+        episodes = [episode for _, episode in members]
+        episode = stack_episodes(episodes) if batched else episodes[0]
+        return Chunk(keys, to_device(episode, device), batched)
 
     chunk: list[tuple[Tensor, Episode]] = []
     shapes, largest, size = None, 0, 1
     for number, (key, episode) in enumerate(tasks):
-        found = [tensor.shape for part in episode for tensor in part]
-        if found != shapes or len(chunk) == size:
+        task_shapes = [tensor.shape for part in episode for tensor in part]
+        if task_shapes != shapes or len(chunk) == size:
             if chunk:
-                yield chunk_of(chunk, largest > 0)
-            chunk, shapes = [], found
+                yield make_chunk(chunk, largest > 0)
+            chunk, shapes = [], task_shapes
             largest = max_chunk_size(learner, input_elements(episode), device, chunk_size)
             left = max(1, count - number)
             size = math.ceil(left / math.ceil(left / max(1, largest)))
         chunk.append((key, episode))
     if chunk:
-        yield chunk_of(chunk, largest > 0)
+        yield make_chunk(chunk, largest > 0)
 
 
 def split_stacked(
@@ -121,10 +121,10 @@ def split_stacked(
     """Split stacked tasks into chunks; see `split_into_chunks`.
 
     Args:
-        learner: on the device.
-        keys: of the tasks, shape (tasks, 4).
-        episodes: every tensor with a first dimension of tasks.
-        device: of the chunks.
+        learner: the learner that runs the tasks, on the device.
+        keys: the tasks' keys, shape (tasks, 4).
+        episodes: the tasks, every tensor with a first dimension of tasks.
+        device: the device to which the tasks are copied.
         chunk_size: see `max_chunk_size`.
     """
     elements = input_elements(episodes) // len(keys)
@@ -147,14 +147,14 @@ def split_stacked(
 def own_memory(episode: Episode) -> Episode:
     """A copy of an episode that is part of a batch.
 
-    Matrix products round differently where memory is aligned differently, which must not depend on
-    an episode's position in a batch.
+    The rounding of matrix products depends on the alignment of memory. In a copy, the alignment
+    does not depend on the episode's position in a batch.
     """
     return Episode(*(Examples(inputs.clone(), targets.clone()) for inputs, targets in episode))
 
 
 def to_device(episodes: Episode, device: torch.device) -> Episode:
-    """Tasks on a device. A copy to a CUDA device is from pinned memory and does not wait."""
+    """Copy tasks to a device; to a CUDA device from pinned memory, without waiting."""
     if device.type == "cpu":
         return episodes
     cuda = device.type == "cuda"
@@ -175,53 +175,54 @@ def forward_batched(
     """Run the learner on several tasks at once.
 
     Args:
-        learner: with `supports_batched_tasks`.
-        parameters: values of all of the learner's parameters, by name; the losses are
+        learner: a learner with `supports_batched_tasks`.
+        parameters: values of all of the learner's parameters, by name; the losses can be
             differentiated with respect to those that require grad.
-        episodes: every tensor with a first dimension of tasks.
-        precision: of the computation.
+        episodes: the tasks, every tensor with a first dimension of tasks.
+        precision: the precision of the tasks' computation.
 
     Returns:
         The result, every tensor with a first dimension of tasks, with the tasks' changes of the
-        buffers in training; and each task's own parameters, by name, to differentiate the sum of
-        the losses with respect to.
+        buffers in training; and each task's copy of the parameters, by name, with respect to which
+        the sum of the losses can be differentiated.
     """
     count = len(episodes.query.inputs)
-    own = {
+    task_parameters = {
         name: _repeat(parameter.detach(), count).requires_grad_(parameter.requires_grad)
         for name, parameter in parameters.items()
     }
     before = dict(learner.named_buffers())
-    tensors = own | {name: _repeat(buffer.detach(), count) for name, buffer in before.items()}
+    buffers = {name: _repeat(buffer.detach(), count) for name, buffer in before.items()}
+    tensors = task_parameters | buffers
     with autocast(precision, episodes.query.inputs.device):
         result = functional_call(learner, tensors, (episodes,))
     if precision == "bf16":
         result = to_float32(result)
     if before and learner.training:
         result = result._replace(buffers=buffer_changes(before, tensors))
-    return result, own
+    return result, task_parameters
 
 
 def buffer_changes(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The differences that tasks made to a learner's buffers of real numbers, float64.
+    """The changes that tasks made to a learner's buffers of real numbers, float64.
 
     Raises:
-        UserError: another buffer, such as a mask, has changed, which has no mean over tasks, or a
-            buffer has another size.
+        UserError: a buffer has another size after a task, or a buffer of another type, such as a
+            mask, has changed, and its changes have no mean over tasks.
     """
     changes = {}
-    for name, each in before.items():
-        if after[name].shape[after[name].dim() - each.dim() :] != each.shape:
+    for name, buffer in before.items():
+        if after[name].shape[after[name].dim() - buffer.dim() :] != buffer.shape:
             raise UserError(
-                f"the buffer {name} of shape {tuple(each.shape)} has the shape "
+                f"the buffer {name} of shape {tuple(buffer.shape)} has the shape "
                 f"{tuple(after[name].shape)} after a task, and tasks start from the same buffers: "
                 "give it a fixed size, or keep what grows outside of the learner."
             )
-        if each.dtype != torch.bool and not each.is_complex():
-            changes[name] = after[name].double() - each
-        elif not torch.equal(after[name], each.expand_as(after[name])):
+        if buffer.dtype != torch.bool and not buffer.is_complex():
+            changes[name] = after[name].double() - buffer
+        elif not torch.equal(after[name], buffer.expand_as(after[name])):
             raise UserError(
-                f"the buffer {name} of type {each.dtype} changes in training, and has no mean "
+                f"the buffer {name} of type {buffer.dtype} changes in training, and has no mean "
                 "over tasks: keep it constant, or of floating-point numbers."
             )
     return changes
@@ -231,7 +232,7 @@ def _repeat(parameter: Tensor, tasks: int) -> Tensor:
     """A copy of a parameter for each task, (tasks, *shape).
 
     Copies, not views: an operation that needs contiguous memory would copy a view of several
-    tasks but not that of one, and the order in which autograd adds up gradients would depend on
+    tasks but not a view of one, and the order in which autograd adds up gradients would depend on
     the number of tasks. Convolution weights are in the order in which kernels and products read
     them, (tasks, height, width, in, out).
     """
@@ -239,6 +240,6 @@ def _repeat(parameter: Tensor, tasks: int) -> Tensor:
         return parameter.expand(tasks, *parameter.shape).clone(
             memory_format=torch.contiguous_format
         )
-    one = parameter.permute(2, 3, 1, 0).contiguous()
-    copies = one.expand(tasks, *one.shape).clone(memory_format=torch.contiguous_format)
+    weight = parameter.permute(2, 3, 1, 0).contiguous()
+    copies = weight.expand(tasks, *weight.shape).clone(memory_format=torch.contiguous_format)
     return copies.permute(0, 4, 3, 1, 2)

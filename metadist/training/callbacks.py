@@ -25,19 +25,20 @@ class Callback:
     """Base class of callbacks. Every method does nothing; a subclass overrides what it needs.
 
     Every rank makes the configured callbacks. Hooks are called on the drivers, the ranks that run
-    the training loop: rank zero with `strategy=rpc` and `local`, every rank with `allreduce`. There
-    they get equal values on every rank, and what changes the learner must be the same on every
-    rank; `metadist.distributed.get_rank()` tells the ranks apart, for what one of them writes.
+    the training loop: rank zero with `strategy=rpc` and `local`, every rank with `allreduce`. With
+    `allreduce`, hooks get equal values on every rank and must change the learner in the same way on
+    every rank; `metadist.distributed.get_rank()` is the rank, for example to write a file on rank
+    zero only.
 
-    A hook finds everything in the trainer: `trainer.experiment` (learner, optimizer, tasks, logger,
-    directory), `trainer.config`, and `trainer.state` with the number of finished iterations.
-    `trainer.state.should_stop = True`, set in `on_iteration_end` or `on_validation_end` on any
-    rank, ends training after this iteration: a last validation, a checkpoint and the test follow.
+    Hooks get the trainer: `trainer.experiment` (learner, optimizer, tasks, logger, directory),
+    `trainer.config`, and `trainer.state` with the number of finished iterations. If a hook sets
+    `trainer.state.should_stop = True` in `on_iteration_end` or `on_validation_end` on any rank,
+    training ends after this iteration: a last validation, a checkpoint and the test follow.
 
-    Callbacks are called in the order of the configuration. What a hook raises ends the run.
+    Callbacks are called in the order of the configuration. An exception in a hook ends the run.
 
     Raises:
-        TypeError: a subclass defines a method `on_…` that is no hook.
+        TypeError: a subclass defines a method `on_…` that is not a hook.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -54,14 +55,14 @@ class Callback:
         """Called before the first outer step, also of a resumed run, after `load_state_dict`.
 
         Args:
-            trainer: of the run.
+            trainer: the run's trainer.
         """
 
     def on_iteration_end(self, trainer: "Trainer", output: "StepOutput") -> None:
         """Called after each outer step, before a validation and a checkpoint of that iteration.
 
         Args:
-            trainer: of the run.
+            trainer: the run's trainer.
             output: loss, gradient norm and metrics of the step.
         """
 
@@ -69,7 +70,7 @@ class Callback:
         """Called after each validation, before its checkpoint is written.
 
         Args:
-            trainer: of the run.
+            trainer: the run's trainer.
             metrics: "validation_loss", "validation_accuracy" or "validation_mse",
                 "validation_ci95" and the learner's own metrics, as they are logged.
         """
@@ -78,49 +79,49 @@ class Callback:
         """Called after the test, before `results.json` is written.
 
         Args:
-            trainer: of the run.
-            results: what will be written; entries may be added, of any type that
+            trainer: the run's trainer.
+            results: the results that will be written; entries may be added, of any type that
                 `metadist.loggers.json_value` converts.
         """
 
     def on_checkpoint(self, trainer: "Trainer", path: Path) -> None:
-        """Called after a checkpoint has been written, also one of the best validation so far.
+        """Called after a checkpoint has been written, also the best checkpoint by validation.
 
         Args:
-            trainer: of the run.
+            trainer: the run's trainer.
             path: the file, which rank zero wrote.
         """
 
     def evaluated_learner(self) -> Learner | None:
         """The learner to validate, to test and to save for later use instead of the trained one.
 
-        The first callback that returns one decides. Default: None.
+        The first learner that a callback returns is used. Default: None.
         """
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs: tensors, numbers, strings, None and containers of them."""
+        """The state for resuming: tensors, numbers, strings, None and containers of them."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned. Called before `on_train_start` if the run resumes.
+        """Restore the state. Called before `on_train_start` if the run resumes.
 
         Args:
-            state: from the checkpoint, tensors on the CPU.
+            state: the value of `state_dict` in the checkpoint, with tensors on the CPU.
         """
 
 
 class EarlyStopping(Callback):
     """Stop when a validation metric has not improved for some validations in a row.
 
-    What is tested is the last state, or the best one with `trainer.test_checkpoint=best`.
+    The test evaluates the last state, or the best one with `trainer.test_checkpoint=best`.
 
     Args:
-        metric: a metric of the validation, without the prefix: "loss", "accuracy" or a metric of
-            the learner's own. Default: "accuracy", for regression "mse".
-        mode: whether the metric is to be minimized or maximized. Default: "max" for accuracy, "min"
-            for loss and MSE.
-        patience: validations in a row without improvement after which training stops.
+        metric: a validation metric, without the prefix: "loss", "accuracy" or one of the learner's
+            own metrics. Default: "accuracy", for regression "mse".
+        mode: whether the metric is to be minimized ("min") or maximized ("max"). Default: "max" for
+            accuracy, "min" for loss and MSE.
+        patience: number of validations in a row without improvement after which training stops.
         min_delta: smallest change that counts as an improvement.
     """
 
@@ -142,7 +143,7 @@ class EarlyStopping(Callback):
         """Fill in the defaults.
 
         Raises:
-            UserError: the run has no validations, or `mode` is missing for a metric of one's own.
+            UserError: the run has no validations, or `mode` is missing for a metric of the user.
         """
         if not trainer.config.eval_every:
             raise UserError(
@@ -190,7 +191,7 @@ class EarlyStopping(Callback):
                 )
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value, and how many validations ago it was."""
+        """The best value, and the number of validations since."""
         return {"best": self.best, "validations_since_best": self.validations_since_best}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -200,20 +201,21 @@ class EarlyStopping(Callback):
 
 
 class WeightAveraging(Callback):
-    """Keep an exponential moving average of the weights, and validate, test and save that.
+    """Validate, test and save an exponential moving average of the weights.
 
     After the first iteration the average is the learner's weights θ, afterwards
 
         average ← decay · average + (1 - decay) · θ
 
     after each iteration (Polyak and Juditsky 1992, doi 10.1137/0330046, average with equal
-    weights). Running statistics are averaged in the same way; integers, such as counts of steps,
-    are those of the last iteration. Training itself does not change. A
-    checkpoint holds the average as its learner, which `init_from`, `metadist evaluate` and
-    `FewShotClassifier` load, and beside it the weights that a resumed run goes on with.
+    weights). Running statistics are averaged in the same way; integer buffers, such as step counts,
+    are copied from the last iteration. Training itself does not change. A checkpoint holds the
+    average as its learner, which `init_from`, `metadist evaluate` and `FewShotClassifier` load, and
+    also the trained weights, from which a resumed run continues.
 
     Args:
-        decay: from 0, no averaging, to 1; about 1 - 1/n for an average over n iterations.
+        decay: weight of the previous average, from 0 (no averaging) to below 1; about 1 - 1/n for
+            an average over n iterations.
     """
 
     def __init__(self, decay: Annotated[float, Ge(0), Lt(1)] = 0.999) -> None:
@@ -258,15 +260,15 @@ class WeightAveraging(Callback):
         return learner
 
     def state_dict(self) -> dict[str, Any]:
-        """The average, and over how many iterations."""
+        """The average, and the number of averaged iterations."""
         return {} if self._averaged is None else _named_tensors(self._averaged)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep the average for `on_train_start`."""
+        """Store the average until `on_train_start`."""
         self._loaded = state
 
 
 def _named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and all buffers, detached and sharing the memory."""
+    """Parameters and all buffers by name, detached; they share memory with the module."""
     named = [*module.named_parameters(), *module.named_buffers()]
     return {name: tensor.detach() for name, tensor in named}

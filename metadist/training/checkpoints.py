@@ -32,13 +32,13 @@ class Checkpoints:
     """The checkpoints of one run. Rank zero writes; every rank that trains reads.
 
     A run resumes from `iteration-00000200.pt`; the newest `keep` of them are kept.
-    `best-00000150.pt` is the best by validation, kept until no kept checkpoint needs it: whichever
-    of them a run resumes from, the best before it is still there. A file is what `torch.save`
-    writes, followed by its digest; `torch.load` can read it.
+    `best-00000150.pt` is the best checkpoint by validation. For each kept checkpoint, the best one
+    up to its iteration is kept too, so that a run can resume from any of them. A file is the output
+    of `torch.save`, followed by its digest; `torch.load` can read it.
 
     Args:
         directory: the run's `checkpoints/`.
-        keep: how many of the newest to keep, at least one.
+        keep: number of newest checkpoints to keep, at least one.
     """
 
     def __init__(self, directory: Path, keep: int = 3) -> None:
@@ -62,13 +62,13 @@ class Checkpoints:
     @property
     def best(self) -> Path | None:
         """The best checkpoint so far, None before the first validation."""
-        found = self.bests()
-        return found[-1][1] if found else None
+        bests = self.bests()
+        return bests[-1][1] if bests else None
 
     def newest(self) -> Path | None:
-        """The newest numbered checkpoint, if there is any."""
-        found = self.iterations()
-        return found[-1][1] if found else None
+        """The newest numbered checkpoint; None if there is none."""
+        checkpoints = self.iterations()
+        return checkpoints[-1][1] if checkpoints else None
 
     def save(self, iteration: int, contents: dict[str, Any]) -> Path:
         """Write the checkpoint of an iteration, then delete those that are not kept."""
@@ -95,9 +95,9 @@ class Checkpoints:
         return self.directory / f"best-{iteration:08d}.pt"
 
     def candidates(self) -> list[Path]:
-        """The checkpoints to resume from, in the order to try: the newest first, the bests last."""
-        both = (self.iterations(), self.bests())
-        return [path for found in both for _, path in reversed(found)]
+        """The checkpoints to resume from, in the order to try: newest first, best ones last."""
+        kinds = (self.iterations(), self.bests())
+        return [path for checkpoints in kinds for _, path in reversed(checkpoints)]
 
     def first_candidate(self) -> Path:
         """The newest checkpoint, or the best one if there is no other.
@@ -105,13 +105,13 @@ class Checkpoints:
         Raises:
             UserError: there is none.
         """
-        found = self.candidates()
-        if not found:
+        candidates = self.candidates()
+        if not candidates:
             raise UserError(
                 f"{self.directory.parent} holds no checkpoint: give the directory of a run, or "
                 "the path of a checkpoint file."
             )
-        return found[0]
+        return candidates[0]
 
     def rename_later(self, iteration: int) -> None:
         """Rename the checkpoints of later iterations, and delete incompletely written files."""
@@ -123,10 +123,10 @@ class Checkpoints:
                 part.unlink(missing_ok=True)
 
     def _write(self, path: Path, contents: dict[str, Any]) -> None:
-        """Write a file; the first one is read back, as what can be written may not be readable.
+        """Write a file. The first one is read back, to check that its contents can be loaded.
 
         Raises:
-            TypeError: the contents hold something else than tensors and plain values.
+            TypeError: the contents hold other types than tensors and plain values.
         """
         write_checkpoint(path, contents)
         if self._verified:
@@ -144,8 +144,10 @@ class Checkpoints:
     def _named(self, kind: str) -> list[tuple[int, Path]]:
         if not self.directory.is_dir():
             return []
-        found = [(_NAME.fullmatch(path.name), path) for path in self.directory.iterdir()]
-        return sorted((int(name[2]), path) for name, path in found if name and name[1] == kind)
+        matches = [(_NAME.fullmatch(path.name), path) for path in self.directory.iterdir()]
+        return sorted(
+            (int(match[2]), path) for match, path in matches if match and match[1] == kind
+        )
 
     def _delete_bests(self) -> None:
         bests = self.bests()
@@ -158,7 +160,7 @@ class Checkpoints:
 
 
 def rename_checkpoint(path: Path, suffix: str) -> Path:
-    """Rename a checkpoint to NAME.SUFFIX, so that no run resumes from it; its new path."""
+    """Rename a checkpoint to NAME.SUFFIX, so that no run resumes from it; return its new path."""
     renamed = path.with_name(f"{path.name}.{suffix}")
     number = 1
     while renamed.exists():
@@ -167,9 +169,10 @@ def rename_checkpoint(path: Path, suffix: str) -> Path:
 
 
 class _DigestWriter:
-    """A binary file that computes the digest of what is written.
+    """A binary file that computes the digest of the written bytes.
 
-    An OSError is raised by `finish`: `torch.save` would replace it by another one.
+    An OSError in `write` is raised by `finish`, because `torch.save` would replace it by another
+    exception.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -178,7 +181,7 @@ class _DigestWriter:
         self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """Write bytes; how many."""
+        """Write bytes and return their number."""
         if self.error is None:
             self.sha256.update(data)
             try:
@@ -188,13 +191,13 @@ class _DigestWriter:
         return memoryview(data).nbytes
 
     def flush(self) -> None:
-        """Nothing: the file is flushed at the end."""
+        """Does nothing: the file is flushed at the end."""
 
     def finish(self) -> None:
         """Append the digest.
 
         Raises:
-            OSError: anything could not be written.
+            OSError: the file could not be written.
         """
         if self.error is not None:
             raise self.error
@@ -204,7 +207,7 @@ class _DigestWriter:
 def write_checkpoint(path: Path, contents: dict[str, Any]) -> None:
     """Write tensors and plain containers atomically.
 
-    The format's number and metadist's version are added. The file is streamed, without a copy
+    The number of the format and metadist's version are added. The file is streamed, without a copy
     in memory.
 
     Raises:
@@ -214,8 +217,8 @@ def write_checkpoint(path: Path, contents: dict[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_writer(path) as file:
             writer = _DigestWriter(file)
-            about = {"format": FORMAT, "version": __version__}
-            torch.save({**about, **contents}, writer)  # type: ignore[arg-type]  # write is enough
+            header = {"format": FORMAT, "version": __version__}
+            torch.save({**header, **contents}, writer)  # type: ignore[arg-type]  # write is enough
             writer.finish()
     except OSError as error:
         raise UserError(
@@ -228,8 +231,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """The contents of a checkpoint, on the CPU.
 
     Raises:
-        CorruptCheckpointError: a truncated or altered file, or one of another kind.
-        UserError: no file, or an intact checkpoint of another format.
+        CorruptCheckpointError: the file is truncated, altered or not a checkpoint.
+        UserError: the file cannot be read, or is an intact checkpoint of another format.
     """
     try:
         with path.open("rb") as file:
@@ -269,7 +272,7 @@ def _check_digest(path: Path, file: BinaryIO) -> None:
 
 
 def _load(path: Path, file: BinaryIO) -> Any:
-    """Tensors and plain values; anything else, and compressed data, is refused."""
+    """Load tensors and plain values; refuse anything else, and compressed data."""
     try:
         with zipfile.ZipFile(file) as archive:
             compressed = any(
@@ -282,7 +285,7 @@ def _load(path: Path, file: BinaryIO) -> Any:
     except (
         pickle.UnpicklingError,
         zipfile.BadZipFile,
-        # What torch.load raises for malformed contents.
+        # torch.load raises these for malformed contents.
         RuntimeError,
         EOFError,
         ValueError,

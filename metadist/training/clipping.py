@@ -10,7 +10,7 @@ from metadist.training.experiment import TrainerConfig
 
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> float:
     """The Euclidean norm of all gradients together; infinite or NaN only if an element is."""
-    gradients = [each.grad for each in parameters if each.grad is not None]
+    gradients = [p.grad for p in parameters if p.grad is not None]
     norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradients]
     return torch.linalg.vector_norm(torch.stack(norms)).item() if norms else 0.0
 
@@ -19,9 +19,9 @@ def clip_gradient(parameters: Sequence[nn.Parameter], config: TrainerConfig, nor
     """Clip the gradients in place by `trainer.clip_value`, then by `trainer.clip_norm`.
 
     Args:
-        parameters: whose gradients count.
-        config: of the trainer.
-        norm: of the gradients, see `gradient_norm`.
+        parameters: the parameters whose gradients are clipped.
+        config: the trainer's configuration.
+        norm: the norm of the gradients, see `gradient_norm`.
     """
     if config.clip_value is not None:
         torch.nn.utils.clip_grad_value_(parameters, config.clip_value)

@@ -1,4 +1,4 @@
-"""When the outer step of a run is compiled, and its compilation before training."""
+"""Whether the outer step of a run is compiled, and its compilation before training."""
 
 import hashlib
 import logging
@@ -19,7 +19,7 @@ from metadist.training.strategies import Strategy
 _log = logging.getLogger(__name__)
 
 _MIN_COMPILED = 5000
-"""Iterations from which on compiling a small model takes less time than it saves."""
+"""Number of iterations from which compiling a small model saves more time than it takes."""
 
 
 def compile_options(
@@ -30,20 +30,21 @@ def compile_options(
     configuration: str,
     strategy: Strategy,
 ) -> CompileOptions | None:
-    """How the outer step of a run is compiled; None if it is not. Any rank may call it.
+    """Options for compiling the outer step of a run; None if it runs eagerly. Any rank may call it.
 
-    A learner that computes one task at a time, has buffers or draws random numbers is not
-    compiled; with `compile=true` rank zero logs it.
+    The step of a learner that computes one task at a time, has buffers or draws random numbers is
+    not compiled; with `compile=true`, rank zero logs the reason.
 
-    The size of a chunk does not depend on the number of workers: all use one compiled form.
+    The chunk size does not depend on the number of workers, so that all use one compiled form.
 
     Args:
-        trainer: with `compile`, `task_chunk_size` and the number of iterations.
-        tasks: of training.
-        learner: in training mode.
-        device: where tasks are computed.
-        configuration: whatever the learner was built from.
-        strategy: of the run.
+        trainer: the trainer's configuration, of which `compile`, `task_chunk_size`,
+            `meta_batch_size` and `iterations` are used.
+        tasks: the training tasks.
+        learner: the learner, in training mode.
+        device: the device on which tasks are computed.
+        configuration: text that determines how the learner is built.
+        strategy: the run's strategy.
 
     Raises:
         UserError: `compile` is true, and the strategy computes one task at a time.
@@ -59,12 +60,12 @@ def compile_options(
             "strategy.gradient=worker or strategy.engine=sum."
         )
     convolutions = any(isinstance(layer, nn.Conv2d) for layer in learner.modules())
-    pays = device.type == "cpu" and not convolutions and trainer.iterations >= _MIN_COMPILED
-    if trainer.compile == "auto" and not pays:
+    worthwhile = device.type == "cpu" and not convolutions and trainer.iterations >= _MIN_COMPILED
+    if trainer.compile == "auto" and not worthwhile:
         return None
     episode = tasks.sample(task_keys(0, "train", 0, range(1))[0])
-    elements, wanted = input_elements(episode), trainer.task_chunk_size
-    size = min(max_chunk_size(learner, elements, device, wanted), trainer.meta_batch_size)
+    elements, chunk_size = input_elements(episode), trainer.task_chunk_size
+    size = min(max_chunk_size(learner, elements, device, chunk_size), trainer.meta_batch_size)
     reason = _why_eager(learner, size)
     if reason is None:
         return CompileOptions(hashlib.sha256(configuration.encode()).hexdigest(), size)
@@ -74,7 +75,7 @@ def compile_options(
 
 
 def _why_eager(learner: Learner, chunk_size: int) -> str | None:
-    """Why a learner's step is not compiled; None if it can be."""
+    """The reason why a learner's step is not compiled; None if it can be."""
     name = learner.algorithm_name
     if not chunk_size:
         return f"{name} with this model and dataset computes one task at a time"
@@ -86,10 +87,10 @@ def _why_eager(learner: Learner, chunk_size: int) -> str | None:
 
 
 def compile_step(experiment: Experiment) -> str | None:
-    """Compile the outer step, if the run's is compiled. Any rank may call it.
+    """Compile the outer step, if the run compiles it. Any rank may call it.
 
     Returns:
-        Why it cannot be compiled; None if it can, or is not to be.
+        The reason why it cannot be compiled; None if it can, or is run eagerly.
     """
     keys = task_keys(0, "train", 0, range(1))
     learner = cast(Learner, module_clone(experiment.learner, by="reference"))

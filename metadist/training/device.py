@@ -7,15 +7,16 @@ from metadist.errors import UserError, first_line
 
 
 def resolve_device(device: str) -> torch.device:
-    """The device of a configured name, in this process. If a node has more ranks than GPUs, several
-    ranks use one.
+    """The device of this process for a configured name.
+
+    If a node has more ranks than GPUs, several ranks share a GPU.
 
     Args:
-        device: "auto" for the GPU of the local rank where there is one, else the CPU; "cuda" for
+        device: "auto" for the GPU of the local rank if there is one, else the CPU; "cuda" for
             the GPU of the local rank; or a name that torch accepts.
 
     Raises:
-        UserError: there is no such device here.
+        UserError: this process has no such device.
     """
     if device == "auto" and not torch.cuda.is_available():
         return torch.device("cpu")

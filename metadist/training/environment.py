@@ -1,4 +1,4 @@
-"""What a run is computed with: versions, commit, device, workers."""
+"""The environment of a run: versions, commit, device, workers."""
 
 import contextlib
 import os
@@ -48,12 +48,13 @@ def environment_of(experiment: Experiment) -> dict[str, Any]:
 
 @cache
 def commit(directory: Path) -> dict[str, str]:
-    """`commit` of the Git repository that a directory is in, `-dirty` if files differ from it; {}
-    without a repository.
+    """The `commit` of a directory's Git repository, with `-dirty` if files differ from it.
+
+    {} without a repository.
     """
     command = ["git", "-C", str(directory), "describe", "--always", "--abbrev=40", "--dirty"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        found = subprocess.run(
+        completed = subprocess.run(
             [*command, "--exclude=*"],
             capture_output=True,
             text=True,
@@ -61,13 +62,13 @@ def commit(directory: Path) -> dict[str, str]:
             check=True,
             stdin=subprocess.DEVNULL,
         )
-        return {"commit": found.stdout.strip()}
+        return {"commit": completed.stdout.strip()}
     return {}
 
 
 @cache
 def cpu_name() -> str:
-    """The model of the CPU, or its architecture where Linux does not tell it."""
+    """The model of the CPU, or its architecture if Linux does not report the model."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

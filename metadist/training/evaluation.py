@@ -34,7 +34,7 @@ class Estimate(NamedTuple):
     Attributes:
         mean: the mean.
         ci95: half the width of the interval, 1.96 standard errors; NaN for a single task.
-        tasks: over how many tasks.
+        tasks: the number of tasks.
     """
 
     mean: float
@@ -43,11 +43,12 @@ class Estimate(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What a learner does on a list of tasks.
+    """The result of a learner on a list of tasks.
 
     Attributes:
         metrics: "loss" and the metrics, each of shape (tasks,).
-        predictions: of the queries of each task; empty without `EvaluateMapper.return_predictions`.
+        predictions: predictions and targets of each task's queries; empty without
+            `EvaluateMapper.return_predictions`.
     """
 
     metrics: dict[str, Tensor]
@@ -76,31 +77,32 @@ def evaluate(
     between_chunks: Callable[[], None] = lambda: None,
     warn: Callable[[int, float], None] = lambda index, loss: None,
 ) -> Evaluation:
-    """Loss and metrics of the tasks `keys`, of shape (tasks, 4).
+    """Compute loss and metrics of a learner on tasks.
 
-    The drivers call it. Every learner is evaluated on the same tasks for the same keys.
+    The drivers call it. For the same keys, every learner is evaluated on the same tasks.
 
     Args:
-        strategy: computes the tasks.
-        mapper: samples the tasks and runs the learner on them.
-        learner: what is evaluated.
-        keys: the tasks.
-        make_batch: what is sent to workers for some keys.
-        between_chunks: called after each chunk of tasks; what it raises ends the evaluation.
-        warn: called if any task's loss is NaN or infinite, with the first one's index in `keys`
-            and its loss.
+        strategy: the strategy that distributes the tasks.
+        mapper: the mapper that samples the tasks and runs the learner on them.
+        learner: the learner to evaluate.
+        keys: the tasks' keys, shape (tasks, 4).
+        make_batch: a function, keys -> the batch that is sent to workers.
+        between_chunks: a function that is called after each chunk of tasks; an exception in it ends
+            the evaluation.
+        warn: a function that is called if the loss of any task is NaN or infinite, with the index
+            in `keys` and the loss of the first such task.
     """
     parts: list[dict[str, Tensor]] = []
     predictions: list[QueryPredictions] = []
     for chunk in keys.split(max(_MIN_CHUNK_TASKS, _MIN_TASKS_PER_WORKER * get_world_size())):
         values = strategy.map_tasks(mapper, learner, make_batch(chunk))
         order = order_of_tasks(values[TASK_INDEX], chunk)
-        parts.append({n: each[order] for n, each in values.items() if n not in _NO_METRICS})
+        parts.append({n: value[order] for n, value in values.items() if n not in _NO_METRICS})
         if queries := split_queries(values):
             predictions += [queries[position] for position in order.tolist()]
         between_chunks()
     metrics = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    wrong = (~metrics["loss"].isfinite()).nonzero()
-    if len(wrong):
-        warn(int(wrong[0]), metrics["loss"][wrong[0]].item())
+    non_finite = (~metrics["loss"].isfinite()).nonzero()
+    if len(non_finite):
+        warn(int(non_finite[0]), metrics["loss"][non_finite[0]].item())
     return Evaluation(metrics, predictions)

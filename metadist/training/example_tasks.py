@@ -30,18 +30,18 @@ _JPEG_QUALITY = 85
 
 
 def write_test_tasks(experiment: Experiment) -> Path | None:
-    """Save the data of the hardest test tasks and of those around the median. Rank zero calls it.
+    """Save the data of the hardest test tasks and of tasks around the median. Rank zero calls it.
 
-    Predictions are not part of it: `test_predictions.jsonl` has them.
+    Predictions are not included: they are in `test_predictions.jsonl`.
 
     Args:
-        experiment: a run that has been tested; its learner has the state that was tested.
+        experiment: the experiment of a tested run; its learner has the state that was tested.
 
     Returns:
         The file, or None for tasks that cannot be shown; see `plot_run`.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     records = read_test_predictions(experiment.directory)
     if not records or not can_plot(experiment.tasks):
@@ -68,7 +68,7 @@ def _data(experiment: Experiment, number: int) -> dict[str, Any]:
 def _points(experiment: Experiment, episode: Episode) -> dict[str, Any]:
     before = predict_before_adaptation(experiment.evaluated_learner, episode.query.inputs)
     return {
-        "support": [each.double().ravel().tolist() for each in episode.support],
+        "support": [tensor.double().ravel().tolist() for tensor in episode.support],
         "inputs": episode.query.inputs.double().ravel().tolist(),
         "before": before.double().ravel().tolist(),
     }

@@ -25,45 +25,47 @@ _MAX_TASKS = 1_000_000
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    """Lengths and intervals of training, and what it does when.
+    """Lengths, intervals and options of training and evaluation.
 
     Args:
-        iterations: outer steps in all, those before a resume counted in.
-        meta_batch_size: tasks an outer step.
+        iterations: total number of outer steps, including those before a resume.
+        meta_batch_size: tasks per outer step.
         eval_every: outer steps between validations; 0 for none.
-        validation_tasks: tasks of a validation, the same ones each time.
+        validation_tasks: tasks per validation, the same ones each time.
         eval_tasks: tasks of the test after training.
-        eval_seed: keys the tasks of validation and test. It is not the run's seed, so that runs
-            of other algorithms and other seeds are evaluated on the same tasks.
-        test_checkpoint: what is tested: "last", the state at the end of training, or "best", the
-            one that did best in validation.
+        eval_seed: seed of the tasks of validation and test. It is separate from the run's seed, so
+            that runs with other algorithms and other seeds are evaluated on the same tasks.
+        test_checkpoint: the state that is tested: "last", the state at the end of training, or
+            "best", the state with the best validation.
         checkpoint_every: outer steps between checkpoints; 0 for one at the end only.
-        keep_checkpoints: how many of the newest checkpoints to keep, beside the best.
-        on_non_finite: what to do when the loss or the gradient of an outer step is NaN or
-            infinite, beside reporting which task it comes from: "stop" saves the state before the
-            step and ends the run; "skip" leaves parameters, optimizer and running statistics as
-            they are and goes on with the next iteration; "continue" takes the step all the same.
-        clip_value: the largest size of any element of the gradient; those beyond are cut to it.
-        clip_norm: the largest Euclidean norm of the gradient of all parameters together; a
-            longer one is shortened to it, after `clip_value`.
-        send_tasks: rank zero samples the tasks and sends their tensors; every rank still builds the
-            dataset. By default keys are sent and every worker samples its own tasks.
-        task_chunk_size: how many tasks a worker computes in one batch, where algorithm and model
-            support it: small tasks are then faster. "auto" goes by the tasks' size. Training with
-            the engine "ddp", with distributed autograd or with a reducer that is no weighted sum
-            computes one task at a time.
-        compile: whether to compile the outer step of batched tasks with TorchInductor. "auto" does
-            so where launching operations takes most of the time and the run is long enough to
-            gain: models without convolutions on CPUs, from 5,000 iterations on. On a GPU the
+        keep_checkpoints: number of newest checkpoints to keep, in addition to the best.
+        on_non_finite: the action when the loss or the gradient of an outer step is NaN or infinite,
+            after reporting the task that caused it: "stop" saves the state before the step and ends
+            the run; "skip" leaves parameters, optimizer and running statistics unchanged and
+            continues with the next iteration; "continue" takes the step all the same.
+        clip_value: largest absolute value of an element of the gradient; larger ones are clipped.
+        clip_norm: largest Euclidean norm of the gradient of all parameters together; a gradient
+            with a larger norm is scaled down, after `clip_value`.
+        send_tasks: whether rank zero samples the tasks and sends their tensors; every rank still
+            builds the dataset. By default keys are sent and every worker samples its own tasks.
+        task_chunk_size: number of tasks that a worker computes in one batch, if algorithm and model
+            support it; this is faster for small tasks. "auto" depends on the tasks' size. Training
+            with the engine "ddp", with distributed autograd or with a reducer that is not a
+            weighted sum computes one task at a time.
+        compile: whether to compile the outer step of batched tasks with TorchInductor. "auto"
+            compiles if most of the time is spent on launching operations and the run is long enough
+            to gain: models without convolutions on CPUs, from 5,000 iterations on. On a GPU the
             compiled step is replayed as a CUDA graph.
-        precision: of the tasks' computation, in training and evaluation; parameters, optimizer and
-            sums over tasks keep theirs. "float32" leaves PyTorch's settings as they are. "tf32"
-            multiplies matrices and convolves in TensorFloat-32 on CUDA, and is float32 on devices
-            that have none. "bf16" runs `torch.autocast` to bfloat16, without the C++ kernels.
-        profile: run torch.profiler over a few outer steps: a table, printed after training, and a
-            trace of every rank, both in `profile/` of the run's directory.
-        report: write the plots and `report.html` after the test, which takes about a second.
-            `metadist report` writes the report of a run without it later.
+        precision: the precision of the tasks' computation, in training and evaluation; parameters,
+            optimizer and sums over tasks keep their types. "float32" leaves PyTorch's settings
+            unchanged. "tf32" multiplies matrices and convolves in TensorFloat-32 on CUDA, and in
+            float32 on devices without it. "bf16" runs `torch.autocast` to bfloat16, without the C++
+            kernels.
+        profile: whether to run torch.profiler over a few outer steps. It prints a table after
+            training, and writes the table and a trace of every rank into `profile/` of the run's
+            directory.
+        report: whether to write the plots and `report.html` after the test, which takes about a
+            second. `metadist report` writes the report of a run without it later.
     """
 
     iterations: Annotated[int, Ge(1)] = 200
@@ -89,7 +91,7 @@ class TrainerConfig:
         """Check options against each other.
 
         Raises:
-            UserError: the best checkpoint is to be tested, without validations.
+            UserError: `test_checkpoint` is "best", and there are no validations.
         """
         if self.test_checkpoint == "best" and not self.eval_every:
             raise UserError(
@@ -100,17 +102,17 @@ class TrainerConfig:
 
 @dataclass
 class TrainState:
-    """What changes as a run goes on, beside parameters and optimizer.
+    """The state of a run besides parameters and optimizer.
 
     Attributes:
-        iteration: finished outer steps.
-        best: the best validation so far, {} before the first: "iteration" and the metric's mean.
-        validation: the newest validation's metric, {} before the first.
-        validated: finished outer steps at the newest validation.
-        train_loss: of the last outer step.
-        train_seconds: spent in outer steps, over all parts of a resumed run.
-        wall_seconds: of training, validation and test on rank zero, over all parts; of an
-            interrupted part, up to the checkpoint that the next one resumed from.
+        iteration: number of finished outer steps.
+        best: "iteration" and the metric's mean of the best validation so far; {} before the first.
+        validation: the metric of the newest validation; {} before the first.
+        validated: number of finished outer steps at the newest validation.
+        train_loss: loss of the last outer step.
+        train_seconds: seconds spent in outer steps, over all parts of a resumed run.
+        wall_seconds: seconds of training, validation and test on rank zero, over all parts of a
+            resumed run; an interrupted part counts up to the checkpoint that the next started from.
         should_stop: whether a callback has asked to end training after this iteration.
     """
 
@@ -126,26 +128,26 @@ class TrainState:
 
 @dataclass
 class Experiment:
-    """Everything that a run needs, built; one on each rank.
+    """The built objects of a run. Every rank has its own.
 
     Attributes:
-        name: of the experiment, as in its configuration's file.
+        name: the experiment's name, the name of its configuration file.
         title: one line that describes the run.
         directory: the run's directory.
-        configuration: the resolved configuration, plain containers.
-        seed: keys the tasks and the initial parameters.
+        configuration: the resolved configuration, as plain containers.
+        seed: the seed of the training tasks and of the initial parameters.
         trainer_config: the trainer's configuration.
-        tasks: this rank's tasks.
-        learner: model and algorithm.
-        optimizer: of the learner's parameters.
-        scheduler: of the optimizer's learning rate; a step of it follows each outer step.
-        strategy: how a meta-batch is computed.
-        train_mapper: what a worker does in training.
-        evaluate_mapper: what a worker does in evaluation.
-        logger: logs metrics; one that does nothing except on rank zero.
-        callbacks: by their names in the configuration.
+        tasks: this rank's task distribution.
+        learner: the algorithm with its model.
+        optimizer: the outer optimizer of the learner's parameters.
+        scheduler: the scheduler of its learning rate, which takes a step after each outer step.
+        strategy: the strategy that distributes a meta-batch.
+        train_mapper: the workers' computation in training.
+        evaluate_mapper: the workers' computation in evaluation.
+        logger: the logger of the metrics; on other ranks than zero it does nothing.
+        callbacks: the callbacks, by their names in the configuration.
         resume: None, "auto", or a checkpoint's path.
-        state: how far the run has come; `resume.restore` sets it.
+        state: the training state; `resume.restore` sets it.
     """
 
     name: str
@@ -173,25 +175,25 @@ class Experiment:
 
     @property
     def evaluated_learner(self) -> Learner:
-        """What is validated, tested and saved: the learner, or the one that a callback gives."""
-        found = (callback.evaluated_learner() for callback in self.callbacks.values())
-        return next((learner for learner in found if learner is not None), self.learner)
+        """The learner to validate, test and save: a callback's if it has one, else `learner`."""
+        learners = (callback.evaluated_learner() for callback in self.callbacks.values())
+        return next((learner for learner in learners if learner is not None), self.learner)
 
     @property
     def split_descriptions(self) -> dict[str, str]:
-        """What validation and test measure, where they measure different things."""
+        """Descriptions of validation and test, by split, if they measure different things."""
         return getattr(self.tasks, "split_descriptions", {})
 
     def throughput(self, tasks: int, seconds: float) -> dict[str, float]:
-        """Tasks per second, and samples per second where tasks are micro-batches."""
-        found = {"tasks_per_second": tasks / seconds}
+        """Tasks per second, and samples per second if tasks are micro-batches."""
+        metrics = {"tasks_per_second": tasks / seconds}
         if samples := getattr(self.tasks, "micro_batch_size", 0):
-            found["samples_per_second"] = samples * tasks / seconds
-        return found
+            metrics["samples_per_second"] = samples * tasks / seconds
+        return metrics
 
 
 def make_batch(experiment: Experiment, keys: Tensor) -> MetaBatch:
-    """What is sent to workers for some keys, of shape (tasks, 4): the keys, or the tasks."""
+    """The batch that is sent to workers for keys of shape (tasks, 4): the keys, or the tasks."""
     if not experiment.trainer_config.send_tasks:
         return MetaBatch(keys)
     episodes = [experiment.tasks.sample(key) for key in keys]

@@ -1,4 +1,4 @@
-"""Weights of a run as a safetensors file, with what is needed to use them in its metadata."""
+"""Weights of a run as a safetensors file whose metadata says how to use them."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from metadist.training.saved_state import tested_checkpoint
 from metadist.training.weights_file import WEIGHTS_FORMAT, WEIGHTS_SUFFIX
 
 _DATASET = ("_target_", "normalize")
-"""What the preprocessing of images needs of the dataset's options; paths are left out."""
+"""Options of the dataset that the preprocessing of images needs; paths are left out."""
 _PATHS = ("dataset.root", "init_from", "resume")
 """Overrides that may be paths of this machine, which are left out."""
 _RESULTS = (
@@ -32,9 +32,9 @@ _RESULTS = (
 def export_weights(run: Path, path: Path) -> Path:
     """Write the weights that a finished run tested as safetensors.
 
-    The metadata, JSON texts by name: `model`, `algorithm`, `dataset` and `task`, from which the
-    learner and its preprocessing are built; `protocol`, `method`, `results` and `overrides` of the
-    run, to say what the weights are.
+    The metadata are JSON texts by name: `model`, `algorithm`, `dataset` and `task`, from which the
+    learner and its preprocessing are built, and `protocol`, `method`, `results` and `overrides`,
+    which describe the run.
 
     Args:
         run: the run's directory.
@@ -63,7 +63,7 @@ def export_weights(run: Path, path: Path) -> Path:
     from safetensors.torch import save
 
     dataset = configuration.get("dataset") or {}
-    about = {
+    sections = {
         "iteration": contents["iteration"],
         "model": configuration["model"],
         "algorithm": configuration["algorithm"],
@@ -75,15 +75,15 @@ def export_weights(run: Path, path: Path) -> Path:
         "method": results["method"],
         "results": {key: results[key] for key in _RESULTS if key in results},
         "overrides": [
-            each for each in read_overrides(run) if each.lstrip("+").split("=")[0] not in _PATHS
+            line for line in read_overrides(run) if line.lstrip("+").split("=")[0] not in _PATHS
         ],
     }
-    metadata = {key: json.dumps(json_value(value)) for key, value in about.items()}
+    metadata = {key: json.dumps(json_value(value)) for key, value in sections.items()}
     metadata |= {"format": WEIGHTS_FORMAT, "version": __version__}
     tensors = {**contents["learner"], **contents["buffers"]}
-    if others := [name for name, each in tensors.items() if not isinstance(each, Tensor)]:
+    if names := [name for name, value in tensors.items() if not isinstance(value, Tensor)]:
         raise UserError(
-            f"{', '.join(others)} of {run} is no tensor, and a safetensors file holds tensors "
+            f"{', '.join(names)} of {run} is no tensor, and a safetensors file holds tensors "
             "alone: give the checkpoint itself to whoever loads it."
         )
     copies = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}

@@ -27,28 +27,28 @@ def initialize(
     optimizer, scheduler and iteration are not.
 
     Args:
-        learner: changed in place.
-        path: of a run directory, a checkpoint or a weights file, or the name of pretrained weights;
-            see `tested_checkpoint`.
-        protocol: of the tasks that the learner will be tested on.
+        learner: the learner, which is changed in place.
+        path: path of a run directory, a checkpoint or a weights file, or the name of pretrained
+            weights; see `tested_checkpoint`.
+        protocol: protocol of the tasks on which the learner will be tested.
 
     Returns:
-        One line that says what was and what was not loaded; and a warning if the weights were
-        trained on another division of the dataset's classes, else None.
+        One line that says which tensors were loaded and which were not; and a warning if the
+        weights were trained on another division of the dataset's classes, else None.
 
     Raises:
         UserError: there are no such weights, or none of the tensors fits.
     """
     file, contents = tested_checkpoint(find_weights(path))
-    # Without what modules add by `get_extra_state`, which belongs to their own training.
-    own = _tensors(learner.state_dict())
+    # Without the values of `get_extra_state`, which belong to the modules' own training.
+    initial = _tensors(learner.state_dict())
     saved = _tensors(learner.convert_state(contents.get("learner") or {}))
-    shared = [name for name in saved if name in own]
-    fitting = {name: saved[name] for name in shared if saved[name].shape == own[name].shape}
+    shared = [name for name in saved if name in initial]
+    fitting = {name: saved[name] for name in shared if saved[name].shape == initial[name].shape}
     # Buffers of the algorithm belong together, such as Adam's moments and its number of steps.
     buffers = {name for name, _ in learner.named_buffers(recurse=False)}
     if buffers - fitting.keys():
-        fitting = {name: each for name, each in fitting.items() if name not in buffers}
+        fitting = {name: tensor for name, tensor in fitting.items() if name not in buffers}
     if not fitting:
         raise UserError(
             f"init_from={path} has no tensor that fits {type(learner).__name__} and its model: "
@@ -57,22 +57,22 @@ def initialize(
     learner.load_state_dict({**learner.state_dict(), **fitting})
     parts = [
         f"initialized from {file} (iteration {contents.get('iteration')}): "
-        f"{len(fitting)} of {len(own)} tensors loaded"
+        f"{len(fitting)} of {len(initial)} tensors loaded"
     ]
     parts += _listed("of another shape", [name for name in shared if name not in fitting])
-    parts += _listed("not in the checkpoint", [name for name in own if name not in saved])
-    parts += _listed("of the checkpoint not used", [name for name in saved if name not in own])
+    parts += _listed("not in the checkpoint", [name for name in initial if name not in saved])
+    parts += _listed("of the checkpoint not used", [name for name in saved if name not in initial])
     return "; ".join(parts), _warning(path, contents.get("protocol") or {}, protocol or {})
 
 
 def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {name: each for name, each in state.items() if isinstance(each, Tensor)}
+    return {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
 
 
-def _warning(path: str | Path, training: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
-    if not training or training.get("dataset") != own.get("dataset"):
+def _warning(path: str | Path, training: Mapping[str, Any], test: Mapping[str, Any]) -> str | None:
+    if not training or training.get("dataset") != test.get("dataset"):
         return None
-    different = split_differences(training, own)
+    different = split_differences(training, test)
     if not different:
         return None
     return (
@@ -82,8 +82,8 @@ def _warning(path: str | Path, training: Mapping[str, Any], own: Mapping[str, An
     )
 
 
-def _listed(what: str, names: Sequence[str]) -> list[str]:
+def _listed(description: str, names: Sequence[str]) -> list[str]:
     if not names:
         return []
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return [f"{what}: {', '.join(names[:_SHOWN])}{more}"]
+    return [f"{description}: {', '.join(names[:_SHOWN])}{more}"]

@@ -25,8 +25,8 @@ class NonFiniteReport(NamedTuple):
     """Where a non-finite loss or gradient comes from.
 
     Attributes:
-        message: what was found, the beginning of a sentence.
-        key: the first non-finite task's key as text, "" where no single task is non-finite.
+        message: the finding, as the beginning of a sentence.
+        key: the first non-finite task's key as text; "" if no single task is non-finite.
         parameters: whether parameters were not finite before the step.
     """
 
@@ -38,55 +38,55 @@ class NonFiniteReport(NamedTuple):
 def find_non_finite(
     experiment: Experiment, keys: Tensor, iteration: int, loss: float, gradient_norm: float
 ) -> NonFiniteReport:
-    """Which tasks made an iteration's loss or gradient NaN or infinite.
+    """Find the tasks that made an iteration's loss or gradient NaN or infinite.
 
     It computes the meta-batch again, one task at a time. The drivers call it, before the
     optimizer's step.
 
     Args:
-        experiment: the run.
-        keys: of the meta-batch's tasks, shape (tasks, 4).
+        experiment: the run's experiment.
+        keys: the keys of the meta-batch's tasks, shape (tasks, 4).
         iteration: the number of the step.
-        loss: of the meta-batch.
-        gradient_norm: of the meta-batch.
+        loss: the loss of the meta-batch.
+        gradient_norm: the norm of the meta-batch's gradient.
     """
     parameters = experiment.learner.named_parameters()
-    wrong = [name for name, tensor in parameters if not torch.isfinite(tensor).all()]
-    if wrong:
+    names = [name for name, tensor in parameters if not torch.isfinite(tensor).all()]
+    if names:
         return NonFiniteReport(
-            f"iteration {iteration}: {wrong[0]} is not finite before the step, so that no task "
+            f"iteration {iteration}: {names[0]} is not finite before the step, so that no task "
             f"can be computed (loss {loss})",
             "",
             parameters=True,
         )
     mapper = GradientNormMapper(**_settings(experiment.train_mapper))
-    found = experiment.strategy.map_tasks(mapper, experiment.learner, make_batch(experiment, keys))
-    order = order_of_tasks(found[TASK_INDEX], keys)
-    found = {name: values[order] for name, values in found.items()}
-    bad = ~(found["loss"].isfinite() & found["gradient_norm"].isfinite())
-    if not bad.any():
+    values = experiment.strategy.map_tasks(mapper, experiment.learner, make_batch(experiment, keys))
+    order = order_of_tasks(values[TASK_INDEX], keys)
+    values = {name: value[order] for name, value in values.items()}
+    non_finite = ~(values["loss"].isfinite() & values["gradient_norm"].isfinite())
+    if not non_finite.any():
         return NonFiniteReport(
             f"iteration {iteration}: loss {loss}, gradient norm {gradient_norm}, "
             "though every task by itself has finite ones",
             "",
         )
-    first = int(bad.nonzero()[0])
+    first = int(non_finite.nonzero()[0])
     key = format_key(keys[first])
     return NonFiniteReport(
-        f"iteration {iteration}: {int(bad.sum())} of {len(keys)} tasks are not finite, first "
-        f"the one with key {key} (loss {found['loss'][first].item()}, "
-        f"gradient norm {found['gradient_norm'][first].item()})",
+        f"iteration {iteration}: {int(non_finite.sum())} of {len(keys)} tasks are not finite, "
+        f"first the one with key {key} (loss {values['loss'][first].item()}, "
+        f"gradient norm {values['gradient_norm'][first].item()})",
         key,
     )
 
 
 def stop_message(report: NonFiniteReport, experiment: Experiment, iteration: int) -> str:
-    """The sentence with which a run ends that a non-finite loss or gradient stops.
+    """The error message of a run that stops because of a non-finite loss or gradient.
 
     Args:
-        report: of the iteration.
-        experiment: the run.
-        iteration: the number of the step. The state before any but the first one has been saved.
+        report: the iteration's report.
+        experiment: the run's experiment.
+        iteration: the number of the step. The state before it has been saved, unless it is 1.
     """
     if report.parameters:
         return (
@@ -103,11 +103,11 @@ def stop_message(report: NonFiniteReport, experiment: Experiment, iteration: int
 
 
 def warning_message(report: NonFiniteReport, experiment: Experiment) -> str:
-    """The warning of a run that a non-finite loss or gradient does not stop.
+    """The warning of a run that continues after a non-finite loss or gradient.
 
     Args:
-        report: of the iteration.
-        experiment: the run.
+        report: the iteration's report.
+        experiment: the run's experiment.
     """
     skipped = experiment.trainer_config.on_non_finite == "skip"
     done = "the step was skipped" if skipped else "the step was taken all the same"
@@ -130,7 +130,7 @@ class GradientNormMapper(TaskMapper):
         """Returns "loss" and "gradient_norm", float64, and `TASK_INDEX`, of shape (tasks in the
         shard,), on the CPU.
 
-        The norm is that of the task's own gradient with respect to all parameters that require
+        The norm is the norm of the task's own gradient with respect to all parameters that require
         grad.
         """
         losses, norms = [], []
@@ -149,13 +149,12 @@ class GradientNormMapper(TaskMapper):
 def task_gradient(
     mapper: TaskMapper, learner: Learner, task: MetaBatch
 ) -> tuple[Tensor, dict[str, Tensor | None]]:
-    """The loss of one task, detached, and its gradient with respect to each parameter that
-    requires grad.
+    """The detached loss of one task, and its gradient by names of the parameters that require grad.
 
     Args:
-        mapper: samples the task.
-        learner: from which the task starts; its parameters and buffers stay as they are.
-        task: a single one.
+        mapper: the mapper that samples the task.
+        learner: the learner; its parameters and buffers are not changed.
+        task: a batch of a single task.
     """
     trainable = {name: p for name, p in learner.named_parameters() if p.requires_grad}
     train_mapper = TrainMapper(**_settings(mapper))
@@ -164,8 +163,8 @@ def task_gradient(
             [((learner, task), {})], [1.0], list(trainable.values())
         )
     loss = finish_sum(response.value, None, response.dtypes or []).loss
-    found = response.gradients.by_input if response.gradients else [None] * len(trainable)
-    return loss, dict(zip(trainable, found, strict=True))
+    gradients = response.gradients.by_input if response.gradients else [None] * len(trainable)
+    return loss, dict(zip(trainable, gradients, strict=True))
 
 
 def _settings(mapper: TaskMapper) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The outer step of a chunk of tasks as a pure function, run eagerly or compiled.
 
-The compiled form is what `make_fx` records of the eager one, including the inner gradients and the
-derivative through them, compiled with TorchInductor. It has one shape: chunks with fewer tasks are
-padded with tasks that count zero times.
+The compiled form is recorded from the eager one with `make_fx`, including the inner gradients and
+the derivative through them, and compiled with TorchInductor. It has one shape: chunks with fewer
+tasks are padded with tasks of weight zero.
 """
 
 import functools
@@ -35,10 +35,10 @@ class StepSum(NamedTuple):
     """The weighted sum of the tasks' results and gradients.
 
     Attributes:
-        result: the results, in float64.
-        gradients: of the loss with respect to each trainable parameter, in float64; None where no
-            loss depends on it.
-        dtypes: of the leaves of a task's result, None for what is no real tensor.
+        result: the sum of the results, in float64.
+        gradients: the gradient with respect to each trainable parameter, in float64; None if no
+            loss depends on the parameter.
+        dtypes: the dtype of each leaf of a task's result; None for leaves that are no real tensors.
     """
 
     result: TaskResult
@@ -47,15 +47,15 @@ class StepSum(NamedTuple):
 
 
 class StepArguments(NamedTuple):
-    """What an outer step computes.
+    """The arguments of `outer_step`.
 
     Attributes:
-        learner: with `supports_batched_tasks`, in training mode.
-        parameters: all of the learner's, by name.
+        learner: a learner with `supports_batched_tasks`, in training mode.
+        parameters: all of the learner's parameters, by name.
         trainable: names of the parameters to differentiate with respect to.
         episodes: the tasks, every tensor with a first dimension of tasks.
-        weights: how often each task counts, float64, shape (tasks,).
-        precision: of the computation.
+        weights: the weight of each task in the sum, float64, shape (tasks,).
+        precision: the precision of the tasks' computation.
     """
 
     learner: Learner
@@ -69,19 +69,19 @@ class StepArguments(NamedTuple):
 def outer_step(arguments: StepArguments) -> StepSum:
     """Run a chunk of tasks, and differentiate their losses with respect to the parameters.
 
-    With learner, tasks and weights on a GPU it does not synchronize with it, unless the learner
-    reads values.
+    With learner, tasks and weights on a GPU, there is no synchronization, unless the learner reads
+    values.
 
     Args:
         arguments: learner, parameters and tasks.
     """
     learner, parameters, trainable, episodes, weights, precision = arguments
     with profile_range("forward"):
-        result, own = forward_batched(learner, parameters, episodes, precision)
+        result, task_parameters = forward_batched(learner, parameters, episodes, precision)
     gradients: Sequence[Tensor | None] = [None] * len(trainable)
     if result.loss.requires_grad and trainable:
         with profile_range("backward"):
-            inputs = [own[name] for name in trainable]
+            inputs = [task_parameters[name] for name in trainable]
             gradients = torch.autograd.grad(result.loss.sum(), inputs, allow_unused=True)
     with profile_range("reduce"):
         return weighted_step_sum(result, gradients, weights)
@@ -90,15 +90,16 @@ def outer_step(arguments: StepArguments) -> StepSum:
 def weighted_step_sum(
     result: TaskResult, gradients: Sequence[Tensor | None], weights: Tensor
 ) -> StepSum:
-    """The weighted sum of results, without predictions, and gradients with a first dimension of
-    tasks.
+    """The weighted sum over tasks of results and gradients, without predictions.
+
+    All tensors have a first dimension of tasks.
     """
 
     def total(leaf: Tensor) -> Tensor:
         values, weight = leaf.detach(), weights.to(leaf.device)
         if values.is_contiguous():
             return torch.tensordot(weight, values.double(), 1)
-        # In the order of the memory: another one would be copied.
+        # In memory order, since another order would copy the tensor.
         order = sorted(range(1, leaf.dim()), key=leaf.stride, reverse=True)
         summed = torch.tensordot(weight, values.permute(0, *order).double(), 1)
         return summed.permute([order.index(dimension) for dimension in range(1, leaf.dim())])
@@ -111,12 +112,12 @@ def weighted_step_sum(
 
 
 class CompileOptions(NamedTuple):
-    """What a compiled step depends on beside its arguments.
+    """What a compiled step depends on besides its arguments.
 
     Attributes:
-        configuration: a digest of what the learner was built from. Learners of one digest differ
-            in the values of their parameters only.
-        chunk_size: tasks of a compiled chunk.
+        configuration: a digest of the configuration that the learner was built from. Learners with
+            the same digest differ in the values of their parameters only.
+        chunk_size: number of tasks in a compiled chunk.
     """
 
     configuration: str
@@ -124,12 +125,13 @@ class CompileOptions(NamedTuple):
 
 
 class _CompiledStep(NamedTuple):
-    """A compiled form of `outer_step`, or why there is none.
+    """A compiled form of `outer_step`, or the reason why it cannot be compiled.
 
     Attributes:
-        run: of parameters, episodes and weights; None if it cannot be compiled.
-        error: why not.
-        constants: of the learner, see `constants_of`.
+        run: the compiled function of parameters, episodes and weights; None if it cannot be
+            compiled.
+        error: the reason why it cannot be compiled.
+        constants: the learner's constants when it was compiled, see `constants_of`.
     """
 
     run: Callable[..., StepSum] | None
@@ -138,9 +140,9 @@ class _CompiledStep(NamedTuple):
 
 
 class CompiledSteps:
-    """Compiled forms of `outer_step`, one for each configuration and shape of a task.
+    """Compiled forms of `outer_step`, one for each configuration and task shape.
 
-    A form that cannot be compiled is run eagerly, which is logged once.
+    If a form cannot be compiled, the step runs eagerly, which is logged once.
     """
 
     def __init__(self) -> None:
@@ -151,8 +153,8 @@ class CompiledSteps:
         """The same as `outer_step` up to rounding.
 
         Args:
-            options: of the run.
-            arguments: see `outer_step`, with at most `options.chunk_size` tasks.
+            options: the run's options of compilation.
+            arguments: the arguments of `outer_step`, with at most `options.chunk_size` tasks.
         """
         inputs = _padded_inputs(options, arguments)
         step = self._find(options, arguments, inputs)
@@ -165,10 +167,10 @@ class CompiledSteps:
         return outer_step(arguments)
 
     def compile(self, options: CompileOptions, arguments: StepArguments) -> str | None:
-        """Compile what a call with these arguments runs, unless it has been compiled before.
+        """Compile the step that a call with these arguments runs, unless it is compiled already.
 
         Returns:
-            Why it cannot be compiled; None if it can.
+            The reason why it cannot be compiled; None if it can.
         """
         step = self._find(options, arguments, _padded_inputs(options, arguments))
         return None if step.run is not None else step.error
@@ -177,7 +179,7 @@ class CompiledSteps:
         self, options: CompileOptions, arguments: StepArguments, inputs: Any
     ) -> _CompiledStep:
         episodes, trainable = arguments.episodes, tuple(arguments.trainable)
-        shapes = tuple((each.shape[1:], each.dtype) for part in episodes for each in part)
+        shapes = tuple((tensor.shape[1:], tensor.dtype) for part in episodes for tensor in part)
         device = episodes.query.inputs.device
         key = (options, trainable, shapes, device, arguments.precision)
         step, learner = self._steps.get(key), arguments.learner
@@ -191,9 +193,9 @@ class CompiledSteps:
 
 
 def _padded_inputs(options: CompileOptions, arguments: StepArguments) -> Any:
-    """Parameters, episodes and weights of a chunk of `chunk_size` tasks, some of weight zero.
+    """Parameters, episodes and weights of a chunk, padded to `chunk_size` tasks with weight zero.
 
-    Padded or not, tensors have one layout: another one would be compiled again.
+    All tensors are contiguous, padded or not, since another layout would be compiled again.
     """
     weights = arguments.weights
     padding = options.chunk_size - len(weights)
@@ -202,7 +204,7 @@ def _padded_inputs(options: CompileOptions, arguments: StepArguments) -> Any:
     episodes = Episode(
         *(Examples(_pad(x, padding), _pad(y, padding)) for x, y in arguments.episodes)
     )
-    return [each.detach() for each in arguments.parameters.values()], episodes, weights
+    return [p.detach() for p in arguments.parameters.values()], episodes, weights
 
 
 def _compile(arguments: StepArguments, inputs: Any) -> _CompiledStep:
@@ -233,21 +235,21 @@ def _eager(
 
 
 def compile_outer_step(step: Callable[..., StepSum], arguments: Any) -> Callable[..., StepSum]:
-    """A compiled function of the arguments' structure and shapes.
+    """Compile a step for the structure and the shapes of its arguments.
 
     Args:
-        step: of parameters, episodes and weights.
-        arguments: those three.
+        step: a function of parameters, episodes and weights.
+        arguments: examples of parameters, episodes and weights.
     """
     structure: Any = None
     dtypes: list[torch.dtype | None] = []
 
     def flat(*leaves: Tensor) -> list[Tensor]:
         nonlocal structure, dtypes
-        given: Any = optree.tree_unflatten(inputs, leaves)
-        found = step(*given)
-        dtypes = found.dtypes
-        sums: Any = (found.result, found.gradients)
+        step_arguments: Any = optree.tree_unflatten(inputs, leaves)
+        step_sum = step(*step_arguments)
+        dtypes = step_sum.dtypes
+        sums: Any = (step_sum.result, step_sum.gradients)
         outputs, structure = optree.tree_flatten(sums)
         return outputs
 
@@ -255,7 +257,8 @@ def compile_outer_step(step: Callable[..., StepSum], arguments: Any) -> Callable
 
     leaves, inputs = optree.tree_flatten(arguments)
     with pytorch_operations():
-        # With fake tensors, control flow that depends on values is an error, not recorded once.
+        # With fake tensors, control flow that depends on values raises an error. With real ones,
+        # only one branch would be recorded.
         graph = make_fx(flat, tracing_mode="fake")(*leaves)
     for node in reversed(graph.graph.nodes):
         if getattr(node.target, "namespace", "") == "profiler":  # would split the graph
@@ -266,10 +269,10 @@ def compile_outer_step(step: Callable[..., StepSum], arguments: Any) -> Callable
 
     def compiled(*arguments: Any) -> StepSum:
         with torch.no_grad():
-            given: Any = arguments
-            outputs: Any = run(*optree.tree_leaves(given))
+            tree: Any = arguments
+            outputs: Any = run(*optree.tree_leaves(tree))
             if replays:  # the next replay writes into the same memory
-                outputs = [each.clone() for each in outputs]
+                outputs = [output.clone() for output in outputs]
             result, gradients = cast(Any, optree.tree_unflatten(structure, outputs))
         return StepSum(result, gradients, dtypes)
 
@@ -282,7 +285,7 @@ def replays_graph(device: torch.device) -> bool:
 
 
 def _pad(tensor: Tensor, tasks: int) -> Tensor:
-    """Append copies of the first task; contiguous."""
+    """Append copies of the first task; the result is contiguous."""
     if not tasks:
         return tensor.contiguous()
     return torch.cat([tensor, tensor[:1].expand(tasks, *tensor.shape[1:])])

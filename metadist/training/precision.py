@@ -1,6 +1,6 @@
 """The precision in which tasks are computed: float32, TensorFloat-32 or bfloat16.
 
-Parameters, gradients, the optimizer and the sums over tasks keep their types in all of them.
+Parameters, gradients, the optimizer and the sums over tasks keep their types in any precision.
 """
 
 import contextlib
@@ -28,12 +28,12 @@ def supported_precision(precision: Precision, device: torch.device) -> Precision
     """The precision in which a device computes tasks. Every rank calls it.
 
     Args:
-        precision: the configured one.
-        device: where tasks are computed.
+        precision: the configured precision.
+        device: the device on which tasks are computed.
 
     Returns:
-        The same, or "float32" for "tf32" on a device that has no TensorFloat-32, with a warning on
-        rank zero.
+        The configured precision, or "float32" for "tf32" on a device without TensorFloat-32, with a
+        warning on rank zero.
 
     Raises:
         UserError: bf16 on a CUDA device that has no bfloat16.
@@ -55,11 +55,11 @@ def supported_precision(precision: Precision, device: torch.device) -> Precision
 
 @contextlib.contextmanager
 def tensor_float32(precision: Precision, device: torch.device) -> Iterator[None]:
-    """In the block, with "tf32", CUDA multiplies matrices and convolves in TensorFloat-32.
+    """Context in which, with "tf32", CUDA multiplies matrices and convolves in TensorFloat-32.
 
     Args:
-        precision: of the tasks' computation.
-        device: where it runs; nothing changes on others than CUDA.
+        precision: the precision of the tasks' computation.
+        device: the device of the computation; nothing changes unless it is a CUDA device.
     """
     if precision != "tf32" or device.type != "cuda":
         yield
@@ -77,20 +77,20 @@ def tensor_float32(precision: Precision, device: torch.device) -> Iterator[None]
 def autocast(
     precision: Precision, device: torch.device
 ) -> contextlib.AbstractContextManager[torch.autocast | None]:
-    """In the block, with "bf16", `torch.autocast` to bfloat16; else nothing changes.
+    """Context of `torch.autocast` to bfloat16 with "bf16"; else nothing changes.
 
     Args:
-        precision: of the tasks' computation.
-        device: where it runs.
+        precision: the precision of the tasks' computation.
+        device: the device of the computation.
     """
     if precision != "bf16":
         return contextlib.nullcontext()
-    # Its cache would return weights that were cast under no_grad where a gradient is needed.
+    # The cache would return weights that were cast under no_grad where a gradient is needed.
     return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
 
 def to_float32(result: Any) -> Any:
-    """A result whose bfloat16 tensors are float32."""
+    """Convert the bfloat16 tensors of a result to float32."""
 
     def converted(leaf: Tensor) -> Tensor:
         return leaf.float() if leaf.dtype is torch.bfloat16 else leaf

@@ -22,21 +22,22 @@ def predict_unlabeled(
 ) -> Tensor:
     """Adapt to a support set and predict unlabeled inputs, in evaluation mode. Any process.
 
-    Batch norm without running statistics normalizes by the statistics of a batch. In few-shot
+    Batch norm without running statistics normalizes with the statistics of a batch. In few-shot
     evaluation that batch holds the queries of a task (transductive): a prediction depends on the
-    other queries, and that of a single image is no better than chance.
+    other queries, and the prediction of a single image is no better than chance.
 
-    Each call adapts anew, with the same random numbers (of Reptile's minibatches, for example).
-    Mode and parameters of the learner stay as they are.
+    Each call adapts again, with the same random numbers (for example for Reptile's minibatches).
+    The learner's mode and parameters are not changed.
 
     Args:
-        learner: any whose `forward` returns predictions in evaluation.
+        learner: a learner whose `forward` returns predictions in evaluation.
         support: the labeled examples, on the learner's device.
-        inputs: (queries, *input shape), any number of queries.
+        inputs: the queries, shape (queries, *input shape), any number of them.
         batch_statistics: "support": each batch norm uses mean and variance of the support set, so
-            that the prediction of a query does not depend on the others, up to rounding.
-            "transductive": it uses those of all queries of this call, as MAML's evaluation. A
-            model's running statistics, if it has them, are used in both cases.
+            that the prediction of a query does not depend on the other queries, up to rounding.
+            "transductive": each batch norm uses mean and variance of all queries of this call, as
+            in MAML's evaluation. A model's running statistics, if it has them, are used in both
+            cases.
 
     Returns:
         Logits or values, shape (queries, outputs), detached.
@@ -52,8 +53,8 @@ def predict_unlabeled(
     first = 0
     if batch_statistics == "support":
         first = len(support.inputs)
-        # In front of the queries: then every batch that the model is given begins with support
-        # examples, whatever the learner does with the queries.
+        # Before the queries, so that every batch of the model begins with support examples,
+        # whatever the learner does with the queries.
         inputs = torch.cat([support.inputs, inputs])
         _use_statistics_of_first(clone, first)
     targets = support.targets.new_zeros(len(inputs), *support.targets.shape[1:])
@@ -77,10 +78,10 @@ def _use_statistics_of_first(module: nn.Module, count: int) -> None:
 
 
 class _FirstExamplesNorm(nn.Module):
-    """Batch norm by mean and variance of the first examples of a batch.
+    """Batch norm with mean and variance of the first examples of a batch.
 
     Args:
-        norm: whose weight and bias it shares.
+        norm: the batch norm whose weight and bias are shared.
         count: number of first examples; batches up to this size are normalized as by `norm`.
     """
 
@@ -90,7 +91,7 @@ class _FirstExamplesNorm(nn.Module):
         self.eps, self.count = norm.eps, count
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(n, channels, *size) -> the same shape."""
+        """Normalize inputs of shape (n, channels, *size)."""
         if len(inputs) <= self.count:
             return F.batch_norm(
                 inputs, None, None, self.weight, self.bias, training=True, eps=self.eps

@@ -15,10 +15,10 @@ PRETRAINED_VARIABLE = "METADIST_PRETRAINED"
 
 def pretrained_weights() -> dict[str, Path]:
     """The weights files of the installed package and of `$METADIST_PRETRAINED`, by name, sorted."""
-    own = os.environ.get(PRETRAINED_VARIABLE)
-    directories = [PRETRAINED_DIRECTORY, *([Path(own).expanduser()] if own else [])]
-    found = {path.stem: path for each in directories for path in each.glob(f"*{WEIGHTS_SUFFIX}")}
-    return dict(sorted(found.items()))
+    variable = os.environ.get(PRETRAINED_VARIABLE)
+    folders = [PRETRAINED_DIRECTORY, *([Path(variable).expanduser()] if variable else [])]
+    files = {path.stem: path for folder in folders for path in folder.glob(f"*{WEIGHTS_SUFFIX}")}
+    return dict(sorted(files.items()))
 
 
 def find_weights(path: str | Path) -> Path:
@@ -30,15 +30,15 @@ def find_weights(path: str | Path) -> Path:
     Raises:
         UserError: it is neither.
     """
-    given = Path(path).expanduser()
-    if given.exists():
-        return given
-    found = pretrained_weights()
-    if str(given) in found:
-        return found[str(given)]
-    names = f"the pretrained names are {', '.join(found)}" if found else "no weights are installed"
+    expanded = Path(path).expanduser()
+    if expanded.exists():
+        return expanded
+    files = pretrained_weights()
+    if str(expanded) in files:
+        return files[str(expanded)]
+    names = f"the pretrained names are {', '.join(files)}" if files else "no weights are installed"
     raise UserError(
         f"{path} is neither a path nor the name of pretrained weights"
-        f"{did_you_mean(given.name, found)}: give a run's directory, a checkpoint or a weights "
+        f"{did_you_mean(expanded.name, files)}: give a run's directory, a checkpoint or a weights "
         f"file; {names}."
     )

@@ -23,17 +23,17 @@ WAIT, WARMUP, ACTIVE = 2, 1, 3
 """Outer steps that are skipped, run without being counted, and recorded."""
 
 PROFILED_STEPS = WAIT + WARMUP + ACTIVE
-"""How many outer steps a profile takes."""
+"""Number of outer steps that a profile takes."""
 
 _worker: profile | None = None
 _worker_lock = threading.Lock()
 
 
 def start_profiler(steps_left: int = PROFILED_STEPS) -> profile:
-    """A started profiler of this process. Its `step()` follows each outer step.
+    """Start a profiler of this process. Its `step()` must be called after each outer step.
 
     Args:
-        steps_left: how many outer steps the run will take.
+        steps_left: number of outer steps that the run will take.
 
     Raises:
         UserError: the run is shorter than a profile.
@@ -57,12 +57,13 @@ def start_profiler(steps_left: int = PROFILED_STEPS) -> profile:
 
 
 def write_profile(profiler: profile, directory: Path) -> str:
-    """Stop a profiler and write `rankN.trace.json.gz` and `rankN.txt`; the table.
+    """Stop a profiler, write `rankN.trace.json.gz` and `rankN.txt`, and return the table.
 
-    If training ended before the profile was complete nothing is written, and the table says so.
+    If training ended before the profile was complete, nothing is written, and the returned text
+    says so.
 
     Raises:
-        UserError: they cannot be written.
+        UserError: the files cannot be written.
     """
     profiler.stop()
     if profiler.step_num < PROFILED_STEPS:
@@ -79,7 +80,7 @@ def write_profile(profiler: profile, directory: Path) -> str:
 
 
 def prepare_profiler() -> None:
-    """Initialize torch's profiler in the main thread, as it asks for. Every rank calls it."""
+    """Initialize torch's profiler in the main thread, as it requires. Every rank calls it."""
     global _worker
     _worker = None
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -89,7 +90,7 @@ def prepare_profiler() -> None:
 
 @contextlib.contextmanager
 def profiled_request(enabled: bool) -> Iterator[None]:
-    """A request of training as a step of the profile, on a worker that runs no training loop."""
+    """Count a training request as a step of the profile, on a worker without a training loop."""
     global _worker
     if not enabled or get_rank() == 0:
         yield
@@ -103,7 +104,7 @@ def profiled_request(enabled: bool) -> Iterator[None]:
 
 
 def write_worker_profile(directory: Path) -> None:
-    """Write the profile of a worker that runs no training loop, if it has one."""
+    """Write the profile of a worker without a training loop, if it recorded one."""
     global _worker
     if _worker is not None:
         write_profile(_worker, directory)
@@ -111,9 +112,9 @@ def write_worker_profile(directory: Path) -> None:
 
 
 def profile_table(finished: profile) -> str:
-    """Milliseconds a step of each named range, longest first.
+    """A table of the milliseconds per step of each named range, longest first.
 
-    Ranges contain each other: `metadist::train_step` is the whole step.
+    Ranges are nested: `metadist::train_step` is the whole step.
     """
     ranges = [event for event in finished.key_averages() if event.key.startswith(PREFIX)]
     rows = [

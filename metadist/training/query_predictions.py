@@ -1,6 +1,6 @@
 """Predictions and targets of the queries of evaluated tasks, as tensors that strategies combine.
 
-Tasks may have unequal numbers of queries, so those of all tasks are concatenated.
+Tasks may have different numbers of queries, so the queries of all tasks are concatenated.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ PREDICTIONS = "query.predictions"
 TARGETS = "query.targets"
 
 QUERY_VALUES = (PREDICTIONS, TARGETS)
-"""What has a first dimension of queries; everything else of an evaluation has one of tasks."""
+"""Values with a first dimension of queries; other values have a first dimension of tasks."""
 
 
 class QueryPredictions(NamedTuple):
@@ -22,7 +22,7 @@ class QueryPredictions(NamedTuple):
 
     Attributes:
         predictions: int64 classes of shape (n,), or values (n, outputs) for regression.
-        targets: of the same type and shape.
+        targets: the targets, of the same type and shape.
     """
 
     predictions: Tensor
@@ -30,7 +30,7 @@ class QueryPredictions(NamedTuple):
 
 
 def query_values(predictions: Tensor | None, targets: Tensor) -> dict[str, Tensor]:
-    """Predictions and targets of some tasks' queries by the names above.
+    """Predictions and targets of the tasks' queries by the names above.
 
     Args:
         predictions: logits or values, shape (tasks, n, outputs).
@@ -38,8 +38,8 @@ def query_values(predictions: Tensor | None, targets: Tensor) -> dict[str, Tenso
 
     Returns:
         `QUERIES`, the number of queries of each task, shape (tasks,); `PREDICTIONS` and `TARGETS`,
-        with a first dimension of all queries, the predicted class instead of logits. No queries
-        for a learner without predictions or with predictions of another shape.
+        with a first dimension of all queries, with the predicted class instead of logits. They are
+        empty if the learner returns no predictions or predictions of another shape.
     """
     if predictions is not None and not targets.is_floating_point() and predictions.dim() > 1:
         predictions = predictions.argmax(-1)
@@ -54,9 +54,9 @@ def query_values(predictions: Tensor | None, targets: Tensor) -> dict[str, Tenso
 
 
 def split_queries(values: Mapping[str, Tensor]) -> list[QueryPredictions]:
-    """Predictions and targets by task; empty if they were not asked for."""
+    """Predictions and targets of each task; [] if the values contain none."""
     if QUERIES not in values:
         return []
     counts = values[QUERIES].tolist()
     parts = (values[name].split(counts) for name in QUERY_VALUES)
-    return [QueryPredictions(*each) for each in zip(*parts, strict=True)]
+    return [QueryPredictions(*pair) for pair in zip(*parts, strict=True)]

@@ -28,15 +28,15 @@ class Replay(NamedTuple):
 
     Attributes:
         key: the task's key as text.
-        start: where the learner's state came from.
-        outer_steps: how many outer steps were taken from there.
-        loss: of the task.
-        gradients: the norm of its gradient with respect to each parameter; None where the loss does
-            not depend on it, or in evaluation.
-        metrics: of the task after adaptation, in evaluation; empty in training.
+        start: the source of the learner's state.
+        outer_steps: number of outer steps that were repeated from there.
+        loss: the task's loss.
+        gradients: the norm of the loss's gradient with respect to each parameter; None where the
+            loss does not depend on it; empty in evaluation.
+        metrics: the task's metrics after adaptation, in evaluation; empty in training.
         plot: plot of the task; None if it cannot be plotted.
-        callbacks: the run's own callbacks, which were not called in the outer steps that were
-            taken again and may have changed the run.
+        callbacks: the user's own callbacks of the run. They may have changed the run, and were not
+            called in the repeated outer steps.
     """
 
     key: str
@@ -54,21 +54,24 @@ class Replay(NamedTuple):
         if self.callbacks:
             names = ", ".join(f"callbacks.{name}" for name in self.callbacks)
             steps += f" without {names}: give a --checkpoint if these change the training"
-        found = [f"task {self.key}, from {self.start}{steps}", f"loss {self.loss!r}"]
-        found += [f"{name} {value!r}" for name, value in self.metrics.items()]
+        lines = [f"task {self.key}, from {self.start}{steps}", f"loss {self.loss!r}"]
+        lines += [f"{name} {value!r}" for name, value in self.metrics.items()]
         width = max((len(name) for name in self.gradients), default=0)
         for name, norm in self.gradients.items():
             value = "none" if norm is None else f"{norm:.6g}"
             mark = "" if norm is None or math.isfinite(norm) else "  <- not finite"
-            found.append(f"gradient norm  {name:<{width}}  {value}{mark}")
-        return [*found, f"plotted in {self.plot}"] if self.plot else found
+            lines.append(f"gradient norm  {name:<{width}}  {value}{mark}")
+        return [*lines, f"plotted in {self.plot}"] if self.plot else lines
 
 
 def parse_key(text: str) -> Tensor:
-    """A key from "seed,split,iteration,index": int64 of shape (4,); the split by name or number.
+    """Parse a key "seed,split,iteration,index", with the split as a name or a number.
+
+    Returns:
+        The key, int64 of shape (4,).
 
     Raises:
-        UserError: it is none.
+        UserError: the text is not a key.
     """
     parts = [part.strip() for part in text.split(",")]
     if len(parts) == 4 and parts[1] in SPLITS:
@@ -86,14 +89,14 @@ def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) 
     """Compute one task as the run did: on CPUs with the same bits, unless the run was compiled.
 
     The learner's state before the key's iteration comes from the newest checkpoint until then,
-    from `init_from`, or from the seed; the outer steps between are taken again, without callbacks.
-    A test task is evaluated with the state that the run tested, a validation task with that of the
-    newest checkpoint.
+    from `init_from`, or from the seed; the outer steps in between are repeated, without callbacks.
+    A test task is evaluated with the state that the run tested, a validation task with the state of
+    the newest checkpoint.
 
     Args:
-        experiment: as the run's, newly built, with strategy=local.
-        key: shape (4,).
-        checkpoint: take the state from this file instead, as it is.
+        experiment: the run's experiment, newly built, with strategy=local.
+        key: the task's key, shape (4,).
+        checkpoint: file of the state to use instead, without further outer steps. Default: none.
 
     Raises:
         UserError: the run has no such task, or the checkpoint cannot be read.
@@ -104,7 +107,7 @@ def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) 
     start = _restore(experiment, split, done, checkpoint)
     replayed = training and checkpoint is None
     steps = range(experiment.state.iteration + 1, done + 1) if replayed else ()
-    if config.on_non_finite == "stop":  # steps of the run were finite, or skipped after it
+    if config.on_non_finite == "stop":  # the run's steps were finite, or skipped after a resume
         experiment.trainer_config = replace(config, on_non_finite="skip")
     trainer = Trainer(experiment)
     for step in steps:
@@ -112,8 +115,8 @@ def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) 
     gradients: dict[str, float | None] = {}
     metrics: dict[str, float] = {}
     if training:
-        loss, found = task_gradient(experiment.train_mapper, experiment.learner, MetaBatch(key))
-        gradients = {n: None if g is None else g.double().norm().item() for n, g in found.items()}
+        loss, tensors = task_gradient(experiment.train_mapper, experiment.learner, MetaBatch(key))
+        gradients = {n: None if g is None else g.double().norm().item() for n, g in tensors.items()}
     else:
         evaluated = experiment.evaluate_mapper(experiment.learner, MetaBatch(key))
         loss = evaluated.pop("loss")
@@ -127,22 +130,22 @@ def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) 
 
 
 def _own_callbacks(run: Path) -> tuple[str, ...]:
-    """The names of a run's callbacks that are not metadist's, which change no training."""
+    """The names of a run's callbacks that are not metadist's; those do not change training."""
     nodes = read_config(run).get("callbacks") or {}
     targets = {name: str((node or {}).get("_target_")) for name, node in nodes.items()}
-    return tuple(name for name, each in targets.items() if not each.startswith("metadist."))
+    return tuple(name for name, target in targets.items() if not target.startswith("metadist."))
 
 
 def _check_key(experiment: Experiment, key: Tensor) -> tuple[str, int]:
-    """The split and the iteration of a key of the run's tasks."""
+    """Check that a key is of one of the run's tasks; return its split and iteration."""
     seed, number, iteration, index = key.tolist()
     split, config = SPLITS[number], experiment.trainer_config
     training = split == "train"
-    own = experiment.seed if training else config.eval_seed
-    if seed != own:
+    expected = experiment.seed if training else config.eval_seed
+    if seed != expected:
         raise UserError(
             f"the key has seed {seed} and the {split} tasks of the run in {experiment.directory} "
-            f"have {own}."
+            f"have {expected}."
         )
     tasks = {
         "train": config.meta_batch_size,
@@ -162,13 +165,13 @@ def _restore(experiment: Experiment, split: str, done: int, checkpoint: Path | N
     """Restore the state from which a task is replayed.
 
     Args:
-        experiment: at iteration 0.
-        split: of the task.
-        done: outer steps that the run had taken.
+        experiment: the run's experiment, at iteration 0.
+        split: the task's split.
+        done: number of outer steps that the run had taken.
         checkpoint: the file to take the state from; None for the run's.
 
     Returns:
-        Where the state came from.
+        The source of the state, as text.
     """
     saved = Checkpoints.of_run(experiment.directory)
     path = checkpoint or _newest_until(saved, done)
@@ -190,19 +193,19 @@ def _restore(experiment: Experiment, split: str, done: int, checkpoint: Path | N
 
 
 def _require_reducer(experiment: Experiment, contents: Mapping[str, Any]) -> None:
-    """That the experiment was loaded with the run's reducer, which may be the user's own."""
-    used, own = (
+    """Check that the experiment was loaded with the run's reducer, which may be the user's own."""
+    saved_target, target = (
         ((configuration or {}).get("reducer") or {}).get("_target_")
         for configuration in (contents.get("configuration"), experiment.configuration)
     )
-    if used != own:
+    if saved_target != target:
         raise UserError(
-            f"reducer._target_={used} is needed to replay outer steps and is code that metadist "
-            "does not know: if it gives a metadist.distributed.reducers.LinearReducer, and you "
-            "trust it, load the run with trust_code=True or --trust-code."
+            f"reducer._target_={saved_target} is needed to replay outer steps and is code that "
+            "metadist does not know: if it gives a metadist.distributed.reducers.LinearReducer, "
+            "and you trust it, load the run with trust_code=True or --trust-code."
         )
 
 
 def _newest_until(saved: Checkpoints, iteration: int) -> Path | None:
-    found = saved.iterations() + saved.bests()
-    return max((each for each in found if each[0] <= iteration), default=(0, None))[1]
+    checkpoints = saved.iterations() + saved.bests()
+    return max((c for c in checkpoints if c[0] <= iteration), default=(0, None))[1]

@@ -1,4 +1,4 @@
-"""Warnings about results that look wrong, each one sentence that says what to try."""
+"""Warnings about results that look wrong; each is one sentence with a suggestion."""
 
 import math
 from collections.abc import Mapping
@@ -12,40 +12,40 @@ from metadist.tasks import task_keys
 from metadist.training.experiment import Experiment
 
 _EXPLODED = 10.0
-"""Times the loss of a constant prediction."""
+"""A test loss is reported above this multiple of the loss of a constant prediction."""
 
 _TASKS = 16
-"""Test tasks from which the loss of a constant prediction is computed in regression."""
+"""Number of test tasks for the loss of a constant prediction in regression."""
 
 
 def optimizer_warnings(experiment: Experiment) -> list[str]:
-    """The warning about an optimizer that the algorithm was not published with, if it is such."""
-    learner, used = experiment.learner, type(experiment.optimizer).__name__
+    """A warning if the algorithm was not published with the run's optimizer; else []."""
+    learner, optimizer = experiment.learner, type(experiment.optimizer).__name__
     published = learner.published_optimizers
-    if not published or used in published:
+    if not published or optimizer in published:
         return []
     remedy = "choose one with optimizer=NAME"
     if isinstance(learner, Reptile):
         remedy = "try optimizer=reptile optimizer.lr=1.0"
     return [
-        f"the outer optimizer is {used}, and {learner.algorithm_name} was published with "
+        f"the outer optimizer is {optimizer}, and {learner.algorithm_name} was published with "
         f"{' or '.join(published)}: {remedy}"
     ]
 
 
 def result_warnings(experiment: Experiment, results: Mapping[str, Any]) -> list[str]:
-    """What looks wrong in a run and the results of its test. The drivers call it.
+    """Warnings about a run and the results of its test. The drivers call it.
 
     Args:
         experiment: the finished run.
-        results: as in `results.json`.
+        results: the results, as in `results.json`.
     """
-    found = (_loss(experiment, results), _steps(experiment, results))
-    return [*optimizer_warnings(experiment), *filter(None, found)]
+    messages = (_loss_warning(experiment, results), _steps_warning(experiment, results))
+    return [*optimizer_warnings(experiment), *filter(None, messages)]
 
 
-def _loss(experiment: Experiment, results: Mapping[str, Any]) -> str:
-    """A test loss that is not finite, or far above that of a constant prediction."""
+def _loss_warning(experiment: Experiment, results: Mapping[str, Any]) -> str:
+    """Warn if the test loss is not finite, or far above the loss of a constant prediction."""
     loss = results["test_loss"]
     remedy = "lower algorithm.inner_lr or optimizer.lr, or set trainer.clip_norm"
     if "inner_lr" not in experiment.configuration["algorithm"]:
@@ -67,8 +67,8 @@ def _loss(experiment: Experiment, results: Mapping[str, Any]) -> str:
     return ""
 
 
-def _steps(experiment: Experiment, results: Mapping[str, Any]) -> str:
-    """A test metric that is worse after the last inner step than after an earlier one."""
+def _steps_warning(experiment: Experiment, results: Mapping[str, Any]) -> str:
+    """Warn if the test metric is worse after the last inner step than after an earlier one."""
     metric = experiment.metric
     rows = results.get(f"test_{metric}_by_steps", [])
     if not rows:

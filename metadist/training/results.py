@@ -15,7 +15,7 @@ from metadist.training.experiment import Experiment
 from metadist.training.query_predictions import QueryPredictions
 
 BEST_CHECKPOINT = "best by validation"
-"""What the protocol calls the checkpoint of `trainer.test_checkpoint=best`."""
+"""The protocol's name for the checkpoint of `trainer.test_checkpoint=best`."""
 
 
 def results_of(
@@ -27,8 +27,8 @@ def results_of(
 
     Args:
         experiment: the finished run.
-        estimates: of the test.
-        tested: finished outer steps of the state that was tested.
+        estimates: the estimates of the test.
+        tested: number of finished outer steps of the state that was tested.
     """
     state, metric = experiment.state, experiment.metric
     result = estimates[metric]
@@ -47,7 +47,7 @@ def results_of(
         "best_validation": state.best,
         "iterations": state.iteration,
         "tested_iteration": tested,
-        # A weights file has no time of training.
+        # A weights file has no training time.
         **(experiment.throughput(tasks, state.train_seconds) if state.train_seconds else {}),
         "wall_seconds": state.wall_seconds,
         "world_size": get_world_size(),
@@ -81,15 +81,15 @@ def prediction_records(experiment: Experiment, evaluation: Evaluation) -> Iterat
 
     Args:
         experiment: the finished run.
-        evaluation: of the test, with predictions.
+        evaluation: the evaluation of the test tasks, with predictions.
 
     Yields:
-        `task`, its index among the test tasks; for classification `classes` (names of its classes,
-        in the order of the labels), `query_images` (for each query the number of its image in its
-        class, from 0), `labels` and `predictions`, for regression `targets` and `predictions` with
-        six digits; "accuracy" or "mse", "loss", and the user's own metrics. `classes` and
-        `query_images` are None if the dataset has no `describe`, `labels`, `targets` and
-        `predictions` if the learner returns no predictions.
+        `task`, the index among the test tasks; for classification `classes` (the names of the
+        task's classes, in the order of the labels), `query_images` (for each query the number of
+        its image in its class, from 0), `labels` and `predictions`; for regression `targets` and
+        `predictions` with six digits; "accuracy" or "mse", "loss", and the user's own metrics.
+        `classes` and `query_images` are None if the dataset has no `describe`; `labels`, `targets`
+        and `predictions` are None if the learner returns no predictions.
     """
     metric = experiment.metric
     names = [metric, "loss", *user_metrics(evaluation.estimates)]
@@ -109,15 +109,16 @@ def _query_record(
     tasks: TaskDistribution, key: Tensor, queries: QueryPredictions
 ) -> dict[str, list | None]:
     predictions, targets = (
-        (_rounded(each.tolist()) if tasks.regression else each.tolist()) or None for each in queries
+        (_rounded(tensor.tolist()) if tasks.regression else tensor.tolist()) or None
+        for tensor in queries
     )
     if tasks.regression:
         return {"targets": targets, "predictions": predictions}
     describe = getattr(tasks, "describe", None)
-    found: EpisodeDescription | None = None if describe is None else describe(key)
+    description: EpisodeDescription | None = None if describe is None else describe(key)
     return {
-        "classes": None if found is None else found.classes,
-        "query_images": None if found is None else found.query_images,
+        "classes": None if description is None else description.classes,
+        "query_images": None if description is None else description.query_images,
         "labels": targets,
         "predictions": predictions,
     }
@@ -135,13 +136,13 @@ def _model_options(experiment: Experiment) -> dict[str, Any]:
 
 
 def _callback_options(experiment: Experiment) -> dict[str, Any]:
-    """Class and options of each callback, under `callbacks`; {} without any."""
+    """Class and options of each callback, under `callbacks`; {} without callbacks."""
     nodes = experiment.configuration.get("callbacks") or {}
-    found = {
+    callbacks = {
         name: {"name": node["_target_"].rpartition(".")[2], **_options(node)}
         for name, node in nodes.items()
     }
-    return {"callbacks": found} if found else {}
+    return {"callbacks": callbacks} if callbacks else {}
 
 
 def _options(node: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,9 +163,9 @@ def user_metrics(estimates: Mapping[str, Estimate]) -> dict[str, float]:
     """The means of the metrics that a learner of the user adds (`Learner.metrics`), by name.
 
     Args:
-        estimates: of an evaluation.
+        estimates: the estimates of an evaluation.
     """
-    return {name: each.mean for name, each in estimates.items() if is_user_metric(name)}
+    return {name: value.mean for name, value in estimates.items() if is_user_metric(name)}
 
 
 def _validation_of(experiment: Experiment) -> dict[str, float]:
@@ -176,15 +177,15 @@ def _validation_of(experiment: Experiment) -> dict[str, float]:
 
 
 def steps_of(estimates: Mapping[str, Estimate], metric: str) -> dict[str, list[dict[str, float]]]:
-    """The test after each number of inner steps, under `test_{metric}_by_steps`.
+    """The test metric after each number of inner steps, under `test_{metric}_by_steps`.
 
-    One adaptation of `eval_inner_steps` steps, evaluated after each: a list of `steps` (0 is before
-    adaptation), `mean` and `ci95`. Nothing for an algorithm without inner steps.
+    One adaptation of `eval_inner_steps` steps is evaluated after each step: a list of `steps` (0 is
+    before adaptation), `mean` and `ci95`. {} for an algorithm without inner steps.
     """
-    found = {0: estimates[f"{metric}_before"]} if f"{metric}_before" in estimates else {}
-    while (name := f"{metric}_after_{len(found)}") in estimates:
-        found[len(found)] = estimates[name]
-    if len(found) < 2:
+    by_steps = {0: estimates[f"{metric}_before"]} if f"{metric}_before" in estimates else {}
+    while (name := f"{metric}_after_{len(by_steps)}") in estimates:
+        by_steps[len(by_steps)] = estimates[name]
+    if len(by_steps) < 2:
         return {}
-    rows = [{"steps": k, "mean": each.mean, "ci95": each.ci95} for k, each in found.items()]
+    rows = [{"steps": k, "mean": value.mean, "ci95": value.ci95} for k, value in by_steps.items()]
     return {f"test_{metric}_by_steps": rows}

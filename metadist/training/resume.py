@@ -30,19 +30,19 @@ from metadist.training.saved_state import (
 _log = logging.getLogger(__name__)
 
 _LATER_KEYS = {"trainer.precision": "float32"}
-"""Keys that the fingerprint got later, with the value of configurations without them."""
+"""Keys that were added to the fingerprint later, with the values of runs without them."""
 
 
 def restore(experiment: Experiment) -> None:
     """Restore an experiment from the checkpoint that its `resume` names, if any.
 
-    Every rank calls it, before any work starts; only drivers have something to restore. Rank zero
-    also creates the run's directory, and renames corrupt checkpoints and those of later
+    Every rank calls it, before any work starts; only drivers restore their experiment. Rank zero
+    also creates the run's directory, and renames corrupt checkpoints and checkpoints of later
     iterations.
 
     Raises:
-        UserError: a checkpoint that is not there, is damaged or does not fit; a directory that
-            holds another run or cannot be written.
+        UserError: the checkpoint does not exist, is damaged or does not fit, or the directory holds
+            another run or cannot be written.
     """
     if get_rank() == 0:
         _make_writable(experiment.directory)
@@ -57,14 +57,14 @@ def restore(experiment: Experiment) -> None:
             )
         return
     if experiment.resume == "auto":
-        found = _newest_intact(saved)
+        checkpoint = _newest_intact(saved)
     else:
         path = _checkpoint_file(Path(experiment.resume).expanduser())
-        found = path, read_checkpoint(path)
-    if found is not None:
-        restore_from(experiment, *found)
+        checkpoint = path, read_checkpoint(path)
+    if checkpoint is not None:
+        restore_from(experiment, *checkpoint)
         if get_rank() == 0:
-            _require_best(experiment, found[0])
+            _require_best(experiment, checkpoint[0])
     elif get_rank() == 0:
         _log.info(
             "resume=auto: %s has no checkpoint, so the run starts at iteration 0; to resume an "
@@ -82,15 +82,15 @@ def restore(experiment: Experiment) -> None:
 
 
 def _checkpoint_file(path: Path) -> Path:
-    """A checkpoint's path, or of a run's directory that of the newest one."""
+    """The path of a checkpoint, or of the newest one in a run's directory."""
     return Checkpoints.of_run(path).first_candidate() if path.is_dir() else path
 
 
 def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]) -> None:
-    """Bring an experiment to the state of a checkpoint's contents.
+    """Restore an experiment from a checkpoint's contents.
 
     Raises:
-        UserError: it is of another run, of other shapes, or beyond the run's end.
+        UserError: the checkpoint is of another run, has other shapes, or is beyond the run's end.
     """
     saved = contents.get("fingerprint")
     if not isinstance(saved, Mapping):
@@ -100,15 +100,15 @@ def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]
     configured = config_fingerprint(contents.get("configuration") or {})
     later = {key: configured.get(key, value) for key, value in _LATER_KEYS.items()}
     _require_same(path, {**later, **saved}, config_fingerprint(experiment.configuration))
-    own = experiment.tasks.protocol()
-    if different := split_differences(contents.get("protocol") or own, own):
+    protocol = experiment.tasks.protocol()
+    if different := split_differences(contents.get("protocol") or protocol, protocol):
         raise UserError(
             f"the checkpoint {path} was trained on another division of the classes "
             f"({', '.join(different)}), so that classes of training may be those of the test now: "
             "restore the dataset, or start another run."
         )
     trained_on = (contents.get("protocol") or {}).get("data_checksum")
-    if trained_on not in (None, own.get("data_checksum")):
+    if trained_on not in (None, protocol.get("data_checksum")):
         raise UserError(
             f"the checkpoint {path} was trained on other data: classes or images of the dataset "
             "are not the same; give the data that it was trained on, as in dataset.root=DIR, or "
@@ -130,13 +130,13 @@ def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]
 
 
 def _forget_other_validations(experiment: Experiment, contents: Mapping[str, Any]) -> None:
-    """Forget validations so far if they were of other tasks than those that follow."""
+    """Discard earlier validations if later ones use other tasks."""
     saved = (contents.get("configuration") or {}).get("trainer") or {}
     trainer = experiment.trainer_config
-    now = {"eval_seed": trainer.eval_seed, "validation_tasks": trainer.validation_tasks}
+    current = {"eval_seed": trainer.eval_seed, "validation_tasks": trainer.validation_tasks}
     different = [
         f"trainer.{key} was {saved[key]} and is {value}"
-        for key, value in now.items()
+        for key, value in current.items()
         if saved.get(key, value) != value
     ]
     if not different:
@@ -156,10 +156,10 @@ def _forget_other_validations(experiment: Experiment, contents: Mapping[str, Any
 
 
 def _require_best(experiment: Experiment, path: Path) -> None:
-    """Copy the best checkpoint so far from beside a checkpoint, if the run will test it.
+    """Copy the best checkpoint so far from the folder of a checkpoint, if the run may test it.
 
     Raises:
-        UserError: it is missing or damaged.
+        UserError: the best checkpoint is missing or damaged.
     """
     best = experiment.state.best.get("iteration")
     target = checkpoints_of(experiment).best_path(int(best or 0))
@@ -211,7 +211,7 @@ def _newest_intact(saved: Checkpoints) -> tuple[Path, dict[str, Any]] | None:
 
 
 def _require_same(path: Path, saved: Mapping[str, str], current: Mapping[str, str]) -> None:
-    kept = _callback_names(saved) & _callback_names(current)  # others may come and go
+    kept = _callback_names(saved) & _callback_names(current)  # others may be added or removed
     for key in [*saved, *current]:
         group, _, option = key.partition(".")
         if group == "callbacks" and option.partition(".")[0] not in kept:
@@ -263,4 +263,4 @@ def _load(path: Path, experiment: Experiment, contents: Mapping[str, Any]) -> No
         if name in experiment.callbacks:
             experiment.callbacks[name].load_state_dict(saved)
         else:
-            state.should_stop = False  # the callback that asked for it may be this one
+            state.should_stop = False  # the missing callback may have set it

@@ -43,7 +43,7 @@ def plot_run(experiment: Experiment, results: Mapping[str, Any]) -> list[Path]:
 
     Returns:
         The files written: the learning curves, and the test tasks if they are images in grey or
-        color or scalar functions of a scalar, and the learner returns a prediction for each query.
+        color, or scalar functions of a scalar, and the learner returns a prediction per query.
     """
     curves = plots.plot_learning_curves(
         read_metrics(experiment.directory / METRICS_FILE),
@@ -67,12 +67,12 @@ def plot_run(experiment: Experiment, results: Mapping[str, Any]) -> list[Path]:
 
 
 def plot_validation_tasks(experiment: Experiment) -> list[Path]:
-    """Plot the first validation tasks with the predictions of the present state.
+    """Plot the first validation tasks with the predictions of the current state.
 
     Rank zero calls it during training: neither buffers nor random states change.
 
     Returns:
-        The file written, `validation_tasks.png`; empty where `plot_run` plots no test tasks.
+        The file written, `validation_tasks.png`; [] if `plot_run` would plot no test tasks.
     """
     count = min(_TEST_TASKS, experiment.trainer_config.validation_tasks)
     keys = task_keys(experiment.trainer_config.eval_seed, "validation", 0, range(count))
@@ -89,13 +89,13 @@ def plot_task(path: Path, experiment: Experiment, key: Tensor) -> Path | None:
 
     Args:
         path: the PNG file to write; its folder is created.
-        experiment: its learner is set to evaluation mode.
-        key: key of the task, shape (4,).
+        experiment: the experiment, whose learner is set to evaluation mode.
+        key: the task's key, shape (4,).
 
     Returns:
-        `path`, or None for tasks that cannot be plotted: without a support set, with inputs that
-        are not images in grey or color, functions of several numbers, or a learner that returns no
-        prediction for each query.
+        `path`, or None if the task cannot be plotted: it has no support set, its inputs are not
+        images in grey or color, it is a function of several numbers, or the learner does not return
+        a prediction per query.
     """
     if not can_plot(experiment.tasks) or not len(experiment.tasks.sample(key).support.targets):
         return None
@@ -114,9 +114,9 @@ def plot_adaptation(
 ) -> Path:
     """Plot adaptation to the first test tasks of sinusoid runs, one column per run.
 
-    Each learner has the state that the test of its run evaluated, the newest or the best
-    checkpoint (`trainer.test_checkpoint`). All adapt to the same points, each with its own inner
-    learning rate.
+    Each learner has the state that its run tested, the newest or the best checkpoint
+    (`trainer.test_checkpoint`). All adapt to the same points, each with its own inner learning
+    rate.
 
     Args:
         path: the PNG file to write; its folder is created.
@@ -128,8 +128,8 @@ def plot_adaptation(
         `path`.
 
     Raises:
-        UserError: a run of another dataset or without inner steps, runs with different
-            `task.shots`, or no checkpoint.
+        UserError: a run has another dataset, no inner steps or no checkpoint, or the runs have
+            different `task.shots`.
 
     Source: Finn et al. (2017), arXiv 1703.03400, figure 2.
     """
@@ -180,7 +180,7 @@ def _plot_tasks(
         episode = experiment.tasks.sample(key)
         values = _predict(experiment, learner, key, episode)
         if values is None or values.dim() != 2 or len(values) != len(episode.query.targets):
-            return None  # an algorithm may compute losses and metrics alone
+            return None  # an algorithm may compute losses and metrics only
         pairs.append((episode, values))
     if experiment.tasks.regression:
         regression = [_regression_data(learner, *pair) for pair in pairs]
@@ -219,18 +219,18 @@ def _adaptation_data(
     inputs = np.linspace(-5, 5, _ADAPTATION_INPUTS)
     targets = tasks.dataset.curve(key_generator(key), inputs)
     support = tasks.sample(key).support
-    grid = (torch.tensor(v, dtype=torch.float32).unsqueeze(1) for v in (inputs, targets))
+    grid = (torch.tensor(array, dtype=torch.float32).unsqueeze(1) for array in (inputs, targets))
     episode = Episode(support, Examples(*grid))
     learner: Any = experiment.learner
     eval_inner_steps, predictions = learner.eval_inner_steps, {}
     for count in steps:
         if count:
             learner.eval_inner_steps = count
-            found = _predict(experiment, learner, key, episode)
-            assert found is not None, "algorithms with inner steps return predictions"
+            values = _predict(experiment, learner, key, episode)
+            assert values is not None, "algorithms with inner steps return predictions"
         else:
-            found = predict_before_adaptation(learner, episode.query.inputs)
-        predictions[count] = found.double().numpy().ravel()
+            values = predict_before_adaptation(learner, episode.query.inputs)
+        predictions[count] = values.double().numpy().ravel()
     learner.eval_inner_steps = eval_inner_steps
     support_inputs, support_targets = (part.double().numpy().ravel() for part in support)
     return plots.AdaptationData(inputs, targets, support_inputs, support_targets, predictions)
@@ -239,8 +239,8 @@ def _adaptation_data(
 def _predict(
     experiment: Experiment, learner: Learner, key: Tensor, episode: Episode
 ) -> Tensor | None:
-    """The query predictions that evaluation computes, with the task's random state, on the CPU."""
-    # A new object each time: a mapper keeps a learner's copy on the GPU.
+    """The query predictions of an evaluation, with the task's random state, on the CPU."""
+    # A new object each time, because a mapper keeps a learner's copy on the GPU.
     copy = cast(Learner, module_clone(learner.eval(), by="reference"))
     (result,) = experiment.evaluate_mapper.run_each(copy, MetaBatch(key, episode))
     return None if result.predictions is None else result.predictions.detach().cpu()
@@ -248,6 +248,6 @@ def _predict(
 
 @torch.no_grad()
 def predict_before_adaptation(learner: Learner, inputs: Tensor) -> Tensor:
-    """Predictions of the learner's model as it is, on the CPU."""
+    """Predictions of the learner's model without adaptation, on the CPU."""
     device = next(learner.parameters()).device
     return cast(Tensor, learner.eval().model(inputs.to(device))).cpu()

@@ -1,4 +1,4 @@
-"""Checks before training: sizes that do not fit, the partitioner, a training and a test task."""
+"""Checks before training: sizes, the partitioner, and one training and one test task."""
 
 import hashlib
 import traceback
@@ -22,7 +22,7 @@ from metadist.training.strategies import Strategy
 from metadist.training.task_mapper import MetaBatch, TaskMapper
 
 _ALGORITHMS = "metadist.algorithms."
-"""Where a method that a subclass must implement raises NotImplementedError."""
+"""The package whose methods raise NotImplementedError if a subclass must implement them."""
 
 
 def check_before_training(
@@ -35,14 +35,14 @@ def check_before_training(
     """Check that the parts of a run fit each other. Every rank calls it.
 
     Args:
-        strategy: of the run.
-        tasks: of this rank.
-        learner: built for the tasks.
-        meta_batch_size: tasks of an outer step.
-        precision: of the tasks' computation.
+        strategy: the run's strategy.
+        tasks: this rank's tasks.
+        learner: the learner, built for the tasks.
+        meta_batch_size: tasks per outer step.
+        precision: the precision of the tasks' computation.
 
     Raises:
-        UserError: they do not; see the checks below.
+        UserError: the parts do not fit; see the checks below.
     """
     _check_parametrizations(strategy, learner)
     _check_partition(strategy, learner, meta_batch_size)
@@ -53,7 +53,7 @@ def check_before_training(
 
 
 def _check_supervised(tasks: TaskDistribution, learner: Learner) -> None:
-    """Supervised training needs an algorithm for it. Algorithms of the user's own pass."""
+    """Require a supervised algorithm for supervised tasks; the user's own algorithms pass."""
     few_shot = type(learner).__module__.startswith(_ALGORITHMS) and not isinstance(
         learner, Supervised
     )
@@ -65,7 +65,7 @@ def _check_supervised(tasks: TaskDistribution, learner: Learner) -> None:
 
 
 def _check_ways(tasks: TaskDistribution, learner: Learner) -> None:
-    """Training uses all of the learner's outputs."""
+    """Require that training uses all of the learner's outputs."""
     if not isinstance(tasks, FewShotTasks) or tasks.regression or not learner.outputs_are_classes:
         return
     untrained = tasks.ways - tasks.train_ways
@@ -78,13 +78,13 @@ def _check_ways(tasks: TaskDistribution, learner: Learner) -> None:
 
 
 def _check_batch_norm(tasks: TaskDistribution, learner: Learner) -> None:
-    """No batch norm of vectors is given a single example, which has no variance."""
+    """Reject batch norm of vectors if a task has a single example, which has no variance."""
     if not isinstance(tasks, FewShotTasks):
         return
     ways = 1 if tasks.regression else tasks.ways
     train_ways = 1 if tasks.regression else tasks.train_ways
     fewest = min(ways * tasks.shots, train_ways * tasks.train_shots)
-    if fewest == 1 and any(isinstance(each, nn.BatchNorm1d) for each in learner.modules()):
+    if fewest == 1 and any(isinstance(module, nn.BatchNorm1d) for module in learner.modules()):
         raise UserError(
             "batch norm cannot normalize a single example, and a task has one support example: "
             "set model.batch_norm=false, or ask for more, as in task.shots=10."
@@ -92,24 +92,22 @@ def _check_batch_norm(tasks: TaskDistribution, learner: Learner) -> None:
 
 
 def _check_parametrizations(strategy: Strategy, learner: Learner) -> None:
-    """A learner that is sent to other workers has no parametrizations, which PyTorch does not
-    pickle.
-    """
+    """Reject parametrizations, which PyTorch does not pickle, if the learner is sent to workers."""
     if strategy.every_rank_drives:
         return
-    found = [name for name, each in learner.named_modules() if is_parametrized(each)]
-    if found:
+    names = [name for name, module in learner.named_modules() if is_parametrized(module)]
+    if names:
         raise UserError(
             f"strategy={strategy.name} sends the model to the workers, and PyTorch does not pickle "
-            f"parametrizations such as weight_norm ({found[0]}): take strategy=allreduce."
+            f"parametrizations such as weight_norm ({names[0]}): take strategy=allreduce."
         )
 
 
 def partition_digest(strategy: Strategy, learner: Learner, meta_batch_size: int) -> str:
-    """A digest of the shards of a meta-batch, which every rank that partitions must have equal.
+    """Compute a digest of the shards of a meta-batch. It must be the same on all drivers.
 
     Args:
-        strategy: whose partitioner it is.
+        strategy: the run's strategy.
         learner: the partitioner's first argument.
         meta_batch_size: the number of tasks.
     """
@@ -119,12 +117,13 @@ def partition_digest(strategy: Strategy, learner: Learner, meta_batch_size: int)
 
 
 def _check_partition(strategy: Strategy, learner: Learner, meta_batch_size: int) -> None:
-    """The partitioner names existing workers, and gives each task to one shard; where every rank
-    partitions, it gives the same shards again.
+    """Check that the partitioner names existing workers and puts each task into one shard.
+
+    If every rank partitions, also check that a second call gives the same shards.
     """
     keys = task_keys(0, "train", 1, range(meta_batch_size))
     shards = _shards_of(strategy.partitioner, learner, keys)
-    indices = [index for _, of_shard in shards for index in of_shard]
+    indices = [index for _, tasks in shards for index in tasks]
     if sorted(indices) != keys[:, 3].tolist():
         raise UserError(
             f"the partitioner's shards have {len(indices)} tasks, {len(set(indices))} of them "
@@ -143,19 +142,20 @@ def _shards_of(
     partitioner: Partitioner, learner: Learner, keys: Tensor
 ) -> list[tuple[int, list[int]]]:
     """The worker and the indices of the tasks of each shard."""
-    found = []
+    shards = []
     for shard in as_shards(partitioner(learner, MetaBatch(keys))):
         worker, args, kwargs = shard
-        batches = [each for each in (*args, *kwargs.values()) if isinstance(each, MetaBatch)]
-        if not any(each is learner for each in (*args, *kwargs.values())):
+        values = (*args, *kwargs.values())
+        if not any(value is learner for value in values):
             raise UserError(
                 f"the partitioner gives worker {worker} a shard without the learner that it was "
                 "given: pass it on as it is; a copy would not be trained."
             )
+        batches = [value for value in values if isinstance(value, MetaBatch)]
         if len(batches) != 1:
             raise UserError(
                 "a shard of the partitioner has no MetaBatch among its arguments, but "
-                f"{', '.join(type(each).__name__ for each in (*args, *kwargs.values()))}: give it "
+                f"{', '.join(type(value).__name__ for value in values)}: give it "
                 "(learner, tasks.select(slice)) and size=tasks.size."
             )
         if batches[0].keys.shape[-1] != keys.shape[-1]:
@@ -173,8 +173,8 @@ def _shards_of(
                 f"the partitioner gives a shard of {len(tasks)} tasks the size {shard.size:g}, its "
                 "weight in the mean: give Shard(worker, args, size=tasks.size)."
             )
-        found.append((get_worker_id(worker), tasks))
-    return found
+        shards.append((get_worker_id(worker), tasks))
+    return shards
 
 
 def run_sanity_check(
@@ -183,15 +183,15 @@ def run_sanity_check(
     """Run one training and one test task. Every rank calls it.
 
     Args:
-        tasks: of this rank.
-        learner: on its device; its parameters and buffers stay as they are.
-        precision: of the computation.
+        tasks: this rank's tasks.
+        learner: the learner, on its device; its parameters and buffers are not changed.
+        precision: the precision of the tasks' computation.
 
     Raises:
-        UserError: model, algorithm and task do not fit together, or the learner returns something
-            else than a result, or a metric of a reserved name.
-        RuntimeError: the user's own code raised an error. The message names the file and line,
-            and the error is the cause.
+        UserError: model, algorithm and task do not fit together, the learner returns something
+            other than a result, or a metric has a reserved name.
+        RuntimeError: the user's own code raised an error. The message names the file and line, and
+            the error is the cause.
     """
     handle = WorkerLocal("sanity check", tasks)
     try:
@@ -203,17 +203,17 @@ def run_sanity_check(
 
 
 def _check_task(tasks: WorkerLocal, learner: Learner, split: str, precision: Precision) -> None:
-    """Run a task; check that it leaves the parameters as they are, and what the learner returns."""
+    """Run a task; check that it does not change the parameters, and check its result."""
     training, name = split == "train", type(learner).__name__
     mapper = TaskMapper(tasks, str(next(learner.parameters()).device), precision=precision)
     batch = MetaBatch(task_keys(0, split, 0, range(1)))
-    before = [each.detach().clone() for each in learner.parameters()]
+    before = [parameter.detach().clone() for parameter in learner.parameters()]
     gradients: tuple[Tensor | None, ...] = ()
     try:
         with torch.set_grad_enabled(training):
             (result,) = mapper.run_each(learner.train(training), batch)
             if training and result.loss.requires_grad:
-                trainable = [each for each in learner.parameters() if each.requires_grad]
+                trainable = [p for p in learner.parameters() if p.requires_grad]
                 gradients = torch.autograd.grad(result.loss, trainable, allow_unused=True)
     except UserError:
         raise
@@ -247,7 +247,7 @@ def _check_task(tasks: WorkerLocal, learner: Learner, split: str, precision: Pre
 def _explain(
     error: Exception, tasks: TaskDistribution, learner: Learner, split: str
 ) -> Exception | None:
-    """What to raise in the place of an error in a task; None to raise it as it is."""
+    """The exception to raise instead of an error in a task; None to raise the error itself."""
     frame, _ = list(traceback.walk_tb(error.__traceback__))[-1]
     raised_in, method = str(frame.f_globals.get("__name__")), frame.f_code.co_name
     if isinstance(error, NotImplementedError) and raised_in.startswith(_ALGORITHMS):
@@ -285,76 +285,81 @@ def _check_metrics(metrics: Mapping[str, Tensor], learner: Learner, training: bo
 
 
 def _check_episode(tasks: TaskDistribution, learner: Learner, split: str) -> None:
-    """That a task's tensors are of the right types, and the same for equal keys.
+    """Check that a task's tensors have the right types and are the same for equal keys.
 
-    Tasks of the user's own may have other fields beside support and query, or none of the two.
+    The user's own tasks may have other fields besides support and query, or neither of them.
     """
     key = task_keys(0, split, 0, range(1))[0]
-    found, again = tasks.sample(key), tasks.sample(key)
+    episode, repeated = tasks.sample(key), tasks.sample(key)
     name = type(getattr(tasks, "dataset", tasks)).__name__
-    if isinstance(found, tuple | list) and not hasattr(found, "query"):
+    if isinstance(episode, tuple | list) and not hasattr(episode, "query"):
         raise UserError(
-            f"{name} gives a {type(found).__name__} as a task: return metadist.tasks.Episode("
+            f"{name} gives a {type(episode).__name__} as a task: return metadist.tasks.Episode("
             "Examples(inputs, targets), Examples(inputs, targets))."
         )
     for part in ("support", "query"):
         for field in ("inputs", "targets"):
-            value = getattr(getattr(found, part, None), field, None)
+            value = getattr(getattr(episode, part, None), field, None)
             if value is None:
                 continue
-            what = f"{name} gives {part}.{field}"
-            _check_values(value, what, list(learner.parameters()))
+            subject = f"{name} gives {part}.{field}"
+            _check_values(value, subject, list(learner.parameters()))
             if field == "targets" and not learner.regression:
-                _check_classes(value, what, tasks.outputs if learner.outputs_are_classes else None)
-            if not torch.equal(value, getattr(getattr(again, part), field)):
+                outputs = tasks.outputs if learner.outputs_are_classes else None
+                _check_classes(value, subject, outputs)
+            if not torch.equal(value, getattr(getattr(repeated, part), field)):
                 raise UserError(
                     f"{name} gives two different tasks for one key: draw every random number from "
                     "the generator that it is given."
                 )
 
 
-def _check_values(value: Any, what: str, parameters: Sequence[Tensor]) -> None:
-    """That a value is a tensor of numbers; real ones are of the type of a parameter."""
+def _check_values(value: Any, subject: str, parameters: Sequence[Tensor]) -> None:
+    """Check that a value is a tensor without NaN, of a parameter's type if it is floating-point."""
     if not isinstance(value, Tensor):
         raise UserError(
-            f"{what} of type {type(value).__name__}: give a tensor, as by torch.from_numpy."
+            f"{subject} of type {type(value).__name__}: give a tensor, as by torch.from_numpy."
         )
-    if value.is_floating_point() and value.dtype not in {each.dtype for each in parameters}:
+    if value.is_floating_point() and value.dtype not in {
+        parameter.dtype for parameter in parameters
+    }:
         raise UserError(
-            f"{what} of {value.dtype}, and the model's parameters are {parameters[0].dtype}: "
+            f"{subject} of {value.dtype}, and the model's parameters are {parameters[0].dtype}: "
             "convert them, as by .float()."
         )
     if value.is_floating_point() and value.isnan().any():
-        raise UserError(f"{what} with NaN: remove or replace it in the data.")
+        raise UserError(f"{subject} with NaN: remove or replace it in the data.")
 
 
-def _check_classes(targets: Tensor, what: str, outputs: int | None) -> None:
-    """That targets are class indices, below the number of outputs where they are classes."""
+def _check_classes(targets: Tensor, subject: str, outputs: int | None) -> None:
+    """Check that targets are class indices, below the number of outputs unless it is None."""
     if targets.dtype != torch.int64:
         raise UserError(
-            f"{what} of {targets.dtype}: give class indices of torch.int64, as by .long()."
+            f"{subject} of {targets.dtype}: give class indices of torch.int64, as by .long()."
         )
     if not targets.numel():
         return
     low, high = int(targets.min()), int(targets.max())
     if outputs is not None and not 0 <= low <= high < outputs:
         raise UserError(
-            f"{what} from {low} to {high}, and a task has {outputs} outputs: number its classes "
+            f"{subject} from {low} to {high}, and a task has {outputs} outputs: number its classes "
             f"from 0 to {outputs - 1}."
         )
     if low < 0:
-        raise UserError(f"{what} from {low} to {high}: number its classes from 0.")
+        raise UserError(f"{subject} from {low} to {high}: number its classes from 0.")
 
 
 def _model_output(learner: Learner, tasks: TaskDistribution, split: str) -> str:
-    """What the model returns for the queries of a task; "" if it raises an error."""
+    """A description of the model's output for a task's queries; "" if the model raises an error."""
     inputs = tasks.sample(task_keys(0, split, 0, range(1))[0]).query.inputs
     try:
         with torch.no_grad():
-            found = learner.model(inputs.to(next(learner.parameters()).device))
+            output = learner.model(inputs.to(next(learner.parameters()).device))
     except Exception:
         return ""
-    returned = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+    returned = type(output).__name__
+    if isinstance(output, Tensor):
+        returned = f"shape {tuple(output.shape)}"
     return (
         f"; for inputs of shape {tuple(inputs.shape)} the model returned {returned}, and the task "
         f"has {tasks.outputs} outputs"

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of an experiment, and which checkpoint a run has tested."""
+"""The contents of an experiment's checkpoint, and the checkpoint that a run has tested."""
 
 import contextlib
 from collections import OrderedDict
@@ -25,7 +25,7 @@ from metadist.training.results import BEST_CHECKPOINT
 from metadist.training.weights_file import WEIGHTS_SUFFIX, read_weights
 
 _SPLIT_KEYS = ("class_split", "split_seed", "dataset_seed", "classes", "class_names")
-"""What a protocol says about the division of the classes."""
+"""Keys of a protocol that describe the division of the classes."""
 
 
 def checkpoints_of(experiment: Experiment) -> Checkpoints:
@@ -34,17 +34,17 @@ def checkpoints_of(experiment: Experiment) -> Checkpoints:
 
 
 def checkpoint_contents(experiment: Experiment) -> dict[str, Any]:
-    """Everything that the rest of a run depends on, and what its learner is built from.
+    """All state that the rest of a run depends on, and the configuration of its learner.
 
-    States of random generators are not needed: tasks and what is random in them (dropout) are
-    keyed by (seed, split, iteration, index), and the generators of the process are set from
+    States of random generators are not needed: tasks and their random numbers (as for dropout) are
+    keyed by (seed, split, iteration, index), and the generators of the process are seeded with
     (seed, iteration) before the optimizer's step.
     """
     trains_another = experiment.evaluated_learner is not experiment.learner
     return {
         **asdict(experiment.state),
         "fingerprint": config_fingerprint(experiment.configuration),
-        # What the learner is built from where there is no dataset.
+        # From these, the learner can be built without the dataset.
         "configuration": experiment.configuration,
         "task": {
             "input_shape": [int(size) for size in experiment.tasks.input_shape],
@@ -53,31 +53,32 @@ def checkpoint_contents(experiment: Experiment) -> dict[str, Any]:
         },
         "protocol": {name: str(value) for name, value in experiment.tasks.protocol().items()},
         **_learner_contents(experiment.evaluated_learner),
-        # What training goes on with, if something else is evaluated.
+        # The learner with which training continues, if another one is evaluated.
         **({"trained": _learner_contents(experiment.learner)} if trains_another else {}),
         "optimizer": experiment.optimizer.state_dict(),
         "scheduler": experiment.scheduler.state_dict(),
         "callbacks": {
-            name: _callback_state(name, each) for name, each in experiment.callbacks.items()
+            name: _callback_state(name, callback) for name, callback in experiment.callbacks.items()
         },
     }
 
 
 def _learner_contents(learner: Learner) -> dict[str, Any]:
-    """The learner's state, its non-persistent buffers, which change in training too, and the names
-    of its parameters that do not require grad, which are not adapted.
+    """The learner's state, its non-persistent buffers and the names of its frozen parameters.
+
+    Non-persistent buffers may also change in training; frozen parameters are not adapted.
     """
     state = learner.state_dict()
     buffers = {name: buffer for name, buffer in learner.named_buffers() if name not in state}
-    frozen = [name for name, each in learner.named_parameters() if not each.requires_grad]
+    frozen = [name for name, p in learner.named_parameters() if not p.requires_grad]
     return {"learner": state, "buffers": buffers, "frozen": frozen}
 
 
 def _callback_state(name: str, callback: Callback) -> dict[str, Any]:
-    """A callback's state, with NumPy's scalars as numbers.
+    """A callback's state, with NumPy scalars converted to numbers.
 
     Raises:
-        TypeError: it holds something that a checkpoint cannot.
+        TypeError: the state holds a type that a checkpoint cannot hold.
     """
 
     def plain(value: Any) -> Any:
@@ -88,7 +89,7 @@ def _callback_state(name: str, callback: Callback) -> dict[str, Any]:
         if type(value) in (list, tuple):
             return type(value)(map(plain, value))
         if type(value) in (dict, OrderedDict):
-            return type(value)((plain(key), plain(each)) for key, each in value.items())
+            return type(value)((plain(key), plain(item)) for key, item in value.items())
         raise TypeError(
             f"{type(callback).__name__}.state_dict (callbacks.{name}) holds a "
             f"{type(value).__name__}: return tensors, numbers, strings, None, and dicts, lists and "
@@ -100,15 +101,17 @@ def _callback_state(name: str, callback: Callback) -> dict[str, Any]:
 
 
 CONTENTS_ERRORS = (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError)
-"""What loading the contents of a checkpoint raises if they are of something else, or damaged."""
+"""Errors in loading a checkpoint's contents that are damaged or of another learner."""
 
 
 def load_learner_state(learner: Learner, contents: Mapping[str, Any]) -> None:
-    """Load a checkpoint's parameters and buffers into a learner; those parameters require grad that
-    did when it was saved, unless the contents do not say which.
+    """Load a checkpoint's parameters and buffers into a learner.
+
+    Parameters that did not require grad when the checkpoint was saved do not, and all others do. A
+    checkpoint that does not say which changes none.
 
     Raises:
-        RuntimeError: they are of another learner.
+        RuntimeError: the contents are of another learner.
         KeyError: the contents are not a checkpoint's.
     """
     learner.load_state_dict(contents["learner"])
@@ -121,10 +124,10 @@ def load_learner_state(learner: Learner, contents: Mapping[str, Any]) -> None:
 
 
 def load_best(experiment: Experiment) -> int:
-    """Load the learner of the best checkpoint by validation; the iteration of that checkpoint.
+    """Load the learner of the best checkpoint by validation and return the checkpoint's iteration.
 
     Raises:
-        UserError: there is none, for every validation came to NaN, or it is damaged.
+        UserError: there is none, because no validation had a finite result, or it is damaged.
     """
     saved = checkpoints_of(experiment)
     best = experiment.state.best.get("iteration")
@@ -142,9 +145,9 @@ def tested_checkpoint(path: Path) -> tuple[Path, dict[str, Any]]:
     """The file and the contents of a checkpoint.
 
     Args:
-        path: of a checkpoint, of a weights file (`metadist export`), which has part of the
-            contents, or of a run directory. Of a finished run it is the state that was tested; of
-            another one the state that it would test: the best checkpoint with
+        path: path of a checkpoint, of a weights file (`metadist export`), which has part of the
+            contents, or of a run directory. For the directory of a finished run, the checkpoint
+            that was tested is read; for another run, the best checkpoint with
             `trainer.test_checkpoint=best`, else the newest one.
 
     Raises:
@@ -169,18 +172,21 @@ def tested_checkpoint(path: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def state_tensors(experiment: Experiment) -> list[Tensor]:
-    """The tensors that drivers must have equal: of the learner and of the optimizer's state."""
+    """The tensors that must be equal on all drivers: the learner's and the optimizer's state."""
     optimizer: Any = experiment.optimizer.state_dict()
     states = [leaf for leaf in optree.tree_leaves(optimizer) if isinstance(leaf, Tensor)]
     return [*experiment.learner.parameters(), *experiment.learner.buffers(), *states]
 
 
 def split_differences(training: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
-    """What says that the classes were divided otherwise in training.
+    """Differences between the division of the classes in training and in other tasks.
 
     Args:
-        training: the protocol of the tasks that a learner was trained on.
-        own: that of other tasks.
+        training: the protocol of the tasks on which a learner was trained.
+        own: the protocol of the other tasks.
+
+    Returns:
+        A text for each difference.
     """
     return [
         f"{key} is {training.get(key)} there and {own.get(key)} here"

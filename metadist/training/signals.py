@@ -17,12 +17,13 @@ class Interrupted(Exception):
 
     Args:
         number: the signal's number.
-        message: where the run stopped.
-        how_to_resume: follows the message. A sweep, which resumes as a whole, leaves it out.
+        message: a text that says where the run stopped.
+        how_to_resume: a text that follows the message. A sweep, which resumes as a whole, leaves it
+            out.
 
     Attributes:
-        message: as given.
-        exit_status: 128 plus the signal's number, as shells have it: 130 or 143.
+        message: the message without `how_to_resume`.
+        exit_status: 128 plus the signal's number, as in shells: 130 or 143.
     """
 
     def __init__(self, number: int, message: str, how_to_resume: str = "") -> None:
@@ -32,21 +33,22 @@ class Interrupted(Exception):
 
 
 def raise_if_interrupted(error: BaseException) -> None:
-    """Raise the `Interrupted` that another error came from; return if there is none.
+    """Raise the `Interrupted` that caused another error; return if there is none.
 
-    A signal's exception may be raised within a library that raises one of its own instead.
+    A library may replace a signal's exception by one of its own.
     """
-    found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, Interrupted):
-            raise found
-        found = found.__cause__ or found.__context__
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, Interrupted):
+            raise cause
+        cause = cause.__cause__ or cause.__context__
 
 
 @contextlib.contextmanager
 def preserved_handlers() -> Iterator[None]:
-    """Restore the handlers of SIGINT and SIGTERM after the block; outside of the main thread, where
-    no handler can be set, do nothing.
+    """Restore the handlers of SIGINT and SIGTERM after the block.
+
+    Outside of the main thread, where no handler can be set, it does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -63,9 +65,9 @@ class StopSignals:
     """Context manager that records SIGINT and SIGTERM instead of ending the process.
 
     torchrun forwards a signal to all its processes, and a terminal sends Ctrl-C to each as well,
-    so repetitions within a second count as one; a later one ends the process at once. A signal to
-    a single rank reaches rank zero through the job. Outside of the main thread the handlers stay
-    as they are.
+    so repetitions within a second count as one signal. A later repetition ends the process at once.
+    A signal to a single rank is passed to rank zero through the job. Outside of the main thread the
+    handlers are not changed.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Strategies: where a meta-batch is computed, and how its gradient gets to the optimizer.
+"""Strategies: where a meta-batch is computed, and how its gradients are aggregated.
 
 A strategy splits a batch with the partitioner, runs a mapper `(learner, batch) -> result` on each
 shard, and combines the results with the reducer. All strategies give the same bits on CPUs; see
@@ -51,7 +51,7 @@ def _never() -> bool:
 
 
 _PING_SHARE = 0.8
-"""Fraction of the timeout for which a ping may stay unanswered: a lost worker is found in time."""
+"""Timeout of a ping as a fraction of `timeout_seconds`, so that lost workers are found in time."""
 
 
 class Strategy(ABC):
@@ -63,8 +63,8 @@ class Strategy(ABC):
 
     Attributes:
         name: "local", "rpc" or "allreduce".
-        parameter_device: where the learner's parameters are: "cpu", or "device" for each rank's
-            own device.
+        parameter_device: the device of the learner's parameters: "cpu", or "device" for each
+            rank's own device.
         every_rank_drives: whether every rank runs the training loop, instead of rank zero alone.
     """
 
@@ -82,7 +82,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def close(self, graceful: bool = True) -> None:
-        """Leave. With `graceful`, every rank calls it, and it returns when all have."""
+        """Leave. If graceful, every rank calls it, and it returns when all ranks have."""
 
     @property
     def is_driver(self) -> bool:
@@ -91,8 +91,9 @@ class Strategy(ABC):
 
     @property
     def sums_on_workers(self) -> bool:
-        """Whether each worker sums its own tasks, and so computes them in batches or compiled;
-        otherwise it runs the mapper on one shard after the other, one task at a time.
+        """Whether each worker sums over its own tasks, which it can batch and compile.
+
+        Otherwise it runs the mapper on one shard after the other, one task at a time.
         """
         return isinstance(self.reducer, LinearReducer)
 
@@ -102,30 +103,34 @@ class Strategy(ABC):
     ) -> tuple[Any, bool]:
         """Compute the reduced result, and put the gradient of its `loss` into `.grad`.
 
-        The drivers call it. `.grad` is replaced, not added to; a parameter on which no task's
-        loss depends gets None, with distributed autograd and the engine "ddp" a gradient of zero.
+        The drivers call it. `.grad` is replaced, not accumulated. For a parameter on which no
+        task's loss depends, it is None, or zero with distributed autograd and the engine "ddp".
 
         Args:
-            mapper: what runs on the workers.
-            learner: its first argument.
-            batch: its second argument, which is split.
-            stop_requested: called once, after the computation.
+            mapper: the function that the workers run.
+            learner: the mapper's first argument.
+            batch: the mapper's second argument, which is split.
+            stop_requested: a function that is called once, after the computation.
 
         Returns:
-            The reduced result, detached, and whether `stop_requested` returned True on any driver;
-            both the same on all drivers.
+            The reduced result, detached, and whether `stop_requested` returned True on any driver.
+            Both are the same on all drivers.
         """
 
     @abstractmethod
     def map_tasks(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
-        """Compute without gradients: each of the mapper's values for all items of the batch,
-        concatenated in order. The drivers call it and get the same.
+        """Compute the mapper's values for all items of the batch, without gradients.
+
+        The drivers call it, and all get the same values.
 
         Args:
-            mapper: what runs on the workers; it returns tensors by name, whose first dimension
-                counts items.
-            learner: its first argument.
-            batch: its second argument, which is split.
+            mapper: the function that the workers run. It returns tensors by name, with a first
+                dimension of items.
+            learner: the mapper's first argument.
+            batch: the mapper's second argument, which is split.
+
+        Returns:
+            The tensors of all shards, by name, concatenated in order.
         """
 
     def any_rank(self, flag: bool) -> bool:
@@ -144,25 +149,25 @@ class Strategy(ABC):
         """Compare the drivers' copies of some tensors by a digest. The drivers call it.
 
         Args:
-            tensors: what must be equal, in the same order on every driver.
-            iteration: finished outer steps, for the message.
+            tensors: the tensors that must be equal, in the same order on every driver.
+            iteration: finished outer steps, for the error message.
 
         Raises:
-            UserError: on all drivers: the copies differ.
+            UserError: the copies differ. It is raised on all drivers.
         """
 
 
 class _RankShards(NamedTuple):
     """The shards of a rank.
 
-    A rank without work repeats the first shard, with weight zero: its part of the sum then has the
-    right structure and types, and the other ranks take as long anyway.
+    A rank without shards of its own computes the first shard with weight zero, so that its part of
+    the sum has the right structure and types. The other ranks take as long anyway.
 
     Attributes:
-        indices: of the rank's shards among all; [] without work.
+        indices: indices of the rank's shards among all shards; [] if it has none.
         calls: the mapper's arguments for each shard.
-        weights: how often each counts in the sum over all ranks.
-        divisor: what that sum is divided by; None for a sum.
+        weights: the weight of each shard in the sum over all ranks.
+        divisor: the number by which that sum is divided; None for a sum.
         total: the number of shards of all ranks.
     """
 
@@ -177,11 +182,11 @@ class _PartialSums(NamedTuple):
     """A rank's part of the sums over all ranks, in float64.
 
     Attributes:
-        value: of the mapper's results.
+        value: the sum of the mapper's results.
         dtypes: the final types of its leaves.
         trainable: the parameters that require grad.
-        gradient: with respect to each of these, None where no result depends on it.
-        divisor: what the sums are divided by; None for a sum.
+        gradient: the gradient with respect to each of them; None where no result depends on it.
+        divisor: the number by which the sums are divided; None for a sum.
     """
 
     value: Any
@@ -221,7 +226,7 @@ class _InProcessStrategy(Strategy):
     def _partial_sums(self, mapper: Mapper, learner: nn.Module, batch: Any) -> _PartialSums:
         trainable = []
         for parameter in learner.parameters():
-            parameter.grad = None  # also of those that no longer require grad
+            parameter.grad = None  # also of parameters that no longer require grad
             if parameter.requires_grad:
                 trainable.append(parameter)
         shards = self._shards_of_rank(learner, batch)
@@ -235,12 +240,12 @@ class _InProcessStrategy(Strategy):
             gradient = list(response.gradients.by_input)
         if idle:  # zero times infinity would not be zero
             value = _zeros_like(value)
-            gradient = [None if each is None else torch.zeros_like(each) for each in gradient]
+            gradient = [None if part is None else torch.zeros_like(part) for part in gradient]
         return _PartialSums(value, dtypes, trainable, gradient, shards.divisor)
 
 
 class LocalStrategy(_InProcessStrategy):
-    """Everything in this process, one shard after the other.
+    """Computes everything in this process, one shard after the other.
 
     See `Strategy` for the arguments.
     """
@@ -248,7 +253,7 @@ class LocalStrategy(_InProcessStrategy):
     name = "local"
 
     def open(self) -> None:
-        """Nothing to join.
+        """Check that there is one process.
 
         Raises:
             UserError: there are several processes.
@@ -260,7 +265,7 @@ class LocalStrategy(_InProcessStrategy):
             )
 
     def close(self, graceful: bool = True) -> None:
-        """Nothing to leave."""
+        """Does nothing."""
 
     def forward_backward(
         self, mapper: Mapper, learner: nn.Module, batch: Any, stop_requested: StopRequested = _never
@@ -275,7 +280,7 @@ class LocalStrategy(_InProcessStrategy):
         calls = self._shards_of_rank(learner, batch).calls
         values = [response.value for response in run_shards(mapper, calls)]
         _require_equal_names(values)
-        return {name: torch.cat([each[name] for each in values]) for name in values[0]}
+        return {name: torch.cat([shard[name] for shard in values]) for name in values[0]}
 
 
 class AllReduceStrategy(_InProcessStrategy):
@@ -284,14 +289,13 @@ class AllReduceStrategy(_InProcessStrategy):
     Args:
         partitioner: splits a batch among the ranks.
         reducer: a weighted sum, such as the mean.
-        engine: "sum" adds up in one all-reduce in float64, so that the bits do not depend on the
-            number of ranks; "ddp" uses torch's DistributedDataParallel, which exchanges the
-            gradient in buckets, in the parameters' own type, during the last shard's backward
-            pass.
-        flat_up_to: ranks up to which sums on CPUs are one collective over all ranks; more ranks
-            sum in groups, of a node or of about the square root of their number, then between
-            the groups.
-        rendezvous_timeout_seconds: seconds that ranks may arrive apart.
+        engine: "sum" uses one all-reduce in float64, so that the bits do not depend on the number
+            of ranks. "ddp" uses torch's DistributedDataParallel, which exchanges the gradient in
+            buckets, in the parameters' own type, during the last shard's backward pass.
+        flat_up_to: largest number of ranks for which a sum on CPUs is one collective over all
+            ranks. More ranks sum within groups, a node or about the square root of their number
+            each, then between the groups.
+        rendezvous_timeout_seconds: seconds by which the ranks' starts may differ.
         call_timeout: seconds that a collective waits for the slowest rank. Ranks that died or
             froze are found long before, by the job's heartbeat.
     """
@@ -317,7 +321,7 @@ class AllReduceStrategy(_InProcessStrategy):
 
     @property
     def sums_on_workers(self) -> bool:
-        """With the engine "sum" only."""
+        """True with the engine "sum" only."""
         return self.engine == "sum"
 
     def open(self) -> None:
@@ -350,7 +354,7 @@ class AllReduceStrategy(_InProcessStrategy):
     def _backward_sum(
         self, mapper: Mapper, learner: nn.Module, batch: Any, stop_requested: StopRequested
     ) -> tuple[Any, bool]:
-        """One all-reduce in float64 of results, gradients and stop requests."""
+        """Sum results, gradients and stop requests in one all-reduce in float64."""
         sums = self._partial_sums(mapper, learner, batch)
         self._check_structure(mapper, sums.value)
         with profile_range("reduce"):
@@ -358,20 +362,20 @@ class AllReduceStrategy(_InProcessStrategy):
                 torch.zeros_like(parameter, dtype=torch.float64) if part is None else part
                 for parameter, part in zip(sums.trainable, sums.gradient, strict=True)
             ]
-            # Counts of ranks, in the type and on the device of the gradient: one collective.
+            # Flags in the type and on the device of the gradient, so that one collective suffices.
             flags = filled[0].new_tensor(
                 [*(part is not None for part in sums.gradient), stop_requested()]
             )
             value, filled, flags = all_reduce((sums.value, filled, flags))
-            *used, stops = flags.tolist()
-            gradient = [g if number else None for g, number in zip(filled, used, strict=True)]
+            *counts, stops = flags.tolist()
+            gradient = [g if count else None for g, count in zip(filled, counts, strict=True)]
             _set_gradient(sums.trainable, gradient, sums.divisor)
             return finish_sum(value, sums.divisor, sums.dtypes), stops > 0
 
     def _backward_ddp(
         self, mapper: Mapper, learner: nn.Module, batch: Any, stop_requested: StopRequested
     ) -> tuple[Any, bool]:
-        """DistributedDataParallel sums the gradient, an all-reduce results and stop requests."""
+        """Sum gradients by DistributedDataParallel, results and stop requests by an all-reduce."""
         from metadist.distributed.data_parallel import DataParallel
 
         shards = self._shards_of_rank(learner, batch)
@@ -385,8 +389,9 @@ class AllReduceStrategy(_InProcessStrategy):
             return finish_sum(part, shards.divisor, dtypes), bool(stops)
 
     def _check_structure(self, mapper: Mapper, result: Any) -> None:
-        """Require one structure of all ranks' results, which are summed: the first are compared
-        between ranks, later ones with the first.
+        """Require that the results of all ranks, which are summed, have the same structure.
+
+        The first results are compared between ranks, later ones with the first.
         """
         leaves, tree = optree.tree_flatten(result, none_is_leaf=True)
         structure = (tree, [getattr(leaf, "shape", ()) for leaf in leaves])
@@ -408,19 +413,19 @@ class AllReduceStrategy(_InProcessStrategy):
         values = [response.value for response in run_shards(mapper, shards.calls)]
         _require_equal_names(values)
         first = values[0]
-        self._require_equal(str({name: each.shape[1:] for name, each in first.items()}))
-        own = list(zip(shards.indices, values, strict=False))  # without work: none
+        self._require_equal(str({name: part.shape[1:] for name, part in first.items()}))
+        indexed = list(zip(shards.indices, values, strict=False))  # [] without own shards
         # Not every partitioner reports shard sizes, so lengths come from the values.
         lengths = {name: torch.zeros(shards.total, dtype=torch.int64) for name in first}
-        for index, found in own:
-            for name, each in found.items():
-                lengths[name][index] = len(each)
-        ends = {name: each.cumsum(0).tolist() for name, each in all_reduce(lengths).items()}
-        whole = {n: each.new_zeros(ends[n][-1], *each.shape[1:]) for n, each in first.items()}
-        for index, found in own:
-            for name, each in found.items():
-                whole[name][ends[name][index] - len(each) : ends[name][index]] = each
-        return {n: each.to(first[n].dtype) for n, each in all_reduce(whole).items()}
+        for index, shard in indexed:
+            for name, part in shard.items():
+                lengths[name][index] = len(part)
+        ends = {name: length.cumsum(0).tolist() for name, length in all_reduce(lengths).items()}
+        whole = {n: part.new_zeros(ends[n][-1], *part.shape[1:]) for n, part in first.items()}
+        for index, shard in indexed:
+            for name, part in shard.items():
+                whole[name][ends[name][index] - len(part) : ends[name][index]] = part
+        return {n: tensor.to(first[n].dtype) for n, tensor in all_reduce(whole).items()}
 
     def any_rank(self, flag: bool) -> bool:
         """See `Strategy`."""
@@ -460,7 +465,7 @@ class AllReduceStrategy(_InProcessStrategy):
 
 
 class RpcStrategy(Strategy):
-    """Rank zero partitions and calls; every worker computes, rank zero among them.
+    """Rank zero partitions the batch and sends shards to the workers, of which it is one itself.
 
     Args:
         partitioner: splits a batch among the workers.
@@ -469,9 +474,10 @@ class RpcStrategy(Strategy):
             RPC and holds the graph of one chunk at a time. "dist_autograd": the graph spans the
             workers, and distributed autograd computes the gradient in a second pass.
         timeout_seconds: seconds within which a worker that died, froze or cannot be reached is
-            found.
-        rendezvous_timeout_seconds: seconds that ranks may arrive apart.
-        fanout: to how many other workers rank zero sends requests, and each worker in turn.
+            detected.
+        rendezvous_timeout_seconds: seconds by which the ranks' starts may differ.
+        fanout: the number of other workers to which rank zero, and each worker in turn, sends
+            requests.
         call_timeout: seconds that a call may take on workers that are alive.
     """
 
@@ -504,12 +510,12 @@ class RpcStrategy(Strategy):
         )
 
     def close(self, graceful: bool = True) -> None:
-        """Shut RPC down. Gracefully, this rank serves requests until every rank has called it."""
+        """Shut RPC down. If graceful, this rank serves requests until every rank has called it."""
         distributed.shutdown_rpc(graceful)
 
     @property
     def sums_on_workers(self) -> bool:
-        """With gradient="worker" and a linear reducer only."""
+        """True with gradient="worker" and a linear reducer only."""
         return self.gradient == "worker" and super().sums_on_workers
 
     def forward_backward(
@@ -519,7 +525,7 @@ class RpcStrategy(Strategy):
         learner.zero_grad(set_to_none=True)
         if self.gradient == "worker":
             result = self._require_gradient(self._call(mapper, learner, batch), learner)
-            with profile_range("reduce"):  # copies what came with the result
+            with profile_range("reduce"):  # copies the gradient that came with the result
                 if result.loss.requires_grad:
                     result.loss.backward()
         else:
@@ -535,7 +541,7 @@ class RpcStrategy(Strategy):
         return detached, stop_requested()
 
     def _require_gradient(self, result: Any, learner: nn.Module) -> Any:
-        """The result, unless a reducer of the user's own has lost the gradient of its loss."""
+        """Return the result; raise an error if a user's reducer has lost the loss's gradient."""
         if isinstance(self.reducer, LinearReducer) or result.loss.requires_grad:
             return result
         if any(parameter.requires_grad for parameter in learner.parameters()):
@@ -572,15 +578,15 @@ class RpcStrategy(Strategy):
 
 
 def _ranks_that_differ(content: bytes) -> list[int]:
-    """The ranks whose content is not rank zero's. Every rank calls it."""
-    mine = int.from_bytes(hashlib.sha256(content).digest()[:7], "big")
-    found = all_gather(torch.tensor([mine]))
-    return [rank for rank, other in enumerate(found) if not torch.equal(other, found[0])]
+    """The ranks whose content differs from rank zero's. Every rank calls it."""
+    digest = int.from_bytes(hashlib.sha256(content).digest()[:7], "big")
+    digests = all_gather(torch.tensor([digest]))
+    return [rank for rank, d in enumerate(digests) if not torch.equal(d, digests[0])]
 
 
 def _require_equal_names(values: Sequence[dict[str, Tensor]]) -> None:
-    """Raise an error if shards have different values by name."""
-    names = set.union(*(each.keys() ^ values[0].keys() for each in values))
+    """Raise an error if the names of the shards' values differ."""
+    names = set.union(*(shard.keys() ^ values[0].keys() for shard in values))
     if names:
         raise UserError(
             f"the metric {min(names)} was returned for some tasks and not for others: return the "
@@ -603,10 +609,10 @@ def _zeros_like(tree: Any) -> Any:
 
 
 def _indices_of_rank(workers: list[WorkerID]) -> list[int]:
-    """The indices in a list of workers that are this rank's."""
+    """The indices of the entries of a list of workers that name this rank."""
     rank = get_rank()
-    mine = {worker for worker in set(workers) if get_worker_id(worker) == rank}
-    return [i for i, worker in enumerate(workers) if worker in mine]
+    own_ids = {worker for worker in set(workers) if get_worker_id(worker) == rank}
+    return [i for i, worker in enumerate(workers) if worker in own_ids]
 
 
 def _set_gradient(
@@ -617,5 +623,5 @@ def _set_gradient(
         if part is None:
             parameter.grad = None
         else:
-            gradient_of = torch.empty_like(parameter, requires_grad=False)
-            parameter.grad = torch.div(part.to(parameter.device), divisor or 1, out=gradient_of)
+            grad = torch.empty_like(parameter, requires_grad=False)
+            parameter.grad = torch.div(part.to(parameter.device), divisor or 1, out=grad)

@@ -1,4 +1,4 @@
-"""Mappers of meta-learning: what a worker does with its shard of a meta-batch."""
+"""Mappers of meta-learning: a worker's computation on its shard of a meta-batch."""
 
 import contextlib
 import weakref
@@ -47,16 +47,15 @@ from metadist.training.profiling import profiled_request
 from metadist.training.query_predictions import QUERIES, QUERY_VALUES, query_values
 
 TASK_INDEX = "task.index"
-"""The name of the tasks' indices, the last column of their keys, in what mappers return."""
+"""The name of the tasks' indices, the last column of their keys, in a mapper's result."""
 
 
 def order_of_tasks(indices: Tensor, keys: Tensor) -> Tensor:
-    """The positions of the tasks `keys`, of shape (tasks, 4), in values that were computed in the
-    order of a partitioner's shards.
+    """The permutation that brings values from the order of the shards into the order of `keys`.
 
     Args:
-        indices: of the tasks in that order, shape (tasks,).
-        keys: of the same tasks.
+        indices: the indices of the tasks in the order of the shards, shape (tasks,).
+        keys: the keys of the same tasks, shape (tasks, 4).
     """
     order = torch.empty_like(indices)
     order[keys[:, 3].argsort(stable=True)] = indices.argsort(stable=True)
@@ -64,12 +63,13 @@ def order_of_tasks(indices: Tensor, keys: Tensor) -> Tensor:
 
 
 class MetaBatch(NamedTuple):
-    """Some tasks, as partitioners split them: the first dimension of every tensor counts tasks.
+    """Tasks that a partitioner can split: every tensor has a first dimension of tasks.
 
     Attributes:
-        keys: int64, shape (tasks, 4), or (4,) for a single task whose dimension was removed.
-        episodes: the tasks themselves where only rank zero holds the dataset; else None, and
-            the workers sample them from the keys.
+        keys: the tasks' keys, int64, shape (tasks, 4), or (4,) for a single task whose dimension
+            was removed.
+        episodes: the tasks themselves if rank zero samples them; else None, and the workers sample
+            the tasks from the keys.
     """
 
     keys: Tensor
@@ -81,7 +81,7 @@ class MetaBatch(NamedTuple):
         return 1 if self.keys.dim() == 1 else len(self.keys)
 
     def select(self, tasks: slice) -> "MetaBatch":
-        """Some of the tasks, for a partitioner's shard."""
+        """The tasks of a slice, for a partitioner's shard."""
         if self.episodes is None:
             return MetaBatch(self.keys[tasks])
         return MetaBatch(self.keys[tasks], select_episodes(self.episodes, tasks))
@@ -93,11 +93,13 @@ class TaskMapper:
 
     Attributes:
         tasks: the worker's own `TaskDistribution`.
-        device: where the learner computes; "auto" is the GPU of the local rank, else the CPU.
-        chunk_size: how many tasks are batched, if the learner can; "auto" goes by their size.
-        evaluate_each_step: in evaluation, queries are also evaluated after each inner step.
+        device: the device on which the learner computes; "auto" is the GPU of the local rank if
+            there is one, else the CPU.
+        chunk_size: number of tasks in a batch, if the learner supports batched tasks; "auto"
+            depends on the tasks' size.
+        evaluate_each_step: whether evaluation also evaluates the queries after each inner step.
         profile: whether workers that do not run the training loop record a profile.
-        precision: of the tasks' computation.
+        precision: the precision of the tasks' computation.
     """
 
     tasks: WorkerLocal
@@ -108,11 +110,10 @@ class TaskMapper:
     precision: Precision = "float32"
 
     def run_each(self, learner: Learner, batch: MetaBatch) -> list[TaskResult]:
-        """The results of the batch's tasks, in order, one at a time.
+        """Run the batch's tasks one at a time and return their results, in order.
 
-        Each task starts from the learner's buffers as they came, and from a random state of its
-        own (of torch, for dropout, of numpy and of Python), so that its result depends on nothing
-        but its key.
+        Each task starts from the learner's initial buffers and from its own random state (of torch,
+        for dropout, of NumPy and of Python), so that its result depends only on its key.
         """
         device = resolve_device(self.device)
         learner = self._prepare(learner, device)
@@ -154,21 +155,20 @@ class TaskMapper:
     def _sampled_together(
         self, batches: list[MetaBatch], device: torch.device
     ) -> Iterator[tuple[Tensor, Episode]]:
-        """Keys and tasks, as far as the distribution samples many tasks at once."""
+        """Keys and stacked tasks, as long as the distribution samples many tasks at once."""
         sample_batch = getattr(self.tasks.value, "sample_batch", None)
         if sample_batch is None or any(batch.episodes is not None for batch in batches):
             return
-        keys = [batch.keys for batch in batches]
-        if all(each.dim() == 1 for each in keys):
-            together = torch.stack(keys)
+        if all(batch.keys.dim() == 1 for batch in batches):
+            keys = torch.stack([batch.keys for batch in batches])
         else:
-            together = torch.cat([each.view(-1, each.shape[-1]) for each in keys])
-        for some in together.split(MAX_CHUNK):
+            keys = torch.cat([batch.keys.view(-1, batch.keys.shape[-1]) for batch in batches])
+        for chunk_keys in keys.split(MAX_CHUNK):
             with profile_range("data"):
-                episodes = sample_batch(some, device)
+                episodes = sample_batch(chunk_keys, device)
             if episodes is None:
                 return
-            yield some, episodes
+            yield chunk_keys, episodes
 
     def _prepare(self, learner: Learner, device: torch.device) -> Learner:
         learner = _on_device(learner, device)
@@ -183,11 +183,11 @@ class TaskMapper:
             return self._run_with_buffers(learner, episode)
 
     def _run_with_buffers(self, learner: Learner, episode: Episode) -> TaskResult:
-        """The learner's result for a task, with the changes that the task made to its buffers."""
+        """Run the learner on a task; the result includes the task's changes of its buffers."""
         before, run = dict(learner.named_buffers()), learner
         if before:
             run = cast(Learner, module_clone(learner, by="reference", detach_buffers=True))
-        # The other kernels of attention have no second derivative.
+        # Other attention kernels have no second derivative.
         attention = sdpa_kernel(SDPBackend.MATH) if learner.training else contextlib.nullcontext()
         with autocast(self.precision, episode.query.inputs.device), attention:
             result = as_task_result(run(episode), learner)
@@ -214,10 +214,10 @@ class TaskMapper:
 
 @dataclass(frozen=True)
 class TrainMapper(TaskMapper):
-    """Mapper of training: mean loss and metrics of the tasks in a shard, or weighted sums of them.
+    """Mapper of training: the mean, or a weighted sum, of loss and metrics of a shard's tasks.
 
     Attributes:
-        compiled: how batched tasks are compiled; None runs them eagerly.
+        compiled: options for compiling the outer step of batched tasks; None runs it eagerly.
     """
 
     compiled: CompileOptions | None = None
@@ -228,13 +228,13 @@ class TrainMapper(TaskMapper):
             results = self.run_each(learner.train(), batch)
         for result in results:
             _require_equal_metrics(learner, results[0].metrics, result.metrics)
-        mean: TaskResult = mean_reducer([each._replace(predictions=None) for each in results])
+        mean: TaskResult = mean_reducer([result._replace(predictions=None) for result in results])
         return mean
 
     def weighted_sum(
         self, calls: list[Call], weights: list[float], inputs: Sequence[Tensor]
     ) -> WorkerResponse:
-        """See `SummingMapper`: one chunk of tasks at a time, which bounds the memory."""
+        """See `SummingMapper`. Computes one chunk of tasks at a time, which bounds the memory."""
         device = resolve_device(self.device)
         with profiled_request(self.profile), tensor_float32(self.precision, device):
             return self._weighted_sum(calls, weights, inputs, device)
@@ -254,7 +254,7 @@ class TrainMapper(TaskMapper):
         if on_device is not learner:
             learner, parameters = on_device, dict(on_device.named_parameters())
         counts = [batch.size for batch in batches]
-        # A call's result is a mean over its tasks.
+        # The result of a call is the mean over its tasks.
         task_weights = [
             w / count for w, count in zip(weights, counts, strict=True) for _ in range(count)
         ]
@@ -283,13 +283,13 @@ class TrainMapper(TaskMapper):
         task_weights: Sequence[float],
         device: torch.device,
     ) -> Iterator[StepSum]:
-        """The weighted sum of each chunk of tasks: compiled, eager, or of a single task."""
+        """The weighted sum of each chunk of tasks: compiled, eager, or for a single task."""
         weights = iter(task_weights)
         size = self.chunk_size if self.compiled is None else self.compiled.chunk_size
         for chunk in self._chunks(batches, learner, device, size):
-            some = list(islice(weights, len(chunk.keys)))
-            # On the device before the step, which waits for no copy.
-            weight = torch.tensor(some, dtype=torch.float64, device=device)
+            chunk_weights = list(islice(weights, len(chunk.keys)))
+            # Copied to the device before the step, which then waits for no copy.
+            weight = torch.tensor(chunk_weights, dtype=torch.float64, device=device)
             arguments = StepArguments(
                 learner, parameters, trainable, chunk.episodes, weight, self.precision
             )
@@ -301,10 +301,10 @@ class TrainMapper(TaskMapper):
                 yield outer_step(arguments)
 
     def compile(self, learner: Learner, batch: MetaBatch) -> str | None:
-        """Compile the step for tasks of the batch's shape, if it is to be compiled.
+        """Compile the step for tasks of the batch's shape, if `compiled` asks for it.
 
         Returns:
-            Why it cannot be compiled; None if it can, or is not to be.
+            The reason why it cannot be compiled; None if it can, or is run eagerly.
         """
         options = self.compiled
         if options is None:
@@ -315,7 +315,7 @@ class TrainMapper(TaskMapper):
         if not chunk.batched:
             return None
         parameters = dict(learner.named_parameters())
-        trainable = [name for name, each in parameters.items() if each.requires_grad]
+        trainable = [name for name, p in parameters.items() if p.requires_grad]
         weights = torch.ones(len(chunk.keys), dtype=torch.float64, device=device)
         arguments = StepArguments(
             learner, parameters, trainable, chunk.episodes, weights, self.precision
@@ -328,13 +328,13 @@ class TrainMapper(TaskMapper):
     ) -> StepSum:
         """The step of a task that is not batched."""
         result = self._run_one(learner, chunk.keys[0], chunk.episodes)
-        found: Sequence[Tensor | None] = [None] * len(trainable)
+        gradients: Sequence[Tensor | None] = [None] * len(trainable)
         if result.loss.requires_grad and trainable:
             with profile_range("backward"):
                 inputs = [learner.get_parameter(name) for name in trainable]
-                found = torch.autograd.grad(result.loss, inputs, allow_unused=True)
+                gradients = torch.autograd.grad(result.loss, inputs, allow_unused=True)
         with profile_range("reduce"):
-            return weighted_step_sum(as_batch_of_one(result), as_batch_of_one(found), weight)
+            return weighted_step_sum(as_batch_of_one(result), as_batch_of_one(gradients), weight)
 
 
 @dataclass(frozen=True)
@@ -342,14 +342,16 @@ class EvaluateMapper(TaskMapper):
     """Mapper of evaluation: each task's loss and metrics.
 
     Attributes:
-        return_predictions: whether to return predictions and targets of the queries too.
+        return_predictions: whether to also return predictions and targets of the queries.
     """
 
     return_predictions: bool = False
 
     def __call__(self, learner: Learner, batch: MetaBatch) -> dict[str, Tensor]:
         """Returns "loss", the metrics and `TASK_INDEX`, each of shape (tasks in the shard,), on the
-        CPU; and with `return_predictions` what `query_values` returns.
+        CPU.
+
+        With `return_predictions`, also the tensors of `query_values`.
         """
         return self.map_batched([((learner, batch), {})])[0]
 
@@ -378,17 +380,17 @@ class EvaluateMapper(TaskMapper):
             chunks.append(values)
             _require_equal_metrics(learner, chunks[0], values)
         counts = [batch.size for batch in batches]
-        whole = {name: torch.cat([each[name] for each in chunks]).cpu() for name in chunks[0]}
+        whole = {name: torch.cat([part[name] for part in chunks]).cpu() for name in chunks[0]}
         lengths = dict.fromkeys(whole, counts)
         if self.return_predictions:
-            queries = [int(of_call.sum()) for of_call in whole[QUERIES].split(counts)]
+            queries = [int(call_queries.sum()) for call_queries in whole[QUERIES].split(counts)]
             lengths |= dict.fromkeys(QUERY_VALUES, queries)
-        merged = {name: each.split(lengths[name]) for name, each in whole.items()}
-        return [{n: parts[i] for n, parts in merged.items()} for i in range(len(calls))]
+        split = {name: tensor.split(lengths[name]) for name, tensor in whole.items()}
+        return [{name: parts[i] for name, parts in split.items()} for i in range(len(calls))]
 
 
 def _learner_and_batches(calls: list[Call]) -> tuple[Learner, list[MetaBatch]]:
-    """The learner of a mapper's calls, which is the same in all, and the batch of each."""
+    """The learner of a mapper's calls, which is the same in all calls, and the batch of each."""
 
     def arguments(learner: Learner, batch: MetaBatch) -> tuple[Learner, MetaBatch]:
         return learner, batch
@@ -398,10 +400,10 @@ def _learner_and_batches(calls: list[Call]) -> tuple[Learner, list[MetaBatch]]:
 
 
 def _require_equal_metrics(
-    learner: Learner, one: Mapping[str, Tensor], other: Mapping[str, Tensor]
+    learner: Learner, expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]
 ) -> None:
     """Raise an error if two tasks of a learner have different metrics."""
-    if different := one.keys() ^ other.keys():
+    if different := expected.keys() ^ actual.keys():
         raise UserError(
             f"{type(learner).__name__} returned the metric {min(different)} for some tasks and not "
             "for others: return the same metrics for every task."
@@ -418,8 +420,8 @@ def _add(total: Tensor | None, term: Tensor) -> Tensor:
 
 
 def task_seed(key: Tensor) -> int:
-    """The seed of a task's random numbers, apart from those that sample the task."""
-    return seed_from(*key.tolist(), 1)  # a key alone seeds the sampling
+    """The seed of a task's random numbers, except those with which the task is sampled."""
+    return seed_from(*key.tolist(), 1)  # the key alone is the seed of the sampling
 
 
 _moved: "weakref.WeakKeyDictionary[Learner, Learner]" = weakref.WeakKeyDictionary()
@@ -429,7 +431,7 @@ def _on_device(learner: Learner, device: torch.device) -> Learner:
     first = next(learner.parameters(), None)
     if first is None or first.device == device:
         return learner
-    # A request brings one learner for all its shards: it moves once.
+    # A request has one learner for all its shards, which is moved once.
     if learner not in _moved:
         _moved[learner] = cast(Learner, module_clone(learner, by="reference", device=device))
     return _moved[learner].train(learner.training)

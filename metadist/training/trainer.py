@@ -96,7 +96,7 @@ class Trainer:
     """Trains, validates and tests the learner of an experiment. Every rank makes one.
 
     Args:
-        experiment: built and restored; its `state` says how far the run has come.
+        experiment: the experiment, built and restored; training continues from its `state`.
     """
 
     def __init__(self, experiment: Experiment) -> None:
@@ -113,14 +113,14 @@ class Trainer:
         self._started = time.perf_counter() - self.state.wall_seconds
 
     def run(self) -> dict[str, Any]:
-        """Train, then test. Every rank calls it; those that are no drivers serve requests.
+        """Train, then test. Every rank calls it; ranks that are not drivers serve requests.
 
         Returns:
-            The results, as in `results.json`, on the drivers; elsewhere {}.
+            The results, as in `results.json`, on the drivers; {} on other ranks.
 
         Raises:
-            UserError: a checkpoint that does not fit, a directory that cannot be written, a loss
-                or gradient that is not finite (with `trainer.on_non_finite=stop`).
+            UserError: a checkpoint does not fit, a directory cannot be written, or a loss or
+                gradient is not finite (with `trainer.on_non_finite=stop`).
             Interrupted: a signal asked the run to stop; it has saved a checkpoint.
         """
         experiment = self.experiment
@@ -143,7 +143,7 @@ class Trainer:
                             self._warn(warning)
         return results
 
-    # The run has finished: no error in its plots and its report makes it fail.
+    # The run has finished, so errors in its plots and its report are only warnings.
 
     def _write_plots(self, results: dict[str, Any]) -> list[Path]:
         try:
@@ -256,7 +256,7 @@ class Trainer:
         return start_profiler(left)
 
     def _catch_up(self) -> None:
-        """What is missing of the iteration that the run resumes from."""
+        """Write the checkpoint and run the validation that the resumed iteration still lacks."""
         missing = self._is_main and not self.checkpoints.path(self.state.iteration).exists()
         if self._is_finished() and self.experiment.strategy.any_rank(missing):
             self.save_checkpoint()  # the run was resumed from a file of another directory
@@ -266,9 +266,9 @@ class Trainer:
                 self.save_checkpoint()
 
     def _check_validate_save(self, stopping: bool) -> None:
-        """What is due after an outer step: a check of the replicas, a validation, a checkpoint."""
-        iteration, every = self.state.iteration, self.config.checkpoint_every
-        saving = stopping or (every and iteration % every == 0)
+        """After an outer step, check the replicas, validate and save a checkpoint, if due."""
+        iteration, interval = self.state.iteration, self.config.checkpoint_every
+        saving = stopping or (interval and iteration % interval == 0)
         validating = self._validation_is_due()
         if saving or validating or self._is_finished() or iteration % REPLICA_CHECK_EVERY == 0:
             self.experiment.strategy.check_replicas(state_tensors(self.experiment), iteration)
@@ -286,9 +286,8 @@ class Trainer:
             iteration: the number of the step, from 1. It keys the tasks.
 
         Raises:
-            UserError: loss or gradient is not finite, with `trainer.on_non_finite=stop`; the
-                parameters are as before the step, and a checkpoint is saved, except in the first
-                iteration.
+            UserError: loss or gradient is not finite, with `trainer.on_non_finite=stop`. The
+                parameters are unchanged, and a checkpoint is saved, except in the first iteration.
         """
         experiment, config = self.experiment, self.config
         learning_rate = float(experiment.optimizer.param_groups[0]["lr"])
@@ -299,7 +298,7 @@ class Trainer:
             make_batch(experiment, keys),
             lambda: self._stop.number != 0,
         )
-        # The parameters that the optimizer changes.
+        # Only the parameters that the optimizer changes.
         parameters = [p for group in experiment.optimizer.param_groups for p in group["params"]]
         output = StepOutput(result, result.loss.item(), gradient_norm(parameters), stopping)
 
@@ -308,7 +307,7 @@ class Trainer:
             report = find_non_finite(experiment, keys, iteration, output.loss, output.gradient_norm)
         if report is not None and policy == "stop":
             self._log_step(iteration, output, learning_rate, report)
-            if iteration > 1 and not report.parameters:  # before that it follows from the seed
+            if iteration > 1 and not report.parameters:  # the first state follows from the seed
                 self.save_checkpoint()
             raise UserError(stop_message(report, experiment, iteration))
 
@@ -319,7 +318,7 @@ class Trainer:
             else:
                 clip_gradient(parameters, config, output.gradient_norm)
                 self._update_buffers(output.result.buffers)
-            # Random numbers of an optimizer depend on seed and iteration only.
+            # An optimizer's random numbers depend on seed and iteration only.
             seed_generators(seed_from(experiment.seed, iteration), self._device)
             experiment.optimizer.step()
             experiment.scheduler.step()
@@ -336,7 +335,7 @@ class Trainer:
         if not changes:
             return
         for name, buffer in self.experiment.learner.named_buffers():
-            if name not in changes:  # of truth values or complex numbers: constant
+            if name not in changes:  # bool or complex buffers, which are constant
                 continue
             change = changes[name] / self._total_weight
             # A mean of equal integers may differ from them in the last bit.
@@ -349,7 +348,7 @@ class Trainer:
         learning_rate: float,
         report: NonFiniteReport | None,
     ) -> None:
-        # Since the end of the last step: logging and the agreement to continue are part of a step.
+        # From the end of the last step: logging and the exchange of stop requests are part of it.
         now = time.perf_counter()
         seconds, self._step_started = now - self._step_started, now
         total = self.state.train_seconds + seconds
@@ -361,7 +360,7 @@ class Trainer:
         metrics: dict[str, Any] = {
             "iteration": iteration,
             "train_loss": output.loss,
-            **{f"train_{n}": each.item() / weight for n, each in output.result.metrics.items()},
+            **{f"train_{n}": value.item() / weight for n, value in output.result.metrics.items()},
             "gradient_norm": output.gradient_norm,
             "learning_rate": learning_rate,
             **self.experiment.throughput(self.config.meta_batch_size, seconds),
@@ -378,7 +377,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _not_timed(self) -> Iterator[None]:
-        """The time of the block is not part of an outer step's."""
+        """Exclude the time of the block from the time of the next outer step."""
         started = time.perf_counter()
         yield
         self._step_started += time.perf_counter() - started
@@ -386,10 +385,10 @@ class Trainer:
     # --- evaluation ----------------------------------------------------------------------------
 
     def _validation_is_due(self) -> bool:
-        done, every = self.state.iteration, self.config.eval_every
-        if not every or not done or done == self.state.validated:
+        done, interval = self.state.iteration, self.config.eval_every
+        if not interval or not done or done == self.state.validated:
             return False
-        return done % every == 0 or self._is_finished()
+        return done % interval == 0 or self._is_finished()
 
     def validate(self) -> dict[str, Estimate]:
         """Evaluate the validation tasks, and save the state if it is the best so far."""
@@ -405,7 +404,7 @@ class Trainer:
             "validation_loss": estimates["loss"].mean,
             f"validation_{metric}": value,
             "validation_ci95": estimates[metric].ci95,
-            **{f"validation_{name}": each for name, each in user_metrics(estimates).items()},
+            **{f"validation_{name}": mean for name, mean in user_metrics(estimates).items()},
         }
         if self._is_main:
             experiment.logger.log_metrics({"iteration": state.iteration, **metrics})
@@ -439,7 +438,7 @@ class Trainer:
         experiment.logger.log_panels(self.state.iteration, values, images)
 
     def test(self, predictions: Path | None = None) -> dict[str, Any]:
-        """Evaluate the test tasks; the results, as in `results.json`.
+        """Evaluate the test tasks and return the results, as in `results.json`.
 
         Args:
             predictions: the file into which rank zero writes the predictions. Default: none.
@@ -479,7 +478,7 @@ class Trainer:
             mapper,
             experiment.evaluated_learner,
             keys,
-            lambda some: make_batch(experiment, some),
+            lambda chunk_keys: make_batch(experiment, chunk_keys),
             between_chunks,
             warn,
         )
@@ -487,12 +486,12 @@ class Trainer:
     # --- checkpoints and stopping --------------------------------------------------------------
 
     def save_checkpoint(self) -> None:
-        """Save what a resumed run continues from. The drivers call it, rank zero writes."""
+        """Save the state from which a run resumes. The drivers call it, rank zero writes."""
         self._save(self.checkpoints.path(self.state.iteration), self.checkpoints.save)
 
     def _save(self, path: Path, save: Callable[[int, dict[str, Any]], Path]) -> None:
         if self._is_main:
-            # The metrics first: a resumed run finds those of every iteration before it.
+            # Metrics first, so that a resumed run finds the metrics of all earlier iterations.
             self.experiment.logger.flush()
             save(self.state.iteration, self._checkpoint_contents())
         if self.callbacks:
@@ -505,11 +504,11 @@ class Trainer:
         return checkpoint_contents(self.experiment)
 
     def _is_finished(self) -> bool:
-        """Whether no outer step is left: all are taken, or a callback asked to stop."""
+        """Whether all outer steps are taken, or a callback asked to stop."""
         return self.state.should_stop or self.state.iteration >= self.config.iterations
 
     def _share_stop_request(self) -> None:
-        """Stop on all drivers if a callback on any of them asked for it."""
+        """Stop on all drivers if a callback on any driver asked for it."""
         if self.callbacks:
             self.state.should_stop = self.experiment.strategy.any_rank(self.state.should_stop)
 
