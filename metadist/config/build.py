@@ -50,10 +50,10 @@ def build_experiment(
     A run that does not resume starts with the weights of `init_from`, if it is given.
 
     Args:
-        configuration: composed from `conf/maml.yaml` or `conf/ddp.yaml`.
+        configuration: the configuration, composed from `conf/maml.yaml` or `conf/ddp.yaml`.
         directory: the run's directory.
         name: the experiment's name.
-        settings: what `validate` returned for the configuration. Default: it is validated.
+        settings: the value of `validate` for the configuration. Default: it is validated here.
 
     Raises:
         UserError: the configuration or the checkpoint does not fit.
@@ -79,14 +79,14 @@ def assemble_experiment(
     settings: Settings | None = None,
     locate: Callable[[str, str], Any] = locate_target,
 ) -> Experiment:
-    """`build_experiment` without the checkpoint: the state at iteration 0. Every rank calls it.
+    """`build_experiment` without a checkpoint or `init_from`. Every rank calls it.
 
     Args:
         configuration: see `build_experiment`.
         directory: see `build_experiment`.
         name: see `build_experiment`.
         settings: see `build_experiment`.
-        locate: imports the targets.
+        locate: the function that imports the targets; see `instantiate`.
     """
     cfg, settings = configuration, settings or validate(configuration)
     instantiate = partial(instantiate_node, locate=locate)
@@ -97,7 +97,7 @@ def assemble_experiment(
     strategy = _strategy(cfg, settings, instantiate)
     device = resolve_device(str(cfg.device))
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # what names no index is on this rank's GPU
+        torch.cuda.set_device(device)  # "cuda" without an index then is this rank's GPU
     precision = supported_precision(trainer.precision, device)
     dataset = instantiate(cfg.dataset, "dataset")
     tasks: TaskDistribution = instantiate(cfg.task, "task", dataset=dataset)
@@ -141,13 +141,13 @@ def assemble_experiment(
 def build_learner(
     model: Any, algorithm: Any, task: TaskShape, locate: Callable[[str, str], Any] = locate_target
 ) -> Learner:
-    """A model and its algorithm, with newly drawn parameters, on the CPU.
+    """Build a model and its algorithm, with newly drawn parameters, on the CPU.
 
     Args:
         model: the node of the model.
         algorithm: the node of the algorithm.
-        task: a task distribution, or what is saved of one.
-        locate: imports the targets.
+        task: a task distribution, or its saved shape.
+        locate: the function that imports the targets; see `instantiate`.
     """
     built = instantiate_node(
         model, "model", locate=locate, input_shape=task.input_shape, outputs=task.outputs
@@ -163,12 +163,12 @@ def build_learner(
             f"{type(learner).__name__} and its model {type(built).__name__} have no parameters, "
             "and there is nothing to train: register some with nn.Parameter or a layer."
         )
-    if any(each.is_complex() for each in parameters):
+    if any(parameter.is_complex() for parameter in parameters):
         raise UserError(
             f"the model {type(built).__name__} has complex parameters, and gradients are summed in "
             "float64: give it real ones, two for each complex number."
         )
-    if any(isinstance(each, UninitializedParameter) for each in parameters):
+    if any(isinstance(parameter, UninitializedParameter) for parameter in parameters):
         raise UserError(
             f"the model {type(built).__name__} has lazy layers, whose sizes are not known before "
             "the first input: give them their sizes; the model gets input_shape and outputs."
@@ -177,9 +177,9 @@ def build_learner(
 
 
 def _strategy(cfg: DictConfig, settings: Settings, instantiate: Callable[..., Any]) -> Strategy:
-    # `+partition=…` adds the group: Hydra takes the plus only for one outside the defaults list.
-    chosen = "partition" if "partition" in cfg else "default_partition"
-    partitioner = instantiate(cfg[chosen], chosen)
+    # Hydra accepts the plus of `+partition=…` only if the group is not in the defaults list.
+    group = "partition" if "partition" in cfg else "default_partition"
+    partitioner = instantiate(cfg[group], group)
     reducer = instantiate(cfg.reducer, "reducer")
     return instantiate(
         cfg.strategy,
@@ -194,7 +194,7 @@ def _strategy(cfg: DictConfig, settings: Settings, instantiate: Callable[..., An
 def _on_this_worker(tasks: TaskDistribution) -> WorkerLocal:
     # Every rank builds a job's experiments in the same order, so the names agree.
     local = WorkerLocal(current_job().new_name("tasks"), tasks)
-    # The dataset's memory is that of the experiment.
+    # The dataset is freed together with the experiment.
     weakref.finalize(local, delete_worker_local, local.name).atexit = False
     return local
 
@@ -221,9 +221,12 @@ def _optimizer(
 def _check_optimizer(
     node: DictConfig, learner: Learner, instantiate: Callable[..., Any]
 ) -> torch.optim.Optimizer:
-    """Dry-run of the optimizer on small parameters, one for each of the learner's; it is returned.
+    """Dry-run of the optimizer on dummy parameters, one for each parameter of the learner.
 
-    They have as many dimensions as the learner's, at most 2 elements in each.
+    A dummy has as many dimensions as the parameter, with at most 2 elements in each.
+
+    Returns:
+        The optimizer of the dummies.
     """
     dummies = []
     for parameter in learner.parameters():
@@ -253,7 +256,7 @@ def _check_scheduler(
     iterations: int,
     instantiate: Callable[..., Any],
 ) -> None:
-    """Dry-run of the scheduler on the optimizer of another dry-run."""
+    """Dry-run of the scheduler on the optimizer of the dummies."""
     scheduler = instantiate(node, "scheduler", optimizer=optimizer)
     _check_type(scheduler, torch.optim.lr_scheduler.LRScheduler, "scheduler", node)
     try:
@@ -269,7 +272,7 @@ def _check_scheduler(
             f"the learning-rate schedule cannot take a step ({error}): correct the values "
             "of scheduler, or choose scheduler=none."
         ) from error
-    # It raises an error in the step after its last one.
+    # OneCycleLR raises an error in the step after its last one.
     one_cycle = isinstance(scheduler, torch.optim.lr_scheduler.OneCycleLR)
     if one_cycle and scheduler.total_steps < iterations:
         raise UserError(
@@ -290,7 +293,7 @@ def _nodes(cfg: DictConfig, group: str) -> dict[str, Any]:
 
 
 def _logger(cfg: DictConfig, instantiate: Callable[..., Any]) -> Logger:
-    """The configured loggers on rank zero; on other ranks one that does nothing."""
+    """The configured loggers on rank zero; on other ranks, a logger that does nothing."""
     nodes = _nodes(cfg, "logger")
     loggers = []
     for name, node in nodes.items():
@@ -305,17 +308,17 @@ def _logger(cfg: DictConfig, instantiate: Callable[..., Any]) -> Logger:
 
 
 def _callbacks(cfg: DictConfig, instantiate: Callable[..., Any]) -> dict[str, Callback]:
-    found = {}
+    callbacks = {}
     for name, node in _nodes(cfg, "callbacks").items():
-        found[name] = instantiate(node, f"callbacks.{name}")
-        _check_type(found[name], Callback, f"callbacks.{name}", node)
-    return found
+        callbacks[name] = instantiate(node, f"callbacks.{name}")
+        _check_type(callbacks[name], Callback, f"callbacks.{name}", node)
+    return callbacks
 
 
 def _title(tasks: TaskDistribution, learner: Learner, strategy: Strategy) -> str:
     protocol, size = tasks.protocol(), get_world_size()
     names = ("shots",) if tasks.regression else ("ways", "shots")
-    # Protocols of the user's own task distributions may have neither.
+    # The protocol of a user's own task distribution may have neither.
     counts = [f"{protocol[name]}-{name.removesuffix('s')}" for name in names if name in protocol]
     parts = [
         f"{learner.algorithm_name} on {protocol.get('dataset', 'tasks')}",

@@ -29,10 +29,11 @@ _LISTS = ("logger", "callbacks")
 
 
 def describe_error(error: BaseException) -> str:
-    """What was wrong, what was expected and what to do, in one line.
+    """Say in one line what was wrong, what was expected and what to do.
 
     Args:
-        error: of Hydra, OmegaConf or the operating system; the text of any other is unchanged.
+        error: an error of Hydra, OmegaConf or the operating system; the text of other errors is
+            unchanged.
     """
     text = " ".join(str(error).split())
     if advice := _advice(text):
@@ -59,10 +60,10 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, InstantiationException | OmegaConfBaseException):
         return text
     if isinstance(error, OSError):
-        where = f" ({error.filename})" if error.filename else ""
+        location = f" ({error.filename})" if error.filename else ""
         return (
-            f"{error.strerror or text}{where}: choose another directory, as in hydra.run.dir=DIR, "
-            "or make this one writable."
+            f"{error.strerror or text}{location}: choose another directory, as in "
+            "hydra.run.dir=DIR, or make this one writable."
         )
     if raised_by_hydra(error):
         return f"the command line cannot be read ({text}): write KEY=VALUE, as in seed=1."
@@ -70,7 +71,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def _advice(text: str) -> str | None:
-    """The sentence for an error of Hydra that is known by its text alone."""
+    """The sentence for an error of Hydra that is recognized by its text; None for others."""
     if match := re.match(r"Additional config directory '(.+)' not found", text):
         return f"--config-dir {match[1]} does not exist: give a directory of options."
     if match := re.match(r"Cannot find primary config '(\w+)'.*path=file://(\S+)", text):
@@ -79,8 +80,8 @@ def _advice(text: str) -> str | None:
             "[pkg://metadist.conf] in it, or add a directory of options by --config-dir instead."
         )
     if match := re.match(r"Could not delete '([\w/]+)'. No match in the defaults list", text):
-        none = f"write {match[1]}=[] for none" if match[1] in _LISTS else "leave it out"
-        return f"~{match[1]} deletes no option of the defaults list: {none}."
+        advice = f"write {match[1]}=[] for none" if match[1] in _LISTS else "leave it out"
+        return f"~{match[1]} deletes no option of the defaults list: {advice}."
     if text.startswith("Config group override must be a string or a list. Got NoneType"):
         return (
             "a group takes the name of an option, not null: write GROUP=NAME, as in "
@@ -101,7 +102,7 @@ def raised_by_hydra(error: BaseException) -> bool:
 
 
 def _missing_option(missing: str, options: Sequence[str]) -> str:
-    """An option that a group does not have; without a group, a primary configuration."""
+    """The sentence for an unknown option of a group, or an unknown primary configuration."""
     groups = [group for group in Settings.model_fields if missing.startswith(f"{group}/")]
     group, _, option = missing.rpartition("/")
     if groups:
@@ -120,11 +121,11 @@ def _missing_option(missing: str, options: Sequence[str]) -> str:
 def _group_options(text: str, group: str) -> list[str]:
     """The options of a group, from the search path in a message of Hydra."""
     options = set()
-    for scheme, where in re.findall(r"path=(file|pkg)://(\S+)", text):
+    for scheme, location in re.findall(r"path=(file|pkg)://(\S+)", text):
         with contextlib.suppress(ModuleNotFoundError, OSError):
-            folder = Path(where) if scheme == "file" else files(where)
-            entries = [each.name for each in folder.joinpath(group).iterdir()]
-            options |= {name.removesuffix(".yaml") for name in entries if name.endswith(".yaml")}
+            folder = Path(location) if scheme == "file" else files(location)
+            names = [entry.name for entry in folder.joinpath(group).iterdir()]
+            options |= {name.removesuffix(".yaml") for name in names if name.endswith(".yaml")}
     return sorted(options)
 
 
@@ -144,8 +145,8 @@ def _composition(text: str, cause: BaseException | None) -> str:
         )
     if "." in key and isinstance(node, DictConfig):
         return _unknown_key(str(getattr(cause, "full_key", key)), node)
-    near = nearest_key(key)
-    guess = f" (did you mean {near}?)" if near else ""
+    nearest = nearest_key(key)
+    guess = f" (did you mean {nearest}?)" if nearest else ""
     return (
         f"{key} is not a key or group of the configuration{guess}: check its spelling (--cfg job "
         "shows all keys, --help the groups)."
@@ -153,17 +154,17 @@ def _composition(text: str, cause: BaseException | None) -> str:
 
 
 def _unknown_key(key: str, node: DictConfig) -> str:
-    """A key that a node does not have: it may be one of the target's, which needs the plus."""
+    """The sentence for a key that a node does not have; options of its target need the plus."""
     path, _, name = key.rpartition(".")
-    names, kwargs = {str(each): str(each) for each in node if each != "_target_"}, False
+    names, kwargs = {str(option): str(option) for option in node if option != "_target_"}, False
     known = False
     with contextlib.suppress(UserError, ValueError, OmegaConfBaseException):
         accepted = inspect.signature(locate_target(str(node._target_), path)).parameters
         known = True
-        kwargs = any(each.kind is each.VAR_KEYWORD for each in accepted.values())
-        # Objects that the program gives have no default.
-        optional = [n for n, each in accepted.items() if each.default is not each.empty]
-        names = {each: f"+{path}.{each}" for each in optional} | {n: n for n in names}
+        kwargs = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+        # Parameters for objects that metadist passes have no default.
+        optional = [n for n, p in accepted.items() if p.default is not p.empty]
+        names = {n: f"+{path}.{n}" for n in optional} | {n: n for n in names}
     if name in names:
         return f"{key} is not in conf/, but it is an option: write {names[name]}=VALUE to set it."
     hint = did_you_mean(name, names)

@@ -1,4 +1,4 @@
-"""What differs between Hydra 1.3 and 1.4."""
+"""Differences between Hydra 1.3 and 1.4."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -56,7 +56,7 @@ def instantiate(
         return target(**arguments)
     except UserError:
         raise
-    # Also a size that exceeds the memory, or a division by zero.
+    # The last two: a size that exceeds the memory, or a division by zero.
     except (TypeError, ValueError, RuntimeError, MemoryError, ArithmeticError) as error:
         reason = one_line(error)
         if location := user_frame(error):
@@ -73,7 +73,7 @@ def bind_arguments(
     """The target of a node and its checked arguments, without the call.
 
     Values that are nodes themselves are instantiated, also in lists and dictionaries. Arguments
-    and errors as in `instantiate`.
+    and errors are as in `instantiate`.
     """
     locate = locate or locate_target
     values: Any = node
@@ -118,16 +118,16 @@ def _values(node: Any, path: str) -> Any:
 
 
 def _instantiate_nodes(value: Any, path: str, locate: Callable[[str, str], Any]) -> Any:
-    """A value with each node in it, at any depth of lists and dictionaries, instantiated."""
+    """Instantiate all nodes in a value, at any depth of lists and dictionaries."""
     if isinstance(value, Mapping):
         if _TARGET in value:
             return instantiate(value, path, locate=locate)
         return {
-            key: _instantiate_nodes(each, f"{path}.{key}", locate) for key, each in value.items()
+            key: _instantiate_nodes(item, f"{path}.{key}", locate) for key, item in value.items()
         }
     if isinstance(value, list | tuple):
         return [
-            _instantiate_nodes(each, f"{path}.{index}", locate) for index, each in enumerate(value)
+            _instantiate_nodes(item, f"{path}.{index}", locate) for index, item in enumerate(value)
         ]
     return value
 
@@ -137,37 +137,37 @@ def locate_target(target: str, path: str) -> Any:
 
     Args:
         target: the dotted path.
-        path: of the node that names it, for error messages.
+        path: the path of the node that names the target, for error messages.
 
     Raises:
-        UserError: it cannot be imported or is not callable.
+        UserError: the target cannot be imported or is not callable.
     """
     if str(Path.cwd()) not in sys.path:  # a script has its own folder there instead
         sys.path.append(str(Path.cwd()))
     try:
-        found = pydoc.locate(target)
+        located = pydoc.locate(target)
     except pydoc.ErrorDuringImport as error:
         reason = f"{type(error.value).__name__}: {error.value}"
         raise UserError(
             f"{path}.{_TARGET}={target} cannot be imported ({reason}): correct that module, or "
             "install what it imports."
         ) from error.value
-    if found is None:
+    if located is None:
         raise UserError(f"{path}.{_TARGET}={target} cannot be imported: {_missing(target)}")
-    if not callable(found):
+    if not callable(located):
         raise UserError(f"{path}.{_TARGET}={target} is not a class or function.")
-    return found
+    return located
 
 
 def _missing(target: str) -> str:
-    """Which part of a dotted path does not exist: the module, or a name in it."""
+    """Say which part of a dotted path does not exist: the module, or a name in it."""
     parts = target.split(".")
     for count in range(len(parts) - 1, 0, -1):
         parent, name = ".".join(parts[:count]), parts[count]
-        found = pydoc.locate(parent)
-        if found is not None:
-            kind = "module" if inspect.ismodule(found) else "class"
-            names = [each for each in dir(found) if not each.startswith("_")]
+        owner = pydoc.locate(parent)
+        if owner is not None:
+            kind = "module" if inspect.ismodule(owner) else "class"
+            names = [attribute for attribute in dir(owner) if not attribute.startswith("_")]
             return f"the {kind} {parent} has no {name}{did_you_mean(name, names)}."
     if len(parts) == 1:
         return "give the dotted path of a class or function, as in my_module.MyClass."
@@ -188,7 +188,7 @@ def _signature(target: Any, path: str) -> Mapping[str, inspect.Parameter]:
 
 
 def _accepted_names(target: Any, accepted: Mapping[str, inspect.Parameter]) -> set[str]:
-    """The names of the signature; where a class has **kwargs, those of its base classes too."""
+    """The names of the signature; if a class has **kwargs, also the names of its base classes."""
     names = set(accepted)
     if inspect.isclass(target) and any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
         for base in target.__mro__[1:]:
@@ -252,8 +252,9 @@ def _converted(target: Any, chosen: Mapping[str, Any], path: str) -> dict[str, A
 
 
 def _type_hints(target: Any) -> dict[str, Any]:
-    """The types of a signature, without those that cannot be found, such as a name that is imported
-    for type checkers only.
+    """The types of a signature, without types that cannot be resolved.
+
+    Such types are, for example, names that are imported for type checkers only.
     """
     if isinstance(target, functools.partial):
         target = target.func

@@ -1,8 +1,8 @@
-"""Options that the command line replaces: values meant for the replaced ones are dropped.
+"""Options that the command line replaces: values for the replaced options are dropped.
 
 Hydra merges a preset (`+experiment=NAME`) after the options of the groups, so its values also
-apply to an option that the command line has put in the place of the preset's. The values of a
-replaced `_target_` remain in the same way.
+apply to an option that the command line chooses instead of the preset's. In the same way, the
+arguments of a replaced `_target_` remain.
 """
 
 import logging
@@ -24,7 +24,7 @@ _DELETED = object()
 
 
 def compose(name: str, overrides: Sequence[str]) -> DictConfig:
-    """`hydra.compose`, and what `replace_options` does. Hydra must be initialized.
+    """`hydra.compose`, followed by `replace_options`. Hydra must be initialized.
 
     Raises:
         HydraException: the overrides do not fit.
@@ -37,33 +37,33 @@ def compose(name: str, overrides: Sequence[str]) -> DictConfig:
 
 
 def replace_options(configuration: DictConfig, hydra_node: HydraConf) -> None:
-    """Drop, in place, values meant for what the command line replaces. Hydra must be initialized.
+    """Drop, in place, values of options that the command line replaces. Hydra must be initialized.
 
     `scheduler=cosine` replaces the scheduler that a preset chooses: it has the values of
-    `conf/scheduler/cosine.yaml` and those of the command line, not the preset's. So does an option
-    that another one chooses: the optimizer of `algorithm=reptile`. The preset's values stay if
-    the command line chooses the option that the preset chooses anyway.
-    `algorithm._target_=my_module.Mine` replaces the class, if it is another one: only values of the
-    command line are its arguments, and its own defaults apply to the others.
+    `conf/scheduler/cosine.yaml` and of the command line, not the preset's. The same applies to an
+    option that another option chooses, such as the optimizer of `algorithm=reptile`. If the command
+    line chooses the same option as the preset, the preset's values stay.
+    `algorithm._target_=my_module.Mine` replaces the class, if it is another one: its arguments are
+    the values of the command line, and its own defaults otherwise.
 
     Args:
-        configuration: composed by Hydra. Values that the command line sets are kept, so that a
-            misspelt key is still an error.
+        configuration: the configuration that Hydra composed. Values that the command line sets are
+            kept, so that a misspelt key is still an error.
         hydra_node: Hydra's own node of the same composition.
     """
     name = str(hydra_node.job.config_name)
     searchpath = [f"hydra.searchpath=[{','.join(map(repr, hydra_node.searchpath))}]"]
-    # As they were given: an interpolation in them may have no value.
+    # Not resolved: an interpolation in them may have no value.
     lines: Any = OmegaConf.to_container(hydra_node.overrides.task, resolve=False)
     parsed = OverridesParser.create().parse_overrides(lines)
     choices = hydra_node.runtime.choices
-    groups = [each for each in parsed if "." not in each.key_or_group]
-    others = [each for each in groups if not is_node(configuration, each.key_or_group)]
+    top_level = [override for override in parsed if "." not in override.key_or_group]
+    remaining = [o for o in top_level if not is_node(configuration, o.key_or_group)]
     preset: Mapping[str, str | None] = {}
     # Composing takes time: without a preset there is nothing to drop.
-    if len(others) < len(groups) and any(each.key_or_group in choices for each in others):
-        alone = [str(each.input_line) for each in others]
-        composed = hydra.compose(name, [*searchpath, *alone], return_hydra_config=True)
+    if len(remaining) < len(top_level) and any(o.key_or_group in choices for o in remaining):
+        preset_lines = [str(override.input_line) for override in remaining]
+        composed = hydra.compose(name, [*searchpath, *preset_lines], return_hydra_config=True)
         preset = composed.hydra.runtime.choices
     for group, option in choices.items():
         if preset.get(group) in (None, option) or not is_node(configuration, group):
@@ -82,9 +82,9 @@ def replace_options(configuration: DictConfig, hydra_node: HydraConf) -> None:
 def _replace_classes(
     configuration: DictConfig, name: str, parsed: Sequence[Override], searchpath: Sequence[str]
 ) -> None:
-    """Drop, in place, values meant for a class that the command line replaces by another one.
+    """Drop, in place, arguments of a class that the command line replaces by another one.
 
-    What says how a node is used, `_partial_`, stays.
+    `_partial_` stays, because it says how a node is used.
     """
     values = _values_below("", parsed)
     paths = [key.removesuffix(f".{_TARGET}") for key, _ in values if key.endswith(f".{_TARGET}")]
@@ -117,55 +117,60 @@ def is_node(configuration: DictConfig, path: str) -> bool:
 
 
 def _without_targets(parsed: Sequence[Override]) -> list[str]:
-    """The overrides, as they were typed, that set no `_target_`."""
+    """The overrides that set no `_target_`, as they were typed."""
     return [
-        str(each.input_line)
-        for each in parsed
-        if not any(_TARGET in key.split(".") for key, _ in _values_below("", [each]))
+        str(override.input_line)
+        for override in parsed
+        if not any(_TARGET in key.split(".") for key, _ in _values_below("", [override]))
     ]
 
 
-def _same_class(one: Any, other: Any) -> bool:
-    """Whether two targets are one class of metadist, which may have two dotted paths; others are
-    not imported.
+def _same_class(first: Any, second: Any) -> bool:
+    """Whether two targets are the same class.
+
+    A class of metadist may have two dotted paths. Other classes are not imported.
     """
-    if one == other:
+    if first == second:
         return True
-    paths = (str(one), str(other))
+    paths = (str(first), str(second))
     return all(path.startswith("metadist.") for path in paths) and (
         pydoc.locate(paths[0]) is pydoc.locate(paths[1]) is not None
     )
 
 
 def _values_below(path: str, parsed: Sequence[Override]) -> list[tuple[str, Any]]:
-    """What the overrides set below a node, with the keys relative to it; `_DELETED` for a key that
-    they delete. The values of a dictionary have keys of their own: `group={key: 1}`.
+    """The keys, relative to a node, and the values that overrides set below the node.
+
+    The value is `_DELETED` for a key that is deleted. A dictionary such as `group={key: 1}` sets
+    each of its keys.
     """
-    found: list[tuple[str, Any]] = []
+    pairs: list[tuple[str, Any]] = []
 
     def add(key: str, value: Any) -> None:
         if isinstance(value, dict) and value:
-            for name, each in value.items():
-                add(f"{key}.{name}", each)
+            for name, item in value.items():
+                add(f"{key}.{name}", item)
         elif not path or key.startswith(f"{path}."):
-            found.append((key.removeprefix(f"{path}.") if path else key, value))
+            pairs.append((key.removeprefix(f"{path}.") if path else key, value))
 
-    for each in parsed:
-        add(each.key_or_group, _DELETED if each.is_delete() else each.value())
-    return found
+    for override in parsed:
+        add(override.key_or_group, _DELETED if override.is_delete() else override.value())
+    return pairs
 
 
 def option_values(
     name: str, group: str, option: str, parsed: Sequence[Override], searchpath: Sequence[str] = ()
 ) -> DictConfig:
-    """The values of an option without a preset, and of the command line. Hydra must be initialized.
+    """The values of an option without a preset, updated by the command line.
+
+    Hydra must be initialized.
 
     Args:
-        name: of the primary configuration.
-        group: such as "dataset".
-        option: such as "omniglot".
-        parsed: the command-line overrides; those of keys of the group are applied.
-        searchpath: an override of `hydra.searchpath`, where else there are options.
+        name: the name of the primary configuration.
+        group: the group, such as "dataset".
+        option: the option, such as "omniglot".
+        parsed: the command-line overrides; overrides of the group's keys are applied.
+        searchpath: an override of `hydra.searchpath` that adds directories of options.
     """
     plus = "+" if group in NOT_IN_DEFAULTS or group not in Settings.model_fields else ""
     values: DictConfig = hydra.compose(name, [*searchpath, f"{plus}{group}={option}"])[group]

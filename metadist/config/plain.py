@@ -18,7 +18,7 @@ def to_plain(configuration: DictConfig, *, resolve: bool) -> Any:
     """A configuration as dictionaries, lists, strings, numbers, booleans and None.
 
     Args:
-        configuration: may also hold enumerations, which become their names, and paths.
+        configuration: the configuration. Enumerations become their names, and paths strings.
         resolve: whether interpolations are resolved.
     """
     return _plain(OmegaConf.to_container(configuration, resolve=resolve, enum_to_str=True))
@@ -26,9 +26,9 @@ def to_plain(configuration: DictConfig, *, resolve: bool) -> Any:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {_plain(key): _plain(each) for key, each in value.items()}
+        return {_plain(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return str(value) if isinstance(value, PurePath) else value
 
 
@@ -36,11 +36,11 @@ def redact_secrets(value: Any) -> Any:
     """A copy of plain containers in which every secret inside a string is redacted.
 
     A secret is the value, of at least eight characters, of an environment variable whose name
-    names a key, token, secret, password or credential: WANDB_API_KEY, say. A configuration
-    may contain one through `${oc.env:WANDB_API_KEY}`.
+    contains "key", "token", "secret", "password", "passwd" or "credential", such as WANDB_API_KEY.
+    A configuration may contain it through `${oc.env:WANDB_API_KEY}`.
     """
-    found = [text for name, text in os.environ.items() if _NAMES.search(name)]
-    secrets = sorted((text for text in found if len(text) >= _SHORTEST), key=len, reverse=True)
+    texts = [text for name, text in os.environ.items() if _NAMES.search(name)]
+    secrets = sorted((text for text in texts if len(text) >= _SHORTEST), key=len, reverse=True)
 
     def clean(inner: Any) -> Any:
         if isinstance(inner, str):
@@ -48,10 +48,10 @@ def redact_secrets(value: Any) -> Any:
                 inner = inner.replace(secret, REDACTED)
             return inner
         if isinstance(inner, Mapping):
-            # A class may have a password's name.
-            return {clean(k): each if k == "_target_" else clean(each) for k, each in inner.items()}
+            # The name of a class may contain the text of a password.
+            return {clean(k): item if k == "_target_" else clean(item) for k, item in inner.items()}
         if isinstance(inner, list | tuple):
-            return [clean(each) for each in inner]
+            return [clean(item) for item in inner]
         return inner
 
     return clean(value)

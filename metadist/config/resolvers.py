@@ -16,8 +16,8 @@ def fraction(part: float, whole: int) -> int:
     """`${fraction:0.1,${trainer.iterations}}`: a fraction of a number of iterations, at least 1.
 
     Args:
-        part: from 0 to 1.
-        whole: iterations.
+        part: the fraction, from 0 to 1.
+        whole: the number of iterations.
     """
     return max(1, round(part * whole))
 
@@ -25,8 +25,8 @@ def fraction(part: float, whole: int) -> int:
 def run_stamp(timeout_seconds: object = RENDEZVOUS_TIMEOUT) -> str:
     """`${run_stamp:}`: the date and time at which rank zero started.
 
-    The same on every rank and after restarts, to the microsecond, so that two runs that start at
-    once have different directories.
+    It is the same on every rank and after restarts. It includes microseconds, so that two runs that
+    start at the same time have different directories.
 
     Raises:
         RendezvousTimeoutError: rank zero did not set it within `timeout_seconds`.
@@ -46,7 +46,7 @@ def run_stamp(timeout_seconds: object = RENDEZVOUS_TIMEOUT) -> str:
 
 
 _register: Any = OmegaConf.register_new_resolver
-if not IS_HYDRA_1_3:  # whose OmegaConf has another function of the other name
+if not IS_HYDRA_1_3:  # in OmegaConf 2.3, register_resolver is another function
     _register = OmegaConf.register_resolver
 _register("fraction", fraction, replace=True)
 _register("run_stamp", run_stamp, use_cache=True, replace=True)

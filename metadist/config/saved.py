@@ -47,12 +47,12 @@ class SavedLearner:
 
     Attributes:
         learner: model and algorithm with the checkpoint's parameters, on the CPU.
-        configuration: of the run, resolved, as plain containers.
+        configuration: the run's configuration, resolved, as plain containers.
         input_shape: shape of one input, without a batch dimension.
         outputs: width of the model's last layer.
         regression: whether targets are real numbers.
         iteration: finished outer steps.
-        checkpoint: the file.
+        checkpoint: the checkpoint's file.
     """
 
     learner: Learner
@@ -68,12 +68,12 @@ def load_learner(path: str | Path, *, trust_code: bool = False) -> SavedLearner:
     """Load the trained learner of a run directory or a checkpoint file. No dataset is needed.
 
     Args:
-        path: of a run directory or a checkpoint; see `tested_checkpoint`.
-        trust_code: build any class that the checkpoint names. By default only classes of
-            metadist are built.
+        path: the path of a run directory or a checkpoint; see `tested_checkpoint`.
+        trust_code: whether to build any class that the checkpoint names. By default only classes
+            of metadist are built.
 
     Raises:
-        UserError: there is no checkpoint, it is corrupt, or it names another class.
+        UserError: there is no checkpoint, it is corrupt, or it names a class that is not trusted.
     """
     path, contents = tested_checkpoint(Path(path))
     configuration, task = contents.get("configuration"), contents.get("task")
@@ -116,35 +116,35 @@ def load_learner(path: str | Path, *, trust_code: bool = False) -> SavedLearner:
 
 
 def _without_pretrained(model: Any) -> Any:
-    """The node of a model without a download of weights, which the checkpoint's would replace."""
+    """A model's node without the download of weights, which the checkpoint's would replace."""
     if not isinstance(model, Mapping) or not str(model.get("_target_")).startswith("metadist."):
         return model
-    random = {"weights": None, "pretrained": False}
-    without = {**model, **{key: value for key, value in random.items() if key in model}}
+    untrained = {"weights": None, "pretrained": False}
+    node = {**model, **{key: value for key, value in untrained.items() if key in model}}
     if model.get("weights"):
         implied = options_of_weights(str(model.get("name", "resnet18")), str(model["weights"]))
-        without["options"] = implied | dict(model.get("options") or {})
-    return without
+        node["options"] = implied | dict(model.get("options") or {})
+    return node
 
 
 def image_preprocessing(
     saved: SavedLearner, *, trust_code: bool = False
 ) -> ImagePreprocessing | None:
-    """How images become inputs of a saved learner, as in the evaluation of its run.
+    """The preprocessing of images for a saved learner, as in the evaluation of its run.
 
-    Size and channels are those of the inputs, inversion and normalization those of the run's
-    dataset, which is not built.
+    Size and channels come from the learner's input shape, inversion and normalization from the
+    run's dataset, which is not built.
 
     Args:
-        saved: of `load_learner`.
-        trust_code: import the class of the dataset whatever it is. By default only classes of
-            metadist are imported.
+        saved: a learner from `load_learner`.
+        trust_code: whether to import any class that the checkpoint names. By default only classes
+            of metadist are imported.
 
     Returns:
-        None if the inputs are no square images of one or three channels.
+        The preprocessing; None if the inputs are not square images with one or three channels.
 
     Raises:
-        UserError: the checkpoint names another class.
+        UserError: the checkpoint names a class that is not trusted.
     """
     dataset = saved.configuration.get("dataset")
     if not isinstance(dataset, Mapping) or not ImagePreprocessing.supports(saved.input_shape):
@@ -160,21 +160,22 @@ def image_preprocessing(
 def load_experiment(path: str | Path, *overrides: str, trust_code: bool = False) -> Experiment:
     """The experiment that a run's `.hydra/config.yaml` describes, at iteration 0, in one process.
 
-    The strategy is `local`, with the default partitioner and, in place of a reducer that one
-    process cannot use or that is code of the user's own, the mean; nothing is logged, and no
-    checkpoint is read or written. The dataset is opened: a relative `dataset.root` that does not
-    exist here is looked up in the directory where the run was started.
+    The strategy is `local`, with the default partitioner. A reducer that one process cannot use, or
+    that is the user's own code, is replaced by the mean. Nothing is logged, and no checkpoint is
+    read or written. The dataset is opened: a relative `dataset.root` that does not exist here is
+    looked up in the directory where the run was started.
 
     Args:
         path: the run's directory.
         overrides: values and options to replace, as on the command line: "dataset.root=DIR",
             "dataset=omniglot". Options are looked up in metadist and in the run's directories of
             options (`--config-dir`).
-        trust_code: build any class that the configuration names, and resolve interpolations such
-            as `${oc.env:…}`. By default only classes of metadist and torch.optim are built.
+        trust_code: whether to build any class that the configuration names, and to resolve
+            interpolations such as `${oc.env:…}`. By default only classes of metadist and
+            torch.optim are built.
 
     Raises:
-        UserError: it is not a run directory, or its configuration cannot be used.
+        UserError: `path` is not a run directory, or its configuration cannot be used.
     """
     directory = Path(path)
     configuration = _read_configuration(directory)
@@ -186,8 +187,8 @@ def load_experiment(path: str | Path, *overrides: str, trust_code: bool = False)
         check_interpolations(OmegaConf.to_container(configuration, resolve=False))
     _find_paths(configuration, directory)
     locate = _locate(trust_code)
-    given = any(re.match(r"[+~]*reducer\b", override) for override in overrides)
-    if not given and not _adds_up(configuration.get("reducer"), locate):
+    replaced = any(re.match(r"[+~]*reducer\b", override) for override in overrides)
+    if not replaced and not _is_linear_reducer(configuration.get("reducer"), locate):
         configuration.reducer = _MEAN
     name = str((read_hydra(directory).get("job") or {}).get("config_name") or "maml")
     experiment = assemble_experiment(configuration, directory, name, locate=locate)
@@ -199,11 +200,11 @@ def _locate(trust_code: bool) -> Callable[[str, str], Any]:
     return locate_target if trust_code else locate_trusted
 
 
-def _adds_up(reducer: Any, locate: Callable[[str, str], Any]) -> bool:
-    """Whether the node of a reducer gives a `LinearReducer`, and may be built here."""
+def _is_linear_reducer(reducer: Any, locate: Callable[[str, str], Any]) -> bool:
+    """Whether a reducer's node may be built here and gives a `LinearReducer`."""
     try:
         return isinstance(instantiate(reducer, "reducer", locate=locate), LinearReducer)
-    except Exception:  # evaluation does without the reducer
+    except Exception:  # evaluation does not need the reducer
         return False
 
 
@@ -227,28 +228,28 @@ def _read_configuration(directory: Path) -> DictConfig:
 def _searchpath(directory: Path, trust_code: bool) -> list[str]:
     """The override that adds the run's own directories of options, as given by `--config-dir`.
 
-    Packages of options are imported, which executes their code.
+    Packages of options need `trust_code`: they are imported, which executes their code.
     """
-    found = []
+    sources = []
     runtime = read_hydra(directory).get("runtime") or {}
     for source in runtime.get("config_sources") or ():
         schema, path = str(source.get("schema")), str(source.get("path"))
         if (schema == "file" and Path(path).is_dir()) or (schema == "pkg" and trust_code):
-            found.append(f"{schema}://{path}")
-    return [f"hydra.searchpath=[{','.join(map(repr, found))}]"] if found else []
+            sources.append(f"{schema}://{path}")
+    return [f"hydra.searchpath=[{','.join(map(repr, sources))}]"] if sources else []
 
 
 def _apply_overrides(
     configuration: DictConfig, overrides: tuple[str, ...], searchpath: list[str]
 ) -> None:
-    """Replace values; an option (`dataset=omniglot`) has the values of its file."""
+    """Replace values in place; an option (`dataset=omniglot`) stands for the values of its file."""
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
-        for each in parsed:
-            if each.is_sweep_override():
-                raise UserError(f"{each.input_line} has several values: give one.")
-            key, value = each.key_or_group, each.value()
-            if each.is_delete():
+        for override in parsed:
+            if override.is_sweep_override():
+                raise UserError(f"{override.input_line} has several values: give one.")
+            key, value = override.key_or_group, override.value()
+            if override.is_delete():
                 _delete(configuration, key)
             elif is_node(configuration, key) and isinstance(value, str):
                 with hydra.initialize_config_module("metadist.conf", **VERSION_BASE):
@@ -268,9 +269,7 @@ def _delete(configuration: DictConfig, key: str) -> None:
 
 
 def _find_paths(configuration: DictConfig, directory: Path) -> None:
-    """Make relative paths absolute that are below the directory where the run was started, and not
-    below the current one.
-    """
+    """Make relative paths absolute if they exist only in the directory where the run started."""
     started = (read_hydra(directory).get("runtime") or {}).get("cwd")
     for key in ("dataset.root", "init_from"):
         path = OmegaConf.select(configuration, key)

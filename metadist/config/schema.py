@@ -20,11 +20,11 @@ NOT_IN_DEFAULTS = ("experiment", "partition")
 
 
 _REFERENCE = re.compile(r"\$\{\s*(?:oc\.select:\s*)?([A-Za-z_]\w*)\s*[.\[},]")
-"""An interpolation of an absolute key; one of another resolver has a colon after the name."""
+"""An interpolation of an absolute key; other resolvers have a colon after the name."""
 
 
 def _number(value: Any) -> Any:
-    """A number that an interpolation such as `${oc.env:SLURM_ARRAY_TASK_ID}` gives as text."""
+    """Convert a number that an interpolation (`${oc.env:SLURM_ARRAY_TASK_ID}`) gives as text."""
     if isinstance(value, str):
         for convert in (int, float):
             with contextlib.suppress(ValueError):
@@ -48,17 +48,17 @@ class SweepSettings(BaseModel):
 
 
 class Settings(BaseModel):
-    """The top level of `conf/maml.yaml` and `conf/ddp.yaml`; groups are left as they are.
+    """The top level of `conf/maml.yaml` and `conf/ddp.yaml`; groups are not checked.
 
     Attributes:
-        seed: keys the initial parameters and the training tasks.
-        threads: CPU threads of each worker.
-        timeout_seconds: within which a lost worker is detected.
-        rendezvous_timeout_seconds: by which the workers' starts may differ.
+        seed: the seed of the initial parameters and of the training tasks.
+        threads: number of CPU threads of each worker.
+        timeout_seconds: seconds within which a lost worker is detected.
+        rendezvous_timeout_seconds: seconds by which the workers' starts may differ.
         device: "auto", "cpu", "cuda" or "cuda:N".
         resume: None, "auto", or the path of a checkpoint.
-        init_from: None, or the path of a run, checkpoint or weights file, or the name of pretrained
-            weights, that gives the initial weights.
+        init_from: the source of the initial weights: the path of a run, checkpoint or weights file,
+            or the name of pretrained weights; None for random ones.
         sweep: options of a sweep.
     """
 
@@ -88,27 +88,27 @@ class Settings(BaseModel):
     callbacks: Any = None
     launcher: Any = None
 
-    allreduce_engine: Any = None  # of conf/ddp.yaml; conf/strategy/allreduce.yaml refers to it
-    running_statistics: Any = None  # of conf/ddp.yaml; conf/model/*.yaml refer to it
+    allreduce_engine: Any = None  # in conf/ddp.yaml; conf/strategy/allreduce.yaml refers to it
+    running_statistics: Any = None  # in conf/ddp.yaml; conf/model/*.yaml refer to it
 
 
 def validate(configuration: DictConfig) -> Settings:
     """Check the top level of a composed configuration. Any process.
 
-    Keys of the user's own are allowed, see `_own_keys`.
+    The user's own keys are allowed, see `_user_keys`.
 
     Raises:
-        UserError: an unknown key (with the nearest known one), a key that is missing, or a value
-            that does not fit.
+        UserError: a key is unknown (the message suggests a known one) or missing, or a value does
+            not fit.
     """
     known = Settings.model_fields
-    own = _own_keys(configuration)
+    user_keys = _user_keys(configuration)
     for key in map(str, configuration):
-        if key not in known and key not in own:
-            near = nearest_key(key)
-            hint = f"did you mean {near}=…?" if near else "check its spelling."
+        if key not in known and key not in user_keys:
+            nearest = nearest_key(key)
+            hint = f"did you mean {nearest}=…?" if nearest else "check its spelling."
             raise UserError(f"{key} is not a key or group of the configuration: {hint}")
-    values = {str(key): configuration[key] for key in configuration if key not in own}
+    values = {str(key): configuration[key] for key in configuration if key not in user_keys}
     if isinstance(values.get("sweep"), DictConfig):
         values["sweep"] = OmegaConf.to_container(values["sweep"], resolve=True)
     try:
@@ -117,34 +117,37 @@ def validate(configuration: DictConfig) -> Settings:
         raise UserError(_sentence(error)) from None
 
 
-def _own_keys(configuration: DictConfig) -> set[str]:
+def _user_keys(configuration: DictConfig) -> set[str]:
     """Top-level keys that the user adds: groups and values that other keys refer to.
 
-    A key is the user's if an interpolation (`${key}`) refers to it, or if its node has a
-    `_target_` and its name is not close to that of a known key. An object of a group of the user's
-    is built where it is referred to: `dataset.augment=${my_augment}`.
+    An unknown key is the user's if an interpolation (`${key}`) refers to it, or if its node has a
+    `_target_` and its name is not close to the name of a known key. The object of a user's group is
+    built where an interpolation refers to it: `dataset.augment=${my_augment}`.
     """
     referred = set(_REFERENCE.findall(OmegaConf.to_yaml(configuration)))
     nodes: Any = OmegaConf.to_container(configuration, resolve=False)
-    own = set()
+    user_keys = set()
     for key in nodes.keys() - Settings.model_fields.keys():
         node = nodes[key]
         is_group = isinstance(node, dict) and "_target_" in node and nearest_key(key) is None
         if key in referred or is_group:
-            own.add(key)
-    return own
+            user_keys.add(key)
+    return user_keys
 
 
 def nearest_key(key: str) -> str | None:
-    """The top-level key or group whose name is close to a misspelt one, as the command line
-    writes it: with a plus if the group is not in the defaults list.
+    """The top-level key or group whose name is close to a misspelt one; None if there is none.
+
+    A group that is not in the defaults list has a plus, as on the command line.
     """
-    near = difflib.get_close_matches(key, [*Settings.model_fields, *NOT_IN_DEFAULTS], n=1)
-    return None if not near else f"+{near[0]}" if near[0] in NOT_IN_DEFAULTS else near[0]
+    matches = difflib.get_close_matches(key, [*Settings.model_fields, *NOT_IN_DEFAULTS], n=1)
+    if not matches:
+        return None
+    return f"+{matches[0]}" if matches[0] in NOT_IN_DEFAULTS else matches[0]
 
 
 def _sentence(error: ValidationError) -> str:
-    """The first mistake, in one sentence."""
+    """Describe the first mistake in one sentence."""
     first = error.errors(include_url=False)[0]
     path = ".".join(map(str, first["loc"]))
     if first["type"] == "missing":

@@ -1,4 +1,4 @@
-"""What a saved configuration may contain: classes that are made to be built, and no code."""
+"""Checks of saved configurations: which classes may be built, and that no code is executed."""
 
 import contextlib
 import copy
@@ -33,7 +33,7 @@ _BASES: Mapping[str, tuple[type, ...]] = {
     "torch.optim.lr_scheduler": (LRScheduler,),
     "torchvision.transforms.v2": (nn.Module,),
 }
-"""The base classes of what may be built from each of `TRUSTED_PACKAGES`."""
+"""The base classes of the classes that may be built, for each of `TRUSTED_PACKAGES`."""
 
 _FUNCTIONS = {
     f"metadist.distributed.{name}"
@@ -52,21 +52,21 @@ def locate_trusted(target: str, path: str) -> Any:
 
     Args:
         target: the dotted path.
-        path: of the node that names it, for error messages.
+        path: the path of the node that names the target, for error messages.
 
     Raises:
-        UserError: it is something else.
+        UserError: the target is anything else.
     """
     package, _, name = target.rpartition(".")
     if target in _FUNCTIONS:
         return getattr(importlib.import_module(package), name)
     for public in TRUSTED_PACKAGES:
         if package == public or package.startswith(f"{public}."):
-            found = getattr(importlib.import_module(public), name, None)
-            if not inspect.isclass(found) or not issubclass(found, _BASES[public]):
+            located = getattr(importlib.import_module(public), name, None)
+            if not inspect.isclass(located) or not issubclass(located, _BASES[public]):
                 continue
-            if found.__module__.startswith(public) and package in (public, found.__module__):
-                return found
+            if located.__module__.startswith(public) and package in (public, located.__module__):
+                return located
     raise UserError(
         f"{path}.{_TARGET}={target} is code that metadist does not know, and a saved run is not "
         f"executed: if you trust where the run and {target} come from, load it with "
@@ -75,10 +75,10 @@ def locate_trusted(target: str, path: str) -> Any:
 
 
 def resolve_external(configuration: DictConfig) -> DictConfig:
-    """A copy in which interpolations that read anything but the configuration have their values.
+    """Resolve, in a copy, interpolations that read anything but the configuration.
 
-    `${oc.env:…}` and `${hydra:…}` would have other values in another process. The rest stays as it
-    is: references to other keys; loggers and the launcher, which no later command builds; values
+    `${oc.env:…}` and `${hydra:…}` would have other values in another process. The copy keeps
+    references to other keys; loggers and the launcher, which no later command builds; and values
     that contain a secret, as `redact_secrets` defines it.
     """
     resolved = copy.deepcopy(configuration)
@@ -90,10 +90,10 @@ def resolve_external(configuration: DictConfig) -> DictConfig:
             if isinstance(value, dict | list):
                 resolve(node[key], value if isinstance(value, dict) else range(len(value)))
             elif isinstance(value, str) and "${" in _SAFE_INTERPOLATION.sub("", value):
-                with contextlib.suppress(OmegaConfBaseException):  # nothing of the run reads it
-                    found = to_plain(OmegaConf.create({"": node[key]}), resolve=True)[""]
-                    if redact_secrets(found) == found:
-                        node[key] = found
+                with contextlib.suppress(OmegaConfBaseException):  # the run does not read it
+                    current = to_plain(OmegaConf.create({"": node[key]}), resolve=True)[""]
+                    if redact_secrets(current) == current:
+                        node[key] = current
 
     resolve(resolved, [key for key in resolved if key not in ("logger", "launcher")])
     return resolved
@@ -104,7 +104,7 @@ def check_interpolations(values: Any, path: str = "") -> None:
 
     Args:
         values: plain containers, interpolations unresolved.
-        path: of the values, for error messages.
+        path: the path of the values, for error messages.
 
     Raises:
         UserError: a resolver such as `oc.env` is used.
