@@ -611,8 +611,8 @@ def _zeros_like(tree: Any) -> Any:
 def _indices_of_rank(workers: list[WorkerID]) -> list[int]:
     """The indices of the entries of a list of workers that name this rank."""
     rank = get_rank()
-    own_ids = {worker for worker in set(workers) if get_worker_id(worker) == rank}
-    return [i for i, worker in enumerate(workers) if worker in own_ids]
+    own_workers = {worker for worker in set(workers) if get_worker_id(worker) == rank}
+    return [i for i, worker in enumerate(workers) if worker in own_workers]
 
 
 def _set_gradient(
