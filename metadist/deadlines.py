@@ -16,16 +16,19 @@ def wait_until(
     pause: float = 0.05,
     longest_pause: float | None = None,
 ) -> bool:
-    """Wait for a condition; whether it has become true within `seconds`.
+    """Poll a condition until it is true, for at most `seconds`.
 
-    It polls, because a wait inside a library would block signal handlers.
+    It polls because a wait inside a library would block signal handlers.
 
     Args:
-        condition: called until its result is true.
-        seconds: None to wait for ever.
+        condition: the function to call until its result is true.
+        seconds: the time limit; None to wait forever.
         pause: seconds between two calls.
-        longest_pause: up to this, each pause is a tenth longer than the one before. Default: all
-            are equal.
+        longest_pause: the limit up to which each pause is a tenth longer than the previous one.
+            Default: all pauses are equal.
+
+    Returns:
+        Whether the condition became true in time.
     """
     deadline = None if seconds is None else time.monotonic() + seconds
     while not condition():
@@ -41,11 +44,11 @@ def call_within(seconds: float, function: Callable[[], T]) -> "Future[T]":
     """Call a function in a daemon thread, and wait at most `seconds` for it.
 
     Args:
-        seconds: that it may take.
-        function: goes on in its thread if it takes longer.
+        seconds: the longest wait.
+        function: the function to call; it continues in its thread if it takes longer.
 
     Returns:
-        Its result or its exception, in a future that is done if it has returned.
+        A future of the function's result or exception. It is done if the function has ended.
     """
     future: Future[T] = Future()
 
@@ -61,7 +64,7 @@ def call_within(seconds: float, function: Callable[[], T]) -> "Future[T]":
 
 
 def exit_after(seconds: float, status: int) -> None:
-    """End the process with an exit status after `seconds`, whatever it does then."""
+    """End the process with an exit status after `seconds`, whatever it is doing then."""
     timer = threading.Timer(seconds, os._exit, [status])
     timer.daemon = True
     timer.start()

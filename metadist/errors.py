@@ -1,4 +1,4 @@
-"""The error that metadist raises for mistakes of the user, exit statuses, hints at spellings."""
+"""The error for mistakes of the user, exit statuses, and helpers for error messages."""
 
 import difflib
 import sys
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 FAILURE_STATUS = 1
-"""Exit status after an error that is no `UserError`."""
+"""Exit status after an error that is not a `UserError`."""
 
 USER_ERROR_STATUS = 2
 """Exit status after a `UserError`."""
@@ -30,42 +30,44 @@ class UserError(ValueError):
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """A hint at the name that is nearest to a misspelt word, ignoring case.
+    """A hint that gives the name closest to a misspelled word, ignoring case.
 
     Returns:
-        " (did you mean NAME?)", or "" if no name is near.
+        " (did you mean NAME?)", or "" if no name is close.
     """
-    lower = {name.lower(): name for name in names}
-    near = difflib.get_close_matches(word.lower(), lower, n=1)
-    return f" (did you mean {lower[near[0]]}?)" if near else ""
+    by_lowercase = {name.lower(): name for name in names}
+    matches = difflib.get_close_matches(word.lower(), by_lowercase, n=1)
+    return f" (did you mean {by_lowercase[matches[0]]}?)" if matches else ""
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its class."""
+    """The first line of an error's message, or its class name if the message is empty."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 def one_line(error: BaseException) -> str:
-    """An error's text as one line of at most 300 characters, or its class."""
+    """An error's message as one line of at most 300 characters, or its class name."""
     return " ".join(str(error).split())[:_MAX_LINE] or type(error).__name__
 
 
 def user_frame(error: BaseException) -> str:
-    """The innermost frame of an error that is outside metadist, torch and Python's library.
+    """The innermost frame of an error's traceback that is in the user's code.
+
+    Frames of metadist, NumPy, optree, torch and the standard library are skipped.
 
     Returns:
-        Such as "my_module.py:9, in forward"; "" without such a frame.
+        The position, such as "my_module.py:9, in forward"; "" if there is no such frame.
     """
     frames = traceback.walk_tb(error.__traceback__)
-    own = [
+    user_frames = [
         (frame.f_code, line)
         for frame, line in frames
         if str(frame.f_globals.get("__name__")).partition(".")[0] not in _LIBRARIES
     ]
-    if not own:
+    if not user_frames:
         return ""
-    code, line = own[-1]
+    code, line = user_frames[-1]
     path = Path(code.co_filename)
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
@@ -73,6 +75,6 @@ def user_frame(error: BaseException) -> str:
 
 
 def state_dict_reason(error: BaseException) -> str:
-    """What does not fit, from an error of `load_state_dict`, whose first line is a heading."""
+    """The first mismatch in an error of `load_state_dict`: the line after the heading."""
     lines = str(error).strip().splitlines()
     return lines[1].strip() if len(lines) > 1 else first_line(error)

@@ -12,8 +12,8 @@ from metadist.errors import UserError
 REDIRECT_RUN = "choose another directory with hydra.run.dir=DIR"
 REDIRECT_OUTPUT = "choose another file with --output"
 REDIRECT_REPORT = "run `metadist report` on a copy of the directory"
-"""What to do about a file that cannot be written: of a run, of a command with that option, or of a
-report."""
+"""What the user can do if a file of a run, of a command with `--output` or of a report cannot be
+written."""
 
 
 @contextmanager
@@ -22,7 +22,7 @@ def wrap_write_errors(target: Path | str, redirect: str = REDIRECT_RUN) -> Itera
 
     Args:
         target: the file or stream that the block writes.
-        redirect: how the user has it written elsewhere, as the end of a sentence.
+        redirect: how the user can choose another target, as the end of a sentence.
     """
     try:
         yield
@@ -34,17 +34,17 @@ def wrap_write_errors(target: Path | str, redirect: str = REDIRECT_RUN) -> Itera
 
 
 def partial_path(path: Path) -> Path:
-    """The name of a file until it is complete."""
+    """The temporary path that a file has until it is complete."""
     return path.with_name(f".{path.name}.part")
 
 
 @contextmanager
 def atomic_writer(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that becomes `path` at the end of the block: a crash leaves the old file or the
-    new one.
+    """Open a temporary file that replaces `path` at the end of the block. A crash leaves either the
+    old file or the new one.
 
     Raises:
-        OSError: it cannot be written; the old file is unchanged.
+        OSError: the file cannot be written; the old file is unchanged.
     """
     temporary = partial_path(path)
     try:
@@ -67,7 +67,7 @@ def atomic_write(path: Path, content: bytes) -> None:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Make a rename durable. Some file systems (FUSE) cannot, and the file is intact anyway."""
+    """Make a rename durable. Some file systems (FUSE) cannot; the file is intact all the same."""
     try:
         descriptor = os.open(directory, os.O_RDONLY)
         try:

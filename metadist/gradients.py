@@ -1,5 +1,5 @@
-"""The tensors of a structure, and values whose gradients were computed elsewhere: explicitly, or by
-another process.
+"""The tensors of a structure, and values whose gradients were computed in advance, in this
+process or another one.
 """
 
 import dataclasses
@@ -14,26 +14,26 @@ from torch import Tensor, nn
 def tensors_of(tree: Any) -> list[Tensor]:
     """Every distinct tensor in a structure, in an order that pickling preserves.
 
-    Modules count with their parameters, not the buffers, and dataclasses with their fields.
+    For a module these are its parameters, not its buffers; for a dataclass, those in its fields.
     """
-    found: dict[int, Tensor] = {}
+    tensors: dict[int, Tensor] = {}
     visited: set[int] = set()
     leaves = optree.tree_leaves(tree, none_is_leaf=True)[::-1]
     while leaves:
         leaf = leaves.pop()
         if isinstance(leaf, Tensor):
-            found.setdefault(id(leaf), leaf)
+            tensors.setdefault(id(leaf), leaf)
         elif id(leaf) in visited:  # often the same module in every call
             continue
         elif isinstance(leaf, nn.Module):
             visited.add(id(leaf))
             for parameter in leaf.parameters():
-                found.setdefault(id(parameter), parameter)
+                tensors.setdefault(id(parameter), parameter)
         elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
             visited.add(id(leaf))
             fields: Any = [getattr(leaf, field.name, None) for field in dataclasses.fields(leaf)]
             leaves += optree.tree_leaves(fields, none_is_leaf=True)[::-1]
-    return list(found.values())
+    return list(tensors.values())
 
 
 class _KnownGradients(torch.autograd.Function):
@@ -45,14 +45,14 @@ class _KnownGradients(torch.autograd.Function):
         return value.clone()
 
     @staticmethod
-    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         gradients = ctx.gradients
         if torch.is_grad_enabled():  # the gradients would count as constants
             gradients = [
-                None if each is None else _FirstDerivative.apply(each, *ctx.inputs)
-                for each in gradients
+                None if gradient is None else _FirstDerivative.apply(gradient, *ctx.inputs)
+                for gradient in gradients
             ]
-        return None, None, *(_scale(gradient, outer) for gradient in gradients)
+        return None, None, *(_scale(gradient, grad_output) for gradient in gradients)
 
 
 class _FirstDerivative(torch.autograd.Function):
@@ -63,7 +63,7 @@ class _FirstDerivative(torch.autograd.Function):
         return gradient.clone()
 
     @staticmethod
-    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         raise RuntimeError(
             'a gradient that was computed elsewhere, as with gradient="worker", cannot be '
             "differentiated: compute what needs its derivative in the function that runs on the "
@@ -71,25 +71,25 @@ class _FirstDerivative(torch.autograd.Function):
         )
 
 
-def _scale(gradient: Tensor | None, outer: Tensor) -> Tensor | None:
+def _scale(gradient: Tensor | None, factor: Tensor) -> Tensor | None:
     if gradient is None:
         return None
-    shape = (*outer.shape, *(1,) * (gradient.dim() - outer.dim()))
-    return gradient * outer.view(shape).to(gradient)
+    shape = (*factor.shape, *(1,) * (gradient.dim() - factor.dim()))
+    return gradient * factor.view(shape).to(gradient)
 
 
 def with_gradients(
     value: Tensor, inputs: Sequence[Tensor], gradients: Sequence[Tensor | None]
 ) -> Tensor:
-    """The given value as a differentiable function of `inputs`, with known first derivatives. To
-    differentiate these raises a RuntimeError.
+    """Make a value a differentiable function of `inputs`, with known first derivatives.
+    Differentiating these derivatives raises a RuntimeError.
 
     Args:
-        value: scalar; or of shape (tasks,), each task's value a function of its part of the inputs,
-            which then have the same first dimension.
+        value: a scalar, or a tensor of shape (tasks,) in which each task's value depends on its
+            part of the inputs; the inputs then have the same first dimension.
         inputs: the tensors that the value depends on.
-        gradients: for each input one of the same shape, or None where the value does not depend
-            on it.
+        gradients: the gradient of each input, with the input's shape; None where the value does
+            not depend on the input.
     """
-    detached = [None if each is None else each.detach() for each in gradients]
+    detached = [None if gradient is None else gradient.detach() for gradient in gradients]
     return cast(Tensor, _KnownGradients.apply(value.detach(), detached, *inputs))

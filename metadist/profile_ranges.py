@@ -11,12 +11,12 @@ _NO_RANGE = contextlib.nullcontext()
 
 
 def profile_range(name: str) -> contextlib.AbstractContextManager[object]:
-    """Context manager: the block as the range `metadist::name` of a profile.
+    """Context manager that records the block as the range `metadist::name` of a profile.
 
-    Without a running profiler it does nothing, because to record a range takes 5 microseconds.
+    Without a running profiler it does nothing, because recording a range takes 5 microseconds.
 
     Args:
-        name: of the range.
+        name: the range's name.
     """
     # Not public: where it is missing, ranges are always recorded.
     if getattr(torch.autograd.profiler, "_is_profiler_enabled", True):
