@@ -30,11 +30,11 @@ class CallRecord:
     """A call inside a context.
 
     Attributes:
-        calls: those of the context, this one among them.
+        calls: the calls of the context, including this one.
         sent: the graph nodes of the arguments.
         waits: whether torch waits for the gradients of the arguments.
         received: the results that require grad.
-        anchors: see `WorkerResponse`.
+        anchors: the anchors of the responses; see `WorkerResponse`.
         ended: whether the responses have arrived.
     """
 
@@ -46,20 +46,20 @@ class CallRecord:
     ended: bool = False
 
     def complete(self, by_worker: list[list[WorkerResponse]]) -> None:
-        """Note the responses to the call."""
+        """Record the responses to the call."""
         responses = [response for responses in by_worker for response in responses]
-        self.anchors = [each.anchor for each in responses if each.anchor is not None]
-        values: Any = [each.value for each in responses]
+        self.anchors = [response.anchor for response in responses if response.anchor is not None]
+        values: Any = [response.value for response in responses]
         self.received = [leaf for leaf in tensors_of(values) if _has_graph(leaf)]
         self.ended = True
 
     def remove(self) -> None:
-        """Forget a call that was not sent."""
+        """Remove the record of a call that was not sent."""
         self.calls.remove(self)
 
 
 class _CallRecords(threading.local):
-    """The calls that this thread has made in each context it opened or runs a request in."""
+    """This thread's calls in each context that it opened or in which it runs a request."""
 
     def __init__(self) -> None:
         self.by_context: dict[int, list[CallRecord]] = {}
@@ -70,10 +70,10 @@ _records = _CallRecords()
 
 @contextmanager
 def context() -> Iterator[int]:
-    """Context manager around a forward and its backward pass; it yields the context's id.
+    """Context manager around a forward and backward pass; it yields the context's id.
 
-    Every remote result that requires grad must be part of what is differentiated: make other
-    calls, such as an evaluation's, outside the context. (In a function that runs on a worker
+    The differentiated tensors must depend on every remote result that requires grad: make other
+    calls, such as those of an evaluation, outside the context. (In a function that runs on a worker
     inside the context, unused results of its own calls get a gradient of zero.)
     """
     with dist_autograd.context() as context_id, _recording(context_id):
@@ -82,7 +82,7 @@ def context() -> Iterator[int]:
 
 def current_context() -> int | None:
     """The id of the context that this thread is in."""
-    # The exception out of C++ for no context, the usual case, would be slow.
+    # Usually there is no context, and the exception raised in C++ would be slow.
     if int(dist_autograd._get_debug_info()["num_autograd_contexts"]) == 0:
         return None
     try:
@@ -95,13 +95,13 @@ def current_context() -> int | None:
 def recording_nested_calls(
     received: Sequence[Tensor],
 ) -> Iterator[Callable[[list[WorkerResponse]], list[WorkerResponse]]]:
-    """Around a request inside a caller's context, on the worker.
+    """Context manager for running a request in the caller's context, on the worker.
 
-    Torch waits for the gradients of everything that was sent. So the request's responses must pass
-    through the function that it yields: it adds what they do not depend on.
+    Torch waits for the gradients of all tensors that were sent. The responses must therefore be
+    passed to the yielded function, which makes them depend on the tensors that they do not use.
 
     Args:
-        received: the request's arguments.
+        received: the tensors among the request's arguments.
     """
     context_id = dist_autograd._current_context()._context_id()
     with _recording(context_id):
@@ -122,26 +122,26 @@ def _recording(context_id: int) -> Iterator[None]:
 
 
 def record_call(context_id: int, arguments: Any) -> CallRecord:
-    """Record a call that this thread makes inside a context, before it is sent.
+    """Record a call of this thread inside a context, before it is sent.
 
     Args:
         context_id: the context's id.
-        arguments: of all its shards.
+        arguments: the arguments of all shards.
 
     Returns:
-        The record, whose `complete` takes the responses.
+        The record; pass the responses to its `complete`.
 
     Raises:
-        UserError: an `nn.Parameter` that requires grad is among the arguments, or a tensor that
-            requires grad in an object that is no container.
+        UserError: the arguments contain an `nn.Parameter` that requires grad, or a tensor that
+            requires grad in an object that is not a container.
     """
     sent = tensors_of(arguments)
-    if any(isinstance(each, nn.Parameter) and each.requires_grad for each in sent):
+    if any(isinstance(tensor, nn.Parameter) and tensor.requires_grad for tensor in sent):
         raise UserError(
             "an nn.Parameter arrives as another leaf, so that its gradients would stay on the "
             "workers: send module_clone(model, by='clone'), or for a parameter alone its clone()."
         )
-    _require_no_others(arguments, sent, "passed")
+    _require_in_containers(arguments, sent, "passed")
     nodes = [tensor.grad_fn for tensor in sent if tensor.grad_fn is not None]
     calls = _records.by_context.get(context_id, [])
     record = CallRecord(calls, nodes, any(tensor.requires_grad for tensor in sent))
@@ -150,26 +150,26 @@ def record_call(context_id: int, arguments: Any) -> CallRecord:
 
 
 class _TensorFinder(pickle.Pickler):
-    """Finds the tensors that a pickle would hold."""
+    """Finds the tensors that a pickle would contain."""
 
     def __init__(self) -> None:
-        super().__init__(SimpleNamespace(write=len))  # what is written is dropped
+        super().__init__(SimpleNamespace(write=len))  # drops the output
         self.found: list[Tensor] = []
 
-    def persistent_id(self, each: Any) -> str | None:
-        if not isinstance(each, Tensor):
+    def persistent_id(self, obj: Any) -> str | None:
+        if not isinstance(obj, Tensor):
             return None
-        self.found.append(each)
+        self.found.append(obj)
         return ""
 
 
-def _require_no_others(tree: Any, known: Sequence[Tensor], verb: str) -> None:
-    """Torch would wait forever for the gradients of a tensor that nothing here knows of."""
+def _require_in_containers(tree: Any, tensors: Sequence[Tensor], verb: str) -> None:
+    """Torch would wait forever for the gradients of a tensor that is not among `tensors`."""
     finder = _TensorFinder()
-    with contextlib.suppress(Exception):  # RPC pickles more, and says itself what it cannot
+    with contextlib.suppress(Exception):  # RPC pickles more types, and reports those it cannot
         finder.dump(tree)
-    ids = {id(each) for each in known}
-    if any(each.requires_grad and id(each) not in ids for each in finder.found):
+    ids = {id(tensor) for tensor in tensors}
+    if any(tensor.requires_grad and id(tensor) not in ids for tensor in finder.found):
         raise UserError(
             f"inside a context a tensor that requires grad was {verb} in an object that is neither "
             "a tuple, list, dict nor dataclass, or in a module without being its parameter, and "
@@ -183,7 +183,7 @@ def _has_graph(leaf: Any) -> bool:
 
 
 def _reached(context_id: int, roots: Iterable[Tensor]) -> set[Any]:
-    """The graph nodes that lead to the roots, directly or as arguments of this thread's calls."""
+    """The graph nodes on which the roots depend, directly or through calls of this thread."""
     records = _records.by_context.get(context_id, [])
     arguments = {leaf.grad_fn: record.sent for record in records for leaf in record.received}
     reached = set()
@@ -192,7 +192,7 @@ def _reached(context_id: int, roots: Iterable[Tensor]) -> set[Any]:
         node = pending.pop()
         if node is not None and node not in reached:
             reached.add(node)
-            pending += [following for following, _ in node.next_functions]
+            pending += [next_node for next_node, _ in node.next_functions]
             pending += arguments.get(node, [])
     return reached
 
@@ -208,7 +208,7 @@ def _anchors(context_id: int) -> list[Tensor]:
 
 
 def _require_all_ended(context_id: int) -> None:
-    """Torch would wait forever for the gradients of what a call without a result has sent."""
+    """Torch would wait forever for the gradients of the arguments of a call without a result."""
     records = _records.by_context.get(context_id, [])
     missing = sum(record.waits and not record.ended for record in records)
     if missing:
@@ -242,24 +242,24 @@ class _WithUnused(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, ...]:
-        return outer, *map(torch.zeros_like, ctx.saved_tensors)
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, ...]:
+        return grad_output, *map(torch.zeros_like, ctx.saved_tensors)
 
 
 def _with_unused(
     context_id: int, responses: list[WorkerResponse], arguments: Sequence[Tensor]
 ) -> list[WorkerResponse]:
-    """Responses that lead to all arguments and results of nested calls."""
+    """Responses that depend on all arguments and on all results of nested calls."""
     _require_all_ended(context_id)
     values: Any = [response.value for response in responses]
     tensors = tensors_of(values)
-    _require_no_others(values, tensors, "returned")
+    _require_in_containers(values, tensors, "returned")
     leaves, structure = optree.tree_flatten(values, none_is_leaf=True)
     with_graph = [index for index, leaf in enumerate(leaves) if _has_graph(leaf)]
     reached = _reached(context_id, filter(_has_graph, tensors))
     candidates = [*_received(context_id), *_anchors(context_id), *filter(_has_graph, arguments)]
-    # One tensor of each node: those of a message have one.
-    unused = {t.grad_fn: t for t in candidates if t.grad_fn not in reached}.values()
+    # One tensor per node: the tensors of a message share one.
+    unused = {leaf.grad_fn: leaf for leaf in candidates if leaf.grad_fn not in reached}.values()
     if not unused:
         return responses
     if not with_graph:
@@ -273,7 +273,7 @@ def _with_unused(
 
 
 def get_gradients(context_id: int) -> dict[Tensor, Tensor]:
-    """The gradients of this worker's leaf tensors that are accumulated in the context.
+    """The gradients of this worker's leaf tensors, accumulated in the context.
 
     Args:
         context_id: the id that `context()` yielded.
@@ -287,22 +287,23 @@ def backward(
     retain_graph: bool = False,
     inputs: Tensor | Sequence[Tensor] | None = None,
 ) -> None:
-    """The backward pass through all workers; adds to `.grad` of this worker's leaf tensors.
+    """Run the backward pass through all workers; adds to `.grad` of this worker's leaf tensors.
 
-    Other workers' leaves keep their gradients in the context. Raises the errors of `grad`, except
-    for unused inputs.
+    The gradients of other workers' leaves stay in the context. It raises the same errors as `grad`,
+    except for unused inputs.
 
     Args:
         context_id: the id that `context()` yielded.
         tensors: the scalars to differentiate.
-        retain_graph: keep the graph for another backward pass in this context.
-        inputs: the leaf tensors whose `.grad` is added to. Default: all that the tensors depend on.
+        retain_graph: whether to keep the graph for another backward pass in this context.
+        inputs: the leaf tensors to accumulate gradients in. Default: all leaves that `tensors`
+            depend on.
     """
     roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-    chosen = None if inputs is None else _leaves(inputs)
+    input_leaves = None if inputs is None else _leaves(inputs)
     with torch.no_grad():
         for leaf, gradient in _backward(context_id, roots, retain_graph).items():
-            if chosen is None or any(leaf is each for each in chosen):
+            if input_leaves is None or any(leaf is tensor for tensor in input_leaves):
                 leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
 
 
@@ -319,17 +320,18 @@ def grad(
         context_id: the id that `context()` yielded.
         outputs: the scalars to differentiate.
         inputs: leaf tensors of this worker, or an iterable of them (`model.parameters()`).
-        retain_graph: keep the graph for another backward pass in this context.
-        allow_unused: give None for inputs that the outputs do not depend on, instead of raising.
+        retain_graph: whether to keep the graph for another backward pass in this context.
+        allow_unused: whether to return None for inputs that the outputs do not depend on, instead
+            of raising an error.
 
     Returns:
         A gradient for each input.
 
     Raises:
-        RuntimeError: an input that the outputs do not depend on, without `allow_unused`; one that
-            requires no gradient or was computed from others.
-        UserError: a remote result of the context that the outputs do not depend on, or a call of
-            the context that failed or has not ended.
+        RuntimeError: the outputs do not depend on an input and `allow_unused` is False, or an input
+            does not require grad or is not a leaf.
+        UserError: the outputs do not depend on a remote result of the context, or a call of the
+            context failed or has not ended.
         WorkerLostError: a worker died.
     """
     roots = [outputs] if isinstance(outputs, Tensor) else list(outputs)
@@ -367,30 +369,30 @@ def _leaves(inputs: Tensor | Sequence[Tensor]) -> list[Tensor]:
 
 
 def _backward(context_id: int, roots: list[Tensor], retain_graph: bool) -> dict[Tensor, Tensor]:
-    """One backward pass; its gradients of this worker's leaves that it reached."""
+    """Run one backward pass and return the gradients of this worker's leaves that it reached."""
     _require_all_received(context_id, roots)
-    # The context accumulates over backward passes. Its sums are set to zero for this pass and
-    # restored afterwards: a difference of sums would lose small gradients beside large ones.
+    # The context accumulates gradients over backward passes. Its sums are set to zero for this pass
+    # and added back afterwards: in a difference of sums, small gradients would be rounded away.
     with torch.no_grad():
         sums = get_gradients(context_id)
-        before = {leaf: value.clone() for leaf, value in sums.items()}
+        previous_sums = {leaf: value.clone() for leaf, value in sums.items()}
         for value in sums.values():
             value.zero_()
         versions = {leaf: value._version for leaf, value in sums.items()}
         try:
             dist_autograd.backward(context_id, [*roots, *_anchors(context_id)], retain_graph)
         except RuntimeError:
-            for leaf, value in before.items():
+            for leaf, value in previous_sums.items():
                 sums[leaf].copy_(value)
             require_alive(current_transport().names)
             raise
         gradients = {}
         for leaf, value in get_gradients(context_id).items():
-            # A zero that the pass wrote is a gradient; one that it left alone is not.
+            # A zero that this pass wrote is a gradient; a zero that it did not change is not.
             if value is not sums.get(leaf) or value._version != versions[leaf]:
                 gradients[leaf] = value.clone()
-            if leaf in before:
-                value.add_(before[leaf])
+            if leaf in previous_sums:
+                value.add_(previous_sums[leaf])
     return gradients
 
 

@@ -1,4 +1,4 @@
-"""MapReduce over the workers: partition the arguments, call, reduce the results."""
+"""MapReduce over the workers: partition the arguments, call the function, reduce the results."""
 
 import numbers
 import pickle
@@ -50,39 +50,41 @@ def remote_async_call(
     """Run `func` on the workers and return a future at once. Any rank may call it.
 
     Args:
-        func: the mapper. Pickled by reference: a function at a module's top level.
-        args: positional arguments before partitioning.
-        kwargs: keyword arguments before partitioning.
-        partitioner: a worker's rank or name, which gets all arguments, or a function
-            `(*args, **kwargs) -> [(worker, args, kwargs), …]`. Default: `batch_partitioner`. A
-            worker gets its shards in one request and runs them in order.
+        func: the mapper. It is pickled by reference: use a function at a module's top level.
+        args: the positional arguments before partitioning.
+        kwargs: the keyword arguments before partitioning.
+        partitioner: a function `(*args, **kwargs) -> [(worker, args, kwargs), …]`, or the rank or
+            name of a worker that gets all arguments. Default: `batch_partitioner`. A worker gets
+            its shards in one request and runs them in order.
         reducer: a function from the list of results, in the partitioner's order, to the result.
-            Default: none, the list itself (for a worker's rank or name: the one result).
+            Default: no reduction; the result is the list, or the single result if `partitioner` is
+            a worker's rank or name.
         timeout: seconds until the call fails with TimeoutError. Default: the transport's (300 s
             for RPC); 0 waits while the workers answer pings.
-        gradient: where gradients are computed. "dist_autograd" records a graph across the
-            workers for `autograd.backward` inside `autograd.context()`; outside of one the result
-            does not require grad. "worker" makes each worker return values and gradients in one
-            RPC, with one shard's graph at a time; the result then supports `loss.backward()`. It
-            requires one scalar loss in each result and computes first-order gradients only.
-            Gradients reach tensors, modules' parameters, and those in containers (registered with
-            optree) and dataclasses; what other objects hold is constant, and in a context may not
+        gradient: the place where gradients are computed. "dist_autograd" records a graph across
+            the workers for `autograd.backward` inside `autograd.context()`; outside a context the
+            result does not require grad. "worker" makes each worker return values and gradients in
+            one RPC, with one shard's graph at a time; the result then supports `loss.backward()`.
+            It requires one scalar loss in each result and computes first-order gradients only.
+            Gradients are computed for tensors and modules' parameters, also in containers
+            (registered with optree) and dataclasses. Tensors in other objects are constant, and in
+            a context they must not require grad.
+        fanout: the number of other workers that the caller, and each of these workers in turn,
+            sends to; see `metadist.distributed.requests`. The caller sends to all workers inside an
+            autograd context, and if workers sum their results but get different tensors that
             require grad.
-        fanout: to how many other workers the caller sends, and each of them in turn; see
-            `metadist.distributed.requests`. Inside an autograd context, and where workers that add
-            up their results get different tensors that require grad, the caller sends to all.
 
     Returns:
         A future; its `wait()` returns the result or raises `RemoteError` (func raised, or its
         result cannot be pickled), `WorkerLostError`, `TimeoutError`, or what the reducer raises.
 
     Raises:
-        UserError: at once, before anything is sent: the partitioner names a worker that does not
-            exist, an unknown `gradient`, `gradient="worker"` inside an autograd context, or a
-            `fanout` below 1.
-        TypeError: at once: `args` is no tuple, `func` or its arguments cannot be pickled, or the
-            partitioner returns something other than triples.
-        RuntimeError: at once: RPC is not initialized.
+        UserError: the partitioner names a worker that does not exist, `gradient` is unknown,
+            `gradient="worker"` is used inside an autograd context, or `fanout` is below 1. These
+            errors are raised at once, before anything is sent.
+        TypeError: `args` is not a tuple, `func` or its arguments cannot be pickled, or the
+            partitioner returns something other than triples. Raised at once.
+        RuntimeError: RPC is not initialized. Raised at once.
     """
     call = _Call(func, args, kwargs, partitioner, reducer, timeout, gradient, fanout)
     result: Future = Future()
@@ -99,7 +101,7 @@ def remote_async_call(
         else:
             result.set_result(value)
 
-    # A thread pings workers that do not respond; one that waits must not delay another call.
+    # The thread pings workers that do not respond. Each call has its own, so that none is delayed.
     name = f"metadist {getattr(func, '__name__', 'call')}"
     threading.Thread(target=copy_context().run, args=(finish,), name=name, daemon=True).start()
     return result
@@ -118,7 +120,7 @@ def remote_sync_call(
 ) -> Any:
     """Run `func` on the workers and return the result: `remote_async_call(…).wait()`.
 
-    Arguments and errors are those of `remote_async_call`.
+    See `remote_async_call` for the arguments and errors.
     """
     with profile_range("send"):
         call = _Call(func, args, kwargs, partitioner, reducer, timeout, gradient, fanout)
@@ -142,7 +144,7 @@ def _check_options(args: object, timeout: object, gradient: str, fanout: int) ->
 
 
 class _Call:
-    """One call: a request to each worker that has shards, and the reduction of the responses."""
+    """One call: it sends a request to each worker that has shards and reduces the responses."""
 
     def __init__(
         self,
@@ -173,7 +175,7 @@ class _Call:
         self.indices: dict[int, list[int]] = {}
         for index, shard in enumerate(self.shards):
             self.indices.setdefault(self._rank(shard[0]), []).append(index)
-        self.weights: list[float] | None = None  # else the workers sum their shards
+        self.weights: list[float] | None = None  # if not None, workers sum their shards
         self.divisor: float | None = None
         if isinstance(reducer, LinearReducer) and not self.single:
             sizes = [shard.size for shard in self.shards]
@@ -189,7 +191,7 @@ class _Call:
         self._send(func, timeout)
 
     def _record_in_context(self) -> "CallRecord | None":
-        """The record of the call in this thread's autograd context, if it is in one."""
+        """Record the call in this thread's autograd context, if there is one."""
         if not self.transport.records_autograd:
             return None
         from metadist.distributed import autograd  # it needs torch.distributed.autograd
@@ -229,7 +231,7 @@ class _Call:
         if self.by_worker:
             tensors = tensors_of(calls)
             grad_indices = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
-            inputs = [tensors[i] for i in grad_indices]
+            inputs = [tensors[index] for index in grad_indices]
         self.inputs.append(inputs)
         return WorkerRequest(
             func,
@@ -242,13 +244,13 @@ class _Call:
         )
 
     def _same_inputs(self) -> bool:
-        """Whether all requests have the same inputs to differentiate with respect to: workers can
-        then add up.
+        """Whether all requests differentiate with respect to the same inputs, so that workers can
+        add up the responses of other workers.
         """
         return len({tuple(map(id, inputs)) for inputs in self.inputs}) <= 1
 
     def result(self) -> Any:
-        """Wait for all responses; the reduced result, or the error that came first."""
+        """Wait for all responses and return the reduced result, or raise the first error."""
         with profile_range("wait"):
             responses = self.requests.wait()
         with profile_range("reduce"):

@@ -36,32 +36,34 @@ def init_process_group(
     """Open the default process group. Every rank calls it.
 
     Args:
-        backend: Default: NCCL for GPUs with Gloo for the CPU where every rank has a GPU of its
-            own, else Gloo.
+        backend: the backend. Default: NCCL for GPU tensors and Gloo for CPU tensors if every rank
+            has its own GPU, else Gloo.
         timeout: seconds that a collective waits for the slowest rank.
-        rendezvous_timeout: seconds that ranks may arrive apart.
-        flat_up_to: ranks up to which `all_reduce` of CPU tensors is one collective; more ranks
-            reduce in groups (`metadist.distributed.hierarchy`).
+        rendezvous_timeout: seconds to wait for all ranks to arrive.
+        flat_up_to: the number of ranks up to which `all_reduce` of CPU tensors is one collective;
+            more ranks reduce in groups (`metadist.distributed.hierarchy`).
 
     Raises:
-        UserError: on all ranks: they chose different backends, for instance because a GPU of one
-            node does not work.
+        UserError: the ranks chose different backends, for instance because a GPU of one node does
+            not work. Raised on all ranks.
     """
     info = get_world_info()
     if backend is None:
-        own_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= info.local_world_size
-        backends = "cpu:gloo,cuda:nccl" if own_gpu and dist.is_nccl_available() else "gloo"
+        has_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= info.local_world_size
+        backends = "cpu:gloo,cuda:nccl" if has_gpu and dist.is_nccl_available() else "gloo"
     else:
         backends = backend
     store = rendezvous("process_group", rendezvous_timeout)
-    own = [backends, node_name()]
-    gathered = all_gather_object(store, "backend", own, rendezvous_timeout)
-    chosen, nodes = ([each[i] for each in gathered] for i in range(2))
-    if len(set(chosen)) > 1:
-        ranks = {each: [r for r, other in enumerate(chosen) if other == each] for each in chosen}
+    message = [backends, node_name()]
+    messages = all_gather_object(store, "backend", message, rendezvous_timeout)
+    nodes = [node for _, node in messages]
+    ranks_by_backend: dict[str, list[int]] = {}
+    for rank, (name, _) in enumerate(messages):
+        ranks_by_backend.setdefault(name, []).append(rank)
+    if len(ranks_by_backend) > 1:
         raise UserError(
             "the ranks chose different backends of torch.distributed ("
-            + ", ".join(f"{name} on ranks {found}" for name, found in ranks.items())
+            + ", ".join(f"{name} on ranks {ranks}" for name, ranks in ranks_by_backend.items())
             + "): check the GPU driver of the nodes without NCCL, or start fewer ranks per node."
         )
     device = None
@@ -72,12 +74,12 @@ def init_process_group(
         torch.cuda.set_device(device)
     global _hierarchy
     levels = plan_levels(nodes, flat_up_to) if "gloo" in backends else []
-    # Two ranks connect when they first exchange something, not all ranks with each other.
+    # Two ranks connect when they first exchange a message; otherwise each connects to all others.
     on_demand = {"TORCH_GLOO_LAZY_INIT": "1"} if levels else {}
     with bound_to_interface(), default_environment(on_demand):
         dist.init_process_group(
             backends,
-            device_id=device,  # NCCL connects here, while its interface is set
+            device_id=device,  # so that NCCL connects now, while its interface is set
             store=store,
             rank=info.rank,
             world_size=info.world_size,
@@ -87,11 +89,11 @@ def init_process_group(
 
 
 def destroy_process_group(graceful: bool = True) -> None:
-    """Leave the process group; without one, do nothing.
+    """Leave the process group, if there is one.
 
     Args:
-        graceful: wait for collectives that this rank has started. With False, abort them, as after
-            an error: NCCL otherwise waits for ranks that may be gone.
+        graceful: whether to wait for collectives that this rank has started. If False, abort them,
+            as after an error: NCCL would wait for ranks that may be gone.
     """
     global _hierarchy
     _hierarchy = None
@@ -112,8 +114,8 @@ def _reduce_in_place(vector: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """Sum of every rank's vector. Each rank's loss may depend on it, so the gradient is the sum
-    of every rank's gradient.
+    """The sum of all ranks' vectors. The loss of each rank may depend on it, so the gradient is the
+    sum of all ranks' gradients.
     """
 
     @staticmethod
@@ -124,8 +126,8 @@ class _SumOverRanks(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, outer: Tensor) -> Tensor:
-        total = outer.contiguous().clone()
+    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
+        total = grad_output.contiguous().clone()
         _reduce_in_place(total)
         return total
 
@@ -133,13 +135,13 @@ class _SumOverRanks(torch.autograd.Function):
 def all_reduce(tree: T, op: Literal["sum", "mean", "max", "min"] = "sum") -> T:
     """Reduce a structure over all ranks, leaf by leaf. All ranks call it.
 
-    Tensors of one dtype are reduced in one collective. "sum" and "mean" are differentiable: the
-    gradient is that of the sum of all ranks' losses. They count booleans and sum integers in
-    int64, and a mean of integers is a float. "max" and "min" of a NaN are NaN.
+    Tensors of one dtype are reduced in one collective. "sum" and "mean" are differentiable, with
+    the gradient of the sum of all ranks' losses. They count booleans and sum integers in int64; the
+    mean of integers is a float. "max" and "min" return NaN where a value is NaN.
 
     Args:
         tree: a tensor, a NumPy array, a number, or tuples, lists, dicts and named tuples of them,
-            of the same structure and shapes on every rank. It is not changed.
+            with the same structure and shapes on every rank. It is not changed.
         op: the reduction. "mean" gives every rank the same weight.
 
     Returns:
@@ -151,13 +153,13 @@ def all_reduce(tree: T, op: Literal["sum", "mean", "max", "min"] = "sum") -> T:
 
     def combine(vector: Tensor) -> Tensor:
         if op in ("sum", "mean"):
-            real = vector.is_floating_point() or vector.is_complex()
-            total = _SumOverRanks.apply(vector if real else vector.long())
+            inexact = vector.is_floating_point() or vector.is_complex()
+            total = _SumOverRanks.apply(vector if inexact else vector.long())
             if op == "sum":
                 return total
-            return (total if real else total.double()) / size
+            return (total if inexact else total.double()) / size
         extreme = vector.detach().clone()
-        if extreme.dtype is torch.int16:  # whose maximum Gloo does not have
+        if extreme.dtype is torch.int16:  # Gloo has no maximum of this type
             extreme = extreme.int()
         _reduce_in_place(extreme, dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.MIN)
         if vector.is_floating_point():  # the backend's comparison may lose a NaN
@@ -170,22 +172,24 @@ def all_reduce(tree: T, op: Literal["sum", "mean", "max", "min"] = "sum") -> T:
 
 
 def broadcast(tree: T, source: int = 0) -> T:
-    """Rank `source`'s values on every rank. All ranks call it, with equal structures and shapes."""
+    """Copy rank `source`'s values to every rank. All ranks call it, with the same structure and
+    shapes.
+    """
 
     def from_source(vector: Tensor) -> Tensor:
         copy = vector.detach().clone()
         with connection_errors_as_worker_lost():
-            dist.broadcast(copy.view(torch.uint8), source)  # of any type
+            dist.broadcast(copy.view(torch.uint8), source)  # as bytes, for any dtype
         return copy
 
     return _per_dtype(tree, from_source, keep_types=True)
 
 
 def all_gather(tree: T) -> list[T]:
-    """Every rank's structure on every rank, in the order of the ranks. All ranks call it.
+    """Gather every rank's structure on all ranks, in the order of the ranks. All ranks call it.
 
-    Structures must be equal; tensors' first dimensions may differ from rank to rank. The result
-    is detached.
+    The structures must be equal, but the tensors' first dimensions may differ. The result is
+    detached.
     """
     size = dist.get_world_size()
     leaves, structure = optree.tree_flatten(cast(Any, tree))
@@ -204,7 +208,7 @@ def all_gather(tree: T) -> list[T]:
                 dist.all_gather([_bytes(part) for part in parts], _bytes(padded))
         for rank, part in enumerate(parts):
             part = part[: int(lengths[rank])]
-            gathered[rank].append(_like(leaf, part if tensor.dim() else part[0]))
+            gathered[rank].append(_to_type_of(leaf, part if tensor.dim() else part[0]))
     trees: Any = [optree.tree_unflatten(structure, rank_leaves) for rank_leaves in gathered]
     return trees
 
@@ -212,18 +216,18 @@ def all_gather(tree: T) -> list[T]:
 def barrier() -> None:
     """Wait until every rank has called it."""
     if "gloo" in dist.get_backend_config():
-        _reduce_in_place(torch.zeros(1))  # on the CPU: no GPU need be set yet
+        _reduce_in_place(torch.zeros(1))  # on the CPU, because no GPU may be set yet
     else:
         dist.barrier()
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """The memory of a tensor of any type, which the backends need not know."""
+    """A tensor's memory as bytes, so that the backends need not support its dtype."""
     return tensor.view(-1).view(torch.uint8)
 
 
 def _as_tensor(leaf: Any) -> Tensor:
-    """A tensor that holds a leaf without loss. Booleans become integers."""
+    """Convert a leaf to a tensor, without loss. Booleans become integers."""
     if isinstance(leaf, np.ndarray | np.generic):
         leaf = torch.from_numpy(np.array(leaf))
     if not isinstance(leaf, Tensor):
@@ -231,15 +235,15 @@ def _as_tensor(leaf: Any) -> Tensor:
     return leaf.long() if leaf.dtype is torch.bool else leaf
 
 
-def _like(leaf: Any, tensor: Tensor) -> Any:
-    """A result in the type of the leaf it was computed from."""
+def _to_type_of(leaf: Any, tensor: Tensor) -> Any:
+    """Convert a result to the type and dtype of the leaf that it was computed from."""
     if isinstance(leaf, np.ndarray | np.generic):
         return tensor.detach().numpy().astype(leaf.dtype)[()]
     return tensor.to(leaf.dtype) if isinstance(leaf, Tensor) else type(leaf)(tensor.item())
 
 
-def _of_kind(leaf: Any, tensor: Tensor) -> Any:
-    """A result as a tensor, NumPy's or a number, as the leaf it was computed from."""
+def _to_kind_of(leaf: Any, tensor: Tensor) -> Any:
+    """Convert a result to a tensor, a NumPy array or a number, like the leaf of its computation."""
     if isinstance(leaf, np.ndarray | np.generic):
         return tensor.detach().numpy()[()]
     return tensor if isinstance(leaf, Tensor) else tensor.item()
@@ -257,9 +261,9 @@ def _per_dtype(tree: Any, collective: Callable[[Tensor], Tensor], keep_types: bo
         vector = torch.cat([tensors[index].reshape(-1) for index in indices])
         pieces = collective(vector).split([tensors[index].numel() for index in indices])
         for index, piece in zip(indices, pieces, strict=True):
-            whole = piece.reshape(tensors[index].shape)
+            result = piece.reshape(tensors[index].shape)
             if keep_types:
-                results[index] = _like(leaves[index], whole)
+                results[index] = _to_type_of(leaves[index], result)
             else:
-                results[index] = _of_kind(leaves[index], whole)
+                results[index] = _to_kind_of(leaves[index], result)
     return optree.tree_unflatten(structure, results)

@@ -1,4 +1,4 @@
-"""Weighted shards through torch's DistributedDataParallel."""
+"""Weighted shards with torch's DistributedDataParallel."""
 
 import contextlib
 import warnings
@@ -17,8 +17,8 @@ from metadist.distributed.reducers import leaf_dtypes, weighted_sum
 class _Apply(nn.Module):
     """A module whose forward applies a mapper to a shard, with the module among its arguments.
 
-    Every parameter takes part in the loss, with a gradient of zero where the shard's own loss does
-    not depend on it: DistributedDataParallel waits for all of them.
+    The loss depends on every parameter, with a gradient of zero for parameters that the shard's
+    loss does not use: DistributedDataParallel waits for the gradients of all parameters.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -27,31 +27,31 @@ class _Apply(nn.Module):
 
     def forward(self, function: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
         result = function(*args, **kwargs)
-        trainable = [each for each in self.module.parameters() if each.requires_grad]
-        zeros = [each.flatten()[:0].sum() for each in trainable]
+        trainable = [p for p in self.module.parameters() if p.requires_grad]
+        zeros = [parameter.flatten()[:0].sum() for parameter in trainable]
         return result._replace(loss=sum(zeros, result.loss))
 
 
 class DataParallel:
     """Backward passes whose gradients DistributedDataParallel averages over the ranks.
 
-    Every rank of a process group makes one, for equal modules.
+    Every rank of a process group creates one, for equal modules.
 
     Args:
-        module: its parameters get the gradient. Buffers are not synchronized.
+        module: the module whose parameters get the gradient. Buffers are not synchronized.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self._trainable = [each.requires_grad for each in module.parameters()]
+        self._trainable = [parameter.requires_grad for parameter in module.parameters()]
         with warnings.catch_warnings():
-            # Its replacement is missing in older versions and still sends buffers once.
+            # The replacement is missing in older versions and still sends buffers once.
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
             self._parallel = DistributedDataParallel(_Apply(module), broadcast_buffers=False)
 
     def matches(self, module: nn.Module) -> bool:
-        """Whether it was made for this module and the parameters that require grad now."""
-        trainable = [each.requires_grad for each in module.parameters()]
+        """Whether this was created for the module and the parameters that now require grad."""
+        trainable = [parameter.requires_grad for parameter in module.parameters()]
         return module is self.module and trainable == self._trainable
 
     def backward(
@@ -67,19 +67,19 @@ class DataParallel:
 
         Args:
             function: the mapper; its result has a scalar `loss`.
-            calls: (args, kwargs) of each shard, with the module among them.
-            weights: how often each shard counts in the sum over all ranks.
-            divisor: what that sum is divided by; None for a sum.
+            calls: the (args, kwargs) of each shard, with the module among them.
+            weights: the weight of each shard in the sum over all ranks.
+            divisor: the divisor of that sum; None to keep the sum itself.
 
         Returns:
             This rank's part of the weighted sum of results, not divided, in float64 and without a
-            graph, and the final types of its leaves.
+            graph, and the final dtypes of its leaves.
         """
         self.module.zero_grad(set_to_none=True)
         results = []
         for index, ((args, kwargs), weight) in enumerate(zip(calls, weights, strict=True)):
-            last = index == len(calls) - 1
-            with contextlib.nullcontext() if last else self._parallel.no_sync():
+            is_last = index == len(calls) - 1
+            with contextlib.nullcontext() if is_last else self._parallel.no_sync():
                 result = self._parallel(function, args, kwargs)
                 # The ranks' gradients are averaged, not added.
                 with connection_errors_as_worker_lost(), warnings.catch_warnings():

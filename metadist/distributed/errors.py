@@ -28,7 +28,7 @@ class RendezvousTimeoutError(WorkerLostError, TimeoutError):
 
 
 class RendezvousClosedError(RendezvousTimeoutError):
-    """Rank zero gave a rendezvous up because other ranks are missing, and reports which."""
+    """Rank zero closed a rendezvous because ranks are missing, and reports which ones."""
 
 
 _LOST_CONNECTION = ("broken pipe", "connection closed", "connection refused", "connection reset")
@@ -44,7 +44,7 @@ _LOST_BY_BACKEND = (
     "timed out",
     "timeout",
 )
-"""Parts of errors of Gloo and NCCL; those of calls that cannot work have none of them."""
+"""Parts of Gloo's and NCCL's connection errors. Errors of invalid calls contain none of them."""
 
 
 @contextlib.contextmanager
@@ -57,12 +57,12 @@ def connection_errors_as_worker_lost() -> Iterator[None]:
         yield
     except RuntimeError as error:
         text = str(error).lower()
-        lost = isinstance(error, dist.DistNetworkError) or any(
+        is_lost = isinstance(error, dist.DistNetworkError) or any(
             phrase in text for phrase in _LOST_CONNECTION
         )
         if "gloo" in text or "nccl" in text:
-            lost = lost or any(phrase in text for phrase in _LOST_BY_BACKEND)
-        if not lost:
+            is_lost = is_lost or any(phrase in text for phrase in _LOST_BY_BACKEND)
+        if not is_lost:
             raise
         raise WorkerLostError(
             f"a rank left or stopped during a collective ({first_line(error)})."

@@ -1,4 +1,4 @@
-"""Heartbeats in the job's store: they detect a lost rank whatever the other ranks wait for."""
+"""Heartbeats in the job's store, which detect a lost rank no matter what other ranks wait for."""
 
 import contextlib
 import itertools
@@ -17,7 +17,8 @@ from metadist.distributed.world import get_world_info, launched_by_torchrun
 from metadist.errors import first_line
 
 FIRST_FAILURE, REPORTED, STOP = "first_failure", "reported", "stop"
-"""Keys of a job's store: the rank that failed first, that it was reported, a signal's number."""
+"""Keys of a job's store: the rank that failed first, a mark that this was reported, and a signal's
+number."""
 
 _FINISHED = "finished"
 
@@ -26,13 +27,13 @@ _GRACE_SECONDS = 5.0
 
 
 class WatchPlan(NamedTuple):
-    """Which heartbeats a rank reads and writes.
+    """The heartbeats that a rank reads and writes.
 
     Attributes:
-        own_node: ranks of its node whose counters it reads.
-        other_nodes: ranks of the other nodes whose values it reads, by their first rank.
+        own_node: the ranks of its node whose counters it reads.
+        other_nodes: the ranks of the other nodes whose values it reads, by each node's first rank.
         writes_node: whether it writes the value of its node.
-        watched: ranks that it expects heartbeats of.
+        watched: the ranks that it expects heartbeats from.
     """
 
     own_node: list[int]
@@ -42,43 +43,44 @@ class WatchPlan(NamedTuple):
 
 
 def watch_plan(rank: int, leaders: Sequence[int]) -> WatchPlan:
-    """What a rank watches; see `Heartbeat`.
+    """The plan of a rank; see `Heartbeat`.
 
     Args:
-        rank: of this process.
-        leaders: for each rank, the first rank of its node.
+        rank: the rank.
+        leaders: the first rank of each rank's node.
     """
     nodes: dict[int, list[int]] = {}
     for member, leader in enumerate(leaders):
         nodes.setdefault(leader, []).append(member)
     if leaders[rank] != rank:
         return WatchPlan([leaders[rank]], {}, False, [leaders[rank]])
-    others = {
+    other_nodes = {
         leader: members
         for leader, members in nodes.items()
         if leader != rank and 0 in (leader, rank)
     }
-    watched = {*range(len(leaders))} if rank == 0 else {*nodes[rank], *others}
-    return WatchPlan(nodes[rank], others, len(nodes) > 1, sorted(watched - {rank}))
+    watched = {*range(len(leaders))} if rank == 0 else {*nodes[rank], *other_nodes}
+    return WatchPlan(nodes[rank], other_nodes, len(nodes) > 1, sorted(watched - {rank}))
 
 
 class Heartbeat:
-    """This rank's heartbeats, and the detection of other ranks whose heartbeats stop.
+    """Writes this rank's heartbeats, and detects other ranks whose heartbeats stop.
 
-    Every rank increments a counter that the ranks of its node share. The first rank of a node reads
-    them and writes them to the store in one value. Rank zero reads these values, so it watches all
-    ranks with one request; a node's first rank watches its node and rank zero, and the node's other
-    ranks watch the first. Two daemon threads do it, so that a rank may compute or wait for minutes.
+    Every rank increments a counter that the ranks of its node can read. The first rank of a node
+    reads the counters of its node and writes them to the store as one value. Rank zero reads these
+    values, so it watches all ranks with one request; a node's first rank watches its node and rank
+    zero; the other ranks watch the first rank of their node. Two daemon threads do this, so that a
+    rank may compute or wait for minutes.
 
     Args:
-        store: a store that the live ranks share, over a connection of its own.
+        store: the store that the live ranks share, with its own connection.
         hosts: the machine of each rank, for messages.
         timeout: seconds within which a rank that died, froze or cannot be reached is detected.
-        on_lost: called in a thread with a sentence that names the lost rank, or with "" when
-            another rank failed and this one has not exited. It must end the process.
-        clock: seconds that never go back.
-        counters: where the ranks of a node count their heartbeats. Default: the store.
-        leaders: for each rank, the first rank of its node. Default: all are on one node.
+        on_lost: the function called in a thread with a sentence that names the lost rank, or with
+            "" if another rank failed and this one has not exited. It must end the process.
+        clock: a function that returns monotonic seconds.
+        counters: the store of the node's heartbeat counters. Default: `store`.
+        leaders: the first rank of each rank's node. Default: all ranks are on one node.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class Heartbeat:
         self._write_lock = threading.Lock()
         self._lost_lock = threading.Lock()
         self._grace = _GRACE_SECONDS
-        self._failed_at = 0.0  # when this rank read of a first failure
+        self._failed_at = 0.0  # when this rank first read of a failure
         self._count = 0
         self._watched = clock()
         self._plan = watch_plan(self._rank, [0] * len(hosts) if leaders is None else leaders)
@@ -133,23 +135,23 @@ class Heartbeat:
             step()
 
     def end(self) -> None:
-        """Stop; the others no longer expect heartbeats of this rank."""
+        """Stop the threads. Other ranks no longer expect heartbeats from this one."""
         self._ended.set()
         call_within(_GRACE_SECONDS, self._write_finished)
 
     def _write_finished(self) -> None:
-        # After a beat that is under way. Without a store nobody expects a heartbeat.
+        # The lock waits for a beat in progress. Without a store no rank expects a heartbeat.
         with self._write_lock, contextlib.suppress(RuntimeError, OSError):
             self._node_counters.set(self._key(self._rank), _FINISHED)
-            if self._plan.writes_node:  # nobody is left who would read the node's counters
+            if self._plan.writes_node:  # no rank is left to read the node's counters
                 self._store.set(self._node_key(self._rank), _FINISHED)
 
     def extend_grace(self) -> None:
-        """Let this rank wait, after a failure, for others that have not left the job."""
+        """Allow this rank to wait longer, after a failure, for other ranks to leave the job."""
         self._grace = self._timeout
 
     def silent_ranks(self, seconds: float) -> list[int]:
-        """The watched ranks without a heartbeat for this long."""
+        """The watched ranks without a heartbeat for `seconds`."""
         now = self._clock()
         return [rank for rank in self._counters if now - self._last_beat[rank] > seconds]
 
@@ -166,7 +168,7 @@ class Heartbeat:
         self._last_beat = dict.fromkeys(range(len(self._hosts)), self._store_reached)
 
     def beat(self) -> None:
-        """Write one heartbeat, pass signals on, and look for ranks that are silent or failed."""
+        """Write a heartbeat, pass signals on, and check for silent and failed ranks."""
         try:
             with self._write_lock:
                 if self._ended.is_set():
@@ -204,26 +206,27 @@ class Heartbeat:
 
     def _read_counters(self) -> dict[int, str]:
         """The counters of the watched ranks whose heartbeats have started."""
-        found = read_present(self._node_counters, {r: self._key(r) for r in self._plan.own_node})
+        keys = {rank: self._key(rank) for rank in self._plan.own_node}
+        counters = read_present(self._node_counters, keys)
         if self._plan.writes_node:
             with self._write_lock:
                 if not self._ended.is_set():
-                    counters = [found.get(rank, "0") for rank in self._plan.own_node]
-                    self._store.set(self._node_key(self._rank), " ".join(counters))
+                    values = [counters.get(rank, "0") for rank in self._plan.own_node]
+                    self._store.set(self._node_key(self._rank), " ".join(values))
         keys = {leader: self._node_key(leader) for leader in self._plan.other_nodes}
         for leader, value in read_present(self._store, keys).items():
             # _FINISHED is one value for all ranks of a node
-            found |= zip(self._plan.other_nodes[leader], itertools.cycle(value.split()))
-        return found
+            counters |= zip(self._plan.other_nodes[leader], itertools.cycle(value.split()))
+        return counters
 
     def _check_first_failure(self) -> None:
-        """End this process if it has not exited some seconds after the first failure."""
+        """End this process if it is still running some seconds after the first failure."""
         if not self._store.check([FIRST_FAILURE]):
             return
         now = self._clock()
         self._failed_at = self._failed_at or now
-        own = self._store.get(FIRST_FAILURE).decode() == str(self._rank)
-        unreported = own and not self._store.check([REPORTED])
+        failed_first = self._store.get(FIRST_FAILURE).decode() == str(self._rank)
+        unreported = failed_first and not self._store.check([REPORTED])
         if now - self._failed_at > (self._timeout if unreported else self._grace):
             self._lose("")
 
@@ -235,15 +238,15 @@ class Heartbeat:
         elif now - self._store_reached > self._max_silence:
             self.store_lost = True
             self._lose(
-                f"the job's store cannot be reached from {self._hosts[self._rank]} since "
-                f"{now - self._store_reached:.0f} s: rank zero's machine or the network failed."
+                f"the job's store cannot be reached from {self._hosts[self._rank]} (no answer for "
+                f"{now - self._store_reached:.0f} s): rank zero's machine or the network failed."
             )
         if launched_by_torchrun() and os.getppid() != self._parent:
             self._lose("torchrun's agent, which started this process, died.")
         self._watched = now
 
     def _was_suspended(self) -> bool:
-        """Whether this process did not run for a while: it has not noticed the others' beats."""
+        """Whether this process was suspended for a while, and missed other ranks' heartbeats."""
         return self._clock() - self._watched > self.interval + self._max_silence / 4
 
     def _lose(self, message: str) -> None:

@@ -1,9 +1,10 @@
-"""Hierarchical all-reduce for CPU tensors: within groups, between their first ranks, within groups.
+"""Hierarchical all-reduce for CPU tensors: a reduction within groups, an all-reduce of the groups'
+first ranks, and a broadcast within the groups.
 
-Gloo reduces over a ring, so that a flat all-reduce of W ranks takes 2·(W-1) messages one after the
-other. With √W groups of √W ranks, a reduction within the groups takes √W, an all-reduce of their
-first ranks 2·(√W-1), and a broadcast over a tree log₂ √W: about 3·√W. Between nodes only their
-first ranks exchange messages. NCCL has algorithms of its own and stays flat.
+Gloo reduces over a ring, so a flat all-reduce of W ranks takes 2·(W-1) messages one after the
+other. With √W groups of √W ranks, the reduction takes √W messages, the all-reduce of the first
+ranks 2·(√W-1), and the broadcast over a tree log₂ √W: about 3·√W in total. Between nodes, only
+their first ranks exchange messages. NCCL has its own algorithms and is called directly.
 """
 
 import math
@@ -18,8 +19,8 @@ from metadist.distributed.partitioners import balanced_bounds
 from metadist.distributed.world import get_world_info
 
 FLAT_UP_TO = 8
-"""Ranks up to which an all-reduce stays flat, by default. A ring of 8 takes 14 messages, groups of
-2 or 3 take 9, but transfer the vector 2.7 times as often."""
+"""The default number of ranks up to which an all-reduce is flat. A ring of 8 takes 14 messages;
+groups of 2 or 3 take 9, but transfer the vector 2.7 times as often."""
 
 
 class _Level(NamedTuple):
@@ -30,10 +31,10 @@ class _Level(NamedTuple):
 
 
 class Hierarchy:
-    """The groups of an all-reduce in several levels. Every rank of the world makes one.
+    """The groups of an all-reduce in several levels. Every rank creates one.
 
     Args:
-        levels: of `plan_levels`, not empty.
+        levels: the groups of each level from `plan_levels`, not empty.
         timeout: seconds that a collective waits for the slowest rank.
     """
 
@@ -57,25 +58,24 @@ class Hierarchy:
 
     def all_reduce(self, vector: Tensor, op: dist.ReduceOp.RedOpType) -> None:
         """Reduce a CPU tensor in place over all ranks. All ranks call it."""
-        below = self._levels[:-1] if self._in_top else self._levels
-        for group, leader in below:
+        lower_levels = self._levels[:-1] if self._in_top else self._levels
+        for group, leader in lower_levels:
             dist.reduce(vector, leader, op, group=group)
         if self._in_top:
             dist.all_reduce(vector, op, group=self._levels[-1].group)
-        for group, leader in reversed(below):
+        for group, leader in reversed(lower_levels):
             dist.broadcast(vector, leader, group=group)
 
 
 def plan_levels(nodes: Sequence[str], flat_up_to: int = FLAT_UP_TO) -> list[list[list[int]]]:
-    """The groups of each level; the last level is one group. [] where a flat all-reduce is enough.
+    """The groups of each level; the last level has one group. [] if a flat all-reduce is enough.
 
-    The first level is the nodes, if there are several with more than one rank. A level with more
-    than `flat_up_to` ranks on one node, or of one rank per node, is split into groups of about the
-    square root of their number.
+    The lower levels group the ranks of each node, the upper levels the nodes' first ranks. More
+    than `flat_up_to` ranks are split into groups of about the square root of their number.
 
     Args:
         nodes: the node of each rank.
-        flat_up_to: the largest number of ranks that stay one group.
+        flat_up_to: the largest number of ranks that form one group.
     """
     ranks = [*range(len(nodes))]
     if len(nodes) <= flat_up_to:
@@ -95,7 +95,7 @@ def plan_levels(nodes: Sequence[str], flat_up_to: int = FLAT_UP_TO) -> list[list
 def _split(
     parts: list[list[int]], flat_up_to: int, levels: list[list[list[int]]]
 ) -> list[list[int]]:
-    """Append levels until every part has at most `flat_up_to` ranks; the ranks that are left."""
+    """Append levels until each part has at most `flat_up_to` ranks, and return these parts."""
     while max(map(len, parts)) > flat_up_to:
         groups = [_in_groups(ranks) for ranks in parts]
         levels.append([group for part in groups for group in part])

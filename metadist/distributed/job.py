@@ -35,12 +35,12 @@ class Job:
     """The live ranks of one job.
 
     Attributes:
-        store: a store under a prefix that they alone share.
+        store: the store under a prefix that only these ranks share.
         hosts: the machine of each rank.
-        restarted: whether torchrun has restarted any of them before.
+        restarted: whether torchrun has restarted any of the ranks before.
         key: the job's unique name.
         owns_first_failure: whether this rank failed first.
-        message_if_ended: see `extend_grace`.
+        message_if_ended: the error to print if this rank is ended; see `extend_grace`.
     """
 
     def __init__(
@@ -63,28 +63,28 @@ class Job:
         self._reachable = True
 
     def end(self) -> None:
-        """This rank has finished. Any rank, any time; it waits for no other rank."""
+        """Leave the job. Any rank may call it at any time; it does not wait for other ranks."""
         heartbeat, self._heartbeat = self._heartbeat, None
         if heartbeat is not None:
             heartbeat.end()
 
     def new_name(self, prefix: str) -> str:
-        """A name for a `WorkerLocal` of this job, equal on ranks that call it equally often."""
+        """A name for a `WorkerLocal` of this job: the n-th call gives all ranks the same name."""
         self._names += 1
         return f"{self.key}/{prefix}/{self._names}"
 
     def claim_first_failure(self) -> bool:
-        """Claim that this rank failed first; any rank, after an error.
+        """Claim that this rank failed first. Any rank calls it after an error.
 
         Returns:
-            Whether this rank is to report its error: no other rank claimed before, or the store
-            does not answer.
+            Whether this rank must report its error, because no other rank has claimed the first
+            failure or because the store does not answer.
         """
         rank = str(get_world_info().rank)
-        first = self._request(
+        first_rank = self._request(
             lambda: self.store.compare_set(FIRST_FAILURE, "", rank).decode(), rank
         )
-        self.owns_first_failure = first == rank
+        self.owns_first_failure = first_rank == rank
         return self.owns_first_failure
 
     def has_first_failure(self) -> bool:
@@ -92,22 +92,22 @@ class Job:
         return self._request(lambda: self.store.check([FIRST_FAILURE]), False)
 
     def mark_reported(self) -> None:
-        """The first failure is printed."""
+        """Record that the first failure has been printed."""
         self._request(lambda: self.store.set(REPORTED, "yes"), None)
 
     def is_reported(self) -> bool:
-        """Whether the first failure is printed."""
+        """Whether the first failure has been printed."""
         return self._request(lambda: self.store.check([REPORTED]), False)
 
     def is_reachable(self) -> bool:
-        """Whether the job's store answers; a slow one does until the heartbeat gives it up."""
+        """Whether the job's store answers; a slow one counts until the heartbeat gives it up."""
         if self._heartbeat is not None and self._heartbeat.store_lost:
             self._reachable = False
         self.is_reported()
         return self._reachable
 
     def _request(self, request: Callable[[], T], default: T) -> T:
-        """The store's answer, or `default` once it has failed to answer within seconds."""
+        """The store's answer, or `default` if it is slow or has failed."""
         if not self._reachable:
             return default
         answer = call_within(_REQUEST_SECONDS, request)
@@ -117,10 +117,11 @@ class Job:
         return answer.result() if self._reachable else default
 
     def extend_grace(self, message: str) -> None:
-        """After a failure that is reported, give the other ranks more time to leave the job.
+        """Give the other ranks more time to leave the job, after a failure has been reported.
 
         Args:
-            message: the error to print if this rank is ended because one has not; "" for none.
+            message: the error to print if this rank is ended because another rank has not left the
+                job; "" for none.
         """
         self.message_if_ended = message
         if self._heartbeat is not None:
@@ -136,7 +137,7 @@ class Job:
         elastic_store().set(f"metadist/started/{run}", _process())
 
     def has_started(self, run: str) -> bool:
-        """Whether a run started before a restart: in another process of rank zero than this."""
+        """Whether an earlier process of rank zero, before a restart, has started the run."""
         key, store = f"metadist/started/{run}", elastic_store()
         return store.check([key]) and store.get(key).decode() != _process()
 
@@ -149,15 +150,15 @@ class Job:
     @property
     def stop_signal(self) -> int:
         """On rank zero, the number of a signal that any rank received; 0 for none."""
-        own = self._stop_signal if get_rank() == 0 else 0
-        return own or (self._heartbeat.received_stop_signal if self._heartbeat is not None else 0)
+        local = self._stop_signal if get_rank() == 0 else 0
+        return local or (self._heartbeat.received_stop_signal if self._heartbeat is not None else 0)
 
 
 _current = Job(dist.HashStore(), [host_name()])
 
 
 def current_job() -> Job:
-    """This process's job; before the first, a job of this process alone."""
+    """This process's job; before the first, a job with this process as its only rank."""
     return _current
 
 
@@ -168,8 +169,8 @@ def begin_job(
 
     Args:
         timeout: seconds within which a rank that is lost later is detected.
-        on_lost: see `Heartbeat`.
-        rendezvous_timeout: seconds that ranks may arrive apart. Default: `timeout`.
+        on_lost: the function called when a rank is lost; see `Heartbeat`.
+        rendezvous_timeout: seconds to wait for all ranks to arrive. Default: `timeout`.
 
     Raises:
         RendezvousTimeoutError: some ranks did not arrive.
@@ -178,15 +179,15 @@ def begin_job(
     _current.end()
     if _current.key:
         delete_worker_local(f"{_current.key}/")
-    _current = Job(dist.HashStore(), [host_name()])  # errors before the rendezvous are its own
+    _current = Job(dist.HashStore(), [host_name()])  # for errors before the rendezvous
     wait = timeout if rendezvous_timeout is None else rendezvous_timeout
-    own = {
+    rank_info = {
         "host": host_name(),
         "node": node_name(),
         "restarts": restart_count(),
         "key": secrets.token_hex(8),
     }
-    ranks = all_gather_object(rendezvous("job", wait), "job", own, timeout)
+    ranks = all_gather_object(rendezvous("job", wait), "job", rank_info, timeout)
     hosts, key = [rank["host"] for rank in ranks], ranks[0]["key"]
     prefix = f"metadist/job/{key}"
     heartbeat = None
@@ -205,5 +206,5 @@ def begin_job(
 
 
 def _process() -> str:
-    """A name of this process that no other has, on any machine."""
+    """A name of this process that is unique across machines."""
     return f"{_NONCE}-{os.getpid()}"

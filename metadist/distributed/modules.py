@@ -1,4 +1,4 @@
-"""Clones of modules whose parameters are plain tensors with a graph back to the original's."""
+"""Clones of modules, whose parameters can be differentiable functions of the original's."""
 
 import copy
 import types
@@ -23,7 +23,7 @@ def module_clone(
 ) -> nn.Module:
     """A copy of a module's structure, hooks included. The original is unchanged.
 
-    RPC detaches an `nn.Parameter` from the graph, but carries plain tensors with theirs: send
+    RPC detaches an `nn.Parameter` from the graph, but keeps the graph of plain tensors: send
     `module_clone(model, by="clone")` to get gradients back in the model's parameters.
 
     Args:
@@ -32,13 +32,13 @@ def module_clone(
             original's until they are replaced. "clone" or "copy" makes each a differentiable
             clone, a plain tensor with a `grad_fn` that leads to the original's parameter.
             "deepcopy" makes new, independent parameters without a graph between the two.
-        detach_buffers: give the clone buffers of its own, so that running statistics of the
-            original do not change. Clones and deep copies always have their own.
-        device: the clone's device; the move is differentiable except by
-            "deepcopy". Default: the original's.
+        detach_buffers: whether to copy the buffers, so that the original's running statistics do
+            not change. "clone", "copy" and "deepcopy" always copy them.
+        device: the clone's device; the move is differentiable except by "deepcopy". Default: the
+            original's device.
 
     Raises:
-        UserError: an unknown `by`.
+        UserError: `by` is unknown.
     """
     if by not in ("reference", "clone", "copy", "deepcopy"):
         raise UserError(
@@ -54,34 +54,34 @@ def module_clone(
 
     def buffer(tensor: Tensor) -> Tensor:
         moved = tensor if device is None else tensor.to(device)
-        own = detach_buffers or by != "reference"
-        return moved.detach().clone() if own and moved is tensor else moved
+        must_copy = detach_buffers or by != "reference"
+        return moved.detach().clone() if must_copy and moved is tensor else moved
 
     modules: dict[int, nn.Module] = {}
     clone = _clone(module, parameter, buffer, modules, {})
-    for each in modules.values():
-        for name, value in vars(each).items():
+    for submodule in modules.values():
+        for name, value in vars(submodule).items():
             if name not in _REGISTRIES:
-                vars(each)[name] = _of_clone(value, modules)
+                vars(submodule)[name] = _replace_modules(value, modules)
             elif name not in _CONTENTS and isinstance(value, dict):  # hooks, which may be methods
                 for key, hook in value.items():
-                    value[key] = _of_clone(hook, modules)
+                    value[key] = _replace_modules(hook, modules)
     return clone
 
 
-def _of_clone(value: Any, modules: Mapping[int, nn.Module]) -> Any:
-    """An attribute's value with the clones of the modules that it refers to.
+def _replace_modules(value: Any, modules: Mapping[int, nn.Module]) -> Any:
+    """An attribute's value with modules replaced by their clones.
 
-    Such as a list of some submodules, or a method: `self.activation = self.fast`.
+    The value may be a list of submodules, or a method as in `self.activation = self.fast`.
     """
     if isinstance(value, list | tuple | dict):
         tree: Any = value
         leaves, structure = optree.tree_flatten(tree, none_is_leaf=True)
-        if any(leaf is value for leaf in leaves):  # a class of its own that optree does not know
+        if any(leaf is value for leaf in leaves):  # a subclass that optree does not know
             return value
-        own = [_of_clone(leaf, modules) for leaf in leaves]
-        unchanged = all(a is b for a, b in zip(leaves, own, strict=True))
-        return value if unchanged else optree.tree_unflatten(structure, own)
+        replaced = [_replace_modules(leaf, modules) for leaf in leaves]
+        unchanged = all(a is b for a, b in zip(leaves, replaced, strict=True))
+        return value if unchanged else optree.tree_unflatten(structure, replaced)
     if isinstance(value, types.MethodType) and id(value.__self__) in modules:
         return types.MethodType(value.__func__, modules[id(value.__self__)])
     return modules.get(id(value), value) if isinstance(value, nn.Module) else value
@@ -98,7 +98,7 @@ def _clone(
         return modules[id(module)]
     clone = modules[id(module)] = module.__new__(type(module))
     clone.__dict__ = module.__dict__.copy()
-    for name in _REGISTRIES & clone.__dict__.keys():  # parameters and the like are set below
+    for name in _REGISTRIES & clone.__dict__.keys():  # their contents are set below
         clone.__dict__[name] = clone.__dict__[name].copy()
 
     def once(make: Callable[[Tensor], Tensor], tensor: Tensor | None) -> Tensor | None:
@@ -124,6 +124,6 @@ def _clone(
 
 
 _REGISTRIES = {name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set)}
-"""Parameters, hooks and the like: attributes of every module to which registering adds."""
+"""Attributes of every module in which parameters, buffers, submodules and hooks are registered."""
 
 _CONTENTS = ("_parameters", "_buffers", "_modules")

@@ -1,4 +1,4 @@
-"""Decorators that make a function of one shard run over all shards."""
+"""Decorators that run a function of one shard on all shards."""
 
 import functools
 import importlib
@@ -14,7 +14,7 @@ from metadist.distributed.requests import FANOUT
 
 
 class _Parallelized:
-    """A function that runs on the workers, and its original. It is pickled by its name."""
+    """A decorated function, whose calls run on the workers. It is pickled by its name."""
 
     __qualname__: str
     __wrapped__: Callable[..., Any]
@@ -38,10 +38,10 @@ class _Parallelized:
 
     def __reduce__(self) -> tuple:
         try:
-            found = _find(self.__module__, self.__qualname__)
+            function = _find(self.__module__, self.__qualname__)
         except (ImportError, AttributeError):
-            found = None
-        if found is not self:
+            function = None
+        if function is not self:
             raise pickle.PicklingError(f"workers cannot import {self!r} by its name")
         return _find, (self.__module__, self.__qualname__)
 
@@ -50,7 +50,7 @@ class _Parallelized:
 
 
 class _Original:
-    """The function inside a parallelized one, which unpickles by the outer's name."""
+    """The undecorated function, pickled by the name of the decorated one."""
 
     def __init__(self, parallelized: _Parallelized) -> None:
         self.parallelized = parallelized
@@ -61,11 +61,11 @@ class _Original:
 
 
 def _find(module: str, qualname: str) -> Any:
-    found = functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
+    function = functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
     # Other decorators may wrap it: `@rank_zero_only` above `@parallelize(…)`.
-    while not isinstance(found, _Parallelized):
-        found = found.__wrapped__
-    return found
+    while not isinstance(function, _Parallelized):
+        function = function.__wrapped__
+    return function
 
 
 def parallelize_sync(
@@ -75,9 +75,10 @@ def parallelize_sync(
     gradient: GradientMode = "dist_autograd",
     fanout: int = FANOUT,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: calling the function partitions, runs it on the workers, and reduces.
+    """Decorator: a call of the function partitions its arguments, runs it on the workers and
+    reduces the results.
 
-    Arguments are those of `remote_sync_call`. The undecorated function is `function.__wrapped__`.
+    See `remote_async_call` for the arguments. The undecorated function is `function.__wrapped__`.
     """
     options = {
         "partitioner": partitioner,
@@ -96,7 +97,7 @@ def parallelize_async(
     gradient: GradientMode = "dist_autograd",
     fanout: int = FANOUT,
 ) -> Callable[[Callable[..., Any]], Callable[..., Future]]:
-    """The same as `parallelize_sync`, but a call returns a future."""
+    """Like `parallelize_sync`, but a call returns a future."""
     options = {
         "partitioner": partitioner,
         "reducer": reducer,

@@ -1,4 +1,4 @@
-"""Shards of a call's arguments, the partitioners that make them, and their results."""
+"""Shards of a call's arguments, the partitioners that create them, and the shards' results."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,14 @@ class Shard(tuple):
     def __new__(
         cls, worker: WorkerID, args: tuple = (), kwargs: dict | None = None, size: float = 1
     ) -> "Shard":
-        """Args: the worker's rank or name, the call's arguments, the number of items."""
+        """Create a shard.
+
+        Args:
+            worker: the worker's rank or name.
+            args: the positional arguments of the call.
+            kwargs: the keyword arguments of the call.
+            size: the number of items.
+        """
         shard = super().__new__(cls, (worker, args, kwargs or {}))
         shard.size = size
         return shard
@@ -40,10 +47,10 @@ Partitioner = Callable[..., Sequence[tuple[WorkerID, tuple, dict]]]
 
 
 def as_shards(triples: Iterable[tuple[WorkerID, tuple, dict]]) -> list[Shard]:
-    """The triples of any partitioner as `Shard`s. A plain triple has size 1.
+    """Convert the triples of any partitioner to `Shard`s. A plain triple gets size 1.
 
     Raises:
-        TypeError: something other than triples.
+        TypeError: an element is not a triple.
     """
     shards = []
     for triple in triples:
@@ -60,7 +67,7 @@ def as_shards(triples: Iterable[tuple[WorkerID, tuple, dict]]) -> list[Shard]:
 class ShardResults(list):
     """The results of a call in the shards' order, with the shards' sizes.
 
-    It is a list; a reducer that weights its results reads `sizes`.
+    A list with an attribute `sizes`, which reducers that weight the results read.
 
     Attributes:
         sizes: the number of items of each shard.
@@ -88,28 +95,29 @@ class DimPartitioner:
         """The shards of one call, in the order of the items.
 
         Raises:
-            UserError: no tensor to split, tensors of unequal length, or no such dimension.
+            UserError: the arguments contain no tensor, the tensors' lengths differ, or a tensor
+                does not have the dimension.
         """
-        everything: Any = (args, kwargs)
-        leaves, structure = optree.tree_flatten(everything, none_is_leaf=True)
+        arguments: Any = (args, kwargs)
+        leaves, structure = optree.tree_flatten(arguments, none_is_leaf=True)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         length = self._common_length(tensors)
         workers = range(get_world_size()) if self.workers is None else self.workers
         if len(workers) == 1 and length and not self.exclusive:
             return [Shard(workers[0], args, kwargs, size=length)]
-        pieces: list[tuple[WorkerID, int, int]] = []
+        ranges: list[tuple[WorkerID, int, int]] = []
         bounds = balanced_bounds(length, len(workers))
         for worker, (start, stop) in zip(workers, bounds, strict=True):
             if self.exclusive:
-                pieces += ((worker, index, index + 1) for index in range(start, stop))
+                ranges += ((worker, index, index + 1) for index in range(start, stop))
             elif start < stop:
-                pieces.append((worker, start, stop))
+                ranges.append((worker, start, stop))
         shards = []
-        columns = [self._slices(leaf, pieces) for leaf in leaves]
-        for (worker, first, last), *parts in zip(pieces, *columns, strict=True):
-            call: Any = structure.unflatten(parts)
-            part_args, part_kwargs = call
-            shards.append(Shard(worker, part_args, part_kwargs, size=last - first))
+        slices = [self._slices(leaf, ranges) for leaf in leaves]
+        for (worker, start, stop), *shard_leaves in zip(ranges, *slices, strict=True):
+            call: Any = structure.unflatten(shard_leaves)
+            shard_args, shard_kwargs = call
+            shards.append(Shard(worker, shard_args, shard_kwargs, size=stop - start))
         return shards
 
     def _common_length(self, tensors: list[torch.Tensor]) -> int:
@@ -133,28 +141,28 @@ class DimPartitioner:
             )
         return lengths[0]
 
-    def _slices(self, leaf: Any, pieces: list[tuple[WorkerID, int, int]]) -> Iterable[Any]:
+    def _slices(self, leaf: Any, ranges: list[tuple[WorkerID, int, int]]) -> Iterable[Any]:
         if not isinstance(leaf, torch.Tensor):
-            return [leaf] * len(pieces)
+            return [leaf] * len(ranges)
         if not self.exclusive or self.keepdim:
-            return [leaf.narrow(self.dim, first, last - first) for _, first, last in pieces]
+            return [leaf.narrow(self.dim, start, stop - start) for _, start, stop in ranges]
         if leaf.requires_grad:  # autograd refuses to change views of `unbind` in place
-            return [leaf.select(self.dim, first) for _, first, _ in pieces]
+            return [leaf.select(self.dim, start) for _, start, _ in ranges]
         return leaf.unbind(self.dim)
 
 
 def balanced_bounds(length: int, parts: int) -> list[tuple[int, int]]:
-    """Contiguous ranges that cover `length` items in order, of sizes that differ by at most one.
+    """Split `length` items into contiguous ranges whose sizes differ by at most one.
 
     Args:
         length: the number of items, not negative.
         parts: the number of ranges, at least one; the first ranges are the larger ones.
     """
-    quotient, larger = divmod(length, parts)
+    quotient, remainder = divmod(length, parts)
     bounds = []
     start = 0
     for part in range(parts):
-        stop = start + quotient + (part < larger)
+        stop = start + quotient + (part < remainder)
         bounds.append((start, stop))
         start = stop
     return bounds
@@ -176,30 +184,30 @@ def dim_partitioner(
     Args:
         dim: the dimension to split; all tensors must have the same length there.
         exclusive: False gives each worker one shard with all its items; True makes one shard per
-            item; a worker runs its shards in order.
+            item, and a worker runs its shards in order.
         keepdim: True keeps `dim` in each shard (of length one when exclusive); False removes it,
             which needs `exclusive=True`: `(T, B, *)` becomes T times `(B, *)`.
-        workers: ranks or names of the workers to use. Default: all workers at the
-            time of the call.
+        workers: the ranks or names of the workers to use. Default: all workers at the time of the
+            call.
 
     Raises:
-        UserError: `keepdim=False` without `exclusive=True`, or an empty list of workers.
+        UserError: `keepdim` is False without `exclusive`, or `workers` is empty.
     """
     if not keepdim and not exclusive:
         raise UserError(
             "dim_partitioner(keepdim=False) needs exclusive=True: "
             "a shard of several items cannot lose their dimension."
         )
-    chosen = None if workers is None else tuple(workers)
-    if chosen == ():
+    worker_ids = None if workers is None else tuple(workers)
+    if worker_ids == ():
         raise UserError(
             "dim_partitioner(workers=[]) is empty: name at least one worker, or omit it."
         )
-    return DimPartitioner(dim, exclusive, keepdim, chosen)
+    return DimPartitioner(dim, exclusive, keepdim, worker_ids)
 
 
 batch_partitioner = dim_partitioner(0, exclusive=False, keepdim=True)
 """Splits the first dimension into one shard per worker: data parallelism."""
 
 exclusive_batch_partitioner = dim_partitioner(0, exclusive=True, keepdim=True)
-"""Splits the first dimension into shards of one item each, the dimension kept."""
+"""Splits the first dimension into shards of one item each, and keeps the dimension."""

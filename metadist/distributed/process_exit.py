@@ -1,4 +1,4 @@
-"""What a process does at its end: closing with a deadline after an error, and the exit itself."""
+"""The end of a process: closing with a deadline after an error, and the exit."""
 
 import atexit
 import multiprocessing
@@ -11,8 +11,8 @@ from typing import NoReturn
 from metadist.deadlines import call_within
 
 CLOSE_SECONDS = 3.0
-"""Seconds that closing may take after an error: a call, a collective or an upload that is stuck is
-not waited for."""
+"""Seconds that closing may take after an error. Calls, collectives and uploads that are stuck after
+this time are abandoned."""
 
 _calls: list[Future[object]] = []
 
@@ -24,15 +24,15 @@ def close_within_seconds(function: Callable[[], object]) -> None:
     """Call a function, and wait at most `CLOSE_SECONDS` for it. Any rank, after an error.
 
     Args:
-        function: leaves RPC or a process group, or closes a logger. What it raises is dropped: the
-            error before it is the one to report.
+        function: the function that leaves RPC or a process group, or closes a logger. Its
+            exceptions are dropped, because the earlier error is the one to report.
     """
     _calls.append(call_within(CLOSE_SECONDS, function))
 
 
 def all_closed() -> bool:
-    """Whether every function that `close_within_seconds` called in this process has returned, so
-    that another job can run in it.
+    """Whether all functions that `close_within_seconds` called have returned, so that another job
+    can run in this process.
     """
     return all(call.done() for call in _calls)
 
@@ -40,11 +40,11 @@ def all_closed() -> bool:
 def exit_without_finalizing(status: int) -> NoReturn:
     """`sys.exit`, without finalizing the interpreter.
 
-    A thread that returns from C++ while Python is finalized (from the job's store, from RPC's
-    shutdown) aborts the process: "terminate called without an active exception", and a finished
-    run counts as failed (https://github.com/pytorch/pytorch/issues/38228). Non-daemon threads are
-    joined and exit handlers run as usual. It is a program's last statement, on its main thread:
-    catching the SystemExit does not change the exit status.
+    A thread that returns from C++ (from the job's store or RPC's shutdown) while Python is being
+    finalized aborts the process with "terminate called without an active exception", so that a
+    finished run counts as failed (https://github.com/pytorch/pytorch/issues/38228). Non-daemon
+    threads are joined and exit handlers run as usual. Call this as a program's last statement, in
+    its main thread: catching the SystemExit does not change the exit status.
 
     Args:
         status: the exit status.
@@ -58,7 +58,7 @@ def exit_without_finalizing(status: int) -> NoReturn:
 
 
 def flush_streams() -> bool:
-    """Flush the standard streams; whether it succeeded."""
+    """Flush the standard streams, and return whether it succeeded."""
     written = True
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -1,16 +1,16 @@
-"""Reducers: one result from the results of all shards.
+"""Reducers combine the results of all shards into one result.
 
 A reduction gives the same bits however the items are split among shards, chunks and workers:
 
-- Each item counts with a whole number (1, or the size of its shard), and only the finished sum is
-  divided, once. Weights such as 1/5 would be rounded, and their sums would fall on different sides
-  of exact ties for different splits.
+- Weights are integers (1, or the size of a shard), and only the finished sum is divided, once.
+  Weights such as 1/5 would be rounded, and their sums would fall on different sides of exact ties
+  for different splits.
 - Partial sums are float64, and only the quotient is rounded to the type of the results. The sum of
-  n float32 values is exact in float64, so in any order the same, where no nonzero value is smaller
-  than the largest by a factor of 2^29 / n or more. Where one is, orders differ by 2^-53 of the sum,
-  which changes the rounded float32 with a probability of about 2^-29.
+  n float32 values is exact in float64, and therefore the same in any order, unless a nonzero value
+  is smaller than the largest one by a factor of 2^29 / n or more. In that case the order changes
+  the sum by a relative 2^-53, and the rounded float32 with a probability of about 2^-29.
 
-For results in float64 the sum itself is rounded, and its last bits depend on the split.
+If the results are float64, the sum itself is rounded, and its last bits depend on the split.
 """
 
 import numbers
@@ -27,16 +27,16 @@ from metadist.distributed.partitioners import ShardResults
 
 @dataclass(frozen=True)
 class LinearReducer:
-    """A reducer that is a weighted sum with a divisor: workers can add up their own part first.
+    """A reducer that divides a weighted sum, so that each worker can sum its own results first.
 
-    It works leaf by leaf on tensors and numbers in tuples, lists, dicts and named tuples.
+    It reduces tensors and numbers in tuples, lists, dicts and named tuples leaf by leaf.
     """
 
     def weights(self, sizes: Sequence[float]) -> list[float]:
-        """How often each shard's result counts in the sum.
+        """The weight of each shard's result in the sum.
 
-        Weights are all `int`, and leave integers as they are, or all `float`, and make floats of
-        them, so that every worker's part of a sum has the same types.
+        Either all weights are `int`, and integer results remain integers, or all are `float`, and
+        integer results become floats, so that all workers' partial sums have the same types.
 
         Args:
             sizes: the number of items of each shard.
@@ -44,7 +44,7 @@ class LinearReducer:
         raise NotImplementedError
 
     def divisor(self, sizes: Sequence[float]) -> float | None:
-        """What the finished sum is divided by; None for a sum.
+        """The divisor of the finished sum; None to return the sum itself.
 
         Args:
             sizes: the number of items of each shard.
@@ -64,7 +64,7 @@ class LinearReducer:
 
 @dataclass(frozen=True)
 class MeanReducer(LinearReducer):
-    """The mean over items: each shard's result, a mean itself, counts as often as its items."""
+    """The mean over items: each shard's result is a mean, weighted by the shard's size."""
 
     def weights(self, sizes: Sequence[float]) -> list[float]:
         """The shards' sizes."""
@@ -80,22 +80,22 @@ class SumReducer(LinearReducer):
     """The sum of the shards' results.
 
     Attributes:
-        of_items: results are means over their shards' items: each counts as often as its shard
-            has items, and the sum over items is the same however they were split. Otherwise an item
-            of a small shard counts for more than one of a large shard, also in logged metrics and
-            running statistics.
+        of_items: whether results are means over the items of their shards. Each result is then
+            weighted by its shard's size, and the sum over items does not depend on how they were
+            split. Otherwise an item of a small shard has a larger weight than one of a large shard,
+            also in logged metrics and running statistics.
     """
 
     of_items: bool = False
 
     def weights(self, sizes: Sequence[float]) -> list[float]:
-        """One for every shard, or the shards' sizes."""
+        """1 for every shard, or the shards' sizes with `of_items`."""
         return [float(size) for size in sizes] if self.of_items else [1] * len(sizes)
 
 
 mean_reducer = MeanReducer()
-"""Averages the shards' results, weighted by the shards' sizes: 15 items on 2 workers average like
-15 items on one. A shard from a partitioner that gives no size counts as one item."""
+"""Averages the shards' results, weighted by the shards' sizes: 15 items have the same average on 2
+workers as on one. A shard without a size counts as one item."""
 
 sum_reducer = SumReducer()
 """Adds the shards' results."""
@@ -104,8 +104,8 @@ sum_reducer = SumReducer()
 def weighted_sum(results: Sequence[Any], weights: Sequence[float]) -> Any:
     """The sum of `weight * result`, leaf by leaf, floating-point tensors and arrays in float64.
 
-    Differentiable. None stays None. Integers are summed in int64. Weights that are floats make
-    floats of them.
+    Differentiable. None stays None. Integers are summed in int64, or as floats if the weights are
+    floats.
 
     Raises:
         ValueError: there are no results, or their structures or shapes differ.
@@ -151,7 +151,7 @@ def _weighted(leaf: Any, weight: float) -> Any:
 
 
 def finish_sum(total: Any, divisor: float | None, dtypes: Sequence[torch.dtype | None]) -> Any:
-    """Divide a sum, and round its real tensors to `dtypes`, the `leaf_dtypes` of one result."""
+    """Divide a sum, and round its leaves to `dtypes`, the `leaf_dtypes` of one result."""
     leaves, structure = optree.tree_flatten(total, none_is_leaf=True)
     if divisor is not None:
         leaves = [None if leaf is None else leaf / divisor for leaf in leaves]
@@ -163,7 +163,7 @@ def finish_sum(total: Any, divisor: float | None, dtypes: Sequence[torch.dtype |
 
 
 def to_float64(leaf: Any) -> Any:
-    """A leaf in the type of partial sums: float64 for real tensors, int64 for integers."""
+    """Convert a leaf to the type of partial sums: float64 for real tensors, int64 for integers."""
     if isinstance(leaf, np.ndarray | np.generic):
         if np.iscomplexobj(leaf):
             return leaf
@@ -176,7 +176,7 @@ def to_float64(leaf: Any) -> Any:
 
 
 def leaf_dtypes(tree: Any) -> list[torch.dtype | None]:
-    """The type of each leaf, None for what is no real tensor."""
+    """The dtype of each leaf that is a real floating-point tensor, None for other leaves."""
     return [
         leaf.dtype if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else None
         for leaf in optree.tree_leaves(tree, none_is_leaf=True)

@@ -1,9 +1,8 @@
 """Rendezvous of a job's processes under a fresh prefix of the key-value store.
 
-Under torchrun the store outlives a restart, together with the keys of dead processes. The live
-ranks therefore agree on a random session name that counts only once rank zero has confirmed the
-nonce of every rank. This needs neither a restart count (each agent keeps its own) nor a count of
-calls.
+Under torchrun the store and the keys of dead processes survive a restart. The live ranks therefore
+agree on a random session name, which is valid once rank zero has confirmed the nonce of every rank.
+This needs neither a restart count (each agent has its own) nor a count of calls.
 """
 
 import json
@@ -26,22 +25,22 @@ from metadist.distributed.world import get_world_info
 _POLL_SECONDS = 0.005
 _MAX_POLL_SECONDS = 0.1
 _MAX_POLLS_PER_SECOND = 1000.0
-"""Of all ranks together, once they have waited for a while: a store serves many more."""
+"""The limit for all ranks together, once they have waited for a while; a store can serve more."""
 
 
 def rendezvous(topic: str, timeout: float = RENDEZVOUS_TIMEOUT) -> dist.Store:
     """Wait for all other ranks. Every rank calls it.
 
     Args:
-        topic: of this rendezvous; ranks with the same topic take part.
+        topic: the name of the rendezvous; ranks with the same topic take part.
         timeout: seconds to wait for the others.
 
     Returns:
         A store under a fresh prefix that exactly these processes share.
 
     Raises:
-        RendezvousTimeoutError: ranks are missing; rank zero's message names them. The ranks that
-            came get the subclass `RendezvousClosedError`.
+        RendezvousTimeoutError: ranks are missing; rank zero's message names them. The other ranks
+            that arrived raise the subclass `RendezvousClosedError`.
     """
     info = get_world_info()
     store = dist.PrefixStore(f"metadist/{topic}", world_store(timeout))
@@ -54,16 +53,16 @@ def rendezvous(topic: str, timeout: float = RENDEZVOUS_TIMEOUT) -> dist.Store:
 
 
 def host_rendezvous(store: dist.Store, world_size: int, timeout: float) -> str:
-    """Rank zero's side of `rendezvous`; the confirmed session's name.
+    """Rank zero's side of `rendezvous`; returns the name of the confirmed session.
 
-    It polls one counter, then reads all nonces at once and publishes them in one value.
+    It polls one counter, then reads all nonces at once and publishes them as one value.
     """
     session = secrets.token_hex(8)
     counter = f"{session}/arrived"
     keys = {rank: f"{session}/joined/{rank}" for rank in range(1, world_size)}
 
     def all_joined() -> bool:
-        # A rank that was restarted may have counted twice.
+        # A restarted rank may have been counted twice.
         return int(store.get(counter)) >= len(keys) and store.check([*keys.values()])
 
     store.add(counter, 0)  # reading a key that is not set would wait
@@ -84,7 +83,7 @@ def host_rendezvous(store: dist.Store, world_size: int, timeout: float) -> str:
 
 
 def join_rendezvous(store: dist.Store, rank: int, timeout: float) -> str:
-    """Another rank's side of `rendezvous`; the confirmed session's name."""
+    """Another rank's side of `rendezvous`; returns the name of the confirmed session."""
     nonce = secrets.token_hex(8)
     joined = ended = ""
 
@@ -117,16 +116,16 @@ def join_rendezvous(store: dist.Store, rank: int, timeout: float) -> str:
 
 
 def all_gather_object(store: dist.Store, name: str, value: Any, timeout: float | None) -> list[Any]:
-    """Give every rank every rank's `value`. All ranks of a rendezvous call it, once a `name`.
+    """Gather every rank's value on all ranks. All ranks of a rendezvous call it, once per `name`.
 
-    The rank that comes last reads all values at once and publishes them in one, so that the store's
-    work grows in proportion to the number of ranks.
+    The rank that arrives last reads all values at once and publishes them as one value, so that the
+    store's work is proportional to the number of ranks.
 
     Args:
         store: the rendezvous' store.
-        name: what is gathered.
-        value: this rank's value, of types that JSON represents.
-        timeout: seconds to wait for the others; None where a `Heartbeat` detects lost ranks.
+        name: the name of the gathered values.
+        value: this rank's value, of types that JSON can represent.
+        timeout: seconds to wait for the others; None if a `Heartbeat` detects lost ranks.
 
     Returns:
         The values in the order of the ranks.
@@ -134,27 +133,27 @@ def all_gather_object(store: dist.Store, name: str, value: Any, timeout: float |
     Raises:
         RendezvousTimeoutError: some ranks did not report in time; the message names them.
     """
-    keys, whole = _gathered_keys(name), f"{name}/all"
+    keys, combined_key = _gathered_keys(name), f"{name}/all"
     with store_errors_as_worker_lost():
         report_object(store, name, value)
-        if wait_for_keys(store, [whole], timeout):
+        if wait_for_keys(store, [combined_key], timeout):
             ranks = [keys.index(key) for key in missing_keys(store, keys)]
             if ranks:
                 raise RendezvousTimeoutError(
                     f"ranks {ranks} did not report {name!r} in {timeout:g} s."
                 )
-            _publish(store, name)  # the rank that came last has died
-        gathered: list[Any] = json.loads(store.get(whole))
+            _publish(store, name)  # the rank that arrived last has died
+        gathered: list[Any] = json.loads(store.get(combined_key))
         return gathered
 
 
 def report_object(store: dist.Store, name: str, value: Any) -> None:
-    """This rank's part of `all_gather_object`, for a rank that does not wait for the others.
+    """Report this rank's value to `all_gather_object` without waiting for the other ranks.
 
     Args:
-        store: see `all_gather_object`.
-        name: see `all_gather_object`.
-        value: see `all_gather_object`.
+        store: the rendezvous' store.
+        name: the name of the gathered values.
+        value: this rank's value, of types that JSON can represent.
     """
     keys = _gathered_keys(name)
     store.set(keys[get_world_info().rank], json.dumps(value))
@@ -172,15 +171,15 @@ def _publish(store: dist.Store, name: str) -> None:
 
 
 def wait_for_keys(store: dist.Store, keys: list[str], timeout: float | None) -> list[str]:
-    """Poll until all keys are set; the keys that are missing after `timeout` seconds.
+    """Poll until all keys are set, and return the keys that are missing after `timeout` seconds.
 
-    A wait inside the store would block signal handlers.
+    It polls because a wait inside the store would block signal handlers.
     """
     return [] if _poll(lambda: store.check(keys), timeout) else missing_keys(store, keys)
 
 
 def missing_keys(store: Counters, keys: list[str]) -> list[str]:
-    """The keys that are not set, found by bisection: few requests where few are missing."""
+    """The keys that are not set, by bisection, which needs few requests if few are missing."""
     if store.check(keys):
         return []
     if len(keys) == 1:
@@ -190,7 +189,7 @@ def missing_keys(store: Counters, keys: list[str]) -> list[str]:
 
 
 def read_present(store: Counters, keys: dict[int, str]) -> dict[int, str]:
-    """The value of each rank whose key is set, in few requests.
+    """Read the values of the ranks whose keys are set, in few requests.
 
     Args:
         store: the store.
@@ -203,6 +202,9 @@ def read_present(store: Counters, keys: dict[int, str]) -> dict[int, str]:
 
 
 def _poll(is_ready: Callable[[], bool], timeout: float | None) -> bool:
-    """Whether the store was ready within `timeout` seconds: many ranks poll it less often."""
-    longest = max(_MAX_POLL_SECONDS, get_world_info().world_size / _MAX_POLLS_PER_SECOND)
-    return wait_until(is_ready, timeout, _POLL_SECONDS, longest)
+    """Poll the store until `is_ready`, and return whether it was within `timeout` seconds.
+
+    Each rank polls less often if there are many.
+    """
+    longest_pause = max(_MAX_POLL_SECONDS, get_world_info().world_size / _MAX_POLLS_PER_SECOND)
+    return wait_until(is_ready, timeout, _POLL_SECONDS, longest_pause)

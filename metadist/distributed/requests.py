@@ -1,10 +1,10 @@
-"""Requests to several workers: sent over a tree of workers, and the wait for the responses.
+"""Requests to several workers, sent over a tree of workers.
 
-The caller sends to at most `fanout` other workers. To more it sends through a tree: the others are
-split into `fanout` groups, and the first worker of a group receives the requests of the whole group
-and sends the others on in the same way. Sums are added up on the way back. With W workers the
-caller then sends and receives `fanout` messages instead of W, and the longest way has log W / log
-`fanout` workers. What the requests share (a model, say) is pickled once for each message.
+The caller sends messages to at most `fanout` other workers. If there are more, they are split into
+`fanout` groups: the first worker of a group receives the requests of the whole group and forwards
+the others in the same way. Sums are added up on the way back. With W workers the caller then sends
+and receives `fanout` messages instead of W, and the longest path has log W / log `fanout` workers.
+Objects that the requests share, such as a model, are pickled once for each message.
 """
 
 import functools
@@ -35,9 +35,9 @@ from metadist.distributed.world import get_rank
 from metadist.errors import UserError, first_line
 
 FANOUT = 8
-"""Workers that a worker sends requests to, by default. For W workers the serial work of sending is
-about fanout · log W / log fanout messages, which 8 keeps within a third of the least (at 3); more
-levels would add latency, and up to 9 workers all are called directly."""
+"""The default number of workers that a worker sends requests to. For W workers about
+fanout · log W / log fanout messages are sent one after the other. With 8 this is within a third of
+the minimum (at 3); more levels would add latency. Up to 9 workers are all called directly."""
 
 
 class RemoteError(RuntimeError):
@@ -45,8 +45,8 @@ class RemoteError(RuntimeError):
 
     Attributes:
         worker: the worker's name.
-        remote_traceback: the traceback there, as text; "" where there is none.
-        failure: what the worker responded.
+        remote_traceback: the traceback on the worker, as text; "" if there is none.
+        failure: the worker's response.
     """
 
     def __init__(self, worker: str, failure: RemoteFailure) -> None:
@@ -65,12 +65,12 @@ class RemoteError(RuntimeError):
 
 @dataclass(frozen=True)
 class SubtreeRequest:
-    """The requests of a worker and of those below it.
+    """The requests for a worker and for the workers below it in the tree.
 
     Attributes:
         requests: the workers' names and requests.
-        fanout: to how many workers a worker sends.
-        timeout: see `Transport.send`.
+        fanout: the number of workers that a worker sends to.
+        timeout: the timeout of each request; see `Transport.send`.
     """
 
     requests: Sequence[tuple[str, WorkerRequest]]
@@ -82,18 +82,18 @@ class SubtreeRequest:
 
     @property
     def keep_device(self) -> bool:
-        """As of the requests."""
+        """Whether the requests' responses may have tensors on other devices than the CPU."""
         return self.requests[0][1].keep_device
 
     def respond(self) -> list[list[WorkerResponse]] | RemoteFailure:
-        """The responses to the requests, in their order; those of a sum as one.
+        """The responses to the requests, in their order; with weights, one sum of all of them.
 
         An exception becomes a `RemoteFailure` that says where it was raised.
         """
         try:
-            sent = Requests(self.requests, self.fanout)
-            sent.send(self.timeout)
-            responses = sent.wait()
+            requests = Requests(self.requests, self.fanout)
+            requests.send(self.timeout)
+            responses = requests.wait()
             if self.requests[0][1].weights is None:
                 return responses
             parts = [part for (part,) in responses]
@@ -109,15 +109,16 @@ class SubtreeRequest:
 
 
 class Requests:
-    """Requests to several workers, one to each.
+    """Requests to several workers, one for each.
 
     Args:
         requests: the workers' names and requests.
-        fanout: to how many workers a worker sends; None to send to each from here. With a fanout,
-            requests for sums must differentiate with respect to the same tensors in the same order.
+        fanout: the number of workers that a worker sends to; None to send all requests from here.
+            With a fanout, requests for sums must differentiate with respect to the same tensors in
+            the same order.
 
     Attributes:
-        futures: of the messages that were sent.
+        futures: the futures of the messages that were sent.
     """
 
     def __init__(self, requests: Sequence[tuple[str, WorkerRequest]], fanout: int | None) -> None:
@@ -125,24 +126,24 @@ class Requests:
         self._transport = current_transport()
         self._own = self._transport.names[get_rank()]
         self._summed = bool(requests) and requests[0][1].weights is not None
-        others = [i for i, (worker, _) in enumerate(requests) if worker != self._own]
+        remote = [i for i, (worker, _) in enumerate(requests) if worker != self._own]
         self._groups = [[i] for i in range(len(requests))]
-        if fanout is not None and len(others) > fanout:
-            own = [[i] for i, (worker, _) in enumerate(requests) if worker == self._own]
-            bounds = balanced_bounds(len(others), fanout)
-            self._groups = [others[start:stop] for start, stop in bounds] + own
+        if fanout is not None and len(remote) > fanout:
+            local_groups = [[i] for i, (worker, _) in enumerate(requests) if worker == self._own]
+            bounds = balanced_bounds(len(remote), fanout)
+            self._groups = [remote[start:stop] for start, stop in bounds] + local_groups
         self._receivers = [requests[group[0]][0] for group in self._groups]
         self.futures: list[Future] = []
 
     def send(self, timeout: float | None) -> None:
-        """Send all.
+        """Send all requests.
 
         Args:
-            timeout: see `Transport.send`.
+            timeout: the timeout of each message; see `Transport.send`.
 
         Raises:
-            pickle.PicklingError, AttributeError, TypeError: a request cannot be pickled. Those
-                before it were sent.
+            pickle.PicklingError, AttributeError, TypeError: a request cannot be pickled. The
+                messages before it were sent.
         """
         for receiver, group in zip(self._receivers, self._groups, strict=True):
             message: Request = self._requests[group[0]][1]
@@ -151,13 +152,13 @@ class Requests:
             self.futures.append(self._transport.send(receiver, message, timeout))
 
     def wait(self) -> list[list[WorkerResponse]]:
-        """The responses to the requests, in their order; those of a sum as one of each message.
+        """Wait for the responses to the requests, in their order; with weights, one per message.
 
-        The first failure ends the wait; responses that come later are dropped.
+        The first failure ends the wait; later responses are dropped.
 
         Raises:
             RemoteError: a function raised.
-            UserError: a function raised it.
+            UserError: a function raised this error.
             WorkerLostError: a worker died or does not answer.
             TimeoutError: a worker did not respond in time.
         """
@@ -173,35 +174,35 @@ class Requests:
                 require_alive(sorted(pending - {self._own}))
                 continue
             responses[index] = self._responses(index)
-        found = [each for index in range(len(self.futures)) for each in responses[index]]
+        in_send_order = [part for index in range(len(self.futures)) for part in responses[index]]
         if self._summed:
-            return found
+            return in_send_order
         order = [index for group in self._groups for index in group]
-        by_request = dict(zip(order, found, strict=True))
+        by_request = dict(zip(order, in_send_order, strict=True))
         return [by_request[index] for index in range(len(order))]
 
     def _responses(self, index: int) -> list[list[WorkerResponse]]:
-        """Of a message whose future is done."""
+        """The responses to a message whose future is done."""
         worker, below = self._receivers[index], len(self._groups[index]) - 1
         try:
             response = self.futures[index].wait()
         except Exception as error:
             if self._transport.is_timeout(error):
-                others = f" or one of the {below} below it" if below else ""
+                subtree = f" or one of the {below} below it" if below else ""
                 raise TimeoutError(
-                    f"{describe_worker(worker)}{others} did not respond in time: {error}"
+                    f"{describe_worker(worker)}{subtree} did not respond in time: {error}"
                 ) from None
             try:
                 require_alive([worker])
-            except WorkerLostError as lost:
+            except WorkerLostError as lost_error:
                 raise WorkerLostError(
                     f"{describe_worker(worker)} was lost during a call: {first_line(error)}",
-                    lost.rank,
+                    lost_error.rank,
                 ) from None
-            # The worker is alive, so this is about what the call transfers.
+            # The worker is alive, so the arguments or the result could not be transferred.
             message = f"its arguments or its result cannot be transferred: {first_line(error)}"
-            where = describe_worker(worker).removeprefix(worker)
-            response = RemoteFailure(type(error).__name__, message, "", False, where)
+            location = describe_worker(worker).removeprefix(worker)
+            response = RemoteFailure(type(error).__name__, message, "", False, location)
         if isinstance(response, RemoteFailure):
             if response.of_user:
                 raise UserError(response.message)

@@ -1,4 +1,4 @@
-"""The response to one worker call, sums of responses, and gradients that come with a response."""
+"""The response to one worker call, sums of responses, and the gradients in a response."""
 
 import traceback
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ class Gradients(NamedTuple):
 
     Attributes:
         leaf: the scalar's index among the result's leaves.
-        by_input: a tensor for each input, None where the scalar does not depend on it.
+        by_input: the gradient of each input, None where the scalar does not depend on it.
     """
 
     leaf: int
@@ -30,11 +30,11 @@ class WorkerResponse(NamedTuple):
     """The response for one shard, or for the weighted sum of a request's shards.
 
     Attributes:
-        value: the function's result; a sum has its real tensors in float64.
-        gradients: its gradients, in float64 for a sum; None if not requested or none exist.
-        dtypes: for a sum, the final types of its leaves.
-        anchor: in a context, a zero to differentiate too: it leads to the tensors on which no
-            result depends, so that their senders get gradients.
+        value: the function's result, or the sum, whose real tensors are float64.
+        gradients: the value's gradients, float64 for a sum; None if there are none.
+        dtypes: the final dtypes of a sum's leaves; None for the response for one shard.
+        anchor: a zero that must be differentiated too, in an autograd context. It depends on the
+            tensors on which no result depends, so that their senders get gradients.
     """
 
     value: Any
@@ -44,15 +44,15 @@ class WorkerResponse(NamedTuple):
 
 
 class RemoteFailure(NamedTuple):
-    """What a function raised on its worker, as text: exceptions may not unpickle elsewhere.
+    """An exception raised on a worker, as text because it may not unpickle on another one.
 
     Attributes:
-        kind: the exception's class.
-        message: its text.
-        traceback: as Python prints it; "" where there is none.
-        of_user: whether it was a `UserError`.
-        where: the worker's rank and machine, " (rank 1 on host)".
-        worker: its name, where another worker passes the failure on.
+        kind: the name of the exception's class.
+        message: the exception's message.
+        traceback: the traceback as Python prints it; "" if there is none.
+        of_user: whether the exception was a `UserError`.
+        where: the worker's rank and machine, such as " (rank 1 on host)".
+        worker: the worker's name, if another worker forwards the failure.
         lost_rank: the rank of a worker that was lost.
         timed_out: whether a worker did not respond in time.
     """
@@ -68,11 +68,11 @@ class RemoteFailure(NamedTuple):
 
 
 def remote_failure(error: BaseException) -> RemoteFailure:
-    """An exception that is being handled on this worker, as text."""
+    """Convert an exception that is being handled on this worker to text."""
     try:
         message = str(error)
-    except Exception as failed:
-        message = f"its message cannot be shown: {type(failed).__name__}"
+    except Exception as str_error:
+        message = f"its message cannot be shown: {type(str_error).__name__}"
     return RemoteFailure(
         type(error).__name__,
         message,
@@ -83,12 +83,12 @@ def remote_failure(error: BaseException) -> RemoteFailure:
 
 
 def sum_responses(responses: Iterator[WorkerResponse], weights: Sequence[float]) -> WorkerResponse:
-    """The weighted sum of responses, which are consumed one at a time: one shard's graph and
+    """The weighted sum of responses. They are consumed one at a time, so only one shard's graph and
     gradients are alive beside the sum.
 
     Args:
-        responses: of shards, or sums themselves, with gradients with respect to the same inputs.
-        weights: how often each counts.
+        responses: the responses for shards or for sums, with gradients of the same inputs.
+        weights: the weight of each response.
     """
     values: list[Any] = []
     total: Gradients | None = None
@@ -101,18 +101,18 @@ def sum_responses(responses: Iterator[WorkerResponse], weights: Sequence[float])
         if total is None:
             total = Gradients(gradients.leaf, [None] * len(gradients.by_input))
         for index, gradient in enumerate(gradients.by_input):
-            so_far = total.by_input[index]
+            partial_sum = total.by_input[index]
             if gradient is None:
                 continue
-            if so_far is None:
+            if partial_sum is None:
                 total.by_input[index] = to_float64(gradient) * weight
             else:
-                so_far.add_(to_float64(gradient), alpha=weight)
+                partial_sum.add_(to_float64(gradient), alpha=weight)
     return WorkerResponse(weighted_sum(values, weights), total, dtypes or leaf_dtypes(values[0]))
 
 
 def attach_gradients(response: WorkerResponse, inputs: Sequence[Tensor]) -> Any:
-    """A response's value, its scalar a differentiable function of the caller's `inputs`.
+    """A response's value, with its scalar as a differentiable function of the caller's `inputs`.
 
     Args:
         response: the response for one shard.
@@ -135,14 +135,14 @@ def attach_summed_gradients(
     inputs: Sequence[Sequence[Tensor]],
     divisor: float | None,
 ) -> Any:
-    """The sum of the workers' partial sums, divided once, differentiable with respect to all their
+    """The sum of the workers' partial sums, divided once. It is differentiable with respect to all
     inputs.
 
     Args:
-        partial: each worker's sum.
-        inputs: the caller's tensors in each worker's request; empty where nothing is
-            differentiated. The gradients of a tensor that several workers received are summed.
-        divisor: what the sum is divided by; None for a sum.
+        partial: the sum of each worker.
+        inputs: the caller's tensors in each worker's request; empty if nothing is differentiated.
+            The gradients of a tensor that several workers received are summed.
+        divisor: the divisor of the sum; None to return the sum itself.
     """
     assert partial[0].dtypes is not None
     ones = [1] * len(partial)
@@ -151,15 +151,15 @@ def attach_summed_gradients(
     leaf: int | None = None
     tensors: dict[int, Tensor] = {}
     total: dict[int, Tensor] = {}
-    for response, given in zip(partial, inputs, strict=True):
+    for response, worker_inputs in zip(partial, inputs, strict=True):
         if response.gradients is None:
             continue
         leaf = response.gradients.leaf
-        for gradient, tensor in zip(response.gradients.by_input, given, strict=True):
+        for gradient, tensor in zip(response.gradients.by_input, worker_inputs, strict=True):
             if gradient is not None:
-                tensors[id(tensor)] = tensor
-                so_far = total.get(id(tensor))
-                total[id(tensor)] = gradient if so_far is None else so_far + gradient
+                key = id(tensor)
+                tensors[key] = tensor
+                total[key] = total[key] + gradient if key in total else gradient
     if leaf is None:
         return value
     gradients = Gradients(leaf, [total[key] / (divisor or 1) for key in tensors])

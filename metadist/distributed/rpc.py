@@ -1,8 +1,8 @@
 """Worker calls over torch.distributed.rpc (TensorPipe).
 
-TensorPipe RPC transfers pickles without authentication: whoever reaches its port can run
-code. On one node every socket opened here is therefore bound to the loopback interface; on several
-nodes to the interface that `TP_SOCKET_IFNAME` and `GLOO_SOCKET_IFNAME` name.
+TensorPipe transfers pickles without authentication, so anyone who can reach its port can run code.
+On one node all sockets are therefore bound to the loopback interface; on several nodes, to the
+interface that `TP_SOCKET_IFNAME` and `GLOO_SOCKET_IFNAME` name.
 """
 
 import contextlib
@@ -49,11 +49,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 CALL_TIMEOUT = 300.0
-"""Seconds that a remote call may take, unless the call or the backend options say otherwise."""
+"""Seconds that a remote call may take, unless the call or the backend options set a timeout."""
 
 NUM_WORKER_THREADS = 256
-"""The agent's threads. A request inside an autograd context occupies one until its own calls are
-answered, so at most this many can run on a worker at once. An idle thread costs next to nothing."""
+"""The number of the agent's threads. A request inside an autograd context occupies a thread until
+its own calls have returned, so at most this many can run on a worker at once. An idle thread costs
+next to nothing."""
 
 SHUTDOWN_SECONDS = 20.0
 """Seconds that torch's shutdown handshake may take once every rank has reached it."""
@@ -62,17 +63,17 @@ SHUTDOWN_SECONDS = 20.0
 def backend_options(
     options: rpc.TensorPipeRpcBackendOptions | None = None,
 ) -> rpc.TensorPipeRpcBackendOptions:
-    """A copy of the user's backend options with metadist's defaults.
+    """Copy the user's backend options, with metadist's defaults.
 
     Args:
-        options: the user's options. Device maps, devices, and a number of threads and a timeout
-            other than torch's defaults (16 and 60 s) are kept; rendezvous and transports are
-            metadist's.
+        options: the user's options. Device maps and devices are kept, as are the number of threads
+            and the timeout if they differ from torch's defaults (16 and 60 s). The rendezvous and
+            the transports are replaced.
     """
-    given = options or rpc.TensorPipeRpcBackendOptions()
-    threads, timeout = given.num_worker_threads, given.rpc_timeout
-    device_maps: Any = given.device_maps
-    devices: Any = given.devices
+    user_options = options or rpc.TensorPipeRpcBackendOptions()
+    threads, timeout = user_options.num_worker_threads, user_options.rpc_timeout
+    device_maps: Any = user_options.device_maps
+    devices: Any = user_options.devices
     return rpc.TensorPipeRpcBackendOptions(
         num_worker_threads=(
             NUM_WORKER_THREADS if threads == constants.DEFAULT_NUM_WORKER_THREADS else threads
@@ -81,7 +82,7 @@ def backend_options(
         init_method="metadist://",
         device_maps=device_maps,
         devices=devices,
-        # The shared-memory transport has a thread per process that spins. The channel with several
+        # The shared-memory transport has a spinning thread per process. The channel with several
         # sockets per worker needs 112 more descriptors and 16 more threads per process.
         _transports=["uv"],
         _channels=None if device_maps else ["cma", "basic"],
@@ -89,18 +90,18 @@ def backend_options(
 
 
 def _check_names(names: list[Any]) -> None:
-    """The names of all ranks, checked on every rank: torch's own errors do not say what is wrong.
+    """Check the names of all ranks, on every rank; torch's own errors do not name the problem.
 
     Raises:
-        UserError: a name that torch does not accept, or equal ones.
+        UserError: torch does not accept a name, or several workers have the same one.
     """
-    wrong = [name for name in names if not (isinstance(name, str) and _NAME.fullmatch(name))]
-    twice = [name for name in names if names.count(name) > 1]
-    if wrong or twice:
+    invalid = [name for name in names if not (isinstance(name, str) and _NAME.fullmatch(name))]
+    duplicates = [name for name in names if names.count(name) > 1]
+    if invalid or duplicates:
         raise UserError(
-            f"worker_name_format gave the name {(wrong or twice)[0]!r}"
-            f"{'' if wrong else ' to several workers'}: give each worker another name of letters, "
-            "digits, '-', '_' and ':', shorter than 128 characters."
+            f"worker_name_format gave the name {(invalid or duplicates)[0]!r}"
+            f"{'' if invalid else ' to several workers'}: give each worker another name of "
+            "letters, digits, '-', '_' and ':', shorter than 128 characters."
         )
 
 
@@ -111,10 +112,10 @@ class RpcTransport:
     """A `Transport` over torch.distributed.rpc.
 
     Args:
-        options: TensorPipe's options; see `backend_options`. With `device_maps` tensors are
-            transferred from GPU to GPU; without, they are sent and returned on the CPU.
-        worker_name_format: makes a worker's name from its ranks.
-        rendezvous_timeout: seconds that ranks may arrive apart.
+        options: TensorPipe's options; see `backend_options`. With `device_maps`, tensors are
+            transferred from GPU to GPU; without them, they are sent and returned on the CPU.
+        worker_name_format: the function that makes a worker's name from its ranks.
+        rendezvous_timeout: seconds to wait for all ranks to arrive.
         ping_timeout: seconds after which a worker that does not answer a ping is lost.
     """
 
@@ -147,7 +148,7 @@ class RpcTransport:
         _check_names(self.names)
         _agent_store = dist.PrefixStore("agent", self.store)
         _inline_slots = threading.Semaphore(self.options.num_worker_threads // 4)
-        # torch's counters in the process differ between ranks after a restart; under a fresh
+        # torch's counters in this process differ between ranks after a restart. Under a fresh
         # prefix they are not needed.
         rpc._init_counter = 0
         rpc.api._all_gather_sequence_id.clear()
@@ -208,15 +209,15 @@ def _rendezvous_handler(url: str, **_: Any) -> Iterator[tuple[dist.Store, int, i
     yield _agent_store, info.rank, info.world_size
 
 
-with contextlib.suppress(RuntimeError):  # registered before, when this module is reloaded
+with contextlib.suppress(RuntimeError):  # already registered, if this module is reloaded
     dist.register_rendezvous_handler("metadist", _rendezvous_handler)
 
 
 def _use_one_malloc_arena() -> None:
-    """Have all threads share glibc's first arena, unless the environment says otherwise.
+    """Let all threads share glibc's first arena, unless MALLOC_ARENA_MAX is set.
 
-    The agent's threads take turns. With an arena each, every one keeps the memory of the largest
-    graph that was ever recorded on it for a distributed autograd context: several times as much.
+    The agent's threads take turns. If each had its own arena, each would keep the memory of the
+    largest graph recorded on it for a distributed autograd context: several times as much memory.
     """
     if "MALLOC_ARENA_MAX" in os.environ or not sys.platform.startswith("linux"):
         return
@@ -228,25 +229,26 @@ _M_ARENA_MAX = -8  # of mallopt, in glibc's malloc.h
 
 
 def _answer_ping() -> None:
-    """A ping's remote function."""
+    """The remote function of a ping."""
 
 
-# A request may wait for requests that it causes, to any depth, so no request may wait for a free
-# thread. Their number is bounded by the callers: a call is one request per worker, however many
-# shards it has. Consecutive requests run on the same thread and reuse its memory, unlike on the
-# agent's threads, which take turns.
+# A request may wait for further requests that it sends, to any depth, so no request may wait for a
+# free thread. The callers bound the number of requests: a call sends one to each worker, however
+# many shards it has. Consecutive requests run on the same thread and reuse its memory, unlike on
+# the agent's threads, which take turns.
 _executor = ThreadPoolExecutor(max_workers=1 << 16, thread_name_prefix="metadist-request")
 
 _inline_slots = threading.Semaphore(0)
-"""Requests for a single worker that may run on the agent's own threads, which saves a change of
-threads; most of the agent's threads stay free for the network."""
+"""Slots for requests to a single worker that run on the agent's own threads, which saves a thread
+switch. Most of the agent's threads stay free for the network."""
 
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]  # torch has no types for it
 def _respond(request: Request) -> Future:
-    """A call's remote function: the response in a future.
+    """The remote function of a call; it returns a future of the response.
 
-    A distributed autograd context belongs to the agent's thread that received the request.
+    In a distributed autograd context, the request runs on the agent's thread that received it,
+    because the context belongs to that thread.
     """
     future: Future = Future()
     if request.in_context:
@@ -262,7 +264,7 @@ def _respond(request: Request) -> Future:
 
 
 def _synchronized_response(request: Request) -> Any:
-    """The response, whose GPU tensors are complete: a future without devices records no events."""
+    """The response, with complete GPU tensors: a future without devices records no CUDA events."""
     try:
         response = request.respond()
         if request.keep_device:
@@ -280,21 +282,21 @@ def init_rpc(
     rendezvous_timeout: float = RENDEZVOUS_TIMEOUT,
     ping_timeout: float = PING_TIMEOUT,
 ) -> None:
-    """Initialize RPC. Every rank calls it; it returns when all ranks have come.
+    """Initialize RPC. Every rank calls it; it returns when all ranks have called it.
 
-    It can be called again after `shutdown_rpc`, also when some ranks failed in between.
+    It can be called again after `shutdown_rpc`, even if some ranks failed in between.
 
     Args:
         worker_name_format: (world_rank, world_size, local_rank, local_world_size) -> name.
         rpc_backend_options: TensorPipe's options, which are copied; see `RpcTransport`.
-        rendezvous_timeout: seconds that ranks may arrive apart.
+        rendezvous_timeout: seconds to wait for all ranks to arrive.
         ping_timeout: seconds after which a worker that does not answer a ping is lost. It does
-            not bound how long a call takes.
+            not limit the time that a call takes.
 
     Raises:
-        RendezvousTimeoutError: not every rank came.
+        RendezvousTimeoutError: some ranks did not arrive.
         RuntimeError: RPC is already initialized in this process.
-        UserError: device maps that name a worker or a device that does not exist.
+        UserError: the device maps name a worker or a device that does not exist.
     """
     if rpc_is_initialized():
         raise RuntimeError("RPC is already initialized in this process: shut it down first.")
@@ -316,9 +318,10 @@ def auto_init_rpc(
     finished. When the function raises, this rank leaves at once and the exception propagates.
 
     Args:
-        worker_init_fn: called on every rank after initialization, before the function.
+        worker_init_fn: a function called on every rank after initialization, before the main
+            function.
         worker_name_format: (world_rank, world_size, local_rank, local_world_size) -> name.
-        rpc_backend_options: options of the TensorPipe backend, `device_maps` among them.
+        rpc_backend_options: TensorPipe's options, such as `device_maps`; see `RpcTransport`.
     """
     if worker_init_fn is not None and not callable(worker_init_fn):
         raise TypeError("auto_init_rpc takes a worker_init_fn: write @auto_init_rpc() without one.")

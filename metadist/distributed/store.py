@@ -1,9 +1,10 @@
-"""The job's key-value store: where it is, who hosts it, and who can reach it.
+"""The job's key-value store: its location, its host, and who can reach it.
 
-Whoever can write to the store decides which addresses RPC connects to, and RPC runs code. The store
-of torchrun's agent listens on all interfaces without authentication, so it is used between nodes
-only. On one node the workers of torchrun share a file in the agent's own log directory, which only
-this user can read; without torchrun they share a store of rank zero on the loopback interface.
+A process that can write to the store determines the addresses to which RPC connects, and RPC runs
+code. The store of torchrun's agent listens on all interfaces without authentication, so it is used
+only between nodes. On one node, the workers of torchrun share a file in the agent's log directory,
+which only this user can read; without torchrun, they share rank zero's store on the loopback
+interface.
 """
 
 import atexit
@@ -33,7 +34,7 @@ from metadist.distributed.world import (
 from metadist.errors import UserError, first_line
 
 RENDEZVOUS_TIMEOUT = 300.0
-"""Seconds that ranks may start apart: nodes boot, imports are slow."""
+"""Seconds to wait for all ranks to start: nodes boot, and imports are slow."""
 
 _EXIT_TIMEOUT = 30.0
 """Seconds that rank zero, which hosts the store, waits at its exit for the other ranks' exit."""
@@ -58,10 +59,10 @@ class Counters(Protocol):
 
 
 class FileCounters:
-    """Short values in one file each, where a `FileStore` would grow with every write.
+    """Short values, one in each file. A `FileStore` would grow with every write.
 
     Args:
-        directory: where the files are; it is created.
+        directory: the directory of the files; it is created.
     """
 
     _WIDTH = 24
@@ -93,17 +94,17 @@ class FileCounters:
 def world_store(timeout: float = RENDEZVOUS_TIMEOUT) -> dist.Store:
     """The job's key-value store, shared by all ranks and, under torchrun, all restarts.
 
-    Any rank, any time. On one node it is a file under torchrun, else rank zero's store on
-    loopback; on several nodes it is the agent's store under torchrun, else rank zero's at
-    MASTER_ADDR:MASTER_PORT. A single process has one in memory.
+    Any rank may call it at any time. On one node, it is a file under torchrun, else rank zero's
+    store on loopback. On several nodes, it is the agent's store under torchrun, else rank zero's
+    store at MASTER_ADDR:MASTER_PORT. A single process has a store in memory.
 
     Args:
         timeout: seconds to wait for the store, in the first call.
 
     Raises:
-        WorkerLostError: nothing listens there.
-        UserError: the environment does not name its address; torchrun's log directory is not
-            private.
+        WorkerLostError: the store cannot be reached.
+        UserError: the environment does not contain the store's address, or torchrun's log directory
+            is not private.
     """
     global _store
     if _store is None:
@@ -131,15 +132,15 @@ def connect_store(timeout: float) -> dist.Store:
 
 
 def node_name() -> str:
-    """Equal on the ranks of one node, which share `heartbeat_counters`: those of one agent of
-    torchrun, or without torchrun those of one machine.
+    """A name that is equal on the ranks of one node, which share `heartbeat_counters`: the ranks of
+    one torchrun agent or, without torchrun, of one machine.
     """
     return f"{host_name()} {_shared_directory() or ''}"
 
 
 def heartbeat_counters(prefix: str, store: dist.Store) -> Counters:
-    """Where the ranks of a node count their heartbeats: files in the directory of torchrun's agent,
-    which cost no message, else `store`.
+    """The heartbeat counters of a node's ranks: files in the log directory of torchrun's agent, or
+    `store` if there is no such directory. Files need no messages.
     """
     directory = _shared_directory()
     if directory is None:
@@ -148,7 +149,7 @@ def heartbeat_counters(prefix: str, store: dist.Store) -> Counters:
 
 
 def _shared_directory() -> Path | None:
-    """The agent's directory; on several nodes None if other users can open it."""
+    """The agent's log directory; None if there is none or, on several nodes, it is not private."""
     if _is_file_store():
         return _agent_directory()
     with contextlib.suppress(UserError):
@@ -157,10 +158,10 @@ def _shared_directory() -> Path | None:
 
 
 def elastic_store() -> dist.Store:
-    """The store that a job keeps when nodes join or leave: the agent's, or `world_store`.
+    """The store that survives when nodes join or leave: the agent's store, or `world_store`.
 
-    Other machines can write to the agent's store: nothing that decides where RPC connects may be
-    read from it on one node.
+    Other machines can write to the agent's store. On one node, nothing that determines the
+    addresses to which RPC connects may be read from it.
     """
     store = world_store()
     if _is_file_store() and _agent_hosts_store():
@@ -183,11 +184,11 @@ def _open_file_store() -> dist.Store:
 def _agent_directory() -> Path:
     """The log directory that torchrun's agent has created for this run with `mkdtemp`.
 
-    Every worker finds it without asking another process: its error file is
+    Every worker knows it without asking another process: its error file is
     DIRECTORY/attempt_N/LOCAL_RANK/error.json (torch.distributed.elastic's `DefaultLogsSpecs`).
 
     Raises:
-        UserError: there is none, or other users can open it.
+        UserError: there is no such directory, or other users can open it.
     """
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     directory = Path(error_file).parent.parent.parent
@@ -230,15 +231,15 @@ def _listen(address: str, port: int) -> int | None:
     """The descriptor of a listening socket for the store, bound to one address of this machine.
 
     Returns:
-        None where the address is not this machine's own as other nodes see it: a host name that
-        is loopback here (Debian's 127.0.1.1), or an address that is translated. The store then
-        listens on all interfaces.
+        The descriptor, or None if the address that other nodes use is not an address of this
+        machine: a host name that resolves to loopback here (Debian's 127.0.1.1), or a translated
+        address. The store then listens on all interfaces.
     """
     try:
-        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
     except OSError:
         return None
-    for family, _, _, _, (host, *_) in found:
+    for family, _, _, _, (host, *_) in addresses:
         if ipaddress.ip_address(str(host).split("%")[0]).is_loopback and not is_single_node():
             continue
         try:
@@ -266,15 +267,15 @@ def store_errors_as_worker_lost(store: str = "the job's store") -> Iterator[None
 
 
 def _outlive_other_ranks(store: dist.Store) -> None:
-    """Wait at exit for the other ranks that are connected to the store of this process.
+    """Wait at exit for the other ranks that are connected to this process's store.
 
-    They may still poll it, or write their last heartbeat.
+    They may still poll the store or write their last heartbeat.
     """
     deadline = time.monotonic() + _EXIT_TIMEOUT
     with contextlib.suppress(RuntimeError):
         for rank in range(1, get_world_info().world_size):
-            left = functools.partial(_has_left, store, rank)
-            wait_until(left, deadline - time.monotonic(), pause=0.02)
+            has_left = functools.partial(_has_left, store, rank)
+            wait_until(has_left, deadline - time.monotonic(), pause=0.02)
 
 
 def _has_left(store: dist.Store, rank: int) -> bool:
@@ -282,6 +283,6 @@ def _has_left(store: dist.Store, rank: int) -> bool:
 
 
 def _leave(store: dist.Store) -> None:
-    """Let rank zero, which hosts the store, know that this rank no longer needs it."""
+    """Tell rank zero, which hosts the store, that this rank no longer needs it."""
     key = f"metadist/left/{get_world_info().rank}"
-    call_within(_LEAVE_TIMEOUT, lambda: store.set(key, ""))  # its machine may be unreachable
+    call_within(_LEAVE_TIMEOUT, lambda: store.set(key, ""))  # rank zero may be unreachable

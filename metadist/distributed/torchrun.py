@@ -1,8 +1,8 @@
 """torchrun as a subprocess: python -m metadist.distributed.torchrun OPTIONS SCRIPT ARGUMENTS.
 
-It is torchrun with the same options, but without its failure report (the workers report their
-errors) and with an exit status that depends on the failure. Its standard input is a pipe from the
-parent process: closing it ends the workers.
+It has the same options as torchrun, but prints no failure report (the workers report their errors),
+and its exit status depends on the failure. Its standard input is a pipe from the parent process:
+closing the pipe ends the workers.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from metadist.errors import FAILURE_STATUS, SIGNAL_STATUSES, USER_ERROR_STATUS
 
 
 def main(arguments: list[str]) -> int:
-    """Run the workers and wait for their end.
+    """Run the workers and wait until they have ended.
 
     Args:
         arguments: torchrun's command line.
@@ -34,19 +34,19 @@ def main(arguments: list[str]) -> int:
         plus the number of a signal that this process received; else 1.
     """
     logging.disable(logging.ERROR)
-    if hasattr(signal, "SIGUSR2"):  # SLURM's warning is for the parent, which saves
+    if hasattr(signal, "SIGUSR2"):  # SLURM's warning is for the parent process, which saves
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         run(parse_args(arguments))
     except ChildFailedError as error:
-        killed = unreported_kill(error)
-        if killed:
-            print(f"error: {killed}", file=sys.stderr, flush=True)
-        _write_error_file(error, killed)
+        kill_message = unreported_kill(error)
+        if kill_message:
+            print(f"error: {kill_message}", file=sys.stderr, flush=True)
+        _write_error_file(error, kill_message)
         return status_of(error)
-    except SignalException as stopped:
-        return 128 + int(stopped.sigval)
+    except SignalException as error:
+        return 128 + int(error.sigval)
     except RendezvousError as error:
         print(f"error: the rendezvous of the nodes failed ({error})", file=sys.stderr, flush=True)
         return 1
@@ -54,24 +54,26 @@ def main(arguments: list[str]) -> int:
 
 
 def status_of(error: ChildFailedError) -> int:
-    """The exit status after a failure, see `main`. The first failure decides: the agent stops the
-    other workers.
+    """The exit status after a failure; see `main`. It depends on the first failure, because the
+    agent then stops the other workers.
     """
-    _, first = error.get_first_failure()
-    if first.exitcode in SIGNAL_STATUSES:
-        return first.exitcode
+    _, first_failure = error.get_first_failure()
+    if first_failure.exitcode in SIGNAL_STATUSES:
+        return first_failure.exitcode
     statuses = {failure.exitcode for failure in error.failures.values()}
-    user_error = USER_ERROR_STATUS in statuses and first.exitcode >= 0
+    user_error = USER_ERROR_STATUS in statuses and first_failure.exitcode >= 0
     return USER_ERROR_STATUS if user_error else FAILURE_STATUS
 
 
 def unreported_kill(error: ChildFailedError) -> str:
     """A sentence about the worker that a signal killed, if no other worker reported it; else ""."""
-    rank, first = error.get_first_failure()
-    others = {failure.exitcode for failure in error.failures.values() if failure is not first}
-    if first.exitcode >= 0 or any(code > 0 and code not in SIGNAL_STATUSES for code in others):
+    rank, first_failure = error.get_first_failure()
+    failures = [failure for failure in error.failures.values() if failure is not first_failure]
+    statuses = {failure.exitcode for failure in failures}
+    reported = any(status > 0 and status not in SIGNAL_STATUSES for status in statuses)
+    if first_failure.exitcode >= 0 or reported:
         return ""
-    return f"rank {rank} was killed by {_signal_name(-first.exitcode)}"
+    return f"rank {rank} was killed by {_signal_name(-first_failure.exitcode)}"
 
 
 def _signal_name(number: int) -> str:
@@ -81,14 +83,14 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _write_error_file(error: ChildFailedError, killed: str) -> None:
-    """Write the first failure to the file that METADIST_ERROR_FILE names."""
+def _write_error_file(error: ChildFailedError, kill_message: str) -> None:
+    """Write the kill message, or the first failure, to the file that METADIST_ERROR_FILE names."""
     path = os.environ.get("METADIST_ERROR_FILE")
     messages: list[Any] = [failure.message for failure in error.failures.values()]
-    texts = [each["message"] for each in messages if isinstance(each, dict) and "message" in each]
-    if path and (killed or texts):
+    texts = [item["message"] for item in messages if isinstance(item, dict) and "message" in item]
+    if path and (kill_message or texts):
         with contextlib.suppress(OSError):
-            Path(path).write_text(killed or str(texts[0]), encoding="utf-8")
+            Path(path).write_text(kill_message or str(texts[0]), encoding="utf-8")
 
 
 def _end_with_parent() -> None:

@@ -1,4 +1,4 @@
-"""Transports of worker calls: the interface, the open transport, its workers and their barrier.
+"""Transports of worker calls: their interface, the open transport, and the barrier of its workers.
 
 torch.distributed.rpc is one implementation (`metadist.distributed.rpc`).
 """
@@ -24,15 +24,15 @@ PING_INTERVAL = 1.0
 """Seconds between two pings of a worker that this one waits for."""
 
 PING_TIMEOUT = 30.0
-"""Seconds after which a worker that does not answer a ping is lost, by default."""
+"""The default number of seconds after which a worker that does not answer a ping is lost."""
 
 
 class Request(Protocol):
-    """What a transport carries to a worker."""
+    """A request that a transport sends to a worker."""
 
     @property
     def in_context(self) -> bool:
-        """Whether it runs in the caller's autograd context."""
+        """Whether the request runs in the caller's autograd context."""
 
     @property
     def keep_device(self) -> bool:
@@ -43,18 +43,18 @@ class Request(Protocol):
         """Whether the caller named the worker, and the call has no other request."""
 
     def respond(self) -> Any:
-        """The response, or a `RemoteFailure`; it raises nothing."""
+        """The response, or a `RemoteFailure`; it never raises an exception."""
 
 
 class Transport(Protocol):
-    """Carries requests to workers and their responses back.
+    """Sends requests to workers and receives their responses.
 
     Attributes:
         names: the workers' names in the order of their ranks, set by `open`.
-        store: a store under a prefix that exactly these workers share, set by `open`.
+        store: the store under a prefix that only these workers share, set by `open`.
         ping_timeout: seconds after which a worker that does not answer a ping is lost.
-        carries_devices: whether GPU tensors arrive on a GPU; else they are sent from the CPU.
-        records_autograd: whether distributed autograd contexts record what it carries.
+        carries_devices: whether GPU tensors arrive on a GPU; if not, they are moved to the CPU.
+        records_autograd: whether distributed autograd contexts record the transferred tensors.
     """
 
     names: list[str]
@@ -67,25 +67,26 @@ class Transport(Protocol):
         """Connect to the other workers. Every rank calls it."""
 
     def close(self, graceful: bool) -> None:
-        """Disconnect. With `graceful`, every rank calls it; else leave at once."""
+        """Disconnect. If `graceful`, every rank calls it; otherwise leave at once."""
 
     def send(self, worker: str, request: Request, timeout: float | None) -> Future:
-        """Send a request. Any rank, any thread.
+        """Send a request. Any rank and any thread may call it.
 
         Args:
-            worker: its name.
-            request: what the worker is to `respond` to.
-            timeout: seconds until the future fails; None for the transport's default, 0 for none.
+            worker: the worker's name.
+            request: the request, whose `respond` the worker calls.
+            timeout: seconds until the future fails; None for the transport's default, 0 for no
+                limit.
 
         Returns:
-            A future of `Request.respond()`'s result.
+            A future of the result of `Request.respond`.
         """
 
     def ping(self, worker: str) -> Future:
         """A future that completes when the worker answers and fails after `ping_timeout`."""
 
     def is_timeout(self, error: Exception) -> bool:
-        """Whether a future of `send` failed with this error because its time was over."""
+        """Whether this error of a future of `send` means that its timeout has expired."""
 
 
 _transport: Transport | None = None
@@ -105,14 +106,14 @@ def open_transport(transport: Transport) -> None:
 
 
 def shutdown_rpc(graceful: bool = True) -> None:
-    """Close the transport; without one, do nothing.
+    """Close the transport, if one is open.
 
     Args:
-        graceful: wait until every rank has called it. With False, leave at once, as after an
-            error.
+        graceful: whether to wait until every rank has called it. If False, leave at once, as after
+            an error.
 
     Raises:
-        WorkerLostError: graceful, and a rank died or stopped answering.
+        WorkerLostError: a rank died or stopped answering, and `graceful` is True.
     """
     global _transport
     if _transport is None:
@@ -135,7 +136,7 @@ def current_transport() -> Transport:
     """The open transport.
 
     Raises:
-        RuntimeError: there is none.
+        RuntimeError: no transport is open.
     """
     if _transport is None:
         raise RuntimeError(
@@ -145,7 +146,7 @@ def current_transport() -> Transport:
 
 
 def rpc_is_initialized() -> bool:
-    """Whether this process can call other workers at the moment."""
+    """Whether this process can currently call other workers."""
     return _transport is not None
 
 
@@ -176,7 +177,7 @@ def get_worker_id(id: str | int | None = None) -> int:
 
 
 def describe_worker(name: str) -> str:
-    """A worker's name, rank and, in a job, its machine, for messages."""
+    """A worker's name, its rank and, in a job, its machine, for messages."""
     names, hosts = current_transport().names, current_job().hosts
     if name not in names:
         return name
@@ -189,7 +190,7 @@ def require_alive(workers: Iterable[str]) -> None:
     """Ping workers, in parallel.
 
     Raises:
-        WorkerLostError: one does not answer; the message names it.
+        WorkerLostError: a worker does not answer; the message names it.
     """
     transport = current_transport()
     pings = [(worker, transport.ping(worker)) for worker in workers]
@@ -204,61 +205,61 @@ def require_alive(workers: Iterable[str]) -> None:
 
 
 def barrier(worker_names: Iterable[str | int] | None = None, timeout: float | None = 60.0) -> None:
-    """Wait until all workers, or those named, have called it too.
+    """Wait until all workers, or the named ones, have called it too.
 
     Args:
-        worker_names: names or ranks of the workers to wait for each other; None for all. Any
+        worker_names: the names or ranks of the workers that wait for each other; None for all. Any
             other worker returns at once.
         timeout: seconds to wait for the others; None to wait while they answer pings. The shortest
-            of all workers' timeouts ends the barrier for all.
+            timeout of a worker ends the barrier for all.
 
     Raises:
-        WorkerLostError: on all of them: a worker died, does not answer, or did not arrive in time;
-            the message names it.
+        WorkerLostError: a worker died, does not answer, or did not arrive in time; the message
+            names it. Raised on all workers of the barrier.
     """
     names = current_transport().names
-    chosen = range(len(names)) if worker_names is None else map(get_worker_id, worker_names)
-    wait_for_workers("barrier", [names[rank] for rank in sorted(set(chosen))], timeout)
+    ranks = range(len(names)) if worker_names is None else map(get_worker_id, worker_names)
+    wait_for_workers("barrier", [names[rank] for rank in sorted(set(ranks))], timeout)
 
 
 _FIRST, _OUTCOME, _ALL_ARRIVED = "first", "outcome", "all arrived"
 """Keys of a barrier, and its outcome if it succeeds.
 
-The worker that comes first pings those that are missing, and all others ping that worker. The
-outcome that is set first holds for all workers.
+The worker that arrives first pings the missing workers, and all others ping that worker. The first
+outcome that is set holds for all workers.
 """
 
 
 def wait_for_workers(topic: str, workers: list[str], timeout: float | None) -> None:
     """A barrier of `workers` in the transport's store.
 
-    Barriers of one topic are matched in the order in which each worker calls them: one that
-    failed on some workers does not shift those of other topics.
+    The barriers of a topic are numbered in the order in which each worker calls them, so that a
+    barrier that failed on some workers does not affect other topics.
     """
     transport = current_transport()
-    own = transport.names[get_world_info().rank]
-    if own not in workers:
+    own_name = transport.names[get_world_info().rank]
+    if own_name not in workers:
         return
-    # Keys stay in the store: short ones.
+    # Keys stay in the store, so they are short.
     group = hashlib.sha256("/".join([topic, *workers]).encode()).hexdigest()[:16]
     _barriers[group] += 1
     store = dist.PrefixStore(f"{group}#{_barriers[group]}", transport.store)
     keys = {worker: str(transport.names.index(worker)) for worker in workers}
     deadline = None if timeout is None else time.monotonic() + timeout
     try:
-        store.set(keys[own], "")
+        store.set(keys[own_name], "")
         arrived = store.add("arrived", 1)
         if arrived == len(workers):
             store.compare_set(_OUTCOME, "", _ALL_ARRIVED)
         if arrived == 1:
-            store.set(_FIRST, own)
+            store.set(_FIRST, own_name)
         while wait_for_keys(store, [_OUTCOME], _next_wait(deadline)):
-            late = deadline is not None and time.monotonic() >= deadline
-            if late or arrived == 1:
+            timed_out = deadline is not None and time.monotonic() >= deadline
+            if timed_out or arrived == 1:
                 missing = missing_keys(store, [*keys.values()])
                 absent = [worker for worker, key in keys.items() if key in missing]
-                too_late = f"did not arrive within {timeout:g} s." if late else ""
-                _check_absent(store, f"{topic} of {', '.join(workers)}", absent, too_late)
+                reason = f"did not arrive within {timeout:g} s." if timed_out else ""
+                _check_absent(store, f"{topic} of {', '.join(workers)}", absent, reason)
             elif store.check([_FIRST]):
                 _require_alive_for_all(store, [store.get(_FIRST).decode()])
         outcome = store.get(_OUTCOME).decode()
@@ -268,12 +269,12 @@ def wait_for_workers(topic: str, workers: list[str], timeout: float | None) -> N
         raise WorkerLostError(f"the job's store cannot be reached ({first_line(error)}).") from None
 
 
-def _check_absent(store: dist.Store, barrier: str, absent: list[str], too_late: str) -> None:
-    """Set a barrier's outcome if nobody is absent or it is too late; else ping who is absent."""
-    if not absent:  # the one that came last has died
+def _check_absent(store: dist.Store, barrier: str, absent: list[str], reason: str) -> None:
+    """Set a barrier's outcome if no worker is absent or with a `reason`; else ping the absent."""
+    if not absent:  # the worker that arrived last has died
         store.compare_set(_OUTCOME, "", _ALL_ARRIVED)
-    elif too_late:
-        message = f"{barrier}: {', '.join(map(describe_worker, absent))} {too_late}"
+    elif reason:
+        message = f"{barrier}: {', '.join(map(describe_worker, absent))} {reason}"
         _fail(store, WorkerLostError(message, current_transport().names.index(absent[0])))
     else:
         _require_alive_for_all(store, absent)
@@ -283,13 +284,13 @@ def _require_alive_for_all(store: dist.Store, workers: list[str]) -> None:
     """Ping workers; if one does not answer, the barrier fails."""
     try:
         require_alive(workers)
-    except WorkerLostError as lost:
-        _fail(store, lost)
+    except WorkerLostError as error:
+        _fail(store, error)
 
 
-def _fail(store: dist.Store, lost: WorkerLostError) -> None:
-    """Let a barrier fail for all its workers, unless its outcome is set."""
-    store.compare_set(_OUTCOME, "", json.dumps([str(lost), lost.rank]))
+def _fail(store: dist.Store, error: WorkerLostError) -> None:
+    """Make a barrier fail for all its workers, unless its outcome is set."""
+    store.compare_set(_OUTCOME, "", json.dumps([str(error), error.rank]))
 
 
 def _next_wait(deadline: float | None) -> float:

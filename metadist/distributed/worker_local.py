@@ -1,4 +1,4 @@
-"""Worker-local objects, such as a dataset: calls carry only their names."""
+"""Worker-local objects, such as a dataset: calls transfer only their names."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ _values: dict[str, Any] = {}
 
 
 class WorkerLocal:
-    """A handle of a value that each worker holds for itself. Only the name is pickled.
+    """A handle to a value that each worker stores locally. Only the name is pickled.
 
     Each worker registers its own value under the name (`WorkerLocal("tasks", value)`); a function
     that receives the handle in a remote call reads the value of the worker it runs on.
 
     Args:
         name: the name, the same on all workers.
-        value: this worker's value; it replaces an earlier one of that name.
+        value: this worker's value; it replaces an earlier value of the same name.
     """
 
     def __init__(self, name: str, value: Any) -> None:
@@ -44,10 +44,10 @@ class WorkerLocal:
 
 
 def delete_worker_local(name: str) -> None:
-    """Delete this worker's value of a name, or all whose names start with it if it ends in "/"."""
-    names = [each for each in _values if each.startswith(name)] if name[-1:] == "/" else [name]
-    for each in names:
-        _values.pop(each, None)
+    """Delete this worker's value of a name; if it ends in "/", all values with this prefix."""
+    keys = [key for key in _values if key.startswith(name)] if name[-1:] == "/" else [name]
+    for key in keys:
+        _values.pop(key, None)
 
 
 def _by_name(name: str) -> WorkerLocal:

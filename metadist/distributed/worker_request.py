@@ -1,8 +1,8 @@
-"""The request of one worker call: what a worker runs.
+"""The request of one worker call, and how a worker runs it.
 
-A worker gets all its shards of a call in one request. What they share (a model, say) is pickled
-once, and a request occupies one thread however many shards it has. With a linear reducer the
-worker sums its results before it responds.
+A worker gets all its shards of a call in one request. Objects that the shards share, such as a
+model, are pickled once, and a request occupies one thread for any number of shards. With a linear
+reducer the worker sums its results before it responds.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,18 +23,18 @@ from metadist.distributed.responses import (
 from metadist.gradients import tensors_of
 
 Call = tuple[tuple, dict]
-"""(args, kwargs) of one shard."""
+"""The `(args, kwargs)` of one shard."""
 
 
 class BatchedMapper(Protocol):
-    """A function that maps several shards at once, where that is faster than one by one."""
+    """A function that can map several shards at once, which is faster than one by one."""
 
     def map_batched(self, calls: list[Call]) -> list[Any]:
-        """What the function returns for each of the calls."""
+        """The function's results for all calls, in order."""
 
 
 class SummingMapper(Protocol):
-    """A function that sums its own shards, where that is faster than one by one."""
+    """A function that can sum its results over shards, which is faster than one by one."""
 
     def weighted_sum(
         self, calls: list[Call], weights: list[float], inputs: Sequence[Tensor]
@@ -43,8 +43,8 @@ class SummingMapper(Protocol):
 
         Args:
             calls: the shards.
-            weights: how often each counts.
-            inputs: what to differentiate with respect to.
+            weights: the weight of each shard.
+            inputs: the tensors with respect to which the sum is differentiated.
         """
 
 
@@ -54,14 +54,14 @@ class WorkerRequest:
 
     Attributes:
         function: the mapper. It may be a `BatchedMapper` or a `SummingMapper`.
-        calls: (args, kwargs) of each shard, run in order.
-        weights: how often each shard counts, to respond with one weighted sum; None to respond
-            with every result.
-        grad_indices: indices, among `tensors_of(calls)`, of the inputs to differentiate with
-            respect to. None leaves gradients to the distributed autograd context, if any.
-        in_context: results keep their graph, which a context records across the workers.
-        keep_device: leave results on their device instead of moving them to the CPU.
-        single_worker: the caller named this worker; the call has no other request.
+        calls: the (args, kwargs) of each shard, run in order.
+        weights: the weight of each shard, to respond with one weighted sum; None to respond with
+            every result.
+        grad_indices: the indices in `tensors_of(calls)` of the inputs with respect to which results
+            are differentiated. None leaves gradients to the distributed autograd context, if any.
+        in_context: whether results keep their graph, which a context records across the workers.
+        keep_device: whether results stay on their device instead of being moved to the CPU.
+        single_worker: whether the caller named this worker; the call has no other request.
     """
 
     function: Callable[..., Any]
@@ -82,7 +82,7 @@ class WorkerRequest:
             return attach_unused(self._responses())
 
     def respond(self) -> list[WorkerResponse] | RemoteFailure:
-        """The same as `run`; an exception becomes a `RemoteFailure`, SystemExit too."""
+        """Like `run`, but an exception, SystemExit included, becomes a `RemoteFailure`."""
         try:
             return self.run()
         except BaseException as error:
@@ -117,19 +117,19 @@ def run_shards(
 
     Args:
         function: the mapper. It may be a `BatchedMapper` or a `SummingMapper`.
-        calls: (args, kwargs) of each shard.
-        weights: how often each shard counts, for one weighted sum; None for every result.
-        inputs: what to differentiate the scalar in the results with respect to; None for no
-            gradients.
-        convert_leaf: what to return of a leaf of a result. Default: the leaf, detached; a
-            `SummingMapper` detaches its sums itself.
+        calls: the (args, kwargs) of each shard.
+        weights: the weight of each shard, for one weighted sum; None for every result.
+        inputs: the tensors with respect to which the scalar in each result is differentiated; None
+            for no gradients.
+        convert_leaf: the function applied to each leaf of the results. Default: it detaches
+            tensors; a `SummingMapper` detaches its sums itself.
 
     Returns:
         A response for each shard, or a single one for their weighted sum.
     """
     convert = convert_leaf or _detached
 
-    def converted(result: Any) -> Any:
+    def convert_result(result: Any) -> Any:
         if isinstance(result, Tensor):
             return convert(result)
         return optree.tree_map(convert, result, none_is_leaf=True)
@@ -139,11 +139,12 @@ def run_shards(
         response = function.weighted_sum(calls, weights, inputs)
         if convert_leaf is None:
             return [response]
-        value, gradients = converted((response.value, response.gradients))
+        value, gradients = convert_result((response.value, response.gradients))
         return [response._replace(value=value, gradients=gradients)]
     if inputs is None and weights is None and hasattr(function, "map_batched"):
-        return [WorkerResponse(converted(each), None) for each in function.map_batched(calls)]
-    responses = (_run_shard(function, args, kwargs, inputs, converted) for args, kwargs in calls)
+        results = function.map_batched(calls)
+        return [WorkerResponse(convert_result(result), None) for result in results]
+    responses = (_run_shard(function, *call, inputs, convert_result) for call in calls)
     return list(responses) if weights is None else [sum_responses(responses, weights)]
 
 
@@ -152,10 +153,10 @@ def _run_shard(
     args: tuple,
     kwargs: dict,
     inputs: Sequence[Tensor] | None,
-    converted: Callable[[Any], Any],
+    convert_result: Callable[[Any], Any],
 ) -> WorkerResponse:
     if inputs is None:
-        return WorkerResponse(converted(function(*args, **kwargs)), None)
+        return WorkerResponse(convert_result(function(*args, **kwargs)), None)
     with torch.enable_grad():
         result = function(*args, **kwargs)
     leaves = optree.tree_leaves(result, none_is_leaf=True)
@@ -165,7 +166,7 @@ def _run_shard(
         if isinstance(leaf, Tensor) and leaf.requires_grad
     ]
     if not differentiable or not inputs:
-        return WorkerResponse(converted(result), None)
+        return WorkerResponse(convert_result(result), None)
     index = differentiable[0]
     if len(differentiable) > 1 or leaves[index].numel() != 1:
         raise ValueError(
@@ -174,6 +175,6 @@ def _run_shard(
             f"{tuple(leaves[index].shape)}: detach the others, or use "
             'gradient="dist_autograd".'
         )
-    found = torch.autograd.grad(leaves[index], inputs, allow_unused=True)
-    gradients = Gradients(index, converted(list(found)))
-    return WorkerResponse(converted(result), gradients)
+    gradients = torch.autograd.grad(leaves[index], inputs, allow_unused=True)
+    by_input = convert_result(list(gradients))
+    return WorkerResponse(convert_result(result), Gradients(index, by_input))

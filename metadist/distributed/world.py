@@ -1,6 +1,6 @@
-"""This process's ranks and the world size, and decorators that choose ranks.
+"""This process's ranks, the world size, and decorators for functions that run on some ranks only.
 
-The environment variables are read at each call.
+Each call reads the environment variables.
 """
 
 import functools
@@ -61,12 +61,12 @@ class WorldInfo(NamedTuple):
 
 
 def get_world_info() -> WorldInfo:
-    """This process's ranks, from torchrun's environment variables. Any rank.
+    """This process's ranks, from torchrun's environment variables. Any rank may call it.
 
-    Without the variables (a plain `python script.py`) the world size is 1.
+    Without the variables (a plain `python script.py`), the world size is 1.
 
     Raises:
-        UserError: the variables are set to values that do not fit together.
+        UserError: the variables are set to invalid or inconsistent values.
     """
     if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
         return WorldInfo(0, 1, 0, 1)
@@ -125,7 +125,7 @@ def is_single_node() -> bool:
 
 
 def restart_count() -> int:
-    """How often torchrun's agent on this node has restarted its workers."""
+    """The number of times that torchrun's agent on this node has restarted its workers."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
@@ -135,7 +135,7 @@ def host_name() -> str:
 
 
 def launched_by_torchrun() -> bool:
-    """Whether torchrun's agent started this process, and is its parent."""
+    """Whether torchrun's agent started this process and is its parent."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
@@ -145,12 +145,12 @@ def usable_cpus() -> int:
 
 
 def _on_ranks_where(
-    chosen: Callable[[int], bool],
+    includes: Callable[[int], bool],
 ) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
     def decorate(function: Callable[P, T]) -> Callable[P, T | None]:
         @functools.wraps(function)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> T | None:
-            return function(*args, **kwargs) if chosen(get_world_rank()) else None
+            return function(*args, **kwargs) if includes(get_world_rank()) else None
 
         return guarded
 
@@ -168,7 +168,7 @@ def not_on_rank(*ranks: int) -> Callable[[Callable[P, T]], Callable[P, T | None]
 
 
 def rank_zero_only(function: Callable[P, T]) -> Callable[P, T | None]:
-    """Decorator: the function runs on rank zero and returns None elsewhere."""
+    """Decorator: the function runs on rank zero and returns None on all others."""
     return on_rank(0)(function)
 
 

@@ -219,7 +219,7 @@ def test_a_store_that_does_not_answer_is_noticed_beside_the_beat_that_waits_for_
         ranks.clock.now += 1
         ranks.beats[1].watch()
     (sentence,) = ranks.lost[1]
-    assert "the job's store cannot be reached from host1 since 19 s" in sentence
+    assert "the job's store cannot be reached from host1 (no answer for 19 s)" in sentence
 
 
 def test_the_death_of_torchruns_agent_is_noticed(ranks, monkeypatch):
