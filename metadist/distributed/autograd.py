@@ -110,15 +110,15 @@ def recording_nested_calls(
 
 @contextmanager
 def _recording(context_id: int) -> Iterator[None]:
-    outer = _records.by_context.get(context_id)
+    outer_records = _records.by_context.get(context_id)
     _records.by_context[context_id] = []
     try:
         yield
     finally:
-        if outer is None:
+        if outer_records is None:
             del _records.by_context[context_id]
         else:
-            _records.by_context[context_id] = outer
+            _records.by_context[context_id] = outer_records
 
 
 def record_call(context_id: int, arguments: Any) -> CallRecord:
