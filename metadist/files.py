@@ -22,7 +22,7 @@ def wrap_write_errors(target: Path | str, redirect: str = REDIRECT_RUN) -> Itera
 
     Args:
         target: the file or stream that the block writes.
-        redirect: how the user can choose another target, as the end of a sentence.
+        redirect: the advice to choose another target, as the end of a sentence.
     """
     try:
         yield

@@ -1,8 +1,8 @@
-"""Reports the first failure of a job once: printed by the rank that failed first, or by rank zero
-if all ranks have the error, and written to torchrun's error file.
+"""Reports the first failure of a job once: the rank that failed first, or rank zero if all ranks
+have the error, prints it and writes it to torchrun's error file.
 
-As torchelastic's `@record`, but over all nodes: a rank that fails claims the first failure in the
-job's store; the others wait until it is reported and exit without a message.
+This is like torchelastic's `@record`, but works across nodes: a rank that fails claims the first
+failure in the job's store; the others wait until it is reported and exit without a message.
 """
 
 import contextlib
@@ -35,10 +35,10 @@ from metadist.training.signals import preserved_handlers
 _TRACEBACK = "METADIST_TRACEBACK"
 
 _EXIT_SECONDS = 3.0
-"""Seconds that a failed process may take to exit in order."""
+"""Seconds that a failed process may take for an orderly exit."""
 
 _REPORT_SECONDS = 5.0
-"""Seconds that a rank waits for another one's report."""
+"""Seconds that a rank waits for another rank's report."""
 
 END_SECONDS = 10.0
 """Seconds after which `abort_process` ends the process even if it cannot report why."""
@@ -49,15 +49,15 @@ _error_file: Path | None = None
 
 
 class RemoteRankFailed(Exception):
-    """Another rank failed, and reports it; the text, if any, is for a sweep's record."""
+    """Another rank failed and reports the error. The message, if any, is for a sweep's record."""
 
 
 class WorkerGroupFailed(Exception):
-    """The workers that this process started failed, and have reported it.
+    """The workers that this process started failed and have reported the error.
 
     Attributes:
-        exit_status: what `Launcher.run` returned, or 128 plus the number of a signal that this
-            process received.
+        exit_status: the exit status that `Launcher.run` returned, or 128 plus the number of a
+            signal that this process received.
     """
 
     def __init__(self, exit_status: int) -> None:
@@ -69,8 +69,9 @@ class WorkerGroupFailed(Exception):
 
 
 def wants_traceback() -> bool:
-    """Whether HYDRA_FULL_ERROR=1 requests tracebacks of every error. The first call decides, here
-    and in processes started later, and makes Hydra raise errors instead of printing them.
+    """Whether HYDRA_FULL_ERROR=1 requests tracebacks of all errors. The first call determines the
+    result for this process and processes started later, and makes Hydra raise errors instead of
+    printing them.
     """
     os.environ.setdefault(_TRACEBACK, os.environ.get("HYDRA_FULL_ERROR", "0"))
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -78,11 +79,11 @@ def wants_traceback() -> bool:
 
 
 def report_error(error: Exception, tracebacks: bool, in_job: bool) -> int:
-    """Print an error if this rank is the one to report it. Any rank, in its main thread.
+    """Print an error if this rank must report it. Any rank calls it in its main thread.
 
     Args:
-        error: what was raised.
-        tracebacks: print the traceback of user errors too.
+        error: the error.
+        tracebacks: whether to print the tracebacks of user errors too.
         in_job: whether the rendezvous of the job was complete. An OSError before that comes from
             Hydra, which could not create the run's directory.
 
@@ -121,12 +122,12 @@ def report_error(error: Exception, tracebacks: bool, in_job: bool) -> int:
 
 
 def report_error_and_continue(error: Exception, in_job: bool, message: str, if_ended: str) -> None:
-    """Report an error, and prepare for another job. Any rank, in its main thread.
+    """Report an error, and prepare for another job. Any rank calls it in its main thread.
 
     Args:
-        error: what was raised.
-        in_job: see `report_error`.
-        message: what rank zero prints after it.
+        error: the error.
+        in_job: whether the rendezvous of the job was complete; see `report_error`.
+        message: the message that rank zero prints after the error.
         if_ended: the error that rank zero prints if a rank does not leave this job.
     """
     with preserved_handlers():
@@ -139,7 +140,7 @@ def report_error_and_continue(error: Exception, in_job: bool, message: str, if_e
 
 
 def record_error_in(path: Path | None) -> None:
-    """Write the next error that this process reports into a file too. Any rank.
+    """Also write the next error that this process reports to a file. Any rank may call it.
 
     Args:
         path: the file; None for none.
@@ -172,7 +173,7 @@ def print_error(text: str) -> None:
 
 
 def error_summary(error: Exception, in_job: bool) -> tuple[str, int]:
-    """An error in one line, for tables, and its exit status."""
+    """An error as one line, for tables, and its exit status."""
     if isinstance(error, WorkerGroupFailed):
         return str(error), error.exit_status
     if isinstance(error, RemoteRankFailed):
@@ -183,12 +184,12 @@ def error_summary(error: Exception, in_job: bool) -> tuple[str, int]:
 
 
 def abort_process(message: str) -> None:
-    """End this process at once, because another one is lost. `Heartbeat` calls it in a thread.
+    """End this process at once, because another rank was lost. `Heartbeat` calls it in a thread.
 
     Args:
-        message: which rank was lost; "" when another rank reports the failure.
+        message: a sentence that names the lost rank; "" if another rank reports the failure.
     """
-    exit_after(END_SECONDS, FAILURE_STATUS)  # nobody may read the output
+    exit_after(END_SECONDS, FAILURE_STATUS)  # printing may block
     if not current_job().is_reachable():
         _kill_stuck_agent()
     if not message and current_job().message_if_ended:
@@ -200,12 +201,12 @@ def abort_process(message: str) -> None:
 
 
 def exit_process(status: int, is_program: bool) -> NoReturn:
-    """End the process. A program ends after an error within seconds, without waiting for stuck
-    threads; where another program goes on, SystemExit is raised.
+    """End the process. After an error, a program ends within seconds, without waiting for stuck
+    threads. If this process runs other code afterwards, SystemExit is raised.
 
     Args:
         status: the exit status.
-        is_program: nothing follows in this process (`exit_without_finalizing`).
+        is_program: whether no other code follows in this process (`exit_without_finalizing`).
     """
     if status and is_program:
         flush_streams()
@@ -216,14 +217,14 @@ def exit_process(status: int, is_program: bool) -> NoReturn:
     if is_program:
         exit_without_finalizing(status)
     if status and threading.current_thread() is threading.main_thread():
-        # Ignored since the error was reported.
+        # `report_error` has ignored the signals.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.exit(status)
 
 
 def _is_user_error(error: Exception, in_job: bool) -> bool:
-    if isinstance(error, WorkerLostError):  # which is an OSError too
+    if isinstance(error, WorkerLostError):  # a subclass of OSError
         return False
     return isinstance(error, UserError | HydraException | OmegaConfBaseException) or (
         not in_job and (isinstance(error, OSError) or raised_by_hydra(error))
@@ -235,10 +236,10 @@ def _prefixed(text: str) -> str:
 
 
 def _report_shared(text: str, in_job: bool) -> None:
-    """Report an error that usually every rank has: rank zero first."""
+    """Report an error that usually all ranks have; rank zero reports it first."""
     if in_job:
-        first = get_rank() == 0 or current_job().owns_first_failure
-        _report(text, 0.0 if first else 1.5)
+        is_first = get_rank() == 0 or current_job().owns_first_failure
+        _report(text, 0.0 if is_first else 1.5)
         return
     try:
         rank, size = get_rank(), get_world_size()
@@ -248,7 +249,7 @@ def _report_shared(text: str, in_job: bool) -> None:
         print_error(text)
     if size > 1:
         try:
-            rendezvous("error report", _REPORT_SECONDS)  # rank zero has printed when it comes
+            rendezvous("error report", _REPORT_SECONDS)  # rank zero prints before it joins
         except (WorkerLostError, UserError):
             if rank != 0:
                 print_error(f"{text} (rank {rank})")
@@ -256,20 +257,20 @@ def _report_shared(text: str, in_job: bool) -> None:
 
 def _report_lost(error: WorkerLostError) -> None:
     """Report which rank was lost, unless that rank reports why it left."""
-    job, silent = current_job(), ""
+    job, silent_ranks = current_job(), ""
     seconds = 2.5
     if error.rank is None:
-        # Rank zero watches all ranks, those of other nodes with a delay of a heartbeat.
+        # Rank zero watches all ranks; it reads those of other nodes one heartbeat later.
         seconds = _REPORT_SECONDS + (1.0 if get_rank() == 0 else 2.0)
 
     def explained() -> bool:
-        nonlocal silent
-        silent = "" if error.rank is not None else ", ".join(job.silent_ranks())
-        return bool(silent) or job.has_first_failure()
+        nonlocal silent_ranks
+        silent_ranks = "" if error.rank is not None else ", ".join(job.silent_ranks())
+        return bool(silent_ranks) or job.has_first_failure()
 
     if len(job.hosts) > 1:
         wait_until(explained, seconds, pause=0.1)
-    _report(_prefixed(f": {silent} was lost; {error}" if silent else f": {error}"))
+    _report(_prefixed(f": {silent_ranks} was lost; {error}" if silent_ranks else f": {error}"))
 
 
 def _report(text: str, delay: float = 0.0) -> None:
@@ -277,7 +278,7 @@ def _report(text: str, delay: float = 0.0) -> None:
 
     Args:
         text: the message.
-        delay: seconds in which another rank may claim the first failure before this one.
+        delay: seconds to wait for another rank to claim the first failure.
     """
     if delay:
         wait_until(current_job().has_first_failure, delay)
@@ -285,7 +286,7 @@ def _report(text: str, delay: float = 0.0) -> None:
 
 
 def _report_first(text: str) -> None:
-    """Claim the first failure and print it, or wait until another rank or thread has."""
+    """Claim the first failure and print it, or wait until another rank or thread has done so."""
     if not _report_lock.acquire(blocking=False):
         time.sleep(_EXIT_SECONDS)
         return
@@ -300,7 +301,7 @@ def _report_first(text: str) -> None:
 
 
 def _wait_until_reported() -> None:
-    """Wait for the rank that failed first, which is to exit first too."""
+    """Wait for the report of the rank that failed first, and let that rank exit first."""
     wait_until(current_job().is_reported, _REPORT_SECONDS)
     time.sleep(0.5)
 
@@ -317,8 +318,8 @@ kill -KILL {pid}
 def _kill_stuck_agent() -> None:
     """Kill torchrun's agent, this process's parent, if it has not ended in six seconds.
 
-    An agent that has lost the network to the rendezvous ignores signals in its connection until
-    the kernel gives up, a quarter of an hour later. Without an agent or /proc nothing happens.
+    An agent that has lost the network to the rendezvous ignores signals until the kernel closes its
+    connection, a quarter of an hour later. Without an agent or /proc this does nothing.
     """
     pid = os.getppid()
     try:

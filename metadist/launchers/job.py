@@ -42,7 +42,7 @@ class JobFailure(BaseException):
     sweep.
 
     Attributes:
-        error: what was raised.
+        error: the error.
         in_job: whether the rendezvous had succeeded.
     """
 
@@ -55,7 +55,7 @@ class JobFailure(BaseException):
 class SweepJobFailed(Exception):
     """A job of a sweep failed in the process of a Hydra launcher (joblib, submitit).
 
-    It can be pickled. `exit_status` is the job's.
+    It can be pickled. `exit_status` is the exit status of the job.
     """
 
     def __init__(self, number: int, message: str, exit_status: int) -> None:
@@ -75,13 +75,13 @@ class ExitStatus:
 
 @contextmanager
 def report_errors() -> Iterator[ExitStatus]:
-    """Report what the block raises, on the rank whose part it is, and set the exit status.
+    """Report errors of the block on the rank that must report them, and set the exit status.
 
-    For all the work of a process, in its main thread. Until training installs its own handlers,
-    SIGINT and SIGTERM raise `Interrupted`. Ranks other than zero do not log.
+    The block is all the work of a process, in its main thread. Until training installs its own
+    handlers, SIGINT and SIGTERM raise `Interrupted`. Ranks other than zero do not log.
     """
     tracebacks = wants_traceback()
-    with suppress(UserError):  # wrong variables: the block raises the error
+    with suppress(UserError):  # invalid variables: the block raises the error
         if get_rank() != 0:
             logging.disable(logging.INFO)
     status = ExitStatus()
@@ -90,9 +90,9 @@ def report_errors() -> Iterator[ExitStatus]:
             yield status
     except JobFailure as failure:
         status.value = report_error(failure.error, tracebacks, failure.in_job)
-    except SweepJobFailed as failed:
-        report_error(UserError(str(failed)), tracebacks, in_job=False)
-        status.value = failed.exit_status
+    except SweepJobFailed as failure:
+        report_error(UserError(str(failure)), tracebacks, in_job=False)
+        status.value = failure.exit_status
     except Exception as error:
         status.value = report_error(error, tracebacks, in_job=False)
 
@@ -100,17 +100,17 @@ def report_errors() -> Iterator[ExitStatus]:
 @contextmanager
 def _signals_interrupt() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
-        for each in numbers:
-            signal.signal(each, signal.SIG_IGN)
+        for handled_number in numbers:
+            signal.signal(handled_number, signal.SIG_IGN)
         raise Interrupted(number, "stopped outside of training: nothing new to save")
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, interrupt) for number in numbers}
+    handlers = {number: signal.signal(number, interrupt) for number in numbers}
     yield
-    for number, handler in before.items():
+    for number, handler in handlers.items():
         signal.signal(number, handler)
 
 
@@ -118,22 +118,22 @@ def run_job(spec: RunSpec, on_built: Callable[[Experiment], None] | None = None)
     """Join the other ranks, build the experiment, restore its checkpoint, train and test it.
 
     Every rank calls it. It needs the environment variables of torchrun (RANK, WORLD_SIZE,
-    LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), or none of them in a single process,
-    and nothing of Hydra. A process may run several jobs one after the other.
+    LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), or none of them in a single process.
+    It does not need Hydra. A process may run several jobs one after the other.
 
     Args:
         spec: the job.
-        on_built: called on every rank with the experiment before training starts.
+        on_built: a function called on every rank with the experiment before training starts.
 
     Returns:
-        The results, as in `results.json`, on the ranks that run the training loop; {} on others.
-        Those of a sweep's job that has finished before are read, on all ranks.
+        The results, as in `results.json`, on the ranks that run the training loop; {} on others. If
+        a job of a sweep has finished before, its results are read and returned on all ranks.
 
     Raises:
-        JobFailure: for any error; `report_errors` reports it.
+        JobFailure: any error occurred; `report_errors` reports it.
     """
     in_job = False
-    record_error_in(None)  # that of an earlier job, whose error another rank reported
+    record_error_in(None)  # an earlier job's file remains if another rank reported the error
     try:
         settings = spec.settings
         job = begin_job(
@@ -157,29 +157,29 @@ def run_job(spec: RunSpec, on_built: Callable[[Experiment], None] | None = None)
     except SystemExit as error:
         if get_world_size() == 1:  # submitit exits so when SLURM preempts the job
             raise
-        ended = RuntimeError(f"sys.exit({error.code!r}) was called during the job")
-        raise JobFailure(ended.with_traceback(error.__traceback__), in_job) from error
-    if not spec.in_sweep:  # in a sweep the ranks exchange first how the job ended
+        exit_error = RuntimeError(f"sys.exit({error.code!r}) was called during the job")
+        raise JobFailure(exit_error.with_traceback(error.__traceback__), in_job) from error
+    if not spec.in_sweep:  # in a sweep, the ranks first exchange the job's outcome
         job.end()
     return results
 
 
 def _finished_results_on_all_ranks(job: Job, spec: RunSpec) -> dict[str, Any] | None:
-    """`finished_results` of rank zero, on all ranks.
+    """Rank zero's `finished_results`, on all ranks.
 
     Raises:
-        UserError: on all ranks: their jobs differ, or the results cannot be read.
+        UserError: the ranks' jobs differ, or the results cannot be read. Raised on all ranks.
     """
-    found, error_message = None, ""
+    local_results, error_message = None, ""
     try:
-        found = finished_results(spec) if get_rank() == 0 else None
+        local_results = finished_results(spec) if get_rank() == 0 else None
     except UserError as error:
         error_message = str(error)
-    message = {"overrides": spec.overrides, "results": found, "error": error_message}
-    messages = all_gather_object(job.store, "finished", message, timeout=None)
+    report = {"overrides": spec.overrides, "results": local_results, "error": error_message}
+    messages = all_gather_object(job.store, "finished", report, timeout=None)
     if messages[0]["error"]:
         raise UserError(messages[0]["error"])
-    if any(each["overrides"] != messages[0]["overrides"] for each in messages):
+    if any(message["overrides"] != messages[0]["overrides"] for message in messages):
         raise UserError(
             f"the {get_world_size()} ranks sampled different jobs, because each has a sweeper of "
             "its own: give the sweeper's sampler a seed (hydra.sweeper.sampler.seed=0), or start "
@@ -192,60 +192,63 @@ def _finished_results_on_all_ranks(job: Job, spec: RunSpec) -> dict[str, Any] | 
 def _build_on_all_ranks(job: Job, spec: RunSpec) -> Experiment:
     """Build the experiment on every rank; if one rank fails, none of them continues.
 
-    Slow ranks are waited for as long as their heartbeats arrive.
+    A slow rank may take any time while its heartbeats arrive.
 
     Raises:
-        UserError: on every rank, the error of one or all of them.
+        UserError: one or all ranks raised this error. Raised on all ranks.
         RemoteRankFailed: another rank failed and reports its error.
     """
     error: Exception | None = None
     experiment: Experiment | None = None
-    compile_error = None
+    compile_error, partition = None, None
     try:
         experiment = build_experiment(spec.configuration, spec.directory, spec.name, spec.settings)
         if experiment.train_mapper.compiled is not None and get_rank() == 0:
             _log.info("compiling the outer step: seconds for an MLP, minutes for convolutions")
         compile_error = compile_step(experiment)
+        partition = _partition_digest(experiment)
     except Exception as any_error:
         error = any_error
     is_driver = experiment is not None and experiment.strategy.is_driver
-    message = _Built(
+    outcome = _BuildOutcome(
         user_error=str(error) if isinstance(error, UserError) else "",
         error="" if error is None else f"{type(error).__name__}: {error}",
         iteration=experiment.state.iteration if experiment and is_driver else None,
         native=native_available(experiment.learner) if experiment else None,
         device=resolve_device(experiment.train_mapper.device).type if experiment else None,
         compile_error=compile_error,
-        partition=_partition_digest(experiment) if experiment else None,
+        partition=partition,
     )
-    ranks = [_Built(*each) for each in all_gather_object(job.store, "built", message, timeout=None)]
-    _require_built(ranks, error)
+    gathered = all_gather_object(job.store, "built", outcome, timeout=None)
+    outcomes = [_BuildOutcome(*fields) for fields in gathered]
+    _require_built(outcomes, error)
     assert experiment is not None
-    check_same_device([str(each.device) for each in ranks], job.hosts)
-    iterations = {each.iteration for each in ranks if each.iteration is not None}
+    check_same_device([str(outcome.device) for outcome in outcomes], job.hosts)
+    iterations = {outcome.iteration for outcome in outcomes if outcome.iteration is not None}
     if len(iterations) > 1:
         raise UserError(
             f"the ranks found checkpoints of different iterations, {sorted(iterations)}: put "
             "hydra.run.dir on a file system that all nodes share."
         )
-    _require_equal_partition(experiment, ranks)
-    _use_equal_kernels(experiment, ranks)
+    _require_equal_partition(experiment, outcomes)
+    _use_equal_kernels(experiment, outcomes)
     if get_rank() == 0:
         job.mark_started(str(spec.directory))
     return experiment
 
 
-class _Built(NamedTuple):
-    """What a rank tells the others once it has built the experiment, or has failed.
+class _BuildOutcome(NamedTuple):
+    """The outcome of building the experiment on one rank.
 
     Attributes:
-        user_error: the message of a `UserError`, else "".
-        error: any error, "" for none.
-        iteration: that a driver has restored.
-        native: whether the model's native kernels are available.
-        device: its type.
-        compile_error: why the outer step cannot be compiled, if it is to be.
-        partition: a digest of the partitioner's shards, where every rank partitions.
+        user_error: the message of a `UserError`, "" for none.
+        error: the class and message of any error, "" for none.
+        iteration: the restored iteration of a driver; None on other ranks.
+        native: whether the model's native kernels are available; None after an error.
+        device: the type of the device; None after an error.
+        compile_error: the reason why the outer step cannot be compiled; None if it can be, or if
+            it is not to be compiled.
+        partition: a digest of the partitioner's shards; None if only rank zero calls it.
     """
 
     user_error: str
@@ -264,51 +267,51 @@ def _partition_digest(experiment: Experiment) -> str | None:
     return partition_digest(experiment.strategy, experiment.learner, size)
 
 
-def _require_built(ranks: list[_Built], error: Exception | None) -> None:
-    """Raise this rank's error, or one that tells of another's."""
-    for rank, each in enumerate(ranks):
-        if each.user_error:
-            on_rank = "" if ranks[0].user_error else f"on rank {rank}: "
-            raise UserError(f"{on_rank}{each.user_error}") from error
+def _require_built(outcomes: list[_BuildOutcome], error: Exception | None) -> None:
+    """Raise this rank's error, or an error that names the rank that failed."""
+    for rank, outcome in enumerate(outcomes):
+        if outcome.user_error:
+            prefix = "" if outcomes[0].user_error else f"on rank {rank}: "
+            raise UserError(f"{prefix}{outcome.user_error}") from error
     if error is not None:
         raise error
-    for rank, each in enumerate(ranks):
-        if each.error:
-            raise RemoteRankFailed(f"rank {rank} failed while building: {each.error}")
+    for rank, outcome in enumerate(outcomes):
+        if outcome.error:
+            raise RemoteRankFailed(f"rank {rank} failed while building: {outcome.error}")
 
 
-def _require_equal_partition(experiment: Experiment, ranks: list[_Built]) -> None:
-    """Raise an error if the ranks' partitioners give different shards."""
-    partition = ranks[0].partition
-    different = [rank for rank, each in enumerate(ranks) if each.partition != partition]
-    if different:
+def _require_equal_partition(experiment: Experiment, outcomes: list[_BuildOutcome]) -> None:
+    """Raise an error if the partitioner gives other shards on other ranks."""
+    partition = outcomes[0].partition
+    ranks = [rank for rank, outcome in enumerate(outcomes) if outcome.partition != partition]
+    if ranks:
         raise UserError(
-            f"the partitioner gives other shards on ranks {different} than on rank 0, and with "
+            f"the partitioner gives other shards on ranks {ranks} than on rank 0, and with "
             f"strategy={experiment.strategy.name} every rank calls it: let the shards depend on "
             "the tasks and the number of workers alone, not on hash() of texts or the order of "
             "sets, or take strategy=rpc."
         )
 
 
-def _use_equal_kernels(experiment: Experiment, ranks: list[_Built]) -> None:
+def _use_equal_kernels(experiment: Experiment, outcomes: list[_BuildOutcome]) -> None:
     """Use native kernels and compiled code on all ranks or on none: they round differently."""
-    lacking = [rank for rank, each in enumerate(ranks) if each.native is False]
-    if lacking:
+    non_native_ranks = [rank for rank, outcome in enumerate(outcomes) if outcome.native is False]
+    if non_native_ranks:
         disable_native(experiment.learner)
-        if get_rank() == 0 and len(lacking) < len(ranks):
+        if get_rank() == 0 and len(non_native_ranks) < len(outcomes):
             _log.warning(
                 "the machine of rank %s has no working C++ compiler: no rank uses model.native",
-                ", ".join(map(str, lacking)),
+                ", ".join(map(str, non_native_ranks)),
             )
-    failed = [rank for rank, each in enumerate(ranks) if each.compile_error]
-    if failed:
+    failed_ranks = [rank for rank, outcome in enumerate(outcomes) if outcome.compile_error]
+    if failed_ranks:
         experiment.train_mapper = replace(experiment.train_mapper, compiled=None)
         if get_rank() == 0:
             _log.warning(
                 "the outer step runs eagerly: rank %s cannot compile it (%s); "
                 "trainer.compile=false avoids the attempt",
-                ", ".join(map(str, failed)),
-                ranks[failed[0]].compile_error,
+                ", ".join(map(str, failed_ranks)),
+                outcomes[failed_ranks[0]].compile_error,
             )
 
 
@@ -320,7 +323,7 @@ def check_same_device(devices: list[str], hosts: list[str]) -> None:
         hosts: the machine of each rank.
 
     Raises:
-        UserError: on every rank that calls it: the types differ.
+        UserError: the types differ. Raised on every rank that calls it.
     """
     if len(set(devices)) > 1:
         on_cpu = [rank for rank, device in enumerate(devices) if device == "cpu"]
@@ -332,15 +335,15 @@ def check_same_device(devices: list[str], hosts: list[str]) -> None:
 
 
 def _resumed_if_restarted(job: Job, spec: RunSpec) -> RunSpec:
-    """The job of a run that torchrun has restarted: it resumes from its newest checkpoint.
+    """The job, which resumes from its newest checkpoint if torchrun has restarted the run.
 
-    Rank zero decides: restart counts of torchrun's agents differ, and do not count nodes that leave
-    or join.
+    Rank zero decides: the restart counts of torchrun's agents differ, and do not include nodes that
+    leave or join.
     """
-    again = job.restarted or job.has_started(str(spec.directory))
-    saved = bool(Checkpoints.of_run(spec.directory).candidates())
-    # The checkpoint that the user names is used until the run has one of its own.
-    resumes = again and (saved or spec.configuration.get("resume") is None)
+    restarted = job.restarted or job.has_started(str(spec.directory))
+    has_checkpoint = bool(Checkpoints.of_run(spec.directory).candidates())
+    # The checkpoint that the user named is used until the run has written one.
+    resumes = restarted and (has_checkpoint or spec.configuration.get("resume") is None)
     if not all_gather_object(job.store, "restarted", resumes, timeout=None)[0]:
         return spec
     configuration = spec.configuration.copy()

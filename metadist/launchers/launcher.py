@@ -1,4 +1,4 @@
-"""The interface of the `launcher` group: who starts the processes of a job."""
+"""The interface of the `launcher` group: a launcher starts the processes of a job."""
 
 import os
 from abc import ABC, abstractmethod
@@ -12,7 +12,7 @@ from metadist.launchers.run_spec import RunSpec
 
 
 class Launcher(ABC):
-    """Starts the worker processes of a job and waits for their end.
+    """Starts the worker processes of a job and waits until they have ended.
 
     The launching process is not a rank of the job. A sweep may call `run` in several threads at
     the same time, so it must not use Hydra's global state.
@@ -23,22 +23,22 @@ class Launcher(ABC):
         """Check the options before anything is started.
 
         Args:
-            configuration: the run's, as composed.
+            configuration: the composed configuration of the run.
 
         Raises:
-            UserError: a package that is not installed (with the pip command), more workers than
-                the machine or cluster has, options that contradict each other.
+            UserError: a package is not installed (the message has the pip command), there are more
+                workers than the machine or cluster can run, or options contradict each other.
         """
 
     def max_concurrent_jobs(self, configuration: DictConfig) -> int:
-        """How many jobs of a sweep may run at the same time. Default: 1."""
+        """The number of jobs of a sweep that may run at the same time. Default: 1."""
         return 1
 
     @abstractmethod
     def run(self, spec: RunSpec) -> int:
         """Start workers that run the job, wait for them, and leave no process behind.
 
-        The workers report their errors; their output goes where this process's goes.
+        The workers report their errors and write to the standard streams of this process.
 
         Returns:
             The job's exit status: 0, 2 after a user error, 130 or 143 after a signal, else 1.
@@ -60,7 +60,7 @@ def create_launcher(configuration: DictConfig) -> Launcher | None:
     """The configured launcher, checked; None if this process runs the job itself. Any rank.
 
     Raises:
-        UserError: what `Launcher.check` raises, or this process has been started by a launcher.
+        UserError: `Launcher.check` failed, or this process was started by a launcher itself.
     """
     node = configuration.get("launcher")
     launcher = NoLauncher() if node is None else instantiate(node, "launcher")

@@ -1,4 +1,4 @@
-"""Jobs that run at the same time, each in processes that a launcher has started."""
+"""Jobs that run at the same time, each in its own processes, which a launcher starts."""
 
 import signal
 import threading
@@ -18,7 +18,7 @@ Ending = int | Exception
 
 
 class JobFuture(Generic[T]):
-    """The result of a submitted job. Main thread."""
+    """The result of a submitted job. Used in the main thread."""
 
     def __init__(self, pool: "JobPool", future: Future[int], finish: Callable[[Ending], T]) -> None:
         self._pool = pool
@@ -32,10 +32,11 @@ class JobFuture(Generic[T]):
         return self._future.done()
 
     def result(self) -> T:
-        """Wait for the job; what `finish`, called once, made of its exit status.
+        """Wait for the job and return the result of `finish`, which is called once.
 
         Raises:
-            JobFailure: a signal arrived, and all jobs have ended; or what `finish` raises.
+            JobFailure: a signal arrived, and all jobs have ended. Errors of `finish` are raised
+                unchanged.
         """
         if self._error is None and not self._result:
             while not self._future.done():
@@ -72,16 +73,17 @@ class JobPool:
         max_concurrent: int,
         finish: Callable[[Ending], T],
     ) -> JobFuture[T]:
-        """Start a job as soon as fewer than `max_concurrent` run.
+        """Start a job as soon as fewer than `max_concurrent` jobs run.
 
         Args:
-            run: `Launcher.run` of the job; called in a thread.
-            stop: `Launcher.stop`.
-            max_concurrent: how many jobs may run at the same time.
-            finish: turns the exit status, or the launcher's exception, into the job's result.
+            run: the function that runs the job, `Launcher.run`; called in a thread.
+            stop: the function that stops the job, `Launcher.stop`.
+            max_concurrent: the largest number of jobs that run at the same time.
+            finish: a function from the exit status, or the launcher's exception, to the job's
+                result.
 
         Raises:
-            JobFailure: what `finish` raised for an earlier job, or a signal arrived.
+            JobFailure: a signal arrived, or `finish` raised it for an earlier job.
         """
         while len(running := self._running()) >= max_concurrent:
             self.wait(running)
@@ -100,7 +102,7 @@ class JobPool:
             job.result()
 
     def wait(self, futures: list[Future[int]]) -> None:
-        """Wait until the first of some jobs has ended.
+        """Wait until one of the jobs has ended.
 
         Raises:
             JobFailure: a signal arrived, and all jobs have ended.
@@ -115,7 +117,7 @@ class JobPool:
             raise
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Pass a signal to all jobs and wait for their end."""
+        """Pass a signal to all jobs and wait until they have ended."""
         for future in self._running():
             if not future.cancel():
                 self._stops[future](number)
@@ -127,7 +129,7 @@ class JobPool:
 
 
 class Slots:
-    """Numbers jobs that run at the same time, so that each has GPUs of its own. Thread-safe."""
+    """Numbers the jobs that run at the same time, so that each has its own GPUs. Thread-safe."""
 
     def __init__(self) -> None:
         self._taken: set[int] = set()
@@ -137,7 +139,7 @@ class Slots:
     def acquire(self) -> Iterator[int]:
         """The lowest free index from 0, taken until the end of the context."""
         with self._lock:
-            index = next(n for n in range(len(self._taken) + 1) if n not in self._taken)
+            index = next(i for i in range(len(self._taken) + 1) if i not in self._taken)
             self._taken.add(index)
         try:
             yield index

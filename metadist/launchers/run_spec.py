@@ -1,4 +1,4 @@
-"""A job as data: what it runs, and where. What of it is saved in the run's directory."""
+"""A job as data, and the files of the run's directory in which it is saved."""
 
 import sys
 from dataclasses import dataclass, field
@@ -26,24 +26,24 @@ from metadist.reports import (
 )
 
 CONSOLE_FILE = "console.log"
-"""Standard output of a launched job beside which other jobs run."""
+"""The file for the standard output of a launched job, if other jobs run at the same time."""
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """Everything that a process needs to run a job: data only, no objects of the experiment.
+    """The data that a process needs to run a job, without objects of the experiment.
 
     Attributes:
-        name: the experiment's name, that of its configuration file.
-        directory: the run's directory, absolute.
-        configuration: as composed, interpolations unresolved, without Hydra's node and without
-            `launcher`.
-        overrides: the command-line overrides that it was composed with, as typed; in a sweep
-            those of this job.
-        hydra: Hydra's own node, below the key `hydra`; None without Hydra.
-        module_paths: where the composing process looks for modules (`sys.path`).
-        in_sweep: whether it is a job of a sweep. If it has finished before, it is not run again.
-        number: of the job in its sweep, from 0.
+        name: the experiment's name, which is the name of its configuration file.
+        directory: the absolute path of the run's directory.
+        configuration: the composed configuration with unresolved interpolations, without Hydra's
+            node and without `launcher`.
+        overrides: the command-line overrides of the configuration, as typed; in a sweep, the
+            overrides of this job.
+        hydra: Hydra's own node, under the key `hydra`; None without Hydra.
+        module_paths: the search path for modules of the composing process (`sys.path`).
+        in_sweep: whether this is a job of a sweep. If it has finished before, it is not run again.
+        number: the number of the job in its sweep, from 0.
         concurrent: whether other jobs run at the same time; workers then print to `CONSOLE_FILE`.
     """
 
@@ -62,7 +62,7 @@ class RunSpec:
         """The top level of the configuration, checked once.
 
         Raises:
-            UserError: it does not fit; see `validate`.
+            UserError: the configuration is invalid; see `validate`.
         """
         return validate(self.configuration)
 
@@ -80,7 +80,7 @@ class RunSpec:
 
     @classmethod
     def from_yaml(cls, text: str) -> "RunSpec":
-        """The specification that `to_yaml` wrote. It executes nothing that the text contains."""
+        """Read a specification that `to_yaml` wrote. No code in the text is executed."""
         fields = yaml.safe_load(text)
         configuration = OmegaConf.create(fields["configuration"])
         OmegaConf.set_struct(configuration, True)
@@ -95,9 +95,9 @@ class RunSpec:
 
 
 def save_configuration(spec: RunSpec) -> None:
-    """Write `.hydra/`: the configuration as it was built from, the overrides, Hydra's node.
+    """Write `.hydra/`: the configuration of the experiment, the overrides, and Hydra's node.
 
-    Values of `${oc.env:…}` and `${hydra:…}` are those of this process; see `resolve_external`.
+    `${oc.env:…}` and `${hydra:…}` have the values of this process; see `resolve_external`.
 
     Rank zero calls it once the experiment is built, so that a refused run leaves no files. Results
     of an earlier run in the directory, such as a shorter one that is now continued, are removed.
@@ -118,9 +118,9 @@ def save_configuration(spec: RunSpec) -> None:
 def finished_results(spec: RunSpec) -> dict[str, Any] | None:
     """The results in the run's directory if they are of the same run, else None.
 
-    The loggers and the launcher may differ. With any other difference, such as `dataset.root` or
-    `trainer.iterations`, it is another run, which is started or resumed. The failure record of a
-    refused later attempt is removed.
+    The loggers and the launcher may differ. With any other difference, such as in `dataset.root` or
+    `trainer.iterations`, it is a different run, which is started or resumed. The failure record of
+    a refused later attempt is removed.
 
     Raises:
         UserError: the results exist but cannot be read.
@@ -130,10 +130,10 @@ def finished_results(spec: RunSpec) -> dict[str, Any] | None:
         return None
     try:
         saved = OmegaConf.load(spec.directory / CONFIG_FILE)
-        same = isinstance(saved, DictConfig) and _values(saved) == _values(spec.configuration)
+        equal = isinstance(saved, DictConfig) and _values(saved) == _values(spec.configuration)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException, UserError):
         return None
-    if not same:
+    if not equal:
         return None
     (spec.directory / FAILURE_FILE).unlink(missing_ok=True)
     return results

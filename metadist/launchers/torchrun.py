@@ -26,19 +26,20 @@ _slots = Slots()
 
 
 class TorchrunLauncher(Launcher):
-    """Starts torchrun, whose options it has.
+    """Starts torchrun. Arguments that torchrun has too have the same meaning.
 
     Args:
-        nproc_per_node: workers on each node.
-        nnodes: number of nodes. With more than one, the same command is started on each node, with
-            the same `hydra.run.dir` on a file system that they share, and an `rdzv_endpoint`.
-        node_rank: rank of this node; None to have the rendezvous assign it.
-        rdzv_endpoint: HOST:PORT of the rendezvous, HOST being one of the nodes.
-        rdzv_id: identifies the run among the nodes.
-        max_restarts: how often a run whose worker died is restarted, from its newest checkpoint.
-        jobs: jobs of a sweep that run at the same time; "auto" for as many as the cores, or the
-            GPUs if there are any, allow.
-        oversubscribe: allow more workers than there are cores or GPUs.
+        nproc_per_node: the number of workers on each node.
+        nnodes: the number of nodes. With more than one, start the same command on each node, with
+            the same `hydra.run.dir` on a shared file system, and an `rdzv_endpoint`.
+        node_rank: the rank of this node; None if the rendezvous is to assign it.
+        rdzv_endpoint: the HOST:PORT of the rendezvous; HOST is one of the nodes.
+        rdzv_id: the run's identifier, the same on all nodes.
+        max_restarts: the number of times that a run is restarted from its newest checkpoint after a
+            worker died.
+        jobs: the number of jobs of a sweep that run at the same time; "auto" for as many as the
+            GPUs, or without GPUs the cores, allow.
+        oversubscribe: whether more workers than cores or GPUs are allowed.
     """
 
     def __init__(
@@ -110,26 +111,26 @@ class TorchrunLauncher(Launcher):
             if spec.concurrent:
                 output = stack.enter_context((spec.directory / CONSOLE_FILE).open("ab"))
             scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="metadist-"))
-            # Readable by this user alone, with a name of its own on each node.
+            # Only this user can read the file. Its name is different on each node.
             file = stack.enter_context(
                 tempfile.NamedTemporaryFile(
                     "w", encoding="utf-8", dir=spec.directory, prefix=".job-", suffix=".yaml"
                 )
             )
-            # The launching process has looked for finished results already.
+            # The launching process has already looked for finished results.
             file.write(replace(spec, in_sweep=False).to_yaml())
             file.flush()
             command = self.command(spec, Path(file.name), Path(scratch) / "rendezvous")
             environment = self.environment(spec, slot)
-            with self._lock:  # `stop` comes before the agent has started, or finds it
+            with self._lock:  # `stop` runs before the agent has started, or finds it
                 if self._stopped:
                     return 128 + signal.SIGTERM
                 agent = subprocess.Popen(
                     command,
                     env=environment,
-                    stdin=subprocess.PIPE,  # its end stops the agent, however this process dies
+                    stdin=subprocess.PIPE,  # closed when this process dies, which stops the agent
                     stdout=output,
-                    start_new_session=True,  # Ctrl-C reaches it through `stop` alone
+                    start_new_session=True,  # Ctrl-C reaches it only through `stop`
                 )
                 self._agents.add(agent)
             try:
@@ -142,19 +143,20 @@ class TorchrunLauncher(Launcher):
                 agent.stdin.close()
 
     def stop(self, number: int) -> None:
-        """See `Launcher.stop`. A job that has not started by then does not start."""
+        """See `Launcher.stop`. A job that has not started yet does not start."""
         with self._lock:
             self._stopped = True
             for agent in self._agents:
-                agent.send_signal(signal.SIGTERM)  # Python would die of SIGINT while it starts
+                agent.send_signal(signal.SIGTERM)  # SIGINT would kill a starting Python
 
     def command(self, spec: RunSpec, spec_file: Path, rendezvous_file: Path) -> list[str]:
         """The command line that starts the job's workers.
 
         Args:
             spec: the job.
-            spec_file: holds the specification that the workers read.
-            rendezvous_file: for the agent of a single node, which then opens no port.
+            spec_file: the file with the specification, which the workers read.
+            rendezvous_file: the file for the rendezvous of a single node, whose agent then opens no
+                port.
         """
         if self.rdzv_endpoint:
             rendezvous = [
@@ -182,29 +184,30 @@ class TorchrunLauncher(Launcher):
         ]
 
     def environment(self, spec: RunSpec, slot: int) -> dict[str, str]:
-        """The workers' environment: this process's, with the job's threads and GPUs.
+        """The workers' environment: the environment of this process, with the job's threads and
+        GPUs.
 
         Args:
             spec: the job.
-            slot: its index among the jobs that run at the same time; each has its own GPUs.
+            slot: the job's index among the jobs that run at the same time; each has its own GPUs.
         """
         environment = dict(os.environ)
         environment.setdefault("OMP_NUM_THREADS", str(spec.configuration.get("threads", 1)))
         if not self.rdzv_endpoint:
-            environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # no store of the agent's
+            environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # the agent hosts no store
         # Modules of the working directory come after installed ones, as in this process.
         environment["PYTHONSAFEPATH"] = "1"
         if spec.in_sweep:
             environment["METADIST_ERROR_FILE"] = str(spec.directory / WORKER_ERROR_FILE)
         gpus = visible_gpus(spec.configuration)
-        own = gpus[slot * self.nproc_per_node :][: self.nproc_per_node]
-        if len(own) == self.nproc_per_node:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(own)
+        job_gpus = gpus[slot * self.nproc_per_node :][: self.nproc_per_node]
+        if len(job_gpus) == self.nproc_per_node:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(job_gpus)
         return environment
 
 
 def available_workers(configuration: DictConfig) -> tuple[int, str]:
-    """How many workers this machine can run, one per GPU or per core, and the unit's name."""
+    """The number of workers that this machine can run, one per GPU or core, and the unit's name."""
     gpus = visible_gpus(configuration)
     if gpus:
         return len(gpus), "GPUs" if len(gpus) > 1 else "GPU"
@@ -213,11 +216,11 @@ def available_workers(configuration: DictConfig) -> tuple[int, str]:
 
 
 def visible_gpus(configuration: DictConfig) -> list[str]:
-    """The GPUs that jobs are distributed over, as CUDA_VISIBLE_DEVICES names them.
+    """The names of the GPUs that jobs are distributed over, as in CUDA_VISIBLE_DEVICES.
 
-    Empty if `device` is the CPU or one particular GPU.
+    Empty if `device` is the CPU or one specific GPU.
     """
     if str(configuration.get("device")) not in ("auto", "cuda") or not torch.cuda.is_available():
         return []
-    listed = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    return listed or [str(index) for index in range(torch.cuda.device_count())]
+    names = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return names or [str(index) for index in range(torch.cuda.device_count())]

@@ -1,6 +1,6 @@
 """The program of a launched worker: python -m metadist.launchers.worker SPEC.
 
-SPEC is the file in which the launching process has written the job's `RunSpec`.
+SPEC is the file to which the launching process has written the job's `RunSpec`.
 """
 
 import os
@@ -18,11 +18,11 @@ from metadist.launchers.run_spec import RunSpec
 
 
 def set_up_process(spec: RunSpec) -> None:
-    """Give this process the composing one's module paths, `${hydra:…}` values and logging."""
+    """Give this process the module paths, `${hydra:…}` values and logging of the specification."""
     sys.path += [path for path in spec.module_paths if path not in sys.path]
     if spec.hydra is not None:
         setup_globals()
-        # Both in one tree: Hydra's node refers to the configuration too.
+        # Both in one tree, because Hydra's node refers to the configuration too.
         merged: Any = OmegaConf.merge(spec.hydra, spec.configuration)
         HydraConfig.instance().cfg = merged
         os.environ.update(merged.hydra.job.env_set)

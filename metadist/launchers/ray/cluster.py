@@ -1,4 +1,4 @@
-"""Ray clusters: start one on this machine or connect to one; Ray is imported on demand."""
+"""Starts a Ray cluster on this machine or connects to one. Ray is imported on demand."""
 
 import contextlib
 import importlib
@@ -18,18 +18,18 @@ _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Ray Train logs an error every second, because a local node has no dashboard.
     "RAY_LOGGER_LEVEL": "error",
-    # Forwarded lines are not coloured: they may go to a file.
+    # Forwarded lines have no colours, because they may go to a file.
     "RAY_COLOR_PREFIX": "0",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
-    # Workers keep the working directory of the command, so relative paths stay valid.
+    # Workers keep the working directory of the command, so that relative paths stay valid.
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
-    # How often Ray Train polls its workers for reports and failures; the default is 2 s.
+    # The interval at which Ray Train polls its workers for reports and failures; by default 2 s.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
     "RAY_TRAIN_METRICS_ENABLED": "0",
 }
 _LOOPBACK = {
-    # Ray then takes 127.0.0.1 as the node address. The default on Windows and macOS; the variable
-    # has an effect on every platform.
+    # "0" makes Ray use 127.0.0.1 as the node address, as it does by default on Windows and macOS.
+    # The variable has an effect on every platform.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     # A local node is never preempted.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
@@ -62,11 +62,11 @@ def load_ray(module: str = "ray") -> ModuleType:
 def init_ray(address: str | None = None) -> bool:
     """Use the Ray of this process, connect to the cluster at `address`, or start a local node.
 
-    A local node has one CPU per CPU that this process may use, binds to loopback, has no dashboard
-    and ends with this process. What workers print is forwarded by Ray (`log_to_driver`).
+    A local node has as many CPUs as this process may use, binds to loopback, has no dashboard and
+    ends with this process. Ray forwards the output of workers (`log_to_driver`).
 
     Args:
-        address: "auto" or "IP:PORT" of a running cluster's head. Default: the environment
+        address: the "IP:PORT" of a running cluster's head, or "auto". Default: the environment
             variable RAY_ADDRESS, or a local node.
 
     Returns:
@@ -81,7 +81,7 @@ def init_ray(address: str | None = None) -> bool:
             return False
         address = address or os.environ.get("RAY_ADDRESS") or None
         options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": True}
-        with preserved_handlers():  # Ray installs one that exits on SIGTERM
+        with preserved_handlers():  # Ray installs a handler that exits on SIGTERM
             if address is None:
                 _bind_to_loopback()
                 _set_token()
@@ -113,8 +113,8 @@ def check_resources(num_workers: int, use_gpu: bool, option: str) -> None:
     """Refuse more workers than the cluster has CPUs or GPUs for.
 
     Args:
-        num_workers: each needs one CPU, or one CPU and one GPU.
-        use_gpu: whether each needs a GPU.
+        num_workers: the number of workers, with one CPU each, or one CPU and one GPU each.
+        use_gpu: whether each worker needs a GPU.
         option: the option that set `num_workers`, for the message.
 
     Raises:
@@ -132,18 +132,18 @@ def check_resources(num_workers: int, use_gpu: bool, option: str) -> None:
 
 
 def max_concurrent_trials(num_workers: int, use_gpu: bool = False) -> int:
-    """How many runs of `num_workers` workers fit on the cluster at a time, at least one.
+    """The number of runs of `num_workers` workers that fit on the cluster at a time, at least one.
 
-    Use it as `max_concurrent_trials` of a Ray Tune search over distributed trainings: Tune does
-    not count the workers that a trial starts.
+    Use it as `max_concurrent_trials` of a Ray Tune search over distributed training runs, because
+    Tune does not count the workers that a trial starts.
     """
     resources = load_ray().cluster_resources()
     return max(1, int(resources.get("GPU" if use_gpu else "CPU", 1) // num_workers))
 
 
 def trial_resources() -> Any:
-    """Resources of a Ray Tune trial itself. Its workers hold the CPUs, and Tune does not accept
-    an empty request, so it is one byte of memory.
+    """The resources of a Ray Tune trial itself: one byte of memory, because its workers request the
+    CPUs and Tune does not accept an empty request.
     """
     return load_ray("ray.tune").PlacementGroupFactory([{"memory": 1}])
 
@@ -151,19 +151,19 @@ def trial_resources() -> Any:
 def reserve_port() -> int:
     """A free port, reserved for rank zero's store as long as this process lives.
 
-    A socket that is bound but does not listen keeps the port from being given to other processes;
-    a socket with SO_REUSEADDR, as the store has, can still listen on it.
+    While a socket is bound to the port and does not listen, no other process is given the port, but
+    a socket with SO_REUSEADDR, such as the store's, can listen on it.
     """
-    reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind(("", 0))
-    _reserved_ports.append(reserved)
-    port: int = reserved.getsockname()[1]
+    bound_socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    bound_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound_socket.bind(("", 0))
+    _reserved_ports.append(bound_socket)
+    port: int = bound_socket.getsockname()[1]
     return port
 
 
 def _check_reachable(address: str) -> None:
-    """Try a TCP connection first: Ray itself retries for minutes.
+    """Try a TCP connection, because Ray itself would retry for minutes.
 
     Raises:
         OSError: nothing listens at IP:PORT.
@@ -183,11 +183,11 @@ def _bind_to_loopback() -> None:
 
 
 def _set_token() -> None:
-    """Give a local node an authentication token, which other users of the machine cannot read.
+    """Set an authentication token for a local node, which other users of the machine cannot read.
 
-    Ray requires a token of a local node unless RAY_AUTH_MODE says otherwise (since 2.60), and
-    would write one to ~/.ray/auth_token.
+    Since 2.60 Ray requires a token for a local node, unless RAY_AUTH_MODE disables it, and would
+    write one to ~/.ray/auth_token.
     """
-    chosen = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-    if not any(name in os.environ for name in chosen):
+    variables = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+    if not any(name in os.environ for name in variables):
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)

@@ -1,7 +1,7 @@
 """`PyTorchTrainer`: distributed training of any PyTorch model from Python, with Ray actors.
 
-The interface of Ray's former `PyTorchTrainer` and `PyTorchTrainable`. Each replica is a Ray actor,
-and a method of the trainer is a call of that method on all of them.
+It has the interface of Ray's former `PyTorchTrainer` and `PyTorchTrainable`. Each replica is a Ray
+actor, and a method of the trainer calls the same method on all replicas.
 """
 
 import io
@@ -43,40 +43,44 @@ class _ReplicaLostError(Exception):
 class PyTorchTrainer:
     """Trains replicas of a model in Ray actors with DistributedDataParallel.
 
-    Each update is of `batch_size` items for any number of replicas: shards differ in size by at
-    most one, and every item has the same weight in the gradient and in the metrics. The order of
-    the items is keyed by (seed, epoch). After an epoch the parameters are therefore those of a
-    single replica, up to rounding, except for layers that depend on the whole batch (batch norm),
-    which see one replica's shard, and for random layers (dropout), keyed by (seed, epoch, rank).
+    Each update uses `batch_size` items for any number of replicas: shards differ in size by at most
+    one, and every item has the same weight in the gradient and in the metrics. The order of the
+    items is keyed by (seed, epoch). After an epoch, the parameters are therefore the same as with a
+    single replica, up to rounding, except with layers that depend on the whole batch (batch norm),
+    which see one replica's shard, and with random layers (dropout), keyed by (seed, epoch, rank).
 
-    When a replica dies or freezes, all replicas are restarted from the state before the current
-    call, and the call is repeated. A call that is interrupted (Ctrl-C) runs to its end; the next
-    call waits for it.
+    If a replica dies or freezes, all replicas are restarted from the state before the current call,
+    and the call is repeated. A call that is interrupted (Ctrl-C) continues in the background; the
+    next call waits for it.
 
     Args:
-        model_creator: config -> the model.
-        data_creator: config -> the training set, or a pair of it and the validation set. Items
-            are `(input, …, target)`. It is called on every worker.
-        optimizer_creator: (model, config) -> an optimizer, or a pair (loss, optimizer). Default:
-            SGD with the config's `lr`, or 0.0001.
-        config: passed to the creators.
-        num_replicas: workers, one CPU each, or one CPU and one GPU each.
+        model_creator: a function from the config to the model.
+        data_creator: a function from the config to the training set, or to a pair of the training
+            set and the validation set. Items are `(input, …, target)`. It is called on every
+            worker.
+        optimizer_creator: a function from (model, config) to an optimizer, or to a pair (loss,
+            optimizer). Default: SGD with the config's `lr`, or 0.0001.
+        config: the configuration that is passed to the creators.
+        num_replicas: the number of workers, with one CPU each, or one CPU and one GPU each.
         use_gpu: whether replicas are on GPUs.
-        batch_size: items of an update, over all replicas.
-        backend: "gloo", "nccl", or "auto": NCCL for GPUs.
-        loss: (outputs, targets) -> the mean over items, or a class of such, like `nn.MSELoss`.
-            Default: the mean squared error. A loss from `optimizer_creator` takes precedence.
-        seed: of the initial parameters and of the order of the items; not negative.
-        max_failures: how often replicas may be lost; -1 for any number. With 0 no state is kept.
-        timeout_seconds: a replica that does not respond for so long, because its process is
-            stopped or its node is unreachable, is lost. Long computations do respond.
-        address: of a running cluster, as in `ray.init`. Default: the Ray of this process
-            (`ray.init`), or a local node that ends with the trainer.
+        batch_size: the number of items of an update, over all replicas.
+        backend: "gloo", "nccl", or "auto" for NCCL on GPUs and Gloo on CPUs.
+        loss: a function from (outputs, targets) to the mean over items, or a class of such
+            functions, like `nn.MSELoss`. Default: the mean squared error. A loss from
+            `optimizer_creator` takes precedence.
+        seed: the seed of the initial parameters and of the order of the items, not negative.
+        max_failures: the number of times that replicas may be lost; -1 for any number. With 0 no
+            state is kept.
+        timeout_seconds: seconds after which a replica that does not respond is lost, because its
+            process is stopped or its node is unreachable. Replicas respond during long
+            computations.
+        address: the address of a running cluster, as in `ray.init`. Default: the Ray of this
+            process (`ray.init`), or a local node that ends with the trainer.
 
     Raises:
-        UserError: Ray is not installed or unreachable, too few CPUs or GPUs, creators that return
-            something else.
-        RuntimeError: a creator raised; its traceback is in the message.
+        UserError: Ray is not installed or unreachable, there are too few CPUs or GPUs, or a creator
+            returned something else.
+        RuntimeError: a creator raised an error; the message contains its traceback.
     """
 
     def __init__(
@@ -103,10 +107,10 @@ class PyTorchTrainer:
             ("batch_size", batch_size, 1),
             ("seed", seed, 0),
         ]
-        for name, value, least in numbers:
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        for name, value, minimum in numbers:
+            if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
                 raise UserError(
-                    f"{name}={value!r} does not fit: it must be a whole number from {least}."
+                    f"{name}={value!r} does not fit: it must be a whole number from {minimum}."
                 )
         if backend not in ("gloo", "nccl", "auto"):
             raise UserError(f'backend={backend!r} is unknown: choose "gloo", "nccl" or "auto".')
@@ -143,8 +147,8 @@ class PyTorchTrainer:
         """Train for one epoch, a pass over the training set.
 
         Returns:
-            `epoch` (finished epochs), `train_loss` (mean over the epoch's items, each at the
-            parameters of its update), `batches` (updates), `items`, `seconds`.
+            A dictionary of `epoch` (finished epochs), `train_loss` (mean over the epoch's items,
+            each with the parameters before its update), `batches` (updates), `items` and `seconds`.
         """
         metrics: dict[str, Any] = self._call("train")
         return metrics
@@ -153,19 +157,19 @@ class PyTorchTrainer:
         """Evaluate on the validation set.
 
         Returns:
-            `validation_loss` (mean over items), `validation_accuracy` (0 to 1, if outputs are
-            class scores and targets are classes) and `validation_items`.
+            A dictionary of `validation_loss` (mean over items), `validation_accuracy` (0 to 1, if
+            outputs are class scores and targets are classes) and `validation_items`.
         """
         metrics: dict[str, Any] = self._call("validate")
         return metrics
 
     def save(self, path: str | Path) -> str:
-        """Write parameters, optimizer and epoch to a file atomically; returns its path."""
+        """Write the parameters, optimizer and epoch to a file atomically; returns its path."""
         write_checkpoint(Path(path), self._get_state())
         return str(path)
 
     def restore(self, path: str | Path) -> None:
-        """Load a file that `save` wrote, with any number of replicas.
+        """Load a file that `save` wrote with any number of replicas.
 
         Raises:
             UserError: the file is missing, corrupt, or of another model.
@@ -213,10 +217,10 @@ class PyTorchTrainer:
     # --- calls of all replicas -------------------------------------------------------------------
 
     def _call(self, method: str = "", *args: Any) -> Any:
-        """Call a method on all replicas, in a thread: Ctrl-C interrupts the waiting alone.
+        """Call a method on all replicas, in a thread, so that Ctrl-C interrupts only the wait.
 
         Returns:
-            What rank zero returned; None without a method, when the replicas are set up.
+            Rank zero's result; None without a method, after the replicas have been set up.
         """
         if self._closed:
             raise UserError("this PyTorchTrainer has been shut down: make a new one.")
@@ -267,7 +271,8 @@ class PyTorchTrainer:
             actor.options(scheduling_strategy=strategy(self._placement_group, index)).remote()
             for index in range(self._num_replicas)
         ]
-        nodes = self._wait([each.node_id.remote() for each in self._replicas], starting=True)
+        node_ids = [replica.node_id.remote() for replica in self._replicas]
+        nodes = self._wait(node_ids, starting=True)
         host, port = self._wait([self._replicas[0].reserve_address.remote()])[0]
         local_sizes, local_ranks = Counter(nodes), Counter[str]()
         calls = []
@@ -298,25 +303,25 @@ class PyTorchTrainer:
             placement.remove_placement_group(group)
 
     def _call_replicas(self, method: str, *args: Any) -> list[Any]:
-        return self._wait([getattr(each, method).remote(*args) for each in self._replicas])
+        return self._wait([getattr(replica, method).remote(*args) for replica in self._replicas])
 
     def _wait(self, calls: Sequence[Any], starting: bool = False) -> list[Any]:
-        """The results of calls of replicas, which are pinged meanwhile.
+        """Wait for the results of calls to replicas, and ping the replicas meanwhile.
 
         Args:
-            calls: object references.
-            starting: replicas may wait for resources before they respond for the first time.
+            calls: the object references of the calls.
+            starting: whether replicas may still wait for resources before they respond.
 
         Raises:
             _ReplicaLostError: a replica died or does not respond.
-            UserError: as a replica raised it.
-            RuntimeError: a replica raised anything else.
+            UserError: a replica raised this error.
+            RuntimeError: a replica raised another error.
         """
         pending = list(calls)
         try:
             while pending:
                 done, pending = ray.wait(pending, timeout=_PING_SECONDS)
-                ray.get(done)  # an error at once: the other replicas may wait for this one
+                ray.get(done)  # raises an error at once: other replicas may wait for this one
                 if pending and not starting and not self._all_respond():
                     raise _ReplicaLostError(f"no response within {self._timeout:g} s")
             results: list[Any] = ray.get(list(calls))
@@ -332,10 +337,10 @@ class PyTorchTrainer:
             raise RuntimeError(f"a replica failed:\n{error}") from None
 
     def _all_respond(self) -> bool:
-        """Whether all replicas respond to a ping. A collective that failed all the same has failed
-        because of a program error.
+        """Whether all replicas respond to a ping. If they do, a program error is the reason why a
+        collective failed.
         """
-        pings = [each.ping.remote() for each in self._replicas]
+        pings = [replica.ping.remote() for replica in self._replicas]
         responses, missing = ray.wait(pings, num_returns=len(pings), timeout=self._timeout)
         try:
             ray.get(responses)
@@ -347,15 +352,16 @@ class PyTorchTrainer:
 class PyTorchTrainable(Trainable):  # type: ignore[misc]  # Ray is optional
     """A `PyTorchTrainer` as a trial of Ray Tune: an iteration is an epoch and a validation.
 
-    The search space has the trainer's arguments, as in `PyTorchTrainer(**config)`; what is
-    searched over is mostly in its `config`: `{"config": {"lr": tune.grid_search([...])}, …}`.
-    Trials report `train_loss`, `validation_loss` and the like. Tune does not count a trial's
-    workers: pass `max_concurrent_trials(num_replicas)` of `metadist.launchers.ray.cluster`.
+    The search space contains the trainer's arguments, as in `PyTorchTrainer(**config)`; most
+    searched values are in its `config`: `{"config": {"lr": tune.grid_search([...])}, …}`. Trials
+    report the results of `train` and `validate`, such as `validation_loss`. Tune does not count the
+    workers of a trial: pass `max_concurrent_trials(num_replicas)` of
+    `metadist.launchers.ray.cluster`.
     """
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> Any:
-        """A trial itself needs no CPU: its workers do."""
+        """The resources of the trial itself, which needs no CPU; its workers do."""
         return trial_resources()
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -363,7 +369,7 @@ class PyTorchTrainable(Trainable):  # type: ignore[misc]  # Ray is optional
         self.trainer = PyTorchTrainer(**config)
 
     def step(self) -> dict[str, Any]:
-        """Train for an epoch, and validate."""
+        """Train for an epoch and validate."""
         return self.trainer.train() | self.trainer.validate()
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
@@ -371,7 +377,7 @@ class PyTorchTrainable(Trainable):  # type: ignore[misc]  # Ray is optional
         self.trainer.save(Path(checkpoint_dir) / "trainer.pt")
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
-        """Load what `save_checkpoint` wrote."""
+        """Load a state that `save_checkpoint` wrote."""
         self.trainer.restore(Path(checkpoint_dir) / "trainer.pt")
 
     def cleanup(self) -> None:

@@ -35,19 +35,20 @@ _FORWARDING_SECONDS = 1.0
 class RayLauncher(Launcher):
     """Runs jobs in Ray Train workers.
 
-    Ray's storage gets the newest checkpoints besides the run's directory. When a worker dies, or
-    its heartbeat is missing for `timeout_seconds`, Ray Train restarts all workers, and the run
+    The newest checkpoints are saved in Ray's storage as well as in the run's directory. If a worker
+    dies, or its heartbeats stop for `timeout_seconds`, Ray Train restarts all workers, and the run
     resumes from its newest checkpoint. Errors that would recur after a restart end the run.
 
     Args:
-        num_workers: worker processes of a run, one CPU each, and one GPU each where GPUs are used.
-        address: of a running cluster's head, "auto" or "IP:PORT". Default: RAY_ADDRESS, or a local
-            node that ends with the command.
-        use_gpu: one GPU per worker; "auto" if the cluster has enough.
-        max_failures: how often the run may lose workers and resume.
-        storage_path: directory or URI (s3://…) of Ray's storage. Default: `ray/` in the run's
+        num_workers: the number of workers of a run, with one CPU each, and one GPU each if GPUs are
+            used.
+        address: the "IP:PORT" of a running cluster's head, or "auto". Default: RAY_ADDRESS, or a
+            local node that ends with the command.
+        use_gpu: whether each worker gets a GPU; "auto" if the cluster has enough GPUs.
+        max_failures: the number of times that the run may lose workers and resume.
+        storage_path: the directory or URI (s3://…) of Ray's storage. Default: `ray/` in the run's
             directory, with hard links to the run's checkpoints.
-        jobs: concurrent runs of a sweep; "auto" is as many as fit on the cluster.
+        jobs: the number of concurrent runs of a sweep; "auto" for as many as fit on the cluster.
     """
 
     def __init__(
@@ -74,8 +75,8 @@ class RayLauncher(Launcher):
             UserError: Ray is not installed, is unreachable, or has too few CPUs or GPUs.
         """
         ray = load_ray()
-        local = not (self.address or os.environ.get("RAY_ADDRESS") or ray.is_initialized())
-        if local and self.num_workers > usable_cpus():
+        is_local = not (self.address or os.environ.get("RAY_ADDRESS") or ray.is_initialized())
+        if is_local and self.num_workers > usable_cpus():
             raise UserError(
                 f"launcher.num_workers={self.num_workers} workers need a CPU each, and this "
                 f"machine has {usable_cpus()}: ask for fewer, or give the launcher.address of a "
@@ -87,7 +88,7 @@ class RayLauncher(Launcher):
         )
 
     def max_concurrent_jobs(self, configuration: DictConfig) -> int:
-        """See `Launcher`: as many as the cluster has CPUs, or GPUs, for."""
+        """See `Launcher`. The cluster's CPUs or GPUs limit the number of jobs."""
         if self.jobs != "auto":
             return self.jobs
         return max_concurrent_trials(self.num_workers, self._uses_gpus(configuration))
@@ -120,16 +121,16 @@ class RayLauncher(Launcher):
 
 
 class TrainRun:
-    """Starts the workers of a run with Ray Train; `close` it in any case.
+    """Starts the workers of a run with Ray Train. Ray must be initialized. Always call `close`.
 
     Args:
-        run: its directory exists, and Ray is initialized.
-        num_workers: of the run, one CPU each.
+        run: the run, whose directory exists.
+        num_workers: the number of workers of the run, with one CPU each.
         use_gpu: whether each worker has a GPU too.
-        max_failures: how often the run may lose workers and resume.
-        storage_path: of Ray Train. Default: `ray/` in the run's directory.
-        callbacks: of Ray Train, such as Tune's `TuneReportCallback`, which gets the reports with
-            validation metrics alone.
+        max_failures: the number of times that the run may lose workers and resume.
+        storage_path: the storage of Ray Train. Default: `ray/` in the run's directory.
+        callbacks: callbacks of Ray Train, such as Tune's `TuneReportCallback`. With callbacks, only
+            reports with validation metrics are made.
     """
 
     def __init__(
@@ -167,7 +168,7 @@ class TrainRun:
         train = load_ray("ray.train")
         self._trainer = load_ray("ray.train.torch").TorchTrainer(
             run_worker,
-            # Bytes: Ray's controller, which gets a copy, then imports neither metadist nor torch.
+            # Bytes: Ray's controller gets a copy, and thus imports neither metadist nor torch.
             train_loop_config={"payload": dumps(payload)},
             torch_config=_torch_config(),
             scaling_config=train.ScalingConfig(num_workers=num_workers, use_gpu=use_gpu),
@@ -189,10 +190,10 @@ class TrainRun:
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the end of the run, for some seconds at most.
+        """Wait until the run has ended, for at most `seconds`.
 
         Returns:
-            Whether the run has ended; after a signal, whether it is to be waited for no longer.
+            Whether the run has ended, or, after a signal, has taken too long to end.
         """
         self._thread.join(seconds)
         if time.monotonic() > self._warn_at and self._thread.is_alive():
@@ -202,7 +203,7 @@ class TrainRun:
         return not self._thread.is_alive() or time.monotonic() > self._deadline
 
     def signal(self, number: int) -> None:
-        """Have the run save a checkpoint and end; a run that has not started is abandoned."""
+        """Make the run save a checkpoint and end. A run that has not started is abandoned."""
         if self._signal:
             return
         self._signal = number
@@ -216,7 +217,7 @@ class TrainRun:
         """Print the error of a run that failed.
 
         Returns:
-            The exit status: 1 when workers were lost too often, or Ray itself failed.
+            The exit status: 1 if workers were lost too often or Ray itself failed.
         """
         outcomes: list[tuple[int, str]] = self._get("outcomes")
         if not self._run.concurrent:
@@ -237,7 +238,7 @@ class TrainRun:
         return 1
 
     def close(self) -> None:
-        """End the actor that holds the shared state."""
+        """End the actor that stores the shared state."""
         load_ray().kill(self._state)
 
     def _fit(self) -> None:
@@ -264,9 +265,9 @@ def _print(text: str) -> None:
 
 
 def _state_class() -> type:
-    """Class of the actor that holds what the driver and the workers of a run share: `attempts`,
-    `outcomes` (exit status, error message) and `stop_signal`. A local class is pickled by value,
-    so the actor's process does not import torch.
+    """The class of the actor with the state that the driver and the workers of a run share:
+    `attempts`, `outcomes` (exit status, error message) and `stop_signal`. A local class is pickled
+    by value, so the actor's process does not import torch.
     """
 
     class RunState:
@@ -283,8 +284,9 @@ def _state_class() -> type:
 
 
 def _torch_config() -> Any:
-    """In place of Ray's TorchConfig: no process group is opened, strategies open what they need.
-    Workers of a node see all its GPUs, and LOCAL_RANK selects one, as with TorchConfig.
+    """A replacement of Ray's TorchConfig that opens no process group, because strategies open what
+    they need. As with TorchConfig, the workers of a node see all its GPUs, and LOCAL_RANK selects
+    one.
     """
     backend = load_ray("ray.train.backend")
     backend_base: Any = backend.Backend
@@ -295,6 +297,6 @@ def _torch_config() -> Any:
 
     class SharedDevicesConfig(config_base):  # type: ignore[misc]  # Ray is optional
         backend_cls = SharedDevices
-        backend = "gloo"  # TorchTrainer would choose one; nothing uses it
+        backend = "gloo"  # unused, but without it TorchTrainer would choose one
 
     return SharedDevicesConfig()

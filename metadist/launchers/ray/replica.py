@@ -27,15 +27,15 @@ from metadist.tasks import seed_from
 
 @dataclass(frozen=True)
 class ReplicaConfig:
-    """What every replica is built from.
+    """The options from which every replica is created.
 
     Attributes:
-        creators: pickled (model_creator, data_creator, optimizer_creator, loss).
-        config: passed to the creators.
-        batch_size: items of an update, over all replicas.
+        creators: the pickled tuple (model_creator, data_creator, optimizer_creator, loss).
+        config: the configuration that is passed to the creators.
+        batch_size: the number of items of an update, over all replicas.
         backend: "gloo", or "nccl" for NCCL on GPUs and Gloo on CPUs.
-        seed: of the initial parameters and of the order of the items.
-        sys_path: of the driver.
+        seed: the seed of the initial parameters and of the order of the items.
+        sys_path: the module search path of the driver.
     """
 
     creators: bytes
@@ -47,17 +47,17 @@ class ReplicaConfig:
 
 
 class Replica:
-    """Model, data and optimizer of one worker. Methods from `set_up` on are collective: the driver
-    calls them on all replicas.
+    """The model, data and optimizer of one worker. The methods from `set_up` on are collective: the
+    driver calls them on all replicas.
     """
 
     def node_id(self) -> str:
-        """ID of the node that the replica runs on."""
+        """The ID of the node on which the replica runs."""
         node: str = ray.get_runtime_context().get_node_id()
         return node
 
     def reserve_address(self) -> tuple[str, int]:
-        """Host and port for rank zero's store. Rank zero."""
+        """The host and port for rank zero's store. Called on rank zero."""
         return ray.util.get_node_ip_address(), reserve_port()
 
     @ray.method(concurrency_group="ping")
@@ -68,8 +68,8 @@ class Replica:
         """Open the process group, and create model, data and optimizer.
 
         Args:
-            options: equal on all replicas.
-            environment: torchrun's variables.
+            options: the options, equal on all replicas.
+            environment: the environment variables that torchrun would set.
         """
         os.environ.update(environment)
         sys.path += [path for path in options.sys_path if path not in sys.path]
@@ -104,7 +104,7 @@ class Replica:
             order[start : start + self.batch_size]
             for start in range(0, len(order), self.batch_size)
         ]
-        # A rank without a share of a batch takes part with one item, which gets weight zero.
+        # A rank without a share of a batch computes one item, with weight zero.
         shards = [_shard(batch) or batch[:1] for batch in batches]
         total = torch.zeros((), dtype=torch.float64)
         for batch, (*inputs, targets) in zip(
@@ -114,7 +114,7 @@ class Replica:
             self.optimizer.zero_grad()
             with connection_errors_as_worker_lost():
                 loss = self.loss(self.model(*inputs), targets)
-                # DistributedDataParallel averages over ranks: weight by this rank's items.
+                # DistributedDataParallel averages over ranks, so weight by this rank's items.
                 (loss * (num_items * get_world_size() / len(batch))).backward()
             self.optimizer.step()
             total += loss.detach().double().cpu() * num_items
@@ -135,7 +135,7 @@ class Replica:
                 "training set and the validation set."
             )
         self.module.eval()
-        # Each replica has the running statistics of its own items.
+        # The running statistics of each replica are those of its own items: use rank zero's.
         for buffer in self.module.buffers():
             buffer.copy_(broadcast(buffer))
         shard = _shard(range(len(self.validation_set)))
@@ -156,8 +156,8 @@ class Replica:
         return {"validation_loss": loss / items, **accuracy, "validation_items": items}
 
     def get_state(self) -> bytes:
-        """Parameters, optimizer and epoch as `torch.save` writes them; b"" on other ranks than
-        zero.
+        """The parameters, optimizer state and epoch, as bytes of `torch.save`; b"" on ranks other
+        than zero.
         """
         if get_rank() != 0:
             return b""
@@ -171,10 +171,10 @@ class Replica:
         return file.getvalue()
 
     def set_state(self, content: bytes) -> None:
-        """Load what `get_state` returned.
+        """Load a state that `get_state` returned.
 
         Raises:
-            UserError: it is of another model or optimizer.
+            UserError: the state is of another model or optimizer.
         """
         state = torch.load(io.BytesIO(content), self.device, weights_only=True)
         try:
@@ -191,24 +191,25 @@ class Replica:
     def _load(self, dataset: Any, batches: list[list[int]]) -> Iterator[list[Tensor]]:
         pinned = self.device.type == "cuda"
         for batch in DataLoader(dataset, batch_sampler=batches, pin_memory=pinned):
-            yield [each.to(self.device, non_blocking=pinned) for each in batch]
+            yield [tensor.to(self.device, non_blocking=pinned) for tensor in batch]
 
 
 def check_datasets(created: Any) -> tuple[Any, Any]:
     """The training set and the validation set, if any, that `data_creator` returned.
 
     Raises:
-        UserError: it returned something else, or an empty dataset.
+        UserError: `data_creator` returned something else, or an empty dataset.
     """
     pair = tuple(created) if isinstance(created, tuple | list) else (created, None)
-    for each in pair[:2]:
-        if each is not None and not (hasattr(each, "__getitem__") and hasattr(each, "__len__")):
+    datasets = [dataset for dataset in pair[:2] if dataset is not None]
+    for dataset in datasets:
+        if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
             raise UserError(
                 "data_creator must return map-style datasets, with a length and items by index "
-                f"(the training set, or it and the validation set), not {type(each).__name__}: "
+                f"(the training set, or it and the validation set), not {type(dataset).__name__}: "
                 "batches and shards are made here."
             )
-    if len(pair) != 2 or pair[0] is None or not all(len(each) for each in pair if each is not None):
+    if len(pair) != 2 or pair[0] is None or not all(map(len, datasets)):
         raise UserError(
             "data_creator must return the training set, or a pair of it and the validation set, "
             "with at least one item in each."
@@ -217,7 +218,7 @@ def check_datasets(created: Any) -> tuple[Any, Any]:
 
 
 def _check_optimizer(created: Any, loss: Any) -> tuple[Callable[..., Tensor], Any]:
-    """Loss and optimizer; `optimizer_creator` may return both, or the optimizer alone."""
+    """The loss and the optimizer; `optimizer_creator` may return both or only the optimizer."""
     if isinstance(created, tuple | list) and len(created) == 2:
         loss, created = created
     loss = loss() if isinstance(loss, type) else loss

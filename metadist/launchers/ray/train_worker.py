@@ -38,15 +38,16 @@ _OUTCOME_TIMEOUT = 3.0
 
 @dataclass(frozen=True)
 class WorkerPayload:
-    """What every worker of a run is given.
+    """The data that every worker of a run gets.
 
     Attributes:
-        spec: of the run, see `RunSpec.to_yaml`.
-        state: Ray actor with the state that driver and workers share (`ray_launcher.TrainRun`).
-        working_directory: of the driver.
-        tracebacks: print tracebacks of user errors too.
-        validations_only: report no checkpoint without validation metrics (for Ray Tune, which
-            needs its metric in each report).
+        spec: the specification of the run; see `RunSpec.to_yaml`.
+        state: the Ray actor with the state that the driver and the workers share
+            (`ray_launcher.TrainRun`).
+        working_directory: the working directory of the driver.
+        tracebacks: whether to print the tracebacks of user errors too.
+        validations_only: whether to report checkpoints only together with validation metrics (for
+            Ray Tune, which needs its metric in each report).
     """
 
     spec: str
@@ -59,8 +60,8 @@ class WorkerPayload:
 def run_worker(config: dict[str, Any]) -> None:
     """Run the job of `config["payload"]`, a pickled `WorkerPayload`, on this worker.
 
-    It returns when the job is over, also after an error that would recur after a restart; the
-    shared state then has the exit status and the error message.
+    It returns when the job has ended, also after an error that would recur after a restart. The
+    shared state then contains the exit status and the error message.
 
     Raises:
         WorkerLostError: a worker died, froze or is unreachable; Ray Train restarts all workers.
@@ -84,25 +85,25 @@ def run_worker(config: dict[str, Any]) -> None:
 
 
 def _run_job(run: RunSpec, payload: WorkerPayload) -> tuple[int, str]:
-    """The exit status, and the error message if this rank has to print it.
+    """Run the job; returns the exit status, and the error message if this rank must report it.
 
     Raises:
-        WorkerLostError: see `run_worker`.
+        WorkerLostError: a worker was lost; see `run_worker`.
     """
     message = io.StringIO()
     try:
         _train(run, payload)
     except Exception as error:
-        failed = JobFailure(error, in_job=True)
-    except JobFailure as any_failed:
-        failed = any_failed
+        failure = JobFailure(error, in_job=True)
+    except JobFailure as job_failure:
+        failure = job_failure
     else:
         return 0, ""
     with contextlib.redirect_stderr(message):  # the driver prints it
-        status = report_error(failed.error, payload.tracebacks, failed.in_job)
-    if isinstance(failed.error, WorkerLostError) and not _failed_on_another_rank(payload):
+        status = report_error(failure.error, payload.tracebacks, failure.in_job)
+    if isinstance(failure.error, WorkerLostError) and not _failed_on_another_rank(payload):
         print(message.getvalue(), end="", file=sys.stderr, flush=True)
-        raise WorkerLostError(str(failed.error)) from None
+        raise WorkerLostError(str(failure.error)) from None
     return status, message.getvalue()
 
 
@@ -121,7 +122,7 @@ def _train(run: RunSpec, payload: WorkerPayload) -> None:
             participants.append(threading.Thread(target=_join_reports, daemon=True))
             participants[0].start()
 
-    # The driver has decided already that the job of a sweep is to be run.
+    # The driver has already checked whether the job of a sweep has finished.
     run_job(replace(run, in_sweep=False), on_built=add_logger)
     if get_rank() == 0:
         broadcast_from_rank_zero(False)
@@ -131,20 +132,20 @@ def _train(run: RunSpec, payload: WorkerPayload) -> None:
 
 
 def _join_reports() -> None:
-    """Ray Train waits for a report of every worker, and rank zero alone logs: join its reports."""
+    """Join rank zero's reports: Ray Train waits for every worker, and only rank zero logs."""
     while broadcast_from_rank_zero(None):
         ray.train.report({})
 
 
 class RayTrainLogger(Logger):
-    """Reports validations and checkpoints to Ray Train. Rank zero.
+    """Reports validations and checkpoints to Ray Train. Used on rank zero.
 
-    A checkpoint is written after the metrics of the same iteration, so a report is made with the
-    first training metrics that follow, or at the end of the run. The storage of Ray Train gets
-    hard links to the checkpoints where it is on the same file system, else copies.
+    A checkpoint is written after the metrics of the same iteration, so it is reported with the next
+    training metrics or at the end of the run. The storage of Ray Train gets hard links to the
+    checkpoints if it is on the same file system, else copies.
 
     Args:
-        validations_only: report no checkpoint without validation metrics.
+        validations_only: whether to report checkpoints only together with validation metrics.
     """
 
     def __init__(self, validations_only: bool = False) -> None:
@@ -154,13 +155,13 @@ class RayTrainLogger(Logger):
         self._checkpoint_due = False
 
     def start(self, run: Run) -> None:
-        """Keep the run's directory; what it contains already is not reported again."""
+        """Store the run's directory. Its existing checkpoints are not reported again."""
         self._directory: Path = run.directory
         self._checkpoints = Checkpoints.of_run(run.directory)
         self._reported = self._checkpoints.newest()
 
     def log_metrics(self, metrics: Metrics) -> None:
-        """Keep validation metrics for the next report; report with training metrics."""
+        """Store validation metrics for the next report, which is made with training metrics."""
         if "validation_loss" in metrics:
             values = {name: float(value) for name, value in metrics.items()}
             self._validation = values | {"iteration": int(metrics["iteration"])}
@@ -173,7 +174,7 @@ class RayTrainLogger(Logger):
             }
 
     def flush(self) -> None:
-        """A checkpoint is written next."""
+        """Called before a checkpoint is written."""
         self._checkpoint_due = True
 
     def finish(self, results: Mapping[str, Any], plots: Sequence[Path]) -> None:
@@ -182,13 +183,13 @@ class RayTrainLogger(Logger):
 
     def _report(self) -> None:
         checkpoint = self._checkpoints.newest() if self._checkpoint_due else self._reported
-        new = None if checkpoint == self._reported else checkpoint
-        if not self._validation and (new is None or self._validations_only):
+        new_checkpoint = None if checkpoint == self._reported else checkpoint
+        if not self._validation and (new_checkpoint is None or self._validations_only):
             return
         metrics = self._train_metrics | self._validation | {"run_directory": str(self._directory)}
         self._validation, self._checkpoint_due, self._reported = {}, False, checkpoint
         broadcast_from_rank_zero(True)
-        _report_to_ray(metrics, new, self._checkpoints.best)
+        _report_to_ray(metrics, new_checkpoint, self._checkpoints.best)
 
 
 def _report_to_ray(metrics: dict[str, Any], path: Path | None, best: Path | None) -> None:
@@ -222,12 +223,10 @@ def _link_or_copy(path: Path, target: Path) -> None:
 
 
 def restore_checkpoint(directory: Path) -> None:
-    """Copy the newest and the best checkpoint of Ray Train to a run directory that has none.
+    """Copy the newest and the best checkpoint of Ray Train to a run directory without checkpoints.
 
-    Any rank calls it.
-
-    For workers that restart on a machine that does not have the run directory. Where there are
-    checkpoints, they take precedence: Ray may hold one that the run has since rolled back.
+    Any rank may call it, when it restarts on a machine that does not have the run directory.
+    Existing checkpoints take precedence, because the run may have rolled back Ray's checkpoint.
     """
     newest = ray.train.get_checkpoint()
     checkpoints = Checkpoints.of_run(directory)
@@ -237,9 +236,9 @@ def restore_checkpoint(directory: Path) -> None:
         for path in Path(source).glob("*.pt"):
             target = checkpoints.directory / path.name
             target.parent.mkdir(parents=True, exist_ok=True)
-            part = target.with_name(f".{path.name}.{os.getpid()}.part")
-            shutil.copy2(path, part)
-            part.replace(target)
+            temporary = target.with_name(f".{path.name}.{os.getpid()}.part")
+            shutil.copy2(path, temporary)
+            temporary.replace(target)
 
 
 def _set_environment(restarts: int) -> None:
@@ -273,7 +272,7 @@ def _failed_on_another_rank(payload: WorkerPayload) -> bool:
 
 
 def _forward_stop_signal(payload: WorkerPayload) -> None:
-    """Pass a signal that the driver received on to the job, also to one that starts later."""
+    """Pass signals that the driver received to the job, also if it starts later."""
     while True:
         for number in _get(payload, "stop_signal"):
             current_job().request_stop(number)
@@ -282,7 +281,7 @@ def _forward_stop_signal(payload: WorkerPayload) -> None:
 
 @contextlib.contextmanager
 def _output(run: RunSpec) -> Any:
-    """Ray forwards standard output and error to the driver; a concurrent run writes to a file."""
+    """Redirect a concurrent run's output to a file. Ray forwards other output to the driver."""
     if not run.concurrent:
         yield
         return
@@ -295,7 +294,7 @@ def _output(run: RunSpec) -> Any:
 
 
 def _set_up_logging(run: RunSpec) -> None:
-    """Let metadist log as the run's configuration says, on rank zero, and nothing else."""
+    """Configure logging as in the run's configuration, for metadist only and on rank zero."""
     root, logger = logging.getLogger(), logging.getLogger("metadist")
     handlers, level = list(root.handlers), root.level
     if run.hydra is None:  # a trial of Ray Tune
@@ -303,5 +302,5 @@ def _set_up_logging(run: RunSpec) -> None:
         handlers[0].setFormatter(logging.Formatter("[%(asctime)s][%(levelname)s] - %(message)s"))
     logger.handlers, logger.propagate = handlers, False
     logger.setLevel(level if get_rank() == 0 else max(level, logging.WARNING))
-    # Ray Train logs every report at level INFO, to a logger that is named after a file.
+    # Ray Train logs every report at level INFO, to a logger whose name is a file name.
     root.setLevel(logging.WARNING)

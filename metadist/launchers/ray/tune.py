@@ -49,45 +49,46 @@ def tune_experiment(
 ) -> Any:
     """Search over an experiment's options with Ray Tune.
 
-    A trial is the run of `metadist CONFIG_NAME launcher=ray OVERRIDES KEY=VALUE …`, with a run
-    directory of its own below `directory`. Ray's `TuneReportCallback` passes the reports of the
-    run's validations on to Tune: `iteration` (finished outer steps), `train_loss`, `validation_…`
-    and `run_directory`; the last of them when the run has been tested. A scheduler such as
+    A trial is a run of `metadist CONFIG_NAME launcher=ray OVERRIDES KEY=VALUE …`, with its own run
+    directory in `directory`. Ray's `TuneReportCallback` passes the reports of the run's validations
+    to Tune: `iteration` (finished outer steps), `train_loss`, `validation_…` and `run_directory`;
+    the last report is made after the test. A scheduler such as
     `ASHAScheduler(time_attr="iteration")` can stop a trial early. As many trials run concurrently
     as the cluster has resources for.
 
     Args:
         config_name: "maml", "ddp", or a configuration in a directory that the overrides add, as in
             "hydra.searchpath=[file:///home/me/conf]".
-        space: option, as on the command line -> a search space of Tune
-            (`tune.grid_search([0.01, 0.4])`, `tune.loguniform(1e-3, 1)`), or a value: None,
-            a number, a string, or lists and dictionaries of them.
-        overrides: options of all trials, as on the command line.
-        directory: for the trials' run directories and Tune's files.
-        num_workers: of each trial.
+        space: the options to search. A key is an option, as on the command line; a value is a
+            search space of Tune (`tune.grid_search([0.01, 0.4])`, `tune.loguniform(1e-3, 1)`) or a
+            fixed value: None, a number, a string, or lists and dictionaries of them.
+        overrides: the options of all trials, as on the command line.
+        directory: the directory for the trials' run directories and Tune's files.
+        num_workers: the number of workers of each trial.
         use_gpu: whether each worker has a GPU.
-        metric: to compare trials by: "validation_accuracy" or "validation_mse".
-        mode: "max" or "min". Default: that of an accuracy, an MSE or a loss; required for a metric
-            of the user's.
-        num_samples: samples of the space; a grid is repeated as often.
-        scheduler: of Tune, such as ASHA; it gets metric and mode. Default: no early stopping.
+        metric: the metric by which trials are compared: "validation_accuracy" or "validation_mse".
+        mode: "max" or "min". Default: "max" for an accuracy, "min" for an MSE or a loss; required
+            for a metric of the user's.
+        num_samples: the number of samples of the space; a grid is repeated as often.
+        scheduler: a scheduler of Tune, such as ASHA; it gets `metric` and `mode`. Default: no early
+            stopping.
         search: a search algorithm of Tune. Default: grid and random search.
-        max_failures: how often each trial may lose workers.
-        address: of a running cluster. Default: see `init_ray`.
+        max_failures: the number of times that each trial may lose workers.
+        address: the address of a running cluster. Default: see `init_ray`.
 
     Returns:
         Tune's `ResultGrid`: `get_best_result().config` has the best options, and
-        `.metrics["run_directory"]` its run's directory.
+        `.metrics["run_directory"]` the directory of its run.
 
     Raises:
-        UserError: Ray is not installed or unreachable, too few CPUs or GPUs, or invalid options;
-            raised before any trial starts.
+        UserError: Ray is not installed or unreachable, there are too few CPUs or GPUs, or options
+            are invalid. Raised before any trial starts.
     """
-    expected = METRIC_MODES.get(metric.removeprefix("validation_"), mode)
-    if expected is None:
+    expected_mode = METRIC_MODES.get(metric.removeprefix("validation_"), mode)
+    if expected_mode is None:
         raise UserError(f"metric={metric!r} needs a mode: set mode to 'min' or 'max'.")
-    if mode not in (None, expected):
-        raise UserError(f"{metric} needs mode={expected!r}: leave mode={mode!r} out.")
+    if mode not in (None, expected_mode):
+        raise UserError(f"{metric} needs mode={expected_mode!r}: leave mode={mode!r} out.")
     tune = load_ray("ray.tune")
     init_ray(address)
     check_resources(num_workers, use_gpu, f"num_workers={num_workers}")
@@ -105,7 +106,7 @@ def tune_experiment(
         param_space=dict(space),
         tune_config=tune.TuneConfig(
             metric=metric,
-            mode=expected,
+            mode=expected_mode,
             num_samples=num_samples,
             scheduler=scheduler,
             search_alg=search,
@@ -151,8 +152,8 @@ def _run_trial(
 
 
 def _graceful_trial(function: Any) -> Any:
-    """The function as a class of trials that stop their run before Tune ends their process: Ray
-    Train's workers, and their resources, would outlive it for a while.
+    """A trial class for the function that stops the trial's run before Tune ends its process. Ray
+    Train's workers would otherwise outlive the process for a while and keep their resources.
     """
     base: Any = load_ray("ray.tune.trainable.function_trainable").wrap_function(function)
 
@@ -165,7 +166,7 @@ def _graceful_trial(function: Any) -> Any:
 
 
 def _stop_runs() -> None:
-    """Have the runs of this trial's process save and end; wait for it."""
+    """Make the runs of this trial's process save a checkpoint and end, and wait for them."""
     for run in _runs:
         if not run.wait(0.0):
             run.signal(signal.SIGTERM)
@@ -174,25 +175,25 @@ def _stop_runs() -> None:
 
 
 def format_value(value: Any) -> str:
-    """A value in Hydra's override grammar, which Hydra parses to the same value.
+    """Format a value in Hydra's override grammar, so that Hydra parses it to the same value.
 
-    A string is quoted where it would be parsed as something else: '1e-3' stays a string, and
-    `maml` can select an option of a group.
+    A string is quoted if it would be parsed as another type: '1e-3' stays a string, and `maml` can
+    select an option of a group.
 
     Raises:
-        UserError: Hydra's grammar has no such type.
+        UserError: Hydra's grammar does not have the value's type.
     """
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, Real):  # NumPy's as well
+    if isinstance(value, Real):  # includes NumPy's numbers
         return str(int(value) if isinstance(value, Integral) else float(value))
     if isinstance(value, str | Path):
         text = str(value)
         return text if _PLAIN.fullmatch(text) else QuotedString(text, Quote.single).with_quotes()
     if isinstance(value, Mapping):
-        return f"{{{','.join(f'{_key(each)}:{format_value(value[each])}' for each in value)}}}"
+        return f"{{{','.join(f'{_key(key)}:{format_value(value[key])}' for key in value)}}}"
     if isinstance(value, list | tuple):
         return f"[{','.join(map(format_value, value))}]"
     raise UserError(
@@ -202,7 +203,7 @@ def format_value(value: Any) -> str:
 
 
 def _key(key: Any) -> str:
-    """A key of a dictionary; Hydra's grammar has no quoted keys."""
+    """Format a key of a dictionary; Hydra's grammar has no quoted keys."""
     if isinstance(key, str) and not _PLAIN.fullmatch(key):
         raise UserError(
             f"the key {key!r} of a dictionary is not valid in an override: choose a name of "
@@ -212,7 +213,7 @@ def _key(key: Any) -> str:
 
 
 def _compose(config_name: str, overrides: Sequence[str]) -> DictConfig:
-    """The configuration of an experiment, as composed for its command line.
+    """The configuration of an experiment, composed as for its command line.
 
     Raises:
         UserError: Hydra refuses the overrides.
