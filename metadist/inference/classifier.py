@@ -179,10 +179,9 @@ class FewShotClassifier:
         return float((predictions == true).mean())
 
     def __repr__(self) -> str:
-        fitted = "" if self._support is None else f", classes={list(self.classes_)}"
-        return (
-            f"{type(self).__name__}({self.learner.algorithm_name}, {self.outputs} outputs{fitted})"
-        )
+        classes = "" if self._support is None else f", classes={self.classes_.tolist()}"
+        name = self.learner.algorithm_name
+        return f"{type(self).__name__}({name}, outputs={self.outputs}{classes})"
 
     def predict_proba(self, images: Any) -> np.ndarray:
         """Predict class probabilities, float32 (n, classes) in the order of `classes_`.
