@@ -148,6 +148,8 @@ def locate_target(target: str, path: str) -> Any:
         located = pydoc.locate(target)
     except pydoc.ErrorDuringImport as error:
         reason = f"{type(error.value).__name__}: {error.value}"
+        if error.value is not None and (location := user_frame(error.value)):
+            reason = f"{location}: {reason}"
         raise UserError(
             f"{path}.{_TARGET}={target} cannot be imported ({reason}): correct that module, or "
             "install what it imports."

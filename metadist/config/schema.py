@@ -32,6 +32,11 @@ def _number(value: Any) -> Any:
     return value
 
 
+def _text(value: Any) -> Any:
+    """Convert a number, such as the name of a directory, to a text."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
 _Seconds = Annotated[float, Field(strict=True, gt=0, lt=1e6), BeforeValidator(_number)]
 
 
@@ -69,7 +74,7 @@ class Settings(BaseModel):
     timeout_seconds: _Seconds
     rendezvous_timeout_seconds: _Seconds = RENDEZVOUS_TIMEOUT  # for runs saved without it
     device: Any
-    resume: Any = None
+    resume: Annotated[str | None, BeforeValidator(_text)] = None
     init_from: str | None = None
     sweep: SweepSettings
 

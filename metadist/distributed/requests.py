@@ -36,8 +36,9 @@ from metadist.errors import UserError, first_line
 
 FANOUT = 8
 """The default number of workers that a worker sends requests to. For W workers about
-fanout · log W / log fanout messages are sent one after the other. With 8 this is within a third of
-the minimum (at 3); more levels would add latency. Up to 9 workers are all called directly."""
+fanout · log W / log fanout messages are sent one after the other. With 8 this is 1.4 times the
+minimum (at 3), whose additional levels would add latency. Up to 9 workers are all called
+directly."""
 
 
 class RemoteError(RuntimeError):

@@ -13,9 +13,12 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from metadist.algorithms import Learner
 from metadist.distributed import get_rank
 from metadist.errors import UserError, did_you_mean
-from metadist.metrics import METRIC_MODES
+from metadist.metrics import METRIC_MODES, is_user_metric
+from metadist.tasks import task_keys
+from metadist.training.task_mapper import MetaBatch
 
 if TYPE_CHECKING:
+    from metadist.training.experiment import Experiment
     from metadist.training.trainer import StepOutput, Trainer
 
 _log = logging.getLogger(__name__)
@@ -143,14 +146,23 @@ class EarlyStopping(Callback):
         """Fill in the defaults.
 
         Raises:
-            UserError: the run has no validations, or `mode` is missing for a metric of the user.
+            UserError: the run has no validations, they have no such metric, or `mode` is missing
+                for a metric of the user.
         """
         if not trainer.config.eval_every:
             raise UserError(
                 "early stopping needs validations: set trainer.eval_every, or leave the callback "
                 "out."
             )
-        self.metric = self.metric or trainer.experiment.metric
+        experiment = trainer.experiment
+        self.metric = self.metric or experiment.metric
+        if self.metric not in ("loss", experiment.metric):
+            names = ["loss", *_metrics_of_a_task(experiment)]
+            if self.metric not in names:
+                raise UserError(
+                    f"early stopping found no validation metric {self.metric}"
+                    f"{did_you_mean(self.metric, names)}: choose one of {', '.join(names)}."
+                )
         self.mode = self.mode or METRIC_MODES.get(self.metric)
         if self.mode is None:
             raise UserError(
@@ -266,6 +278,14 @@ class WeightAveraging(Callback):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Store the average until `on_train_start`."""
         self._loaded = state
+
+
+def _metrics_of_a_task(experiment: "Experiment") -> list[str]:
+    """The names of the metrics of a validation task."""
+    batch = MetaBatch(task_keys(0, "validation", 0, range(1)))
+    with torch.no_grad():
+        (result,) = experiment.evaluate_mapper.run_each(experiment.learner.eval(), batch)
+    return [name for name in result.metrics if name in METRIC_MODES or is_user_metric(name)]
 
 
 def _named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:

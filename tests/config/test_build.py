@@ -392,3 +392,15 @@ def test_a_random_partitioner_is_refused_where_every_rank_calls_it(tmp_path):
 def test_supervised_training_of_a_few_shot_algorithm_is_refused(tmp_path):
     with pytest.raises(UserError, match="MAML adapts to few-shot tasks, and supervised training"):
         build(tmp_path, "strategy=local", "algorithm=maml", name="ddp")
+
+
+def test_an_error_in_a_module_of_the_user_names_its_line(tmp_path, monkeypatch):
+    (tmp_path / "broken_module.py").write_text("class Mine:\n    value = undefined_name\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=r"broken_module\.py:2, in Mine: NameError: name"):
+        build(tmp_path, "algorithm._target_=broken_module.Mine")
+
+
+def test_resume_is_a_text(tmp_path):
+    with pytest.raises(UserError, match="resume=True does not fit: input should be a valid string"):
+        build(tmp_path, "resume=true")

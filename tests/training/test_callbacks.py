@@ -266,7 +266,12 @@ class Values:
     """What early stopping reads of a trainer."""
 
     def __init__(self, metric="accuracy", eval_every=1) -> None:
-        self.experiment = SimpleNamespace(metric=metric)
+        result = SimpleNamespace(metrics={metric: 0.5, f"{metric}_before": 0.25, "own": 1.0})
+        self.experiment = SimpleNamespace(
+            metric=metric,
+            learner=SimpleNamespace(eval=lambda: None),
+            evaluate_mapper=SimpleNamespace(run_each=lambda learner, batch: [result]),
+        )
         self.config = SimpleNamespace(eval_every=eval_every)
         self.state = SimpleNamespace(iteration=0, should_stop=False)
 
@@ -327,8 +332,9 @@ def test_early_stopping_refuses_what_cannot_be():
         Values(eval_every=0).stops_after(EarlyStopping(), "accuracy", [])
     with pytest.raises(UserError, match="own needs a mode"):
         Values().stops_after(EarlyStopping(metric="own"), "own", [])
-    with pytest.raises(UserError, match="no validation metric f1: choose one of accuracy"):
-        Values().stops_after(EarlyStopping(metric="f1", mode="max"), "accuracy", [0.5])
+    message = r"no validation metric acuracy \(did you mean accuracy\?\): choose one of loss"
+    with pytest.raises(UserError, match=message):
+        Values().stops_after(EarlyStopping(metric="acuracy"), "accuracy", [])
     assert Values("mse").stops_after(EarlyStopping(patience=1), "mse", [2.0, 1.0, 1.5]) == 3
 
 
