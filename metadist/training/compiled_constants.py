@@ -16,47 +16,70 @@ _NUMBERS_AND_TEXTS = (bool, int, float, str)
 _MAX_DEPTH = 8
 """Of attributes of attributes; deeper values are not compared."""
 
-Constants = list[dict[str, Any]]
-"""For each module of a learner, the values of its attributes by name."""
+_MISSING = object()
 
 
-def constants_of(learner: nn.Module, copy: bool = False) -> Constants:
-    """The values of the attributes of a learner's modules.
+class Constants:
+    """The values of the attributes of a learner's modules at one time.
 
-    Two learners have equal constants if their numbers, texts, arrays, tensors and submodules are
-    equal, also inside of containers and other objects: a learner that was sent to a worker equals
-    the original. Names that begin with "_", which `nn.Module` has for itself, are only compared if
-    they are numbers or texts.
+    They are compared by content: numbers, texts, arrays, tensors and submodules, also inside of
+    containers and other objects. A learner that was sent to a worker has the constants of the
+    original. Names that begin with "_", which `nn.Module` has for itself, are only compared if they
+    are numbers or texts.
 
     Args:
-        learner: whose attributes they are.
-        copy: copy tensors, so that the constants stay as they are when a tensor changes in place.
+        learner: the learner. Its tensors are copied, as they may change in place.
     """
-    snapshot = _Snapshot(learner, copy)
-    return [
-        {
-            name: snapshot.of(value)
-            for name, value in vars(module).items()
-            if isinstance(value, _NUMBERS_AND_TEXTS) or name[0] != "_"
-        }
-        for module in learner.modules()
-    ]
+
+    def __init__(self, learner: nn.Module) -> None:
+        snapshot = _Snapshot(learner, copy=True)
+        self._values = [
+            {
+                name: snapshot.of(value)
+                for name, value in vars(module).items()
+                if _is_compared(name, value)
+            }
+            for module in learner.modules()
+        ]
+        self._sizes = [len(vars(module)) for module in learner.modules()]
+
+    def changed_names(self, learner: nn.Module) -> list[str]:
+        """The names of the attributes that differ now; "modules" if the number of modules does.
+
+        A compiled step calls it every time.
+
+        Args:
+            learner: the same learner, or a copy.
+        """
+        modules = list(learner.modules())
+        if len(modules) != len(self._values):
+            return ["modules"]
+        snapshot = _Snapshot(learner, copy=False)
+        changed = []
+        for number, (module, values) in enumerate(zip(modules, self._values, strict=True)):
+            attributes = vars(module)
+            for name, value in values.items():
+                now = attributes.get(name, _MISSING)
+                if now is not value and snapshot.of(now) != value:
+                    changed.append((number, name))
+            if len(attributes) != self._sizes[number]:
+                changed += [
+                    (number, name)
+                    for name, value in attributes.items()
+                    if name not in values and _is_compared(name, value)
+                ]
+        if not changed:
+            return []
+        paths = [path for path, _ in learner.named_modules()]
+        return [f"{paths[number]}.{name}".lstrip(".") for number, name in changed]
 
 
-def changed_names(learner: nn.Module, before: Constants, now: Constants) -> list[str]:
-    """The names of the attributes that differ; "modules" if their number does."""
-    if len(now) != len(before):
-        return ["modules"]
-    changed = []
-    for (path, _), new, old in zip(learner.named_modules(), now, before, strict=True):
-        prefix = f"{path}." if path else ""
-        names = [name for name in {**old, **new} if new.get(name) != old.get(name)]
-        changed += [f"{prefix}{name}" for name in names]
-    return changed
+def _is_compared(name: str, value: Any) -> bool:
+    return name[0] != "_" or isinstance(value, _NUMBERS_AND_TEXTS)
 
 
 class _Snapshot:
-    """Makes values comparable by content."""
+    """Makes values comparable by their contents."""
 
     def __init__(self, learner: nn.Module, copy: bool) -> None:
         self._learner = learner

@@ -21,7 +21,7 @@ from metadist.kernels import pytorch_operations
 from metadist.profile_ranges import profile_range
 from metadist.tasks import Episode, Examples
 from metadist.training.batching import forward_batched
-from metadist.training.compiled_constants import Constants, changed_names, constants_of
+from metadist.training.compiled_constants import Constants
 from metadist.training.precision import Precision
 from metadist.training.signals import raise_if_interrupted
 
@@ -131,7 +131,7 @@ class _CompiledStep(NamedTuple):
         run: the compiled function of parameters, episodes and weights; None if it cannot be
             compiled.
         error: the reason why it cannot be compiled.
-        constants: the learner's constants when it was compiled, see `constants_of`.
+        constants: the learner's constants when it was compiled.
     """
 
     run: Callable[..., StepSum] | None
@@ -185,9 +185,8 @@ class CompiledSteps:
         step, learner = self._steps.get(key), arguments.learner
         if step is None:
             step = self._steps[key] = _compile(arguments, inputs)
-        elif step.run is not None and step.constants != (now := constants_of(learner)):
-            changed = ", ".join(changed_names(learner, step.constants, now))
-            error = f"the learner's {changed} changed during training"
+        elif step.run is not None and (changed := step.constants.changed_names(learner)):
+            error = f"the learner's {', '.join(changed)} changed during training"
             step = self._steps[key] = step._replace(run=None, error=error)
         return step
 
@@ -208,7 +207,7 @@ def _padded_inputs(options: CompileOptions, arguments: StepArguments) -> Any:
 
 
 def _compile(arguments: StepArguments, inputs: Any) -> _CompiledStep:
-    constants = constants_of(arguments.learner, copy=True)
+    constants = Constants(arguments.learner)
     try:
         compiled = compile_outer_step(functools.partial(_eager, arguments), inputs)
         on_gpu = replays_graph(arguments.episodes.query.inputs.device)
