@@ -117,7 +117,7 @@ def test_options_that_do_not_exist_are_refused(prototypical, override):
         (["trainer.iterations=3"], "replace options of task, dataset, model, algorithm, or"),
         (["trainer.test_checkpoint=best"], "has no effect on the test of a trained run, but --ch"),
         (["task.ways=2,3"], "task.ways=2,3 has several values: give one"),
-        (["--checkpoint", "nothing.pt"], "give the path of a checkpoint file"),
+        (["--checkpoint", "nothing.pt"], "give the path of a file, such as"),
         (["--checkpoint", "nothing.pt", "task.shots=2"], "nothing.pt"),
         (["dataset=omniglott"], "did you mean omniglot"),
         (["dataset.seed=${oc.env:NOPE}", "--trust-code"], "Environment variable 'NOPE' not found"),
