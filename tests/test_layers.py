@@ -30,7 +30,7 @@ BELOW = {
         *("config", "training", "reports", "distributed", "kernels", "loggers", "tasks"),
     },
     "cli": {
-        *("launchers", "inference", "config", "training", "reports"),
+        *("launchers", "inference", "config", "training", "reports", "algorithms"),
         *("distributed", "loggers", "tasks"),
     },
     "__main__.py": {"cli"},

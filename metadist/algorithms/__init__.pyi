@@ -1,4 +1,5 @@
 from .anil import ANIL
+from .ensemble import Ensemble
 from .imaml import IMAML
 from .inner_loop import InnerLoopLearner
 from .learner import Learner, TaskResult, batch_norm_protocol
@@ -13,6 +14,7 @@ __all__ = [
     "ANIL",
     "IMAML",
     "MAML",
+    "Ensemble",
     "InnerLoopLearner",
     "Learner",
     "MAMLPlusPlus",

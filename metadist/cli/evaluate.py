@@ -6,14 +6,16 @@ Prints the result and how its protocol differs from the run's own test, and writ
 into a JSON file.
 """
 
+import copy
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from metadist.algorithms import Ensemble
 from metadist.cli.command import add_trust_code, argument_parser, exit_status
 from metadist.config import load_experiment
 from metadist.errors import UserError, state_dict_reason
@@ -51,14 +53,19 @@ _HEAD = ("model.head.weight", "model.head.bias")
 
 
 def evaluate_run(
-    run: Path, *overrides: str, checkpoint: Path | None = None, trust_code: bool = False
+    run: Path,
+    *overrides: str,
+    checkpoint: Path | Sequence[Path] | None = None,
+    trust_code: bool = False,
 ) -> dict[str, Any]:
     """Test the learner of a run, with some options replaced.
 
     Args:
         run: the run's directory.
         overrides: the overrides, as on the command line.
-        checkpoint: the checkpoint to test. Default: the state that the run tests.
+        checkpoint: the checkpoint or weights file to test, or pretrained weights by their name.
+            The predictions of several are averaged, see `metadist.algorithms.Ensemble`. Default:
+            the state that the run tests.
         trust_code: see `metadist.config.load_experiment`.
 
     Returns:
@@ -83,21 +90,43 @@ def evaluate_run(
             f"{run.name} is the name of pretrained weights, and metadist evaluate tests a run: "
             "give a run's directory; metadist predict and init_from take weights by name."
         )
-    if checkpoint is not None and not checkpoint.is_file():
-        names = [path.name for path in Checkpoints.of_run(run).candidates()]
-        raise UserError(
-            f"there is no checkpoint {checkpoint}: give the path of a file, such as one of "
-            f"{', '.join(names)} in {run / CHECKPOINT_DIRECTORY}."
-        )
     experiment = load_experiment(run, *overrides, trust_code=trust_code)
-    path, contents = tested_checkpoint(checkpoint or run)
-    load_for_tasks(experiment, path, contents)
+    files, names, learners = [], [], []
+    for path in _checkpoint_files(run, checkpoint):
+        file, contents = tested_checkpoint(path)
+        load_for_tasks(experiment, file, contents)
+        names.append(_checkpoint_in_protocol(run, file, contents))
+        learners.append(copy.deepcopy(experiment.learner))
+        files.append(file)
+    if len(learners) > 1:
+        experiment.learner = Ensemble(learners)
     experiment.trainer_config = replace(experiment.trainer_config, test_checkpoint="last")
     results = Trainer(experiment).test()
-    results["protocol"]["checkpoint"] = _checkpoint_in_protocol(run, path, contents)
+    results["protocol"]["checkpoint"] = ", ".join(names)
     training = read_results(run) or {}
-    options = {"overrides": list(overrides), "checkpoint": str(path)}
+    options = {"overrides": list(overrides), "checkpoint": ", ".join(map(str, files))}
     return {**results, **options, "trained_protocol": training.get("protocol")}
+
+
+def _checkpoint_files(run: Path, checkpoint: Path | Sequence[Path] | None) -> list[Path]:
+    """The files to test, or the run's directory for the state that it tests.
+
+    Raises:
+        UserError: there is no such checkpoint.
+    """
+    if checkpoint is None:
+        return [run]
+    paths = [checkpoint] if isinstance(checkpoint, Path) else list(checkpoint)
+    pretrained = pretrained_weights()
+    files = [path if path.exists() else pretrained.get(str(path), path) for path in paths]
+    for file in files:
+        if not file.is_file():
+            names = [path.name for path in Checkpoints.of_run(run).candidates()]
+            raise UserError(
+                f"there is no checkpoint {file}: give the path of a file, such as one of "
+                f"{', '.join(names)} in {run / CHECKPOINT_DIRECTORY}."
+            )
+    return files
 
 
 def _checkpoint_in_protocol(run: Path, path: Path, contents: Mapping[str, Any]) -> str:
@@ -163,9 +192,9 @@ def _same_learner(experiment: Experiment, contents: Mapping[str, Any]) -> bool:
     )
 
 
-def _default_output(run: Path, overrides: tuple[str, ...], checkpoint: Path | None) -> Path:
-    """The path of a file in the run's directory, named after the checkpoint and the overrides."""
-    parts = ",".join([*([] if checkpoint is None else [checkpoint.stem]), *overrides])
+def _default_output(run: Path, overrides: tuple[str, ...], checkpoints: Sequence[Path]) -> Path:
+    """The path of a file in the run's directory, named after the checkpoints and the overrides."""
+    parts = ",".join([*(checkpoint.stem for checkpoint in checkpoints), *overrides])
     name = re.sub(r"[^\w.,=+-]+", "_", parts) or "own_protocol"
     if len(name) > _MAX_NAME or (parts and name != parts):
         digest = hashlib.sha256(parts.encode()).hexdigest()[:8]
@@ -200,15 +229,22 @@ def main() -> int:
     parser = argument_parser(__doc__)
     parser.add_argument("run", metavar="RUN", type=Path, help="the run's directory")
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="options to replace")
-    parser.add_argument("--checkpoint", type=Path, help="test this checkpoint of the run")
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        action="append",
+        default=[],
+        help="test this checkpoint; if repeated, the mean of the predictions of several",
+    )
     parser.add_argument("--output", type=Path, help="default: a file in RUN/evaluations")
     add_trust_code(parser)
     options = parser.parse_intermixed_args()
 
     def evaluate() -> None:
         run, overrides = options.run.resolve(), tuple(options.overrides)
+        checkpoint = options.checkpoint or None
         results = evaluate_run(
-            run, *overrides, checkpoint=options.checkpoint, trust_code=options.trust_code
+            run, *overrides, checkpoint=checkpoint, trust_code=options.trust_code
         )
         output = options.output or _default_output(run, overrides, options.checkpoint)
         with wrap_write_errors(output, REDIRECT_OUTPUT):

@@ -16,6 +16,7 @@ from metadist.config import load_experiment
 from metadist.errors import UserError
 from metadist.launchers import RunSpec, run_job
 from metadist.training import export_weights, saved_state
+from metadist.training.checkpoints import Checkpoints
 
 
 def trained(directory: Path, *overrides: str) -> Path:
@@ -146,6 +147,22 @@ def test_a_dataset_with_other_channels_is_refused(prototypical, tmp_path):
     with pytest.raises(UserError, match=r"trained on inputs of shape \(1, 28, 28\), and the"):
         evaluate_run(prototypical, *options)
     assert evaluate_run(prototypical, *options, "dataset.channels=1")["test_tasks"] == 7
+
+
+def test_several_checkpoints_are_an_ensemble(maml, monkeypatch, capsys):
+    newest, older = (path for _, path in reversed(Checkpoints.of_run(maml).iterations()))
+    alone = evaluate_run(maml, checkpoint=newest)
+    twice = evaluate_run(maml, checkpoint=[newest, newest])
+    assert twice["test_accuracy"] == alone["test_accuracy"]
+    assert twice["test_loss"] == pytest.approx(alone["test_loss"], rel=1e-5)
+    arguments = ["metadist evaluate", str(maml), "--checkpoint", str(newest)]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--checkpoint", str(older)])
+    assert main() == 0
+    *_, file = capsys.readouterr().out.split()
+    results = json.loads(Path(file).read_text())
+    assert results["protocol"]["ensemble"] == 2
+    assert results["protocol"]["checkpoint"] == "last, iteration 2"
+    assert results["test_loss"] not in (alone["test_loss"], twice["test_loss"])
 
 
 def test_a_checkpoint_that_does_not_exist_is_refused(maml):

@@ -1,0 +1,78 @@
+"""Evaluation of several trained learners whose predictions are averaged."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from metadist.algorithms.learner import Learner, TaskResult
+from metadist.tasks import Episode
+
+
+class Ensemble(Learner):
+    """Averages the predictions of several trained learners. It cannot be trained.
+
+    In classification, the probabilities are averaged, as MAML++ is tested with its five best
+    checkpoints ("How to train your MAML", section 5); in regression, the predicted values. Loss and
+    metrics are of the averaged predictions. There are no metrics of single inner steps.
+
+    Args:
+        learners: at least one learner, all of one algorithm and for the same tasks.
+    """
+
+    def __init__(self, learners: Sequence[Learner]) -> None:
+        nn.Module.__init__(self)  # the learners have the models
+        self.learners = nn.ModuleList(learners)
+        self.regression = learners[0].regression
+        self.transductive = learners[0].transductive
+        self.needs_task_seeds = learners[0].needs_task_seeds
+        self.outputs_are_classes = learners[0].outputs_are_classes
+
+    @property
+    def first(self) -> Learner:
+        """The first learner, whose options are those of all."""
+        learner: Any = self.learners[0]
+        return learner
+
+    @property
+    def model(self) -> nn.Module:  # type: ignore[override]
+        """The first learner's model."""
+        return self.first.model
+
+    @property
+    def supports_batched_tasks(self) -> bool:
+        """Whether the learners' `forward` supports batched tasks."""
+        return self.first.supports_batched_tasks
+
+    @property
+    def algorithm_name(self) -> str:
+        """The name of the learners' algorithm."""
+        return self.first.algorithm_name
+
+    def protocol(self) -> dict[str, Any]:
+        """The learners' settings, and their number."""
+        return {**self.first.protocol(), "ensemble": len(self.learners)}
+
+    def forward(self, episode: Episode) -> TaskResult:
+        """The result of the averaged predictions; see `Learner`.
+
+        Raises:
+            RuntimeError: in training mode.
+        """
+        if self.training:
+            raise RuntimeError("an ensemble cannot be trained: train each learner, then evaluate.")
+        predictions = []
+        for learner in cast(Iterable[Learner], self.learners):
+            learner.task_seeds = self.task_seeds
+            predictions.append(learner(episode).predictions)
+        mean = self._mean(torch.stack(predictions))
+        targets = episode.query.targets
+        return TaskResult(self.loss(mean, targets), self.metrics(mean, targets), mean)
+
+    def _mean(self, predictions: Tensor) -> Tensor:
+        """The mean over the first dimension: of values, or log of the mean of probabilities."""
+        if self.regression:
+            return predictions.mean(0)
+        return predictions.log_softmax(-1).logsumexp(0) - math.log(len(predictions))
