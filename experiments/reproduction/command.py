@@ -65,6 +65,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--table-only", action="store_true", help="no runs: write the table of the existing ones")
     record = "copy results and thinned metrics of finished runs of one PRESET into the records"
     add("--record", type=Path, nargs="+", default=[], metavar="RUN", help=record)
+    evaluation = (
+        "with --record RUN: the test of this file of `metadist evaluate`, not the run's own"
+    )
+    add("--evaluation", type=Path, metavar="FILE", help=evaluation)
     update = "write the table of the records into " + " and ".join(
         str(path.relative_to(ROOT)) for path in (TABLE, README)
     )
@@ -87,7 +91,7 @@ def _run(options: argparse.Namespace) -> int:
         print(plot_pair({"MAML": maml, "pretrained": pretrained}, directory / "sinusoid.png"))
         return 0
     if options.record:
-        return _record(selected, options.record)
+        return _record(selected, options.record, options.evaluation)
     if options.update_docs:
         return _update_docs(cells)
     datasets = {cell.dataset for cell in cells.values()}
@@ -106,13 +110,15 @@ def _run(options: argparse.Namespace) -> int:
     return _table(options, cells, selected, runner)
 
 
-def _record(selected: Sequence[Cell], runs: Iterable[Path]) -> int:
+def _record(selected: Sequence[Cell], runs: Sequence[Path], evaluation: Path | None) -> int:
     if len(selected) != 1:
         raise UserError(
             "--record needs the one preset that the runs are of, as in PRESET --record RUN."
         )
+    if evaluation is not None and len(runs) != 1:
+        raise UserError("--evaluation is of one run: give --record a single one.")
     for run in runs:
-        print(add_record(selected[0], run.resolve()))
+        print(add_record(selected[0], run.resolve(), evaluation=evaluation))
     return 0
 
 

@@ -11,7 +11,7 @@ from reproduction.runs import configuration_differences
 from metadist.errors import UserError
 from metadist.files import wrap_write_errors
 from metadist.loggers import METRICS_FILE, json_value, read_metrics
-from metadist.reports import RESULTS_FILE, read_results, write_results
+from metadist.reports import RESULTS_FILE, read_json, read_results, write_results
 
 RECORDS = HERE / "records"
 README = ROOT / "README.md"
@@ -21,7 +21,9 @@ _MAX_LINES = 200
 """The most training iterations in a record's `metrics.jsonl`, which has all validations."""
 
 
-def add_record(cell: Cell, run: Path, records: Path = RECORDS) -> Path:
+def add_record(
+    cell: Cell, run: Path, records: Path = RECORDS, evaluation: Path | None = None
+) -> Path:
     """Copy the results and the thinned metrics of a finished run into the records.
 
     The names of the host and the directory are omitted.
@@ -30,6 +32,8 @@ def add_record(cell: Cell, run: Path, records: Path = RECORDS) -> Path:
         cell: the cell of the run.
         run: the run's directory.
         records: the directory of the records.
+        evaluation: a file of `metadist evaluate` whose test replaces the run's own, such as that of
+            an ensemble.
 
     Returns:
         The record's directory, `records/CELL/ITERATIONS/seedN`.
@@ -40,6 +44,12 @@ def add_record(cell: Cell, run: Path, records: Path = RECORDS) -> Path:
     results = read_results(run)
     if results is None:
         raise UserError(f"{run} has no {RESULTS_FILE}: record runs that have finished.")
+    if evaluation is not None:
+        tested = read_json(evaluation) or {}
+        names = ("ci95", "protocol", *(name for name in results if name.startswith("test_")))
+        if not tested.keys() >= set(names):
+            raise UserError(f"{evaluation} is no result of metadist evaluate on {run}.")
+        results = {**results, **{name: tested[name] for name in names}}
     preset = [f"+experiment={cell.preset}"]
     for key, (old, new) in configuration_differences(run, preset).items():
         raise UserError(
