@@ -56,6 +56,23 @@ def test_a_record_holds_results_and_thinned_metrics(run, tmp_path):
     assert (found.cell, found.seed, found.iterations, found.options) == (cell, 3, 15000, ())
 
 
+def test_the_test_of_an_evaluation_may_be_recorded(run, tmp_path):
+    cell, records = CELLS["anil_omniglot_20w1s_cosine"], tmp_path / "records"
+    tested = {"test_accuracy": 0.97, "ci95": 0.01, "protocol": {**PROTOCOL, "ensemble": 2}}
+    file = tmp_path / "ensemble.json"
+    file.write_text(json.dumps({**tested, "wall_seconds": 1.0}))
+    record = add_record(cell, run, records, evaluation=file)
+    results = json.loads((run / "results.json").read_text())
+    assert json.loads((record / "results.json").read_text()) == {
+        **results,
+        **tested,
+        "environment": {"torch": "2.15.0"},
+    }
+    file.write_text(json.dumps({"test_accuracy": 0.97}))
+    with pytest.raises(UserError, match="is no result of metadist evaluate"):
+        add_record(cell, run, records, evaluation=file)
+
+
 def test_only_finished_runs_of_the_cell_are_recorded(run, tmp_path):
     with pytest.raises(UserError, match=r"no run of anil_omniglot_20w1s: .*scheduler"):
         add_record(CELLS["anil_omniglot_20w1s"], run, tmp_path / "records")
