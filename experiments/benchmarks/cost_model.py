@@ -104,7 +104,7 @@ class Costs(NamedTuple):
         )
 
     def communication_limit(self, tasks_per_worker: int, parameters: int) -> float:
-        """The number of workers from which the communication of rpc takes longer than the tasks."""
+        """The number of workers from which on rpc's communication takes longer than the tasks."""
         numbers = range(1, MOST_WORKERS + 1)
         available = self.computation(tasks_per_worker, parameters)
         index = bisect.bisect(

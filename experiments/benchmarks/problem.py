@@ -72,7 +72,7 @@ def measure(options: argparse.Namespace, step: Callable[[int], float]) -> str:
 
     Args:
         options: the options of the command line.
-        step: a function that runs outer step n, counted from 0, and returns its loss.
+        step: a function that runs outer step n, counted from 0, to completion and returns its loss.
 
     Returns:
         JSON with tasks per second and the last step's loss, which is equal for all baselines.

@@ -83,13 +83,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> int:
     cells, directory = load_cells(), options.directory.resolve()
-    selected = select_cells(cells, [arg for arg in options.arguments if "=" not in arg])
     if options.list:
         return _list(cells.values())
     if options.sinusoid:
         maml, pretrained = (path.resolve() for path in options.sinusoid)
         print(plot_pair({"MAML": maml, "pretrained": pretrained}, directory / "sinusoid.png"))
         return 0
+    selected = select_cells(cells, [arg for arg in options.arguments if "=" not in arg])
     if options.record:
         return _record(selected, options.record, options.evaluation)
     if options.update_docs:

@@ -120,12 +120,10 @@ def _checkpoint_files(run: Path, checkpoint: Path | Sequence[Path] | None) -> li
     pretrained = pretrained_weights()
     files = [path if path.exists() else pretrained.get(str(path), path) for path in paths]
     for file in files:
-        if not file.is_file():
-            names = [path.name for path in Checkpoints.of_run(run).candidates()]
-            raise UserError(
-                f"there is no checkpoint {file}: give the path of a file, such as one of "
-                f"{', '.join(names)} in {run / CHECKPOINT_DIRECTORY}."
-            )
+        if not file.exists():
+            names = ", ".join(path.name for path in Checkpoints.of_run(run).candidates())
+            example = f", such as one of {names} in {run / CHECKPOINT_DIRECTORY}" if names else ""
+            raise UserError(f"there is no checkpoint {file}: give the path of a file{example}.")
     return files
 
 
@@ -143,17 +141,18 @@ def load_for_tasks(experiment: Experiment, path: Path, contents: Mapping[str, An
     """Load a checkpoint into an experiment whose tasks may have another number of classes.
 
     Raises:
-        UserError: the learner has one output per class, and the tasks have another number of
-            classes; or the checkpoint is of another model.
+        UserError: the images have another number of channels than in training; the learner has one
+            output per class, and the tasks have another number of classes; or the checkpoint is of
+            another model.
     """
     learner, saved = experiment.learner, dict(contents["learner"])
     trained_on = tuple((contents.get("task") or {}).get("input_shape") or ())
     given = tuple(experiment.tasks.input_shape)
-    if trained_on and trained_on[:1] != given[:1]:
+    if len(trained_on) == len(given) == 3 and trained_on[0] != given[0]:
         raise UserError(
-            f"{path} was trained on inputs of shape {trained_on}, and the tasks have inputs of "
-            f"shape {given}: choose a dataset with as many channels, or another "
-            "number of channels, as by dataset.channels=1 of dataset=folder."
+            f"{path} was trained on images of shape {trained_on}, and the tasks have images of "
+            f"shape {given}: choose a dataset with as many channels, with dataset=folder by "
+            f"dataset.channels={trained_on[0]}."
         )
     initial = learner.state_dict()
     other_head = all(name in saved and name in initial for name in _HEAD) and (

@@ -5,7 +5,7 @@ import pickle
 import threading
 from collections.abc import Callable
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import optree
 import torch
@@ -60,7 +60,7 @@ def remote_async_call(
             Default: no reduction; the result is the list, or the single result if `partitioner` is
             a worker's rank or name.
         timeout: seconds until the call fails with TimeoutError. Default: the transport's (300 s
-            for RPC); 0 waits while the workers answer pings.
+            for RPC); 0 or more than 2,000,000 waits while the workers answer pings.
         gradient: the place where gradients are computed. "dist_autograd" records a graph across
             the workers for `autograd.backward` inside `autograd.context()`; outside a context the
             result does not require grad. "worker" makes each worker return values and gradients in
@@ -80,10 +80,10 @@ def remote_async_call(
 
     Raises:
         UserError: the partitioner names a worker that does not exist, `gradient` is unknown,
-            `gradient="worker"` is used inside an autograd context, or `fanout` is below 1. These
-            errors are raised at once, before anything is sent.
-        TypeError: `args` is not a tuple, `func` or its arguments cannot be pickled, or the
-            partitioner returns something other than triples. Raised at once.
+            `gradient="worker"` is used inside an autograd context, `fanout` is below 1, or
+            `timeout` is negative or NaN. These errors are raised at once, before anything is sent.
+        TypeError: `args` is not a tuple, `timeout` is not a number, `func` or its arguments cannot
+            be pickled, or the partitioner returns something other than triples. Raised at once.
         RuntimeError: RPC is not initialized. Raised at once.
     """
     call = _Call(func, args, kwargs, partitioner, reducer, timeout, gradient, fanout)
@@ -139,8 +139,10 @@ def _check_options(args: object, timeout: object, gradient: str, fanout: int) ->
         )
     if timeout is not None and not isinstance(timeout, numbers.Real):
         raise TypeError(f"timeout must be a number of seconds or None, got {timeout!r}.")
-    if timeout is not None and not float(timeout) >= 0:  # or NaN
-        raise UserError(f"timeout must be a number of seconds, 0 for no limit, got {timeout}.")
+    if timeout is not None and not cast(float, timeout) >= 0:  # negative, or NaN
+        raise UserError(
+            f"timeout must not be negative or NaN, got {timeout}: give seconds, or 0 for no limit."
+        )
 
 
 class _Call:

@@ -172,8 +172,8 @@ def all_reduce(tree: T, op: Literal["sum", "mean", "max", "min"] = "sum") -> T:
 
 
 def broadcast(tree: T, source: int = 0) -> T:
-    """Copy rank `source`'s values to every rank. All ranks call it, with the same structure and
-    shapes.
+    """Return rank `source`'s values on every rank; `tree` is not changed. All ranks call it, with
+    the same structure and shapes.
     """
 
     def from_source(vector: Tensor) -> Tensor:
@@ -243,7 +243,7 @@ def _to_type_of(leaf: Any, tensor: Tensor) -> Any:
 
 
 def _to_kind_of(leaf: Any, tensor: Tensor) -> Any:
-    """Convert a result to a tensor, a NumPy array or a number, like the leaf of its computation."""
+    """Convert a result to a tensor, a NumPy array or a number, like its leaf, in its own dtype."""
     if isinstance(leaf, np.ndarray | np.generic):
         return tensor.detach().numpy()[()]
     return tensor if isinstance(leaf, Tensor) else tensor.item()

@@ -76,8 +76,8 @@ class Heartbeat:
         store: the store that the live ranks share, with its own connection.
         hosts: the machine of each rank, for messages.
         timeout: seconds within which a rank that died, froze or cannot be reached is detected.
-        on_lost: the function called in a thread with a sentence that names the lost rank, or with
-            "" if another rank failed and this one has not exited. It must end the process.
+        on_lost: the function called in a thread with a sentence about what was lost, or with "" if
+            another rank failed and this one has not exited. It must end the process.
         clock: a function that returns monotonic seconds.
         counters: the store of the node's heartbeat counters. Default: `store`.
         leaders: the first rank of each rank's node. Default: all ranks are on one node.

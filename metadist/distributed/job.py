@@ -100,7 +100,7 @@ class Job:
         return self._request(lambda: self.store.check([REPORTED]), False)
 
     def is_reachable(self) -> bool:
-        """Whether the job's store answers; a slow one counts until the heartbeat gives it up."""
+        """Whether the job's store answers, if slowly, and the heartbeat has not given it up."""
         if self._heartbeat is not None and self._heartbeat.store_lost:
             self._reachable = False
         self.is_reported()

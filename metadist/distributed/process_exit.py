@@ -15,6 +15,7 @@ CLOSE_SECONDS = 3.0
 this time are abandoned."""
 
 _calls: list[Future[object]] = []
+"""The calls that had not returned in time."""
 
 _FLUSH_FAILED = 120
 """Python's exit status when standard output could not be written."""
@@ -27,7 +28,9 @@ def close_within_seconds(function: Callable[[], object]) -> None:
         function: the function that leaves RPC or a process group, or closes a logger. Its
             exceptions are dropped, because the earlier error is the one to report.
     """
-    _calls.append(call_within(CLOSE_SECONDS, function))
+    call = call_within(CLOSE_SECONDS, function)
+    if not call.done():
+        _calls.append(call)
 
 
 def all_closed() -> bool:

@@ -27,7 +27,7 @@ from metadist.distributed.partitioners import ShardResults
 
 @dataclass(frozen=True)
 class LinearReducer:
-    """A reducer that divides a weighted sum, so that each worker can sum its own results first.
+    """A weighted sum, divided by a number or not: each worker can sum its own results first.
 
     It reduces tensors and numbers in tuples, lists, dicts and named tuples leaf by leaf.
     """

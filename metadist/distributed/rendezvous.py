@@ -204,7 +204,7 @@ def read_present(store: Counters, keys: dict[int, str]) -> dict[int, str]:
 def _poll(is_ready: Callable[[], bool], timeout: float | None) -> bool:
     """Poll the store until `is_ready`, and return whether it was within `timeout` seconds.
 
-    Each rank polls less often if there are many.
+    The pauses grow with time, up to a limit that is higher with many ranks.
     """
     longest_pause = max(_MAX_POLL_SECONDS, get_world_info().world_size / _MAX_POLLS_PER_SECOND)
     return wait_until(is_ready, timeout, _POLL_SECONDS, longest_pause)

@@ -78,7 +78,11 @@ def backend_options(
         num_worker_threads=(
             NUM_WORKER_THREADS if threads == constants.DEFAULT_NUM_WORKER_THREADS else threads
         ),
-        rpc_timeout=CALL_TIMEOUT if timeout == constants.DEFAULT_RPC_TIMEOUT_SEC else timeout,
+        rpc_timeout=(
+            CALL_TIMEOUT
+            if timeout == constants.DEFAULT_RPC_TIMEOUT_SEC
+            else min(timeout, _MAX_SECONDS)
+        ),
         init_method="metadist://",
         device_maps=device_maps,
         devices=devices,
@@ -184,14 +188,12 @@ class RpcTransport:
 
     def send(self, worker: str, request: Request, timeout: float | None) -> Future:
         """See `Transport.send`."""
-        seconds = self.options.rpc_timeout if timeout is None else timeout
-        if seconds > _MAX_SECONDS:
-            seconds = 0  # no limit
+        seconds = _limit(self.options.rpc_timeout if timeout is None else timeout)
         return rpc.rpc_async(worker, _respond, args=(request,), timeout=seconds)
 
     def ping(self, worker: str) -> Future:
         """See `Transport.ping`."""
-        return rpc.rpc_async(worker, _answer_ping, timeout=self.ping_timeout)
+        return rpc.rpc_async(worker, _answer_ping, timeout=_limit(self.ping_timeout))
 
     def is_timeout(self, error: Exception) -> bool:
         """See `Transport.is_timeout`."""
@@ -199,7 +201,13 @@ class RpcTransport:
 
 
 _MAX_SECONDS = 2_000_000
-"""TensorPipe counts milliseconds in 32 bits."""
+"""The longest timeout that is passed on: TensorPipe counts milliseconds in 32 bits."""
+
+
+def _limit(seconds: float) -> float:
+    """A timeout that TensorPipe can count, at least 1 ms; 0 for no limit if it is too long."""
+    return max(seconds, 0.001) if 0 < seconds <= _MAX_SECONDS else 0
+
 
 _agent_store: dist.Store = dist.HashStore()
 

@@ -211,7 +211,7 @@ def barrier(worker_names: Iterable[str | int] | None = None, timeout: float | No
         worker_names: the names or ranks of the workers that wait for each other; None for all. Any
             other worker returns at once.
         timeout: seconds to wait for the others; None to wait while they answer pings. The shortest
-            timeout of a worker ends the barrier for all.
+            of the workers' timeouts ends the barrier for all.
 
     Raises:
         WorkerLostError: a worker died, does not answer, or did not arrive in time; the message
@@ -269,12 +269,12 @@ def wait_for_workers(topic: str, workers: list[str], timeout: float | None) -> N
         raise WorkerLostError(f"the job's store cannot be reached ({first_line(error)}).") from None
 
 
-def _check_absent(store: dist.Store, barrier: str, absent: list[str], reason: str) -> None:
-    """Set a barrier's outcome if no worker is absent or with a `reason`; else ping the absent."""
+def _check_absent(store: dist.Store, title: str, absent: list[str], reason: str) -> None:
+    """Complete a barrier if no worker is absent; else fail it for a `reason`, or ping them."""
     if not absent:  # the worker that arrived last has died
         store.compare_set(_OUTCOME, "", _ALL_ARRIVED)
     elif reason:
-        message = f"{barrier}: {', '.join(map(describe_worker, absent))} {reason}"
+        message = f"{title}: {', '.join(map(describe_worker, absent))} {reason}"
         _fail(store, WorkerLostError(message, current_transport().names.index(absent[0])))
     else:
         _require_alive_for_all(store, absent)

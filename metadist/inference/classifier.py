@@ -160,7 +160,7 @@ class FewShotClassifier:
         best = self.predict_proba(images).argmax(1)
         return self.classes_[best]
 
-    def score(self, images: Any, labels: Any) -> float:
+    def score(self, images: Any, labels: Sequence[Any] | np.ndarray | Tensor) -> float:
         """The accuracy of the predictions, from 0 to 1.
 
         Args:
@@ -170,7 +170,13 @@ class FewShotClassifier:
         Raises:
             UserError: see `predict_proba`; or there are fewer or more labels than images.
         """
-        predictions, true = self.predict(images), np.asarray(labels)
+        predictions = self.predict(images)
+        true = np.asarray(labels.cpu() if isinstance(labels, Tensor) else labels)
+        if (true.dtype.kind == "U") != (predictions.dtype.kind == "U"):
+            raise UserError(
+                f"labels of type {true.dtype} cannot be compared with classes of type "
+                f"{predictions.dtype}: give labels as in fit."
+            )
         if true.shape != predictions.shape:
             raise UserError(
                 f"there are {len(predictions)} images and labels of shape {true.shape}: give one "

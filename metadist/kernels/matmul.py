@@ -11,9 +11,9 @@ from metadist.kernels.loader import call, can_call, in_transform
 
 _SOURCE = "matmul"
 _MIN_BLAS_PRODUCTS = 2**16
-"""The number of multiplications per task above which one BLAS call per task is faster."""
+"""The number of multiplications per task from which on one BLAS call per task is faster."""
 _MIN_BLAS_DEPTH = 32
-"""The length of the sums above which BLAS is faster."""
+"""The length of the sums from which on BLAS is faster."""
 _ALIGNMENT = 64
 
 

@@ -19,7 +19,7 @@ _SOURCE = "norm_relu_pool"
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
 
 _DIMENSIONS = {nn.BatchNorm1d: (1, 2), nn.BatchNorm2d: (3,)}
-"""The possible numbers of dimensions that a norm's inputs have more than its weight."""
+"""How many more dimensions than the weight a norm's inputs may have."""
 
 
 class _Shape(ctypes.Structure):

@@ -184,10 +184,11 @@ def error_summary(error: Exception, in_job: bool) -> tuple[str, int]:
 
 
 def abort_process(message: str) -> None:
-    """End this process at once, because another rank was lost. `Heartbeat` calls it in a thread.
+    """End this process within `END_SECONDS`, whatever it is doing. `Heartbeat` calls it.
 
     Args:
-        message: a sentence that names the lost rank; "" if another rank reports the failure.
+        message: a sentence about the rank, the store or the agent that was lost; "" if another rank
+            reports the failure.
     """
     exit_after(END_SECONDS, FAILURE_STATUS)  # printing may block
     if not current_job().is_reachable():
@@ -260,7 +261,7 @@ def _report_lost(error: WorkerLostError) -> None:
     job, silent_ranks = current_job(), ""
     seconds = 2.5
     if error.rank is None:
-        # Rank zero watches all ranks; it reads those of other nodes one heartbeat later.
+        # Rank zero watches all ranks; heartbeats of other nodes reach it one interval later.
         seconds = _REPORT_SECONDS + (1.0 if get_rank() == 0 else 2.0)
 
     def explained() -> bool:

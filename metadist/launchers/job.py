@@ -248,7 +248,8 @@ class _BuildOutcome(NamedTuple):
         device: the type of the device; None after an error.
         compile_error: the reason why the outer step cannot be compiled; None if it can be, or if
             it is not to be compiled.
-        partition: a digest of the partitioner's shards; None if only rank zero calls it.
+        partition: a digest of the partitioner's shards; None if only rank zero calls it, or
+            after an error.
     """
 
     user_error: str
@@ -281,14 +282,14 @@ def _require_built(outcomes: list[_BuildOutcome], error: Exception | None) -> No
 
 
 def _require_equal_partition(experiment: Experiment, outcomes: list[_BuildOutcome]) -> None:
-    """Raise an error if the partitioner gives other shards on other ranks."""
+    """Raise an error if the partitioner's shards differ between ranks."""
     partition = outcomes[0].partition
     ranks = [rank for rank, outcome in enumerate(outcomes) if outcome.partition != partition]
     if ranks:
         raise UserError(
-            f"the partitioner gives other shards on ranks {ranks} than on rank 0, and with "
-            f"strategy={experiment.strategy.name} every rank calls it: let the shards depend on "
-            "the tasks and the number of workers alone, not on hash() of texts or the order of "
+            f"the partitioner gives different shards on ranks {ranks} and on rank 0, and with "
+            f"strategy={experiment.strategy.name} every rank calls it: let the shards depend only "
+            "on the tasks and the number of workers, not on hash() of strings or the order of "
             "sets, or take strategy=rpc."
         )
 

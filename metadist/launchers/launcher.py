@@ -38,7 +38,8 @@ class Launcher(ABC):
     def run(self, spec: RunSpec) -> int:
         """Start workers that run the job, wait for them, and leave no process behind.
 
-        The workers report their errors and write to the standard streams of this process.
+        The workers report their errors and write to the standard streams of this process; those of
+        a concurrent job write to `CONSOLE_FILE`.
 
         Returns:
             The job's exit status: 0, 2 after a user error, 130 or 143 after a signal, else 1.

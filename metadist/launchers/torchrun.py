@@ -26,7 +26,7 @@ _slots = Slots()
 
 
 class TorchrunLauncher(Launcher):
-    """Starts torchrun. Arguments that torchrun has too have the same meaning.
+    """Starts torchrun. Arguments with the name of a torchrun option have its meaning.
 
     Args:
         nproc_per_node: the number of workers on each node.

@@ -206,11 +206,11 @@ class LoggerCollection(Logger):
         """Passes the metrics to each logger.
 
         Raises:
-            UserError: they have no `iteration`.
+            UserError: the metrics have no `iteration`.
         """
         if "iteration" not in metrics:
             raise UserError(
-                f"the metrics {', '.join(metrics)} have no iteration: log_metrics takes a dict "
+                f"the metrics ({', '.join(metrics)}) have no iteration: log_metrics takes a dict "
                 'with "iteration", such as {"iteration": trainer.state.iteration, "train_x": 1.0}.'
             )
         for logger in self._loggers:

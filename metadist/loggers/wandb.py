@@ -138,7 +138,9 @@ class WandbLogger(Logger):
         panels: dict[str, Any] = {panel_name(path): wandb.Image(str(path)) for path in images}
         for name, task_values in values.items():
             finite = [value for value in task_values if math.isfinite(value)]
-            with contextlib.suppress(ValueError):  # no values, or too large ones for its bins
+            if not finite:
+                continue
+            with contextlib.suppress(ValueError):  # values too large for the histogram's bins
                 panels[f"{grouped_name(name)}_of_tasks"] = wandb.Histogram(finite)
         with wrap_write_errors("the files of Weights & Biases"):
             self._wandb_run.log(panels, step=iteration)

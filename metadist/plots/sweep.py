@@ -59,7 +59,7 @@ def plot_sweep(
         metric: "accuracy" or "mse".
         path: the PNG file to write.
         caption: a description of what the means and intervals are over.
-        selected_by: the metric by which the best setting was selected, "validation" or "test".
+        selected_by: the split whose metric selected the best setting, "validation" or "test".
 
     Returns:
         `path`.

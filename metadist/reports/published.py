@@ -13,7 +13,7 @@ PUBLISHED = Path(__file__).with_name("published.yaml")
 _PRESETS = Path(__file__).parents[1] / "conf" / "experiment"
 
 MIN_FRACTION = 0.5
-"""Runs with less than this fraction of a preset's iterations are not compared with the result."""
+"""Runs of less than this fraction of a preset's iterations are not reported as below the result."""
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ class SweepTable:
         metric: "accuracy" or "mse".
         settings: the settings, in the order of their first runs.
         best: the index of the best setting in `settings`; None if no run has finished.
-        selected_by: the metric by which `best` is selected: "validation", or "test" without
+        selected_by: the split whose metric selects `best`: "validation", or "test" without
             validation.
     """
 
@@ -326,7 +326,7 @@ def _swept_keys(runs: Sequence[SweepRun]) -> list[str]:
 
 
 def _build_setting(values: tuple[str, ...], runs: Sequence[SweepRun], metric: str) -> Setting:
-    # A sweeper may sample a setting twice, with the same seed.
+    # A sweeper may sample a setting twice: of runs with the same seed only the last one counts.
     by_seed = {run.results.get("seed"): run for run in runs if run.results is not None}
     finished = list(by_seed.values())
     test = _estimate(finished, f"test_{metric}")

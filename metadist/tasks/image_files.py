@@ -34,7 +34,7 @@ MAX_IMAGE_BYTES = 1 << 26
 MAX_IMAGE_PIXELS = 1 << 26
 _PLAIN_NAME = re.compile(r"(?!\.\.?$)[^/\\\0]+")
 _CHUNK = 256
-"""The number of images that are decoded at once."""
+"""The number of images that are decoded before the next ones are read."""
 
 _T = TypeVar("_T")
 

@@ -41,7 +41,9 @@ CONTENT_ERRORS = (AttributeError, KeyError, OverflowError, TypeError, ValueError
 
 
 class RefusedError(pickle.UnpicklingError):
-    """The pickle has more than plain data; the message starts after the file's name."""
+    """The pickle has more than plain data. Its message continues a sentence that starts with the
+    file's name.
+    """
 
 
 def load_file(path: Path) -> dict[str, Any]:

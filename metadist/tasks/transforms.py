@@ -106,6 +106,9 @@ class Augment:
         Args:
             inputs: float32 images (n, channels, height, width) in [0, 1]; may be changed in place.
             generator: the only source of randomness; it is advanced.
+
+        Returns:
+            The augmented images, of the shape, type and range of `inputs`.
         """
         count = len(inputs)
         if self.crop_padding:

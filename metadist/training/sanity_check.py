@@ -132,7 +132,7 @@ def _check_partition(strategy: Strategy, learner: Learner, meta_batch_size: int)
     on_every_rank = strategy.every_rank_drives and get_world_size() > 1
     if on_every_rank and _shards_of(strategy.partitioner, learner, keys) != shards:
         raise UserError(
-            "the partitioner gives other shards when it is called again, and with "
+            "the partitioner gives different shards when it is called again, and with "
             f"strategy={strategy.name} every rank calls it: let the shards depend on the tasks and "
             "the number of workers alone, or take strategy=rpc."
         )

@@ -144,7 +144,7 @@ def test_a_dataset_with_other_channels_is_refused(prototypical, tmp_path):
             pixels = Image.new("RGB", (28, 28), (10 * index, number, 0))
             pixels.save(tmp_path / name / f"{number}.png")
     options = ("dataset=folder", f"dataset.root={tmp_path}", "dataset.size=28")
-    with pytest.raises(UserError, match=r"trained on inputs of shape \(1, 28, 28\), and the"):
+    with pytest.raises(UserError, match=r"trained on images of shape \(1, 28, 28\), and the"):
         evaluate_run(prototypical, *options)
     assert evaluate_run(prototypical, *options, "dataset.channels=1")["test_tasks"] == 7
 

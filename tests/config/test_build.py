@@ -372,7 +372,7 @@ def run_with_other_shards(directory: str) -> None:
 
 def test_shards_that_differ_between_the_ranks_are_refused(tmp_path):
     for error in run_world(run_with_other_shards, 2, str(tmp_path), may_fail=True):
-        assert "the partitioner gives other shards on ranks [1] than on rank 0" in str(error)
+        assert "the partitioner gives different shards on ranks [1] and on rank 0" in str(error)
 
 
 def at_random(learner, tasks: MetaBatch) -> list[Shard]:
@@ -386,7 +386,7 @@ def test_a_random_partitioner_is_refused_where_every_rank_calls_it(tmp_path):
     options = (target, "+partition._partial_=true", "trainer.meta_batch_size=30")
     build(tmp_path, "strategy=local", *options)
     found = run_world(build, 2, str(tmp_path), "strategy=allreduce", *options, may_fail=True)
-    assert all("gives other shards when it is called again" in str(each) for each in found)
+    assert all("gives different shards when it is called again" in str(each) for each in found)
 
 
 def test_supervised_training_of_a_few_shot_algorithm_is_refused(tmp_path):

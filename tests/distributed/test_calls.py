@@ -345,8 +345,11 @@ def call_with_limits() -> list[str]:
         str(todist.remote_sync_call(todist.get_rank, partitioner=1, timeout=timeout))
         for timeout in (1e7, float("inf"))
     ]
+    with pytest.raises(TimeoutError):
+        todist.remote_sync_call(wait_until_told, partitioner=1, timeout=1e-9)
+    current_transport().store.set("timed out", "yes")
     for timeout in (float("nan"), -1):
-        with pytest.raises(todist.UserError, match="timeout must be a number of seconds"):
+        with pytest.raises(todist.UserError, match="timeout must not be negative or NaN"):
             todist.remote_sync_call(todist.get_rank, partitioner=1, timeout=timeout)
     return found
 

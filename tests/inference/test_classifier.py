@@ -139,6 +139,8 @@ def test_the_score_is_the_accuracy(prototypical):
     assert classifier.score(images, classifier.predict(images)) == 1.0
     with pytest.raises(UserError, match=r"3 images and labels of shape \(2,\): give one"):
         classifier.score(images, labels[:2])
+    with pytest.raises(UserError, match="labels of type int64 cannot be compared with classes"):
+        classifier.score(images, [0, 1, 2])
 
 
 @pytest.mark.parametrize("labels", [torch.tensor([7, -1]), np.array([7, -1]), [7, -1]])

@@ -125,5 +125,5 @@ def test_a_method_that_is_almost_one_of_the_interface_is_refused():
 
 
 def test_metrics_without_an_iteration_are_refused():
-    with pytest.raises(UserError, match=r'the metrics train_x have no iteration.*"iteration"'):
+    with pytest.raises(UserError, match=r'the metrics \(train_x\) have no iteration.*"iteration"'):
         LoggerCollection([]).log_metrics({"train_x": 1.0})

@@ -154,6 +154,7 @@ def test_validations_have_histograms_and_images(tmp_path, monkeypatch):
     image = tmp_path / "validation_tasks.png"
     Image.new("RGB", (8, 6)).save(image)
     values = {"validation_accuracy": [0.25, 0.75, float("inf")], "validation_loss": [1e17]}
+    values["validation_mse"] = [float("nan")]
     logger.log_panels(4, values, [image])
     ((step, panels),) = run.logged
     assert step == 4 and list(panels) == ["validation/tasks", "validation/accuracy_of_tasks"]

@@ -79,7 +79,7 @@ class PyTorchTrainer:
 
     Raises:
         UserError: Ray is not installed or unreachable, there are too few CPUs or GPUs, or a creator
-            returned something else.
+            returned an invalid object.
         RuntimeError: a creator raised an error; the message contains its traceback.
     """
 
