@@ -147,7 +147,7 @@ class EarlyStopping(Callback):
 
         Raises:
             UserError: the run has no validations, they have no such metric, or `mode` is missing
-                for a metric of the user.
+                for one of the learner's own metrics.
         """
         if not trainer.config.eval_every:
             raise UserError(
@@ -171,18 +171,8 @@ class EarlyStopping(Callback):
             )
 
     def on_validation_end(self, trainer: "Trainer", metrics: Mapping[str, float]) -> None:
-        """Compare the metric with the best so far. NaN is no improvement.
-
-        Raises:
-            UserError: the validation has no such metric.
-        """
-        value = metrics.get(f"validation_{self.metric}")
-        if value is None:
-            names = sorted(name.removeprefix("validation_") for name in metrics)
-            raise UserError(
-                f"early stopping found no validation metric {self.metric}: choose one of "
-                f"{', '.join(names)}."
-            )
+        """Compare the metric with the best so far. NaN is no improvement."""
+        value = metrics[f"validation_{self.metric}"]
         sign = 1 if self.mode == "max" else -1
         best = self.best
         if not math.isnan(value) and (best is None or sign * (value - best) > self.min_delta):
@@ -260,7 +250,7 @@ class WeightAveraging(Callback):
         self._copy_requires_grad(trainer.experiment.learner)
 
     def _copy_requires_grad(self, learner: Learner) -> None:
-        """A parameter that has been frozen is adapted by neither of the two learners."""
+        """Freeze or unfreeze the averages like the learner's parameters: both adapt the same."""
         assert self._averaged is not None
         averages = self._averaged.module.parameters()
         for average, parameter in zip(averages, learner.parameters(), strict=True):

@@ -1,11 +1,13 @@
-"""The values that a compiled step has as constants of its learner, and whether they have changed.
+"""The values of a learner that are constants in a compiled step, and whether they changed.
 
 Parameters, buffers and tasks are inputs of a compiled step. Everything else that a learner's
 `forward` reads, such as a number or a list among a module's attributes, is a constant in it.
 """
 
+import dataclasses
+import functools
 from collections.abc import Mapping, Sequence, Set
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,18 +16,20 @@ from torch import Tensor, nn
 
 _NUMBERS_AND_TEXTS = (bool, int, float, str)
 _MAX_DEPTH = 8
-"""Of attributes of attributes; deeper values are not compared."""
+"""The depth of nested containers up to which values are compared."""
 
 _MISSING = object()
+_OF_MODULES = frozenset(vars(nn.Module()))
+"""The attributes that `nn.Module` has for itself."""
 
 
 class Constants:
     """The values of the attributes of a learner's modules at one time.
 
-    They are compared by content: numbers, texts, arrays, tensors and submodules, also inside of
-    containers and other objects. A learner that was sent to a worker has the constants of the
-    original. Names that begin with "_", which `nn.Module` has for itself, are only compared if they
-    are numbers or texts.
+    Numbers, texts, arrays, tensors and submodules are compared by their contents, also inside
+    containers, dataclasses and `SimpleNamespace`s; of other objects without an equality of their
+    own, the class is compared. A learner that was sent to a worker has the constants of the
+    original. Attributes whose names begin with "_" are only compared if they are numbers or texts.
 
     Args:
         learner: the learner. Its tensors are copied, as they may change in place.
@@ -41,7 +45,11 @@ class Constants:
             }
             for module in learner.modules()
         ]
-        self._sizes = [len(vars(module)) for module in learner.modules()]
+        self._names = [set(vars(module)) for module in learner.modules()]
+        self._uncompared = [
+            [name for name in names if name not in values and name not in _OF_MODULES]
+            for names, values in zip(self._names, self._values, strict=True)
+        ]
 
     def changed_names(self, learner: nn.Module) -> list[str]:
         """The names of the attributes that differ now; "modules" if the number of modules does.
@@ -62,12 +70,12 @@ class Constants:
                 now = attributes.get(name, _MISSING)
                 if now is not value and snapshot.of(now) != value:
                     changed.append((number, name))
-            if len(attributes) != self._sizes[number]:
-                changed += [
-                    (number, name)
-                    for name, value in attributes.items()
-                    if name not in values and _is_compared(name, value)
-                ]
+            candidates = self._uncompared[number]
+            if attributes.keys() != self._names[number]:
+                candidates = [name for name in attributes if name not in values]
+            changed += [
+                (number, name) for name in candidates if _is_compared(name, attributes[name])
+            ]
         if not changed:
             return []
         paths = [path for path, _ in learner.named_modules()]
@@ -87,39 +95,65 @@ class _Snapshot:
         self._paths: dict[int, str] = {}
 
     def of(self, value: Any, depth: int = 0) -> Any:
-        """What equals the same of another value if their contents are equal."""
-        if isinstance(value, _NUMBERS_AND_TEXTS) or depth > _MAX_DEPTH:
-            return value if depth <= _MAX_DEPTH else None
+        """A value that is equal for two values whose contents are equal."""
+        if isinstance(value, _NUMBERS_AND_TEXTS):
+            return value
+        if depth > _MAX_DEPTH:
+            return type(value)
         if isinstance(value, Tensor):
             return _TensorValue(value, self._copy)
+        if isinstance(value, np.ndarray):
+            return _ArrayValue(value.copy() if self._copy else value)
         if isinstance(value, nn.Module):
             return self._path(value)
-        if isinstance(value, np.ndarray):
-            return value.dtype, value.shape, value.tobytes()
+        if isinstance(value, functools.partial):
+            return value.func, self.of((value.args, value.keywords), depth + 1)
+        if isinstance(value, SimpleNamespace):
+            return type(value), self.of(vars(value), depth + 1)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = [getattr(value, field.name) for field in dataclasses.fields(value)]
+            return type(value), self.of(fields, depth + 1)
         if isinstance(value, Mapping):
-            return tuple((key, self.of(each, depth + 1)) for key, each in value.items())
+            return tuple((key, self.of(item, depth + 1)) for key, item in value.items())
         if isinstance(value, Set):
             return frozenset(value)
         if isinstance(value, Sequence):
-            return tuple(self.of(each, depth + 1) for each in value)
+            return tuple(self.of(item, depth + 1) for item in value)
         if isinstance(value, MethodType):
             return value.__func__
-        if isinstance(value, type | FunctionType | BuiltinFunctionType):
-            return value
-        attributes = getattr(value, "__dict__", None)
-        if attributes:
-            return type(value), self.of(attributes, depth + 1)
-        return value
+        # Copies of other objects, such as random generators, may never be equal.
+        kind: Any = type(value)
+        has_equality = kind.__eq__ is not object.__eq__
+        return value if has_equality or _is_singleton(value) else kind
 
     def _path(self, module: nn.Module) -> str:
-        """The name of a submodule; of others their class."""
+        """The name of a submodule, or the class name of a module outside the learner."""
         if not self._paths:
-            self._paths = {id(each): name for name, each in self._learner.named_modules()}
+            self._paths = {id(submodule): name for name, submodule in self._learner.named_modules()}
         return self._paths.get(id(module), type(module).__name__)
 
 
+def _is_singleton(value: Any) -> bool:
+    """Whether copies of the value are the same object: classes, functions, dtypes."""
+    return isinstance(value, type | torch.dtype | torch.layout) or hasattr(value, "__qualname__")
+
+
+class _ArrayValue:
+    """The content of a NumPy array; equal to another one with the same content."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _ArrayValue) or self._array.dtype != other._array.dtype:
+            return False
+        return np.array_equal(self._array, other._array)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class _TensorValue:
-    """A tensor at one time. It equals another one of the same content."""
+    """The content of a tensor at one time; equal to another one with the same content."""
 
     def __init__(self, tensor: Tensor, copy: bool) -> None:
         self._tensor = tensor

@@ -24,8 +24,8 @@ _MIN_CHUNK_TASKS = 64
 _MIN_TASKS_PER_WORKER = 8
 """The smallest number of tasks per worker and chunk."""
 
-
 _NO_METRICS = (TASK_INDEX, QUERIES, *QUERY_VALUES)
+"""Values of a mapper's result that are not metrics."""
 
 
 class Estimate(NamedTuple):

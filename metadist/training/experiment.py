@@ -144,7 +144,7 @@ class Experiment:
         strategy: the strategy that distributes a meta-batch.
         train_mapper: the workers' computation in training.
         evaluate_mapper: the workers' computation in evaluation.
-        logger: the logger of the metrics; on other ranks than zero it does nothing.
+        logger: the logger of the metrics; on ranks other than zero, it does nothing.
         callbacks: the callbacks, by their names in the configuration.
         resume: None, "auto", or a checkpoint's path.
         state: the training state; `resume.restore` sets it.
@@ -197,10 +197,10 @@ def make_batch(experiment: Experiment, keys: Tensor) -> MetaBatch:
     if not experiment.trainer_config.send_tasks:
         return MetaBatch(keys)
     episodes = [experiment.tasks.sample(key) for key in keys]
-    shapes = {tuple(each.shape for part in episode for each in part) for episode in episodes}
+    shapes = {tuple(tensor.shape for part in episode for tensor in part) for episode in episodes}
     if len(shapes) > 1:
         raise UserError(
-            "trainer.send_tasks=true needs tasks of equal shapes, and those of a batch have "
-            "different ones: leave it out, so that each worker samples its own tasks."
+            "trainer.send_tasks=true needs tasks of equal shapes, but the tasks of a batch have "
+            "different shapes: leave it out, so that each worker samples its own tasks."
         )
     return MetaBatch(keys, stack_episodes(episodes))

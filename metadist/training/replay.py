@@ -19,7 +19,7 @@ from metadist.training.non_finite import format_key, task_gradient
 from metadist.training.resume import restore_from
 from metadist.training.run_plots import plot_task
 from metadist.training.saved_state import load_learner_state, tested_checkpoint
-from metadist.training.task_mapper import MetaBatch
+from metadist.training.task_mapper import TASK_INDEX, MetaBatch
 from metadist.training.trainer import Trainer
 
 
@@ -119,8 +119,8 @@ def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) 
         gradients = {n: None if g is None else g.double().norm().item() for n, g in tensors.items()}
     else:
         evaluated = experiment.evaluate_mapper(experiment.learner, MetaBatch(key))
-        loss = evaluated.pop("loss")
-        metrics = {name: value.item() for name, value in evaluated.items()}
+        loss = evaluated["loss"]
+        metrics = {n: v.item() for n, v in evaluated.items() if n not in ("loss", TASK_INDEX)}
     name = "-".join(map(str, key.tolist()))
     plot = plot_task(experiment.directory / REPLAY_DIRECTORY / f"task-{name}.png", experiment, key)
     callbacks = _own_callbacks(experiment.directory) if steps else ()

@@ -43,6 +43,7 @@ def check_before_training(
 
     Raises:
         UserError: the parts do not fit; see the checks below.
+        RuntimeError: the user's own code raised an error; see `run_sanity_check`.
     """
     _check_parametrizations(strategy, learner)
     _check_partition(strategy, learner, meta_batch_size)

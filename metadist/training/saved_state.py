@@ -107,8 +107,8 @@ CONTENTS_ERRORS = (RuntimeError, ValueError, KeyError, TypeError, AttributeError
 def load_learner_state(learner: Learner, contents: Mapping[str, Any]) -> None:
     """Load a checkpoint's parameters and buffers into a learner.
 
-    Parameters that did not require grad when the checkpoint was saved do not, and all others do. A
-    checkpoint that does not say which changes none.
+    `requires_grad` of each parameter is set as it was when the checkpoint was saved. It is left
+    unchanged if the checkpoint has no list of frozen parameters.
 
     Raises:
         RuntimeError: the contents are of another learner.

@@ -293,8 +293,8 @@ class AllReduceStrategy(_InProcessStrategy):
             of ranks. "ddp" uses torch's DistributedDataParallel, which exchanges the gradient in
             buckets, in the parameters' own type, during the last shard's backward pass.
         flat_up_to: largest number of ranks for which a sum on CPUs is one collective over all
-            ranks. More ranks sum within groups, a node or about the square root of their number
-            each, then between the groups.
+            ranks. More ranks sum within groups first, then between the groups. A group is a node,
+            or about the square root of the number of ranks.
         rendezvous_timeout_seconds: seconds by which the ranks' starts may differ.
         call_timeout: seconds that a collective waits for the slowest rank. Ranks that died or
             froze are found long before, by the job's heartbeat.
@@ -441,7 +441,7 @@ class AllReduceStrategy(_InProcessStrategy):
         tensors = [*parameters, *module.buffers()]
         if not tensors:
             return
-        flags = torch.tensor([each.requires_grad for each in parameters], device=tensors[0].device)
+        flags = torch.tensor([p.requires_grad for p in parameters], device=tensors[0].device)
         with torch.no_grad():
             *copies, flags = broadcast([*(tensor.detach() for tensor in tensors), flags])
             for tensor, copy in zip(tensors, copies, strict=True):

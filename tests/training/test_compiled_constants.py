@@ -1,13 +1,24 @@
 import copy
+import functools
+import logging
 import pickle
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from metadist.training.compiled_constants import Constants
+
+
+@dataclass
+class Settings:
+    """A dataclass among a module's attributes."""
+
+    scale: float = 1.0
 
 
 class Configured(nn.Module):
@@ -25,6 +36,11 @@ class Configured(nn.Module):
         self.kind = torch.float64
         self.itself = SimpleNamespace()
         self.itself.itself = self.itself
+        self.settings = Settings()
+        self.activation = functools.partial(F.leaky_relu, negative_slope=0.1)
+        self.generator = np.random.default_rng(0)
+        self.logger = logging.getLogger(__name__)
+        self._gain = None
 
     def forward(self, inputs):
         return inputs
@@ -41,6 +57,10 @@ def test_a_copy_of_a_learner_has_equal_constants(copied):
     ("name", "change"),
     [
         ("options", lambda each: setattr(each.options, "scale", 0.5)),
+        ("settings", lambda each: setattr(each.settings, "scale", 0.5)),
+        ("activation", lambda each: each.activation.keywords.update(negative_slope=0.2)),
+        ("_gain", lambda each: setattr(each, "_gain", 0.5)),
+        ("_new", lambda each: setattr(each, "_new", 0.5)),
         ("options", lambda each: each.options.nested["steps"].append(3)),
         ("table", lambda each: each.table.fill(0)),
         ("scale", lambda each: each.scale.mul_(2)),

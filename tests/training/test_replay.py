@@ -106,6 +106,7 @@ def test_evaluated_tasks_and_initial_weights_are_the_runs(tmp_path):
     assert found[0].start == str(tmp_path / "first")
     tested = read_test_predictions(tmp_path / "run")[5]
     assert (found[2].loss, found[2].metrics["accuracy"]) == (tested["loss"], tested["accuracy"])
+    assert set(found[2].metrics) == {"accuracy", "accuracy_before"}
     assert found[2].start.endswith("iteration-00000004.pt")
     checkpoints = tmp_path / "run" / "checkpoints"
     best = shutil.move(checkpoints / "iteration-00000002.pt", checkpoints / "best-00000002.pt")
