@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from metadist.algorithms.learner import Learner, TaskResult
+from metadist.errors import UserError
 from metadist.tasks import Episode
 
 
@@ -60,13 +61,20 @@ class Ensemble(Learner):
 
         Raises:
             RuntimeError: in training mode.
+            UserError: a learner returns no predictions.
         """
         if self.training:
             raise RuntimeError("an ensemble cannot be trained: train each learner, then evaluate.")
-        predictions = []
+        predictions: list[Tensor] = []
         for learner in cast(Iterable[Learner], self.learners):
             learner.task_seeds = self.task_seeds
-            predictions.append(learner(episode).predictions)
+            result = learner(episode)
+            if result.predictions is None:
+                raise UserError(
+                    f"{type(learner).__name__}.forward returns no predictions, which an ensemble "
+                    "averages: return TaskResult(loss, metrics, predictions)."
+                )
+            predictions.append(result.predictions)
         mean = self._mean(torch.stack(predictions))
         targets = episode.query.targets
         return TaskResult(self.loss(mean, targets), self.metrics(mean, targets), mean)
