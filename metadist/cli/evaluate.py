@@ -63,9 +63,9 @@ def evaluate_run(
     Args:
         run: the run's directory.
         overrides: the overrides, as on the command line.
-        checkpoint: the checkpoint or weights file to test, or pretrained weights by their name.
-            The predictions of several are averaged, see `metadist.algorithms.Ensemble`. Default:
-            the state that the run tests.
+        checkpoint: the checkpoint, weights file or other run to test, or pretrained weights by
+            their name. The predictions of several are averaged, see `metadist.algorithms.Ensemble`.
+            Default: the state that the run tests.
         trust_code: see `metadist.config.load_experiment`.
 
     Returns:
@@ -91,12 +91,14 @@ def evaluate_run(
             "give a run's directory; metadist predict and init_from take weights by name."
         )
     experiment = load_experiment(run, *overrides, trust_code=trust_code)
+    untrained = experiment.learner
     files, names, learners = [], [], []
     for path in _checkpoint_files(run, checkpoint):
         file, contents = tested_checkpoint(path)
+        experiment.learner = copy.deepcopy(untrained)
         load_for_tasks(experiment, file, contents)
         names.append(_checkpoint_in_protocol(run, file, contents))
-        learners.append(copy.deepcopy(experiment.learner))
+        learners.append(experiment.learner)
         files.append(file)
     if len(learners) > 1:
         experiment.learner = Ensemble(learners)
