@@ -11,6 +11,7 @@ from reproduction.runs import configuration_differences
 from metadist.errors import UserError
 from metadist.files import wrap_write_errors
 from metadist.loggers import METRICS_FILE, json_value, read_metrics
+from metadist.metrics import result_metric
 from metadist.reports import RESULTS_FILE, read_json, read_results, write_results
 
 RECORDS = HERE / "records"
@@ -46,10 +47,12 @@ def add_record(
         raise UserError(f"{run} has no {RESULTS_FILE}: record runs that have finished.")
     if evaluation is not None:
         tested = read_json(evaluation) or {}
-        names = ("ci95", "protocol", *(name for name in results if name.startswith("test_")))
-        if not tested.keys() >= set(names):
+        if not tested.keys() >= {"ci95", "protocol", f"test_{result_metric(results)}"}:
             raise UserError(f"{evaluation} is no result of metadist evaluate on {run}.")
-        results = {**results, **{name: tested[name] for name in names}}
+        # The metrics after single inner steps are of the run's own test alone.
+        kept = {name: value for name, value in results.items() if not name.startswith("test_")}
+        names = ("ci95", "protocol", *(name for name in tested if name.startswith("test_")))
+        results = {**kept, **{name: tested[name] for name in names}}
     preset = [f"+experiment={cell.preset}"]
     for key, (old, new) in configuration_differences(run, preset).items():
         raise UserError(

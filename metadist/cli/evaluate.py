@@ -69,8 +69,9 @@ def evaluate_run(
         trust_code: see `metadist.config.load_experiment`.
 
     Returns:
-        The results, as in `results.json`, with the `overrides`, the `checkpoint` and the run's
-        protocol as `trained_protocol`, which is None if the run has not finished.
+        The results, as in `results.json`, with the `overrides`, the `checkpoint`, the checkpoints
+        that were trained on another division of the classes (`trained_on_other_classes`), and the
+        run's protocol as `trained_protocol`, which is None if the run has not finished.
 
     Raises:
         UserError: the run cannot be read, or its learner does not fit the tasks.
@@ -92,21 +93,28 @@ def evaluate_run(
         )
     experiment = load_experiment(run, *overrides, trust_code=trust_code)
     untrained = experiment.learner
-    files, names, learners = [], [], []
-    for path in _checkpoint_files(run, checkpoint):
+    files, names, learners, other_classes = [], [], [], []
+    paths = _checkpoint_files(run, checkpoint)
+    for path in paths:
         file, contents = tested_checkpoint(path)
-        experiment.learner = copy.deepcopy(untrained)
+        experiment.learner = untrained if len(paths) == 1 else copy.deepcopy(untrained)
         load_for_tasks(experiment, file, contents)
         names.append(_checkpoint_in_protocol(run, file, contents))
         learners.append(experiment.learner)
         files.append(file)
+        if _may_know_test_classes(contents.get("protocol") or {}, experiment.tasks.protocol()):
+            other_classes.append(str(file))
     if len(learners) > 1:
         experiment.learner = Ensemble(learners)
     experiment.trainer_config = replace(experiment.trainer_config, test_checkpoint="last")
     results = Trainer(experiment).test()
     results["protocol"]["checkpoint"] = ", ".join(names)
     training = read_results(run) or {}
-    options = {"overrides": list(overrides), "checkpoint": ", ".join(map(str, files))}
+    options = {
+        "overrides": list(overrides),
+        "checkpoint": ", ".join(map(str, files)),
+        "trained_on_other_classes": other_classes,
+    }
     return {**results, **options, "trained_protocol": training.get("protocol")}
 
 
@@ -193,9 +201,20 @@ def _same_learner(experiment: Experiment, contents: Mapping[str, Any]) -> bool:
     )
 
 
+def _may_know_test_classes(training: Mapping[str, Any], test: Mapping[str, Any]) -> bool:
+    """Whether a learner was trained on another division of the same dataset's classes."""
+    return training.get("dataset") == test.get("dataset") and bool(
+        split_differences(training, test)
+    )
+
+
 def _default_output(run: Path, overrides: tuple[str, ...], checkpoints: Sequence[Path]) -> Path:
     """The path of a file in the run's directory, named after the checkpoints and the overrides."""
-    parts = ",".join([*(checkpoint.stem for checkpoint in checkpoints), *overrides])
+    names = [
+        checkpoint.stem if checkpoint.resolve().is_relative_to(run) else str(checkpoint)
+        for checkpoint in checkpoints
+    ]
+    parts = ",".join([*names, *overrides])
     name = re.sub(r"[^\w.,=+-]+", "_", parts) or "own_protocol"
     if len(name) > _MAX_NAME or (parts and name != parts):
         digest = hashlib.sha256(parts.encode()).hexdigest()[:8]
@@ -220,7 +239,7 @@ def summary(results: Mapping[str, Any]) -> list[str]:
         return [*lines, "  the run itself has not been tested"]
     differences = protocol_differences({"its run": training, "here": protocol})
     notes = format_differences(differences) or ["the protocol is that of its run"]
-    if training.get("dataset") == protocol.get("dataset") and split_differences(training, protocol):
+    if results.get("trained_on_other_classes") or _may_know_test_classes(training, protocol):
         notes.append("warning: classes of this test may have been among those of training")
     return [*lines, *(f"  {line}" for line in notes)]
 

@@ -20,6 +20,9 @@ from metadist.training.pretrained import find_weights
 _BATCH = 256
 """The number of queries that are predicted at once, which bounds the memory."""
 
+_TEXT_KINDS = "UOT"
+"""Kinds of NumPy's types that hold texts: of fixed width, objects, of variable width."""
+
 
 class FewShotClassifier:
     """Classifies images from a few labeled examples of each class.
@@ -172,7 +175,7 @@ class FewShotClassifier:
         """
         predictions = self.predict(images)
         true = np.asarray(labels.cpu() if isinstance(labels, Tensor) else labels)
-        if (true.dtype.kind == "U") != (predictions.dtype.kind == "U"):
+        if (true.dtype.kind in _TEXT_KINDS) != (predictions.dtype.kind in _TEXT_KINDS):
             raise UserError(
                 f"labels of type {true.dtype} cannot be compared with classes of type "
                 f"{predictions.dtype}: give labels as in fit."

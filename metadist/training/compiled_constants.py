@@ -5,6 +5,7 @@ Parameters, buffers and tasks are inputs of a compiled step. Everything else tha
 """
 
 import dataclasses
+import enum
 import functools
 from collections.abc import Mapping, Sequence, Set
 from types import MethodType, SimpleNamespace
@@ -19,6 +20,9 @@ _MAX_DEPTH = 8
 """The depth of nested containers up to which values are compared."""
 
 _MISSING = object()
+_NAN = "NaN"
+"""Stands for a number that does not equal itself."""
+
 _OF_MODULES = frozenset(vars(nn.Module()))
 """The attributes that `nn.Module` has for itself."""
 
@@ -46,6 +50,7 @@ class Constants:
             for module in learner.modules()
         ]
         self._names = [set(vars(module)) for module in learner.modules()]
+        self._classes = [type(module) for module in learner.modules()]
         self._uncompared = [
             [name for name in names if name not in values and name not in _OF_MODULES]
             for names, values in zip(self._names, self._values, strict=True)
@@ -66,6 +71,8 @@ class Constants:
         changed = []
         for number, (module, values) in enumerate(zip(modules, self._values, strict=True)):
             attributes = vars(module)
+            if type(module) is not self._classes[number]:
+                changed.append((number, type(module).__name__))
             for name, value in values.items():
                 now = attributes.get(name, _MISSING)
                 if now is not value and snapshot.of(now) != value:
@@ -97,7 +104,7 @@ class _Snapshot:
     def of(self, value: Any, depth: int = 0) -> Any:
         """A value that is equal for two values whose contents are equal."""
         if isinstance(value, _NUMBERS_AND_TEXTS):
-            return value
+            return _NAN if value != value else value
         if depth > _MAX_DEPTH:
             return type(value)
         if isinstance(value, Tensor):
@@ -107,11 +114,11 @@ class _Snapshot:
         if isinstance(value, nn.Module):
             return self._path(value)
         if isinstance(value, functools.partial):
-            return value.func, self.of((value.args, value.keywords), depth + 1)
+            return self.of((value.func, value.args, value.keywords), depth + 1)
         if isinstance(value, SimpleNamespace):
             return type(value), self.of(vars(value), depth + 1)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = [getattr(value, field.name) for field in dataclasses.fields(value)]
+            fields = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
             return type(value), self.of(fields, depth + 1)
         if isinstance(value, Mapping):
             return tuple((key, self.of(item, depth + 1)) for key, item in value.items())
@@ -134,8 +141,9 @@ class _Snapshot:
 
 
 def _is_singleton(value: Any) -> bool:
-    """Whether copies of the value are the same object: classes, functions, dtypes."""
-    return isinstance(value, type | torch.dtype | torch.layout) or hasattr(value, "__qualname__")
+    """Whether copies of the value are the same object: classes, functions, dtypes, enums."""
+    singletons = type | torch.dtype | torch.layout | enum.Enum
+    return isinstance(value, singletons) or hasattr(value, "__qualname__")
 
 
 class _ArrayValue:
@@ -147,7 +155,8 @@ class _ArrayValue:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _ArrayValue) or self._array.dtype != other._array.dtype:
             return False
-        return np.array_equal(self._array, other._array)
+        has_nan = self._array.dtype.kind in "fc"
+        return np.array_equal(self._array, other._array, equal_nan=has_nan)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -166,7 +175,10 @@ class _TensorValue:
         if self._tensor is other._tensor and self._version == other._version >= 0:
             return True
         mine, theirs = self._content, other._content
-        alike = (mine.dtype, mine.device) == (theirs.dtype, theirs.device)
-        return alike and torch.equal(mine, theirs)
+        if (mine.dtype, mine.device, mine.shape) != (theirs.dtype, theirs.device, theirs.shape):
+            return False
+        if mine.is_floating_point():
+            return torch.allclose(mine, theirs, rtol=0, atol=0, equal_nan=True)
+        return torch.equal(mine, theirs)
 
     __hash__ = None  # type: ignore[assignment]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from metadist.algorithms import Learner, TaskResult
+from metadist.distributed import get_rank
 from metadist.distributed.reducers import leaf_dtypes
 from metadist.errors import first_line
 from metadist.kernels import pytorch_operations
@@ -131,12 +132,12 @@ class _CompiledStep(NamedTuple):
         run: the compiled function of parameters, episodes and weights; None if it cannot be
             compiled.
         error: the reason why it cannot be compiled.
-        constants: the learner's constants when it was compiled.
+        constants: the learner's constants when it was compiled; None if it cannot be.
     """
 
     run: Callable[..., StepSum] | None
     error: str
-    constants: Constants
+    constants: Constants | None
 
 
 class CompiledSteps:
@@ -163,7 +164,8 @@ class CompiledSteps:
                 return step.run(*inputs)
         if (options, step.error) not in self._logged:
             self._logged.add((options, step.error))
-            _log.warning("the outer step runs eagerly: it cannot be compiled (%s)", step.error)
+            level = logging.WARNING if get_rank() == 0 else logging.INFO
+            _log.log(level, "the outer step runs eagerly: it cannot be compiled (%s)", step.error)
         return outer_step(arguments)
 
     def compile(self, options: CompileOptions, arguments: StepArguments) -> str | None:
@@ -185,9 +187,9 @@ class CompiledSteps:
         step, learner = self._steps.get(key), arguments.learner
         if step is None:
             step = self._steps[key] = _compile(arguments, inputs)
-        elif step.run is not None and (changed := step.constants.changed_names(learner)):
+        elif step.constants is not None and (changed := step.constants.changed_names(learner)):
             error = f"the learner's {', '.join(changed)} changed during training"
-            step = self._steps[key] = step._replace(run=None, error=error)
+            step = self._steps[key] = _CompiledStep(None, error, None)
         return step
 
 
@@ -207,15 +209,16 @@ def _padded_inputs(options: CompileOptions, arguments: StepArguments) -> Any:
 
 
 def _compile(arguments: StepArguments, inputs: Any) -> _CompiledStep:
-    constants = Constants(arguments.learner)
+    constants = None
     try:
+        constants = Constants(arguments.learner)
         compiled = compile_outer_step(functools.partial(_eager, arguments), inputs)
         on_gpu = replays_graph(arguments.episodes.query.inputs.device)
         for _ in range(_CALLS_UNTIL_READY if on_gpu else 1):
             compiled(*inputs)
     except Exception as error:
         raise_if_interrupted(error)
-        return _CompiledStep(None, f"{type(error).__name__}: {first_line(error)}", constants)
+        return _CompiledStep(None, f"{type(error).__name__}: {first_line(error)}", None)
     return _CompiledStep(compiled, "", constants)
 
 

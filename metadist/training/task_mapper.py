@@ -56,7 +56,15 @@ def order_of_tasks(indices: Tensor, keys: Tensor) -> Tensor:
     Args:
         indices: the indices of the tasks in the order of the shards, shape (tasks,).
         keys: the keys of the same tasks, shape (tasks, 4).
+
+    Raises:
+        UserError: the shards have lost or repeated tasks.
     """
+    if len(indices) != len(keys):
+        raise UserError(
+            f"the partitioner's shards have {len(indices)} tasks of a batch of {len(keys)}: give "
+            "each task to one shard."
+        )
     order = torch.empty_like(indices)
     order[keys[:, 3].argsort(stable=True)] = indices.argsort(stable=True)
     return order

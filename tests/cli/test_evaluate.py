@@ -165,6 +165,21 @@ def test_several_checkpoints_are_an_ensemble(maml, monkeypatch, capsys):
     assert results["test_loss"] not in (alone["test_loss"], twice["test_loss"])
 
 
+def test_checkpoints_of_another_run_have_names_and_warnings_of_their_own(
+    prototypical, tmp_path, monkeypatch, capsys
+):
+    other = trained(tmp_path / "other", "algorithm=prototypical", "++dataset.train_classes=24")
+    file = Checkpoints.of_run(other).newest()
+    monkeypatch.setattr(
+        sys, "argv", ["metadist evaluate", str(prototypical), f"--checkpoint={file}"]
+    )
+    assert main() == 0
+    output = capsys.readouterr().out
+    assert Path(output.split()[-1]).stem not in (file.stem, "own_protocol")
+    results = evaluate_run(prototypical, checkpoint=file)
+    assert results["trained_on_other_classes"] in ([], [str(file)])
+
+
 def test_a_checkpoint_that_does_not_exist_is_refused(maml):
     with pytest.raises(UserError, match=r"no checkpoint best: .* such as one of iteration-0000000"):
         evaluate_run(maml, checkpoint=Path("best"))

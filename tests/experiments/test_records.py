@@ -61,10 +61,11 @@ def test_the_test_of_an_evaluation_may_be_recorded(run, tmp_path):
     tested = {"test_accuracy": 0.97, "ci95": 0.01, "protocol": {**PROTOCOL, "ensemble": 2}}
     file = tmp_path / "ensemble.json"
     file.write_text(json.dumps({**tested, "wall_seconds": 1.0}))
+    own = json.loads((run / "results.json").read_text())
+    (run / "results.json").write_text(json.dumps({**own, "test_accuracy_before": 0.05}))
     record = add_record(cell, run, records, evaluation=file)
-    results = json.loads((run / "results.json").read_text())
     assert json.loads((record / "results.json").read_text()) == {
-        **results,
+        **own,
         **tested,
         "environment": {"torch": "2.15.0"},
     }

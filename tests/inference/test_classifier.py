@@ -137,6 +137,7 @@ def test_the_score_is_the_accuracy(prototypical):
     correct = classifier.predict(images) == labels
     assert classifier.score(images, labels) == correct.mean()
     assert classifier.score(images, classifier.predict(images)) == 1.0
+    assert classifier.score(images, labels.astype(object)) == correct.mean()
     with pytest.raises(UserError, match=r"3 images and labels of shape \(2,\): give one"):
         classifier.score(images, labels[:2])
     with pytest.raises(UserError, match="labels of type int64 cannot be compared with classes"):

@@ -1,8 +1,9 @@
 import copy
+import enum
 import functools
 import logging
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,6 +20,20 @@ class Settings:
     """A dataclass among a module's attributes."""
 
     scale: float = 1.0
+
+
+@dataclass
+class WithoutValue:
+    """A dataclass whose field is not set."""
+
+    value: int = field(init=False)
+
+
+class Phase(enum.Enum):
+    """An enumeration among a module's attributes."""
+
+    FIRST = 1
+    SECOND = 2
 
 
 class Configured(nn.Module):
@@ -41,6 +56,11 @@ class Configured(nn.Module):
         self.generator = np.random.default_rng(0)
         self.logger = logging.getLogger(__name__)
         self._gain = None
+        self.phase = Phase.FIRST
+        self.unset = WithoutValue()
+        self.nothing = [float("nan"), torch.tensor(float("nan")), np.array([float("nan")])]
+        self.bound = functools.partial(self.forward)
+        self.layer = nn.Tanh()
 
     def forward(self, inputs):
         return inputs
@@ -59,6 +79,8 @@ def test_a_copy_of_a_learner_has_equal_constants(copied):
         ("options", lambda each: setattr(each.options, "scale", 0.5)),
         ("settings", lambda each: setattr(each.settings, "scale", 0.5)),
         ("activation", lambda each: each.activation.keywords.update(negative_slope=0.2)),
+        ("phase", lambda each: setattr(each, "phase", Phase.SECOND)),
+        ("layer.Sigmoid", lambda each: setattr(each, "layer", nn.Sigmoid())),
         ("_gain", lambda each: setattr(each, "_gain", 0.5)),
         ("_new", lambda each: setattr(each, "_new", 0.5)),
         ("options", lambda each: each.options.nested["steps"].append(3)),
