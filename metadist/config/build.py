@@ -192,6 +192,7 @@ def _strategy(cfg: DictConfig, settings: Settings, instantiate: Callable[..., An
 
 
 def _on_this_worker(tasks: TaskDistribution) -> WorkerLocal:
+    """A handle to the tasks, by which a mapper finds those of the worker that it runs on."""
     # Every rank builds a job's experiments in the same order, so the names agree.
     local = WorkerLocal(current_job().new_name("tasks"), tasks)
     # The dataset is freed together with the experiment.

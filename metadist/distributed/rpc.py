@@ -30,6 +30,7 @@ from metadist.distributed.rendezvous import all_gather_object, rendezvous
 from metadist.distributed.responses import remote_failure
 from metadist.distributed.store import RENDEZVOUS_TIMEOUT
 from metadist.distributed.transport import (
+    MAX_TIMEOUT,
     PING_TIMEOUT,
     Request,
     open_transport,
@@ -81,7 +82,7 @@ def backend_options(
         rpc_timeout=(
             CALL_TIMEOUT
             if timeout == constants.DEFAULT_RPC_TIMEOUT_SEC
-            else min(timeout, _MAX_SECONDS)
+            else min(timeout, MAX_TIMEOUT)
         ),
         init_method="metadist://",
         device_maps=device_maps,
@@ -200,13 +201,9 @@ class RpcTransport:
         return "RPCErr:1" in str(error) or "timed out" in str(error).lower()
 
 
-_MAX_SECONDS = 2_000_000
-"""The longest timeout that is passed on: TensorPipe counts milliseconds in 32 bits."""
-
-
 def _limit(seconds: float) -> float:
     """A timeout that TensorPipe can count, at least 1 ms; 0 for no limit if it is too long."""
-    return max(seconds, 0.001) if 0 < seconds <= _MAX_SECONDS else 0
+    return max(seconds, 0.001) if 0 < seconds <= MAX_TIMEOUT else 0
 
 
 _agent_store: dist.Store = dist.HashStore()

@@ -51,6 +51,7 @@ class Constants:
         ]
         self._names = [set(vars(module)) for module in learner.modules()]
         self._classes = [type(module) for module in learner.modules()]
+        # Private attributes that are no numbers or texts now, and may become such.
         self._uncompared = [
             [name for name in names if name not in values and name not in _OF_MODULES]
             for names, values in zip(self._names, self._values, strict=True)

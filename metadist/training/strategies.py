@@ -29,6 +29,7 @@ from metadist.distributed.partitioners import Partitioner, WorkerID, as_shards
 from metadist.distributed.reducers import LinearReducer, finish_sum
 from metadist.distributed.requests import FANOUT
 from metadist.distributed.store import RENDEZVOUS_TIMEOUT
+from metadist.distributed.transport import MAX_TIMEOUT
 from metadist.distributed.worker_request import Call, run_shards
 from metadist.errors import UserError
 from metadist.profile_ranges import profile_range
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
 
 Mapper = Callable[[Any, Any], Any]
 """(learner, batch) -> result."""
-
-_MAX_TIMEOUT = 2_000_000
-"""Seconds; RPC counts milliseconds in 32 bits."""
 
 StopRequested = Callable[[], bool]
 """Whether this driver was asked to stop."""
@@ -309,7 +307,7 @@ class AllReduceStrategy(_InProcessStrategy):
         engine: Literal["sum", "ddp"] = "sum",
         flat_up_to: Annotated[int, Gt(0)] = FLAT_UP_TO,
         rendezvous_timeout_seconds: Annotated[float, Gt(0)] = RENDEZVOUS_TIMEOUT,
-        call_timeout: Annotated[float, Gt(0), Le(_MAX_TIMEOUT)] = 3600.0,
+        call_timeout: Annotated[float, Gt(0), Le(MAX_TIMEOUT)] = 3600.0,
     ) -> None:
         super().__init__(partitioner, reducer)
         self.engine = engine
@@ -493,7 +491,7 @@ class RpcStrategy(Strategy):
         timeout_seconds: Annotated[float, Gt(0)] = 30.0,
         fanout: Annotated[int, Gt(0)] = FANOUT,
         rendezvous_timeout_seconds: Annotated[float, Gt(0)] = RENDEZVOUS_TIMEOUT,
-        call_timeout: Annotated[float, Gt(0), Le(_MAX_TIMEOUT)] = 3600.0,
+        call_timeout: Annotated[float, Gt(0), Le(MAX_TIMEOUT)] = 3600.0,
     ) -> None:
         super().__init__(partitioner, reducer)
         self.gradient = gradient
