@@ -67,7 +67,17 @@ def can_call(name: str, tensor: Tensor) -> bool:
 
 def in_transform() -> bool:
     """Whether a torch.func transform, such as vmap, or `pytorch_operations` is active."""
-    return _tracing.get() or torch._C._functorch.peek_interpreter_stack() is not None
+    return is_traced() or in_functorch()
+
+
+def in_functorch() -> bool:
+    """Whether a torch.func transform, such as vmap, is active."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def is_traced() -> bool:
+    """Whether `pytorch_operations` is active."""
+    return _tracing.get()
 
 
 @contextmanager

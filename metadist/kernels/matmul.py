@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from metadist.kernels.loader import call, can_call, in_transform
+from metadist.kernels.loader import call, can_call, in_functorch, is_traced
 
 _SOURCE = "matmul"
 _MIN_BLAS_PRODUCTS = 2**16
@@ -29,8 +29,8 @@ def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None, native: bool = True
 
     On CPUs, `torch.bmm` is not used: BLAS libraries choose a kernel by the number of matrices, so
     that a task's rounding would depend on the batch size. Instead, each task's product is computed
-    separately, in C++ or, also under autocast, with `torch.mm`. Under torch.func transforms and
-    torch.compile, PyTorch's batched operations are used.
+    separately, in C++ or, also under autocast, with `torch.mm`. On GPUs, under torch.func
+    transforms, `torch.compile` and `pytorch_operations`, PyTorch's batched operations are used.
 
     Args:
         a: the left matrices, of shape (tasks, n, depth).
@@ -44,7 +44,7 @@ def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None, native: bool = True
     Raises:
         RuntimeError: shapes, types or devices do not match.
     """
-    if not a.is_cpu or torch.compiler.is_compiling() or in_transform():
+    if not a.is_cpu or torch.compiler.is_compiling() or in_functorch():
         return a @ b if bias is None else torch.baddbmm(bias.unsqueeze(1), a, b)
     a, b = to_autocast_dtype(a), to_autocast_dtype(b)
     bias = None if bias is None else to_autocast_dtype(bias)
@@ -108,6 +108,9 @@ class _Matmul(Function):
         ctx.save_for_backward(a, b)
         ctx.settings = transpose_a, transpose_b, native
         left, right = (a.mT if transpose_a else a), (b.mT if transpose_b else b)
+        if is_traced():
+            product = torch.bmm(left, right)
+            return product if bias is None else product + bias.unsqueeze(1)
         out = a.new_empty(len(a), left.shape[1], right.shape[2])
         (_, rows, depth), width = left.shape, right.shape[2]
         small = rows * depth * width < _MIN_BLAS_PRODUCTS or depth < _MIN_BLAS_DEPTH

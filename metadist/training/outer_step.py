@@ -267,7 +267,9 @@ def compile_outer_step(step: Callable[..., StepSum], arguments: Any) -> Callable
             graph.graph.erase_node(node)
     graph.recompile()
     replays = replays_graph(leaves[0].device)
-    run = torch.compile(graph, dynamic=False, mode="reduce-overhead" if replays else None)
+    # A C++ wrapper of the kernels is called faster than one in Python.
+    how: Any = {"mode": "reduce-overhead"} if replays else {"options": {"cpp_wrapper": True}}
+    run = torch.compile(graph, dynamic=False, **how)
 
     def compiled(*arguments: Any) -> StepSum:
         with torch.no_grad():

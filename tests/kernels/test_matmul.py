@@ -3,7 +3,9 @@
 import pytest
 import torch
 from torch.func import grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from metadist.kernels import pytorch_operations
 from metadist.kernels.matmul import matmul
 
 SHAPES = [(5, 1, 40), (10, 40, 1), (7, 300, 5), (6, 17, 70), (1, 64, 64), (40, 90, 33)]
@@ -113,6 +115,28 @@ def test_torch_func_transforms():
 
     expected = derivatives(lambda a, b, bias: a @ b + bias.unsqueeze(1))
     torch.testing.assert_close(derivatives(matmul), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_traced_products_are_of_contiguous_derivatives():
+    inputs, weight, bias = operands(3, (5, 4, 6), transposed="b")
+
+    def derivatives(inputs, weight, bias):
+        leaves = [each.requires_grad_() for each in (inputs, weight, bias)]
+        product = matmul(leaves[0], leaves[1].mT, leaves[2])
+        first = torch.autograd.grad((product**3).sum(), leaves, create_graph=True)
+        second = torch.autograd.grad(sum((each**2).sum() for each in first), leaves)
+        return [product, *first, *second]
+
+    arguments = inputs, weight.mT.contiguous(), bias
+    with pytorch_operations():
+        graph = make_fx(derivatives, tracing_mode="fake")(*arguments)
+    operations = {str(node.target) for node in graph.graph.nodes if node.op == "call_function"}
+    assert "aten.bmm.default" in operations
+    assert not operations & {"aten.mm.default", "aten.baddbmm.default"}
+    results = graph(*arguments)
+    torch.testing.assert_close(results, derivatives(*arguments), rtol=1e-10, atol=1e-10)
+    # A transposed derivative is slow to add to the weights.
+    assert all(derivative.is_contiguous() for derivative in (results[2], results[5]))
 
 
 def test_autocast_chooses_the_type(single_thread):

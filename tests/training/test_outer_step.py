@@ -284,7 +284,7 @@ class Operations(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    ("make", "ceiling"), [(sinusoid, 600), (glyphs, 4000), (lambda: glyphs(ANIL), 1500)]
+    ("make", "ceiling"), [(sinusoid, 600), (glyphs, 4000), (lambda: glyphs(ANIL), 1600)]
 )
 def test_a_step_reads_no_value_and_its_operations_do_not_grow_with_the_tasks(make, ceiling):
     learner, tasks = make()
