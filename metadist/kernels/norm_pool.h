@@ -19,24 +19,31 @@ struct Sums {
     using L = Lanes<R>;
     using V = typename L::Vector;
     std::vector<double> totals;
-    std::vector<R> partial;
+    Buffer<R> partial;  // aligned: loads and stores in every step
     int64_t channels, steps = 0;
 
     explicit Sums(int64_t channels)
-        : totals(COUNT * channels, 0.0), partial(COUNT * channels, R(0)), channels(channels) {}
+        : totals(COUNT * channels, 0.0), partial(COUNT * channels), channels(channels) {
+        clear();
+    }
 
     double operator()(int k, int64_t channel) const { return totals[k * channels + channel]; }
 
     void load(int64_t channel, V (&sums)[COUNT]) const {
-        for (int k = 0; k < COUNT; ++k) sums[k] = L::load(&partial[k * channels + channel]);
+        for (int k = 0; k < COUNT; ++k) sums[k] = L::load(partial + k * channels + channel);
     }
     void store(int64_t channel, const V (&sums)[COUNT]) {
-        for (int k = 0; k < COUNT; ++k) L::store(&partial[k * channels + channel], sums[k]);
+        for (int k = 0; k < COUNT; ++k) L::store(partial + k * channels + channel, sums[k]);
         if (channel + L::count == channels && ++steps == BLOCK_ROWS) flush();
     }
     void flush() {
         for (size_t i = 0; i < totals.size(); ++i) totals[i] += partial[i];
-        std::fill(partial.begin(), partial.end(), R(0));
+        clear();
+    }
+
+   private:
+    void clear() {
+        std::fill_n(static_cast<R*>(partial), totals.size(), R(0));
         steps = 0;
     }
 };

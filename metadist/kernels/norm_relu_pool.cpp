@@ -69,19 +69,19 @@ void forward(const Shape& s, const R* y, const R* weight, const R* bias, double 
     using L = Lanes<R>;
     using V = typename L::Vector;
     const int64_t C = s.channels, rows = s.rows(), pooled = s.out_rows();
-    std::vector<R> scale(C), shift(C);
+    Buffer<R> scale(C), shift(C);
     for (int64_t task = 0; task < s.tasks; ++task, y += rows * C, out += pooled * C, weight += C,
                  bias += C, mean += C, inverse += C) {
         Moments<R> moments(C);
         for (int64_t first = 0; first < rows; first += BLOCK_ROWS)
             moments.add(y + first * C, std::min(BLOCK_ROWS, rows - first));
         moments.finalize(eps, mean, inverse);
-        affine(C, weight, bias, mean, inverse, scale.data(), shift.data());
+        affine<R>(C, weight, bias, mean, inverse, scale, shift);
         for_each_window(
             s,
             [&](int64_t at, int64_t to) {
                 for (int64_t c = 0; c < C; c += L::count) {
-                    const V a = L::load(&scale[c]), b = L::load(&shift[c]), zero = {};
+                    const V a = L::load(scale + c), b = L::load(shift + c), zero = {};
                     const Window<R, WINDOW> w(y + at + c, s.width * C, C, a, b);
                     L::store(out + to + c, w.max < zero ? zero : w.max);
                 }
@@ -100,14 +100,14 @@ void backward(const Shape& s, const R* gradient, const R* y, const R* weight, co
     using V = typename L::Vector;
     using W = Window<R, WINDOW>;
     const int64_t C = s.channels, rows = s.rows(), pooled = s.out_rows();
-    std::vector<R> scale(C), shift(C), constant(C), slope(C);
+    Buffer<R> scale(C), shift(C), constant(C), slope(C);
     for (int64_t task = 0; task < s.tasks; ++task, y += rows * C, dy += rows * C,
                  gradient += pooled * C, weight += C, bias += C, mean += C, inverse += C,
                  mean_z += C, mean_zh += C) {
-        affine(C, weight, bias, mean, inverse, scale.data(), shift.data());
+        affine<R>(C, weight, bias, mean, inverse, scale, shift);
         Sums<R, 2> sums(C);
         auto for_each = [&](auto on_window, auto on_uncovered) {
-            for_each_unpooled<R, WINDOW>(s, gradient, y, scale.data(), shift.data(), on_window,
+            for_each_unpooled<R, WINDOW>(s, gradient, y, scale, shift, on_window,
                                          on_uncovered);
         };
         for_each(
@@ -123,18 +123,18 @@ void backward(const Shape& s, const R* gradient, const R* y, const R* weight, co
             },
             [](int64_t, int64_t) {});
         sums.flush();
-        backward_coefficients(C, rows, sums, scale.data(), inverse, mean_z, mean_zh, slope.data(),
-                              constant.data());
+        backward_coefficients<R>(C, rows, sums, scale, inverse, mean_z, mean_zh, slope,
+                              constant);
         for_each(
             [&](int64_t at, int64_t, int64_t c, const W& w, const V(&z)[W::size]) {
-                const V a = L::load(&scale[c]), m = L::load(mean + c);
-                const V k = L::load(&constant[c]), by = L::load(&slope[c]);
+                const V a = L::load(scale + c), m = L::load(mean + c);
+                const V k = L::load(constant + c), by = L::load(slope + c);
                 for (int i = 0; i < W::size; ++i)
                     L::store(dy + at + s.offset<WINDOW>(i), a * z[i] + by * (w.y[i] - m) + k);
             },
             [&](int64_t at, int64_t c) {
                 const V d = L::load(y + at) - L::load(mean + c);
-                L::store(dy + at, L::load(&slope[c]) * d + L::load(&constant[c]));
+                L::store(dy + at, L::load(slope + c) * d + L::load(constant + c));
             });
     }
 }
@@ -150,16 +150,15 @@ void double_backward(const Shape& s, const R* t, const R* t_weight, const R* t_b
     using V = typename L::Vector;
     using W = Window<R, WINDOW>;
     const int64_t C = s.channels, rows = s.rows(), pooled = s.out_rows();
-    std::vector<R> scale(C), shift(C), z_constant(C), z_slope(C), constant(C), by_t(C), by_z(C),
-        slope(C);
+    Buffer<R> scale(C), shift(C), z_constant(C), z_slope(C), constant(C), by_t(C), by_z(C), slope(C);
     for (int64_t task = 0; task < s.tasks; ++task, t += rows * C, y += rows * C, dy += rows * C,
                  gradient += pooled * C, d_gradient += pooled * C, weight += C, bias += C,
                  mean += C, inverse += C, mean_z += C, mean_zh += C, t_weight += C, t_bias += C,
                  d_weight += C) {
-        affine(C, weight, bias, mean, inverse, scale.data(), shift.data());
+        affine<R>(C, weight, bias, mean, inverse, scale, shift);
         Sums<R, 3> sums(C);  // of t, t (y - mean), t z
         auto for_each = [&](auto on_window, auto on_uncovered) {
-            for_each_unpooled<R, WINDOW>(s, gradient, y, scale.data(), shift.data(), on_window,
+            for_each_unpooled<R, WINDOW>(s, gradient, y, scale, shift, on_window,
                                          on_uncovered);
         };
         for_each(
@@ -205,21 +204,21 @@ void double_backward(const Shape& s, const R* t, const R* t_weight, const R* t_b
         }
         for_each(
             [&](int64_t at, int64_t to, int64_t c, const W& w, const V(&z)[W::size]) {
-                const V a = L::load(&scale[c]), m = L::load(mean + c);
+                const V a = L::load(scale + c), m = L::load(mean + c);
                 V by[W::size];
                 for (int i = 0; i < W::size; ++i) {
                     const V ti = L::load(t + at + s.offset<WINDOW>(i)), d = w.y[i] - m;
-                    by[i] = a * ti + L::load(&z_slope[c]) * d + L::load(&z_constant[c]);
+                    by[i] = a * ti + L::load(z_slope + c) * d + L::load(z_constant + c);
                     L::store(dy + at + s.offset<WINDOW>(i),
-                             L::load(&by_t[c]) * ti + L::load(&by_z[c]) * z[i] +
-                                 L::load(&slope[c]) * d + L::load(&constant[c]));
+                             L::load(by_t + c) * ti + L::load(by_z + c) * z[i] +
+                                 L::load(slope + c) * d + L::load(constant + c));
                 }
                 L::store(d_gradient + to, w.gather_max(by));
             },
             [&](int64_t at, int64_t c) {
                 const V ti = L::load(t + at), d = L::load(y + at) - L::load(mean + c);
                 L::store(dy + at,
-                         L::load(&by_t[c]) * ti + L::load(&slope[c]) * d + L::load(&constant[c]));
+                         L::load(by_t + c) * ti + L::load(slope + c) * d + L::load(constant + c));
             });
     }
 }

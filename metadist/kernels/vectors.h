@@ -42,7 +42,7 @@ class Buffer {
     ~Buffer() { ::operator delete(memory, std::align_val_t(BYTES)); }
     Buffer(const Buffer&) = delete;
     Buffer& operator=(const Buffer&) = delete;
-    operator R*() { return memory; }
+    operator R*() const { return memory; }
 
    private:
     R* memory;
