@@ -365,7 +365,7 @@ def _report(sweep: Sweep, status: int) -> int:
             print_error(f"error: {error}")
         return status or (FAILURE_STATUS if sweep.failed else USER_ERROR_STATUS)
     if status in SIGNAL_STATUSES:
-        print_error(f"the sweep was stopped: to resume, give the same command {again}")
+        print_error(f"the sweep was stopped: to resume, give the same command with {again}")
     elif report.failed and status:
         print_error(
             f"the sweep ended with the failed job ({', '.join(report.failed)}): the same command "

@@ -517,7 +517,7 @@ class Trainer:
         raise Interrupted(
             self._stop.number or signal.SIGTERM,
             f"stopped at iteration {self.state.iteration} of {self.config.iterations}, saved",
-            "to resume, give the same command "
+            "to resume, give the same command with "
             f"{directory_override('hydra.run.dir', experiment.directory)} resume=auto",
         )
 

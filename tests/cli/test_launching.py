@@ -352,7 +352,7 @@ def ended(directory: Path, failing: int, status: int) -> tuple[int, str, str]:
     ("failing", "status", "expected", "message"),
     [
         (1, 0, 1, "error: 1 job of the sweep failed (0): sweep.md says why; the same command with"),
-        (0, 143, 143, "the sweep was stopped: to resume, give the same command hydra.sweep.dir="),
+        (0, 143, 143, "the sweep was stopped: to resume, give the same command with hydra.sweep"),
         (1, 2, 2, ""),
     ],
 )
