@@ -210,6 +210,11 @@ def _is_linear_reducer(reducer: Any, locate: Callable[[str, str], Any]) -> bool:
 
 def _read_configuration(directory: Path) -> DictConfig:
     path = directory / CONFIG_FILE
+    if directory.is_file():
+        raise UserError(
+            f"{directory} is a file, not a run directory: give the directory that holds .hydra and "
+            "metrics.jsonl; the command line takes a checkpoint of it by --checkpoint FILE."
+        )
     try:
         configuration = OmegaConf.load(path)
     except OSError as error:

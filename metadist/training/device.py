@@ -26,7 +26,7 @@ def resolve_device(device: str) -> torch.device:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError) as error:
-        reason = first_line(error)
+        reason = first_line(error).partition(". ")[0]  # what torch adds is long
         raise UserError(
             f"device={device} cannot be used here ({reason}): take auto or cpu."
         ) from None

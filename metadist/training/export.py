@@ -47,6 +47,11 @@ def export_weights(run: Path, path: Path) -> Path:
         UserError: the run has not finished, its checkpoint cannot be read, or the file cannot be
             written.
     """
+    if run.is_file():
+        raise UserError(
+            f"{run} is a file: give the directory of a finished run; FewShotClassifier.load and "
+            "metadist predict read checkpoints and weights files as they are."
+        )
     results = require_results(run)
     if path.suffix != WEIGHTS_SUFFIX:
         raise UserError(f"{path} does not end in {WEIGHTS_SUFFIX}: choose such a name.")

@@ -190,6 +190,11 @@ def test_pretrained_weights_are_no_run():
         evaluate_run(Path("maml_omniglot_5w1s_cosine"))
 
 
+def test_a_checkpoint_in_place_of_the_run_is_refused(maml):
+    with pytest.raises(UserError, match=r"is a file, not a run directory: .* --checkpoint FILE"):
+        evaluate_run(maml / "checkpoints" / "iteration-00000002.pt")
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="is not a run directory"):
         evaluate_run(tmp_path)

@@ -141,6 +141,11 @@ def test_the_command(run, tmp_path, monkeypatch, capsys):
     assert "holds no results.json" in capsys.readouterr().err
 
 
+def test_a_checkpoint_in_place_of_the_run_is_refused(weights):
+    with pytest.raises(UserError, match="is a file: give the directory of a finished run"):
+        export_weights(weights, weights.with_name("other.safetensors"))
+
+
 def test_paths_are_left_out_and_another_state_is_refused(run, tmp_path):
     copy = Path(shutil.copytree(run, tmp_path / "copy"))
     overrides = "- +dataset.root=/home/me\n- seed=0\n- resume=/home/me/run\n"
