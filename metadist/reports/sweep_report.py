@@ -224,16 +224,16 @@ def to_markdown(table: SweepTable) -> str:
 def _description_lines(table: SweepTable) -> list[str]:
     descriptions = [run.described for run in table.runs]
     equal: dict[str, list[str]] = {}
-    different = []
+    different: dict[str, list[str]] = {}
     for name in _described_names(table):
         part, _, key = name.partition(".")
         values = list(dict.fromkeys(run_values.get(name, MISSING) for run_values in descriptions))
         if len(values) == 1:
             equal.setdefault(part, []).append(f"{key} {values[0]}")
         else:
-            different.append(f"{key} {' or '.join(values)}")
+            different.setdefault(part, []).append(f"{key} {' or '.join(values)}")
     lines = [f"{part.capitalize()}: {', '.join(pairs)}." for part, pairs in equal.items()]
-    lines += [f"Different: {'; '.join(different)}."] if different else []
+    lines += [f"Different {part}: {'; '.join(pairs)}." for part, pairs in different.items()]
     return "\n\n".join(lines).splitlines()
 
 

@@ -215,7 +215,7 @@ def test_protocol_and_method_are_listed_by_whether_they_differ(tmp_path):
     text = (tmp_path / "sweep.md").read_text()
     assert "dataset glyphs.\n\nMethod: algorithm MAML, " in text
     assert 'options {"first_order": false}.' in text
-    assert "Different: shots 1 or 5." in text
+    assert "Different protocol: shots 1 or 5." in text
     assert rows(tmp_path)[1]["method.algorithm"] == "MAML"
 
 
