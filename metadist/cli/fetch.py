@@ -175,7 +175,8 @@ def fetch(remote: RemoteDataset, root: Path) -> None:
         import pooch
     except ImportError as error:
         raise UserError(
-            "metadist fetch needs pooch, which is not installed: pip install -e '.[fetch]'"
+            "metadist fetch needs pooch, which is not installed: pip install -e '.[fetch]' in "
+            "metadist's folder."
         ) from error
     pooch.get_logger().setLevel("WARNING")
     checksums = _listed_checksums(remote)

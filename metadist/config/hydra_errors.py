@@ -110,7 +110,9 @@ def _missing_option(missing: str, options: Sequence[str]) -> str:
     if group == "dataset" and "/" in option:
         return f"dataset={option} is a path: write dataset=folder dataset.root={option}."
     if group in ("hydra/launcher", "hydra/sweeper") and option.startswith(_SWEEPS_EXTRA):
-        return f"{group}={option} is not installed: pip install -e '.[sweeps]'."
+        return (
+            f"{group}={option} is not installed: pip install -e '.[sweeps]' in metadist's folder."
+        )
     listed = ", ".join(sorted(options))
     hint = did_you_mean(option, options)
     if not group:

@@ -71,7 +71,8 @@ class MlflowLogger(Logger):
             from mlflow import MlflowClient
         except ImportError:
             raise UserError(
-                "logger=mlflow needs MLflow, which is not installed: pip install -e '.[mlflow]'."
+                "logger=mlflow needs MLflow, which is not installed: pip install -e '.[mlflow]' in "
+                "metadist's folder."
             ) from None
         for name in ("mlflow", "alembic"):  # they log the creation of the database
             logging.getLogger(name).setLevel(logging.WARNING)

@@ -180,7 +180,8 @@ class Timm(Backbone):
             import timm
         except ImportError as error:
             raise UserError(
-                "model=timm needs timm, which is not installed: pip install -e '.[timm]'."
+                "model=timm needs timm, which is not installed: pip install -e '.[timm]' in "
+                "metadist's folder."
             ) from error
         model = f"model=timm model.name={name}"
         _check_name(name.partition(".")[0], timm.list_models(), "timm")

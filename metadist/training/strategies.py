@@ -259,7 +259,8 @@ class LocalStrategy(_InProcessStrategy):
         if get_world_size() > 1:
             raise UserError(
                 f"strategy=local runs in one process, but torchrun started {get_world_size()}: "
-                "choose strategy=rpc or strategy=allreduce, or start with python."
+                "choose strategy=rpc or strategy=allreduce, or start with python, without "
+                "launcher=torchrun."
             )
 
     def close(self, graceful: bool = True) -> None:
