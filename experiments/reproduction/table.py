@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from reproduction.rows import Row, rows_by_task
 
+from metadist.metrics import score
 from metadist.reports import format_differences
 from metadist.reports.published import MIN_FRACTION, preset_iterations
 
@@ -59,16 +60,23 @@ def markdown(rows: Sequence[Row], command: str, without_run: Sequence[str] = ())
 def summary(rows: Sequence[Row]) -> str:
     """The cells with a published result as a short table in Markdown, without costs and protocols.
 
-    Each cell has one line; results by number of inner steps are separated by commas. The iterations
-    of a recipe are shown with those of its plain preset.
+    Of the recipes for a preset, the one with the best result is shown. Each cell has one line;
+    results by number of inner steps are separated by commas. The iterations of a recipe are shown
+    with those of its plain preset.
 
     Args:
         rows: see `aggregate`.
     """
     lines = [_line(("preset", "published", "measured", "seeds", "iterations")), _line(["---"] * 5)]
+    best: dict[str, Row] = {}
+    for row in rows:
+        preset = row.cell.recipe_of
+        if preset and (preset not in best or _score(row) > _score(best[preset])):
+            best[preset] = row
     cells: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
-        if row.published is not None:
+        preset = row.cell.recipe_of
+        if row.published is not None and (not preset or row is best[preset]):
             cells.setdefault((row.label, row.iterations), []).append(row)
     for (label, iterations), group in cells.items():
         row = group[0]
@@ -88,6 +96,10 @@ def summary(rows: Sequence[Row]) -> str:
             )
         ]
     return "\n".join(lines) + "\n"
+
+
+def _score(row: Row) -> float:
+    return -math.inf if row.measured is None else score(row.measured, row.cell.metric)
 
 
 _COLUMNS = (

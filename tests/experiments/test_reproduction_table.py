@@ -120,6 +120,17 @@ def test_a_recipe_is_labelled_and_compared_with_the_plain_cell(tmp_path):
     assert label in markdown([row], "c")
 
 
+def test_the_short_table_has_the_best_recipe(tmp_path):
+    cells = load_cells()
+    names = ("anil_omniglot_20w1s_cosine", "anil_omniglot_20w1s_from_prototypical")
+    for name, accuracy in zip(names, (0.93, 0.96), strict=True):
+        create_run(tmp_path / name, name, 0, test_accuracy=accuracy, protocol=PROTOCOL)
+    rows = aggregate(find_runs([tmp_path], cells), dict.fromkeys(names, 600))
+    assert len(rows) == 2
+    (line,) = [line for line in summary(rows).splitlines() if "anil" in line]
+    assert names[1] in line and "96.00" in line
+
+
 def test_cells_without_a_run_are_listed(rows):
     text = markdown(rows, "c", ["imaml_omniglot_5w1s", "algorithm=supervised (no preset)"])
     assert text.endswith("imaml_omniglot_5w1s, algorithm=supervised (no preset).\n")
