@@ -164,8 +164,9 @@ def _unknown_key(key: str, node: DictConfig) -> str:
         accepted = inspect.signature(locate_target(str(node._target_), path)).parameters
         known = True
         kwargs = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
-        # Parameters for objects that metadist passes have no default.
-        optional = [n for n, p in accepted.items() if p.default is not p.empty]
+        # Most parameters that metadist passes have no default.
+        passed = ("regression",) if path == "algorithm" else ()
+        optional = [n for n, p in accepted.items() if p.default is not p.empty and n not in passed]
         names = {n: f"+{path}.{n}" for n in optional} | {n: n for n in names}
     if name in names:
         return f"{key} is not in conf/, but it is an option: write {names[name]}=VALUE to set it."

@@ -102,8 +102,8 @@ def _replace_classes(
         unused = [str(key) for key in node if key not in kept]
         if unused:
             _log.info(
-                "%s.%s=%s: the values of %s for another class (%s) do not apply",
-                *(path, _TARGET, node[_TARGET], path, ", ".join(unused)),
+                "%s.%s=%s: values that conf/ sets for the replaced class do not apply (%s)",
+                *(path, _TARGET, node[_TARGET], ", ".join(unused)),
             )
         with open_dict(node):
             for key in unused:

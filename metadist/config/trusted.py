@@ -68,9 +68,9 @@ def locate_trusted(target: str, path: str) -> Any:
             if located.__module__.startswith(public) and package in (public, located.__module__):
                 return located
     raise UserError(
-        f"{path}.{_TARGET}={target} is code that metadist does not know, and a saved run is not "
-        f"executed: if you trust where the run and {target} come from, load it with "
-        "trust_code=True in Python or --trust-code on the command line."
+        f"{path}.{_TARGET}={target} is not a class that metadist knows, and code that a saved "
+        f"run names is not executed: if you trust where the run and {target} come from, load it "
+        "with trust_code=True in Python or --trust-code on the command line."
     )
 
 

@@ -31,6 +31,10 @@ ANYTHING = f"+callbacks.mine._target_={__name__}.Anything"
         (["callbacks=none"], "choose one of early_stopping, ema."),
         (["dataset.size=9"], "not in conf/, but it is an option: write +dataset.size=VALUE to"),
         (["dataset.sise=9"], "is not a key of the configuration (did you mean size?): the keys of"),
+        (
+            ["algorithm.regression=true"],
+            "algorithm.regression is not a key of the configuration: the",
+        ),
         (["logger.console.x=3"], "the keys of logger.console are refresh_seconds."),
         (["sweep.retries=3"], "the keys of sweep are on_failure."),
         ([ANYTHING, "callbacks.mine.two=2"], ", or write +callbacks.mine.two=VALUE to add it."),

@@ -121,7 +121,7 @@ def test_damaged_and_foreign_files_are_refused(weights, tmp_path):
     header["__metadata__"]["model"] = '{"_target_": "os.system", "command": "true"}'
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + whole[8 + length :])
-    with pytest.raises(UserError, match="is code that metadist does not know"):
+    with pytest.raises(UserError, match="is not a class that metadist knows"):
         FewShotClassifier.load(path)
 
 
