@@ -160,6 +160,11 @@ def _sentence(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         return f"{path} is not an option of sweep: its options are on_failure."
     reason = f"{first['msg'][0].lower()}{first['msg'][1:]}."
-    if path == "sweep":
-        reason = "write sweep.on_failure=stop or sweep.on_failure=continue."
-    return f"{path}={first['input']} does not fit: {reason}"
+    return f"{path}={first['input']} does not fit: {_EXAMPLES.get(path, reason)}"
+
+
+_EXAMPLES = {
+    "resume": "write resume=auto or resume=PATH.",
+    "init_from": "write init_from=PATH or the name of pretrained weights.",
+    "sweep": "write sweep.on_failure=stop or sweep.on_failure=continue.",
+}

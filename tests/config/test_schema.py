@@ -71,6 +71,8 @@ def test_numbers_may_come_from_the_environment(composed, monkeypatch):
         ({"seed": "1.0"}, r"seed=1\.0 does not fit: .* integer"),
         ({"seed": 1.0}, r"seed=1\.0 does not fit"),
         ({"threads": 0}, "threads=0 does not fit"),
+        ({"resume": True}, "resume=True does not fit: write resume=auto or resume=PATH"),
+        ({"init_from": True}, "init_from=True does not fit: write init_from=PATH or the name of"),
         ({"threads": 4097}, "threads=4097 does not fit"),
         ({"timeout_seconds": 0}, "timeout_seconds=0 does not fit: .* greater than 0"),
         ({"timeout_seconds": 1e6}, "timeout_seconds=1000000.0 does not fit"),
