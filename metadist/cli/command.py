@@ -1,6 +1,7 @@
 """The `metadist` command: a table of subcommands, each imported when it is used."""
 
 import argparse
+import functools
 import importlib
 import os
 import signal
@@ -120,6 +121,11 @@ def exit_status(work: Callable[[], int | None]) -> int:
             return 128 + signal.SIGPIPE
         print(f"error: {describe_error(error)}", file=sys.stderr)
         return USER_ERROR_STATUS
+
+
+def reports_user_errors(main: Callable[[], None]) -> Callable[[], int]:
+    """Make a subcommand's main function return the status of `exit_status`."""
+    return functools.wraps(main)(lambda: exit_status(main))
 
 
 def usage() -> str:

@@ -6,7 +6,7 @@ Both runs must have been tested on the same tasks: the difference is taken task 
 
 from pathlib import Path
 
-from metadist.cli.command import argument_parser, exit_status
+from metadist.cli.command import argument_parser, reports_user_errors
 from metadist.loggers.console import print_plain
 from metadist.metrics import format_metric, metric_label
 from metadist.reports import PairedDifference, compare_runs
@@ -27,7 +27,8 @@ def summary(found: PairedDifference, first: Path, second: Path) -> list[str]:
     return [*lines, f"{line} ± {interval} (second minus first, 95% interval, {side} 0)"]
 
 
-def main() -> int:
+@reports_user_errors
+def main() -> None:
     """Compare from the command line; returns the exit status."""
     parser = argument_parser(__doc__)
     parser.add_argument("first", metavar="RUN", type=Path, help="a run's directory")
@@ -40,10 +41,5 @@ def main() -> int:
         help="a key of the protocol that may differ, such as backbone; may be repeated",
     )
     options = parser.parse_args()
-
-    def compare() -> None:
-        first, second = options.first, options.second
-        difference = compare_runs(first, second, options.ignore)
-        print_plain("\n".join(summary(difference, first, second)))
-
-    return exit_status(compare)
+    difference = compare_runs(options.first, options.second, options.ignore)
+    print_plain("\n".join(summary(difference, options.first, options.second)))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from metadist.algorithms import Ensemble
-from metadist.cli.command import add_trust_code, argument_parser, exit_status
+from metadist.cli.command import add_trust_code, argument_parser, reports_user_errors
 from metadist.config import load_experiment
 from metadist.errors import UserError, state_dict_reason
 from metadist.files import REDIRECT_OUTPUT, wrap_write_errors
@@ -244,7 +244,8 @@ def summary(results: Mapping[str, Any]) -> list[str]:
     return [*lines, *(f"  {line}" for line in notes)]
 
 
-def main() -> int:
+@reports_user_errors
+def main() -> None:
     """Evaluate from the command line; returns the exit status."""
     parser = argument_parser(__doc__)
     parser.add_argument("run", metavar="RUN", type=Path, help="the run's directory")
@@ -259,17 +260,11 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="default: a file in RUN/evaluations")
     add_trust_code(parser)
     options = parser.parse_intermixed_args()
-
-    def evaluate() -> None:
-        run, overrides = options.run.resolve(), tuple(options.overrides)
-        checkpoint = options.checkpoint or None
-        results = evaluate_run(
-            run, *overrides, checkpoint=checkpoint, trust_code=options.trust_code
-        )
-        output = options.output or _default_output(run, overrides, options.checkpoint)
-        with wrap_write_errors(output, REDIRECT_OUTPUT):
-            output.parent.mkdir(parents=True, exist_ok=True)
-        write_json(output, results, REDIRECT_OUTPUT)
-        print_plain("\n".join([*summary(results), f"  {output}"]))
-
-    return exit_status(evaluate)
+    run, overrides = options.run.resolve(), tuple(options.overrides)
+    checkpoint = options.checkpoint or None
+    results = evaluate_run(run, *overrides, checkpoint=checkpoint, trust_code=options.trust_code)
+    output = options.output or _default_output(run, overrides, options.checkpoint)
+    with wrap_write_errors(output, REDIRECT_OUTPUT):
+        output.parent.mkdir(parents=True, exist_ok=True)
+    write_json(output, results, REDIRECT_OUTPUT)
+    print_plain("\n".join([*summary(results), f"  {output}"]))

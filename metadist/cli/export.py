@@ -6,21 +6,17 @@ in its metadata. FewShotClassifier.load, metadist predict and init_from read it.
 
 from pathlib import Path
 
-from metadist.cli.command import argument_parser, exit_status
+from metadist.cli.command import argument_parser, reports_user_errors
 from metadist.loggers.console import print_plain
 from metadist.training import export_weights
 
 
-def main() -> int:
+@reports_user_errors
+def main() -> None:
     """Export from the command line; returns the exit status."""
     parser = argument_parser(__doc__)
     parser.add_argument("run", metavar="RUN", type=Path, help="the directory of a finished run")
     parser.add_argument("--output", type=Path, help="default: RUN/weights.safetensors")
     options = parser.parse_args()
-    output = options.output or options.run / "weights.safetensors"
-
-    def export() -> None:
-        path = export_weights(options.run, output)
-        print_plain(f"{path} ({path.stat().st_size / 1000:.0f} kB)")
-
-    return exit_status(export)
+    path = export_weights(options.run, options.output or options.run / "weights.safetensors")
+    print_plain(f"{path} ({path.stat().st_size / 1000:.0f} kB)")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from rich.progress import Progress
 
-from metadist.cli.command import argument_parser, exit_status
+from metadist.cli.command import argument_parser, reports_user_errors
 from metadist.errors import UserError, one_line
 from metadist.loggers.console import print_plain
 
@@ -124,7 +124,8 @@ DEFAULT_ROOTS = {"fc100": "data/cifar100"}
 """The directories that are not `data/DATASET`, as in the configuration."""
 
 
-def main() -> int:
+@reports_user_errors
+def main() -> None:
     """Download from the command line; returns the exit status."""
     parser = argument_parser(__doc__)
     parser.add_argument("dataset", choices=DATASETS)
@@ -132,16 +133,12 @@ def main() -> int:
     parser.add_argument("--yes", action="store_true", help="agree to the terms without a question")
     options = parser.parse_args()
     root = options.root or Path(DEFAULT_ROOTS.get(options.dataset, f"data/{options.dataset}"))
-
-    def run() -> None:
-        remote = DATASETS[options.dataset]
-        print_plain(f"{remote.terms}\nSource: {remote.source}, {remote.gigabytes} GB, to {root}.")
-        if not options.yes:
-            ask_for_agreement()
-        fetch(remote, root.expanduser())
-        print_plain(f"{root} is complete: dataset={options.dataset} dataset.root={root}")
-
-    return exit_status(run)
+    remote = DATASETS[options.dataset]
+    print_plain(f"{remote.terms}\nSource: {remote.source}, {remote.gigabytes} GB, to {root}.")
+    if not options.yes:
+        ask_for_agreement()
+    fetch(remote, root.expanduser())
+    print_plain(f"{root} is complete: dataset={options.dataset} dataset.root={root}")
 
 
 def ask_for_agreement() -> None:

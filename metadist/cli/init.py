@@ -7,7 +7,7 @@ commands to run.
 import shutil
 from pathlib import Path
 
-from metadist.cli.command import argument_parser, exit_status
+from metadist.cli.command import argument_parser, reports_user_errors
 from metadist.errors import UserError
 from metadist.loggers.console import print_plain
 
@@ -40,14 +40,11 @@ def write_project(directory: Path) -> None:
         ) from None
 
 
-def main() -> int:
+@reports_user_errors
+def main() -> None:
     """Write a project from the command line; returns the exit status."""
     parser = argument_parser(__doc__)
     parser.add_argument("directory", metavar="DIR", type=Path, help="new or empty")
     directory = parser.parse_args().directory
-
-    def write() -> None:
-        write_project(directory)
-        print_plain(f"wrote {directory}: its README.md has the commands to run")
-
-    return exit_status(write)
+    write_project(directory)
+    print_plain(f"wrote {directory}: its README.md has the commands to run")

@@ -9,7 +9,7 @@ import csv
 import io
 from pathlib import Path
 
-from metadist.cli.command import add_trust_code, argument_parser, exit_status
+from metadist.cli.command import add_trust_code, argument_parser, reports_user_errors
 from metadist.errors import UserError
 from metadist.files import REDIRECT_OUTPUT, atomic_write, wrap_write_errors
 from metadist.inference import FewShotClassifier
@@ -53,7 +53,8 @@ def predict_folder(classifier: FewShotClassifier, support: Path, query: Path) ->
     return rows
 
 
-def main() -> int:
+@reports_user_errors
+def main() -> None:
     """Predict from the command line; returns the exit status."""
     parser = argument_parser(__doc__)
     parser.add_argument(
@@ -70,24 +71,20 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", help="such as cuda; default: %(default)s")
     add_trust_code(parser)
     options = parser.parse_args()
-
-    def predict() -> None:
-        classifier = FewShotClassifier.load(
-            options.run, device=options.device, trust_code=options.trust_code
-        )
-        rows = predict_folder(classifier, options.support, options.query)
-        header = ["image", "prediction", *map(str, classifier.classes_)]
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([header, *rows])
-        with wrap_write_errors(options.output, REDIRECT_OUTPUT):
-            atomic_write(options.output, text.getvalue().encode(errors="surrogateescape"))
-        table = [("image", "prediction", "probability")]
-        table += [(row[0], row[1], f"{max(map(float, row[2:])):.1%}") for row in rows]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [
-            f"{image:<{widths[0]}}  {prediction:<{widths[1]}}  {probability:>{widths[2]}}"
-            for image, prediction, probability in table
-        ]
-        print_plain("\n".join([*lines, f"{len(rows)} images: {options.output}"]))
-
-    return exit_status(predict)
+    classifier = FewShotClassifier.load(
+        options.run, device=options.device, trust_code=options.trust_code
+    )
+    rows = predict_folder(classifier, options.support, options.query)
+    header = ["image", "prediction", *map(str, classifier.classes_)]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    with wrap_write_errors(options.output, REDIRECT_OUTPUT):
+        atomic_write(options.output, text.getvalue().encode(errors="surrogateescape"))
+    table = [("image", "prediction", "probability")]
+    table += [(row[0], row[1], f"{max(map(float, row[2:])):.1%}") for row in rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [
+        f"{image:<{widths[0]}}  {prediction:<{widths[1]}}  {probability:>{widths[2]}}"
+        for image, prediction, probability in table
+    ]
+    print_plain("\n".join([*lines, f"{len(rows)} images: {options.output}"]))

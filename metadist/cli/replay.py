@@ -7,13 +7,14 @@ as reported for a task with a non-finite loss.
 
 from pathlib import Path
 
-from metadist.cli.command import add_trust_code, argument_parser, exit_status
+from metadist.cli.command import add_trust_code, argument_parser, reports_user_errors
 from metadist.config import load_experiment
 from metadist.loggers.console import print_plain
 from metadist.training.replay import parse_key, replay
 
 
-def main() -> int:
+@reports_user_errors
+def main() -> None:
     """Replay from the command line; returns the exit status."""
     parser = argument_parser(__doc__)
     parser.add_argument("directory", metavar="RUN", type=Path, help="the run's directory")
@@ -21,10 +22,6 @@ def main() -> int:
     parser.add_argument("--checkpoint", type=Path, help="load the parameters from this checkpoint")
     add_trust_code(parser)
     options = parser.parse_args()
-
-    def show() -> None:
-        key = parse_key(options.key)
-        experiment = load_experiment(options.directory.resolve(), trust_code=options.trust_code)
-        print_plain("\n".join(replay(experiment, key, options.checkpoint).lines()))
-
-    return exit_status(show)
+    key = parse_key(options.key)
+    experiment = load_experiment(options.directory.resolve(), trust_code=options.trust_code)
+    print_plain("\n".join(replay(experiment, key, options.checkpoint).lines()))

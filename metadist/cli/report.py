@@ -9,25 +9,22 @@ the overrides that differ between runs.
 
 from pathlib import Path
 
-from metadist.cli.command import argument_parser, exit_status
+from metadist.cli.command import argument_parser, reports_user_errors
 from metadist.loggers.console import print_plain
 from metadist.reports.run_record import is_run
 from metadist.reports.run_report import write_run_report
 from metadist.reports.sweep_report import write_sweep_report
 
 
-def main() -> int:
+@reports_user_errors
+def main() -> None:
     """Report from the command line; returns the exit status."""
     parser = argument_parser(__doc__)
     parser.add_argument(
         "folder", type=Path, help="a run directory, or contains run directories at any depth"
     )
     folder = parser.parse_args().folder.resolve()
-
-    def report() -> None:
-        if is_run(folder):
-            print_plain(str(write_run_report(folder)))
-        else:
-            print_plain("\n".join(write_sweep_report(folder).summary_lines()))
-
-    return exit_status(report)
+    if is_run(folder):
+        print_plain(str(write_run_report(folder)))
+    else:
+        print_plain("\n".join(write_sweep_report(folder).summary_lines()))
