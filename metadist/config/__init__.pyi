@@ -3,12 +3,7 @@ from .instantiate import instantiate
 from .overrides import compose, replace_options
 from .plain import to_plain
 from .resolvers import fraction, run_stamp
-from .saved import (
-    SavedLearner,
-    image_preprocessing,
-    load_experiment,
-    load_learner,
-)
+from .saved import SavedLearner, image_preprocessing, load_experiment, load_learner
 from .schema import Settings, validate
 from .trusted import resolve_external
 

@@ -105,13 +105,7 @@ def load_learner(path: str | Path, *, trust_code: bool = False) -> SavedLearner:
             f"({one_line(error)}): load another checkpoint of the run."
         ) from None
     return SavedLearner(
-        learner,
-        configuration,
-        shape.input_shape,
-        shape.outputs,
-        shape.regression,
-        iteration,
-        path,
+        learner, configuration, shape.input_shape, shape.outputs, shape.regression, iteration, path
     )
 
 

@@ -14,12 +14,7 @@ from .run_figures import (
     training_curve,
 )
 from .sweep import plot_sweep
-from .sweep_figures import (
-    compared_curves,
-    heat_map,
-    parallel_coordinates,
-    settings_with_intervals,
-)
+from .sweep_figures import compared_curves, heat_map, parallel_coordinates, settings_with_intervals
 
 __all__ = [
     "AdaptationData",

@@ -71,12 +71,7 @@ def plot_adaptation(rows: Sequence[Mapping[str, AdaptationData]], path: Path, ti
         axes.set_xlabel("input")
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(
-        handles,
-        labels,
-        loc="outside lower center",
-        ncols=len(labels),
-        fontsize=9,
-        frameon=False,
+        handles, labels, loc="outside lower center", ncols=len(labels), fontsize=9, frameon=False
     )
     return save_figure(figure, path)
 

@@ -6,12 +6,7 @@ from typing import Any
 import numpy as np
 
 from metadist.metrics import is_percentage, larger_is_better, metric_label
-from metadist.plots.points import (
-    SettingData,
-    sort_key,
-    sort_values,
-    validation_or_training,
-)
+from metadist.plots.points import SettingData, sort_key, sort_values, validation_or_training
 from metadist.plots.run_figures import (
     BLUE,
     COLORS,

@@ -24,12 +24,7 @@ from metadist.reports.comparison import MISSING
 from metadist.reports.html_document import write_html
 from metadist.reports.run_directory import HTML_FILE
 from metadist.reports.run_record import format_time, read_error
-from metadist.reports.sweep_table import (
-    MetricEstimate,
-    Setting,
-    SweepRun,
-    SweepTable,
-)
+from metadist.reports.sweep_table import MetricEstimate, Setting, SweepRun, SweepTable
 
 _MAX_CURVES = 60
 _MAX_SETTINGS = 60
