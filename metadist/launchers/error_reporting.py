@@ -155,12 +155,12 @@ def print_error(text: str) -> None:
     for write in (sys.stdout.flush, lambda: print(text, file=sys.stderr, flush=True)):
         with contextlib.suppress(OSError, ValueError):  # closed, or the disk is full
             write()
+    message = text.removeprefix("error: ")
     file, _error_file = _error_file, None
     if file is not None:
         with contextlib.suppress(OSError):
-            file.write_text(text.removeprefix("error: ") + "\n", encoding="utf-8")
+            file.write_text(f"{message}\n", encoding="utf-8")
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        message = text.removeprefix("error: ")
         # torchrun prints `py_callstack` below the message that this process has printed.
         last_line = message.strip().rpartition("\n")[2]
         extra = {"py_callstack": last_line, "timestamp": str(int(time.time()))}
@@ -197,7 +197,7 @@ def abort_process(message: str) -> None:
         print_error(f"error: {current_job().message_if_ended}")
     if message:
         with contextlib.suppress(Exception):
-            _report_first(_prefixed(f": {message}"))
+            _report(_prefixed(f": {message}"))
     os._exit(FAILURE_STATUS)
 
 
@@ -275,7 +275,7 @@ def _report_lost(error: WorkerLostError) -> None:
 
 
 def _report(text: str, delay: float = 0.0) -> None:
-    """Report an error unless another rank has failed first.
+    """Claim the first failure and print it, or wait until another rank or thread has done so.
 
     Args:
         text: the message.
@@ -283,11 +283,6 @@ def _report(text: str, delay: float = 0.0) -> None:
     """
     if delay:
         wait_until(current_job().has_first_failure, delay)
-    _report_first(text)
-
-
-def _report_first(text: str) -> None:
-    """Claim the first failure and print it, or wait until another rank or thread has done so."""
     if not _report_lock.acquire(blocking=False):
         time.sleep(_EXIT_SECONDS)
         return

@@ -24,8 +24,7 @@ class JobFuture(Generic[T]):
         self._pool = pool
         self._future = future
         self._finish = finish
-        self._result: list[T] = []
-        self._error: BaseException | None = None
+        self._result: Future[T] = Future()
 
     def done(self) -> bool:
         """Whether the job's processes have ended."""
@@ -38,7 +37,7 @@ class JobFuture(Generic[T]):
             JobFailure: a signal arrived, and all jobs have ended. Errors of `finish` are raised
                 unchanged.
         """
-        if self._error is None and not self._result:
+        if not self._result.done():
             while not self._future.done():
                 self._pool.wait([self._future])
             try:
@@ -46,12 +45,10 @@ class JobFuture(Generic[T]):
             except Exception as error:
                 ending = error
             try:
-                self._result.append(self._finish(ending))
+                self._result.set_result(self._finish(ending))
             except BaseException as error:  # JobFailure is one
-                self._error = error
-        if self._error is not None:
-            raise self._error
-        return self._result[0]
+                self._result.set_exception(error)
+        return self._result.result()
 
 
 class JobPool:

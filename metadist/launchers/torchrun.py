@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,6 +25,7 @@ from metadist.reports import WORKER_ERROR_FILE
 _slots = Slots()
 
 
+@dataclass(eq=False)
 class TorchrunLauncher(Launcher):
     """Starts torchrun. Arguments with the name of a torchrun option have its meaning.
 
@@ -42,25 +43,16 @@ class TorchrunLauncher(Launcher):
         oversubscribe: whether more workers than cores or GPUs are allowed.
     """
 
-    def __init__(
-        self,
-        nproc_per_node: Annotated[int, Ge(1)] = 2,
-        nnodes: Annotated[int, Ge(1)] = 1,
-        node_rank: Annotated[int, Ge(0)] | None = None,
-        rdzv_endpoint: str | None = None,
-        rdzv_id: str | int | None = None,
-        max_restarts: Annotated[int, Ge(0)] = 0,
-        jobs: Annotated[int, Ge(1)] | Literal["auto"] = "auto",
-        oversubscribe: bool = False,
-    ) -> None:
-        self.nproc_per_node = nproc_per_node
-        self.nnodes = nnodes
-        self.node_rank = node_rank
-        self.rdzv_endpoint = rdzv_endpoint
-        self.rdzv_id = rdzv_id
-        self.max_restarts = max_restarts
-        self.jobs = jobs
-        self.oversubscribe = oversubscribe
+    nproc_per_node: Annotated[int, Ge(1)] = 2
+    nnodes: Annotated[int, Ge(1)] = 1
+    node_rank: Annotated[int, Ge(0)] | None = None
+    rdzv_endpoint: str | None = None
+    rdzv_id: str | int | None = None
+    max_restarts: Annotated[int, Ge(0)] = 0
+    jobs: Annotated[int, Ge(1)] | Literal["auto"] = "auto"
+    oversubscribe: bool = False
+
+    def __post_init__(self) -> None:
         self._agents: set[subprocess.Popen[bytes]] = set()
         self._stopped = False
         self._lock = threading.Lock()

@@ -6,17 +6,16 @@ actor, and a method of the trainer calls the same method on all replicas.
 
 import io
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from metadist.deadlines import call_within
 from metadist.distributed import WorkerLostError
 from metadist.errors import UserError, one_line
 from metadist.launchers.ray.cluster import (
@@ -134,7 +133,7 @@ class PyTorchTrainer:
         self._placement_group: Any = None
         self._state = b""
         self._closed = False
-        self._last_call: threading.Thread | None = None
+        self._last_call: Future[Any] | None = None
         self._owns_ray = init_ray(address)
         try:
             check_resources(num_replicas, use_gpu, f"num_replicas={num_replicas}")
@@ -178,7 +177,14 @@ class PyTorchTrainer:
         state = {name: saved[name] for name in ("model", "optimizer", "epoch") if name in saved}
         if len(state) < 3:
             raise UserError(f"{path} was not written by PyTorchTrainer.save: restore another file.")
-        _check_model(self.get_model(), state["model"], path)
+        model = self.get_model()
+        try:  # refuses a state of another model before it reaches the replicas
+            model.load_state_dict(state["model"])
+        except RuntimeError as error:
+            raise UserError(
+                f"{path} is of another model than model_creator makes "
+                f"({one_line(error)}): restore what was saved from this model."
+            ) from None
         file = io.BytesIO()
         torch.save(state, file)
         self._call("set_state", ray.put(file.getvalue()))
@@ -200,12 +206,7 @@ class PyTorchTrainer:
     def __enter__(self) -> "PyTorchTrainer":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.shutdown()
 
     def _get_state(self) -> dict[str, Any]:
@@ -224,20 +225,15 @@ class PyTorchTrainer:
         """
         if self._closed:
             raise UserError("this PyTorchTrainer has been shut down: make a new one.")
-        future: Future[Any] = Future()
         previous = self._last_call
 
-        def run() -> None:
-            try:
-                if previous is not None:
-                    previous.join()
-                future.set_result(self._call_with_restarts(method, *args))
-            except BaseException as error:
-                future.set_exception(error)
+        def run() -> Any:
+            if previous is not None:
+                wait([previous])
+            return self._call_with_restarts(method, *args)
 
-        self._last_call = threading.Thread(target=run, name="metadist-replicas", daemon=True)
-        self._last_call.start()
-        return future.result()
+        self._last_call = call_within(0.0, run)
+        return self._last_call.result()
 
     def _call_with_restarts(self, method: str, *args: Any) -> Any:
         while True:
@@ -387,14 +383,3 @@ class PyTorchTrainable(Trainable):  # type: ignore[misc]  # Ray is optional
 
 def _sgd(model: nn.Module, config: dict[str, Any]) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=config.get("lr", 1e-4))
-
-
-def _check_model(model: nn.Module, state: dict[str, Any], path: str | Path) -> None:
-    """Refuse a state of another model before it reaches the replicas."""
-    try:
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        raise UserError(
-            f"{path} is of another model than model_creator makes "
-            f"({one_line(error)}): restore what was saved from this model."
-        ) from None

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -32,6 +33,7 @@ _RESOURCES_TIMEOUT = 90.0
 _FORWARDING_SECONDS = 1.0
 
 
+@dataclass(eq=False)
 class RayLauncher(Launcher):
     """Runs jobs in Ray Train workers.
 
@@ -51,22 +53,13 @@ class RayLauncher(Launcher):
         jobs: the number of concurrent runs of a sweep; "auto" for as many as fit on the cluster.
     """
 
-    def __init__(
-        self,
-        num_workers: Annotated[int, Ge(1)] = 2,
-        address: str | None = None,
-        use_gpu: bool | Literal["auto"] = "auto",
-        max_failures: Annotated[int, Ge(0)] = 3,
-        storage_path: str | None = None,
-        jobs: Annotated[int, Ge(1)] | Literal["auto"] = "auto",
-    ) -> None:
-        self.num_workers = num_workers
-        self.address = address
-        self.use_gpu = use_gpu
-        self.max_failures = max_failures
-        self.storage_path = storage_path
-        self.jobs = jobs
-        self._signal = 0
+    num_workers: Annotated[int, Ge(1)] = 2
+    address: str | None = None
+    use_gpu: bool | Literal["auto"] = "auto"
+    max_failures: Annotated[int, Ge(0)] = 3
+    storage_path: str | None = None
+    jobs: Annotated[int, Ge(1)] | Literal["auto"] = "auto"
+    _signal: int = field(default=0, init=False)
 
     def check(self, configuration: DictConfig) -> None:
         """See `Launcher`. It initializes Ray.

@@ -14,7 +14,7 @@ import ray.util
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
 from metadist.distributed import get_rank, get_world_size
 from metadist.distributed.collectives import all_reduce, broadcast, init_process_group
@@ -100,10 +100,7 @@ class Replica:
         torch.manual_seed(seed_from(self.seed, self.epoch, 1 + get_rank()))
         generator = torch.Generator().manual_seed(seed_from(self.seed, self.epoch))
         order = torch.randperm(len(self.training_set), generator=generator).tolist()
-        batches = [
-            order[start : start + self.batch_size]
-            for start in range(0, len(order), self.batch_size)
-        ]
+        batches = list(BatchSampler(order, self.batch_size, drop_last=False))
         # A rank without a share of a batch computes one item, with weight zero.
         shards = [_shard(batch) or batch[:1] for batch in batches]
         total = torch.zeros((), dtype=torch.float64)
@@ -140,7 +137,7 @@ class Replica:
             buffer.copy_(broadcast(buffer))
         shard = _shard(range(len(self.validation_set)))
         size = max(1, self.batch_size // get_world_size())
-        batches = [shard[start : start + size] for start in range(0, len(shard), size)]
+        batches = list(BatchSampler(shard, size, drop_last=False))
         loss, correct, is_classification = 0.0, 0, False
         with torch.no_grad():
             for *inputs, targets in self._load(self.validation_set, batches):
@@ -183,8 +180,7 @@ class Replica:
         except (RuntimeError, ValueError, KeyError) as error:
             raise UserError(
                 "the state is of another model or optimizer than the creators make "
-                f"({one_line(error)}): restore what a trainer with these "
-                "creators saved."
+                f"({one_line(error)}): restore what a trainer with these creators saved."
             ) from None
         self.epoch = int(state["epoch"])
 
