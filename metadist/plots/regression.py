@@ -85,25 +85,20 @@ def _plot_task(axes: "Axes", number: int, task: RegressionData) -> None:
     inputs, targets = flat.query_inputs[order], flat.query_targets[order]
     before, after = flat.predictions_before[order], flat.predictions_after[order]
     marker = "o" if len(inputs) < 3 else None  # a single point draws no line
-    axes.plot(inputs, targets, color=INK, linewidth=1.3, marker=marker, label="truth")
-    axes.plot(
-        inputs,
-        before,
-        color=GREY,
-        linestyle=":",
-        linewidth=1.6,
-        marker=marker,
-        label="before adaptation",
-    )
-    axes.plot(
-        inputs,
-        after,
-        color=BLUE,
-        linestyle="--",
-        linewidth=2,
-        marker=marker,
-        label="after adaptation",
-    )
+    for label, values, color, style, width in (
+        ("truth", targets, INK, "-", 1.3),
+        ("before adaptation", before, GREY, ":", 1.6),
+        ("after adaptation", after, BLUE, "--", 2),
+    ):
+        axes.plot(
+            inputs,
+            values,
+            color=color,
+            linestyle=style,
+            linewidth=width,
+            marker=marker,
+            label=label,
+        )
     axes.scatter(
         flat.support_inputs,
         flat.support_targets,

@@ -31,6 +31,7 @@ MAX_POINTS = 1500
 """The most points of a curve; longer curves are thinned."""
 
 _FEW_POINTS = 20
+_DASHED = {"color": GREEN, "dash": "dash", "width": 1.5}
 
 
 def finite(values: Sequence[float] | np.ndarray) -> list[float | None]:
@@ -41,6 +42,12 @@ def finite(values: Sequence[float] | np.ndarray) -> list[float | None]:
 def text(value: object) -> str:
     """A text escaped for Plotly, which interprets some HTML tags."""
     return html.escape(str(value), quote=False)
+
+
+def error_bars(half_widths: Sequence[float], **style: Any) -> dict[str, Any]:
+    """Vertical or horizontal error bars; values that are not finite have none."""
+    array = [half_width or 0.0 for half_width in finite(half_widths)]
+    return {"type": "data", "array": array, **style}
 
 
 def axis(title: str, metric: str | None = None, **options: Any) -> dict[str, Any]:
@@ -110,9 +117,8 @@ def learning_curve(
             if "validation_ci95" in record
         }
         if intervals and all(int(iteration) in widths for iteration in iterations):
-            half_widths = finite([widths[int(iteration)] for iteration in iterations])
-            array = [half_width or 0.0 for half_width in half_widths]
-            curve["error_y"] = {"type": "data", "array": array, "thickness": 1, "width": 2}
+            half_widths = [widths[int(iteration)] for iteration in iterations]
+            curve["error_y"] = error_bars(half_widths, thickness=1, width=2)
         data.append(curve)
     layout: dict[str, Any] = {
         "xaxis": iteration_axis(metrics),
@@ -120,23 +126,7 @@ def learning_curve(
         "hovermode": "x unified",
     }
     if test is not None and math.isfinite(test[0]):
-        test_mean, margin = test
-        layout["shapes"] = [
-            _horizontal(test_mean, {"color": GREEN, "dash": "dash", "width": 1.5}),
-            *([_band(test_mean - margin, test_mean + margin)] if math.isfinite(margin) else []),
-        ]
-        layout["annotations"] = [
-            {
-                "text": "test",
-                "x": 1,
-                "xref": "paper",
-                "xanchor": "right",
-                "y": test_mean,
-                "yanchor": "bottom",
-                "showarrow": False,
-                "font": {"color": GREEN},
-            }
-        ]
+        layout |= _test_line(*test)
     return {"data": data, "layout": layout}
 
 
@@ -169,15 +159,11 @@ def metric_by_steps(rows: Sequence[Mapping[str, Any]], metric: str) -> Figure:
     steps = [int(row["steps"]) for row in rows]
     curve = _line(
         np.array(steps),
-        np.array([float(row["mean"]) for row in rows]),
+        [float(row["mean"]) for row in rows],
         f"test {metric_label(metric)}",
         GREEN,
         mode="lines+markers",
-        error_y={
-            "type": "data",
-            "array": [half or 0 for half in finite([float(row["ci95"]) for row in rows])],
-            "thickness": 1.2,
-        },
+        error_y=error_bars([float(row["ci95"]) for row in rows], thickness=1.2),
     )
     ticks: dict[str, Any] = {"tickmode": "array", "tickvals": steps} if len(steps) <= 12 else {}
     layout = {
@@ -207,7 +193,7 @@ def task_histogram(values: Sequence[float], metric: str) -> Figure:
     if shown:
         mean = sum(shown) / len(shown)
         line = {"type": "line", "x0": mean, "x1": mean, "y0": 0, "y1": 1, "yref": "paper"}
-        layout["shapes"] = [{**line, "line": {"color": GREEN, "dash": "dash", "width": 1.5}}]
+        layout["shapes"] = [{**line, "line": _DASHED}]
     return {"data": [trace], "layout": layout}
 
 
@@ -278,18 +264,9 @@ def regression_task(
         before: the predictions for the queries before adaptation; may be empty.
         after: the predictions for the queries after adaptation.
     """
-    x, mode = np.asarray(inputs, dtype=np.float64), "lines+markers"
-    marker = {"size": 5}
+    x = np.asarray(inputs, dtype=np.float64)
     data = [
-        _line(
-            x,
-            np.asarray(values, dtype=np.float64),
-            name,
-            color,
-            mode=mode,
-            marker=marker,
-            line=line,
-        )
+        _line(x, values, name, color, mode="lines+markers", marker={"size": 5}, line=line)
         for name, values, color, line in (
             ("truth", targets, GREEN, {"width": 2}),
             ("before adaptation", before, GREY, {"width": 1.5, "dash": "dot"}),
@@ -301,15 +278,17 @@ def regression_task(
         "type": "scatter",
         "mode": "markers",
         "name": "adapted on",
-        "x": finite(list(support[0])),
-        "y": finite(list(support[1])),
+        "x": finite(support[0]),
+        "y": finite(support[1]),
         "marker": {"symbol": "triangle-up", "size": 11, "color": ORANGE},
     }
     layout = {"xaxis": axis("input"), "yaxis": axis("output")}
     return {"data": [*data, points], "layout": layout}
 
 
-def _line(x: np.ndarray, y: np.ndarray, name: str, color: str, **options: Any) -> dict[str, Any]:
+def _line(
+    x: np.ndarray, y: Sequence[float] | np.ndarray, name: str, color: str, **options: Any
+) -> dict[str, Any]:
     line = {"color": color, **options.pop("line", {})}
     marker = {"color": color, **options.pop("marker", {})}
     mode = {"mode": "lines+markers" if len(x) < _FEW_POINTS else "lines"}  # one point makes no line
@@ -325,11 +304,13 @@ def _line(x: np.ndarray, y: np.ndarray, name: str, color: str, **options: Any) -
     }
 
 
-def _horizontal(y: float, line: Mapping[str, Any]) -> dict[str, Any]:
-    ends = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y}
-    return {**ends, "line": dict(line)}
-
-
-def _band(low: float, high: float) -> dict[str, Any]:
-    box = {"type": "rect", "xref": "paper", "x0": 0, "x1": 1, "y0": low, "y1": high}
-    return {**box, "fillcolor": GREEN, "opacity": 0.15, "line": {"width": 0}}
+def _test_line(mean: float, margin: float) -> dict[str, Any]:
+    """The layout of a horizontal line and its interval."""
+    across = {"xref": "paper", "x0": 0, "x1": 1}
+    shapes = [{"type": "line", **across, "y0": mean, "y1": mean, "line": _DASHED}]
+    if math.isfinite(margin):
+        band = {"type": "rect", **across, "y0": mean - margin, "y1": mean + margin}
+        shapes.append({**band, "fillcolor": GREEN, "opacity": 0.15, "line": {"width": 0}})
+    corner = {"x": 1, "xref": "paper", "xanchor": "right", "y": mean, "yanchor": "bottom"}
+    label = {"text": "test", **corner, "showarrow": False, "font": {"color": GREEN}}
+    return {"shapes": shapes, "annotations": [label]}

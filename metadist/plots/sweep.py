@@ -3,12 +3,13 @@
 import math
 import textwrap
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from metadist.metrics import is_percentage, larger_is_better, metric_label
+from metadist.metrics import format_percent, is_percentage, larger_is_better, metric_label
 from metadist.plots.points import SettingData, is_number, short_names, sort_key, sort_values
 from metadist.plots.style import (
     BLUE,
@@ -79,8 +80,8 @@ def plot_sweep(
         axes = figure.subplots()
         _plot_lines(axes, points, keys, line_key, label)
         _label_metric_axis(axes, metric, vertical=True)
-    elif len(keys) == 2 and _is_grid(points):
-        rows, columns = (sort_values([point.values[index] for point in points]) for index in (0, 1))
+    elif len(keys) == 2 and (grid := _grid(points)) is not None:
+        rows, columns = grid
         width, height = 2.6 + 1.35 * max(3, len(columns)), 1.9 + 0.7 * max(2, len(rows))
         figure = new_figure(width, height, title)
         axes = figure.subplots()
@@ -134,11 +135,11 @@ def _without(values: tuple[str, ...], index: int) -> tuple[str, ...]:
     return values[:index] + values[index + 1 :]
 
 
-def _is_grid(points: Sequence[SettingData]) -> bool:
-    rows, columns = (
-        len(sort_values([point.values[index] for point in points])) for index in (0, 1)
-    )
-    return rows > 1 and columns > 1 and len(points) == rows * columns <= _MAX_CELLS
+def _grid(points: Sequence[SettingData]) -> tuple[list[str], list[str]] | None:
+    """The values of two keys if the points have all combinations of them, for a heat map."""
+    rows, columns = (sort_values([point.values[index] for point in points]) for index in (0, 1))
+    is_grid = len(rows) > 1 < len(columns) and len(points) == len(rows) * len(columns)
+    return (rows, columns) if is_grid and len(points) <= _MAX_CELLS else None
 
 
 def _plot_lines(
@@ -203,7 +204,9 @@ def _plot_heat_map(
     margin = max(0.0, widest - (high - low)) / 2
     low, high = low - margin, high + margin
     image.set_clim(low, high)
-    text = _formatter(metric)
+    text: Callable[[float], str] = "{:.3g}".format
+    if is_percentage(metric):
+        text = partial(format_percent, decimals=1)
     for point in points:
         row, column = rows.index(point.values[0]), columns.index(point.values[1])
         depth = 0.5 if high == low else (point.mean - low) / (high - low)
@@ -242,12 +245,6 @@ def _plot_rows(
         axes.set_ylabel(f"the best {_MAX_ROWS} of {total}{selected}")
     style_axes(axes)
     add_legend(axes)
-
-
-def _formatter(metric: str) -> Callable[[float], str]:
-    if is_percentage(metric):
-        return lambda value: f"{100 * value:.1f}%"
-    return lambda value: f"{value:.3g}"
 
 
 def _label_metric_axis(axes: "Axes", metric: str, vertical: bool) -> None:

@@ -1,6 +1,7 @@
 """Interactive figures of a sweep; see `run_figures`."""
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from metadist.plots.run_figures import (
     PURPLE,
     Figure,
     axis,
+    error_bars,
     finite,
     text,
     thin,
@@ -97,29 +99,25 @@ def settings_with_intervals(
     settings: Sequence[SettingData], names: Sequence[str], metric: str
 ) -> Figure:
     """The test metric of each setting with its 95% interval and all seeds, the best first."""
-    order = sorted(range(len(settings)), key=lambda index: sort_key(settings[index].mean, metric))
-    labels = [text(names[index]) for index in order]
+    named = zip(settings, map(text, names), strict=True)
+    ranked = sorted(named, key=lambda pair: sort_key(pair[0].mean, metric))
+    labels = [label for _, label in ranked]
     means = {
         "type": "scatter",
         "mode": "markers",
         "name": "mean, 95% interval",
-        "x": finite([settings[index].mean for index in order]),
+        "x": finite([setting.mean for setting, _ in ranked]),
         "y": labels,
-        "error_x": {
-            "type": "data",
-            "array": [finite([settings[index].ci95 or 0.0])[0] or 0.0 for index in order],
-            "thickness": 1.5,
-            "color": BLUE,
-        },
+        "error_x": error_bars(
+            [setting.ci95 or 0.0 for setting, _ in ranked], thickness=1.5, color=BLUE
+        ),
         "marker": {
             "size": 9,
-            "color": [GREEN if settings[index].best else BLUE for index in order],
+            "color": [GREEN if setting.best else BLUE for setting, _ in ranked],
         },
     }
     points = [
-        (label, run, value)
-        for label, index in zip(labels, order, strict=True)
-        for run, value in settings[index].seeds.items()
+        (label, run, value) for setting, label in ranked for run, value in setting.seeds.items()
     ]
     seeds = {
         "type": "scatter",
@@ -153,10 +151,7 @@ def compared_curves(
         metric: "accuracy" or "mse".
         groups: the group of each run by its name.
     """
-    colors = {
-        group: COLORS[index % len(COLORS)]
-        for index, group in enumerate(dict.fromkeys(groups.values()))
-    }
+    colors = dict(zip(dict.fromkeys(groups.values()), cycle(COLORS), strict=False))
     data, ends = [], []
     shown: set[str] = set()
     for name, metrics in runs.items():
