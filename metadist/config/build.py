@@ -133,7 +133,7 @@ def assemble_experiment(
             local_tasks, settings.device, trainer.task_chunk_size, precision=precision
         ),
         logger=_logger(cfg, instantiate),
-        callbacks=_callbacks(cfg, instantiate),
+        callbacks=_instances(cfg, "callbacks", Callback, instantiate),
         resume=None if cfg.get("resume") is None else str(cfg.resume),
     )
 
@@ -282,38 +282,32 @@ def _check_scheduler(
         )
 
 
-def _nodes(cfg: DictConfig, group: str) -> dict[str, Any]:
-    """The nodes of a group that may have several, by name."""
+def _instances(
+    cfg: DictConfig, group: str, base: type, instantiate: Callable[..., Any]
+) -> dict[str, Any]:
+    """The objects of a group that may have several nodes, by name."""
     nodes = cfg.get(group)
     if nodes is not None and not isinstance(nodes, DictConfig):
         raise UserError(
             f"{group}={nodes} does not fit: expected a dictionary of nodes; leave {group} out, or "
             f"write {group}.NAME._target_=CLASS."
         )
-    return dict(nodes or {})
+    instances: dict[str, Any] = dict(nodes or {})
+    for name, node in instances.items():
+        instances[name] = instantiate(node, f"{group}.{name}")
+        _check_type(instances[name], base, f"{group}.{name}", node)
+    return instances
 
 
 def _logger(cfg: DictConfig, instantiate: Callable[..., Any]) -> Logger:
     """The configured loggers on rank zero; on other ranks, a logger that does nothing."""
-    nodes = _nodes(cfg, "logger")
-    loggers = []
-    for name, node in nodes.items():
-        loggers.append(instantiate(node, f"logger.{name}"))
-        _check_type(loggers[-1], Logger, f"logger.{name}", node)
+    loggers = list(_instances(cfg, "logger", Logger, instantiate).values())
     if get_rank() != 0:
         return Logger()
     # metrics.jsonl is part of a run's results, so it is always written.
     if not any(isinstance(logger, JsonlLogger) for logger in loggers):
         loggers.insert(0, JsonlLogger())
     return LoggerCollection(loggers)
-
-
-def _callbacks(cfg: DictConfig, instantiate: Callable[..., Any]) -> dict[str, Callback]:
-    callbacks = {}
-    for name, node in _nodes(cfg, "callbacks").items():
-        callbacks[name] = instantiate(node, f"callbacks.{name}")
-        _check_type(callbacks[name], Callback, f"callbacks.{name}", node)
-    return callbacks
 
 
 def _title(tasks: TaskDistribution, learner: Learner, strategy: Strategy) -> str:

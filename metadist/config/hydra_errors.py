@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import re
+import traceback
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -92,13 +93,8 @@ def _advice(text: str) -> str | None:
 
 def raised_by_hydra(error: BaseException) -> bool:
     """Whether an error, of any class, was raised inside Hydra, OmegaConf or their parsers."""
-    frame = error.__traceback__
-    if frame is None:
-        return False
-    while frame.tb_next is not None:
-        frame = frame.tb_next
-    module = str(frame.tb_frame.f_globals.get("__name__"))
-    return module.split(".")[0] in ("hydra", "omegaconf", "antlr4", "yaml")
+    modules = [str(f.f_globals.get("__name__")) for f, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(modules) and modules[-1].split(".")[0] in ("hydra", "omegaconf", "antlr4", "yaml")
 
 
 def _missing_option(missing: str, options: Sequence[str]) -> str:

@@ -49,7 +49,7 @@ def instantiate(
         UserError: the target cannot be imported, a key is unknown or missing, a value does not
             fit, or the target itself rejects its arguments.
     """
-    target, arguments = bind_arguments(node, path, given, locate or locate_target)
+    target, arguments = bind_arguments(node, path, given, locate)
     if node.get(_PARTIAL):
         return functools.partial(target, **arguments)
     try:

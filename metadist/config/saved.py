@@ -269,10 +269,8 @@ def _delete(configuration: DictConfig, key: str) -> None:
 
 def _find_paths(configuration: DictConfig, directory: Path) -> None:
     """Make relative paths absolute if they exist only in the directory where the run started."""
-    started = (read_hydra(directory).get("runtime") or {}).get("cwd")
+    started = (read_hydra(directory).get("runtime") or {}).get("cwd") or ""
     for key in ("dataset.root", "init_from"):
         path = OmegaConf.select(configuration, key)
-        if not isinstance(path, str) or Path(path).exists() or started is None:
-            continue
-        if (Path(started) / path).exists():
-            OmegaConf.update(configuration, key, str(Path(started) / path))
+        if isinstance(path, str) and not Path(path).exists() and Path(started, path).exists():
+            OmegaConf.update(configuration, key, str(Path(started, path)))

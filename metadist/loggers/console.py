@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ _PLAIN_LINES = 20  # one for every five percent
 _BAR_WIDTH = 40
 _NARROW_BAR_WIDTH = 10
 _SPEED_SECONDS = 600.0  # the period from which the remaining time is estimated
+
+_wrap_write_errors = partial(wrap_write_errors, "to the standard output", "redirect it elsewhere")
 
 
 def print_plain(text: str) -> None:
@@ -204,10 +207,6 @@ def _plain_line(task: "Task", parts: list[str]) -> str:
     text = ", ".join(" ".join(part.split()) for part in parts)
     iteration = int(task.completed)
     return f"iteration {iteration} of {total} ({100 * iteration // max(total, 1)}%): {text}"
-
-
-def _wrap_write_errors() -> contextlib.AbstractContextManager[None]:
-    return wrap_write_errors("to the standard output", "redirect it elsewhere")
 
 
 def _is_terminal() -> bool:

@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
@@ -31,6 +32,7 @@ _INIT_SECONDS = 30.0
 _FINISH_SECONDS = 60.0  # data that is not sent by then stays on disk, for `wandb sync`
 
 
+@dataclass(eq=False)
 class WandbLogger(Logger):
     """Logs the run to Weights & Biases, or to files that can be uploaded later.
 
@@ -50,54 +52,45 @@ class WandbLogger(Logger):
             1-shot".
     """
 
-    def __init__(
-        self,
-        project: str = "metadist",
-        entity: str | None = None,
-        mode: Literal["offline", "online", "disabled"] = "offline",
-        tags: tuple[str, ...] = (),
-        name: str | None = None,
-        group: str | None = None,
-        job_type: str | None = None,
-        notes: str | None = None,
-    ) -> None:
-        self._project = project
-        self._entity = entity
-        self._mode = mode
-        self._tags = tags
-        self._name = name
-        self._group = group
-        self._job_type = job_type
-        self._notes = notes
+    project: str = "metadist"
+    entity: str | None = None
+    mode: Literal["offline", "online", "disabled"] = "offline"
+    tags: tuple[str, ...] = ()
+    name: str | None = None
+    group: str | None = None
+    job_type: str | None = None
+    notes: str | None = None
+
+    def __post_init__(self) -> None:
         self._wandb_run: wandb.Run | None = None
         self._exit_code = 1
 
     def start(self, run: Run) -> None:
         """Initializes the run, or resumes the run of the same directory."""
-        if self._mode != "online":
+        if self.mode != "online":
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
         run_id = _run_id(run)
         session = wandb.setup(settings=wandb.Settings(silent=True))
-        if self._mode == "online" and not _has_credentials(session.settings.base_url):
+        if self.mode == "online" and not _has_credentials(session.settings.base_url):
             raise UserError(
                 "no login for Weights & Biases was found: run `wandb login`, set WANDB_API_KEY, "
                 "or log to files with mode=offline"
             )
         try:
             self._wandb_run = wandb.init(
-                project=self._project,
-                entity=self._entity,
-                mode=self._mode,
-                tags=self._tags or None,
+                project=self.project,
+                entity=self.entity,
+                mode=self.mode,
+                tags=self.tags or None,
                 dir=run.directory,
                 id=run_id,
                 resume="allow",
-                name=self._name or run.name,
-                group=self._group,
-                job_type=self._job_type,
-                notes=self._notes or run.title,
+                name=self.name or run.name,
+                group=self.group,
+                job_type=self.job_type,
+                notes=self.notes or run.title,
                 config=dict(run.configuration),
                 settings=wandb.Settings(
                     silent=True,
