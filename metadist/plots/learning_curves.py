@@ -120,13 +120,10 @@ def plot_comparison(panels: Sequence[ComparisonData], path: Path, title: str) ->
 
 def _metric_names(metrics: MetricsList) -> list[str]:
     """The loss, then accuracy or MSE, then the metrics that the user's learner adds."""
-    names = dict.fromkeys(name for record in metrics for name in record)
-    measured = {
-        metric: None
-        for name in names
-        for split, _, metric in [name.partition("_")]
-        if split in ("train", "validation") and metric != "ci95"
-    }
+    prefixes = ("train_", "validation_")
+    names = (name for record in metrics for name in record if name.startswith(prefixes))
+    measured = dict.fromkeys(name.partition("_")[2] for name in names)
+    measured.pop("ci95", None)
     first = ["loss", *(metric for metric in ("accuracy", "mse") if metric in measured)]
     return list(dict.fromkeys(first) | measured)
 

@@ -6,35 +6,18 @@ from typing import Any
 from metadist.loggers import flatten_values
 
 _RUNTIME_GROUPS = frozenset(("hydra", "launcher", "logger", "resume", "sweep"))
-_RUNTIME_KEYS = frozenset(
-    (
-        "dataset.download",
-        "rendezvous_timeout_seconds",
-        "timeout_seconds",
-        "trainer.checkpoint_every",
-        "trainer.keep_checkpoints",
-    )
-)
+_RUNTIME_KEYS = frozenset((
+    "dataset.download", "rendezvous_timeout_seconds", "timeout_seconds", "trainer.checkpoint_every",
+    "trainer.keep_checkpoints",
+))  # fmt: skip
 
-_FINGERPRINT_GROUPS = frozenset(
-    (
-        "seed",
-        "model",
-        "algorithm",
-        "task",
-        "dataset",
-        "optimizer",
-        "scheduler",
-        "reducer",
-        "callbacks",
-    )
-)
+_FINGERPRINT_GROUPS = frozenset((
+    "algorithm", "callbacks", "dataset", "model", "optimizer", "reducer", "scheduler", "seed",
+    "task",
+))  # fmt: skip
 _FINGERPRINT_PREFIXES = (
-    "trainer.meta_batch_size",
-    "trainer.clip_value",
-    "trainer.clip_norm",
-    "trainer.precision",
-)
+    "trainer.meta_batch_size", "trainer.clip_value", "trainer.clip_norm", "trainer.precision",
+)  # fmt: skip
 
 MISSING = "—"
 """The value for a key that is missing from the protocol of a run."""

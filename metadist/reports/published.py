@@ -76,15 +76,12 @@ def _cell(name: str, entry: Mapping[str, Any]) -> Cell:
         results = {None: round(entry["accuracy"] / 100, 6)}
     results |= entry.get("mse_by_steps", {})
     interval = entry.get("interval")
+    optional = ("source", "protocol", "remark", "recipe_of", "recipe")
     return Cell(
         preset=name,
         dataset=entry["dataset"],
         metric=task_metric(entry["dataset"] == "sinusoid"),
         results=results,
         interval=None if interval is None else round(interval / 100, 6),
-        source=entry.get("source", ""),
-        protocol=entry.get("protocol", {}),
-        remark=entry.get("remark", ""),
-        recipe_of=entry.get("recipe_of", ""),
-        recipe=entry.get("recipe", ""),
+        **{name: entry[name] for name in optional if name in entry},
     )

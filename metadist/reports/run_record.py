@@ -280,13 +280,9 @@ def _time_of(path: Path) -> float | None:
 
 
 def _read_environment(directory: Path, results: Mapping[str, Any] | None) -> dict[str, Any]:
-    environment = read_json(directory / ENVIRONMENT_FILE) or {}
-    result_values = {
-        name: (results or {})[name]
-        for name in ("world_size", "strategy")
-        if name in (results or {})
-    }
-    return {**environment, **_mapping((results or {}).get("environment")), **result_values}
+    environment, recorded = read_json(directory / ENVIRONMENT_FILE) or {}, results or {}
+    workers = {name: recorded[name] for name in ("world_size", "strategy") if name in recorded}
+    return {**environment, **_mapping(recorded.get("environment")), **workers}
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

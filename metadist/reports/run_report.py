@@ -58,7 +58,8 @@ def run_figures(record: RunRecord) -> dict[str, Figure]:
     for name in _metric_names(names, metric):
         test = None
         if name == metric and f"test_{metric}" in results:
-            test = float(results[f"test_{metric}"]), float(_or_nan(results.get("ci95")))
+            ci95 = results.get("ci95")
+            test = float(results[f"test_{metric}"]), math.nan if ci95 is None else float(ci95)
         figures[f"curve-{name}"] = learning_curve(metrics, name, test, intervals=name == metric)
     for name, label, logarithmic in (
         ("gradient_norm", "gradient norm", True),
@@ -122,7 +123,6 @@ def _class_name(names: Sequence[str], index: int) -> str:
 def _context(record: RunRecord, figures: Mapping[str, Figure], now: float) -> dict[str, Any]:
     results, metric = record.results or {}, record.metric
     status = record.status(now)
-    published = compare_with_published(record)
     confusions = count_confusions(record.predictions)
     wrong = Counter({pair: count for pair, count in confusions.items() if pair[0] != pair[1]})
     curves = [(name, _heading(name.removeprefix("curve-"))) for name in figures if "curve-" in name]
@@ -135,7 +135,7 @@ def _context(record: RunRecord, figures: Mapping[str, Figure], now: float) -> di
         "status": status,
         "state": _state(record, status, now),
         "result": _result(record),
-        "published": published,
+        "published": compare_with_published(record),
         "facts": _facts(record),
         "error": record.error,
         "error_line": _last_line(record.error),
@@ -203,10 +203,6 @@ def _result(record: RunRecord) -> dict[str, str] | None:
     }
 
 
-def _or_nan(value: Any) -> Any:
-    return math.nan if value is None else value
-
-
 def _interval(half: Any, metric: str) -> str:
     """Format half the width of an interval; "" without one, such as for a single task."""
     missing = half is None or not math.isfinite(float(half))
@@ -241,16 +237,10 @@ def _facts(record: RunRecord) -> list[tuple[str, str]]:
 
 def _metric_names(names: set[str], metric: str) -> list[str]:
     """The loss, the metric, and the metrics that the user's learner adds."""
-    splits = ("train", "validation")
-    user_metrics = {
-        suffix
-        for name in names
-        for split, _, suffix in [name.partition("_")]
-        if split in splits and is_user_metric(suffix)
-    }
-    usual = ("loss", metric)
-    logged = [name for name in usual if any(f"{split}_{name}" in names for split in splits)]
-    return logged + sorted(user_metrics)
+    prefixes = ("train_", "validation_")
+    measured = {name.partition("_")[2] for name in names if name.startswith(prefixes)}
+    usual = [name for name in ("loss", metric) if name in measured]
+    return usual + sorted(filter(is_user_metric, measured))
 
 
 def _task_groups(record: RunRecord) -> list[dict[str, Any]]:

@@ -58,23 +58,14 @@ def write_sweep_page(
 
 def sweep_figures(folder: Path, table: SweepTable) -> dict[str, Figure]:
     """The figures of the report by the id of their HTML element; {} if no run has finished."""
-    metric = table.metric
-    settings = [
-        (_setting_data(setting, setting.test, index == table.best, metric), setting)
-        for index, setting in enumerate(table.settings)
-        if setting.test is not None
-    ]
-    if not settings:
+    metric, points = table.metric, setting_points(table)
+    if not points:
         return {}
-    data = [point for point, _ in settings]
-    names = [setting_name(table, setting) for _, setting in settings]
+    data = [point for point, _ in points]
     best = sorted(data, key=lambda point: sort_key(point.mean, metric))[:_MAX_SETTINGS]
-    shown = [index for index, point in enumerate(data) if point.best or point in best]
-    figures = {
-        "settings": settings_with_intervals(
-            [data[index] for index in shown], [names[index] for index in shown], metric
-        )
-    }
+    shown = [pair for pair in points if pair[0].best or pair[0] in best]
+    names = [setting_name(table, setting) for _, setting in shown]
+    figures = {"settings": settings_with_intervals([point for point, _ in shown], names, metric)}
     if table.keys and len(data) > 1:
         figures["parallel"] = parallel_coordinates(data, table.keys, metric)
         if (cells := heat_map(data, table.keys, metric)) is not None:
@@ -82,27 +73,33 @@ def sweep_figures(folder: Path, table: SweepTable) -> dict[str, Figure]:
     metrics: dict[str, list[dict[str, Any]]] = {}
     groups: dict[str, str] = {}
     size = 0
-    for index in shown:
-        for run in settings[index][1].runs:
+    for name, (_, setting) in zip(names, shown, strict=True):
+        for run in setting.runs:
             path = folder / run.name / METRICS_FILE
             if path.exists() and len(metrics) < _MAX_CURVES and size < _MAX_METRICS_BYTES:
                 size += path.stat().st_size
-                metrics[run.name], groups[run.name] = read_metrics(path), names[index]
+                metrics[run.name], groups[run.name] = read_metrics(path), name
     if metrics:
         figures["curves"] = compared_curves(metrics, metric, groups)
     return figures
+
+
+def setting_points(table: SweepTable) -> list[tuple[SettingData, Setting]]:
+    """The settings with a test metric, each with the data of its point in plots."""
+    points = []
+    for index, setting in enumerate(table.settings):
+        if (test := setting.test) is not None:
+            values = ((run.name, run.metric(f"test_{table.metric}")) for run in setting.runs)
+            seeds = {name: value for name, value in values if value is not None}
+            best = index == table.best
+            points.append((SettingData(setting.values, test.mean, test.ci95, best, seeds), setting))
+    return points
 
 
 def setting_name(table: SweepTable, setting: Setting) -> str:
     """The swept values of a setting, such as `inner_lr=0.1 shots=5`."""
     pairs = zip(short_names(table.keys), setting.values, strict=True)
     return " ".join(f"{key}={value}" for key, value in pairs) or "the only setting"
-
-
-def _setting_data(setting: Setting, test: MetricEstimate, best: bool, metric: str) -> SettingData:
-    values = {run.name: run.metric(f"test_{metric}") for run in setting.runs}
-    seeds = {name: value for name, value in values.items() if value is not None}
-    return SettingData(setting.values, test.mean, test.ci95, best, seeds)
 
 
 def _context(

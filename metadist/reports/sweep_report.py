@@ -11,9 +11,9 @@ from metadist.errors import UserError
 from metadist.files import atomic_write, wrap_write_errors
 from metadist.loggers import json_value
 from metadist.metrics import metric_label
-from metadist.plots import SettingData, plot_sweep
+from metadist.plots import plot_sweep
 from metadist.reports.comparison import MISSING, format_differences, protocol_differences
-from metadist.reports.sweep_page import write_sweep_page
+from metadist.reports.sweep_page import setting_points, write_sweep_page
 from metadist.reports.sweep_table import (
     MetricEstimate,
     Setting,
@@ -110,12 +110,7 @@ def write_sweep_report(folder: Path) -> SweepReport:
     for path, text in zip(files, (to_csv(table), markdown), strict=True):
         with wrap_write_errors(path):
             atomic_write(path, text.encode())
-    points = [
-        SettingData(setting.values, setting.test.mean, setting.test.ci95, index == table.best)
-        for index, setting in enumerate(table.settings)
-        if setting.test is not None
-    ]
-    if points:
+    if points := [point for point, _ in setting_points(table)]:
         path = folder / SWEEP_PLOT_FILE
         plot_sweep(points, table.keys, table.metric, path, _caption(table), table.selected_by)
         files.append(path)
