@@ -225,10 +225,9 @@ def _download_errors(file: RemoteFile, target: Path) -> Iterator[None]:
     except requests.RequestException as error:
         part = _part_of(file.url, target.parent)
         kept = f"; {part} is kept, and the next start continues it" if part.exists() else ""
-        reason = one_line(error)
         raise UserError(
-            f"{file.url} could not be downloaded ({reason}){kept}: check the network, or put "
-            f"{target.name} into {target.parent} yourself"
+            f"{file.url} could not be downloaded ({one_line(error)}){kept}: check the network, or "
+            f"put {target.name} into {target.parent} yourself"
         ) from error
     except ValueError as error:  # raised by pooch if the checksum does not match
         raise UserError(
@@ -250,8 +249,7 @@ def _listed_checksums(remote: RemoteDataset) -> dict[str, str]:
         response.raise_for_status()
         return {str(file["key"]): str(file["checksum"]) for file in response.json()["files"]}
     except (requests.RequestException, KeyError, TypeError) as error:
-        reason = one_line(error)
         raise UserError(
-            f"{remote.listing} with the files' checksums cannot be read ({reason}): check the "
-            "network"
+            f"{remote.listing} with the files' checksums cannot be read ({one_line(error)}): "
+            "check the network"
         ) from error

@@ -34,9 +34,8 @@ def write_project(directory: Path) -> None:
             dirs_exist_ok=True,
         )
     except OSError as error:
-        reason = error.strerror or error
         raise UserError(
-            f"{directory} cannot be written ({reason}): give another directory."
+            f"{directory} cannot be written ({error.strerror or error}): give another directory."
         ) from None
 
 

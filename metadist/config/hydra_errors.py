@@ -99,10 +99,9 @@ def raised_by_hydra(error: BaseException) -> bool:
 
 def _missing_option(missing: str, options: Sequence[str]) -> str:
     """The sentence for an unknown option of a group, or an unknown primary configuration."""
-    groups = [group for group in Settings.model_fields if missing.startswith(f"{group}/")]
-    group, _, option = missing.rpartition("/")
-    if groups:
-        group, option = groups[0], missing.removeprefix(f"{groups[0]}/")
+    group, slash, option = missing.partition("/")
+    if not slash or group not in Settings.model_fields:
+        group, _, option = missing.rpartition("/")
     if group == "dataset" and "/" in option:
         return f"dataset={option} is a path: write dataset=folder dataset.root={option}."
     if group in ("hydra/launcher", "hydra/sweeper") and option.startswith(_SWEEPS_EXTRA):

@@ -206,7 +206,9 @@ def _build_on_all_ranks(job: Job, spec: RunSpec) -> Experiment:
         if experiment.train_mapper.compiled is not None and get_rank() == 0:
             _log.info("compiling the outer step: seconds for an MLP, minutes for convolutions")
         compile_error = compile_step(experiment)
-        partition = _partition_digest(experiment)
+        if experiment.strategy.every_rank_drives:
+            size = experiment.trainer_config.meta_batch_size
+            partition = partition_digest(experiment.strategy, experiment.learner, size)
     except Exception as any_error:
         error = any_error
     is_driver = experiment is not None and experiment.strategy.is_driver
@@ -259,13 +261,6 @@ class _BuildOutcome(NamedTuple):
     device: str | None
     compile_error: str | None
     partition: str | None
-
-
-def _partition_digest(experiment: Experiment) -> str | None:
-    if not experiment.strategy.every_rank_drives:
-        return None
-    size = experiment.trainer_config.meta_batch_size
-    return partition_digest(experiment.strategy, experiment.learner, size)
 
 
 def _require_built(outcomes: list[_BuildOutcome], error: Exception | None) -> None:

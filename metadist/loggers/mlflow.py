@@ -79,37 +79,34 @@ class MlflowLogger(Logger):
         uri = self._tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
         artifacts = None if uri else (run.directory.resolve() / "mlflow_artifacts").as_uri()
         with self._wrap_errors():
-            self._client = MlflowClient(uri or f"sqlite:///{run.directory / 'mlflow.db'}")
-            self._run_id = self._resumed_run(run) or self._new_run(run, artifacts)
+            client = MlflowClient(uri or f"sqlite:///{run.directory / 'mlflow.db'}")
+            self._client = client
+            self._run_id = self._resumed_run(run, client) or self._new_run(run, client, artifacts)
 
-    def _resumed_run(self, run: Run) -> str:
+    def _resumed_run(self, run: Run, client: "MlflowClient") -> str:
         """The id of the MLflow run that is resumed; "" without one."""
-        assert self._client is not None
         path = run.directory / RUN_ID_FILE
         saved = path.read_text("utf-8").strip() if run.resumed and path.exists() else ""
         if not re.fullmatch(r"[0-9a-f]{32}", saved):
             return ""
-        self._client.update_run(saved, status="RUNNING")
+        client.update_run(saved, status="RUNNING")
         return saved
 
-    def _new_run(self, run: Run, artifacts: str | None) -> str:
+    def _new_run(self, run: Run, client: "MlflowClient", artifacts: str | None) -> str:
         from mlflow.entities import Param
 
-        assert self._client is not None
-        experiment = self._client.get_experiment_by_name(self._experiment)
+        experiment = client.get_experiment_by_name(self._experiment)
         experiment_id = (
-            self._client.create_experiment(self._experiment, artifact_location=artifacts)
+            client.create_experiment(self._experiment, artifact_location=artifacts)
             if experiment is None
             else experiment.experiment_id
         )
         tags = {"mlflow.note.content": run.title, **self._tags}
-        run_id: str = self._client.create_run(
-            experiment_id, run_name=run.name, tags=tags
-        ).info.run_id
+        run_id: str = client.create_run(experiment_id, run_name=run.name, tags=tags).info.run_id
         values = flatten_values(run.configuration)
         parameters = [Param(key, str(value)[:_MAX_VALUE]) for key, value in values.items()]
         for first in range(0, len(parameters), _MAX_PARAMETERS):
-            self._client.log_batch(run_id, params=parameters[first : first + _MAX_PARAMETERS])
+            client.log_batch(run_id, params=parameters[first : first + _MAX_PARAMETERS])
         path = run.directory / RUN_ID_FILE
         with wrap_write_errors(path):
             atomic_write(path, f"{run_id}\n".encode())
@@ -171,8 +168,7 @@ class MlflowLogger(Logger):
         try:
             yield
         except (MlflowException, OSError) as error:
-            reason = one_line(error).rstrip(".")
             raise UserError(
-                f"MLflow could not log the run ({reason}): check logger.mlflow.tracking_uri and "
-                "the network, or leave the logger out."
+                f"MLflow could not log the run ({one_line(error).rstrip('.')}): check "
+                "logger.mlflow.tracking_uri and the network, or leave the logger out."
             ) from error

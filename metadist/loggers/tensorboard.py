@@ -95,10 +95,7 @@ class TensorBoardLogger(Logger):
                 if name != "iteration" and not isinstance(value, (str, bool)):
                     self._writer.add_scalar(grouped_name(name), float(value), step)
 
-    @property
-    def shows_panels(self) -> bool:
-        """True."""
-        return True
+    shows_panels = True
 
     def log_panels(
         self, iteration: int, values: Mapping[str, Sequence[float]], images: Sequence[Path]

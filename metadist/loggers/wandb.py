@@ -101,10 +101,9 @@ class WandbLogger(Logger):
                 ),
             )
         except (wandb.Error, OSError) as error:
-            reason = one_line(error).rstrip(".")
             raise UserError(
-                f"Weights & Biases could not initialize the run ({reason}): check the login and "
-                "the network, or log to files with mode=offline"
+                f"Weights & Biases could not initialize the run ({one_line(error).rstrip('.')}): "
+                "check the login and the network, or log to files with mode=offline"
             ) from error
 
     def log_metrics(self, metrics: Metrics) -> None:
@@ -116,10 +115,7 @@ class WandbLogger(Logger):
         with wrap_write_errors("the files of Weights & Biases"):
             self._wandb_run.log(values, step=int(metrics["iteration"]))
 
-    @property
-    def shows_panels(self) -> bool:
-        """True."""
-        return True
+    shows_panels = True
 
     def log_panels(
         self, iteration: int, values: Mapping[str, Sequence[float]], images: Sequence[Path]

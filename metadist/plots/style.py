@@ -30,11 +30,9 @@ def new_figure(width: float, height: float, title: str, columns: int | None = No
         columns: the number of columns of axes; margins are then fixed, with room for tick labels
             and one line of text. None for a constrained layout, which takes as long as drawing.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
-    FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=12, color=INK, parse_math=False)
     if columns is None:
         figure.set_layout_engine("constrained")
