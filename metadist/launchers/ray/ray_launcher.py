@@ -4,9 +4,9 @@ import contextlib
 import hashlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge
 from omegaconf import DictConfig, OmegaConf
 
-from metadist.deadlines import call_within
 from metadist.distributed.world import usable_cpus
 from metadist.errors import UserError, one_line
 from metadist.launchers.error_reporting import wants_traceback
@@ -146,6 +145,7 @@ class TrainRun:
         self._signal = 0
         self._deadline = float("inf")
         self._warn_at = time.monotonic() + _RESOURCES_TIMEOUT
+        self._error: BaseException | None = None
         self._state = ray.remote(num_cpus=0)(_state_class()).remote()
         payload = WorkerPayload(
             spec=run.to_yaml(),
@@ -159,7 +159,7 @@ class TrainRun:
             digest = hashlib.sha256(path.encode()).hexdigest()[:8]
             name, path = f"{run.directory.name}-{digest}", storage_path
         train = load_ray("ray.train")
-        trainer = load_ray("ray.train.torch").TorchTrainer(
+        self._trainer = load_ray("ray.train.torch").TorchTrainer(
             run_worker,
             # Bytes: Ray's controller gets a copy, and thus imports neither metadist nor torch.
             train_loop_config={"payload": dumps(payload)},
@@ -179,7 +179,8 @@ class TrainRun:
             ),
         )
         # In a thread, so that the main thread can pass signals on.
-        self._fit = call_within(0.0, trainer.fit)
+        self._thread = threading.Thread(target=self._fit, name="metadist-ray-train", daemon=True)
+        self._thread.start()
 
     def wait(self, seconds: float) -> bool:
         """Wait until the run has ended, for at most `seconds`.
@@ -187,12 +188,12 @@ class TrainRun:
         Returns:
             Whether the run has ended, or, after a signal, has taken too long to end.
         """
-        wait([self._fit], seconds)
-        if time.monotonic() > self._warn_at and not self._fit.done():
+        self._thread.join(seconds)
+        if time.monotonic() > self._warn_at and self._thread.is_alive():
             self._warn_at = float("inf")
             if not self._get("attempts"):
                 _print("waiting for the Ray cluster: its CPUs or GPUs are in use, or it is slow")
-        return self._fit.done() or time.monotonic() > self._deadline
+        return not self._thread.is_alive() or time.monotonic() > self._deadline
 
     def signal(self, number: int) -> None:
         """Make the run save a checkpoint and end. A run that has not started is abandoned."""
@@ -220,18 +221,24 @@ class TrainRun:
             return max(status for status, _ in outcomes)
         if self._signal:
             return 128 + self._signal
-        reason, error = "Ray Train failed", self._fit.exception()
-        if isinstance(error, load_ray("ray.train").WorkerGroupError):
+        reason = "Ray Train failed"
+        if isinstance(self._error, load_ray("ray.train").WorkerGroupError):
             reason = f"workers were lost more than launcher.max_failures={self._max_failures} times"
         details = "no error was reported"
-        if error is not None:
-            details = f"{type(error).__name__}: {one_line(error)}"
+        if self._error is not None:
+            details = f"{type(self._error).__name__}: {one_line(self._error)}"
         _print(f"error: {reason} ({details}); resume=auto resumes from the newest checkpoint")
         return 1
 
     def close(self) -> None:
         """End the actor that stores the shared state."""
         load_ray().kill(self._state)
+
+    def _fit(self) -> None:
+        try:
+            self._trainer.fit()
+        except BaseException as error:
+            self._error = error
 
     def _get(self, name: str) -> list[Any]:
         values: list[Any] = load_ray().get(self._state.get.remote(name))
