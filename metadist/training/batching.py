@@ -206,6 +206,9 @@ def forward_batched(
 def buffer_changes(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The changes that tasks made to a learner's buffers of real numbers, float64.
 
+    Infinite elements, such as those of an attention mask, count as zero before the task, because
+    differences of infinite numbers are NaN.
+
     Raises:
         UserError: a buffer has another size after a task, or a buffer of another type, such as a
             mask, has changed, and its changes have no mean over tasks.
@@ -219,13 +222,18 @@ def buffer_changes(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) ->
                 "give it a fixed size, or keep what grows outside of the learner."
             )
         if buffer.dtype != torch.bool and not buffer.is_complex():
-            changes[name] = after[name].double() - buffer
+            changes[name] = after[name].double() - finite_or_zero(buffer)
         elif not torch.equal(after[name], buffer.expand_as(after[name])):
             raise UserError(
                 f"the buffer {name} of type {buffer.dtype} changes in training, and has no mean "
                 "over tasks: keep it constant, or of floating-point numbers."
             )
     return changes
+
+
+def finite_or_zero(buffer: Tensor) -> Tensor:
+    """A copy of a buffer with zero in place of infinite and NaN elements."""
+    return torch.where(buffer.isfinite(), buffer, 0)
 
 
 def _repeat(parameter: Tensor, tasks: int) -> Tensor:

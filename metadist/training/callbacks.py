@@ -211,9 +211,10 @@ class WeightAveraging(Callback):
 
     after each iteration (Polyak and Juditsky 1992, doi 10.1137/0330046, average with equal
     weights). Running statistics are averaged in the same way; integer buffers, such as step counts,
-    are copied from the last iteration. Training itself does not change. A checkpoint holds the
-    average as its learner, which `init_from`, `metadist evaluate` and `FewShotClassifier` load, and
-    also the trained weights, from which a resumed run continues.
+    and infinite elements, such as those of attention masks, are copied from the last iteration.
+    Training itself does not change. A checkpoint holds the average as its learner, which
+    `init_from`, `metadist evaluate` and `FewShotClassifier` load, and also the trained weights,
+    from which a resumed run continues.
 
     Args:
         decay: weight of the previous average, from 0 (no averaging) to below 1; about 1 - 1/n for
@@ -245,8 +246,8 @@ class WeightAveraging(Callback):
         for mean, buffer in zip(
             self._averaged.module.buffers(), trainer.experiment.learner.buffers(), strict=True
         ):
-            if not buffer.is_floating_point():
-                mean.copy_(buffer)
+            # The average of two infinite numbers, as of attention masks, would be NaN.
+            mean.copy_(torch.where(mean.isfinite() & buffer.is_floating_point(), mean, buffer))
         self._copy_requires_grad(trainer.experiment.learner)
 
     def _copy_requires_grad(self, learner: Learner) -> None:

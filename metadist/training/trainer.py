@@ -34,6 +34,7 @@ from metadist.reports import (
     write_test_predictions,
 )
 from metadist.tasks import seed_from, seed_generators, task_keys
+from metadist.training.batching import finite_or_zero
 from metadist.training.clipping import clip_gradient, gradient_norm
 from metadist.training.evaluation import Estimate, Evaluation, evaluate
 from metadist.training.experiment import Experiment, make_batch
@@ -339,7 +340,8 @@ class Trainer:
                 continue
             change = changes[name] / self._total_weight
             # A mean of equal integers may differ from them in the last bit.
-            buffer += (change if buffer.is_floating_point() else change.round()).to(buffer)
+            change = change if buffer.is_floating_point() else change.round()
+            buffer.copy_(finite_or_zero(buffer) + change.to(buffer))
 
     def _log_step(
         self,

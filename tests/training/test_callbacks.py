@@ -433,6 +433,29 @@ def test_layers_that_a_callback_freezes_are_neither_trained_nor_adapted(tmp_path
         assert len(x.learner.eval().initial()) > 2  # as for inference: all are adapted
 
 
+class CausalMask(MLP):
+    """A network with an attention mask, and a running maximum that starts at minus infinity."""
+
+    def __init__(self, input_shape, outputs: int, **options) -> None:
+        super().__init__(input_shape, outputs, hidden=[8], batch_norm=False)
+        self.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
+        self.register_buffer("largest", torch.tensor(-torch.inf))
+
+    def forward(self, inputs):
+        self.largest.copy_(self.largest.maximum(inputs.max()))
+        return super().forward(inputs) + self.mask[0, 0]
+
+
+@pytest.mark.parametrize(("strategy", "size"), [("local", 1), ("allreduce", 2)])
+def test_infinite_elements_of_buffers_stay_or_become_finite(tmp_path, strategy, size):
+    options = (f"strategy={strategy}", "callbacks=ema", f"model._target_={__name__}.CausalMask")
+    run_world(train, size, str(tmp_path), *options)
+    saved = read_checkpoint(Checkpoints(tmp_path / "checkpoints").newest())
+    for contents in (saved["learner"], saved["trained"]["learner"]):
+        assert contents["model.mask"].tolist() == [[0, -torch.inf], [0, 0]]
+        assert 0.9 < contents["model.largest"] <= 1
+
+
 class FreezeAt(Callback):
     """Freezes the layers before the head in an iteration, and unfreezes them in another one."""
 
