@@ -6,7 +6,7 @@ Each has its own copy of the parameters and its own gradient.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -81,6 +81,8 @@ def split_into_chunks(
 ) -> Iterator[Chunk]:
     """Split tasks, in order, into chunks of one shape whose sizes differ by at most one.
 
+    If the learner's outputs are features, the tasks of a chunk also have one number of classes.
+
     Args:
         learner: the learner that runs the tasks, on the device.
         tasks: keys and episodes.
@@ -96,9 +98,11 @@ def split_into_chunks(
         return Chunk(keys, to_device(episode, device), batched)
 
     chunk: list[tuple[Tensor, Episode]] = []
-    shapes, largest, size = None, 0, 1
+    shapes: list[Any] | None = None
+    largest, size = 0, 1
     for number, (key, episode) in enumerate(tasks):
-        task_shapes = [tensor.shape for part in episode for tensor in part]
+        task_shapes: list[Any] = [tensor.shape for part in episode for tensor in part]
+        task_shapes += _last_classes(learner, episode)
         if task_shapes != shapes or len(chunk) == size:
             if chunk:
                 yield make_chunk(chunk, largest > 0)
@@ -127,6 +131,12 @@ def split_stacked(
         device: the device to which the tasks are copied.
         chunk_size: see `max_chunk_size`.
     """
+    if len(set(_last_classes(learner, episodes))) > 1:
+        tasks = (
+            (key, own_memory(select_episodes(episodes, index))) for index, key in enumerate(keys)
+        )
+        yield from split_into_chunks(learner, tasks, len(keys), device, chunk_size)
+        return
     elements = input_elements(episodes) // len(keys)
     largest = max_chunk_size(learner, elements, device, chunk_size)
     episodes = to_device(episodes, device)
@@ -142,6 +152,17 @@ def split_stacked(
         else:
             yield Chunk(part, select_episodes(episodes, slice(start, stop)), True)
         start = stop
+
+
+def _last_classes(learner: Learner, episodes: Episode) -> list[int]:
+    """The last class of a task, or of each of stacked tasks, if outputs are features; else [].
+
+    Features are compared with those of each class, so that shapes depend on the number of classes.
+    """
+    targets = episodes.support.targets
+    if learner.outputs_are_classes or learner.regression or not targets.numel():
+        return []
+    return targets.amax(-1).view(-1).tolist()
 
 
 def own_memory(episode: Episode) -> Episode:

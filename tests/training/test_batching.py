@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from metadist.algorithms import IMAML, MAML, MAMLPlusPlus, Reptile
+from metadist.algorithms import IMAML, MAML, MAMLPlusPlus, Prototypical, Reptile
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
 from metadist.models import MLP, Conv4
@@ -251,6 +251,32 @@ def test_buffers_change_by_the_tasks_alone(chunk_size):
     found = mapper.weighted_sum([((learner, batch), {})], [3.0], list(learner.parameters()))
     assert found.value.buffers["seen"].unique().tolist() == [3.0]  # a sum of three tasks
     assert not learner.seen.any()
+
+
+class SomeWays:
+    """Tasks of twelve support examples, of two, three or four classes."""
+
+    def sample(self, key):
+        ways, generator = int(key[3]) % 3 + 2, torch.Generator().manual_seed(int(key[3]))
+        targets = torch.arange(ways).repeat_interleave(12 // ways)
+        parts = [Examples(torch.randn(12, 4, generator=generator), targets) for _ in range(2)]
+        return Episode(*parts)
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_prototypes_are_of_the_classes_of_a_task_alone(sent):
+    learner = Prototypical(MLP((4,), 4, [8]))
+    keys = task_keys(0, "test", 0, range(7))
+    episodes = stack_episodes([SomeWays().sample(key) for key in keys]) if sent else None
+
+    def evaluate(chunk_size):
+        handle = WorkerLocal(f"ways {sent} {chunk_size}", SomeWays())
+        return EvaluateMapper(handle, "cpu", chunk_size)(learner, MetaBatch(keys, episodes))
+
+    alone = evaluate(1)
+    assert alone["loss"].isfinite().all()
+    for chunk_size in (3, 64):
+        assert all(map(torch.equal, evaluate(chunk_size).values(), alone.values()))
 
 
 class Masked(MLP):
