@@ -111,14 +111,8 @@ class Learner(nn.Module):
         Raises:
             UserError: regression with targets of another shape, which would be broadcast.
         """
-        if self.regression and predictions.shape != targets.shape:
-            raise UserError(
-                f"the model gives values of shape {tuple(predictions.shape)}, and the targets have "
-                f"the shape {tuple(targets.shape)}: a regression dataset gives targets of shape "
-                "(n, outputs)."
-            )
         if self.regression:
-            return (predictions - targets).square().mean((-2, -1))
+            return _squared_error(predictions, targets)
         losses = F.cross_entropy(predictions.flatten(0, -2), targets.flatten(), reduction="none")
         return losses.view(targets.shape).mean(-1)
 
@@ -126,7 +120,7 @@ class Learner(nn.Module):
         """Detached metrics, each of shape (…), of predictions of shape (…, n, outputs)."""
         predictions = predictions.detach()
         if self.regression:
-            return {f"mse{suffix}": self.loss(predictions, targets)}
+            return {f"mse{suffix}": _squared_error(predictions, targets)}
         correct = predictions.argmax(-1) == targets
         dtype = torch.promote_types(predictions.dtype, torch.float32)  # under autocast, bfloat16
         return {f"accuracy{suffix}": correct.to(dtype).mean(-1)}
@@ -187,6 +181,18 @@ class Learner(nn.Module):
             tensor has a first dimension of tasks.
         """
         raise NotImplementedError
+
+
+def _squared_error(predictions: Tensor, targets: Tensor) -> Tensor:
+    """The mean squared error, (…, n, outputs) -> (…)."""
+    if predictions.shape != targets.shape:
+        raise UserError(
+            f"the model gives values of shape {tuple(predictions.shape)}, and the targets have the "
+            f"shape {tuple(targets.shape)}: a regression dataset gives targets of shape "
+            "(n, outputs), and a learner with predictions of another shape has its own loss and "
+            "metrics."
+        )
+    return (predictions - targets).square().mean((-2, -1))
 
 
 @functools.cache

@@ -64,6 +64,19 @@ def test_squared_error_against_numpy(tasks):
     np.testing.assert_allclose(metrics["mse"], expected, rtol=1e-12)
 
 
+class AbsoluteError(Learner):
+    def loss(self, predictions, targets):
+        return (predictions - targets).abs().mean((-2, -1))
+
+
+def test_the_mse_is_the_squared_error_whatever_the_loss():
+    learner = AbsoluteError(nn.Identity(), regression=True)
+    zeros, values = torch.zeros(2, 1), torch.tensor([[3.0], [1.0]])
+    assert learner.loss(zeros, values) == 2 and learner.metrics(zeros, values)["mse"] == 5
+    with pytest.raises(UserError, match="has its own loss and metrics"):
+        learner.metrics(torch.zeros(2, 2), values)
+
+
 def norms(track: bool) -> nn.Sequential:
     return nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=track))
 
