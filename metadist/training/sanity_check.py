@@ -229,6 +229,11 @@ def _check_task(tasks: WorkerLocal, learner: Learner, split: str, precision: Pre
             "from the learner's parameters, without a copy of the model, detach() or "
             "torch.no_grad()."
         )
+    if any(gradient is not None and gradient.is_sparse for gradient in gradients):
+        raise UserError(
+            f"the model {type(learner.model).__name__} has a sparse gradient, and gradients are "
+            "summed as dense ones: give its layers sparse=False."
+        )
     if not all(map(torch.equal, before, learner.parameters())):
         raise UserError(
             f"{name}.forward changed the learner's parameters in a {split} task, and every task "

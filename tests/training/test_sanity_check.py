@@ -186,6 +186,23 @@ def test_a_learner_that_does_not_train_its_parameters_is_found(tasks, model, lea
         run_sanity_check(tasks, learner(model))
 
 
+class SparseEmbedding(nn.Module):
+    """Means of embeddings of the brightness of each pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(256, 3, sparse=True)
+
+    def forward(self, inputs):
+        return self.embedding((inputs * 255).long().flatten(1)).mean(1)
+
+
+def test_sparse_gradients_are_refused(tasks):
+    for learner in (MAML(SparseEmbedding()), Returns(SparseEmbedding(), lambda loss: loss)):
+        with pytest.raises(UserError, match="SparseEmbedding has a sparse gradient"):
+            run_sanity_check(tasks, learner)
+
+
 def test_a_misfit_outside_the_users_code_is_one_sentence(tasks):
     with pytest.raises(UserError, match="cannot process a train task of this shape"):
         run_sanity_check(tasks, MAML(nn.Sequential(nn.Flatten(), nn.Linear(7, 3))))
