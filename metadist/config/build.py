@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 from torch import nn
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import is_lazy
 
 from metadist.algorithms import Learner
 from metadist.config.instantiate import instantiate as instantiate_node
@@ -168,12 +168,21 @@ def build_learner(
             f"the model {type(built).__name__} has complex parameters, and gradients are summed in "
             "float64: give it real ones, two for each complex number."
         )
-    if any(isinstance(parameter, UninitializedParameter) for parameter in parameters):
+    if any(map(is_lazy, [*parameters, *learner.buffers()])):
         raise UserError(
             f"the model {type(built).__name__} has lazy layers, whose sizes are not known before "
             "the first input: give them their sizes; the model gets input_shape and outputs."
         )
+    _copy_expanded_buffers(learner)
     return learner
+
+
+def _copy_expanded_buffers(learner: Learner) -> None:
+    """Give each element of a buffer its own memory, since buffers are updated in place."""
+    for module in learner.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if 0 in buffer.stride():
+                setattr(module, name, buffer.contiguous())
 
 
 def _strategy(cfg: DictConfig, settings: Settings, instantiate: Callable[..., Any]) -> Strategy:

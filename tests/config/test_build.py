@@ -247,6 +247,12 @@ class Lazy(nn.Module):
         return self.head(inputs.flatten(1))
 
 
+class LazyNorm(Lazy):
+    def __init__(self, input_shape, outputs: int, **options) -> None:
+        super().__init__(input_shape, outputs)
+        self.head = nn.Sequential(nn.Linear(784, outputs), nn.LazyBatchNorm1d(affine=False))
+
+
 class Pixels(nn.Module):
     def __init__(self, input_shape, outputs: int, **options) -> None:
         super().__init__()
@@ -257,11 +263,36 @@ class Pixels(nn.Module):
 
 @pytest.mark.parametrize(
     ("model", "message"),
-    [("Lazy", "Lazy has lazy layers"), ("Pixels", "Pixels to adapt: give the model parameters")],
+    [
+        ("Lazy", "Lazy has lazy layers"),
+        ("LazyNorm", "LazyNorm has lazy layers"),
+        ("Pixels", "Pixels to adapt: give the model parameters"),
+    ],
 )
 def test_models_without_parameters_to_train_are_refused(tmp_path, model, message):
     with pytest.raises(UserError, match=message):
         build(tmp_path, f"model._target_={__name__}.{model}")
+
+
+class Expanded(MLP):
+    """A model with buffers whose elements share their memory."""
+
+    def __init__(self, input_shape, outputs: int, **options) -> None:
+        super().__init__(input_shape, outputs, hidden=[4])
+        self.register_buffer("positions", torch.arange(3).expand(2, 3))
+        self.register_buffer("calls", torch.zeros(1).expand(4), persistent=False)
+
+    def forward(self, inputs):
+        self.calls = self.calls + 1
+        return super().forward(inputs)
+
+
+def test_expanded_buffers_are_updated_in_place(tmp_path):
+    x = build(tmp_path, "strategy=local", f"model._target_={__name__}.Expanded")
+    Trainer(x).run()
+    model = x.learner.model
+    assert model.positions.tolist() == [[0, 1, 2]] * 2
+    assert model.calls.tolist() == [8] * 4 and "calls" not in model.state_dict()
 
 
 class WithScalar(MLP):
