@@ -1,14 +1,14 @@
 """The base class of algorithms that adapt by gradient steps."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, cast, get_args
 
 import torch
 from annotated_types import Ge
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 
+from metadist.algorithms.functional import call_with
 from metadist.algorithms.learner import Learner, TaskResult
 from metadist.errors import UserError
 from metadist.profile_ranges import profile_range
@@ -145,7 +145,7 @@ class InnerLoopLearner(Learner):
 
     def predict(self, parameters: Parameters, inputs: Tensor) -> Tensor:
         """Predictions with the given parameters: (…, n, *input shape) -> (…, n, outputs)."""
-        return functional_call(self.model, parameters, (inputs,))
+        return cast(Tensor, call_with(self.model, parameters, inputs))
 
     def gradients(
         self, parameters: Parameters, examples: Examples, create_graph: bool = False

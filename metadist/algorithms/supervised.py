@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from annotated_types import Ge, Gt
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from metadist.algorithms.functional import call_with
 from metadist.algorithms.learner import Learner, TaskResult, require_features
 from metadist.errors import UserError
 from metadist.tasks import Episode
@@ -109,7 +109,7 @@ class Supervised(Learner):
 
         def predict(inputs: Tensor) -> Tensor:
             parameters = {f"model.{n}": p for n, p in zip(names, body, strict=True)}
-            features = functional_call(_Features(self.model), parameters, (inputs,))
+            features = call_with(_Features(self.model), parameters, inputs)
             return F.linear(_normalize(features), weight, bias)
 
         for _ in range(self.eval_inner_steps):
@@ -148,7 +148,7 @@ class Supervised(Learner):
 
 
 class _Features(nn.Module):
-    """Wraps `model.features` as a forward for `functional_call`."""
+    """Wraps `model.features` as a forward for `call_with`."""
 
     model: Any  # with `features`
 

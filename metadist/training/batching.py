@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from metadist.algorithms import Learner, TaskResult
+from metadist.algorithms.functional import call_with
 from metadist.errors import UserError
 from metadist.tasks import Episode, Examples, select_episodes, stack_episodes
 from metadist.training.precision import Precision, autocast, to_float32
@@ -216,7 +216,7 @@ def forward_batched(
     buffers = {name: _repeat(buffer.detach(), count) for name, buffer in before.items()}
     tensors = task_parameters | buffers
     with autocast(precision, episodes.query.inputs.device):
-        result = functional_call(learner, tensors, (episodes,))
+        result: TaskResult = call_with(learner, tensors, episodes)
     if precision == "bf16":
         result = to_float32(result)
     if before and learner.training:

@@ -253,6 +253,26 @@ def test_buffers_change_by_the_tasks_alone(chunk_size):
     assert not learner.seen.any()
 
 
+class WithEncoder(MAML):
+    """Has the layers of the model under a second name."""
+
+    batches_tasks = True
+
+    def __init__(self, model):
+        super().__init__(model, regression=True, inner_lr=0.01)
+        self.encoder = model.layers
+
+
+def test_layers_with_two_names_are_the_learners_after_a_batch():
+    learner = WithEncoder(MLP((1,), 1, [4], batch_norm=False)).train()
+    before = dict(learner.named_parameters())
+    tasks = FewShotTasks(Sinusoid(), 1, 3, 3)
+    episodes = stack_episodes([tasks.sample(key) for key in task_keys(0, "train", 1, range(2))])
+    forward_batched(learner, before, episodes)
+    after = dict(learner.named_parameters())
+    assert list(after) == list(before) and all(after[name] is before[name] for name in before)
+
+
 class SomeWays:
     """Tasks of twelve support examples, of two, three or four classes."""
 

@@ -1,0 +1,52 @@
+"""Calls of modules with other parameters and buffers than their own."""
+
+import torch
+from problems import images
+from torch import nn
+
+from metadist.algorithms import MAML
+from metadist.algorithms.functional import call_with
+
+
+class Shared(nn.Module):
+    """A layer under two names, and another layer with the same weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer, other = nn.Linear(3, 3), nn.Linear(3, 3, bias=False)
+        other.weight = layer.weight
+        self.layers = nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh(), other)
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, inputs):
+        return self.layers(inputs.flatten(1)[:, :3]) * self.scale
+
+
+def test_tensors_with_several_names_are_replaced_and_restored():
+    module, inputs = Shared(), torch.randn(4, 3)
+    before = dict(module.named_parameters(remove_duplicate=False))
+    weight, bias = torch.randn(3, 3), torch.randn(3)
+    tensors = {"layers.0.weight": weight, "layers.0.bias": bias, "scale": torch.tensor(2.0)}
+    found = call_with(module, tensors, inputs)
+    once = (inputs @ weight.mT + bias).tanh()
+    expected = 2 * (once @ weight.mT + bias).tanh() @ weight.mT
+    torch.testing.assert_close(found, expected)
+    after = dict(module.named_parameters(remove_duplicate=False))
+    assert after.keys() == before.keys()
+    assert all(after[name] is before[name] for name in before) and module.scale == 1
+
+
+def test_a_layer_with_two_names_is_adapted():
+    torch.manual_seed(0)
+    learner, task = MAML(Shared().double(), inner_lr=0.5), images(ways=3, shots=2, queries=2)
+    result = learner(task)
+    names = [name for name, _ in learner.named_parameters()]
+    assert names == ["model.layers.0.weight", "model.layers.0.bias"]
+    model = learner.model
+    loss = learner.loss(model(task.support.inputs), task.support.targets)
+    grads = torch.autograd.grad(loss, list(model.parameters()))
+    with torch.no_grad():
+        for parameter, grad in zip(model.parameters(), grads, strict=True):
+            parameter -= 0.5 * grad
+    expected = learner.loss(model(task.query.inputs), task.query.targets)
+    torch.testing.assert_close(result.loss, expected)
