@@ -61,7 +61,9 @@ class _Unfold(Function):
             call(_SOURCE, "unfold", inputs.dtype, shape, inputs, columns)
             return columns
         padded = F.pad(inputs, (0, 0, padding[1], padding[1], padding[0], padding[0])).contiguous()
-        step_n, step_h, step_w, step_c = padded.stride()
+        # Not `padded.stride()`, in which the steps of dimensions of one element are arbitrary.
+        step_h, step_w, step_c = padded.shape[2] * channels, channels, 1
+        step_n = padded.shape[1] * step_h
         return padded.as_strided(
             (n, out_height, out_width, kernel[0], kernel[1] * channels),
             (step_n, step_h * stride[0], step_w * stride[1], step_h, step_c),

@@ -43,6 +43,7 @@ CASES = {
                 {"stride": (1, 2), "padding": (0, 1), "bias": False},
                 (3, 1, 5, 6),
             ),
+            ("without padding", (1, 2, 3), {}, (3, 1, 6, 5)),
             ("mostly padding", (2, 3, 3), {"stride": 3, "padding": 2}, (2, 2, 1, 2)),
         ]
     },
