@@ -71,10 +71,13 @@ def predict_unlabeled(
 
 def _use_statistics_of_first(module: nn.Module, count: int) -> None:
     """Replace, in place, each batch norm without running statistics."""
-    for name, norm in list(module.named_modules()):
+    replacements: dict[nn.Module, _FirstExamplesNorm] = {}
+    for name, norm in list(module.named_modules(remove_duplicate=False)):
         if isinstance(norm, _BatchNorm) and not norm.track_running_stats:
+            if norm not in replacements:
+                replacements[norm] = _FirstExamplesNorm(norm, count)
             parent, _, child = name.rpartition(".")
-            setattr(module.get_submodule(parent), child, _FirstExamplesNorm(norm, count))
+            setattr(module.get_submodule(parent), child, replacements[norm])
 
 
 class _FirstExamplesNorm(nn.Module):

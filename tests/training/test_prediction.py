@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.func import functional_call
 
 from metadist.algorithms import (
@@ -148,6 +149,23 @@ def test_queries_are_one_batch_also_of_a_learner_that_is_evaluated_one_by_one(ta
     ]
     torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(found[3], found[2], rtol=1e-3, atol=1e-4)
+
+
+class OneNorm(nn.Sequential):
+    """Uses one batch norm twice."""
+
+    def __init__(self) -> None:
+        norm = nn.BatchNorm1d(8, track_running_stats=False)
+        first, second = nn.Linear(784, 8), nn.Linear(8, 8)
+        super().__init__(nn.Flatten(), first, norm, nn.ReLU(), second, norm, nn.Linear(8, 5))
+
+
+def test_a_norm_that_is_used_twice_is_replaced_twice(tasks):
+    torch.manual_seed(0)
+    learner, episode = MAML(OneNorm(), inner_lr=0.1), sample(tasks, 0)
+    together = predict_unlabeled(learner, episode.support, episode.query.inputs)
+    alone = one_by_one(learner, episode, "support", 3)
+    torch.testing.assert_close(alone, together[:3], rtol=1e-4, atol=1e-5)
 
 
 def test_a_regression(tasks):
