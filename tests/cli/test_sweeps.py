@@ -42,7 +42,9 @@ def test_a_failed_job_is_reported_and_the_others_run(tmp_path, strategy):
 def test_a_failed_job_ends_the_sweep_and_a_second_start_goes_on(tmp_path):
     ranks = sweep(tmp_path, "task.ways=3,50,2")
     assert {rank.status for rank in ranks} == {2}, ranks
-    assert ranks[0].err.count("error: ") == 1 and ranks[1].err == ""
+    assert ranks[0].err.count("error: ") == 1
+    # TensorPipe may warn that the other rank has closed a pipe.
+    assert all("tensorpipe" in line for line in ranks[1].err.splitlines()), ranks[1].err
     assert not (tmp_path / "2").exists()
     first = (tmp_path / "0" / "results.json").stat().st_mtime_ns
     # The failed job is corrected; the first is not run again, nor are its results changed.
