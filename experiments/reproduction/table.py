@@ -68,21 +68,22 @@ def summary(rows: Sequence[Row]) -> str:
         rows: see `aggregate`.
     """
     lines = [_line(("preset", "published", "measured", "seeds", "iterations")), _line(["---"] * 5)]
-    best: dict[str, Row] = {}
+    cells: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
+        if row.published is not None:
+            cells.setdefault((row.label, row.iterations), []).append(row)
+    best: dict[str, Row] = {}
+    for row, *_ in cells.values():
         preset = row.cell.recipe_of
         if preset and (preset not in best or _score(row) > _score(best[preset])):
             best[preset] = row
-    cells: dict[tuple[str, int], list[Row]] = {}
-    for row in rows:
-        preset = row.cell.recipe_of
-        if row.published is not None and (not preset or row is best[preset]):
-            cells.setdefault((row.label, row.iterations), []).append(row)
     for (label, iterations), group in cells.items():
         row = group[0]
         metric = "MSE" if row.cell.metric == "mse" else row.cell.metric
         steps = ", ".join(str(member.steps) for member in group if member.steps is not None)
         recipe_of = row.cell.recipe_of
+        if recipe_of and row is not best[recipe_of]:
+            continue
         total = preset_iterations(recipe_of) if recipe_of else row.published_iterations
         lines += [
             _line(
