@@ -41,9 +41,13 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its class name if the message is empty."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    """The first line of an error's message, or its class name if the message is empty.
+
+    To a first line that ends with a colon, the last line is added, such as the error of a
+    subprocess after its traceback.
+    """
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{lines[0]} {lines[-1].strip()}" if lines[0][-1] == ":" and lines[1:] else lines[0]
 
 
 def one_line(error: BaseException) -> str:

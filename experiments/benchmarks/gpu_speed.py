@@ -22,8 +22,9 @@ from metadist.errors import first_line
 from metadist.models import Conv4
 from metadist.tasks import Episode, Examples, task_keys
 from metadist.training import MetaBatch, Precision, TrainMapper, supported_precision
-from metadist.training.batching import input_elements, max_chunk_size
-from metadist.training.outer_step import CompileOptions
+from metadist.training.batching import ChunkSize, input_elements, max_chunk_size
+from metadist.training.gpu_memory import gpu_chunk_size
+from metadist.training.outer_step import CompileOptions, compiled_steps
 
 WAYS = 5
 INNER_LR = 0.4
@@ -61,7 +62,7 @@ SMALL = (Problem("max-pool, 2 queries", 16, 4, "max", 2),)
 
 
 class Cell(NamedTuple):
-    """One measurement: "loop", "eager" or "compiled"."""
+    """One measurement: "loop", "eager", "captured" or "compiled"."""
 
     problem: Problem
     mode: str
@@ -121,7 +122,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def loop_step(problem: Problem, tasks: RandomTasks, count: int) -> Callable[[], None]:
-    """MAML as a plain loop over the tasks, in float32."""
+    """MAML as a plain loop over the tasks, with PyTorch's defaults."""
     device = tasks.episodes[0].query.inputs.device
     options = argparse.Namespace(
         model=problem.pooling, filters=problem.filters, size=problem.size, ways=WAYS
@@ -152,13 +153,16 @@ def metadist_step(
     """A worker's computation in a step: stack the tasks in chunks, and sum up their gradients."""
     if supported_precision(cell.precision, device) != cell.precision:
         raise ValueError(f"{device} has no {cell.precision}")
-    learner, size, compiled = cell.problem.learner(device), "auto", None
-    if cell.mode == "compiled":
-        # One compiled step for all numbers of tasks.
+    learner, compiled = cell.problem.learner(device), None
+    size: ChunkSize = "auto"
+    if device.type == "cuda":
+        size = gpu_chunk_size(learner, tasks, device, cell.precision)
+    if cell.mode != "eager":
         elements = input_elements(tasks.episodes[0])
-        most = max_chunk_size(learner, elements, device, "auto") or COMPILED_CHUNK
-        size = min(most, smallest)
-        compiled = CompileOptions(cell.problem.name, size)
+        most = max_chunk_size(learner, elements, device, size) or COMPILED_CHUNK
+        # One compiled step for all numbers of tasks; a captured one is cheap.
+        size = min(most, smallest if cell.mode == "compiled" else cell.tasks)
+        compiled = CompileOptions(cell.problem.name, size, cell.mode == "compiled")
     mapper = TrainMapper(
         WorkerLocal("speed", tasks), str(device), size, precision=cell.precision, compiled=compiled
     )
@@ -169,6 +173,8 @@ def metadist_step(
 
 def measure(cell: Cell, tasks: RandomTasks, device: torch.device, smallest: int) -> dict[str, Any]:
     """Measure the first step's time, the later steps' median tasks per second, and peak memory."""
+    if cell.mode == "captured" and device.type != "cuda":
+        raise ValueError(f"no CUDA graphs on {device.type}")
     if cell.mode == "loop":
         step = loop_step(cell.problem, tasks, cell.tasks)
     else:
@@ -226,8 +232,10 @@ def speed(
     """
     cells = [Cell(problem, "loop", "float32", count) for problem in problems for count in counts]
     cells += [
-        Cell(problem, "eager", precision, count)
-        for problem, precision, count in itertools.product(problems, PRECISIONS, counts)
+        Cell(problem, mode, precision, count)
+        for mode, problem, precision, count in itertools.product(
+            ("eager", "captured"), problems, PRECISIONS, counts
+        )
     ]
     cells += [
         Cell(problem, "compiled", precision, count)
@@ -259,6 +267,8 @@ def speed(
                 loops[key] = tasks_per_second
             if key in loops:
                 row["ratio"] = tasks_per_second / loops[key]
+        if cell.mode == "captured":
+            compiled_steps.clear()
         if device.type == "cuda":
             gc.collect()
             torch.cuda.empty_cache()

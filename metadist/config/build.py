@@ -3,6 +3,7 @@
 import logging
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ from metadist.training import (
     restore,
     supported_precision,
 )
+from metadist.training.batching import ChunkSize
+from metadist.training.gpu_memory import gpu_chunk_size
 from metadist.training.sanity_check import check_before_training
 
 _log = logging.getLogger(__name__)
@@ -107,6 +110,9 @@ def assemble_experiment(
     optimizer, scheduler = _optimizer(cfg, learner, trainer.iterations, instantiate)
     check_before_training(strategy, tasks, learner, trainer.meta_batch_size, precision)
     local_tasks = _on_this_worker(tasks)
+    chunk_size: ChunkSize = trainer.task_chunk_size
+    if chunk_size == "auto" and device.type == "cuda" and strategy.sums_on_workers:
+        chunk_size = gpu_chunk_size(learner, tasks, device, precision)
     return Experiment(
         name=name,
         title=_title(tasks, learner, strategy),
@@ -122,11 +128,16 @@ def assemble_experiment(
         train_mapper=TrainMapper(
             local_tasks,
             settings.device,
-            trainer.task_chunk_size,
+            chunk_size,
             profile=trainer.profile and not strategy.every_rank_drives,
             precision=precision,
             compiled=compile_options(
-                trainer, tasks, learner.train(), device, repr(plain), strategy
+                replace(trainer, task_chunk_size=chunk_size),
+                tasks,
+                learner.train(),
+                device,
+                repr(plain),
+                strategy,
             ),
         ),
         evaluate_mapper=EvaluateMapper(

@@ -15,6 +15,8 @@ _MIN_BLAS_PRODUCTS = 2**16
 _MIN_BLAS_DEPTH = 32
 """The length of the sums from which on BLAS is faster."""
 _ALIGNMENT = 64
+_BLOCK_ROWS = 8192
+"""The most rows that a GPU multiplies at once; see `_row_blocks`."""
 
 
 class _Shape(ctypes.Structure):
@@ -45,6 +47,13 @@ def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None, native: bool = True
         RuntimeError: shapes, types or devices do not match.
     """
     if not a.is_cpu or torch.compiler.is_compiling() or in_functorch():
+        blocks = _row_blocks(a.shape[1]) if a.is_cuda else 1
+        if blocks > 1:
+            tasks, rows, _ = a.shape
+            a = a.reshape(tasks * blocks, rows // blocks, -1)
+            b = b.repeat_interleave(blocks, 0)
+            bias = None if bias is None else bias.repeat_interleave(blocks, 0)
+            return matmul(a, b, bias).view(tasks, rows, -1)
         return a @ b if bias is None else torch.baddbmm(bias.unsqueeze(1), a, b)
     a, b = to_autocast_dtype(a), to_autocast_dtype(b)
     bias = None if bias is None else to_autocast_dtype(bias)
@@ -61,6 +70,16 @@ def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None, native: bool = True
     a, transpose_a = _stored(a)
     b, transpose_b = _stored(b)
     return _Matmul.apply(a, b, bias, transpose_a, transpose_b, native)
+
+
+def _row_blocks(rows: int) -> int:
+    """The number of blocks of equal size in which a GPU multiplies rows.
+
+    Its gradient with respect to the right matrix is a sum over the rows, of which each block is
+    computed in parallel.
+    """
+    fewest = -(-rows // _BLOCK_ROWS)
+    return next((n for n in range(fewest, 8 * fewest) if rows % n == 0), 1)
 
 
 def to_autocast_dtype(tensor: Tensor) -> Tensor:

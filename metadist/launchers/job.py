@@ -203,7 +203,8 @@ def _build_on_all_ranks(job: Job, spec: RunSpec) -> Experiment:
     compile_error, partition = None, None
     try:
         experiment = build_experiment(spec.configuration, spec.directory, spec.name, spec.settings)
-        if experiment.train_mapper.compiled is not None and get_rank() == 0:
+        compiled = experiment.train_mapper.compiled
+        if compiled is not None and compiled.inductor and get_rank() == 0:
             _log.info("compiling the outer step: seconds for an MLP, minutes for convolutions")
         compile_error = compile_step(experiment)
         if experiment.strategy.every_rank_drives:

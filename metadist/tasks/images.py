@@ -308,8 +308,10 @@ class ImageClasses:
             np.stack([draw.rotations for draw in draws]),
         ).view(len(draws), ways, shots + queries, *self.input_shape)
         parts = []
+        # Not 255 as a number, of which GPUs take the reciprocal, with other bits.
+        largest = torch.full((), 255.0, device=device)
         for part, count in ((pixels[:, :, :shots], shots), (pixels[:, :, shots:], queries)):
-            inputs = part.reshape(-1, *self.input_shape) / 255
+            inputs = part.reshape(-1, *self.input_shape) / largest
             if not self.normalize.is_identity:
                 inputs = self.normalize(inputs)
             targets = torch.arange(ways, device=device).repeat_interleave(count)

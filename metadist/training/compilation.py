@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from metadist.algorithms import Learner
-from metadist.distributed import get_rank, module_clone
+from metadist.distributed import get_rank, get_world_size, module_clone
 from metadist.errors import UserError
 from metadist.tasks import TaskDistribution, task_keys
 from metadist.training.batching import input_elements, max_chunk_size
 from metadist.training.experiment import Experiment, TrainerConfig, make_batch
-from metadist.training.outer_step import CompileOptions
+from metadist.training.outer_step import CompileOptions, replays_graph
 from metadist.training.strategies import Strategy
 
 _log = logging.getLogger(__name__)
@@ -32,10 +32,13 @@ def compile_options(
 ) -> CompileOptions | None:
     """Options for compiling the outer step of a run; None if it runs eagerly. Any rank may call it.
 
-    The step of a learner that computes one task at a time, has buffers or draws random numbers is
-    not compiled; with `compile=true`, rank zero logs the reason.
+    With `compile="auto"`, a GPU captures the eager step as a CUDA graph, and a CPU compiles the
+    step of a model without convolutions in a long run. The step of a learner that computes one task
+    at a time, has buffers or draws random numbers is neither captured nor compiled; with
+    `compile=true`, rank zero logs the reason.
 
-    The chunk size does not depend on the number of workers, so that all use one compiled form.
+    On a CPU, the chunk size does not depend on the number of workers, so that all use one compiled
+    form. A GPU computes padding at full cost, and its chunks have no more tasks than its share.
 
     Args:
         trainer: the trainer's configuration, of which `compile`, `task_chunk_size`,
@@ -59,16 +62,19 @@ def compile_options(
             "which computes one task at a time: leave it out, or take a linear reducer with "
             "strategy.gradient=worker or strategy.engine=sum."
         )
+    on_gpu = replays_graph(device)
     convolutions = any(isinstance(layer, nn.Conv2d) for layer in learner.modules())
-    worthwhile = device.type == "cpu" and not convolutions and trainer.iterations >= _MIN_COMPILED
+    worthwhile = on_gpu or (not convolutions and trainer.iterations >= _MIN_COMPILED)
     if trainer.compile == "auto" and not worthwhile:
         return None
     episode = tasks.sample(task_keys(0, "train", 0, range(1))[0])
-    elements, chunk_size = input_elements(episode), trainer.task_chunk_size
-    size = min(max_chunk_size(learner, elements, device, chunk_size), trainer.meta_batch_size)
+    largest = max_chunk_size(learner, input_elements(episode), device, trainer.task_chunk_size)
+    workers = get_world_size() if on_gpu else 1
+    size = min(largest, -(-trainer.meta_batch_size // workers))
     reason = _why_eager(learner, size)
     if reason is None:
-        return CompileOptions(hashlib.sha256(configuration.encode()).hexdigest(), size)
+        inductor = trainer.compile is True or not on_gpu
+        return CompileOptions(hashlib.sha256(configuration.encode()).hexdigest(), size, inductor)
     if trainer.compile is True and get_rank() == 0:
         _log.warning("the outer step runs eagerly: trainer.compile=true does not apply, %s", reason)
     return None

@@ -49,18 +49,19 @@ class TrainerConfig:
         send_tasks: whether rank zero samples the tasks and sends their tensors; every rank still
             builds the dataset. By default keys are sent and every worker samples its own tasks.
         task_chunk_size: number of tasks that a worker computes in one batch, if algorithm and model
-            support it; this is faster for small tasks. "auto" depends on the tasks' size. Training
-            with the engine "ddp", with distributed autograd or with a reducer that is not a
-            weighted sum computes one task at a time.
-        compile: whether to compile the outer step of batched tasks with TorchInductor. "auto"
-            compiles if most of the time is spent on launching operations and the run is long enough
-            to gain: models without convolutions on CPUs, from 5,000 iterations on. On a GPU the
-            compiled step is replayed as a CUDA graph.
+            support it; this is faster for small tasks. "auto" depends on the tasks' size; on a GPU,
+            a training step takes at most 40% of the memory. Training with the engine "ddp", with
+            distributed autograd or with a reducer that is not a weighted sum computes one task at
+            a time.
+        compile: whether to compile the outer step of batched tasks with TorchInductor; on a GPU it
+            is then replayed as a CUDA graph. "auto" compiles models without convolutions on CPUs,
+            from 5,000 iterations on, where most of the time is spent on launching operations; on a
+            GPU, it captures the eager step as a CUDA graph, with the same bits.
         precision: the precision of the tasks' computation, in training and evaluation; parameters,
-            optimizer and sums over tasks keep their types. "float32" leaves PyTorch's settings
-            unchanged. "tf32" multiplies matrices and convolves in TensorFloat-32 on CUDA, and in
-            float32 on devices without it. "bf16" runs `torch.autocast` to bfloat16, without the C++
-            kernels.
+            optimizer and sums over tasks keep their types. "float32" is float32 in convolutions,
+            too, for which CUDA's default is TensorFloat-32. "tf32" multiplies matrices and
+            convolves in TensorFloat-32 on CUDA, and in float32 on devices without it. "bf16" runs
+            `torch.autocast` to bfloat16, without the C++ kernels.
         profile: whether to run torch.profiler over a few outer steps. It prints a table after
             training, and writes the table and a trace of every rank into `profile/` of the run's
             directory.

@@ -1,8 +1,8 @@
-"""The outer step of a chunk of tasks as a pure function, run eagerly or compiled.
+"""The outer step of a chunk of tasks as a pure function, run eagerly, captured or compiled.
 
-The compiled form is recorded from the eager one with `make_fx`, including the inner gradients and
-the derivative through them, and compiled with TorchInductor. It has one shape: chunks with fewer
-tasks are padded with tasks of weight zero.
+On a GPU, the eager step is captured as a CUDA graph. The compiled form is recorded from the eager
+one with `make_fx`, including the inner gradients and the derivative through them, and compiled with
+TorchInductor. Both have one shape: chunks with fewer tasks are padded with tasks of weight zero.
 """
 
 import functools
@@ -23,13 +23,14 @@ from metadist.profile_ranges import profile_range
 from metadist.tasks import Episode, Examples
 from metadist.training.batching import forward_batched
 from metadist.training.compiled_constants import Constants
+from metadist.training.cuda_graph import capture
 from metadist.training.precision import Precision
 from metadist.training.signals import raise_if_interrupted
 
 _log = logging.getLogger(__name__)
 
 _CALLS_UNTIL_READY = 3
-"""A CUDA graph is recorded in the second call and replayed from the third one on."""
+"""TorchInductor records a CUDA graph in the second call and replays it from the third one on."""
 
 
 class StepSum(NamedTuple):
@@ -119,10 +120,13 @@ class CompileOptions(NamedTuple):
         configuration: a digest of the configuration that the learner was built from. Learners with
             the same digest differ in the values of their parameters only.
         chunk_size: number of tasks in a compiled chunk.
+        inductor: whether TorchInductor compiles the step; else, on a GPU only, the eager step is
+            captured as a CUDA graph, with the same bits.
     """
 
     configuration: str
     chunk_size: int
+    inductor: bool = True
 
 
 class _CompiledStep(NamedTuple):
@@ -177,6 +181,10 @@ class CompiledSteps:
         step = self._find(options, arguments, _padded_inputs(options, arguments))
         return None if step.run is not None else step.error
 
+    def clear(self) -> None:
+        """Forget the compiled steps, and free the GPU memory of captured ones."""
+        self._steps.clear()
+
     def _find(
         self, options: CompileOptions, arguments: StepArguments, inputs: Any
     ) -> _CompiledStep:
@@ -186,7 +194,7 @@ class CompiledSteps:
         key = (options, trainable, shapes, device, arguments.precision)
         step, learner = self._steps.get(key), arguments.learner
         if step is None:
-            step = self._steps[key] = _compile(arguments, inputs)
+            step = self._steps[key] = _compile(options, arguments, inputs)
         elif step.constants is not None and (changed := step.constants.changed_names(learner)):
             error = f"the learner's {', '.join(changed)} changed during training"
             step = self._steps[key] = _CompiledStep(None, error, None)
@@ -208,13 +216,14 @@ def _padded_inputs(options: CompileOptions, arguments: StepArguments) -> Any:
     return [p.detach() for p in arguments.parameters.values()], episodes, weights
 
 
-def _compile(arguments: StepArguments, inputs: Any) -> _CompiledStep:
+def _compile(options: CompileOptions, arguments: StepArguments, inputs: Any) -> _CompiledStep:
     constants = None
     try:
         constants = Constants(arguments.learner)
-        compiled = compile_outer_step(functools.partial(_eager, arguments), inputs)
+        step = functools.partial(_eager, arguments)
+        compiled = compile_outer_step(step, inputs, options.inductor)
         on_gpu = replays_graph(arguments.episodes.query.inputs.device)
-        for _ in range(_CALLS_UNTIL_READY if on_gpu else 1):
+        for _ in range(_CALLS_UNTIL_READY if on_gpu and options.inductor else 1):
             compiled(*inputs)
     except Exception as error:
         raise_if_interrupted(error)
@@ -236,12 +245,15 @@ def _eager(
     return outer_step(like._replace(parameters=by_name, episodes=episodes, weights=weights))
 
 
-def compile_outer_step(step: Callable[..., StepSum], arguments: Any) -> Callable[..., StepSum]:
-    """Compile a step for the structure and the shapes of its arguments.
+def compile_outer_step(
+    step: Callable[..., StepSum], arguments: Any, inductor: bool = True
+) -> Callable[..., StepSum]:
+    """Compile or capture a step for the structure and the shapes of its arguments.
 
     Args:
         step: a function of parameters, episodes and weights.
         arguments: examples of parameters, episodes and weights.
+        inductor: see `CompileOptions`.
     """
     structure: Any = None
     dtypes: list[torch.dtype | None] = []
@@ -255,21 +267,9 @@ def compile_outer_step(step: Callable[..., StepSum], arguments: Any) -> Callable
         outputs, structure = optree.tree_flatten(sums)
         return outputs
 
-    from torch.fx.experimental.proxy_tensor import make_fx  # takes time to import
-
     leaves, inputs = optree.tree_flatten(arguments)
-    with pytorch_operations():
-        # With fake tensors, control flow that depends on values raises an error. With real ones,
-        # only one branch would be recorded.
-        graph = make_fx(flat, tracing_mode="fake")(*leaves)
-    for node in reversed(graph.graph.nodes):
-        if getattr(node.target, "namespace", "") == "profiler":  # would split the graph
-            graph.graph.erase_node(node)
-    graph.recompile()
     replays = replays_graph(leaves[0].device)
-    # A C++ wrapper of the kernels is called faster than one in Python.
-    how: Any = {"mode": "reduce-overhead"} if replays else {"options": {"cpp_wrapper": True}}
-    run = torch.compile(graph, dynamic=False, **how)
+    run = _inductor_compiled(flat, leaves, replays) if inductor else capture(flat, leaves)
 
     def compiled(*arguments: Any) -> StepSum:
         with torch.no_grad():
@@ -280,6 +280,25 @@ def compile_outer_step(step: Callable[..., StepSum], arguments: Any) -> Callable
             result, gradients = cast(Any, optree.tree_unflatten(structure, outputs))
         return StepSum(result, gradients, dtypes)
 
+    return compiled
+
+
+def _inductor_compiled(
+    function: Callable[..., list[Tensor]], leaves: list[Any], replays: bool
+) -> Callable[..., Any]:
+    from torch.fx.experimental.proxy_tensor import make_fx  # takes time to import
+
+    with pytorch_operations():
+        # With fake tensors, control flow that depends on values raises an error. With real ones,
+        # only one branch would be recorded.
+        graph = make_fx(function, tracing_mode="fake")(*leaves)
+    for node in reversed(graph.graph.nodes):
+        if getattr(node.target, "namespace", "") == "profiler":  # would split the graph
+            graph.graph.erase_node(node)
+    graph.recompile()
+    # A C++ wrapper of the kernels is called faster than one in Python.
+    how: Any = {"mode": "reduce-overhead"} if replays else {"options": {"cpp_wrapper": True}}
+    compiled: Callable[..., Any] = torch.compile(graph, dynamic=False, **how)
     return compiled
 
 

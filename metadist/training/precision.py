@@ -55,18 +55,21 @@ def supported_precision(precision: Precision, device: torch.device) -> Precision
 
 @contextlib.contextmanager
 def tensor_float32(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Context in which, with "tf32", CUDA multiplies matrices and convolves in TensorFloat-32.
+    """Context in which CUDA multiplies matrices and convolves in TensorFloat-32, or does not.
+
+    By default, PyTorch multiplies matrices in float32 and convolves in TensorFloat-32.
 
     Args:
-        precision: the precision of the tasks' computation.
+        precision: the precision of the tasks' computation: TensorFloat-32 with "tf32", float32 with
+            "float32"; with "bf16", nothing changes.
         device: the device of the computation; nothing changes unless it is a CUDA device.
     """
-    if precision != "tf32" or device.type != "cuda":
+    if precision == "bf16" or device.type != "cuda":
         yield
         return
     matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high")
-    torch.backends.cudnn.allow_tf32 = True
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
     try:
         yield
     finally:

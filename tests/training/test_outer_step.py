@@ -119,6 +119,38 @@ def test_replays_into_the_same_memory_do_not_overwrite_earlier_results(monkeypat
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
 
 
+def test_a_captured_step_has_the_bits_of_the_eager_one(monkeypatch):
+    """With a stand-in for the CUDA graph, whose results each replay overwrites."""
+    captured = []
+
+    def capture(function, arguments):
+        inputs = [argument.clone() for argument in arguments]
+        memory = function(*inputs)
+        captured.append(len(inputs[-1]))
+
+        def replay(*arguments):
+            for place, value in zip((*inputs, *memory), (*arguments, *memory), strict=True):
+                place.copy_(value)
+            for place, output in zip(memory, function(*inputs), strict=True):
+                place.copy_(output)
+            return memory
+
+        return replay
+
+    monkeypatch.setattr("metadist.training.outer_step.capture", capture)
+    monkeypatch.setattr("metadist.training.outer_step.replays_graph", lambda device: True)
+    learner, tasks = sinusoid()
+    eager = response(learner, tasks, 8)
+    halves = [response(learner, tasks, 4, first=first) for first in (0, 4)]
+    found = response(learner, tasks, 8, CompileOptions("captured", 4, inductor=False))
+    assert captured == [4]
+    assert torch.equal(found.value.loss, sum(half.value.loss for half in halves))
+    torch.testing.assert_close(found.value, eager.value)
+    parts = [half.gradients.by_input for half in halves]
+    for mine, *others in zip(found.gradients.by_input, *parts, strict=True):
+        assert torch.equal(mine, sum(others))
+
+
 class Scaled(MLP):
     """A model with a constant of its own."""
 
@@ -207,7 +239,7 @@ def test_sums_over_tasks_have_the_layout_of_the_parameters():
 
 
 def test_a_signal_during_compilation_is_not_a_failed_compilation(monkeypatch):
-    def compile_until_stopped(step, inputs):
+    def compile_until_stopped(step, inputs, inductor):
         try:
             raise Interrupted(15, "stopped outside of training")
         except Interrupted as error:
@@ -223,7 +255,7 @@ def test_each_configuration_shape_and_set_of_parameters_is_compiled_once(monkeyp
     compiled = []
     monkeypatch.setattr(
         "metadist.training.outer_step.compile_outer_step",
-        lambda step, _: compiled.append(step) or step,
+        lambda step, *_: compiled.append(step) or step,
     )
     learner, _ = sinusoid()
     parameters, steps = dict(learner.named_parameters()), CompiledSteps()
@@ -321,6 +353,24 @@ def test_what_is_compiled_by_default():
     images, glyph_tasks = glyphs()
     assert options(images, glyph_tasks, iterations=60_000) is None
     assert options(images, glyph_tasks, compile=True).chunk_size == 16
+
+
+def test_on_gpus_steps_are_captured_by_default_and_chunks_are_no_larger_than_shards(monkeypatch):
+    """A simulated GPU: what is compiled depends on its type alone."""
+    monkeypatch.setattr("metadist.training.compilation.replays_graph", lambda device: True)
+    strategy = LocalStrategy(batch_partitioner, mean_reducer)
+
+    def options(workers, **trainer):
+        monkeypatch.setattr("metadist.training.compilation.get_world_size", lambda: workers)
+        config = TrainerConfig(meta_batch_size=7, **trainer)
+        arguments = (*reversed(glyphs()), torch.device("cpu"), "text", strategy)
+        return compile_options(config, *arguments)
+
+    assert options(1)[1:] == (7, False)
+    assert options(2)[1:] == (4, False)
+    assert options(1, task_chunk_size=3)[1:] == (3, False)
+    assert options(2, compile=True)[1:] == (4, True)
+    assert options(1, compile=False) is None
 
 
 class Noisy(MAML):

@@ -1,0 +1,68 @@
+"""The number of tasks that a GPU computes at once, from the memory that they take."""
+
+import copy
+from typing import Any
+
+import torch
+
+from metadist.algorithms import Learner
+from metadist.distributed import get_local_world_size
+from metadist.tasks import TaskDistribution, stack_episodes, task_keys
+from metadist.training.batching import MAX_CHUNK, ChunkSize, to_device
+from metadist.training.outer_step import StepArguments, outer_step
+from metadist.training.precision import Precision, tensor_float32
+
+_SHARE = 0.4
+"""The share of a GPU's memory for the outer step; a captured step keeps its memory."""
+_COUNTS = (4, 4, 2)
+"""Tasks in the measured steps; the first one also allocates workspaces of libraries."""
+
+
+def gpu_chunk_size(
+    learner: Learner, tasks: TaskDistribution, device: torch.device, precision: Precision
+) -> ChunkSize:
+    """The number of tasks whose outer step takes at most 40% of a GPU's memory.
+
+    Processes that use the same GPU share it. The memory per task is measured on training tasks. It
+    is the same on equal GPUs, and so is the number.
+
+    Args:
+        learner: the learner, on any device.
+        tasks: the training tasks.
+        device: the GPU on which tasks are computed.
+        precision: the precision of the tasks' computation.
+
+    Returns:
+        The number, from 1 to `MAX_CHUNK`; "auto" if the learner computes one task at a time, or the
+        shapes of tasks differ.
+    """
+    if not learner.supports_batched_tasks:
+        return "auto"
+    keys = task_keys(0, "train", 0, range(max(_COUNTS)))
+    episodes = [tasks.sample(key) for key in keys]
+    shapes: list[Any] = [[tensor.shape for part in each for tensor in part] for each in episodes]
+    if any(shape != shapes[0] for shape in shapes):
+        return "auto"
+    learner = copy.deepcopy(learner).to(device).train()
+    parameters = dict(learner.named_parameters())
+    trainable = [name for name, parameter in parameters.items() if parameter.requires_grad]
+    peaks = []
+    try:
+        for count in _COUNTS:
+            learner.task_seeds = range(count)
+            stacked = to_device(stack_episodes(episodes[:count]), device)
+            weights = torch.ones(count, dtype=torch.float64, device=device)
+            torch.cuda.reset_peak_memory_stats(device)
+            with tensor_float32(precision, device):
+                outer_step(
+                    StepArguments(learner, parameters, trainable, stacked, weights, precision)
+                )
+            peaks.append(torch.cuda.max_memory_allocated(device))
+    except torch.OutOfMemoryError:
+        return 1
+    finally:
+        torch.cuda.empty_cache()
+    per_task = max(1, (peaks[1] - peaks[2]) // (_COUNTS[1] - _COUNTS[2]))
+    processes = -(-get_local_world_size() // torch.cuda.device_count())
+    memory = torch.cuda.mem_get_info(device)[1] * _SHARE / processes
+    return max(1, min(MAX_CHUNK, int(memory / per_task)))

@@ -1,0 +1,59 @@
+"""What only a GPU can show. Without one, these tests are skipped."""
+
+import pytest
+import torch
+from tiny import build, records, without_times
+from worlds import run_world
+
+from metadist.kernels.matmul import matmul
+from metadist.training import Trainer
+from metadist.training.cuda_graph import capture
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+
+
+def trained(directory: str, *overrides: str) -> bool | None:
+    """Train on the GPU; whether the step was captured or compiled."""
+    x = build(directory, "device=cuda", *overrides)
+    Trainer(x).run()
+    return x.train_mapper.compiled is not None
+
+
+def test_a_captured_run_has_the_bits_of_an_eager_one(tmp_path):
+    for name in ("auto", "false"):
+        compiled = trained(str(tmp_path / name), "strategy=local", f"trainer.compile={name}")
+        assert compiled == (name == "auto")
+    captured, eager = (without_times(records(tmp_path / name)) for name in ("auto", "false"))
+    assert captured == eager
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "rpc"])
+def test_two_workers_on_a_gpu_agree_with_one_up_to_rounding(tmp_path, strategy):
+    trained(str(tmp_path / "one"), "strategy=local")
+    run_world(trained, 2, str(tmp_path / "two"), f"strategy={strategy}")
+    one, two = (without_times(records(tmp_path / name)) for name in ("one", "two"))
+    for mine, other in zip(one, two, strict=True):
+        assert mine == pytest.approx(other, rel=1e-3)
+
+
+def test_a_function_that_reads_a_value_is_not_captured():
+    x = torch.ones(3, device="cuda")
+    with pytest.raises(RuntimeError, match="synchronizing CUDA operation"):
+        capture(lambda x: [x * x.sum().item()], [x])
+    double = capture(lambda x: [2 * x], [x])  # and the GPU works as before
+    assert double(torch.full((3,), 4.0, device="cuda"))[0].tolist() == [8.0] * 3
+
+
+def test_products_in_blocks_of_rows_and_their_derivatives_are_those_of_whole_products():
+    torch.manual_seed(0)
+    shapes = (2, 5 * 8191, 4), (2, 4, 3), (2, 3)
+    a, b, bias = (
+        torch.randn(shape, dtype=torch.float64, device="cuda", requires_grad=True)
+        for shape in shapes
+    )
+    results = []
+    for product in (matmul(a, b, bias), a @ b + bias.unsqueeze(1)):
+        first = torch.autograd.grad(product.sin().sum(), (a, b, bias), create_graph=True)
+        second = torch.autograd.grad(sum(x.square().sum() for x in first), (a, b, bias))
+        results.append([product, *first, *second])
+    torch.testing.assert_close(*results)
