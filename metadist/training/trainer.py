@@ -111,6 +111,7 @@ class Trainer:
         self._step_started = 0.0
         self._total_weight = total_weight(experiment)
         self._device = next(experiment.learner.parameters()).device
+        self._optimizer_seed = seed_from(experiment.seed)
         self._started = time.perf_counter() - self.state.wall_seconds
 
     def run(self) -> dict[str, Any]:
@@ -320,7 +321,7 @@ class Trainer:
                 clip_gradient(parameters, config, output.gradient_norm)
                 self._update_buffers(output.result.buffers)
             # An optimizer's random numbers depend on seed and iteration only.
-            seed_generators(seed_from(experiment.seed, iteration), self._device)
+            seed_generators((self._optimizer_seed + iteration) % 2**64, self._device)
             experiment.optimizer.step()
             experiment.scheduler.step()
 

@@ -1,5 +1,6 @@
 """Calls of modules with other parameters and buffers than their own."""
 
+import pytest
 import torch
 from problems import images
 from torch import nn
@@ -34,6 +35,37 @@ def test_tensors_with_several_names_are_replaced_and_restored():
     after = dict(module.named_parameters(remove_duplicate=False))
     assert after.keys() == before.keys()
     assert all(after[name] is before[name] for name in before) and module.scale == 1
+
+
+class Counting(nn.Module):
+    """A module that assigns another tensor to its buffer."""
+
+    def __init__(self, fails: bool = False) -> None:
+        super().__init__()
+        self.fails = fails
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("nothing", None)
+
+    def forward(self, inputs):
+        self.calls = self.calls + 1
+        if self.fails:
+            raise ValueError("not today")
+        return inputs + self.calls
+
+
+def test_a_buffer_that_is_assigned_is_returned_and_restored():
+    module, tensors = Counting(), {"calls": torch.tensor(4.0), "unknown": torch.zeros(())}
+    own = module.calls
+    assert call_with(module, tensors, torch.zeros(())) == 5
+    assert tensors["calls"] == 5 and module.calls is own and own == 0
+
+
+def test_a_module_is_restored_after_an_error():
+    module = Counting(fails=True)
+    own = module.calls
+    with pytest.raises(ValueError, match="not today"):
+        call_with(module, {"calls": torch.ones(())}, torch.zeros(()))
+    assert module.calls is own
 
 
 def test_a_layer_with_two_names_is_adapted():
