@@ -162,7 +162,8 @@ def metadist_step(
         most = max_chunk_size(learner, elements, device, size) or COMPILED_CHUNK
         # One compiled step for all numbers of tasks; a captured one is cheap.
         size = min(most, smallest if cell.mode == "compiled" else cell.tasks)
-        compiled = CompileOptions(cell.problem.name, size, cell.mode == "compiled")
+        backend = "inductor" if cell.mode == "compiled" else "cudagraphs"
+        compiled = CompileOptions(cell.problem.name, size, backend)
     mapper = TrainMapper(
         WorkerLocal("speed", tasks), str(device), size, precision=cell.precision, compiled=compiled
     )

@@ -20,19 +20,22 @@ def call_with(module: nn.Module, tensors: dict[str, Tensor], *inputs: Any) -> An
     """
     replaced: list[tuple[dict[str, Any], str, Tensor, str]] = []
     first_names: dict[int, str] = {}
+    given = dict(tensors)
     try:
         for prefix, submodule in module.named_modules():  # each submodule once
             kinds: Any = submodule._parameters, submodule._buffers  # noqa: SLF001
             for own in kinds:
                 for name, tensor in own.items():
                     path = f"{prefix}.{name}" if prefix else name
-                    path = first_names.setdefault(id(tensor), path)
-                    if tensor is not None and path in tensors:
-                        replaced.append((own, name, tensor, path))
-                        own[name] = tensors[path]
+                    if tensor is not None:
+                        path = first_names.setdefault(id(tensor), path)
+                        if path in given:
+                            replaced.append((own, name, tensor, path))
+                            own[name] = given[path]
         return module(*inputs)
     finally:
         for own, name, tensor, path in replaced:
-            if own[name] is not tensors[path]:
-                tensors[path] = own[name]
+            assigned = own.get(name)
+            if assigned is not None and assigned is not given[path]:
+                tensors[path] = assigned
             own[name] = tensor

@@ -3,7 +3,6 @@
 import logging
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,8 +37,8 @@ from metadist.training import (
     restore,
     supported_precision,
 )
-from metadist.training.batching import ChunkSize
-from metadist.training.gpu_memory import gpu_chunk_size
+from metadist.training.gpu_memory import measure_chunk_size
+from metadist.training.precision import set_tensor_float32
 from metadist.training.sanity_check import check_before_training
 
 _log = logging.getLogger(__name__)
@@ -72,6 +71,7 @@ def build_experiment(
             _log.info(message)
             if warning is not None:
                 _log.warning(warning)
+    measure_chunk_size(experiment)
     return experiment
 
 
@@ -102,6 +102,7 @@ def assemble_experiment(
     if device.type == "cuda":
         torch.cuda.set_device(device)  # "cuda" without an index then is this rank's GPU
     precision = supported_precision(trainer.precision, device)
+    set_tensor_float32(precision, device)  # also for backward passes outside of the mappers
     dataset = instantiate(cfg.dataset, "dataset")
     tasks: TaskDistribution = instantiate(cfg.task, "task", dataset=dataset)
     torch.manual_seed(settings.seed)
@@ -110,9 +111,6 @@ def assemble_experiment(
     optimizer, scheduler = _optimizer(cfg, learner, trainer.iterations, instantiate)
     check_before_training(strategy, tasks, learner, trainer.meta_batch_size, precision)
     local_tasks = _on_this_worker(tasks)
-    chunk_size: ChunkSize = trainer.task_chunk_size
-    if chunk_size == "auto" and device.type == "cuda" and strategy.sums_on_workers:
-        chunk_size = gpu_chunk_size(learner, tasks, device, precision)
     return Experiment(
         name=name,
         title=_title(tasks, learner, strategy),
@@ -128,16 +126,11 @@ def assemble_experiment(
         train_mapper=TrainMapper(
             local_tasks,
             settings.device,
-            chunk_size,
+            trainer.task_chunk_size,
             profile=trainer.profile and not strategy.every_rank_drives,
             precision=precision,
             compiled=compile_options(
-                replace(trainer, task_chunk_size=chunk_size),
-                tasks,
-                learner.train(),
-                device,
-                repr(plain),
-                strategy,
+                trainer, tasks, learner.train(), device, repr(plain), strategy
             ),
         ),
         evaluate_mapper=EvaluateMapper(

@@ -27,9 +27,11 @@ from metadist.launchers.error_reporting import (
 from metadist.launchers.run_spec import RunSpec, finished_results, save_configuration
 from metadist.reports import ERROR_FILE, write_environment
 from metadist.training import Experiment, Interrupted, Trainer, resolve_device
+from metadist.training.batching import ChunkSize
 from metadist.training.checkpoints import Checkpoints
-from metadist.training.compilation import compile_step
+from metadist.training.compilation import compile_step, with_chunk_size
 from metadist.training.environment import environment_of
+from metadist.training.outer_step import FAILED
 from metadist.training.sanity_check import partition_digest
 
 _log = logging.getLogger(__name__)
@@ -204,7 +206,7 @@ def _build_on_all_ranks(job: Job, spec: RunSpec) -> Experiment:
     try:
         experiment = build_experiment(spec.configuration, spec.directory, spec.name, spec.settings)
         compiled = experiment.train_mapper.compiled
-        if compiled is not None and compiled.inductor and get_rank() == 0:
+        if compiled is not None and compiled.backend == "inductor" and get_rank() == 0:
             _log.info("compiling the outer step: seconds for an MLP, minutes for convolutions")
         compile_error = compile_step(experiment)
         if experiment.strategy.every_rank_drives:
@@ -219,6 +221,7 @@ def _build_on_all_ranks(job: Job, spec: RunSpec) -> Experiment:
         iteration=experiment.state.iteration if experiment and is_driver else None,
         native=native_available(experiment.learner) if experiment else None,
         device=resolve_device(experiment.train_mapper.device).type if experiment else None,
+        chunk_size=experiment.train_mapper.chunk_size if experiment else None,
         compile_error=compile_error,
         partition=partition,
     )
@@ -249,6 +252,7 @@ class _BuildOutcome(NamedTuple):
         iteration: the restored iteration of a driver; None on other ranks.
         native: whether the model's native kernels are available; None after an error.
         device: the type of the device; None after an error.
+        chunk_size: the number of tasks in a chunk; None after an error.
         compile_error: the reason why the outer step cannot be compiled; None if it can be, or if
             it is not to be compiled.
         partition: a digest of the partitioner's shards; None if only rank zero calls it, or
@@ -260,6 +264,7 @@ class _BuildOutcome(NamedTuple):
     iteration: int | None
     native: bool | None
     device: str | None
+    chunk_size: ChunkSize | None
     compile_error: str | None
     partition: str | None
 
@@ -300,14 +305,23 @@ def _use_equal_kernels(experiment: Experiment, outcomes: list[_BuildOutcome]) ->
                 "the machine of rank %s has no working C++ compiler: no rank uses model.native",
                 ", ".join(map(str, non_native_ranks)),
             )
+    mapper, sizes = experiment.train_mapper, [outcome.chunk_size for outcome in outcomes]
+    if len(set(sizes)) > 1:  # of different GPUs
+        smallest = min((size for size in sizes if isinstance(size, int)), default=1)
+        batch = experiment.trainer_config.meta_batch_size
+        experiment.train_mapper = mapper = with_chunk_size(mapper, smallest, batch)
+    compiled = mapper.compiled
     failed_ranks = [rank for rank, outcome in enumerate(outcomes) if outcome.compile_error]
     if failed_ranks:
         experiment.train_mapper = replace(experiment.train_mapper, compiled=None)
         if get_rank() == 0:
-            _log.warning(
-                "the outer step runs eagerly: rank %s cannot compile it (%s); "
-                "trainer.compile=false avoids the attempt",
+            assert compiled is not None
+            _log.log(
+                logging.WARNING if compiled.backend == "inductor" else logging.INFO,
+                "the outer step runs eagerly: on rank %s %s (%s); trainer.compile=false avoids the "
+                "attempt",
                 ", ".join(map(str, failed_ranks)),
+                FAILED[compiled.backend],
                 outcomes[failed_ranks[0]].compile_error,
             )
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -11,10 +12,11 @@ from metadist.algorithms import Learner
 from metadist.distributed import get_rank, get_world_size, module_clone
 from metadist.errors import UserError
 from metadist.tasks import TaskDistribution, task_keys
-from metadist.training.batching import input_elements, max_chunk_size
+from metadist.training.batching import ChunkSize, input_elements, max_chunk_size
 from metadist.training.experiment import Experiment, TrainerConfig, make_batch
 from metadist.training.outer_step import CompileOptions, replays_graph
 from metadist.training.strategies import Strategy
+from metadist.training.task_mapper import TrainMapper
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +40,7 @@ def compile_options(
     `compile=true`, rank zero logs the reason.
 
     On a CPU, the chunk size does not depend on the number of workers, so that all use one compiled
-    form. A GPU computes padding at full cost, and its chunks have no more tasks than its share.
+    form. A GPU computes padding at full cost, and its chunks are parts of its share of the tasks.
 
     Args:
         trainer: the trainer's configuration, of which `compile`, `task_chunk_size`,
@@ -69,15 +71,40 @@ def compile_options(
         return None
     episode = tasks.sample(task_keys(0, "train", 0, range(1))[0])
     largest = max_chunk_size(learner, input_elements(episode), device, trainer.task_chunk_size)
-    workers = get_world_size() if on_gpu else 1
-    size = min(largest, -(-trainer.meta_batch_size // workers))
+    size = _compiled_chunk_size(largest, trainer.meta_batch_size, on_gpu)
     reason = _why_eager(learner, size)
     if reason is None:
-        inductor = trainer.compile is True or not on_gpu
-        return CompileOptions(hashlib.sha256(configuration.encode()).hexdigest(), size, inductor)
+        captured = on_gpu and trainer.compile == "auto"
+        digest = hashlib.sha256(configuration.encode()).hexdigest()
+        return CompileOptions(digest, size, "cudagraphs" if captured else "inductor")
     if trainer.compile is True and get_rank() == 0:
         _log.warning("the outer step runs eagerly: trainer.compile=true does not apply, %s", reason)
     return None
+
+
+def _compiled_chunk_size(largest: int, meta_batch_size: int, on_gpu: bool) -> int:
+    """The size of equal chunks of at most `largest` tasks; 0 if that is 0."""
+    tasks = -(-meta_batch_size // get_world_size()) if on_gpu else meta_batch_size
+    return -(-tasks // -(-tasks // largest)) if largest else 0
+
+
+def with_chunk_size(mapper: TrainMapper, size: ChunkSize, meta_batch_size: int) -> TrainMapper:
+    """A mapper of a GPU with another chunk size, also of its compiled step.
+
+    Args:
+        mapper: the mapper.
+        size: the largest number of tasks in a chunk; "auto" if tasks have different shapes, whose
+            steps are not captured, as each shape would need a graph.
+        meta_batch_size: the number of tasks of all workers in a step.
+    """
+    compiled = mapper.compiled
+    if compiled is not None and size != "auto":
+        compiled = compiled._replace(
+            chunk_size=_compiled_chunk_size(size, meta_batch_size, on_gpu=True)
+        )
+    elif compiled is not None and compiled.backend == "cudagraphs":
+        compiled = None
+    return replace(mapper, chunk_size=size, compiled=compiled)
 
 
 def _why_eager(learner: Learner, chunk_size: int) -> str | None:

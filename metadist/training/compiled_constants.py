@@ -51,6 +51,7 @@ class Constants:
         ]
         self._names = [set(vars(module)) for module in learner.modules()]
         self._classes = [type(module) for module in learner.modules()]
+        self._hooks = [_hook_names(module) for module in learner.modules()]
         # Private attributes that are no numbers or texts now, and may become such.
         self._uncompared = [
             [name for name in names if name not in values and name not in _OF_MODULES]
@@ -74,6 +75,8 @@ class Constants:
             attributes = vars(module)
             if type(module) is not self._classes[number]:
                 changed.append((number, type(module).__name__))
+            if _hook_names(module) != self._hooks[number]:
+                changed.append((number, "forward hooks"))
             for name, value in values.items():
                 now = attributes.get(name, _MISSING)
                 if now is not value and snapshot.of(now) != value:
@@ -88,6 +91,13 @@ class Constants:
             return []
         paths = [path for path, _ in learner.named_modules()]
         return [f"{paths[number]}.{name}".lstrip(".") for number, name in changed]
+
+
+def _hook_names(module: nn.Module) -> list[str]:
+    """The names of a module's hooks that are called with `forward`."""
+    kinds = vars(module)["_forward_pre_hooks"], vars(module)["_forward_hooks"]
+    hooks = [hook for kind in kinds for hook in kind.values()]
+    return [getattr(hook, "__qualname__", type(hook).__name__) for hook in hooks]
 
 
 def _is_compared(name: str, value: Any) -> bool:

@@ -1,14 +1,22 @@
 """CUDA graphs: the operations of a function, recorded once and issued to the GPU together."""
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 _WARM_UP = 2
 """Calls before the capture, in which libraries choose algorithms and allocate workspaces."""
+
+
+@functools.cache
+def _pool() -> Any:
+    """The memory of all graphs of this process, whose results are copied after each replay."""
+    return torch.cuda.graph_pool_handle()
 
 
 def capture(
@@ -24,25 +32,27 @@ def capture(
 
     Returns:
         A function of arguments of the same shapes and types that replays the graph. Its results
-        have the bits of those of `function`, and are overwritten by the next call.
+        have the bits of those of `function`. A replay of this or another captured function
+        overwrites them.
 
     Raises:
         RuntimeError: the function waits for the GPU, as where Python reads a tensor's value.
     """
     inputs = [argument.detach().clone() for argument in arguments]
     device = inputs[0].device
-    side = torch.cuda.Stream(device)
+    side, graph = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
     side.wait_stream(torch.cuda.current_stream(device))
+    # This context also returns to the current stream if the capture fails.
     with torch.cuda.stream(side):
         function(*inputs)
         with no_synchronization():
             for _ in range(_WARM_UP):
                 function(*inputs)
+        # Other threads, such as those of RPC, may use the GPU during the capture.
+        mode = "thread_local"
+        with torch.cuda.graph(graph, pool=_pool(), stream=side, capture_error_mode=mode):
+            outputs = function(*inputs)
     torch.cuda.current_stream(device).wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    # Other threads, such as those of RPC, may use the GPU during the capture.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        outputs = function(*inputs)
 
     def replay(*arguments: Tensor) -> Sequence[Tensor]:
         for place, argument in zip(inputs, arguments, strict=True):

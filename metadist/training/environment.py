@@ -25,8 +25,11 @@ _GIT_SECONDS = 2.0
 def environment_of(experiment: Experiment) -> dict[str, Any]:
     """The environment of this process and the number of workers. Rank zero calls it."""
     device = resolve_device(experiment.train_mapper.device)
-    gpu = {"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
-    precision = experiment.train_mapper.precision
+    mapper, gpu = experiment.train_mapper, {}
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        gpu = {"gpu": name, "task_chunk_size": mapper.chunk_size}  # "auto" depends on the GPU
+    precision = mapper.precision
     return {
         "metadist": __version__,
         **commit(Path.cwd()),

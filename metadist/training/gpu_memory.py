@@ -1,14 +1,16 @@
 """The number of tasks that a GPU computes at once, from the memory that they take."""
 
-import copy
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from metadist.algorithms import Learner
-from metadist.distributed import get_local_world_size
+from metadist.distributed import get_local_world_size, module_clone
 from metadist.tasks import TaskDistribution, stack_episodes, task_keys
 from metadist.training.batching import MAX_CHUNK, ChunkSize, to_device
+from metadist.training.compilation import with_chunk_size
+from metadist.training.device import resolve_device
+from metadist.training.experiment import Experiment
 from metadist.training.outer_step import StepArguments, outer_step
 from metadist.training.precision import Precision, tensor_float32
 
@@ -16,6 +18,25 @@ _SHARE = 0.4
 """The share of a GPU's memory for the outer step; a captured step keeps its memory."""
 _COUNTS = (4, 4, 2)
 """Tasks in the measured steps; the first one also allocates workspaces of libraries."""
+
+
+def measure_chunk_size(experiment: Experiment) -> None:
+    """Set the chunk size of training if it is "auto" and tasks are computed on a GPU.
+
+    Any rank may call it.
+
+    Args:
+        experiment: the experiment, whose `train_mapper` is replaced.
+    """
+    mapper, trainer = experiment.train_mapper, experiment.trainer_config
+    device = resolve_device(mapper.device)
+    if (
+        device.type == "cuda"
+        and mapper.chunk_size == "auto"
+        and experiment.strategy.sums_on_workers
+    ):
+        size = gpu_chunk_size(experiment.learner, experiment.tasks, device, mapper.precision)
+        experiment.train_mapper = with_chunk_size(mapper, size, trainer.meta_batch_size)
 
 
 def gpu_chunk_size(
@@ -33,8 +54,8 @@ def gpu_chunk_size(
         precision: the precision of the tasks' computation.
 
     Returns:
-        The number, from 1 to `MAX_CHUNK`; "auto" if the learner computes one task at a time, or the
-        shapes of tasks differ.
+        The number, from 1 to `MAX_CHUNK`; "auto" if the learner computes one task at a time, the
+        shapes of tasks differ, or more tasks do not take more memory.
     """
     if not learner.supports_batched_tasks:
         return "auto"
@@ -43,7 +64,8 @@ def gpu_chunk_size(
     shapes: list[Any] = [[tensor.shape for part in each for tensor in part] for each in episodes]
     if any(shape != shapes[0] for shape in shapes):
         return "auto"
-    learner = copy.deepcopy(learner).to(device).train()
+    clone = module_clone(learner, by="reference", detach_buffers=True, device=device)
+    learner = cast(Learner, clone).train()
     parameters = dict(learner.named_parameters())
     trainable = [name for name, parameter in parameters.items() if parameter.requires_grad]
     peaks = []
@@ -62,7 +84,10 @@ def gpu_chunk_size(
         return 1
     finally:
         torch.cuda.empty_cache()
-    per_task = max(1, (peaks[1] - peaks[2]) // (_COUNTS[1] - _COUNTS[2]))
+    per_task = (peaks[1] - peaks[2]) // (_COUNTS[1] - _COUNTS[2])
+    if per_task <= 0:
+        return "auto"
     processes = -(-get_local_world_size() // torch.cuda.device_count())
     memory = torch.cuda.mem_get_info(device)[1] * _SHARE / processes
-    return max(1, min(MAX_CHUNK, int(memory / per_task)))
+    fixed = peaks[2] - _COUNTS[2] * per_task  # parameters, images of a dataset, workspaces
+    return max(1, min(MAX_CHUNK, int((memory - fixed) / per_task)))

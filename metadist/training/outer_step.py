@@ -8,7 +8,7 @@ TorchInductor. Both have one shape: chunks with fewer tasks are padded with task
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import optree
 import torch
@@ -31,6 +31,16 @@ _log = logging.getLogger(__name__)
 
 _CALLS_UNTIL_READY = 3
 """TorchInductor records a CUDA graph in the second call and replays it from the third one on."""
+
+
+_MAX_FORMS = 8
+"""The most task shapes, times sets of trained parameters, that a run compiles."""
+
+FAILED = {
+    "inductor": "it cannot be compiled",
+    "cudagraphs": "it cannot be captured as a CUDA graph",
+}
+"""What to say of a step by the backend that failed."""
 
 
 class StepSum(NamedTuple):
@@ -120,13 +130,13 @@ class CompileOptions(NamedTuple):
         configuration: a digest of the configuration that the learner was built from. Learners with
             the same digest differ in the values of their parameters only.
         chunk_size: number of tasks in a compiled chunk.
-        inductor: whether TorchInductor compiles the step; else, on a GPU only, the eager step is
-            captured as a CUDA graph, with the same bits.
+        backend: "inductor" for TorchInductor; "cudagraphs", on a GPU only, to capture the eager
+            step as a CUDA graph, with the same bits in chunks of `chunk_size` tasks.
     """
 
     configuration: str
     chunk_size: int
-    inductor: bool = True
+    backend: Literal["inductor", "cudagraphs"] = "inductor"
 
 
 class _CompiledStep(NamedTuple):
@@ -168,8 +178,11 @@ class CompiledSteps:
                 return step.run(*inputs)
         if (options, step.error) not in self._logged:
             self._logged.add((options, step.error))
-            level = logging.WARNING if get_rank() == 0 else logging.INFO
-            _log.log(level, "the outer step runs eagerly: it cannot be compiled (%s)", step.error)
+            asked_for = options.backend == "inductor"
+            level = logging.WARNING if asked_for and get_rank() == 0 else logging.INFO
+            _log.log(
+                level, "the outer step runs eagerly: %s (%s)", FAILED[options.backend], step.error
+            )
         return outer_step(arguments)
 
     def compile(self, options: CompileOptions, arguments: StepArguments) -> str | None:
@@ -194,7 +207,13 @@ class CompiledSteps:
         key = (options, trainable, shapes, device, arguments.precision)
         step, learner = self._steps.get(key), arguments.learner
         if step is None:
-            step = self._steps[key] = _compile(options, arguments, inputs)
+            forms = sum(known[0] == options for known in self._steps)
+            if forms < _MAX_FORMS:
+                step = _compile(options, arguments, inputs)
+            else:
+                error = f"its tasks or trained parameters have more than {_MAX_FORMS} forms"
+                step = _CompiledStep(None, error, None)
+            self._steps[key] = step
         elif step.constants is not None and (changed := step.constants.changed_names(learner)):
             error = f"the learner's {', '.join(changed)} changed during training"
             step = self._steps[key] = _CompiledStep(None, error, None)
@@ -221,14 +240,31 @@ def _compile(options: CompileOptions, arguments: StepArguments, inputs: Any) -> 
     try:
         constants = Constants(arguments.learner)
         step = functools.partial(_eager, arguments)
-        compiled = compile_outer_step(step, inputs, options.inductor)
+        compiled = compile_outer_step(step, inputs, options.backend)
         on_gpu = replays_graph(arguments.episodes.query.inputs.device)
-        for _ in range(_CALLS_UNTIL_READY if on_gpu and options.inductor else 1):
+        for _ in range(_CALLS_UNTIL_READY if on_gpu and options.backend == "inductor" else 1):
             compiled(*inputs)
+        if changed := constants.changed_names(arguments.learner):
+            raise RuntimeError(f"its forward changes the learner's {', '.join(changed)}")
+        _require_same_loss(step, compiled, inputs)
     except Exception as error:
         raise_if_interrupted(error)
         return _CompiledStep(None, f"{type(error).__name__}: {first_line(error)}", None)
     return _CompiledStep(compiled, "", constants)
+
+
+def _require_same_loss(
+    step: Callable[..., StepSum], compiled: Callable[..., StepSum], inputs: Any
+) -> None:
+    """Compare losses for other weights of the tasks than those of the compilation.
+
+    They differ if the step draws random numbers, which are constants in a compiled one.
+    """
+    parameters, episodes, weights = inputs
+    others = torch.linspace(1, 2, len(weights), dtype=weights.dtype, device=weights.device)
+    expected, found = (each(parameters, episodes, others) for each in (step, compiled))
+    if not torch.allclose(found.result.loss, expected.result.loss, rtol=0.01, equal_nan=True):
+        raise RuntimeError("its loss differs from that of the eager step")
 
 
 compiled_steps = CompiledSteps()
@@ -246,14 +282,16 @@ def _eager(
 
 
 def compile_outer_step(
-    step: Callable[..., StepSum], arguments: Any, inductor: bool = True
+    step: Callable[..., StepSum],
+    arguments: Any,
+    backend: Literal["inductor", "cudagraphs"] = "inductor",
 ) -> Callable[..., StepSum]:
     """Compile or capture a step for the structure and the shapes of its arguments.
 
     Args:
         step: a function of parameters, episodes and weights.
         arguments: examples of parameters, episodes and weights.
-        inductor: see `CompileOptions`.
+        backend: see `CompileOptions`.
     """
     structure: Any = None
     dtypes: list[torch.dtype | None] = []
@@ -269,7 +307,10 @@ def compile_outer_step(
 
     leaves, inputs = optree.tree_flatten(arguments)
     replays = replays_graph(leaves[0].device)
-    run = _inductor_compiled(flat, leaves, replays) if inductor else capture(flat, leaves)
+    if backend == "inductor":
+        run = _inductor_compiled(flat, leaves, replays)
+    else:
+        run = capture(flat, leaves)
 
     def compiled(*arguments: Any) -> StepSum:
         with torch.no_grad():

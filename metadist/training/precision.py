@@ -53,9 +53,8 @@ def supported_precision(precision: Precision, device: torch.device) -> Precision
     return precision
 
 
-@contextlib.contextmanager
-def tensor_float32(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Context in which CUDA multiplies matrices and convolves in TensorFloat-32, or does not.
+def set_tensor_float32(precision: Precision, device: torch.device) -> None:
+    """Let CUDA multiply matrices and convolve in TensorFloat-32, or in float32.
 
     By default, PyTorch multiplies matrices in float32 and convolves in TensorFloat-32.
 
@@ -64,17 +63,22 @@ def tensor_float32(precision: Precision, device: torch.device) -> Iterator[None]
             "float32"; with "bf16", nothing changes.
         device: the device of the computation; nothing changes unless it is a CUDA device.
     """
-    if precision == "bf16" or device.type != "cuda":
-        yield
-        return
+    if precision != "bf16" and device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+        torch.backends.cudnn.allow_tf32 = precision == "tf32"
+
+
+@contextlib.contextmanager
+def tensor_float32(precision: Precision, device: torch.device) -> Iterator[None]:
+    """Context of `set_tensor_float32`, which restores the settings after it."""
     matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    set_tensor_float32(precision, device)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(matmul)
-        torch.backends.cudnn.allow_tf32 = cudnn
+        if precision != "bf16" and device.type == "cuda":
+            torch.set_float32_matmul_precision(matmul)
+            torch.backends.cudnn.allow_tf32 = cudnn
 
 
 def autocast(

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from metadist.algorithms import Learner
 from metadist.errors import UserError
 from metadist.tasks import Episode, Examples, random_state
+from metadist.training.precision import tensor_float32
 
 
 @torch.no_grad()
@@ -59,7 +60,7 @@ def predict_unlabeled(
         _use_statistics_of_first(clone, first)
     targets = support.targets.new_zeros(len(inputs), *support.targets.shape[1:])
     episode = Episode(support, Examples(inputs, targets))
-    with random_state(0, inputs.device):
+    with random_state(0, inputs.device), tensor_float32("float32", inputs.device):
         predictions = clone(episode).predictions
     if predictions is None:
         raise UserError(

@@ -292,12 +292,14 @@ class TrainMapper(TaskMapper):
         device: torch.device,
     ) -> Iterator[StepSum]:
         """The weighted sum of each chunk of tasks: compiled, eager, or for a single task."""
-        weights = iter(task_weights)
+        # Copied to the device before the steps, which then wait for no copy.
+        weights = torch.tensor(task_weights, dtype=torch.float64).to(device)
         size = self.chunk_size if self.compiled is None else self.compiled.chunk_size
+        done = 0
         for chunk in self._chunks(batches, learner, device, size):
-            chunk_weights = list(islice(weights, len(chunk.keys)))
-            # Copied to the device before the step, which then waits for no copy.
-            weight = torch.tensor(chunk_weights, dtype=torch.float64, device=device)
+            # A copy, since the rounding of products depends on the alignment of memory.
+            weight = weights[done : done + len(chunk.keys)].clone()
+            done += len(chunk.keys)
             arguments = StepArguments(
                 learner, parameters, trainable, chunk.episodes, weight, self.precision
             )

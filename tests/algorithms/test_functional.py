@@ -68,6 +68,27 @@ def test_a_module_is_restored_after_an_error():
     assert module.calls is own
 
 
+class Deleting(nn.Module):
+    """A module that deletes a buffer before it fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("first", torch.zeros(()))
+        self.register_buffer("second", torch.zeros(()))
+
+    def forward(self, inputs):
+        del self.first
+        raise ValueError("not today")
+
+
+def test_a_deleted_buffer_is_restored():
+    module = Deleting()
+    own = dict(module.named_buffers())
+    with pytest.raises(ValueError, match="not today"):
+        call_with(module, {name: torch.ones(()) for name in own}, torch.zeros(()))
+    assert all(getattr(module, name) is own[name] for name in own)
+
+
 def test_a_layer_with_two_names_is_adapted():
     torch.manual_seed(0)
     learner, task = MAML(Shared().double(), inner_lr=0.5), images(ways=3, shots=2, queries=2)

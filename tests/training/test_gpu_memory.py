@@ -1,5 +1,7 @@
 """The number of tasks that a GPU computes at once, with a simulated GPU."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -42,7 +44,7 @@ def learner():
 
 
 def test_tasks_take_two_fifths_of_the_memory_shared_by_the_processes_of_a_gpu(gpu, monkeypatch):
-    for processes, expected in ((1, 16), (2, 16), (3, 8), (100, 1)):
+    for processes, expected in ((1, 14), (2, 14), (3, 6), (100, 1)):
         monkeypatch.setattr(
             "metadist.training.gpu_memory.get_local_world_size",
             lambda processes=processes: processes,
@@ -50,6 +52,11 @@ def test_tasks_take_two_fifths_of_the_memory_shared_by_the_processes_of_a_gpu(gp
         assert gpu_chunk_size(learner(), tasks(), CPU, "float32") == expected
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 10**6 * GIB))
     assert gpu_chunk_size(learner(), tasks(), CPU, "float32") == MAX_CHUNK
+
+
+def test_what_does_not_take_more_memory_with_more_tasks_is_not_measured(gpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: GIB)
+    assert gpu_chunk_size(learner(), tasks(), CPU, "float32") == "auto"
 
 
 def test_a_gpu_that_is_too_small_computes_one_task_at_a_time(gpu, monkeypatch):
@@ -77,7 +84,9 @@ def test_the_learner_itself_is_unchanged(gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, GIB))
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 0)
+    peaks = iter((4, 4, 2))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: next(peaks))
     mine = learner().eval()
+    mine.lock = threading.Lock()  # cannot be copied
     assert gpu_chunk_size(mine, tasks(), CPU, "float32") == MAX_CHUNK
     assert not mine.training and all(p.grad is None for p in mine.parameters())

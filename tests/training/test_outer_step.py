@@ -1,11 +1,13 @@
 """The outer step: a pure function of tensors, eager and compiled."""
 
 import logging
+import random
 
 import pytest
 import torch
 from torch import nn
 from torch._dynamo import config as dynamo_config
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from metadist.algorithms import ANIL, MAML, MAMLPlusPlus, TaskResult
@@ -119,19 +121,21 @@ def test_replays_into_the_same_memory_do_not_overwrite_earlier_results(monkeypat
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
 
 
-def test_a_captured_step_has_the_bits_of_the_eager_one(monkeypatch):
-    """With a stand-in for the CUDA graph, whose results each replay overwrites."""
-    captured = []
+@pytest.fixture
+def captured(monkeypatch):
+    """The number of tasks of each captured step; a stand-in for CUDA graphs.
+
+    Like a graph, it runs Python once, and each replay overwrites the results.
+    """
+    sizes = []
 
     def capture(function, arguments):
-        inputs = [argument.clone() for argument in arguments]
-        memory = function(*inputs)
-        captured.append(len(inputs[-1]))
+        graph = make_fx(function, tracing_mode="fake")(*arguments)
+        memory = [output.clone() for output in graph(*arguments)]
+        sizes.append(len(arguments[-1]))
 
         def replay(*arguments):
-            for place, value in zip((*inputs, *memory), (*arguments, *memory), strict=True):
-                place.copy_(value)
-            for place, output in zip(memory, function(*inputs), strict=True):
+            for place, output in zip(memory, graph(*arguments), strict=True):
                 place.copy_(output)
             return memory
 
@@ -139,16 +143,71 @@ def test_a_captured_step_has_the_bits_of_the_eager_one(monkeypatch):
 
     monkeypatch.setattr("metadist.training.outer_step.capture", capture)
     monkeypatch.setattr("metadist.training.outer_step.replays_graph", lambda device: True)
+    with pytorch_operations():
+        yield sizes
+
+
+def test_a_captured_step_has_the_bits_of_the_eager_one(captured):
     learner, tasks = sinusoid()
-    eager = response(learner, tasks, 8)
     halves = [response(learner, tasks, 4, first=first) for first in (0, 4)]
-    found = response(learner, tasks, 8, CompileOptions("captured", 4, inductor=False))
+    found = response(learner, tasks, 8, CompileOptions("captured", 4, "cudagraphs"))
     assert captured == [4]
     assert torch.equal(found.value.loss, sum(half.value.loss for half in halves))
-    torch.testing.assert_close(found.value, eager.value)
     parts = [half.gradients.by_input for half in halves]
     for mine, *others in zip(found.gradients.by_input, *parts, strict=True):
         assert torch.equal(mine, sum(others))
+
+
+def test_tasks_of_many_shapes_are_captured_a_few_times_only(captured, caplog):
+    caplog.set_level(logging.INFO, "metadist")
+    learner, options = sinusoid()[0], CompileOptions("shapes", 2, "cudagraphs")
+    for queries in range(1, 12):
+        response(learner, FewShotTasks(Sinusoid(), 1, 5, queries), 2, options)
+    assert captured == [2] * 8
+    (line,) = caplog.messages
+    assert "it cannot be captured as a CUDA graph (its tasks or trained parameters have" in line
+
+
+class Counts(MAML):
+    """A learner that changes itself in each task."""
+
+    batches_tasks = True
+    calls = 0
+
+    def train_task(self, episode):
+        self.calls += 1
+        result = super().train_task(episode)
+        return result._replace(loss=result.loss + self.calls)
+
+
+class Draws(MAML):
+    """A learner that draws random numbers, and does not say so."""
+
+    batches_tasks = True
+
+    def train_task(self, episode):
+        result = super().train_task(episode)
+        return result._replace(loss=result.loss * (1 + random.random()))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "reason"), [(Counts, "changes the learner's calls"), (Draws, "its loss differs")]
+)
+def test_what_a_replay_would_not_do_is_not_captured(algorithm, reason, captured, caplog):
+    caplog.set_level(logging.INFO, "metadist")
+    (model, tasks), options = sinusoid(), CompileOptions(reason, 4, "cudagraphs")
+    learner = algorithm(model.model, True, 0.01, 2).train()
+    losses = {response(learner, tasks, 4, options).value.loss.item() for _ in range(3)}
+    assert len(losses) == 3
+    (line,) = caplog.messages
+    assert reason in line
+
+
+def test_a_hook_that_was_added_is_called(captured):
+    (learner, tasks), options = sinusoid(), CompileOptions("hooks", 4, "cudagraphs")
+    before = response(learner, tasks, 4, options).value.loss
+    with learner.model.register_forward_hook(lambda module, inputs, outputs: outputs + 100):
+        assert response(learner, tasks, 4, options).value.loss > 100 * before
 
 
 class Scaled(MLP):
@@ -239,7 +298,7 @@ def test_sums_over_tasks_have_the_layout_of_the_parameters():
 
 
 def test_a_signal_during_compilation_is_not_a_failed_compilation(monkeypatch):
-    def compile_until_stopped(step, inputs, inductor):
+    def compile_until_stopped(step, inputs, backend):
         try:
             raise Interrupted(15, "stopped outside of training")
         except Interrupted as error:
@@ -349,7 +408,7 @@ def test_what_is_compiled_by_default():
     found = options(learner, tasks, iterations=5000, meta_batch_size=25)
     assert found == options(learner, tasks, iterations=1, compile=True, meta_batch_size=25)
     assert found.chunk_size == 25
-    assert options(learner, tasks, compile=True, task_chunk_size=7).chunk_size == 7
+    assert options(learner, tasks, compile=True, task_chunk_size=7).chunk_size == 6  # of 16 tasks
     images, glyph_tasks = glyphs()
     assert options(images, glyph_tasks, iterations=60_000) is None
     assert options(images, glyph_tasks, compile=True).chunk_size == 16
@@ -366,10 +425,10 @@ def test_on_gpus_steps_are_captured_by_default_and_chunks_are_no_larger_than_sha
         arguments = (*reversed(glyphs()), torch.device("cpu"), "text", strategy)
         return compile_options(config, *arguments)
 
-    assert options(1)[1:] == (7, False)
-    assert options(2)[1:] == (4, False)
-    assert options(1, task_chunk_size=3)[1:] == (3, False)
-    assert options(2, compile=True)[1:] == (4, True)
+    assert options(1)[1:] == (7, "cudagraphs")
+    assert options(2)[1:] == (4, "cudagraphs")
+    assert options(1, task_chunk_size=6)[1:] == (4, "cudagraphs")  # not 6 and 1
+    assert options(2, compile=True)[1:] == (4, "inductor")
     assert options(1, compile=False) is None
 
 
