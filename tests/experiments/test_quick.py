@@ -3,7 +3,8 @@
 import pytest
 from commands import ROOT
 from reproduction import command, quick
-from reproduction.cells import load_cells
+from reproduction.cells import compose, load_cells
+from reproduction.records import RECORDS
 from reproduction.runs import Runner
 from reproduction_folders import create_run
 
@@ -11,6 +12,8 @@ from metadist.errors import UserError
 
 OMNIGLOT = ROOT.parent / "shared" / "data" / "omniglot"
 CELL = load_cells()["maml_omniglot_5w1s"]
+MSE_OF_ZERO = 4.25
+"""Of predicting 0 for every sine curve: half the mean squared amplitude, in [0.1, 5]."""
 
 
 def test_every_band_is_of_a_preset_and_excludes_chance():
@@ -18,7 +21,14 @@ def test_every_band_is_of_a_preset_and_excludes_chance():
         cell = load_cells()[name]
         assert 0 < band.low < band.high and band.iterations > 0
         if cell.metric == "accuracy":
-            assert 1.5 / cell.protocol["ways"] < band.low and band.high < 1
+            ways = compose([f"+experiment={name}"]).task.ways
+            assert 1.5 / ways < band.low and band.high <= 1
+        else:
+            assert band.high < MSE_OF_ZERO
+
+
+def test_every_recorded_preset_has_a_band():
+    assert {record.name for record in RECORDS.iterdir()} <= quick.load_bands().keys()
 
 
 @pytest.mark.parametrize(("accuracy", "status"), [(0.7, 0), (0.5, 1), (0.95, 1), (None, 1)])
