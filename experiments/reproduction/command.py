@@ -8,6 +8,7 @@ are skipped. The table covers every run in the directory.
 import argparse
 import shlex
 import sys
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 
@@ -100,7 +101,9 @@ def _run(options: argparse.Namespace) -> int:
         with_band = [cell for cell in quick if cell.preset in load_bands()]
         roots = _roots(options.root, with_band, datasets)
         runner = Runner(options.workers, options.jobs, roots, _print)
-        return run_quick(quick, directory / "quick", runner, _print)
+        # Runs of their own: finished ones would not be repeated.
+        runs = directory / "quick" / time.strftime("%Y-%m-%d_%H-%M-%S")
+        return run_quick(quick, runs, runner, _print)
     if options.table_only:
         return _table(options, cells, selected, None)
     roots = _roots(options.root, selected, datasets)
