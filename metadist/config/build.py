@@ -26,6 +26,7 @@ from metadist.loggers import JsonlLogger, Logger, LoggerCollection
 from metadist.tasks import TaskDistribution, TaskShape
 from metadist.training import (
     Callback,
+    EarlyStopping,
     EvaluateMapper,
     Experiment,
     Strategy,
@@ -61,6 +62,9 @@ def build_experiment(
         UserError: the configuration or the checkpoint does not fit.
     """
     experiment = assemble_experiment(configuration, directory, name, settings)
+    for callback in experiment.callbacks.values():
+        if isinstance(callback, EarlyStopping):
+            callback.check(experiment)
     restore(experiment)
     init_from = configuration.get("init_from")
     resumed = experiment.state.iteration > 0

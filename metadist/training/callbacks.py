@@ -142,19 +142,21 @@ class EarlyStopping(Callback):
         self.best: float | None = None
         self.validations_since_best = 0
 
-    def on_train_start(self, trainer: "Trainer") -> None:
-        """Fill in the defaults.
+    def check(self, experiment: "Experiment") -> None:
+        """Fill in the defaults. Called on every rank before any work starts.
+
+        Args:
+            experiment: the run's experiment.
 
         Raises:
             UserError: the run has no validations, they have no such metric, or `mode` is missing
                 for one of the learner's own metrics.
         """
-        if not trainer.config.eval_every:
+        if not experiment.trainer_config.eval_every:
             raise UserError(
                 "early stopping needs validations: set trainer.eval_every, or leave the callback "
                 "out."
             )
-        experiment = trainer.experiment
         self.metric = self.metric or experiment.metric
         if self.metric not in ("loss", experiment.metric):
             names = ["loss", *_metrics_of_a_task(experiment)]
@@ -169,6 +171,10 @@ class EarlyStopping(Callback):
                 f"early stopping by {self.metric} needs a mode: set mode to min or max beside "
                 "metric."
             )
+
+    def on_train_start(self, trainer: "Trainer") -> None:
+        """Check again: the callback may have been added to the experiment in Python."""
+        self.check(trainer.experiment)
 
     def on_validation_end(self, trainer: "Trainer", metrics: Mapping[str, float]) -> None:
         """Compare the metric with the best so far. NaN is no improvement."""

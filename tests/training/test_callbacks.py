@@ -271,8 +271,8 @@ class Values:
             metric=metric,
             learner=SimpleNamespace(eval=lambda: None),
             evaluate_mapper=SimpleNamespace(run_each=lambda learner, batch: [result]),
+            trainer_config=SimpleNamespace(eval_every=eval_every),
         )
-        self.config = SimpleNamespace(eval_every=eval_every)
         self.state = SimpleNamespace(iteration=0, should_stop=False)
 
     def stops_after(self, callback, name, values) -> int:
@@ -336,6 +336,20 @@ def test_early_stopping_refuses_what_cannot_be():
     with pytest.raises(UserError, match=message):
         Values().stops_after(EarlyStopping(metric="acuracy"), "accuracy", [])
     assert Values("mse").stops_after(EarlyStopping(patience=1), "mse", [2.0, 1.0, 1.5]) == 3
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("trainer.eval_every=0", "needs validations"),
+        ("callbacks.early_stopping.metric=acuracy", "no validation metric acuracy"),
+        ("callbacks.early_stopping.metric=accuracy_before", "no validation metric"),
+    ],
+)
+def test_early_stopping_is_refused_before_the_run_starts(tmp_path, option, message):
+    with pytest.raises(UserError, match=message):
+        build(tmp_path / "run", "strategy=local", "callbacks=early_stopping", option)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_misspelt_hook_is_refused():
