@@ -52,9 +52,9 @@ def checkpoint_contents(experiment: Experiment) -> dict[str, Any]:
             "regression": bool(experiment.tasks.regression),
         },
         "protocol": {name: str(value) for name, value in experiment.tasks.protocol().items()},
-        **_learner_contents(experiment.evaluated_learner),
+        **learner_contents(experiment.evaluated_learner),
         # The learner with which training continues, if another one is evaluated.
-        **({"trained": _learner_contents(experiment.learner)} if trains_another else {}),
+        **({"trained": learner_contents(experiment.learner)} if trains_another else {}),
         "optimizer": experiment.optimizer.state_dict(),
         "scheduler": experiment.scheduler.state_dict(),
         "callbacks": {
@@ -63,7 +63,7 @@ def checkpoint_contents(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def _learner_contents(learner: Learner) -> dict[str, Any]:
+def learner_contents(learner: Learner) -> dict[str, Any]:
     """The learner's state, its non-persistent buffers and the names of its frozen parameters.
 
     Non-persistent buffers may also change in training; frozen parameters are not adapted.

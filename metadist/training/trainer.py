@@ -1,6 +1,7 @@
 """The training loop: train, validate, save checkpoints, test."""
 
 import contextlib
+import copy
 import functools
 import logging
 import math
@@ -58,7 +59,9 @@ from metadist.training.run_plots import plot_run, plot_validation_tasks
 from metadist.training.saved_state import (
     checkpoint_contents,
     checkpoints_of,
+    learner_contents,
     load_best,
+    load_learner_state,
     state_tensors,
 )
 from metadist.training.signals import Interrupted, StopSignals
@@ -107,6 +110,7 @@ class Trainer:
         self.callbacks = list(experiment.callbacks.values())
         self.checkpoints = checkpoints_of(experiment)
         self._is_main = get_rank() == 0
+        self._is_training = False
         self._stop = StopSignals()
         self._step_started = 0.0
         self._total_weight = total_weight(experiment)
@@ -222,6 +226,7 @@ class Trainer:
     def train(self) -> None:
         """Take the outer steps that are left, with validations and checkpoints between them."""
         experiment, state = self.experiment, self.state
+        self._is_training = True
         experiment.strategy.broadcast_module(experiment.learner)
         experiment.strategy.check_replicas(state_tensors(experiment), state.iteration)
         profiler = self._start_profiler()
@@ -243,6 +248,7 @@ class Trainer:
                 self._check_validate_save(output.stopping)
             if output.stopping and not self._is_finished():
                 self._raise_interrupted()
+        self._is_training = False
         if profiler is not None:
             table = write_profile(profiler, experiment.directory / PROFILE_DIRECTORY)
             if self._is_main:
@@ -443,25 +449,43 @@ class Trainer:
     def test(self, predictions: Path | None = None) -> dict[str, Any]:
         """Evaluate the test tasks and return the results, as in `results.json`.
 
+        If a callback calls it, training then continues with its own weights, and a signal is
+        handled after the iteration. Otherwise the learner keeps the tested weights.
+
         Args:
             predictions: the file into which rank zero writes the predictions. Default: none.
         """
-        experiment, tested, started = self.experiment, self.state.iteration, time.perf_counter()
-        if self.config.test_checkpoint == "best":
-            if self._is_main:  # other ranks may not see the newest files yet
-                load_best(experiment)
-            experiment.strategy.broadcast_module(experiment.evaluated_learner)
-            tested = int(self.state.best["iteration"])
-        evaluation = self._evaluate("test", self.config.eval_tasks, self._raise_if_stopped)
-        if self._is_main and predictions is not None:
-            write_test_predictions(predictions, prediction_records(experiment, evaluation))
-        self.state.wall_seconds = time.perf_counter() - self._started
-        results = results_of(experiment, evaluation.estimates, tested)
-        results["evaluation_seconds"] = time.perf_counter() - started
-        results["warnings"] = result_warnings(experiment, results)
-        for callback in self.callbacks:
-            callback.on_test_end(self, results)
+        experiment, started = self.experiment, time.perf_counter()
+        with self._tested_weights() as tested:
+            between_chunks = (lambda: None) if self._is_training else self._raise_if_stopped
+            evaluation = self._evaluate("test", self.config.eval_tasks, between_chunks)
+            if self._is_main and predictions is not None:
+                write_test_predictions(predictions, prediction_records(experiment, evaluation))
+            self.state.wall_seconds = time.perf_counter() - self._started
+            results = results_of(experiment, evaluation.estimates, tested)
+            results["evaluation_seconds"] = time.perf_counter() - started
+            results["warnings"] = result_warnings(experiment, results)
+            for callback in self.callbacks:
+                callback.on_test_end(self, results)
         return results
+
+    @contextlib.contextmanager
+    def _tested_weights(self) -> Iterator[int]:
+        """Load the state to test and yield its iteration; in training, restore the weights."""
+        experiment, current = self.experiment, self.state.iteration
+        best, learner = self.state.best.get("iteration"), experiment.evaluated_learner
+        if self.config.test_checkpoint == "last" or (self._is_training and best == current):
+            yield current  # in `on_validation_end`, the best checkpoint is not written yet
+            return
+        before = copy.deepcopy(learner_contents(learner)) if self._is_training else None
+        if self._is_main:  # other ranks may not see the newest files yet
+            load_best(experiment)
+        experiment.strategy.broadcast_module(learner)
+        try:
+            yield int(self.state.best["iteration"])
+        finally:
+            if before is not None:
+                load_learner_state(learner, before)
 
     def _evaluate(self, split: str, tasks: int, between_chunks: Callable[[], None]) -> Evaluation:
         experiment, testing = self.experiment, split == "test"

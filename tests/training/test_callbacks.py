@@ -525,6 +525,38 @@ def test_the_best_checkpoint_is_tested_with_its_own_frozen_layers(tmp_path, stra
     assert evaluate_run(tmp_path, trust_code=True)["test_loss"] == results["test_loss"]
 
 
+class TestDuringTraining(Callback):
+    """Tests the run after the last iteration and after each validation."""
+
+    __test__ = False
+
+    def __init__(self) -> None:
+        self.tested: list[int] = []
+
+    def on_iteration_end(self, trainer, output):
+        if trainer.state.iteration == trainer.config.iterations:
+            self.tested.append(trainer.test()["tested_iteration"])
+
+    def on_validation_end(self, trainer, metrics):
+        self.tested.append(trainer.test()["tested_iteration"])
+
+
+@pytest.mark.parametrize("average", [(), ("callbacks=ema",)])
+def test_training_continues_with_its_own_weights_after_a_test(tmp_path, average):
+    options = ("strategy=local", "trainer.test_checkpoint=best", "optimizer.lr=3", *average)
+    train(str(tmp_path / "plain"), *options)
+    x = build(tmp_path / "tested", *options)
+    x.callbacks = {**x.callbacks, "test": (callback := TestDuringTraining())}
+    Trainer(x).run()
+    assert callback.tested == [2, 2, 2]
+    assert without_times(records(tmp_path / "tested")) == without_times(records(tmp_path / "plain"))
+    (left, right) = (
+        read_checkpoint(tmp_path / name / "checkpoints/iteration-00000004.pt")["learner"]
+        for name in ("tested", "plain")
+    )
+    assert all(torch.equal(tensor, right[name]) for name, tensor in left.items())
+
+
 def test_frozen_layers_are_frozen_where_the_run_is_loaded(tmp_path):
     frozen = f"+callbacks.freeze._target_={__name__}.FreezeBody"
     options = ("strategy=local", frozen, "algorithm.eval_inner_steps=3")
