@@ -18,7 +18,7 @@ from typing import Any
 from metadist.algorithms import Ensemble
 from metadist.cli.command import add_trust_code, argument_parser, reports_user_errors
 from metadist.config import load_experiment
-from metadist.errors import UserError, state_dict_reason
+from metadist.errors import UserError, did_you_mean, state_dict_reason
 from metadist.files import REDIRECT_OUTPUT, wrap_write_errors
 from metadist.loggers.console import print_plain
 from metadist.metrics import format_metric, metric_label, result_metric
@@ -86,10 +86,15 @@ def evaluate_run(
                 "of task, dataset, model, algorithm, or "
                 f"trainer.{', trainer.'.join(_TEST_OPTIONS)}."
             )
-    if not run.exists() and run.name in pretrained_weights():
+    pretrained = {} if run.exists() else pretrained_weights()
+    if hint := did_you_mean(run.name, pretrained):
+        given = f"neither a run directory nor the name of pretrained weights{hint}"
+        if run.name in pretrained:
+            given = "the name of pretrained weights"
         raise UserError(
-            f"{run.name} is the name of pretrained weights, and metadist evaluate tests a run: "
-            "give a run's directory; metadist predict and init_from take weights by name."
+            f"{run.name} is {given}, and metadist evaluate tests a run: give the directory of a "
+            "run of the same network and algorithm, and --checkpoint NAME for pretrained weights; "
+            "metadist predict and init_from need the name alone."
         )
     experiment = load_experiment(run, *overrides, trust_code=trust_code)
     untrained = experiment.learner

@@ -188,6 +188,9 @@ def test_a_checkpoint_that_does_not_exist_is_refused(maml):
 def test_pretrained_weights_are_no_run():
     with pytest.raises(UserError, match="metadist evaluate tests a run"):
         evaluate_run(Path("maml_omniglot_5w1s_cosine"))
+    message = r"neither .* nor the name .* mean maml_omniglot_5w1s_cosine\?\).* --checkpoint NAME"
+    with pytest.raises(UserError, match=message):
+        evaluate_run(Path("maml_omniglot_5w1s"))
 
 
 def test_a_checkpoint_in_place_of_the_run_is_refused(maml):
