@@ -212,18 +212,24 @@ def _newest_intact(saved: Checkpoints) -> tuple[Path, dict[str, Any]] | None:
 
 def _require_same(path: Path, saved: Mapping[str, str], current: Mapping[str, str]) -> None:
     kept = _callback_names(saved) & _callback_names(current)  # others may be added or removed
-    for key in [*saved, *current]:
+    different = []
+    for key in sorted({*saved, *current}):
         group, _, option = key.partition(".")
+        target = f"{group}._target_"
+        in_both = key == target or (key in saved and key in current)
+        if saved.get(target) != current.get(target) and not in_both:
+            continue  # an option that only one of the two classes has
         if group == "callbacks" and option.partition(".")[0] not in kept:
             continue
         if group == "callbacks" and os.sep in saved.get(key, "") + current.get(key, ""):
             continue  # a path, such as one in the run's directory
         if saved.get(key) != current.get(key):
-            raise UserError(
-                f"the checkpoint {path} is of another run: {key} was {saved.get(key)} there and is "
-                f"{current.get(key)} now; resume with the options that it was trained with, or "
-                f"start another run with init_from={path}."
-            )
+            different.append(f"{key} was {saved.get(key)} there and is {current.get(key)} now")
+    if different:
+        raise UserError(
+            f"the checkpoint {path} is of another run: {', '.join(different)}; resume with the "
+            f"options that it was trained with, or start another run with init_from={path}."
+        )
 
 
 def _callback_names(fingerprint: Mapping[str, str]) -> set[str]:

@@ -154,10 +154,11 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path):
     run_world(train, 1, str(tmp_path), "trainer.iterations=2")
     for override, message in (
         ("model.filters=5", "another run: model.filters was 4"),
-        ("task.ways=4", "another run: task.ways was 3"),
+        ("task.ways=4 seed=1", "another run: seed was 0 there and is 1 now, task.ways was 3"),
         ("trainer.iterations=1", "more than trainer.iterations=1"),
     ):
-        (outcome,) = run_world(train, 1, str(tmp_path), "resume=auto", override, may_fail=True)
+        options = ("resume=auto", *override.split())
+        (outcome,) = run_world(train, 1, str(tmp_path), *options, may_fail=True)
         assert "UserError" in str(outcome) and message in str(outcome)
 
 

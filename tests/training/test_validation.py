@@ -284,6 +284,10 @@ def test_a_configuration_key_that_only_one_side_has_is_another_run(tmp_path):
     more = {**contents["fingerprint"], "algorithm.old": "1"}
     with pytest.raises(UserError, match=r"algorithm\.old was 1 there and is None now"):
         restore_from(x, tmp_path / "a.pt", {**contents, "fingerprint": more})
+    other = {k: v for k, v in contents["fingerprint"].items() if not k.startswith("scheduler.")}
+    message = r"run: scheduler\._target_ was None there and is [\w.]+ now; resume"
+    with pytest.raises(UserError, match=message):
+        restore_from(x, tmp_path / "a.pt", {**contents, "fingerprint": other})
     less = {k: v for k, v in contents["fingerprint"].items() if k != "algorithm.inner_lr"}
     with pytest.raises(UserError, match=r"algorithm.inner_lr was None there and is 0\.4 now"):
         restore_from(x, tmp_path / "a.pt", {**contents, "fingerprint": less})
