@@ -20,6 +20,7 @@ from metadist.config.schema import Settings, validate
 from metadist.distributed import get_rank, get_world_size
 from metadist.distributed.job import current_job
 from metadist.distributed.worker_local import WorkerLocal, delete_worker_local
+from metadist.distributed.world import usable_cpus
 from metadist.errors import UserError, first_line
 from metadist.kernels import tune_malloc
 from metadist.loggers import JsonlLogger, Logger, LoggerCollection
@@ -98,6 +99,12 @@ def assemble_experiment(
     cfg, settings = configuration, settings or validate(configuration)
     instantiate = partial(instantiate_node, locate=locate)
     torch.set_num_threads(settings.threads)
+    if settings.threads > usable_cpus() and get_rank() == 0:
+        _log.warning(
+            "threads=%d is more than the CPUs that this process may use, %d, and slows it down",
+            settings.threads,
+            usable_cpus(),
+        )
     tune_malloc()
     plain = to_plain(cfg, resolve=True)
     trainer: TrainerConfig = instantiate(cfg.trainer, "trainer")

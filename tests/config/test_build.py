@@ -1,6 +1,7 @@
 """Any overrides: an experiment, or one sentence; and schedules of the learning rate."""
 
 import copy
+import os
 import tempfile
 from pathlib import Path
 
@@ -153,6 +154,21 @@ def test_a_task_distribution_of_the_users_own_trains(tmp_path):
     x = build(tmp_path, *options, omit=omit)
     assert x.title == "MAML on random vectors, local on 1 worker"
     assert Trainer(x).run()["protocol"]["dataset"] == "random vectors"
+
+
+def test_more_threads_than_cpus_are_a_warning_on_rank_zero(tmp_path, monkeypatch, caplog):
+    before = torch.get_num_threads()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0}, raising=False)
+    build(tmp_path, "threads=1")
+    assert not caplog.messages
+    build(tmp_path, "threads=2")
+    (message,) = caplog.messages
+    assert message.startswith("threads=2 is more than the CPUs that this process may use, 1")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    build(tmp_path, "threads=2")
+    assert len(caplog.messages) == 1
+    torch.set_num_threads(before)
 
 
 def test_metrics_are_recorded_whatever_the_loggers_and_threads_are_set(tmp_path):
