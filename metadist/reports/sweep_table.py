@@ -33,6 +33,11 @@ _DEFAULT = "(default)"
 _MISSING = object()
 _CONTINUED = ("trainer.iterations",)
 """Keys that are changed to continue a finished run."""
+_TEST_TASKS = (
+    "dataset", "ways", "shots", "queries", "class_split", "split_seed", "dataset_seed",
+    "within_alphabet", "test_rotations", "held_out",
+)  # fmt: skip
+"""Keys of a protocol that describe the test tasks."""
 
 
 @dataclass(frozen=True)
@@ -179,8 +184,16 @@ class SweepTable:
         return " ".join(f"{key}={value}" for key, value in pairs) or "the only setting"
 
     def remarks(self) -> list[str]:
-        """Sentences on omitted runs, settings without validation, and non-finite results."""
+        """Sentences on omitted runs, unequal test tasks, and missing or non-finite results."""
         sentences = []
+        protocols = [(run.results or {}).get("protocol") or {} for run in self.runs]
+        if unequal := [
+            key for key in _TEST_TASKS if len({str(each.get(key)) for each in protocols}) > 1
+        ]:
+            sentences.append(
+                f"the settings have different test tasks ({', '.join(unequal)}), so the best one "
+                "may only have the easiest: compare settings of equal tasks"
+            )
         if self.repeated:
             names = ", ".join(run.name for run in self.repeated)
             sentences.append(f"left out, as a later run has the same setting and seed: {names}")

@@ -66,6 +66,23 @@ def test_single_run_has_the_interval_over_test_tasks_and_defaults_are_shown(tmp_
     assert report.table.selected_by == "test" and not report.warnings
 
 
+def test_the_best_of_different_test_tasks_is_said_to_be_not_comparable(tmp_path):
+    for job, ways in enumerate((5, 20)):
+        protocol = {"ways": ways, "train_ways": 20}
+        write(tmp_path / str(job), [f"task.ways={ways}"], 0.9 / ways, protocol=protocol)
+    lines = write_sweep_report(tmp_path).summary_lines()
+    remark = "the settings have different test tasks (ways), so the best one may only have the "
+    assert any(line.startswith(f"warning: {remark}") for line in lines)
+    assert remark[1:] in (tmp_path / "sweep.md").read_text()
+    assert remark in (tmp_path / "report.html").read_text()
+
+
+def test_settings_of_equal_test_tasks_have_no_remark(tmp_path):
+    for job, ways in enumerate((5, 20)):
+        write(tmp_path / str(job), [f"task.train_ways={ways}"], 0.5, protocol={"train_ways": ways})
+    assert not write_sweep_report(tmp_path).table.remarks()
+
+
 def test_repeated_seed_is_not_a_second_seed(tmp_path):
     for job, (rate, test) in enumerate((("0.1", 0.2), ("0.4", 0.5), ("0.1", 0.7))):
         write(tmp_path / str(job), [f"algorithm.inner_lr={rate}"], test)
