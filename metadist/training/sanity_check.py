@@ -192,7 +192,7 @@ def run_sanity_check(
         UserError: model, algorithm and task do not fit together, the learner returns something
             other than a result, or a metric has a reserved name.
         RuntimeError: the user's own code raised an error. The message names the file and line, and
-            the error is the cause.
+            the traceback is that of the error.
     """
     handle = WorkerLocal("sanity check", tasks)
     try:
@@ -222,7 +222,11 @@ def _check_task(tasks: WorkerLocal, learner: Learner, split: str, precision: Pre
         raise_if_interrupted(error)
         if (explained := _explain(error, tasks.value, learner, split)) is None:
             raise
-        raise explained from error
+        if isinstance(explained, UserError) or error.__traceback__ is None:
+            raise explained from error
+        # One traceback, which ends in the user's code, and what the user's error was raised from.
+        cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        raise explained.with_traceback(error.__traceback__.tb_next) from cause
     if training and all(gradient is None for gradient in gradients):
         raise UserError(
             f"the loss that {name}.forward returned in training has no gradient: compute it "

@@ -77,15 +77,29 @@ def test_the_dataset_is_not_kept(model):
     assert kept() is None
 
 
-def test_an_error_of_the_users_model_names_its_line_and_is_chained(tasks):
+def test_an_error_of_the_users_model_names_its_line_in_one_traceback(tasks):
     lines = Path(__file__).read_text().splitlines()
     number = 1 + next(i for i, text in enumerate(lines) if "# the line of the error" in text)
     with pytest.raises(RuntimeError, match=rf"test_sanity_check\.py:{number}, in compute: ") as got:
         run_sanity_check(tasks, MAML(WrongShape()))
     assert not isinstance(got.value, UserError)
-    assert "shapes cannot be multiplied" in str(got.value.__cause__)
+    assert "shapes cannot be multiplied" in str(got.value)
     text = "".join(traceback.format_exception(got.value))
     assert f'test_sanity_check.py", line {number}' in text
+    assert text.count("Traceback") == 1 and text.count("in compute") == 2
+
+
+def test_what_an_error_of_the_users_model_was_raised_from_is_kept(tasks, model):
+    def fail(loss):
+        try:
+            return {}["missing"]
+        except KeyError as error:
+            raise ValueError("the user's own") from error
+
+    with pytest.raises(RuntimeError, match="in fail: ValueError: the user's own") as got:
+        run_sanity_check(tasks, Returns(model, fail))
+    text = "".join(traceback.format_exception(got.value))
+    assert text.count("Traceback") == 2 and "KeyError: 'missing'" in text
 
 
 class Broken(FewShotTasks):
