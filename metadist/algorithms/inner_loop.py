@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from metadist.algorithms.functional import call_with
-from metadist.algorithms.learner import Learner, TaskResult
+from metadist.algorithms.learner import Learner, TaskResult, tied_parameters
 from metadist.errors import UserError
 from metadist.profile_ranges import profile_range
 from metadist.tasks import Episode, Examples
@@ -186,7 +186,8 @@ def adapted_names(model: nn.Module, adapt: AdaptedParameters) -> list[str]:
             2008.08882). The last layer is the model's `head`.
 
     Raises:
-        UserError: an unknown `adapt`, the model has no `head`, or no parameter is left.
+        UserError: an unknown `adapt`, the model has no `head` or shares the head's parameters with
+            other layers, or no parameter is left.
     """
     if adapt not in get_args(AdaptedParameters):
         raise UserError(
@@ -197,6 +198,12 @@ def adapted_names(model: nn.Module, adapt: AdaptedParameters) -> list[str]:
         raise UserError(
             f"algorithm.adapt={adapt} needs a model whose last layer is `head`, which "
             f"{type(model).__name__} lacks: choose model=conv4 or mlp, or algorithm.adapt=all."
+        )
+    if adapt in ("head", "body") and tied_parameters(model, cast(nn.Module, model.head)):
+        raise UserError(
+            f"algorithm.adapt={adapt} needs a head with parameters of its own, and the head of "
+            f"{type(model).__name__} shares some with other layers: give it its own, or choose "
+            "algorithm.adapt=all."
         )
     if adapt == "head":
         names = [name for name in names if name.startswith("head.")]

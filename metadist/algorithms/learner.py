@@ -320,5 +320,13 @@ def require_features(model: nn.Module, algorithm: str) -> None:
     )
 
 
+def tied_parameters(model: nn.Module, part: nn.Module) -> list[nn.Parameter]:
+    """The parameters of a part of a model that other modules of the model share."""
+    of_part = set(part.modules())
+    others = [module for module in model.modules() if module not in of_part]
+    shared = {id(p) for module in others for p in module.parameters(recurse=False)}
+    return [p for p in part.parameters() if id(p) in shared]
+
+
 def _batch_norms(module: nn.Module) -> list[_BatchNorm]:
     return [norm for norm in module.modules() if isinstance(norm, _BatchNorm)]

@@ -5,7 +5,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from metadist.algorithms.learner import Learner, TaskResult, require_features
+from metadist.algorithms.learner import Learner, TaskResult, require_features, tied_parameters
 from metadist.errors import UserError
 from metadist.tasks import Episode
 
@@ -52,7 +52,10 @@ class Prototypical(Learner):
         if regression:
             raise UserError("algorithm=prototypical classifies: choose a dataset with classes.")
         require_features(model, "prototypical")
-        self.model.head.requires_grad_(False)
+        tied = {id(parameter) for parameter in tied_parameters(model, self.model.head)}
+        for parameter in self.model.head.parameters():
+            if id(parameter) not in tied:  # the features use tied parameters
+                parameter.requires_grad_(False)
 
     def forward(self, episode: Episode) -> TaskResult:
         """Classify `episode.query` by the prototypes of `episode.support`."""

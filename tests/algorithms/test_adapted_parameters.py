@@ -7,7 +7,7 @@ from problems import Scale, assert_equal_gradients, gradients, images
 from torch import nn
 from torch.func import functional_call
 
-from metadist.algorithms import ANIL, MAML, MetaSGD
+from metadist.algorithms import ANIL, MAML, MetaSGD, Prototypical
 from metadist.algorithms.inner_loop import adapted_names
 from metadist.errors import UserError
 from metadist.models import MLP, Conv4
@@ -94,6 +94,27 @@ def test_adapting_the_head_is_anil():
         results.append((result.loss.detach(), gradients(learner)))
     torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-12, atol=0)
     assert_equal_gradients(results[0][1], results[1][1])
+
+
+class Tied(MLP):
+    """A network whose head has the weight of its only layer."""
+
+    def __init__(self) -> None:
+        super().__init__((4,), 4, [4], batch_norm=False)
+        self.head.weight = next(self.layers.parameters())
+
+
+@pytest.mark.parametrize("adapt", ["head", "body"])
+def test_a_head_that_is_tied_to_the_features_is_refused(adapt):
+    with pytest.raises(UserError, match=rf"algorithm\.adapt={adapt} needs a head with .* of Tied"):
+        MAML(Tied(), adapt=adapt)
+    MAML(Tied(), adapt="all")
+
+
+def test_prototypical_networks_train_a_weight_that_head_and_features_share():
+    model = Tied()
+    Prototypical(model)
+    assert model.head.weight.requires_grad and not model.head.bias.requires_grad
 
 
 def test_a_model_that_does_not_fit_is_refused():
