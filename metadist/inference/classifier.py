@@ -20,8 +20,8 @@ from metadist.training.pretrained import find_weights
 _BATCH = 256
 """The number of queries that are predicted at once, which bounds the memory."""
 
-_TEXT_KINDS = "UOT"
-"""Kinds of NumPy's types that hold texts: of fixed width, objects, of variable width."""
+_TEXT_KINDS = "UT"
+"""Kinds of NumPy's types that hold texts: of fixed and of variable width."""
 
 
 class FewShotClassifier:
@@ -120,7 +120,7 @@ class FewShotClassifier:
         """
         images = _as_sequence(images)
         try:
-            array = np.asarray(labels.cpu() if isinstance(labels, Tensor) else labels)
+            array = _as_labels(labels)
             if array.dtype.kind == "U" and not all(isinstance(label, str) for label in labels):
                 raise TypeError("some are strings and others are not")
             if array.dtype.kind == "f" and np.isnan(array).any():
@@ -174,8 +174,8 @@ class FewShotClassifier:
             UserError: see `predict_proba`; or there are fewer or more labels than images.
         """
         predictions = self.predict(images)
-        true = np.asarray(labels.cpu() if isinstance(labels, Tensor) else labels)
-        if (true.dtype.kind in _TEXT_KINDS) != (predictions.dtype.kind in _TEXT_KINDS):
+        true = _as_labels(labels)
+        if _are_texts(true) != _are_texts(predictions):
             raise UserError(
                 f"labels of type {true.dtype} cannot be compared with classes of type "
                 f"{predictions.dtype}: give labels as in fit."
@@ -251,6 +251,22 @@ def _as_sequence(images: Any) -> Any:
     except TypeError:
         kind = type(images).__name__
         raise UserError(f"images are of type {kind}: give a list, array or tensor.") from None
+
+
+def _as_labels(labels: Any) -> np.ndarray:
+    """Labels as an array, of objects if NumPy would round integers to floating-point numbers."""
+    array = np.asarray(labels.cpu() if isinstance(labels, Tensor) else labels)
+    if array.dtype.kind == "f" and not isinstance(labels, np.ndarray | Tensor):
+        objects = np.asarray(labels, dtype=object)
+        if not np.isnan(array).any() and (objects != array).any():
+            return objects
+    return array
+
+
+def _are_texts(labels: np.ndarray) -> bool:
+    return labels.dtype.kind in _TEXT_KINDS or (
+        labels.dtype.kind == "O" and any(isinstance(label, str) for label in labels.flat)
+    )
 
 
 def _as_inputs(images: Any) -> Tensor:
