@@ -163,11 +163,17 @@ def resize_image(image: Image.Image, mode: str, size: int) -> np.ndarray:
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
         raise ValueError(f"its mode is {image.mode}, expected 8 or 16 bits per channel")
+    transparent = image.info.get("transparency")
     if image.mode.startswith("I;16"):
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        pixels = np.asarray(image)
+        white = pixels == transparent if isinstance(transparent, int) else False
+        image = Image.fromarray(np.where(white, 255, pixels >> 8).astype(np.uint8))
     elif image.has_transparency_data:
-        white = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(white, image.convert("RGBA"))
+        if isinstance(transparent, tuple) and max(transparent) > 255:
+            image = image.copy()  # of a file of 16 bits per channel, read as 8 bits
+            image.info["transparency"] = tuple(value >> 8 for value in transparent)
+        background = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(background, image.convert("RGBA"))
     return np.asarray(image.convert(mode).resize((size, size), Image.Resampling.LANCZOS))
 
 

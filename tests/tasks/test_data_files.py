@@ -2,7 +2,9 @@
 
 import io
 import os
+import struct
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +114,31 @@ def test_transparent_images_are_put_on_white(name):
     image, options = transparent_images()[name]
     found = decoded(image, "PNG", **options)
     assert (found[4:8] == 0).all() and (np.delete(found, slice(4, 8), 0) == 255).all()
+
+
+def png_of_16_bits(pixels: np.ndarray, transparent: np.ndarray) -> bytes:
+    """A PNG file, grey (h, w) or RGB (h, w, 3), with a transparent color; Pillow writes none."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        checksum = zlib.crc32(name + data)
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", checksum)
+
+    height, width = pixels.shape[:2]
+    header = struct.pack(">IIBBBBB", width, height, 16, 2 if pixels.ndim == 3 else 0, 0, 0, 0)
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+    content = chunk(b"tRNS", transparent.astype(">u2").tobytes()) + chunk(
+        b"IDAT", zlib.compress(rows)
+    )
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + content + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize("color", [np.array(40_000), np.array([40_000, 300, 10])])
+def test_transparent_images_of_16_bits_are_put_on_white(color, mode):
+    pixels = np.zeros((16, 16, *color.shape), np.uint16)
+    pixels[:8] = color
+    found = decode_image(png_of_16_bits(pixels, color), mode, 16, ("PNG",), 256)
+    assert (found[:8] == 255).all() and (found[8:] == 0).all()
 
 
 def test_half_transparent_pixels_are_mixed_with_white():
