@@ -314,8 +314,7 @@ def _use_equal_kernels(experiment: Experiment, outcomes: list[_BuildOutcome]) ->
     failed_ranks = [rank for rank, outcome in enumerate(outcomes) if outcome.compile_error]
     if failed_ranks:
         experiment.train_mapper = replace(experiment.train_mapper, compiled=None)
-        if get_rank() == 0:
-            assert compiled is not None
+        if get_rank() == 0 and compiled is not None:
             _log.log(
                 logging.WARNING if compiled.backend == "inductor" else logging.INFO,
                 "the outer step runs eagerly: on rank %s %s (%s); trainer.compile=false avoids the "

@@ -31,8 +31,6 @@ _log = logging.getLogger(__name__)
 
 _CALLS_UNTIL_READY = 3
 """TorchInductor records a CUDA graph in the second call and replays it from the third one on."""
-
-
 _MAX_FORMS = 8
 """The most task shapes, times sets of trained parameters, that a run compiles."""
 

@@ -19,7 +19,7 @@ from metadist.distributed.reducers import mean_reducer
 from metadist.distributed.responses import Gradients, WorkerResponse
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.distributed.worker_request import Call
-from metadist.errors import UserError
+from metadist.errors import UserError, first_line
 from metadist.profile_ranges import profile_range
 from metadist.tasks import Episode, random_state, seed_from, select_episodes
 from metadist.training.batching import (
@@ -245,7 +245,14 @@ class TrainMapper(TaskMapper):
         """See `SummingMapper`. Computes one chunk of tasks at a time, which bounds the memory."""
         device = resolve_device(self.device)
         with profiled_request(self.profile), tensor_float32(self.precision, device):
-            return self._weighted_sum(calls, weights, inputs, device)
+            try:
+                return self._weighted_sum(calls, weights, inputs, device)
+            except torch.OutOfMemoryError as error:
+                raise UserError(
+                    "the GPU's memory does not suffice for a chunk of tasks "
+                    f"(trainer.task_chunk_size={self.chunk_size}): set a smaller number. "
+                    f"{first_line(error)}"
+                ) from error
 
     def _weighted_sum(
         self,

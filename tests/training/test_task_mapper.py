@@ -285,3 +285,15 @@ def test_devices(monkeypatch):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
         for name in ("auto", "cuda"):
             assert resolve_device(name) == torch.device("cuda", index)
+
+
+def test_a_gpu_without_enough_memory_is_one_sentence(monkeypatch):
+    class TooLarge(Dice):
+        def forward(self, episode):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore")
+
+    learner = TooLarge()
+    calls = [((learner, MetaBatch(KEYS)), {})]
+    expected = r"trainer\.task_chunk_size=7\): set a smaller number\. .*allocate 2\.00 GiB\.$"
+    with pytest.raises(UserError, match=expected):
+        mapper_of(TrainMapper, chunk_size=7).weighted_sum(calls, [1.0], [*learner.parameters()])
