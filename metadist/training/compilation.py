@@ -111,7 +111,8 @@ def _why_eager(learner: Learner, chunk_size: int) -> str | None:
     """The reason why a learner's step is not compiled; None if it can be."""
     name = learner.algorithm_name
     if not chunk_size:
-        return f"{name} with this model and dataset computes one task at a time"
+        hint = "; trainer.task_chunk_size=4 batches them" if learner.supports_batched_tasks else ""
+        return f"{name} with this model and dataset computes one task at a time{hint}"
     if any(True for _ in learner.buffers()):
         return f"{name} with this model has buffers, which a compiled step does not change"
     if learner.needs_task_seeds:
