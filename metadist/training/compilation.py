@@ -66,7 +66,8 @@ def compile_options(
         )
     on_gpu = replays_graph(device)
     convolutions = any(isinstance(layer, nn.Conv2d) for layer in learner.modules())
-    worthwhile = on_gpu or (not convolutions and trainer.iterations >= _MIN_COMPILED)
+    long_and_small = not convolutions and trainer.iterations >= _MIN_COMPILED
+    worthwhile = on_gpu or (device.type == "cpu" and long_and_small)
     if trainer.compile == "auto" and not worthwhile:
         return None
     episode = tasks.sample(task_keys(0, "train", 0, range(1))[0])

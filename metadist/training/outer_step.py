@@ -31,10 +31,14 @@ _log = logging.getLogger(__name__)
 
 _CALLS_UNTIL_READY = 3
 """TorchInductor records a CUDA graph in the second call and replays it from the third one on."""
+
+Backend = Literal["inductor", "cudagraphs"]
+"""What makes the compiled form of a step; see `CompileOptions`."""
+
 _MAX_FORMS = 8
 """The most task shapes, times sets of trained parameters, that a run compiles."""
 
-FAILED = {
+FAILED: dict[Backend, str] = {
     "inductor": "it cannot be compiled",
     "cudagraphs": "it cannot be captured as a CUDA graph",
 }
@@ -134,7 +138,7 @@ class CompileOptions(NamedTuple):
 
     configuration: str
     chunk_size: int
-    backend: Literal["inductor", "cudagraphs"] = "inductor"
+    backend: Backend = "inductor"
 
 
 class _CompiledStep(NamedTuple):
@@ -287,7 +291,7 @@ def _eager(
 def compile_outer_step(
     step: Callable[..., StepSum],
     arguments: Any,
-    backend: Literal["inductor", "cudagraphs"] = "inductor",
+    backend: Backend = "inductor",
 ) -> Callable[..., StepSum]:
     """Compile or capture a step for the structure and the shapes of its arguments.
 
