@@ -1,7 +1,7 @@
 """Few-shot tasks from a dataset with a number of ways, shots and queries."""
 
 import functools
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge
@@ -11,6 +11,7 @@ from metadist.errors import UserError
 from metadist.tasks.dataset import TaskDataset
 from metadist.tasks.episode import Episode, EpisodeDescription, key_generator, key_split
 from metadist.tasks.generators import KeyGenerators
+from metadist.tasks.look_ahead import Counts, LookAhead
 
 
 class FewShotTasks:
@@ -85,6 +86,7 @@ class FewShotTasks:
         self.input_shape = dataset.input_shape
         self.outputs = dataset.outputs(max(self.ways, self.train_ways))
         self.regression = dataset.regression
+        self._look_ahead = LookAhead(self._sample_together)
 
     def sample(self, key: Tensor) -> Episode:
         """Sample the task that a key stands for. Equal keys give equal episodes, bit for bit.
@@ -110,16 +112,19 @@ class FewShotTasks:
         """
         if type(self).sample is not FewShotTasks.sample:
             return None
-        split, generators = key_split(keys[0]), KeyGenerators(keys)
-        episodes = getattr(self.dataset, "episodes", None)
-        if episodes is not None and _overrides_episode_only(type(self.dataset)):
-            return None
-        if episodes is not None:
-            return episodes(generators, split, *self._counts(split))
+        split = key_split(keys[0])
+        if hasattr(self.dataset, "episodes"):
+            if _overrides_episode_only(type(self.dataset)):
+                return None
+            return self._look_ahead(keys, self._counts(split))
         episodes_on = getattr(self.dataset, "episodes_on", None)
         if episodes_on is None or device.type == "cpu":
             return None
-        return episodes_on(device, generators, split, *self._counts(split))
+        return episodes_on(device, KeyGenerators(keys), split, *self._counts(split))
+
+    def _sample_together(self, keys: Tensor, counts: Counts) -> Episode:
+        dataset: Any = self.dataset
+        return dataset.episodes(KeyGenerators(keys), key_split(keys[0]), *counts)
 
     def describe(self, key: Tensor) -> EpisodeDescription | None:
         """A task's class names and query images; None if the dataset has no `describe`.
@@ -155,7 +160,7 @@ class FewShotTasks:
             **self.dataset.protocol(),
         }
 
-    def _counts(self, split: str) -> tuple[int, int, int]:
+    def _counts(self, split: str) -> Counts:
         """Ways, shots and queries of a split's tasks."""
         if split == "train":
             return self.train_ways, self.train_shots, self.train_queries

@@ -1,0 +1,86 @@
+import itertools
+
+import pytest
+import torch
+
+from metadist.tasks import FewShotTasks, Sinusoid, stack_episodes, task_keys
+
+CPU = torch.device("cpu")
+
+
+def assert_sampled(tasks, keys):
+    """Compare tasks that were sampled together with those of each key."""
+    found = tasks.sample_batch(keys, CPU)
+    expected = stack_episodes([tasks.sample(key) for key in keys])
+    for part, other in zip(itertools.chain(*found), itertools.chain(*expected), strict=True):
+        assert torch.equal(part, other)
+    for examples in found:  # of one alignment, with which the rounding of products varies
+        assert examples.inputs.data_ptr() % 64 == 0
+    return found
+
+
+class Counted(Sinusoid):
+    """Counts the tasks of each call."""
+
+    def __init__(self):
+        self.calls = []
+
+    def episode(self, *arguments):
+        return super().episode(*arguments)
+
+    def episodes(self, generators, split, ways, shots, queries):
+        episodes = super().episodes(generators, split, ways, shots, queries)
+        self.calls.append(len(episodes.query.inputs))
+        return episodes
+
+
+def test_tasks_of_consecutive_iterations_are_sampled_together():
+    dataset = Counted()
+    tasks = FewShotTasks(dataset, 1, 10, 10)
+    for iteration in range(5, 17):
+        assert_sampled(tasks, task_keys(3, "train", iteration, range(25)))
+    assert dataset.calls == [25, 250, 250]
+
+
+@pytest.mark.parametrize(
+    ("indices", "points", "calls"),
+    [
+        (range(100), 10, [100, 200, 200]),
+        (range(129), 10, [129] * 4),
+        (range(2), 9000, [2, 2, 2, 2]),  # their inputs have 36,000 elements
+        (range(7, 8), 10, [1, 256]),
+    ],
+)
+def test_the_number_of_tasks_that_are_sampled_together_is_bounded(indices, points, calls):
+    dataset = Counted()
+    tasks = FewShotTasks(dataset, 1, points, points)
+    for iteration in range(1, 5):
+        assert_sampled(tasks, task_keys(0, "train", iteration, indices))
+    assert dataset.calls == calls
+
+
+def test_tasks_are_the_same_in_any_order_of_calls():
+    dataset = Counted()
+    tasks = FewShotTasks(dataset, 1, 4, 2)
+    keys = [task_keys(seed, "train", i, range(3)) for seed in (0, 1) for i in (1, 2, 3)]
+    keys += [task_keys(0, "test", 0, range(3)), task_keys(0, "train", 2, range(1, 4))]
+    for order in itertools.permutations(range(len(keys)), 3):
+        for number in order:
+            assert_sampled(tasks, keys[number])
+
+
+def test_other_counts_take_effect_in_the_next_iteration():
+    tasks = FewShotTasks(Sinusoid(), 1, 4, 2)
+    for iteration in range(1, 9):
+        if iteration == 5:
+            tasks.train_shots = 6
+        found = assert_sampled(tasks, task_keys(0, "train", iteration, range(3)))
+        assert found.support.inputs.shape[1] == (4 if iteration < 5 else 6)
+
+
+def test_tasks_that_were_changed_in_place_are_sampled_again():
+    tasks = FewShotTasks(Sinusoid(), 1, 4, 2)
+    for iteration in (1, 2, 3, 1, 2, 3):
+        found = assert_sampled(tasks, task_keys(0, "train", iteration, range(3)))
+        for tensor in itertools.chain(*found):
+            tensor.fill_(7)
