@@ -19,6 +19,8 @@ from metadist.config.plain import redact_secrets, to_plain
 from metadist.config.schema import Settings, validate
 from metadist.distributed import get_rank, get_world_size
 from metadist.distributed.job import current_job
+from metadist.distributed.partitioners import DimPartitioner
+from metadist.distributed.reducers import LinearReducer
 from metadist.distributed.worker_local import WorkerLocal, delete_worker_local
 from metadist.distributed.world import usable_cpus
 from metadist.errors import UserError, first_line
@@ -205,7 +207,7 @@ def _strategy(cfg: DictConfig, settings: Settings, instantiate: Callable[..., An
     group = "partition" if "partition" in cfg else "default_partition"
     partitioner = instantiate(cfg[group], group)
     reducer = instantiate(cfg.reducer, "reducer")
-    return instantiate(
+    strategy: Strategy = instantiate(
         cfg.strategy,
         "strategy",
         partitioner=partitioner,
@@ -213,6 +215,11 @@ def _strategy(cfg: DictConfig, settings: Settings, instantiate: Callable[..., An
         timeout_seconds=settings.timeout_seconds,
         rendezvous_timeout_seconds=settings.rendezvous_timeout_seconds,
     )
+    items_are_equal = isinstance(reducer, LinearReducer) and reducer.weights_items_equally
+    if strategy.sums_on_workers and items_are_equal and type(partitioner) is DimPartitioner:
+        # The result is the same, and a shard per task takes longer.
+        strategy.partitioner = partitioner.with_one_shard_per_worker()
+    return strategy
 
 
 def _on_this_worker(tasks: TaskDistribution) -> WorkerLocal:

@@ -1,7 +1,7 @@
 """Shards of a call's arguments, the partitioners that create them, and the shards' results."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import optree
@@ -119,6 +119,10 @@ class DimPartitioner:
             shard_args, shard_kwargs = call
             shards.append(Shard(worker, shard_args, shard_kwargs, size=stop - start))
         return shards
+
+    def with_one_shard_per_worker(self) -> "DimPartitioner":
+        """The partitioner that gives each worker the same items in one shard."""
+        return replace(self, exclusive=False, keepdim=True)
 
     def _common_length(self, tensors: list[torch.Tensor]) -> int:
         if not tensors:

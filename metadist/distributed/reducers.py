@@ -51,6 +51,13 @@ class LinearReducer:
         """
         return None
 
+    @property
+    def weights_items_equally(self) -> bool:
+        """Whether the result is the same for any split of the items into shards, if the result of a
+        shard is the mean over its items. Default: False.
+        """
+        return False
+
     def __call__(self, results: Sequence[Any]) -> Any:
         """Reduce results that all have the same structure.
 
@@ -74,6 +81,11 @@ class MeanReducer(LinearReducer):
         """The number of items."""
         return float(sum(sizes))
 
+    @property
+    def weights_items_equally(self) -> bool:
+        """True, except in a subclass."""
+        return type(self) is MeanReducer
+
 
 @dataclass(frozen=True)
 class SumReducer(LinearReducer):
@@ -91,6 +103,11 @@ class SumReducer(LinearReducer):
     def weights(self, sizes: Sequence[float]) -> list[float]:
         """1 for every shard, or the shards' sizes with `of_items`."""
         return [float(size) for size in sizes] if self.of_items else [1] * len(sizes)
+
+    @property
+    def weights_items_equally(self) -> bool:
+        """True with `of_items`, except in a subclass."""
+        return type(self) is SumReducer and self.of_items
 
 
 mean_reducer = MeanReducer()

@@ -23,7 +23,7 @@ from metadist.errors import UserError
 from metadist.launchers import RunSpec, run_job
 from metadist.loggers import Run
 from metadist.models import MLP
-from metadist.tasks import Episode, Examples, key_generator
+from metadist.tasks import Episode, Examples, key_generator, task_keys
 from metadist.training import Experiment, MetaBatch, Trainer
 
 KEYS = (
@@ -451,3 +451,43 @@ def test_an_error_in_a_module_of_the_user_names_its_line(tmp_path, monkeypatch):
 def test_resume_is_a_text(tmp_path):
     with pytest.raises(UserError, match="resume=True does not fit: write resume=auto or"):
         build(tmp_path, "resume=true")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "shards"),
+    [
+        (["+partition=dim0"], 1),
+        (["+partition=dim0", "reducer=sum"], 1),
+        (["+partition=dim0", "reducer=sum", "reducer.of_items=false"], 3),
+        (["+partition=dim0", "strategy=allreduce", "strategy.engine=ddp"], 3),
+        (["+partition=dim0", "strategy=rpc", "strategy.gradient=dist_autograd"], 3),
+        (["+partition=batch"], 1),
+    ],
+)
+def test_tasks_are_one_shard_where_the_result_is_the_same(tmp_path, overrides, shards):
+    options = ["strategy=local", "trainer.meta_batch_size=3", *overrides]
+    x = build(tmp_path, *options)
+    keys = task_keys(0, "train", 1, range(3))
+    assert len(x.strategy.partitioner(x.learner, MetaBatch(keys))) == shards
+
+
+def gradient(directory, *overrides):
+    """The gradient of one meta-batch."""
+    x = build(directory, "strategy=local", "trainer.meta_batch_size=5", *overrides)
+    batch = MetaBatch(task_keys(0, "train", 1, range(5)))
+    x.strategy.forward_backward(x.train_mapper, x.learner, batch)
+    return [parameter.grad for parameter in x.learner.parameters()]
+
+
+@pytest.mark.parametrize("reducer", ["mean", "sum"])
+def test_shards_of_several_tasks_have_the_gradient_of_single_ones(tmp_path, reducer):
+    found = gradient(tmp_path / "one", f"reducer={reducer}")
+    target = f"+partition._target_={__name__}.one_by_one"
+    expected = gradient(
+        tmp_path / "each", f"reducer={reducer}", target, "+partition._partial_=true"
+    )
+    assert all(map(torch.equal, found, expected))
+
+
+def one_by_one(learner, tasks: MetaBatch) -> list[Shard]:
+    return [Shard(0, (learner, tasks.select(slice(i, i + 1)))) for i in range(tasks.size)]

@@ -308,3 +308,18 @@ def test_results_are_a_list_with_sizes():
     results = todist.ShardResults(["a", "b"], [2, 1])
     assert results == ["a", "b"] and results.sizes == [2.0, 1.0]
     assert todist.ShardResults(["a", "b"]).sizes == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("keepdim", [True, False])
+def test_one_shard_per_worker_holds_the_same_items(keepdim):
+    partitioner = todist.dim_partitioner(1, exclusive=True, keepdim=keepdim, workers=[2, "b"])
+    items = torch.arange(14).view(2, 7)
+    merged = partitioner.with_one_shard_per_worker()(items, factor=3)
+    assert [(shard[0], shard[2], shard.size) for shard in merged] == [
+        (2, {"factor": 3}, 4),
+        ("b", {"factor": 3}, 3),
+    ]
+    single = partitioner(items, factor=3)
+    for worker, (tensor,), _ in merged:
+        own = [args[0].reshape(2, 1) for name, args, _ in single if name == worker]
+        assert torch.equal(tensor, torch.cat(own, 1))

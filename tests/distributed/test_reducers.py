@@ -13,6 +13,8 @@ from worlds import run_world
 
 import metadist as todist
 from metadist.distributed.reducers import (
+    LinearReducer,
+    MeanReducer,
     SumReducer,
     finish_sum,
     leaf_dtypes,
@@ -296,3 +298,29 @@ def test_sums_of_small_integers_do_not_overflow(dtype):
     largest = torch.iinfo(dtype).max
     assert todist.sum_reducer([torch.tensor(largest, dtype=dtype)] * 3).item() == 3 * largest
     assert todist.mean_reducer([torch.tensor(largest, dtype=dtype)] * 3).item() == largest
+
+
+class Doubled(MeanReducer):
+    """Gives the first shard a double weight."""
+
+    def weights(self, sizes):
+        return [2.0 * sizes[0], *map(float, sizes[1:])]
+
+
+@pytest.mark.parametrize(
+    ("reducer", "equally"),
+    [
+        (MeanReducer(), True),
+        (SumReducer(of_items=True), True),
+        (SumReducer(), False),
+        (Doubled(), False),
+        (LinearReducer(), False),
+    ],
+)
+def test_a_reducer_knows_whether_the_split_matters(reducer, equally):
+    assert reducer.weights_items_equally == equally
+    if equally:
+        items = torch.tensor([1.0, 5.0, 9.0])
+        alone = reducer(todist.ShardResults(list(items), [1, 1, 1]))
+        split = reducer(todist.ShardResults([items[:2].mean(), items[2]], [2, 1]))
+        assert torch.equal(alone, split)
