@@ -154,7 +154,11 @@ def all_reduce(tree: T, op: Literal["sum", "mean", "max", "min"] = "sum") -> T:
     def combine(vector: Tensor) -> Tensor:
         if op in ("sum", "mean"):
             inexact = vector.is_floating_point() or vector.is_complex()
-            total = _SumOverRanks.apply(vector if inexact else vector.long())
+            if vector.requires_grad:
+                total = _SumOverRanks.apply(vector)
+            else:  # a new vector, which may be overwritten
+                total = vector if inexact else vector.long()
+                _reduce_in_place(total)
             if op == "sum":
                 return total
             return (total if inexact else total.double()) / size
