@@ -68,17 +68,24 @@ def set_tensor_float32(precision: Precision, device: torch.device) -> None:
         torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
-@contextlib.contextmanager
-def tensor_float32(precision: Precision, device: torch.device) -> Iterator[None]:
+def tensor_float32(
+    precision: Precision, device: torch.device
+) -> contextlib.AbstractContextManager[None]:
     """Context of `set_tensor_float32`, which restores the settings after it."""
+    if precision == "bf16" or device.type != "cuda":
+        return contextlib.nullcontext()
+    return _tensor_float32(precision, device)
+
+
+@contextlib.contextmanager
+def _tensor_float32(precision: Precision, device: torch.device) -> Iterator[None]:
     matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     set_tensor_float32(precision, device)
     try:
         yield
     finally:
-        if precision != "bf16" and device.type == "cuda":
-            torch.set_float32_matmul_precision(matmul)
-            torch.backends.cudnn.allow_tf32 = cudnn
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = cudnn
 
 
 def autocast(

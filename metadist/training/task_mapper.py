@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import optree
 import torch
 from torch import Tensor
@@ -167,10 +168,8 @@ class TaskMapper:
         sample_batch = getattr(self.tasks.value, "sample_batch", None)
         if sample_batch is None or any(batch.episodes is not None for batch in batches):
             return
-        if all(batch.keys.dim() == 1 for batch in batches):
-            keys = torch.stack([batch.keys for batch in batches])
-        else:
-            keys = torch.cat([batch.keys.view(-1, batch.keys.shape[-1]) for batch in batches])
+        rows = [batch.keys.view(-1, batch.keys.shape[-1]) for batch in batches]
+        keys = torch.cat(rows) if len(rows) > 1 else rows[0]
         for chunk_keys in keys.split(MAX_CHUNK):
             with profile_range("data"):
                 episodes = sample_batch(chunk_keys, device)
@@ -262,7 +261,9 @@ class TrainMapper(TaskMapper):
         device: torch.device,
     ) -> WorkerResponse:
         learner, batches = _learner_and_batches(calls)
-        parameters = dict(learner.train().named_parameters())
+        if not all(module.training for module in learner.modules()):  # faster than `train`
+            learner.train()
+        parameters = dict(learner.named_parameters())
         names = {id(parameter): name for name, parameter in parameters.items()}
         trainable = [names[id(tensor)] for tensor in inputs]
         on_device = self._prepare(learner, device)
@@ -270,9 +271,7 @@ class TrainMapper(TaskMapper):
             learner, parameters = on_device, dict(on_device.named_parameters())
         counts = [batch.size for batch in batches]
         # The result of a call is the mean over its tasks.
-        task_weights = [
-            w / count for w, count in zip(weights, counts, strict=True) for _ in range(count)
-        ]
+        task_weights = np.repeat(np.divide(weights, counts), counts)
         values: list[Any] = []
         gradients: list[Tensor | None] = [None] * len(inputs)
         dtypes: list[torch.dtype | None] = []
@@ -295,12 +294,12 @@ class TrainMapper(TaskMapper):
         parameters: Mapping[str, Tensor],
         trainable: Sequence[str],
         batches: list[MetaBatch],
-        task_weights: Sequence[float],
+        task_weights: np.ndarray,
         device: torch.device,
     ) -> Iterator[StepSum]:
         """The weighted sum of each chunk of tasks: compiled, eager, or for a single task."""
         # Copied to the device before the steps, which then wait for no copy.
-        weights = torch.tensor(task_weights, dtype=torch.float64).to(device)
+        weights = torch.from_numpy(task_weights).to(device)
         size = self.chunk_size if self.compiled is None else self.compiled.chunk_size
         done = 0
         for chunk in self._chunks(batches, learner, device, size):
