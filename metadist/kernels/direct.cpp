@@ -207,6 +207,8 @@ void sum_columns(const R* const* left, const R* const* right, int64_t pairs, int
     int64_t row = 0;
     for (; row + 6 <= rows; row += 6)
         sum_pairs<R, 6, VECTORS>(left, right, pairs, row, column, width, c);
+    for (; row + 4 <= rows; row += 4)
+        sum_pairs<R, 4, VECTORS>(left, right, pairs, row, column, width, c);
     for (; row + 2 <= rows; row += 2)
         sum_pairs<R, 2, VECTORS>(left, right, pairs, row, column, width, c);
     if (row < rows) sum_pairs<R, 1, VECTORS>(left, right, pairs, row, column, width, c);
@@ -225,7 +227,7 @@ void weight_grad(const Shape& s, const R* inputs, const R* gradient, R* weight, 
         for (int64_t pixel = 0; pixel < s.out_pixels(); ++pixel)
             if (const int64_t source = s.source(pixel, tap); source >= 0)
                 pairs[tap].push_back({source, pixel});
-    std::vector<const R*> left, right;
+    std::vector<const R*> left(block * s.out_pixels()), right(block * s.out_pixels());
     for (int64_t task = 0; task < s.tasks; ++task, inputs += s.images * s.in_pixels() * s.in,
                  gradient += s.images * s.out_pixels() * s.out, weight += s.taps() * s.in * s.out,
                  bias += s.out) {
@@ -236,20 +238,22 @@ void weight_grad(const Shape& s, const R* inputs, const R* gradient, R* weight, 
                 L::store(bias + c, L::load(bias + c) + L::load(gradient + pixel * s.out + c));
         for (int64_t first = 0; first < s.images; first += block)
             for (int64_t tap = 0; tap < s.taps(); ++tap) {
-                left.clear(), right.clear();
-                for (int64_t image = first; image < std::min(first + block, s.images); ++image)
+                int64_t count = 0;
+                for (int64_t image = first; image < std::min(first + block, s.images); ++image) {
+                    const R* image_inputs = inputs + image * s.in_pixels() * s.in;
+                    const R* image_gradient = gradient + image * s.out_pixels() * s.out;
                     for (const Pair& pair : pairs[tap]) {
-                        left.push_back(inputs + (image * s.in_pixels() + pair.input) * s.in);
-                        right.push_back(gradient + (image * s.out_pixels() + pair.output) * s.out);
+                        left[count] = image_inputs + pair.input * s.in;
+                        right[count++] = image_gradient + pair.output * s.out;
                     }
+                }
                 R* c = weight + tap * s.in * s.out;
                 int64_t column = 0;
                 for (; column + MOST_VECTORS * L::count <= s.out; column += MOST_VECTORS * L::count)
-                    sum_columns<R, MOST_VECTORS>(left.data(), right.data(), left.size(), s.in,
-                                                 column, s.out, c);
+                    sum_columns<R, MOST_VECTORS>(left.data(), right.data(), count, s.in, column,
+                                                 s.out, c);
                 for (; column < s.out; column += L::count)
-                    sum_columns<R, 1>(left.data(), right.data(), left.size(), s.in, column, s.out,
-                                      c);
+                    sum_columns<R, 1>(left.data(), right.data(), count, s.in, column, s.out, c);
             }
     }
 }
