@@ -79,7 +79,7 @@ class Callback:
         """
 
     def on_test_end(self, trainer: "Trainer", results: dict[str, Any]) -> None:
-        """Called after the test, before `results.json` is written.
+        """Called after the test, before `results.json` is written. It must not call `test`.
 
         Args:
             trainer: the run's trainer.

@@ -111,6 +111,7 @@ class Trainer:
         self.checkpoints = checkpoints_of(experiment)
         self._is_main = get_rank() == 0
         self._is_training = False
+        self._is_testing = False
         self._stop = StopSignals()
         self._step_started = 0.0
         self._total_weight = total_weight(experiment)
@@ -454,9 +455,17 @@ class Trainer:
 
         Args:
             predictions: the file into which rank zero writes the predictions. Default: none.
+
+        Raises:
+            UserError: `on_test_end` called it.
         """
+        if self._is_testing:
+            raise UserError(
+                "on_test_end called trainer.test(), which would call on_test_end again without "
+                "end: take the results that the hook is given, or call test() in another hook."
+            )
         experiment, started = self.experiment, time.perf_counter()
-        with self._tested_weights() as tested:
+        with self._testing(), self._tested_weights() as tested:
             between_chunks = (lambda: None) if self._is_training else self._raise_if_stopped
             evaluation = self._evaluate("test", self.config.eval_tasks, between_chunks)
             if self._is_main and predictions is not None:
@@ -468,6 +477,14 @@ class Trainer:
             for callback in self.callbacks:
                 callback.on_test_end(self, results)
         return results
+
+    @contextlib.contextmanager
+    def _testing(self) -> Iterator[None]:
+        self._is_testing = True
+        try:
+            yield
+        finally:
+            self._is_testing = False
 
     @contextlib.contextmanager
     def _tested_weights(self) -> Iterator[int]:

@@ -541,6 +541,26 @@ class TestDuringTraining(Callback):
         self.tested.append(trainer.test()["tested_iteration"])
 
 
+class TestAfterTest(Callback):
+    """Tests the run again after each test."""
+
+    __test__ = False
+
+    def on_test_end(self, trainer, results):
+        trainer.test()
+
+
+def test_a_test_in_on_test_end_is_refused(tmp_path):
+    x = build(tmp_path, "strategy=local")
+    trainer = Trainer(x)
+    trainer.callbacks.append(TestAfterTest())
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"^on_test_end called trainer\.test\(\), which would"):
+            trainer.test()
+    trainer.callbacks.clear()
+    assert trainer.test()["test_tasks"] == 7
+
+
 @pytest.mark.parametrize("average", [(), ("callbacks=ema",)])
 def test_training_continues_with_its_own_weights_after_a_test(tmp_path, average):
     options = ("strategy=local", "trainer.test_checkpoint=best", "optimizer.lr=3", *average)
