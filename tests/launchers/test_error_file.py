@@ -38,6 +38,13 @@ def test_a_crashed_run_has_its_error_with_traceback_and_its_environment(tmp_path
     assert "LookupError: a mistake on purpose" in html and "--nproc_per_node=2" in html
 
 
+def test_the_end_of_a_sweep_leaves_the_error_of_its_failed_job(tmp_path):
+    broken = ("algorithm._target_=broken_parts.BrokenMAML", "~algorithm.adapt")
+    options = (*SMALL, *broken, "strategy=allreduce", f"hydra.sweep.dir={tmp_path}")
+    run_command("maml.py", "-m", *options, size=2)
+    assert (tmp_path / "0" / "error.txt").read_text().startswith("rank 1 on ")
+
+
 def test_an_output_that_cannot_be_written_does_not_hide_the_error(monkeypatch, capsys):
     full = Path("/dev/full").open("w")  # noqa: SIM115
     full.write("buffered")
