@@ -1,6 +1,5 @@
 """The commands' main functions: Hydra around a run, and the exit status."""
 
-import contextlib
 import functools
 import sys
 from collections.abc import Callable
@@ -97,10 +96,9 @@ def run_task(configuration: DictConfig) -> float | None:
         if spec.in_sweep:
             return run_sweep_job(spec)
         return objective_value(run_job(spec))
-    except JobFailure:
+    except JobFailure as failure:
         if get_rank() == 0 and not spec.in_sweep:
-            with contextlib.suppress(OSError):
-                spec.directory.rmdir()  # Hydra created it; it is empty if the run was refused
+            failure.directory = spec.directory  # Hydra created it
         raise
 
 

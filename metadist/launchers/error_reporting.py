@@ -106,7 +106,7 @@ def report_error(error: Exception, tracebacks: bool, in_job: bool) -> int:
     if isinstance(error, Interrupted):
         _report_shared(str(error), in_job)
         return error.exit_status
-    if _is_user_error(error, in_job):
+    if is_user_error(error, in_job):
         if tracebacks:
             traceback.print_exception(error)
         _report_shared(f"error: {describe_error(error)}", in_job)
@@ -178,7 +178,7 @@ def error_summary(error: Exception, in_job: bool) -> tuple[str, int]:
         return str(error), error.exit_status
     if isinstance(error, RemoteRankFailed):
         return str(error), FAILURE_STATUS
-    if _is_user_error(error, in_job):
+    if is_user_error(error, in_job):
         return describe_error(error), USER_ERROR_STATUS
     return f"{type(error).__name__}: {one_line(error)}", FAILURE_STATUS
 
@@ -224,7 +224,8 @@ def exit_process(status: int, is_program: bool) -> NoReturn:
     sys.exit(status)
 
 
-def _is_user_error(error: Exception, in_job: bool) -> bool:
+def is_user_error(error: Exception, in_job: bool) -> bool:
+    """Whether an error is reported in one sentence; see `report_error` for the arguments."""
     if isinstance(error, WorkerLostError):  # a subclass of OSError
         return False
     return isinstance(error, UserError | HydraException | OmegaConfBaseException) or (

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -20,12 +21,13 @@ from metadist.kernels import disable_native, native_available
 from metadist.launchers.error_reporting import (
     RemoteRankFailed,
     abort_process,
+    is_user_error,
     record_error_in,
     report_error,
     wants_traceback,
 )
 from metadist.launchers.run_spec import RunSpec, finished_results, save_configuration
-from metadist.reports import ERROR_FILE, write_environment
+from metadist.reports import ERROR_FILE, RESULTS_FILE, write_environment
 from metadist.training import Experiment, Interrupted, Trainer, resolve_device
 from metadist.training.batching import ChunkSize
 from metadist.training.checkpoints import Checkpoints
@@ -46,7 +48,10 @@ class JobFailure(BaseException):
     Attributes:
         error: the error.
         in_job: whether the rendezvous had succeeded.
+        directory: the run's directory, if it is to be removed where the report leaves it empty.
     """
+
+    directory: Path | None = None
 
     def __init__(self, error: Exception, in_job: bool) -> None:
         super().__init__(str(error))
@@ -92,6 +97,9 @@ def report_errors() -> Iterator[ExitStatus]:
             yield status
     except JobFailure as failure:
         status.value = report_error(failure.error, tracebacks, failure.in_job)
+        if failure.directory is not None:
+            with suppress(OSError):
+                failure.directory.rmdir()
     except SweepJobFailed as failure:
         report_error(UserError(str(failure)), tracebacks, in_job=False)
         status.value = failure.exit_status
@@ -148,10 +156,10 @@ def run_job(spec: RunSpec, on_built: Callable[[Experiment], None] | None = None)
             experiment = _build_on_all_ranks(job, spec)
             if on_built is not None:
                 on_built(experiment)
+            record_error_in(spec.directory / ERROR_FILE)
             if get_rank() == 0:
                 save_configuration(spec)
                 write_environment(spec.directory, environment_of(experiment))
-            record_error_in(spec.directory / ERROR_FILE)
             results = Trainer(experiment).run()
             record_error_in(None)
     except Exception as error:
@@ -214,6 +222,10 @@ def _build_on_all_ranks(job: Job, spec: RunSpec) -> Experiment:
             partition = partition_digest(experiment.strategy, experiment.learner, size)
     except Exception as any_error:
         error = any_error
+        refused = isinstance(error, Interrupted) or is_user_error(error, in_job=True)
+        # A refused run leaves no files, and a finished one keeps its results.
+        if not refused and not (spec.directory / RESULTS_FILE).exists():
+            record_error_in(spec.directory / ERROR_FILE)
     is_driver = experiment is not None and experiment.strategy.is_driver
     outcome = _BuildOutcome(
         user_error=str(error) if isinstance(error, UserError) else "",

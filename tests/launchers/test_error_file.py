@@ -38,6 +38,20 @@ def test_a_crashed_run_has_its_error_with_traceback_and_its_environment(tmp_path
     assert "LookupError: a mistake on purpose" in html and "--nproc_per_node=2" in html
 
 
+def test_a_run_that_crashes_at_its_start_has_its_error_and_a_finished_one_keeps_its_results(
+    tmp_path,
+):
+    broken = ("algorithm._target_=broken_parts.BrokenMAML", "+algorithm.where=start")
+    options = (*SMALL, *broken, "~algorithm.adapt", f"hydra.run.dir={tmp_path / 'run'}")
+    run_command("maml.py", *options, size=2)
+    error = (tmp_path / "run" / "error.txt").read_text()
+    assert error.startswith("rank 1 on ") and error.endswith("LookupError: a mistake on purpose\n")
+    (tmp_path / "run" / "error.txt").unlink()
+    (tmp_path / "run" / "results.json").write_text("{}")
+    (outcome,) = run_command("maml.py", *options, "+algorithm.rank=0")
+    assert outcome.status == 1 and not (tmp_path / "run" / "error.txt").exists()
+
+
 def test_the_end_of_a_sweep_leaves_the_error_of_its_failed_job(tmp_path):
     broken = ("algorithm._target_=broken_parts.BrokenMAML", "~algorithm.adapt")
     options = (*SMALL, *broken, "strategy=allreduce", f"hydra.sweep.dir={tmp_path}")
