@@ -83,6 +83,11 @@ def restore(experiment: Experiment) -> None:
 
 def _checkpoint_file(path: Path) -> Path:
     """The path of a checkpoint, or of the newest one in a run's directory."""
+    if not path.exists():
+        raise UserError(
+            f"resume={path} does not exist: give a checkpoint file, or a run's directory for its "
+            "newest checkpoint; resume=auto takes that of hydra.run.dir, if there is one."
+        )
     return Checkpoints.of_run(path).first_candidate() if path.is_dir() else path
 
 

@@ -310,6 +310,8 @@ def test_from_the_directory_of_another_run(tmp_path):
     assert (resumed["test_loss"], resumed["iterations"]) == (whole["test_loss"], 6)
     with pytest.raises(UserError, match="holds no checkpoint: give the directory of a run"):
         build(tmp_path / "third", "strategy=local", f"resume={tmp_path}")
+    with pytest.raises(UserError, match="none does not exist: give a checkpoint file, or a run's"):
+        build(tmp_path / "third", "strategy=local", f"resume={tmp_path / 'none'}")
 
 
 def test_the_validation_of_an_earlier_state_is_not_that_of_the_tested_one(tmp_path):
