@@ -11,7 +11,7 @@ import optree
 import torch
 from torch.futures import Future
 
-from metadist.distributed.modules import module_clone
+from metadist.distributed.modules import module_clone, unpicklable_part
 from metadist.distributed.partitioners import (
     Partitioner,
     Reducer,
@@ -215,10 +215,13 @@ class _Call:
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             if self.record is not None and not self.requests.futures:
                 self.record.remove()
+            sent: Any = [shard[1:] for shard in self.shards]
+            modules = (x for x in optree.tree_leaves(sent) if isinstance(x, torch.nn.Module))
+            reason = next(filter(None, map(unpicklable_part, modules)), first_line(error))
+            name = getattr(func, "__qualname__", type(func).__name__)
             raise TypeError(
-                f"{getattr(func, '__qualname__', func)!r} or its arguments cannot be pickled "
-                f"({first_line(error)}): use a function from a module's top level, and arguments "
-                "that can be pickled."
+                f"{name!r} or its arguments cannot be pickled ({reason}): use a function from a "
+                "module's top level, and arguments that can be pickled."
             ) from None
 
     def _rank(self, worker: WorkerID) -> int:

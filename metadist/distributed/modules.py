@@ -1,15 +1,16 @@
 """Clones of modules, whose parameters can be differentiable functions of the original's."""
 
 import copy
+import pickle
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, Literal
 
 import optree
 import torch
 from torch import Tensor, nn
 
-from metadist.errors import UserError
+from metadist.errors import UserError, first_line
 
 CloneMethod = Literal["reference", "clone", "copy", "deepcopy"]
 
@@ -127,3 +128,39 @@ _REGISTRIES = {name for name, value in vars(nn.Module()).items() if isinstance(v
 """Attributes of every module in which parameters, buffers, submodules and hooks are registered."""
 
 _CONTENTS = ("_parameters", "_buffers", "_modules")
+
+
+def unpicklable_part(module: nn.Module) -> str:
+    """The attribute because of which a module cannot be pickled, and the reason.
+
+    Returns:
+        A text such as "model.head._forward_hooks: Can't pickle local object 'f.<locals>.hook'"; ""
+        if the module can be pickled, its tensors aside.
+    """
+    error = _pickling_error(module)
+    modules = {id(submodule) for submodule in module.modules()}
+    for path, submodule in module.named_modules() if error else ():
+        if _pickling_error(submodule, modules - {id(submodule)}):
+            for name, value in [*vars(submodule).items(), ("", submodule)]:
+                if reason := _pickling_error(value, modules - {id(value)}):
+                    part = ".".join(filter(None, (path, name))) or type(module).__name__
+                    return f"{part}: {reason}"
+    return error
+
+
+def _pickling_error(value: Any, left_out: Container[int] = ()) -> str:
+    """Why a value cannot be pickled, without tensors and objects of some ids; "" if it can be."""
+    try:
+        _Pickler(left_out).dump(value)
+    except Exception as error:  # the user's own __reduce__ may raise any
+        return first_line(error)
+    return ""
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, left_out: Container[int]) -> None:
+        super().__init__(types.SimpleNamespace(write=len))  # drops the output
+        self._left_out = left_out
+
+    def persistent_id(self, obj: Any) -> str | None:
+        return "" if isinstance(obj, Tensor) or id(obj) in self._left_out else None

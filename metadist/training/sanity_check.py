@@ -11,6 +11,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from metadist.algorithms import Learner, Supervised
 from metadist.distributed import get_worker_id, get_world_size
+from metadist.distributed.modules import unpicklable_part
 from metadist.distributed.partitioners import Partitioner, as_shards
 from metadist.distributed.worker_local import WorkerLocal, delete_worker_local
 from metadist.errors import UserError, first_line, user_frame
@@ -45,7 +46,7 @@ def check_before_training(
         UserError: the parts do not fit; see the checks below.
         RuntimeError: the user's own code raised an error; see `run_sanity_check`.
     """
-    _check_parametrizations(strategy, learner)
+    _check_picklable(strategy, learner)
     _check_partition(strategy, learner, meta_batch_size)
     _check_supervised(tasks, learner)
     _check_ways(tasks, learner)
@@ -92,8 +93,11 @@ def _check_batch_norm(tasks: TaskDistribution, learner: Learner) -> None:
         )
 
 
-def _check_parametrizations(strategy: Strategy, learner: Learner) -> None:
-    """Reject parametrizations, which PyTorch does not pickle, if the learner is sent to workers."""
+def _check_picklable(strategy: Strategy, learner: Learner) -> None:
+    """Require that the learner can be pickled, if it is sent to workers.
+
+    PyTorch does not pickle parametrizations, nor Python local functions, such as hooks.
+    """
     if strategy.every_rank_drives:
         return
     names = [name for name, module in learner.named_modules() if is_parametrized(module)]
@@ -101,6 +105,12 @@ def _check_parametrizations(strategy: Strategy, learner: Learner) -> None:
         raise UserError(
             f"strategy={strategy.name} sends the model to the workers, and PyTorch does not pickle "
             f"parametrizations such as weight_norm ({names[0]}): take strategy=allreduce."
+        )
+    if part := unpicklable_part(learner):
+        raise UserError(
+            f"strategy={strategy.name} sends the model to the workers, and a part of it cannot be "
+            f"pickled ({part}): define functions and classes at the top level of a module, or take "
+            "strategy=allreduce."
         )
 
 

@@ -339,6 +339,23 @@ def test_parametrizations_need_a_strategy_that_does_not_send_the_model(tmp_path)
     build(tmp_path, "strategy=local", model)
 
 
+class Observed(MLP):
+    """Keeps the outputs of its head by a local function."""
+
+    def __init__(self, input_shape, outputs: int, **options) -> None:
+        super().__init__(input_shape, outputs, hidden=[4])
+        self.outputs: list[torch.Tensor] = []
+        self.head.register_forward_hook(lambda *values: self.outputs.append(values[-1]))
+
+
+def test_local_functions_need_a_strategy_that_does_not_send_the_model(tmp_path):
+    model = f"model._target_={__name__}.Observed"
+    expected = r"model\.head\._forward_hooks: .*<lambda>.*top level.* or take strategy=allreduce\.$"
+    with pytest.raises(UserError, match=expected):
+        build(tmp_path, "strategy=rpc", model)
+    build(tmp_path, "strategy=local", model)
+
+
 class Nearest(Learner):
     """A nearest neighbour, which has nothing to train."""
 

@@ -408,6 +408,23 @@ def test_a_function_that_cannot_be_sent_is_refused_with_a_sentence():
     assert "top level" in run_world(send_a_lambda, 2)[0]
 
 
+@todist.auto_init_rpc()
+def send_a_model_with_a_local_hook() -> str | None:
+    if todist.get_rank() != 0:
+        return None
+    model = make_model()
+    list(model.children())[-1].register_forward_pre_hook(lambda *_: None)
+    with pytest.raises(TypeError) as caught:
+        todist.remote_sync_call(mean_loss, args=(model, make_batch(4)))
+    return str(caught.value)
+
+
+def test_the_part_of_a_model_that_cannot_be_sent_is_named():
+    message = run_world(send_a_model_with_a_local_hook, 1)[0]
+    assert message.startswith("'mean_loss' or its arguments cannot be pickled (")
+    assert "._forward_pre_hooks: Can't" in message or "._forward_pre_hooks: can't" in message
+
+
 def exit_in_a_call(status: object) -> None:
     raise SystemExit(status)
 

@@ -1,12 +1,14 @@
 """Clones of modules: whose parameters they hold, whose graph, whose buffers."""
 
 import copy
+import threading
 
 import pytest
 import torch
 from torch import nn
 
 import metadist as todist
+from metadist.distributed.modules import unpicklable_part
 
 CLONES = ["clone", "copy"]
 METHODS = ["reference", "clone", "copy", "deepcopy"]
@@ -277,3 +279,24 @@ def test_submodules_in_plain_containers_are_those_of_the_clone(by):
     assert all(each.abs().sum() > 1e-12 for each in (gradients[0], gradients[-1]))
     assert torch.equal(model.norm.running_mean, mean)
     assert not torch.equal(clone.norm.running_mean, mean)
+
+
+class Refusing(nn.Linear):
+    """Cannot be pickled as a whole, though each of its attributes can be."""
+
+    def __reduce__(self) -> tuple:
+        raise ValueError("no")
+
+
+def test_the_part_of_a_module_that_cannot_be_pickled_is_named():
+    model = nn.Sequential(Listed(), nn.ReLU())
+    model[1].register_forward_hook(model[0].norm.forward)  # a method of another submodule
+    model.model_itself = [model]
+    assert unpicklable_part(model) == ""
+    model[0].norm.lock = [threading.Lock()]
+    assert unpicklable_part(model).startswith("0.norm.lock: cannot pickle")
+    assert unpicklable_part(model[0].norm).startswith("lock: cannot pickle")
+    del model[0].norm.lock
+    model.append(Refusing(2, 2))
+    assert unpicklable_part(model) == "2: no"
+    assert unpicklable_part(model[2]) == "Refusing: no"
