@@ -36,7 +36,7 @@ Backend = Literal["inductor", "cudagraphs"]
 """What makes the compiled form of a step; see `CompileOptions`."""
 
 _MAX_FORMS = 8
-"""The most task shapes, times sets of trained parameters, that a run compiles."""
+"""The most task shapes, times sets and layouts of trained parameters, that a run compiles."""
 
 FAILED: dict[Backend, str] = {
     "inductor": "it cannot be compiled",
@@ -207,8 +207,9 @@ class CompiledSteps:
     ) -> _CompiledStep:
         episodes, trainable = arguments.episodes, tuple(arguments.trainable)
         shapes = tuple((tensor.shape[1:], tensor.dtype) for part in episodes for tensor in part)
+        layouts = tuple((p.dtype, p.shape, p.stride()) for p in inputs[0])
         device = episodes.query.inputs.device
-        key = (options, trainable, shapes, device, arguments.precision)
+        key = (options, trainable, shapes, layouts, device, arguments.precision)
         step, learner = self._steps.get(key), arguments.learner
         if step is None:
             forms = sum(known[0] == options for known in self._steps)

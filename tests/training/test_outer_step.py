@@ -6,7 +6,6 @@ import random
 import pytest
 import torch
 from torch import nn
-from torch._dynamo import config as dynamo_config
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -16,7 +15,15 @@ from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
 from metadist.kernels import pytorch_operations
 from metadist.models import MLP, Conv4
-from metadist.tasks import FewShotTasks, Glyphs, Sinusoid, stack_episodes, task_keys
+from metadist.tasks import (
+    Episode,
+    Examples,
+    FewShotTasks,
+    Glyphs,
+    Sinusoid,
+    stack_episodes,
+    task_keys,
+)
 from metadist.training import (
     AllReduceStrategy,
     EvaluateMapper,
@@ -59,11 +66,10 @@ def response(learner, tasks, count, compiled=None, first=0):
 
 @pytest.fixture(params=["traced", pytest.param("compiled", marks=pytest.mark.slow)])
 def form(request, monkeypatch):
-    """Whether what is traced is translated to C++, too: "compiled", and only once."""
+    """Whether what is traced is translated to C++, too: "compiled"."""
     if request.param == "traced":
-        monkeypatch.setattr(torch, "compile", lambda graph, **_: graph)
-    with dynamo_config.patch(error_on_recompile=True):
-        yield request.param
+        monkeypatch.setattr("torch._inductor.compile", lambda graph, *_, **__: graph)
+    return request.param
 
 
 def test_compiled_and_eager_steps_agree_and_padded_tasks_do_not_count(form):
@@ -79,6 +85,28 @@ def test_compiled_and_eager_steps_agree_and_padded_tasks_do_not_count(form):
         ):
             assert found.dtype is torch.float64
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_parameters_of_another_layout_are_not_mistaken(form, caplog):
+    tasks = FewShotTasks(Sinusoid(), 1, 5, 5)
+    learner = MAML(MLP((1,), 1, hidden=[8, 8], batch_norm=False), True, 0.01).train()
+    options = CompileOptions(f"layouts, {form}", 4)
+    before = response(learner, tasks, 4, options)
+    weight = learner.model.layers[1].weight
+    weight.data = weight.data.t().contiguous().t()
+    after = response(learner, tasks, 4, options)
+    for found, expected in zip(after.gradients.by_input, before.gradients.by_input, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    learner.double()
+    sample = tasks.sample_batch
+    tasks.sample_batch = lambda keys, device: in_float64(sample(keys, device))
+    eager, compiled = response(learner, tasks, 4), response(learner, tasks, 4, options)
+    torch.testing.assert_close(compiled.value.loss, eager.value.loss, rtol=1e-12, atol=0)
+    assert "runs eagerly" not in caplog.text
+
+
+def in_float64(episode):
+    return Episode(*(Examples(x.double(), y.double()) for x, y in episode))
 
 
 def test_chunks_of_one_compiled_size_give_the_same_bits_in_any_split(form):
