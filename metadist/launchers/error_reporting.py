@@ -299,8 +299,9 @@ def _report(text: str, delay: float = 0.0) -> None:
 
 def _wait_until_reported() -> None:
     """Wait for the report of the rank that failed first, and let that rank exit first."""
-    record_error_in(None)  # that rank writes the file
     wait_until(current_job().is_reported, _REPORT_SECONDS)
+    if current_job().is_reported():
+        record_error_in(None)  # that rank has written the file
     time.sleep(0.5)
 
 

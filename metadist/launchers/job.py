@@ -154,9 +154,9 @@ def run_job(spec: RunSpec, on_built: Callable[[Experiment], None] | None = None)
         if results is None:
             spec = _resumed_if_restarted(job, spec)
             experiment = _build_on_all_ranks(job, spec)
+            record_error_in(spec.directory / ERROR_FILE)
             if on_built is not None:
                 on_built(experiment)
-            record_error_in(spec.directory / ERROR_FILE)
             if get_rank() == 0:
                 save_configuration(spec)
                 write_environment(spec.directory, environment_of(experiment))
@@ -222,10 +222,6 @@ def _build_on_all_ranks(job: Job, spec: RunSpec) -> Experiment:
             partition = partition_digest(experiment.strategy, experiment.learner, size)
     except Exception as any_error:
         error = any_error
-        refused = isinstance(error, Interrupted) or is_user_error(error, in_job=True)
-        # A refused run leaves no files, and a finished one keeps its results.
-        if not refused and not (spec.directory / RESULTS_FILE).exists():
-            record_error_in(spec.directory / ERROR_FILE)
     is_driver = experiment is not None and experiment.strategy.is_driver
     outcome = _BuildOutcome(
         user_error=str(error) if isinstance(error, UserError) else "",
@@ -239,7 +235,7 @@ def _build_on_all_ranks(job: Job, spec: RunSpec) -> Experiment:
     )
     gathered = all_gather_object(job.store, "built", outcome, timeout=None)
     outcomes = [_BuildOutcome(*fields) for fields in gathered]
-    _require_built(outcomes, error)
+    _require_built(outcomes, error, spec)
     assert experiment is not None
     check_same_device([str(outcome.device) for outcome in outcomes], job.hosts)
     iterations = {outcome.iteration for outcome in outcomes if outcome.iteration is not None}
@@ -281,13 +277,17 @@ class _BuildOutcome(NamedTuple):
     partition: str | None
 
 
-def _require_built(outcomes: list[_BuildOutcome], error: Exception | None) -> None:
+def _require_built(outcomes: list[_BuildOutcome], error: Exception | None, spec: RunSpec) -> None:
     """Raise this rank's error, or an error that names the rank that failed."""
     for rank, outcome in enumerate(outcomes):
         if outcome.user_error:
             prefix = "" if outcomes[0].user_error else f"on rank {rank}: "
             raise UserError(f"{prefix}{outcome.user_error}") from error
     if error is not None:
+        refused = isinstance(error, Interrupted) or is_user_error(error, in_job=True)
+        # A refused run leaves no files, and a finished one keeps its results.
+        if not refused and not (spec.directory / RESULTS_FILE).exists():
+            record_error_in(spec.directory / ERROR_FILE)
         raise error
     for rank, outcome in enumerate(outcomes):
         if outcome.error:

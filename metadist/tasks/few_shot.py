@@ -1,7 +1,7 @@
 """Few-shot tasks from a dataset with a number of ways, shots and queries."""
 
 import functools
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from annotated_types import Ge
@@ -11,7 +11,7 @@ from metadist.errors import UserError
 from metadist.tasks.dataset import TaskDataset
 from metadist.tasks.episode import Episode, EpisodeDescription, key_generator, key_split
 from metadist.tasks.generators import KeyGenerators
-from metadist.tasks.look_ahead import Counts, LookAhead
+from metadist.tasks.look_ahead import Counts, LookAhead, sample_together
 
 
 class FewShotTasks:
@@ -86,7 +86,6 @@ class FewShotTasks:
         self.input_shape = dataset.input_shape
         self.outputs = dataset.outputs(max(self.ways, self.train_ways))
         self.regression = dataset.regression
-        self._look_ahead = LookAhead(self._sample_together)
 
     def sample(self, key: Tensor) -> Episode:
         """Sample the task that a key stands for. Equal keys give equal episodes, bit for bit.
@@ -116,15 +115,18 @@ class FewShotTasks:
         if hasattr(self.dataset, "episodes"):
             if _overrides_episode_only(type(self.dataset)):
                 return None
-            return self._look_ahead(keys, self._counts(split))
+            # A subclass of a dataset may change in training.
+            looks_ahead = split == "train" and vars(type(self.dataset)).get("looks_ahead")
+            sample = self._look_ahead if looks_ahead else sample_together
+            return sample(self.dataset, keys, self._counts(split))
         episodes_on = getattr(self.dataset, "episodes_on", None)
         if episodes_on is None or device.type == "cpu":
             return None
         return episodes_on(device, KeyGenerators(keys), split, *self._counts(split))
 
-    def _sample_together(self, keys: Tensor, counts: Counts) -> Episode:
-        dataset: Any = self.dataset
-        return dataset.episodes(KeyGenerators(keys), key_split(keys[0]), *counts)
+    @functools.cached_property
+    def _look_ahead(self) -> LookAhead:
+        return LookAhead()
 
     def describe(self, key: Tensor) -> EpisodeDescription | None:
         """A task's class names and query images; None if the dataset has no `describe`.

@@ -1,16 +1,16 @@
 """Sampling of small training tasks in advance."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from metadist.tasks.episode import Episode, Examples
+from metadist.tasks.episode import Episode, Examples, key_split
+from metadist.tasks.generators import KeyGenerators
 
 _MAX_TASKS = 256
-_MAX_ELEMENTS = 2**16
-"""Bounds of the tasks, and of the elements of their inputs, that are sampled together."""
+_MAX_ELEMENTS = 2**17
+"""Bounds of the tasks, and of the elements of their tensors, that are sampled together."""
 
 _NEXT_ITERATION = torch.tensor([0, 0, 1, 0])
 
@@ -19,62 +19,83 @@ Counts = tuple[int, int, int]
 
 
 class _Tasks(NamedTuple):
-    keys: Tensor
+    dataset: Any
     counts: Counts
-    episodes: Episode | None
+    keys: Tensor
+    episodes: Episode | None = None
 
 
 class LookAhead:
     """Samples the tasks of several iterations at once, which takes little longer than those of one.
 
     It does so when it is asked for the tasks of consecutive iterations, as in training. A task
-    depends on its key and the counts alone, so that the tasks are the same in any case.
-
-    Args:
-        sample: the function that samples the tasks of keys of shape (tasks, 4), stacked.
+    depends on dataset, counts and key alone, so that the tasks are the same in any case.
     """
 
-    def __init__(self, sample: Callable[[Tensor, Counts], Episode]) -> None:
-        self._sample = sample
+    def __init__(self) -> None:
         self._iterations = 1
         # The tasks of the next iterations, the first one last; those of the last are not sampled.
         self._ahead: list[_Tasks] = []
 
-    def __call__(self, keys: Tensor, counts: Counts) -> Episode:
+    def __reduce__(self) -> tuple:
+        return LookAhead, ()
+
+    def __call__(self, dataset: Any, keys: Tensor, counts: Counts) -> Episode:
         """The stacked tasks of some keys.
 
         Args:
+            dataset: a dataset with `episodes`, which does not change.
             keys: int64 of shape (tasks, 4).
             counts: ways, shots and queries.
         """
         ahead = self._ahead  # other threads may replace it
-        if not (ahead and ahead[-1].counts == counts and torch.equal(ahead[-1].keys, keys)):
-            episodes = self._sample(keys, counts)
-            elements = episodes.support.inputs.numel() + episodes.query.inputs.numel()
-            iterations = min(_MAX_TASKS // len(keys), _MAX_ELEMENTS // max(1, elements))
-            self._iterations = max(1, iterations)
-            self._ahead = [_Tasks(keys + _NEXT_ITERATION, counts, None)]
+        expected = ahead[-1] if ahead else None
+        if not (
+            expected is not None
+            and expected.dataset is dataset
+            and expected.counts == counts
+            and torch.equal(expected.keys, keys)
+        ):
+            episodes = sample_together(dataset, keys, counts)
+            elements = sum(tensor.numel() for part in episodes for tensor in part)
+            self._iterations = min(_MAX_TASKS // len(keys), _MAX_ELEMENTS // max(1, elements))
+            self._ahead = [_Tasks(dataset, counts, keys + _NEXT_ITERATION)]
             return episodes
-        if ahead[-1].episodes is None:
-            ahead = self._sample_iterations(keys, counts, self._iterations)
+        if self._iterations < 2:
+            self._ahead = [_Tasks(dataset, counts, keys + _NEXT_ITERATION)]
+            return sample_together(dataset, keys, counts)
+        if expected.episodes is None:
+            ahead = _sample_iterations(dataset, keys, counts, self._iterations)
         self._ahead, found = ahead[:-1], ahead[-1].episodes
         assert found is not None
         return found
 
-    def _sample_iterations(self, keys: Tensor, counts: Counts, iterations: int) -> list[_Tasks]:
-        """The tasks of some iterations, in the order of `_ahead`."""
-        steps = torch.arange(iterations + 1).view(-1, 1, 1) * _NEXT_ITERATION
-        *all_keys, keys_after = (keys + steps).unbind()
-        episodes = self._sample(torch.cat(all_keys), counts)
-        # Copies, because the rounding of products depends on the alignment of memory.
-        support, query = (
-            [[part.clone() for part in tensor.split(len(keys))] for tensor in examples]
-            for examples in episodes
+
+def sample_together(dataset: Any, keys: Tensor, counts: Counts) -> Episode:
+    """The stacked tasks of some keys of one split.
+
+    Args:
+        dataset: a dataset with `episodes`.
+        keys: int64 of shape (tasks, 4).
+        counts: ways, shots and queries.
+    """
+    episodes: Episode = dataset.episodes(KeyGenerators(keys), key_split(keys[0]), *counts)
+    return episodes
+
+
+def _sample_iterations(dataset: Any, keys: Tensor, counts: Counts, iterations: int) -> list[_Tasks]:
+    """The tasks of some iterations, the first one last; before them, the keys of the next one."""
+    steps = torch.arange(iterations + 1).view(-1, 1, 1) * _NEXT_ITERATION
+    *all_keys, keys_after = (keys + steps).unbind()
+    # Copies, because the rounding of products depends on the alignment of memory.
+    support, query = (
+        [[part.clone() for part in tensor.split(len(keys))] for tensor in examples]
+        for examples in sample_together(dataset, torch.cat(all_keys), counts)
+    )
+    ahead = [
+        _Tasks(dataset, counts, own, Episode(Examples(*own_support), Examples(*own_query)))
+        for own, own_support, own_query in zip(
+            all_keys, zip(*support, strict=True), zip(*query, strict=True), strict=True
         )
-        ahead = [
-            _Tasks(own_keys, counts, Episode(Examples(*own_support), Examples(*own_query)))
-            for own_keys, own_support, own_query in zip(
-                all_keys, zip(*support, strict=True), zip(*query, strict=True), strict=True
-            )
-        ]
-        return [_Tasks(keys_after, counts, None), *reversed(ahead)]
+    ]
+    return [_Tasks(dataset, counts, keys_after), *reversed(ahead)]

@@ -23,10 +23,13 @@ class Sinusoid:
     Attributes:
         input_shape: (1,).
         regression: True.
+        looks_ahead: True: tasks of later iterations may be sampled in advance, as the dataset does
+            not change in training. Subclasses do not inherit it.
     """
 
     input_shape: tuple[int, ...] = (1,)
     regression = True
+    looks_ahead = True
 
     def outputs(self, ways: int) -> int:
         """The width of the last layer of a model: 1 for any `ways`."""

@@ -261,9 +261,7 @@ class TrainMapper(TaskMapper):
         device: torch.device,
     ) -> WorkerResponse:
         learner, batches = _learner_and_batches(calls)
-        if not all(module.training for module in learner.modules()):  # faster than `train`
-            learner.train()
-        parameters = dict(learner.named_parameters())
+        parameters = dict(learner.train().named_parameters())
         names = {id(parameter): name for name, parameter in parameters.items()}
         trainable = [names[id(tensor)] for tensor in inputs]
         on_device = self._prepare(learner, device)
@@ -271,7 +269,7 @@ class TrainMapper(TaskMapper):
             learner, parameters = on_device, dict(on_device.named_parameters())
         counts = [batch.size for batch in batches]
         # The result of a call is the mean over its tasks.
-        task_weights = np.repeat(np.divide(weights, counts), counts)
+        task_weights = np.repeat(np.divide(weights, np.maximum(counts, 1)), counts)
         values: list[Any] = []
         gradients: list[Tensor | None] = [None] * len(inputs)
         dtypes: list[torch.dtype | None] = []

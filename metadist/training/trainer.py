@@ -461,8 +461,8 @@ class Trainer:
         """
         if self._is_testing:
             raise UserError(
-                "on_test_end called trainer.test(), which would call on_test_end again without "
-                "end: take the results that the hook is given, or call test() in another hook."
+                "on_test_end called trainer.test(), which calls on_test_end: take the results that "
+                "the hook is given, or call test() in another hook."
             )
         experiment, started = self.experiment, time.perf_counter()
         with self._testing(), self._tested_weights() as tested:

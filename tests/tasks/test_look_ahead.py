@@ -1,9 +1,20 @@
+"""Tasks that are sampled in advance are those of their keys."""
+
+import copy
 import itertools
+import pickle
 
 import pytest
 import torch
 
-from metadist.tasks import FewShotTasks, Sinusoid, stack_episodes, task_keys
+from metadist.tasks import (
+    Episode,
+    Examples,
+    FewShotTasks,
+    Sinusoid,
+    stack_episodes,
+    task_keys,
+)
 
 CPU = torch.device("cpu")
 
@@ -22,11 +33,10 @@ def assert_sampled(tasks, keys):
 class Counted(Sinusoid):
     """Counts the tasks of each call."""
 
+    looks_ahead = True
+
     def __init__(self):
         self.calls = []
-
-    def episode(self, *arguments):
-        return super().episode(*arguments)
 
     def episodes(self, generators, split, ways, shots, queries):
         episodes = super().episodes(generators, split, ways, shots, queries)
@@ -47,7 +57,7 @@ def test_tasks_of_consecutive_iterations_are_sampled_together():
     [
         (range(100), 10, [100, 200, 200]),
         (range(129), 10, [129] * 4),
-        (range(2), 9000, [2, 2, 2, 2]),  # their inputs have 36,000 elements
+        (range(2), 9000, [2, 2, 2, 2]),  # their tensors have 72,000 elements
         (range(7, 8), 10, [1, 256]),
     ],
 )
@@ -84,3 +94,46 @@ def test_tasks_that_were_changed_in_place_are_sampled_again():
         found = assert_sampled(tasks, task_keys(0, "train", iteration, range(3)))
         for tensor in itertools.chain(*found):
             tensor.fill_(7)
+
+
+def test_other_splits_and_subclasses_are_sampled_as_they_are_asked_for():
+    class Changing(Counted):
+        pass
+
+    for dataset, split in ((Counted(), "validation"), (Changing(), "train")):
+        tasks = FewShotTasks(dataset, 1, 4, 2)
+        for iteration in range(4):
+            assert_sampled(tasks, task_keys(0, split, iteration, range(3)))
+        assert dataset.calls == [3] * 4
+
+
+def test_validations_do_not_discard_what_was_sampled():
+    dataset = Counted()
+    tasks = FewShotTasks(dataset, 1, 4, 2)
+    for iteration in range(4):
+        assert_sampled(tasks, task_keys(0, "train", iteration, range(16)))
+        assert_sampled(tasks, task_keys(0, "validation", 0, range(2)))
+    assert dataset.calls == [16, 2, 256, 2, 2, 2]
+
+
+def test_another_dataset_takes_effect_in_the_next_iteration():
+    class Far(Counted):
+        def episodes(self, *arguments):
+            support, query = super().episodes(*arguments)
+            return Episode(Examples(support.inputs + 100, support.targets), query)
+
+    tasks = FewShotTasks(Counted(), 1, 4, 2)
+    copied = copy.copy(tasks)
+    copied.dataset = Far()
+    for iteration in range(1, 9):
+        keys = task_keys(0, "train", iteration, range(3))
+        assert tasks.sample_batch(keys, CPU).support.inputs.max() < 50
+        assert copied.sample_batch(keys, CPU).support.inputs.min() > 50
+
+
+def test_what_was_sampled_is_not_sent_with_the_tasks():
+    tasks = FewShotTasks(Counted(), 1, 4, 2)
+    for iteration in range(1, 4):
+        tasks.sample_batch(task_keys(0, "train", iteration, range(3)), CPU)
+    assert len(pickle.dumps(tasks)) < 1000
+    assert_sampled(pickle.loads(pickle.dumps(tasks)), task_keys(0, "train", 4, range(3)))

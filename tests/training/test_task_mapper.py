@@ -297,3 +297,12 @@ def test_a_gpu_without_enough_memory_is_one_sentence(monkeypatch):
     expected = r"trainer\.task_chunk_size=7\): set a smaller number\. .*allocate 2\.00 GiB\.$"
     with pytest.raises(UserError, match=expected):
         mapper_of(TrainMapper, chunk_size=7).weighted_sum(calls, [1.0], [*learner.parameters()])
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_shard_without_tasks_counts_nothing():
+    learner = Dice()
+    calls = [((learner, MetaBatch(KEYS[:0])), {}), ((learner, MetaBatch(KEYS[:3])), {})]
+    inputs = list(learner.parameters())
+    response = mapper_of(TrainMapper).weighted_sum(calls, [0.0, 3.0], inputs)
+    assert response.value.loss.item() == 0 + 2 + 4
