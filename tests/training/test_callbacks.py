@@ -555,7 +555,7 @@ def test_a_test_in_on_test_end_is_refused(tmp_path):
     trainer = Trainer(x)
     trainer.callbacks.append(TestAfterTest())
     for _ in range(2):
-        with pytest.raises(UserError, match=r"^on_test_end called trainer\.test\(\), which would"):
+        with pytest.raises(UserError, match=r"^on_test_end called trainer\.test\(\), which calls"):
             trainer.test()
     trainer.callbacks.clear()
     assert trainer.test()["test_tasks"] == 7
