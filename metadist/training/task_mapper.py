@@ -168,9 +168,8 @@ class TaskMapper:
         sample_batch = getattr(self.tasks.value, "sample_batch", None)
         if sample_batch is None or any(batch.episodes is not None for batch in batches):
             return
-        rows = [batch.keys.view(-1, batch.keys.shape[-1]) for batch in batches]
-        keys = torch.cat(rows) if len(rows) > 1 else rows[0]
-        for chunk_keys in [keys] if len(keys) <= MAX_CHUNK else keys.split(MAX_CHUNK):
+        keys = torch.cat([batch.keys.view(-1, batch.keys.shape[-1]) for batch in batches])
+        for chunk_keys in keys.split(MAX_CHUNK):
             with profile_range("data"):
                 episodes = sample_batch(chunk_keys, device)
             if episodes is None:

@@ -87,6 +87,20 @@ def test_compiled_and_eager_steps_agree_and_padded_tasks_do_not_count(form):
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_chunks_of_any_number_of_tasks_are_compiled_once(monkeypatch):
+    graphs = []
+
+    def record(graph, *_, **__):
+        graphs.append(graph)
+        return graph
+
+    monkeypatch.setattr("torch._inductor.compile", record)
+    learner, tasks = sinusoid()
+    for count in (4, 3, 6, 1):
+        response(learner, tasks, count, CompileOptions("compiled once", 4))
+    assert len(graphs) == 1
+
+
 def test_parameters_of_another_layout_are_not_mistaken(form, caplog):
     tasks = FewShotTasks(Sinusoid(), 1, 5, 5)
     learner = MAML(MLP((1,), 1, hidden=[8, 8], batch_norm=False), True, 0.01).train()

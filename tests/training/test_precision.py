@@ -109,7 +109,11 @@ def test_compiled_bf16_is_close_to_float32_and_the_same_for_any_split(make, capl
 @pytest.mark.slow
 def test_what_is_compiled_for_bf16_multiplies_in_bfloat16(monkeypatch):
     graphs = []
-    record = lambda graph, *_, **__: graphs.append(graph) or graph  # noqa: E731
+
+    def record(graph, *_, **__):
+        graphs.append(graph)
+        return graph
+
     monkeypatch.setattr("torch._inductor.compile", record)
     options = CompileOptions("graph of bf16", 4)
     eager, traced = response(conv4(), "bf16", 4), response(conv4(), "bf16", 4, compiled=options)
