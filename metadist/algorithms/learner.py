@@ -89,6 +89,15 @@ class Learner(nn.Module):
         self.regression = regression
         self.transductive = transductive
 
+    def train(self, mode: bool = True) -> "Learner":
+        """Set training or evaluation mode, in all submodules.
+
+        Training calls it in every iteration, so it returns at once if all of them have the mode.
+        """
+        if all(module.training is mode for module in self.modules()):
+            return self
+        return super().train(mode)
+
     @property
     def supports_batched_tasks(self) -> bool:
         """Whether `forward` supports batched tasks in the current mode and with this model.
@@ -97,8 +106,10 @@ class Learner(nn.Module):
         have a first dimension of tasks; `loss` has shape (tasks,).
         """
         supported = self.batches_tasks and _supports_batched_tasks(self.model)
-        if not self.batches_buffers and any(True for _ in self.buffers()):
-            return False
+        if not self.batches_buffers:
+            own = (module._buffers.values() for module in self.modules())  # noqa: SLF001
+            if any(buffer is not None for buffers in own for buffer in buffers):
+                return False
         return supported and (self.training or self.transductive)
 
     def task_dims(self, examples: Examples) -> int:

@@ -150,8 +150,9 @@ class Job:
     @property
     def stop_signal(self) -> int:
         """On rank zero, the number of a signal that any rank received; 0 for none."""
-        local = self._stop_signal if get_rank() == 0 else 0
-        return local or (self._heartbeat.received_stop_signal if self._heartbeat is not None else 0)
+        if self._stop_signal and get_rank() == 0:
+            return self._stop_signal
+        return self._heartbeat.received_stop_signal if self._heartbeat is not None else 0
 
 
 _current = Job(dist.HashStore(), [host_name()])

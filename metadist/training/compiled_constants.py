@@ -9,7 +9,7 @@ import enum
 import functools
 from collections.abc import Mapping, Sequence, Set
 from types import MethodType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,22 +41,18 @@ class Constants:
 
     def __init__(self, learner: nn.Module) -> None:
         snapshot = _Snapshot(learner, copy=True)
-        self._values = [
-            {
+        self._modules = []
+        for module in learner.modules():
+            attributes = vars(module)
+            values = {
                 name: snapshot.of(value)
-                for name, value in vars(module).items()
+                for name, value in attributes.items()
                 if _is_compared(name, value)
             }
-            for module in learner.modules()
-        ]
-        self._names = [set(vars(module)) for module in learner.modules()]
-        self._classes = [type(module) for module in learner.modules()]
-        self._hooks = [_hook_names(module) for module in learner.modules()]
-        # Private attributes that are no numbers or texts now, and may become such.
-        self._uncompared = [
-            [name for name in names if name not in values and name not in _OF_MODULES]
-            for names, values in zip(self._names, self._values, strict=True)
-        ]
+            others = [name for name in attributes if name not in values and name not in _OF_MODULES]
+            self._modules.append(
+                _Module(type(module), set(attributes), values, others, _hook_names(attributes))
+            )
 
     def changed_names(self, learner: nn.Module) -> list[str]:
         """The names of the attributes that differ now; "modules" if the number of modules does.
@@ -67,36 +63,56 @@ class Constants:
             learner: the same learner, or a copy.
         """
         modules = list(learner.modules())
-        if len(modules) != len(self._values):
+        if len(modules) != len(self._modules):
             return ["modules"]
         snapshot = _Snapshot(learner, copy=False)
         changed = []
-        for number, (module, values) in enumerate(zip(modules, self._values, strict=True)):
+        for number, (module, before) in enumerate(zip(modules, self._modules, strict=True)):
             attributes = vars(module)
-            if type(module) is not self._classes[number]:
+            if type(module) is not before.kind:
                 changed.append((number, type(module).__name__))
-            if _hook_names(module) != self._hooks[number]:
+            if _hook_names(attributes) != before.hooks:
                 changed.append((number, "forward hooks"))
-            for name, value in values.items():
+            for name, value in before.values.items():
                 now = attributes.get(name, _MISSING)
                 if now is not value and snapshot.of(now) != value:
                     changed.append((number, name))
-            candidates = self._uncompared[number]
-            if attributes.keys() != self._names[number]:
-                candidates = [name for name in attributes if name not in values]
-            changed += [
-                (number, name) for name in candidates if _is_compared(name, attributes[name])
-            ]
+            candidates = before.uncompared
+            if attributes.keys() != before.names:
+                candidates = [name for name in attributes if name not in before.values]
+            for name in candidates:
+                if _is_compared(name, attributes[name]):
+                    changed.append((number, name))
         if not changed:
             return []
         paths = [path for path, _ in learner.named_modules()]
         return [f"{paths[number]}.{name}".lstrip(".") for number, name in changed]
 
 
-def _hook_names(module: nn.Module) -> list[str]:
+class _Module(NamedTuple):
+    """The attributes of a module at one time.
+
+    Attributes:
+        kind: the module's class.
+        names: the names of all attributes.
+        values: the compared attributes; see `_Snapshot`.
+        uncompared: private attributes that are no numbers or texts, and may become such.
+        hooks: the names of the hooks that are called with `forward`.
+    """
+
+    kind: type
+    names: set[str]
+    values: dict[str, Any]
+    uncompared: list[str]
+    hooks: list[str]
+
+
+def _hook_names(attributes: dict[str, Any]) -> list[str]:
     """The names of a module's hooks that are called with `forward`."""
-    kinds = vars(module)["_forward_pre_hooks"], vars(module)["_forward_hooks"]
-    hooks = [hook for kind in kinds for hook in kind.values()]
+    before, after = attributes["_forward_pre_hooks"], attributes["_forward_hooks"]
+    if not before and not after:
+        return []
+    hooks = [*before.values(), *after.values()]
     return [getattr(hook, "__qualname__", type(hook).__name__) for hook in hooks]
 
 
@@ -136,7 +152,8 @@ class _Snapshot:
         if isinstance(value, Set):
             return frozenset(value)
         if isinstance(value, Sequence):
-            return tuple(self.of(item, depth + 1) for item in value)
+            items = tuple(self.of(item, depth + 1) for item in value)
+            return value if items == value else items  # the same tuple is found equal at once
         if isinstance(value, MethodType):
             return value.__func__
         # Copies of other objects, such as random generators, may never be equal.

@@ -168,8 +168,10 @@ class TaskMapper:
         sample_batch = getattr(self.tasks.value, "sample_batch", None)
         if sample_batch is None or any(batch.episodes is not None for batch in batches):
             return
-        keys = torch.cat([batch.keys.view(-1, batch.keys.shape[-1]) for batch in batches])
-        for chunk_keys in keys.split(MAX_CHUNK):
+        keys = batches[0].keys
+        if len(batches) > 1 or keys.dim() == 1:
+            keys = torch.cat([batch.keys.view(-1, batch.keys.shape[-1]) for batch in batches])
+        for chunk_keys in keys.split(MAX_CHUNK) if keys.shape[0] > MAX_CHUNK else [keys]:
             with profile_range("data"):
                 episodes = sample_batch(chunk_keys, device)
             if episodes is None:
