@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "metadist"
 
 BELOW = {
-    "distributed": set(),
+    "distributed": {"kernels"},
     "tasks": {"kernels"},
     "kernels": set(),
     "models": {"kernels"},

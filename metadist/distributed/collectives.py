@@ -14,6 +14,7 @@ from metadist.distributed.errors import connection_errors_as_worker_lost
 from metadist.distributed.hierarchy import FLAT_UP_TO, Hierarchy, plan_levels
 from metadist.distributed.interfaces import bound_to_interface, default_environment
 from metadist.distributed.rendezvous import all_gather_object, rendezvous
+from metadist.distributed.shared_memory import SharedMemorySum, open_shared_memory
 from metadist.distributed.store import RENDEZVOUS_TIMEOUT, node_name
 from metadist.distributed.world import get_world_info
 from metadist.errors import UserError
@@ -24,6 +25,7 @@ COLLECTIVE_TIMEOUT = 300.0
 """Seconds that a collective waits for the slowest rank."""
 
 _hierarchy: Hierarchy | None = None
+_shared_memory: SharedMemorySum | None = None
 
 
 def init_process_group(
@@ -32,6 +34,7 @@ def init_process_group(
     timeout: float = COLLECTIVE_TIMEOUT,
     rendezvous_timeout: float = RENDEZVOUS_TIMEOUT,
     flat_up_to: int = FLAT_UP_TO,
+    shared_memory: bool = True,
 ) -> None:
     """Open the default process group. Every rank calls it.
 
@@ -42,6 +45,8 @@ def init_process_group(
         rendezvous_timeout: seconds to wait for all ranks to arrive.
         flat_up_to: the number of ranks up to which `all_reduce` of CPU tensors is one collective;
             more ranks reduce in groups (`metadist.distributed.hierarchy`).
+        shared_memory: whether the ranks of a single machine sum CPU tensors in shared memory, where
+            that is possible (`metadist.distributed.shared_memory`), instead of over Gloo.
 
     Raises:
         UserError: the ranks chose different backends, for instance because a GPU of one node does
@@ -72,7 +77,7 @@ def init_process_group(
             raise UserError("backend=nccl needs a GPU, and there is none here: choose gloo.")
         device = torch.device("cuda", info.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
-    global _hierarchy
+    global _hierarchy, _shared_memory
     levels = plan_levels(nodes, flat_up_to) if "gloo" in backends else []
     # Two ranks connect when they first exchange a message; otherwise each connects to all others.
     on_demand = {"TORCH_GLOO_LAZY_INIT": "1"} if levels else {}
@@ -86,6 +91,8 @@ def init_process_group(
             timeout=timedelta(seconds=timeout),
         )
         _hierarchy = Hierarchy(levels, timeout) if levels else None
+    if shared_memory and info.world_size > 1 and len(set(nodes)) == 1:
+        _shared_memory = open_shared_memory(store, timeout, rendezvous_timeout)
 
 
 def destroy_process_group(graceful: bool = True) -> None:
@@ -95,8 +102,11 @@ def destroy_process_group(graceful: bool = True) -> None:
         graceful: whether to wait for collectives that this rank has started. If False, abort them,
             as after an error: NCCL would wait for ranks that may be gone.
     """
-    global _hierarchy
+    global _hierarchy, _shared_memory
     _hierarchy = None
+    if _shared_memory is not None:
+        _shared_memory.close()
+        _shared_memory = None
     group = dist.group.WORLD
     if group is None:
         return
@@ -106,6 +116,9 @@ def destroy_process_group(graceful: bool = True) -> None:
 
 
 def _reduce_in_place(vector: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> None:
+    if op == dist.ReduceOp.SUM and _shared_memory is not None and _shared_memory.supports(vector):
+        _shared_memory.all_reduce(vector)
+        return
     with connection_errors_as_worker_lost():
         if _hierarchy is not None and vector.is_cpu:
             _hierarchy.all_reduce(vector, op)

@@ -35,7 +35,8 @@ SOURCES = (
     *("matmul", "norm_relu_pool", "unfold"),
     *("winograd", "direct", "few_channels", "fused_block"),
 )
-"""The sources of the models' layers. The source `uniform` is for sampling tasks."""
+"""The sources of the models' layers. `uniform` is for sampling tasks, `all_reduce` for sums of
+ranks."""
 _COMPILERS = ("c++", "g++", "clang++")
 TIMEOUT_SECONDS = 120
 

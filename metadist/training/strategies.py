@@ -294,6 +294,8 @@ class AllReduceStrategy(_InProcessStrategy):
         flat_up_to: largest number of ranks for which a sum on CPUs is one collective over all
             ranks. More ranks sum within groups first, then between the groups. A group is a node,
             or about the square root of the number of ranks.
+        shared_memory: whether the ranks of a single machine sum in shared memory on CPUs, where
+            that is possible, instead of over Gloo.
         rendezvous_timeout_seconds: seconds by which the ranks' starts may differ.
         call_timeout: seconds that a collective waits for the slowest rank. Ranks that died or
             froze are found long before, by the job's heartbeat.
@@ -307,12 +309,14 @@ class AllReduceStrategy(_InProcessStrategy):
         reducer: LinearReducer,
         engine: Literal["sum", "ddp"] = "sum",
         flat_up_to: Annotated[int, Gt(0)] = FLAT_UP_TO,
+        shared_memory: bool = True,
         rendezvous_timeout_seconds: Annotated[float, Gt(0)] = RENDEZVOUS_TIMEOUT,
         call_timeout: Annotated[float, Gt(0), Le(MAX_TIMEOUT)] = 3600.0,
     ) -> None:
         super().__init__(partitioner, reducer)
         self.engine = engine
         self.flat_up_to = flat_up_to
+        self.shared_memory = shared_memory
         self.rendezvous_timeout_seconds = rendezvous_timeout_seconds
         self.call_timeout = call_timeout
         self._ddp: DataParallel | None = None
@@ -329,6 +333,7 @@ class AllReduceStrategy(_InProcessStrategy):
             timeout=self.call_timeout,
             rendezvous_timeout=self.rendezvous_timeout_seconds,
             flat_up_to=self.flat_up_to,
+            shared_memory=self.shared_memory,
         )
 
     def close(self, graceful: bool = True) -> None:

@@ -54,7 +54,7 @@ def reduce_in_levels(flat_up_to: int) -> tuple:
     rank, size = todist.get_rank(), todist.get_world_size()
     generator = torch.Generator().manual_seed(rank)
     vector = torch.randn(1000, generator=generator).double()
-    collectives.init_process_group("gloo", flat_up_to=flat_up_to)
+    collectives.init_process_group("gloo", flat_up_to=flat_up_to, shared_memory=False)
     assert "TORCH_GLOO_LAZY_INIT" not in os.environ
     results = [collectives.all_reduce(vector, op) for op in ("sum", "max", "min")]
     collectives.barrier()

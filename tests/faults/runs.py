@@ -48,8 +48,11 @@ def levels(strategy: str, processes: int) -> list[str]:
     """
     if processes == 2:
         return []
-    option = "fanout=2" if strategy == "rpc" else "flat_up_to=4"
-    return [f"strategy.{option}", f"trainer.meta_batch_size={2 * processes}"]
+    options = {"rpc": ["fanout=2"], "allreduce": ["flat_up_to=4", "shared_memory=false"]}[strategy]
+    return [
+        *(f"strategy.{option}" for option in options),
+        f"trainer.meta_batch_size={2 * processes}",
+    ]
 
 
 _TORCH_TEMPORARY = ("torchelastic_", "torchinductor_")

@@ -26,6 +26,7 @@ from metadist.training.strategies import AllReduceStrategy, LocalStrategy, RpcSt
 from metadist.training.task_mapper import MetaBatch
 
 TASKS = 15
+GLOO = ("strategy=allreduce", "strategy.shared_memory=false")
 ITERATIONS = {"float32": 1, "float64": 2}
 
 
@@ -83,6 +84,7 @@ CASES = [
     ("maml", "rpc", ["strategy.gradient=dist_autograd"], 3),
     ("maml", "rpc", ["+partition=batch"], 2),
     *[("maml", "allreduce", [], size) for size in (2, 3)],
+    ("maml", "allreduce", [GLOO[1]], 3),
     ("maml", "allreduce", ["+partition=batch"], 2),
     ("ddp", "local", [], 1),
     ("ddp", "rpc", [], 2),
@@ -150,18 +152,22 @@ def test_fewer_tasks_than_ranks(tmp_path):
 
 
 def test_a_whole_run_is_the_same_bit_for_bit_for_every_number_of_workers(tmp_path):
-    runs = [("local", 1), ("rpc", 1), ("rpc", 2), ("rpc", 3), ("allreduce", 2), ("allreduce", 3)]
-    found = {}
-    for strategy, size in runs:
-        directory = tmp_path / f"{strategy}{size}"
-        run_world(train, size, str(directory), f"strategy={strategy}")
-        found[strategy, size] = without_times(records(directory))
-    assert len(found["local", 1]) == 6
-    for other in found.values():
-        assert other == found["local", 1]
+    runs = [
+        *(("strategy=local", 1), ("strategy=rpc", 1), ("strategy=rpc", 2), ("strategy=rpc", 3)),
+        *(("strategy=allreduce", 2), ("strategy=allreduce", 3), (GLOO, 3)),
+    ]
+    found = []
+    for number, (overrides, size) in enumerate(runs):
+        directory = tmp_path / str(number)
+        options = [overrides] if isinstance(overrides, str) else overrides
+        run_world(train, size, str(directory), *options)
+        found.append(without_times(records(directory)))
+    assert len(found[0]) == 6
+    for other in found:
+        assert other == found[0]
 
 
-GROUPS = ("strategy=allreduce", "strategy.flat_up_to=2", "trainer.meta_batch_size=20")
+GROUPS = (*GLOO, "strategy.flat_up_to=2", "trainer.meta_batch_size=20")
 TREE = ("strategy=rpc", "trainer.meta_batch_size=20")
 
 
@@ -169,15 +175,15 @@ TREE = ("strategy=rpc", "trainer.meta_batch_size=20")
     ("size", "overrides"),
     [
         (4, GROUPS),
-        pytest.param(16, ("strategy=allreduce", *GROUPS[2:]), marks=pytest.mark.slow),
-        pytest.param(32, ("strategy=allreduce", *GROUPS[2:]), marks=pytest.mark.slow),
+        pytest.param(16, ("strategy=allreduce", *TREE[1:]), marks=pytest.mark.slow),
+        pytest.param(32, (*GLOO, *TREE[1:]), marks=pytest.mark.slow),
         pytest.param(8, (*TREE, "strategy.fanout=2"), marks=pytest.mark.slow),
         pytest.param(16, (*TREE, "strategy.fanout=4"), marks=pytest.mark.slow),
         pytest.param(32, (*TREE, "strategy.fanout=8"), marks=pytest.mark.slow),
     ],
 )
 def test_many_workers_train_as_one(tmp_path, size, overrides):
-    run_world(train, 1, str(tmp_path / "one"), *GROUPS[2:], "strategy=local")
+    run_world(train, 1, str(tmp_path / "one"), *TREE[1:], "strategy=local")
     run_world(train, size, str(tmp_path / "many"), *overrides, timeout=240.0)
     assert without_times(records(tmp_path / "many")) == without_times(records(tmp_path / "one"))
 
@@ -192,7 +198,7 @@ def collectives_of(directory: str, iterations: int) -> int:
 
     dist.all_reduce = counting
     never = ("trainer.eval_every=0", "trainer.checkpoint_every=0")
-    train(directory, "strategy=allreduce", f"trainer.iterations={iterations}", *never)
+    train(directory, *GLOO, f"trainer.iterations={iterations}", *never)
     return len(calls)
 
 
@@ -258,7 +264,7 @@ def test_timeouts_are_passed_on(monkeypatch):
     rpc.forward_backward(count, learner, None)
     rpc.map_tasks(count, learner, None)
     assert given == [
-        {"timeout": 13.0, "rendezvous_timeout": 11.0, "flat_up_to": 3},
+        {"timeout": 13.0, "rendezvous_timeout": 11.0, "flat_up_to": 3, "shared_memory": True},
         {"rendezvous_timeout": 11.0, "ping_timeout": 8.0},
         *(13.0, 13.0),
     ]

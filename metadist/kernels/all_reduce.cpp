@@ -1,0 +1,115 @@
+// A sum of one vector per process in shared memory: each process writes its vector, adds up one
+// segment of all vectors in the order of the ranks, and reads the sums.
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <thread>
+
+namespace {
+
+constexpr int64_t LINE = 64;        // bytes of a cache line, which two processes never both write
+constexpr int SPINS = 2000;         // some 20 microseconds, before the process yields
+constexpr int64_t YIELD_NS = 1000000;  // then it sleeps, so that long waits leave the CPU free
+
+enum Status : int64_t { DONE = -1, DIFFERENT_SIZES = -2 };  // else a rank that is behind
+
+struct alignas(LINE) Progress {  // of one rank; the memory begins with one of these per rank
+    std::atomic<uint64_t> steps;
+    int64_t bytes;
+};
+
+struct Sum {  // the layout of `_Sum` in distributed/shared_memory.py
+    char* memory;
+    char* vector;
+    int64_t length, capacity;  // in elements; the memory has room for pieces of `capacity`
+    int64_t rank, size;
+    uint64_t steps;  // of this rank in all sums: two for each piece
+    int64_t start;   // of the current piece
+    int64_t spins;   // whether to spin before yielding
+};
+
+Progress* progress(const Sum& sum, int64_t rank) {
+    return reinterpret_cast<Progress*>(sum.memory) + rank;
+}
+
+template <typename T>
+T* slot(const Sum& sum, int64_t index) {  // the vectors of all ranks, then the sums
+    return reinterpret_cast<T*>(sum.memory + sum.size * LINE) + index * sum.capacity;
+}
+
+void arrive(Sum& sum) { progress(sum, sum.rank)->steps.store(++sum.steps, std::memory_order_release); }
+
+// Wait until all ranks have made as many steps; returns a rank that has not after some time.
+int64_t wait(const Sum& sum, int64_t nanoseconds) {
+    using Clock = std::chrono::steady_clock;
+    int64_t behind = 0;
+    const auto all_arrived = [&] {
+        while (behind < sum.size &&
+               progress(sum, behind)->steps.load(std::memory_order_acquire) >= sum.steps)
+            ++behind;
+        return behind == sum.size;
+    };
+    for (int i = 0; i < SPINS && sum.spins; ++i) {
+        if (all_arrived()) return DONE;
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#endif
+    }
+    const auto began = Clock::now();
+    while (!all_arrived()) {
+        const int64_t waited = std::chrono::nanoseconds(Clock::now() - began).count();
+        if (waited > nanoseconds) return behind;
+        if (waited < YIELD_NS)
+            std::this_thread::yield();
+        else
+            std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+    return DONE;
+}
+
+template <typename T>
+void add_segment(const Sum& sum, int64_t count) {
+    const int64_t first = count * sum.rank / sum.size, last = count * (sum.rank + 1) / sum.size;
+    T* total = slot<T>(sum, sum.size);
+    std::copy(slot<T>(sum, 0) + first, slot<T>(sum, 0) + last, total + first);
+    for (int64_t rank = 1; rank < sum.size; ++rank) {
+        const T* vector = slot<T>(sum, rank);
+        for (int64_t i = first; i < last; ++i) total[i] += vector[i];
+    }
+}
+
+template <typename T>
+int64_t advance(Sum& sum, int64_t nanoseconds) {
+    T* vector = reinterpret_cast<T*>(sum.vector);
+    while (sum.start < sum.length) {
+        const int64_t count = std::min(sum.capacity, sum.length - sum.start);
+        Progress* own = progress(sum, sum.rank);
+        if (sum.steps % 2 == 0 && own->bytes == 0) {
+            std::copy(vector + sum.start, vector + sum.start + count, slot<T>(sum, sum.rank));
+            own->bytes = sum.length * static_cast<int64_t>(sizeof(T));
+            arrive(sum);
+        }
+        if (sum.steps % 2 == 1) {
+            if (const int64_t behind = wait(sum, nanoseconds); behind != DONE) return behind;
+            for (int64_t rank = 0; rank < sum.size; ++rank)
+                if (progress(sum, rank)->bytes != own->bytes) return DIFFERENT_SIZES;
+            add_segment<T>(sum, count);
+            arrive(sum);
+        }
+        if (const int64_t behind = wait(sum, nanoseconds); behind != DONE) return behind;
+        own->bytes = 0;
+        std::copy(slot<T>(sum, sum.size), slot<T>(sum, sum.size) + count, vector + sum.start);
+        sum.start += count;
+    }
+    return DONE;
+}
+
+}  // namespace
+
+// Continue a sum; returns DONE, DIFFERENT_SIZES, or a rank that is still behind after the time.
+extern "C" int64_t all_reduce_f32(Sum* sum, int64_t ns) { return advance<float>(*sum, ns); }
+extern "C" int64_t all_reduce_f64(Sum* sum, int64_t ns) { return advance<double>(*sum, ns); }
+extern "C" int64_t all_reduce_i64(Sum* sum, int64_t ns) { return advance<int64_t>(*sum, ns); }

@@ -1,0 +1,186 @@
+"""Sums in shared memory against the same sums in one process, and what ends a sum."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from worlds import run_world
+
+import metadist as todist
+from metadist.distributed import WorkerLostError, collectives
+
+DTYPES = (torch.float32, torch.float64, torch.int64)
+LENGTHS = (0, 1, 7, 2**15, 2**15 + 1, 2**17 + 3)
+
+
+def vector_of(rank: int, length: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return (1e3 * torch.randn(length, generator=generator, dtype=torch.float64)).to(dtype)
+
+
+def open_group(**options) -> list[int]:
+    """Open a group, and count the sums over Gloo from now on."""
+    collectives.init_process_group("gloo", **options)
+    all_reduce, calls = dist.all_reduce, []
+
+    def counting(*args, **kwargs) -> None:
+        calls.append(len(args))
+        all_reduce(*args, **kwargs)
+
+    dist.all_reduce = counting
+    return calls
+
+
+def sum_vectors(**options) -> tuple[list[torch.Tensor], int]:
+    calls = open_group(**options)
+    rank = todist.get_rank()
+    sums = [
+        collectives.all_reduce(vector_of(rank, length, dtype))
+        for dtype in DTYPES
+        for length in LENGTHS
+    ]
+    collectives.barrier()
+    collectives.destroy_process_group()
+    return sums, len(calls)
+
+
+@pytest.mark.parametrize("size", [2, 3, pytest.param(8, marks=pytest.mark.slow)])
+def test_vectors_are_added_up_in_the_order_of_the_ranks(size):
+    expected = []
+    for dtype in DTYPES:
+        for length in LENGTHS:
+            total = vector_of(0, length, dtype)
+            for rank in range(1, size):
+                total += vector_of(rank, length, dtype)
+            expected.append(total)
+    for sums, gloo_calls in run_world(sum_vectors, size):
+        assert gloo_calls == 0
+        assert all(map(torch.equal, sums, expected))
+
+
+def sum_with_gloo_if(reason: str) -> tuple[list[torch.Tensor], int]:
+    patch, module = pytest.MonkeyPatch(), "metadist.distributed.shared_memory"
+    if reason == "one rank has no compiler" and todist.get_rank() == 1:
+        patch.setattr(f"{module}.library", lambda name: None)
+    if reason == "the path is another file's":
+        patch.setattr(f"{module}.secrets.token_hex", lambda size: "00" * size)
+        if todist.get_rank() == 1:
+            patch.setattr(os, "pread", lambda file, size, offset: b"\1" * size)
+    if reason == "there is no such file":
+        patch.setattr(os, "getpid", lambda: 2**30)
+    if reason == "there is not enough memory":
+        patch.setattr(os, "posix_fallocate", no_memory)
+    before = open_files()
+    sums = sum_vectors(shared_memory=reason != "it is not wanted")
+    assert open_files() <= before + 1  # Gloo keeps one
+    return sums
+
+
+def open_files() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+def no_memory(*arguments) -> None:
+    raise OSError("no space left on device")
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        *("it is not wanted", "one rank has no compiler", "the path is another file's"),
+        *("there is no such file", "there is not enough memory"),
+    ],
+)
+def test_all_ranks_use_gloo_if(reason):
+    (first, first_calls), (second, second_calls) = run_world(sum_with_gloo_if, 2, reason)
+    assert first_calls == second_calls == len(DTYPES) * len(LENGTHS) + 1
+    assert all(map(torch.equal, first, second))
+
+
+def leave_early(how: str) -> str:
+    collectives.init_process_group("gloo", timeout=60)
+    collectives.all_reduce(1.0)
+    if todist.get_rank() == 1:
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        collectives.destroy_process_group()
+        return "left"
+    began = time.monotonic()
+    with pytest.raises(WorkerLostError) as lost:
+        collectives.all_reduce(1.0)
+    assert time.monotonic() - began < 20
+    assert lost.value.rank == 1
+    return str(lost.value)
+
+
+@pytest.mark.parametrize("how", ["killed", "left"])
+def test_a_rank_that_has_left_is_found(how):
+    outcomes = run_world(leave_early, 3, how, may_fail=True)
+    assert outcomes[0] == outcomes[2]
+    assert outcomes[0] == "a rank left or stopped during a collective (rank 1 has left)."
+
+
+def leave_after_the_last_sum() -> float:
+    collectives.init_process_group("gloo")
+    for _ in range(50):
+        total = collectives.all_reduce(float(todist.get_rank()))
+    collectives.destroy_process_group()
+    return total
+
+
+def test_a_rank_may_leave_while_others_finish_the_last_sum():
+    assert run_world(leave_after_the_last_sum, 3) == [3.0] * 3
+
+
+def come_late() -> str:
+    collectives.init_process_group("gloo", timeout=0.5)
+    if todist.get_rank() == 1:
+        time.sleep(3)
+        return ""
+    with pytest.raises(WorkerLostError) as lost:
+        collectives.all_reduce(1.0)
+    return str(lost.value)
+
+
+def test_a_sum_waits_for_the_timeout_at_most():
+    assert "(rank 1 did not come within 0.5 s)" in run_world(come_late, 2)[0]
+
+
+def sum_unequal_vectors() -> str:
+    collectives.init_process_group("gloo")
+    with pytest.raises(todist.UserError) as error:
+        collectives.all_reduce(torch.zeros(5 + todist.get_rank()))
+    return str(error.value)
+
+
+def test_vectors_of_different_sizes_are_an_error_on_all_ranks():
+    for message in run_world(sum_unequal_vectors, 2):
+        assert message.startswith("the ranks add up tensors of different sizes")
+
+
+class Alarm(Exception):
+    """Raised by a signal."""
+
+
+def interrupt_a_sum() -> bool:
+    def handle(number, frame):
+        raise Alarm
+
+    collectives.init_process_group("gloo")
+    if todist.get_rank() == 1:
+        time.sleep(3)
+        return True
+    signal.signal(signal.SIGALRM, handle)
+    signal.alarm(1)
+    began = time.monotonic()
+    with pytest.raises(Alarm):
+        collectives.all_reduce(1.0)
+    return time.monotonic() - began < 2.5
+
+
+def test_a_waiting_rank_handles_signals():
+    assert run_world(interrupt_a_sum, 2) == [True, True]
