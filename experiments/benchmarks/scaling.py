@@ -3,9 +3,10 @@
 python experiments/benchmark.py scaling --workers 1 2 3 --tasks 4 8 16 --filters 16 32 64
 
 The communication of every strategy is measured with workers that compute nothing, which is possible
-with more workers than cores; the computation of a task is measured in one process. A cost model
-(cost_model.py) is fitted to both, compared with complete steps on this machine, and extrapolated to
-more workers under the assumptions printed with the table.
+with more workers than cores; sums are exchanged over Gloo, as between machines. The computation of
+a task is measured in one process. A cost model (cost_model.py) is fitted to both, compared with
+complete steps on this machine, and extrapolated to more workers under the assumptions printed with
+the table.
 """
 
 import argparse

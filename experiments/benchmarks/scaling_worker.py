@@ -33,7 +33,12 @@ from metadist.training import (
     TrainMapper,
 )
 
-STRATEGIES = {"local": LocalStrategy, "rpc": RpcStrategy, "allreduce": AllReduceStrategy}
+STRATEGIES = {
+    "local": LocalStrategy,
+    "rpc": RpcStrategy,
+    # The cost model is that of messages.
+    "allreduce": partial(AllReduceStrategy, shared_memory=False),
+}
 
 
 @dataclass(frozen=True)
