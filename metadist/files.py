@@ -60,9 +60,18 @@ def atomic_writer(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def atomic_write(path: Path, content: bytes) -> None:
-    """Write a file as a whole; see `atomic_writer`."""
-    with atomic_writer(path) as file:
+def atomic_write(path: Path, content: bytes, redirect: str = REDIRECT_RUN) -> None:
+    """Write a file as a whole; see `atomic_writer`.
+
+    Args:
+        path: the path of the file.
+        content: what the file will contain.
+        redirect: see `wrap_write_errors`.
+
+    Raises:
+        UserError: the file cannot be written; an old file is unchanged.
+    """
+    with wrap_write_errors(path, redirect), atomic_writer(path) as file:
         file.write(content)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from metadist.cli.command import add_trust_code, argument_parser, reports_user_errors
 from metadist.errors import UserError
-from metadist.files import REDIRECT_OUTPUT, atomic_write, wrap_write_errors
+from metadist.files import REDIRECT_OUTPUT, atomic_write
 from metadist.inference import FewShotClassifier
 from metadist.loggers.console import print_plain
 from metadist.tasks.image_files import FORMATS, class_folders, images_below
@@ -78,8 +78,8 @@ def main() -> None:
     header = ["image", "prediction", *map(str, classifier.classes_)]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([header, *rows])
-    with wrap_write_errors(options.output, REDIRECT_OUTPUT):
-        atomic_write(options.output, text.getvalue().encode(errors="surrogateescape"))
+    content = text.getvalue().encode(errors="surrogateescape")
+    atomic_write(options.output, content, REDIRECT_OUTPUT)
     table = [("image", "prediction", "probability")]
     table += [(row[0], row[1], f"{max(map(float, row[2:])):.1%}") for row in rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metadist.errors import UserError, one_line
-from metadist.files import atomic_write, wrap_write_errors
+from metadist.files import atomic_write
 from metadist.loggers.jsonl import json_value
 from metadist.loggers.logger import (
     Logger,
@@ -107,9 +107,7 @@ class MlflowLogger(Logger):
         parameters = [Param(key, str(value)[:_MAX_VALUE]) for key, value in values.items()]
         for first in range(0, len(parameters), _MAX_PARAMETERS):
             client.log_batch(run_id, params=parameters[first : first + _MAX_PARAMETERS])
-        path = run.directory / RUN_ID_FILE
-        with wrap_write_errors(path):
-            atomic_write(path, f"{run_id}\n".encode())
+        atomic_write(run.directory / RUN_ID_FILE, f"{run_id}\n".encode())
         return run_id
 
     def log_metrics(self, metrics: Metrics) -> None:

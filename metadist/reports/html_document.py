@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from metadist.errors import UserError
-from metadist.files import REDIRECT_REPORT, atomic_write, wrap_write_errors
+from metadist.files import REDIRECT_REPORT, atomic_write
 from metadist.plots import Figure
 
 _TEMPLATES = Path(__file__).with_name("templates")
@@ -53,8 +53,8 @@ def write_html(
         style=(_TEMPLATES / "report.css").read_text(encoding="utf-8"),
         script=(_TEMPLATES / "report.js").read_text(encoding="utf-8"),
     )
-    with wrap_write_errors(path, REDIRECT_REPORT):
-        atomic_write(path, html.encode(errors="replace"))  # file names may not be UTF-8
+    # File names may not be UTF-8.
+    atomic_write(path, html.encode(errors="replace"), REDIRECT_REPORT)
     return path
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from metadist.errors import UserError, first_line
-from metadist.files import REDIRECT_RUN, atomic_write, wrap_write_errors
+from metadist.files import REDIRECT_RUN, atomic_write
 from metadist.loggers import METRICS_FILE, json_value
 
 RESULTS_FILE = "results.json"
@@ -111,8 +111,7 @@ def write_json(path: Path, content: Mapping[str, Any], redirect: str = REDIRECT_
         UserError: the file cannot be written.
     """
     text = json.dumps(json_value(content), indent=2, allow_nan=False)
-    with wrap_write_errors(path, redirect):
-        atomic_write(path, f"{text}\n".encode())
+    atomic_write(path, f"{text}\n".encode(), redirect)
 
 
 def read_results(directory: Path) -> dict[str, Any] | None:
@@ -185,8 +184,7 @@ def write_test_predictions(path: Path, records: Iterable[Mapping[str, Any]]) -> 
     lines = (
         json.dumps(json_value(record), separators=(",", ":"), allow_nan=False) for record in records
     )
-    with wrap_write_errors(path):
-        atomic_write(path, "".join(f"{line}\n" for line in lines).encode())
+    atomic_write(path, "".join(f"{line}\n" for line in lines).encode())
 
 
 def write_environment(directory: Path, environment: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from metadist.errors import UserError
-from metadist.files import atomic_write, wrap_write_errors
+from metadist.files import atomic_write
 from metadist.loggers import json_value
 from metadist.metrics import metric_label
 from metadist.plots import plot_sweep
@@ -108,8 +108,7 @@ def write_sweep_report(folder: Path) -> SweepReport:
         markdown += "\n" + "".join(f"**Not comparable:** {warning}\n" for warning in warnings)
     files = [folder / SWEEP_CSV_FILE, folder / SWEEP_MARKDOWN_FILE]
     for path, text in zip(files, (to_csv(table), markdown), strict=True):
-        with wrap_write_errors(path):
-            atomic_write(path, text.encode())
+        atomic_write(path, text.encode())
     if points := [point for point, _ in setting_points(table)]:
         path = folder / SWEEP_PLOT_FILE
         plot_sweep(points, table.keys, table.metric, path, _caption(table), table.selected_by)

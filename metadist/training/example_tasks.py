@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from metadist.files import atomic_write, wrap_write_errors
+from metadist.files import atomic_write
 from metadist.plots.points import spread_over_classes
 from metadist.reports import TEST_TASKS_DATA_FILE, read_test_predictions
 from metadist.reports.run_record import tasks_by_difficulty
@@ -53,8 +53,7 @@ def write_test_tasks(experiment: Experiment) -> Path | None:
         kind: [_data(experiment, number) for number in numbers] for kind, numbers in kinds.items()
     }
     path = experiment.directory / TEST_TASKS_DATA_FILE
-    with wrap_write_errors(path):
-        atomic_write(path, json.dumps(content, separators=(",", ":")).encode())
+    atomic_write(path, json.dumps(content, separators=(",", ":")).encode())
     return path
 
 

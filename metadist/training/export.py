@@ -8,7 +8,7 @@ from torch import Tensor
 
 from metadist import __version__
 from metadist.errors import UserError
-from metadist.files import REDIRECT_OUTPUT, atomic_write, wrap_write_errors
+from metadist.files import REDIRECT_OUTPUT, atomic_write
 from metadist.loggers import json_value
 from metadist.reports import read_overrides, require_results
 from metadist.training.saved_state import tested_checkpoint
@@ -92,6 +92,5 @@ def export_weights(run: Path, path: Path) -> Path:
             "alone: give the checkpoint itself to whoever loads it."
         )
     copies = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
-    with wrap_write_errors(path, REDIRECT_OUTPUT):
-        atomic_write(path, save(copies, metadata))
+    atomic_write(path, save(copies, metadata), REDIRECT_OUTPUT)
     return path
