@@ -12,7 +12,8 @@ namespace {
 
 constexpr int64_t LINE = 64;        // bytes of a cache line, which two processes never both write
 constexpr int SPINS = 2000;         // some 20 microseconds, before the process yields
-constexpr int64_t YIELD_NS = 1000000;  // then it sleeps, so that long waits leave the CPU free
+constexpr int64_t YIELD_NS = 1000000;  // then it sleeps, a sixteenth of the time that it has waited
+constexpr int64_t LONGEST_SLEEP_NS = 1000000;
 
 enum Status : int64_t { DONE = -1, DIFFERENT_SIZES = -2 };  // else a rank that is behind
 
@@ -40,7 +41,9 @@ T* slot(const Sum& sum, int64_t index) {  // the vectors of all ranks, then the 
     return reinterpret_cast<T*>(sum.memory + sum.size * LINE) + index * sum.capacity;
 }
 
-void arrive(Sum& sum) { progress(sum, sum.rank)->steps.store(++sum.steps, std::memory_order_release); }
+void arrive(Sum& sum) {
+    progress(sum, sum.rank)->steps.store(++sum.steps, std::memory_order_release);
+}
 
 // Wait until all ranks have made as many steps; returns a rank that has not after some time.
 int64_t wait(const Sum& sum, int64_t nanoseconds) {
@@ -65,7 +68,8 @@ int64_t wait(const Sum& sum, int64_t nanoseconds) {
         if (waited < YIELD_NS)
             std::this_thread::yield();
         else
-            std::this_thread::sleep_for(std::chrono::microseconds(50));
+            std::this_thread::sleep_for(
+                std::chrono::nanoseconds(std::min(waited / 16, LONGEST_SLEEP_NS)));
     }
     return DONE;
 }
