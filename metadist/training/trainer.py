@@ -111,7 +111,7 @@ class Trainer:
         self.checkpoints = checkpoints_of(experiment)
         self._is_main = get_rank() == 0
         self._is_training = False
-        self._is_testing = False
+        self._evaluating: set[str] = set()
         self._stop = StopSignals()
         self._step_started = 0.0
         self._total_weight = total_weight(experiment)
@@ -401,7 +401,15 @@ class Trainer:
         return done % interval == 0 or self._is_finished()
 
     def validate(self) -> dict[str, Estimate]:
-        """Evaluate the validation tasks, and save the state if it is the best so far."""
+        """Evaluate the validation tasks, and save the state if it is the best so far.
+
+        Raises:
+            UserError: `on_validation_end` called it.
+        """
+        with self._not_in_own_hook("validate", "metrics"):
+            return self._validate()
+
+    def _validate(self) -> dict[str, Estimate]:
         experiment, state, metric = self.experiment, self.state, self.experiment.metric
         evaluation = self._evaluate(
             "validation",
@@ -459,13 +467,8 @@ class Trainer:
         Raises:
             UserError: `on_test_end` called it.
         """
-        if self._is_testing:
-            raise UserError(
-                "on_test_end called trainer.test(), which calls on_test_end: take the results that "
-                "the hook is given, or call test() in another hook."
-            )
         experiment, started = self.experiment, time.perf_counter()
-        with self._testing(), self._tested_weights() as tested:
+        with self._not_in_own_hook("test", "results"), self._tested_weights() as tested:
             between_chunks = (lambda: None) if self._is_training else self._raise_if_stopped
             evaluation = self._evaluate("test", self.config.eval_tasks, between_chunks)
             if self._is_main and predictions is not None:
@@ -479,12 +482,19 @@ class Trainer:
         return results
 
     @contextlib.contextmanager
-    def _testing(self) -> Iterator[None]:
-        self._is_testing = True
+    def _not_in_own_hook(self, method: str, given: str) -> Iterator[None]:
+        """Raise an error if the hook that ends a method calls this method again."""
+        if method in self._evaluating:
+            hook = {"test": "on_test_end", "validate": "on_validation_end"}[method]
+            raise UserError(
+                f"{hook} called trainer.{method}(), which calls {hook}: take the {given} that the "
+                f"hook is given, or call {method}() in another hook."
+            )
+        self._evaluating.add(method)
         try:
             yield
         finally:
-            self._is_testing = False
+            self._evaluating.remove(method)
 
     @contextlib.contextmanager
     def _tested_weights(self) -> Iterator[int]:

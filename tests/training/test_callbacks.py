@@ -561,6 +561,19 @@ def test_a_test_in_on_test_end_is_refused(tmp_path):
     assert trainer.test()["test_tasks"] == 7
 
 
+class ValidateAfterValidation(Callback):
+    """Validates the run again after each validation."""
+
+    def on_validation_end(self, trainer, metrics):
+        trainer.validate()
+
+
+def test_a_validation_in_on_validation_end_is_refused(tmp_path):
+    callback = f"+callbacks.again._target_={__name__}.ValidateAfterValidation"
+    with pytest.raises(UserError, match=r"^on_validation_end called trainer\.validate\(\), which"):
+        train(str(tmp_path), "strategy=local", callback)
+
+
 @pytest.mark.parametrize("average", [(), ("callbacks=ema",)])
 def test_training_continues_with_its_own_weights_after_a_test(tmp_path, average):
     options = ("strategy=local", "trainer.test_checkpoint=best", "optimizer.lr=3", *average)
