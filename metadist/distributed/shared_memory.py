@@ -1,7 +1,7 @@
 """Sums over the ranks of one machine in shared memory.
 
-A Gloo all-reduce of two processes takes about a millisecond, most of it to wake up threads that
-wait for messages. In shared memory it takes some 20 microseconds.
+Gloo takes 0.3 to 1.5 milliseconds for a thousand numbers of two processes, most of it to wake up
+threads that wait for messages. In shared memory they take about ten microseconds.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _FUNCTIONS = {
     torch.float64: "all_reduce_f64",
     torch.int64: "all_reduce_i64",
 }
-_DIFFERENT_SIZES = -2
+_DIFFERENT_VECTORS = -2
 _WAIT_NANOSECONDS = 100_000_000
 """Time after which a waiting rank handles signals and checks that the rank it waits for lives."""
 
@@ -50,6 +50,7 @@ class _State(ctypes.Structure):
         ("size", ctypes.c_int64),
         ("steps", ctypes.c_uint64),
         ("start", ctypes.c_int64),
+        ("phase", ctypes.c_int64),
         ("spins", ctypes.c_int64),
     )
 
@@ -84,7 +85,8 @@ class SharedMemorySum:
             spins=info.world_size <= usable_cpus(),
         )
         self._file = file
-        # However this process ends, the system then releases the lock.
+        # However this process ends, the system then releases the lock. It would also do so if this
+        # process closed another descriptor of the file.
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, info.rank)
 
     def supports(self, vector: Tensor) -> bool:
@@ -99,9 +101,15 @@ class SharedMemorySum:
 
         Raises:
             WorkerLostError: a rank has left, or did not call it within `timeout`.
-            UserError: the sizes differ. All ranks raise it.
+            UserError: the dtypes or sizes differ, which all ranks raise; or an earlier sum of this
+                rank did not finish.
         """
         state, function = self._state, self._functions[vector.dtype]
+        if state.phase:
+            raise UserError(
+                "an earlier collective of this process group failed or was interrupted: open the "
+                "process group again on all ranks."
+            )
         state.vector, state.start = vector.data_ptr(), 0
         state.length, state.capacity = vector.numel(), _SLOT_BYTES // vector.element_size()
         deadline: float | None = None
@@ -114,10 +122,10 @@ class SharedMemorySum:
             else:
                 continue
             raise WorkerLostError(f"a rank left or stopped during a collective ({reason}).", rank)
-        if rank == _DIFFERENT_SIZES:
+        if rank == _DIFFERENT_VECTORS:
             raise UserError(
-                "the ranks add up tensors of different sizes: call all_reduce with the same "
-                "structure and the same shapes on every rank."
+                "the ranks add up tensors of different sizes or dtypes: call all_reduce with the "
+                "same structure, shapes and dtypes on every rank."
             )
 
     def _has_left(self, rank: int) -> bool:
@@ -203,7 +211,10 @@ def _open_file(path: str, token: str) -> int:
         OSError: there is no such file. In another container the path may be that of another one.
     """
     file = os.open(path, os.O_RDWR)
-    if os.pread(file, _TOKEN_BYTES, _token_offset()).hex() != token:
+    try:
+        if os.pread(file, _TOKEN_BYTES, _token_offset()).hex() != token:
+            raise OSError(f"{path} is another file")
+    except OSError:
         os.close(file)
-        raise OSError(f"{path} is another file")
+        raise
     return file

@@ -11,25 +11,28 @@
 namespace {
 
 constexpr int64_t LINE = 64;        // bytes of a cache line, which two processes never both write
-constexpr int SPINS = 2000;         // some 20 microseconds, before the process yields
-constexpr int64_t YIELD_NS = 1000000;  // then it sleeps, a sixteenth of the time that it has waited
-constexpr int64_t LONGEST_SLEEP_NS = 1000000;
+// A process that waits spins so many times, then yields the processor for so long, and then sleeps
+// for a sixteenth of the time that it has waited.
+constexpr int SPINS = 2000;
+constexpr int64_t YIELD_NS = 1000000, LONGEST_SLEEP_NS = 1000000;
 
-enum Status : int64_t { DONE = -1, DIFFERENT_SIZES = -2 };  // else a rank that is behind
+enum Status : int64_t { DONE = -1, DIFFERENT_VECTORS = -2 };  // else a rank that is behind
 
 struct alignas(LINE) Progress {  // of one rank; the memory begins with one of these per rank
     std::atomic<uint64_t> steps;
-    int64_t bytes;
+    int64_t length, type;
 };
 
-struct Sum {  // the layout of `_Sum` in distributed/shared_memory.py
+enum Phase : int64_t { WRITE, ADD, READ };
+
+struct Sum {  // the layout of `_State` in distributed/shared_memory.py
     char* memory;
     char* vector;
     int64_t length, capacity;  // in elements; the memory has room for pieces of `capacity`
     int64_t rank, size;
     uint64_t steps;  // of this rank in all sums: two for each piece
-    int64_t start;   // of the current piece
-    int64_t spins;   // whether to spin before yielding
+    int64_t start, phase;  // of the current piece; WRITE between two sums
+    int64_t spins;  // whether to spin before yielding
 };
 
 Progress* progress(const Sum& sum, int64_t rank) {
@@ -85,35 +88,45 @@ void add_segment(const Sum& sum, int64_t count) {
     }
 }
 
+bool same_vectors(const Sum& sum) {
+    const Progress* own = progress(sum, sum.rank);
+    for (int64_t rank = 0; rank < sum.size; ++rank) {
+        const Progress* other = progress(sum, rank);
+        if (other->length != own->length || other->type != own->type) return false;
+    }
+    return true;
+}
+
 template <typename T>
-int64_t advance(Sum& sum, int64_t nanoseconds) {
+int64_t advance(Sum& sum, int64_t type, int64_t nanoseconds) {
     T* vector = reinterpret_cast<T*>(sum.vector);
-    while (sum.start < sum.length) {
+    do {
         const int64_t count = std::min(sum.capacity, sum.length - sum.start);
-        Progress* own = progress(sum, sum.rank);
-        if (sum.steps % 2 == 0 && own->bytes == 0) {
+        if (sum.phase == WRITE) {
             std::copy(vector + sum.start, vector + sum.start + count, slot<T>(sum, sum.rank));
-            own->bytes = sum.length * static_cast<int64_t>(sizeof(T));
+            progress(sum, sum.rank)->length = sum.length;
+            progress(sum, sum.rank)->type = type;
             arrive(sum);
+            sum.phase = ADD;
         }
-        if (sum.steps % 2 == 1) {
+        if (sum.phase == ADD) {
             if (const int64_t behind = wait(sum, nanoseconds); behind != DONE) return behind;
-            for (int64_t rank = 0; rank < sum.size; ++rank)
-                if (progress(sum, rank)->bytes != own->bytes) return DIFFERENT_SIZES;
+            if (!same_vectors(sum)) return DIFFERENT_VECTORS;
             add_segment<T>(sum, count);
             arrive(sum);
+            sum.phase = READ;
         }
         if (const int64_t behind = wait(sum, nanoseconds); behind != DONE) return behind;
-        own->bytes = 0;
         std::copy(slot<T>(sum, sum.size), slot<T>(sum, sum.size) + count, vector + sum.start);
         sum.start += count;
-    }
+        sum.phase = WRITE;
+    } while (sum.start < sum.length);
     return DONE;
 }
 
 }  // namespace
 
-// Continue a sum; returns DONE, DIFFERENT_SIZES, or a rank that is still behind after the time.
-extern "C" int64_t all_reduce_f32(Sum* sum, int64_t ns) { return advance<float>(*sum, ns); }
-extern "C" int64_t all_reduce_f64(Sum* sum, int64_t ns) { return advance<double>(*sum, ns); }
-extern "C" int64_t all_reduce_i64(Sum* sum, int64_t ns) { return advance<int64_t>(*sum, ns); }
+// Continue a sum; returns DONE, DIFFERENT_VECTORS, or a rank that is behind after the time.
+extern "C" int64_t all_reduce_f32(Sum* sum, int64_t ns) { return advance<float>(*sum, 1, ns); }
+extern "C" int64_t all_reduce_f64(Sum* sum, int64_t ns) { return advance<double>(*sum, 2, ns); }
+extern "C" int64_t all_reduce_i64(Sum* sum, int64_t ns) { return advance<int64_t>(*sum, 3, ns); }

@@ -70,6 +70,9 @@ def sum_with_gloo_if(reason: str) -> tuple[list[torch.Tensor], int]:
         patch.setattr(f"{module}.secrets.token_hex", lambda size: "00" * size)
         if todist.get_rank() == 1:
             patch.setattr(os, "pread", lambda file, size, offset: b"\1" * size)
+    if reason == "the path is a pipe's" and todist.get_rank() == 0:
+        read, _ = os.pipe()
+        patch.setattr(f"{module}._create_file", lambda: (read, "00"))
     if reason == "there is no such file":
         patch.setattr(os, "getpid", lambda: 2**30)
     if reason == "there is not enough memory":
@@ -92,7 +95,7 @@ def no_memory(*arguments) -> None:
     "reason",
     [
         *("it is not wanted", "one rank has no compiler", "the path is another file's"),
-        *("there is no such file", "there is not enough memory"),
+        *("the path is a pipe's", "there is no such file", "there is not enough memory"),
     ],
 )
 def test_all_ranks_use_gloo_if(reason):
@@ -143,23 +146,43 @@ def come_late() -> str:
         return ""
     with pytest.raises(WorkerLostError) as lost:
         collectives.all_reduce(1.0)
+    refuse_another_sum()
     return str(lost.value)
+
+
+def refuse_another_sum() -> None:
+    with pytest.raises(todist.UserError, match="an earlier collective of this process group"):
+        collectives.all_reduce(1.0)
 
 
 def test_a_sum_waits_for_the_timeout_at_most():
     assert "(rank 1 did not come within 0.5 s)" in run_world(come_late, 2)[0]
 
 
-def sum_unequal_vectors() -> str:
+def sum_unequal_vectors(vectors: list) -> str:
     collectives.init_process_group("gloo")
     with pytest.raises(todist.UserError) as error:
-        collectives.all_reduce(torch.zeros(5 + todist.get_rank()))
+        collectives.all_reduce(vectors[todist.get_rank()])
+    refuse_another_sum()
+    collectives.destroy_process_group()
+    collectives.init_process_group("gloo")
+    assert collectives.all_reduce(1) == 2
     return str(error.value)
 
 
-def test_vectors_of_different_sizes_are_an_error_on_all_ranks():
-    for message in run_world(sum_unequal_vectors, 2):
-        assert message.startswith("the ranks add up tensors of different sizes")
+@pytest.mark.parametrize(
+    "vectors",
+    [
+        [torch.zeros(5), torch.zeros(6)],
+        [torch.zeros(0), torch.zeros(1)],
+        [torch.zeros(2**20), torch.zeros(0)],
+        [torch.zeros(2), torch.zeros(1, dtype=torch.float64)],
+        [1, 1.0],
+    ],
+)
+def test_different_vectors_are_an_error_on_all_ranks(vectors):
+    for message in run_world(sum_unequal_vectors, 2, vectors):
+        assert message.startswith("the ranks add up tensors of different sizes or dtypes")
 
 
 class Alarm(Exception):
@@ -179,6 +202,7 @@ def interrupt_a_sum() -> bool:
     began = time.monotonic()
     with pytest.raises(Alarm):
         collectives.all_reduce(1.0)
+    refuse_another_sum()
     return time.monotonic() - began < 2.5
 
 
