@@ -154,6 +154,7 @@ def launch_job(launcher: Launcher, max_concurrent: int, spec: RunSpec) -> float 
     try:
         results = finished_results(spec) if spec.in_sweep else None
         if results is not None:
+            print_plain(f"job {spec.number} had finished before: {_summary(results)}")
             return objective_value(results)
     except Exception as error:
         fail_job(spec, JobFailure(error, in_job=False))

@@ -169,7 +169,11 @@ def _missing(target: str) -> str:
         owner = pydoc.locate(parent)
         if owner is not None:
             kind = "module" if inspect.ismodule(owner) else "class"
-            names = [attribute for attribute in dir(owner) if not attribute.startswith("_")]
+            names = [
+                attribute
+                for attribute in dir(owner)
+                if not attribute.startswith("_") and callable(getattr(owner, attribute, None))
+            ]
             return f"the {kind} {parent} has no {name}{did_you_mean(name, names)}."
     if len(parts) == 1:
         return "give the dotted path of a class or function, as in my_module.MyClass."

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from metadist.errors import UserError
 from metadist.loggers import METRICS_FILE
+from metadist.loggers.logger import flatten_values
 from metadist.metrics import format_metric, score
 from metadist.reports.comparison import config_fingerprint, is_runtime_key
 from metadist.reports.run_directory import (
@@ -86,11 +87,12 @@ class SweepRun:
 
     @property
     def described(self) -> dict[str, str]:
-        """The protocol and method as strings, by `protocol.KEY` and `method.KEY`."""
+        """The protocol and method as strings, by dotted key, such as `method.options.inner_lr`."""
+        results = self.results or {}
+        values = {part: results.get(part) or {} for part in ("protocol", "method")}
         return {
-            f"{part}.{key}": value if isinstance(value, str) else json.dumps(value)
-            for part in ("protocol", "method")
-            for key, value in ((self.results or {}).get(part) or {}).items()
+            key: value if isinstance(value, str) else json.dumps(value)
+            for key, value in flatten_values(values).items()
         }
 
     def metric(self, name: str) -> float | None:

@@ -180,7 +180,7 @@ def resize_image(image: Image.Image, mode: str, size: int) -> np.ndarray:
 def unreadable(path: Path | str, error: OSError) -> str:
     """The error message for a file that the operating system refuses to read."""
     if isinstance(error, FileNotFoundError):
-        return f"{path} does not exist: give the path of one that does"
+        return f"there is no file or folder {path}: correct the path"
     return f"{path} cannot be read ({error.strerror}); allow it, or put another copy there"
 
 

@@ -1,6 +1,7 @@
 """Checks before training: sizes, the partitioner, and one training and one test task."""
 
 import hashlib
+import logging
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from metadist.algorithms import Learner, Supervised
-from metadist.distributed import get_worker_id, get_world_size
+from metadist.distributed import get_rank, get_worker_id, get_world_size
 from metadist.distributed.modules import unpicklable_part
 from metadist.distributed.partitioners import Partitioner, as_shards
 from metadist.distributed.worker_local import WorkerLocal, delete_worker_local
@@ -21,6 +22,8 @@ from metadist.training.precision import Precision
 from metadist.training.signals import raise_if_interrupted
 from metadist.training.strategies import Strategy
 from metadist.training.task_mapper import MetaBatch, TaskMapper
+
+_log = logging.getLogger(__name__)
 
 _ALGORITHMS = "metadist.algorithms."
 """The package whose methods raise NotImplementedError if a subclass must implement them."""
@@ -260,6 +263,13 @@ def _check_task(tasks: WorkerLocal, learner: Learner, split: str, precision: Pre
                 f"{name}.forward returned predictions of shape {tuple(predictions.shape)} in "
                 "evaluation: return the logits or values of all queries, shape "
                 f"({queries}, outputs)."
+            )
+        outputs = tasks.value.outputs
+        if learner.outputs_are_classes and predictions.shape[1] > outputs and get_rank() == 0:
+            _log.warning(
+                "%s gives %d values for each query, and a task has %d outputs: the loss counts the "
+                "others as classes, too",
+                *(type(learner.model).__name__, predictions.shape[1], outputs),
             )
     _check_metrics(result.metrics, learner, training)
 

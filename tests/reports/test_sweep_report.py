@@ -231,7 +231,7 @@ def test_protocol_and_method_are_listed_by_whether_they_differ(tmp_path):
     write_sweep_report(tmp_path)
     text = (tmp_path / "sweep.md").read_text()
     assert "dataset glyphs.\n\nMethod: algorithm MAML, " in text
-    assert 'options {"first_order": false}.' in text
+    assert "options.first_order false." in text
     assert "Different protocol: shots 1 or 5." in text
     assert rows(tmp_path)[1]["method.algorithm"] == "MAML"
 

@@ -139,6 +139,16 @@ class ClassIndices(MAML):
         return result._replace(predictions=result.predictions.argmax(-1))
 
 
+def test_a_model_with_too_many_outputs_is_reported(tasks, caplog):
+    learners = [MAML(MLP(tasks.input_shape, outputs, [4]), inner_lr=0.1) for outputs in (5, 3)]
+    for learner in learners:
+        run_sanity_check(tasks, learner)
+    assert [record.getMessage() for record in caplog.records] == [
+        "MLP gives 5 values for each query, and a task has 3 outputs: the loss counts the others "
+        "as classes, too"
+    ]
+
+
 def test_predictions_are_one_row_for_each_query(tasks, model):
     with pytest.raises(
         UserError, match=r"predictions of shape \(6,\) in evaluation: return the log"
