@@ -92,9 +92,11 @@ class Learner(nn.Module):
     def train(self, mode: bool = True) -> "Learner":
         """Set training or evaluation mode, in all submodules.
 
-        Training calls it in every iteration, so it returns at once if all of them have the mode.
+        Training calls it in every iteration, so it returns at once if all of them have the mode and
+        none has a `train` of its own, such as one that keeps a norm in evaluation mode.
         """
-        if all(module.training is mode for module in self.modules()):
+        inherited = (Learner.train, nn.Module.train)
+        if all(m.training is mode and type(m).train in inherited for m in self.modules()):
             return self
         return super().train(mode)
 

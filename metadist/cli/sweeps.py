@@ -153,12 +153,13 @@ def launch_job(launcher: Launcher, max_concurrent: int, spec: RunSpec) -> float 
     """
     try:
         results = finished_results(spec) if spec.in_sweep else None
-        if results is not None:
-            print_plain(f"job {spec.number} had finished before: {_summary(results)}")
-            return objective_value(results)
+        value = None if results is None else objective_value(results)
     except Exception as error:
         fail_job(spec, JobFailure(error, in_job=False))
         return None
+    if results is not None:
+        print_plain(f"job {spec.number} had finished before: {_summary(results)}")
+        return value
     starts_all = _sweep is not None and _sweep.starts_all
     pool = _sweep.pool if _sweep is not None else JobPool()
     alone = max_concurrent == 1 or not spec.in_sweep or (_sweep is not None and not starts_all)

@@ -172,7 +172,8 @@ def _missing(target: str) -> str:
             names = [
                 attribute
                 for attribute in dir(owner)
-                if not attribute.startswith("_") and callable(getattr(owner, attribute, None))
+                if not attribute.startswith("_")
+                and not inspect.ismodule(inspect.getattr_static(owner, attribute, None))
             ]
             return f"the {kind} {parent} has no {name}{did_you_mean(name, names)}."
     if len(parts) == 1:

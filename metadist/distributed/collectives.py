@@ -1,4 +1,4 @@
-"""Collectives on nested structures of tensors and numbers, over Gloo or NCCL."""
+"""Collectives on nested structures of tensors and numbers, over shared memory, Gloo or NCCL."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -43,8 +43,8 @@ def init_process_group(
             has its own GPU, else Gloo.
         timeout: seconds that a collective waits for the slowest rank.
         rendezvous_timeout: seconds to wait for all ranks to arrive.
-        flat_up_to: the number of ranks up to which `all_reduce` of CPU tensors is one collective;
-            more ranks reduce in groups (`metadist.distributed.hierarchy`).
+        flat_up_to: the number of ranks up to which `all_reduce` over Gloo is one collective; more
+            ranks reduce in groups (`metadist.distributed.hierarchy`).
         shared_memory: whether the ranks of a single machine sum CPU tensors in shared memory, where
             that is possible (`metadist.distributed.shared_memory`), instead of over Gloo.
 

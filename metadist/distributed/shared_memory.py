@@ -1,7 +1,7 @@
 """Sums over the ranks of one machine in shared memory.
 
 Gloo takes 0.3 to 1.5 milliseconds for a thousand numbers of two processes, most of it to wake up
-threads that wait for messages. In shared memory they take about ten microseconds.
+threads that wait for messages. In shared memory they take 5 to 10 microseconds.
 """
 
 import contextlib
@@ -97,7 +97,8 @@ class SharedMemorySum:
         """Sum a vector in place, in the order of the ranks. All ranks call it.
 
         Args:
-            vector: a tensor of the same dtype and size on all ranks.
+            vector: a tensor of the same dtype and size on all ranks. A rank whose tensor is not
+                supported at all does not come.
 
         Raises:
             WorkerLostError: a rank has left, or did not call it within `timeout`.

@@ -7,6 +7,7 @@ Parameters, buffers and tasks are inputs of a compiled step. Everything else tha
 import dataclasses
 import enum
 import functools
+import operator
 from collections.abc import Mapping, Sequence, Set
 from types import MethodType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -153,7 +154,8 @@ class _Snapshot:
             return frozenset(value)
         if isinstance(value, Sequence):
             items = tuple(self.of(item, depth + 1) for item in value)
-            return value if items == value else items  # the same tuple is found equal at once
+            same = type(value) is tuple and all(map(operator.is_, items, value))
+            return value if same else items  # the same tuple is found equal at once
         if isinstance(value, MethodType):
             return value.__func__
         # Copies of other objects, such as random generators, may never be equal.

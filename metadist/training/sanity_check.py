@@ -264,12 +264,13 @@ def _check_task(tasks: WorkerLocal, learner: Learner, split: str, precision: Pre
                 "evaluation: return the logits or values of all queries, shape "
                 f"({queries}, outputs)."
             )
-        outputs = tasks.value.outputs
-        if learner.outputs_are_classes and predictions.shape[1] > outputs and get_rank() == 0:
+        classes = learner.outputs_are_classes and not learner.regression and not training
+        values, outputs = predictions.shape[1], tasks.value.outputs
+        if classes and values > outputs and get_rank() == 0:
             _log.warning(
-                "%s gives %d values for each query, and a task has %d outputs: the loss counts the "
-                "others as classes, too",
-                *(type(learner.model).__name__, predictions.shape[1], outputs),
+                "%s.forward returned %d values for each query, and a task has %d outputs: the loss "
+                "also treats the additional values as classes",
+                *(name, values, outputs),
             )
     _check_metrics(result.metrics, learner, training)
 

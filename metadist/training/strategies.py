@@ -291,7 +291,7 @@ class AllReduceStrategy(_InProcessStrategy):
         engine: "sum" uses one all-reduce in float64, so that the bits do not depend on the number
             of ranks. "ddp" uses torch's DistributedDataParallel, which exchanges the gradient in
             buckets, in the parameters' own type, during the last shard's backward pass.
-        flat_up_to: largest number of ranks for which a sum on CPUs is one collective over all
+        flat_up_to: largest number of ranks for which a sum over Gloo is one collective over all
             ranks. More ranks sum within groups first, then between the groups. A group is a node,
             or about the square root of the number of ranks.
         shared_memory: whether the ranks of a single machine sum in shared memory on CPUs, where

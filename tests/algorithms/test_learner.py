@@ -81,6 +81,29 @@ def norms(track: bool) -> nn.Sequential:
     return nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=track))
 
 
+class FrozenNorm(nn.Module):
+    """A model whose norm stays in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+
+    def train(self, mode: bool = True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+
+def test_training_mode_is_set_by_the_modules_own_methods():
+    learner = Learner(nn.Sequential(FrozenNorm(), nn.Dropout()))
+    assert learner.train() is learner
+    modes = [(module.training, type(module).__name__) for module in learner.model.modules()][1:]
+    assert modes == [(True, "FrozenNorm"), (False, "BatchNorm1d"), (True, "Dropout")]
+    learner.model[1].eval()
+    assert learner.train().model[1].training
+    assert not any(module.training for module in learner.eval().modules())
+
+
 def test_which_modules_use_the_statistics_of_the_batch():
     assert uses_batch_statistics(norms(track=False).eval())
     assert uses_batch_statistics(norms(track=True).train())

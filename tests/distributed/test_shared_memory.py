@@ -12,6 +12,11 @@ from worlds import run_world
 
 import metadist as todist
 from metadist.distributed import WorkerLostError, collectives
+from metadist.kernels import library
+
+pytestmark = pytest.mark.skipif(
+    library("all_reduce") is None, reason="sums in shared memory need a C++ compiler"
+)
 
 DTYPES = (torch.float32, torch.float64, torch.int64)
 LENGTHS = (0, 1, 7, 2**15, 2**15 + 1, 2**17 + 3)
@@ -140,9 +145,10 @@ def test_a_rank_may_leave_while_others_finish_the_last_sum():
 
 
 def come_late() -> str:
-    collectives.init_process_group("gloo", timeout=0.5)
+    collectives.init_process_group("gloo", timeout=5)
+    collectives.all_reduce(1.0)
     if todist.get_rank() == 1:
-        time.sleep(3)
+        time.sleep(8)
         return ""
     with pytest.raises(WorkerLostError) as lost:
         collectives.all_reduce(1.0)
@@ -156,7 +162,7 @@ def refuse_another_sum() -> None:
 
 
 def test_a_sum_waits_for_the_timeout_at_most():
-    assert "(rank 1 did not come within 0.5 s)" in run_world(come_late, 2)[0]
+    assert "(rank 1 did not come within 5 s)" in run_world(come_late, 2)[0]
 
 
 def sum_unequal_vectors(vectors: list) -> str:
@@ -189,22 +195,23 @@ class Alarm(Exception):
     """Raised by a signal."""
 
 
-def interrupt_a_sum() -> bool:
+def interrupt_a_sum(directory: Path) -> bool:
     def handle(number, frame):
         raise Alarm
 
     collectives.init_process_group("gloo")
     if todist.get_rank() == 1:
-        time.sleep(3)
+        while not (directory / "interrupted").exists():
+            time.sleep(0.05)
         return True
     signal.signal(signal.SIGALRM, handle)
     signal.alarm(1)
-    began = time.monotonic()
     with pytest.raises(Alarm):
         collectives.all_reduce(1.0)
     refuse_another_sum()
-    return time.monotonic() - began < 2.5
+    (directory / "interrupted").touch()
+    return True
 
 
-def test_a_waiting_rank_handles_signals():
-    assert run_world(interrupt_a_sum, 2) == [True, True]
+def test_a_waiting_rank_handles_signals(tmp_path):
+    assert run_world(interrupt_a_sum, 2, tmp_path) == [True, True]

@@ -86,7 +86,7 @@ def test_one_image_in_color_is_no_batch(image):
         ([np.full((5, 5), "a")], "the type <U1"),
         ([Image.new("I", (5, 5))], "a Pillow image cannot be converted to L .its mode is I"),
         ([Image.new("F", (5, 5))], "its mode is F, expected 8 or 16 bits per channel.: give"),
-        (["missing.png"], "missing.png does not exist"),
+        (["missing.png"], "no file or folder .*missing.png"),
     ],
 )
 def test_what_is_no_image_is_refused(images, message):

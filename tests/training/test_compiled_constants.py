@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from omegaconf import OmegaConf
 from torch import nn
 
 from metadist.training.compiled_constants import Constants
@@ -61,6 +62,8 @@ class Configured(nn.Module):
         self.nothing = [float("nan"), torch.tensor(float("nan")), np.array([float("nan")])]
         self.bound = functools.partial(self.forward)
         self.layer = nn.Tanh()
+        self.sizes = OmegaConf.create([1, 2])
+        self.pair = (1, [2])
 
     def forward(self, inputs):
         return inputs
@@ -88,6 +91,8 @@ def test_a_copy_of_a_learner_has_equal_constants(copied):
         ("scale", lambda each: each.scale.mul_(2)),
         ("scale", lambda each: setattr(each, "scale", torch.ones(2, dtype=torch.float64))),
         ("order", lambda each: each.order.reverse()),
+        ("sizes", lambda each: each.sizes.append(3)),
+        ("pair", lambda each: each.pair[1].append(3)),
         ("function", lambda each: setattr(each, "function", torch.tanh)),
         ("kind", lambda each: setattr(each, "kind", torch.float32)),
         ("layers.0.extra", lambda each: setattr(each.layers[0], "extra", 1)),

@@ -144,8 +144,8 @@ def test_a_model_with_too_many_outputs_is_reported(tasks, caplog):
     for learner in learners:
         run_sanity_check(tasks, learner)
     assert [record.getMessage() for record in caplog.records] == [
-        "MLP gives 5 values for each query, and a task has 3 outputs: the loss counts the others "
-        "as classes, too"
+        "MAML.forward returned 5 values for each query, and a task has 3 outputs: the loss also "
+        "treats the additional values as classes"
     ]
 
 
