@@ -36,7 +36,7 @@ from metadist.training import (
 STRATEGIES = {
     "local": LocalStrategy,
     "rpc": RpcStrategy,
-    # The cost model is that of messages.
+    # The cost model describes messages between machines.
     "allreduce": partial(AllReduceStrategy, shared_memory=False),
 }
 

@@ -108,10 +108,8 @@ class Learner(nn.Module):
         have a first dimension of tasks; `loss` has shape (tasks,).
         """
         supported = self.batches_tasks and _supports_batched_tasks(self.model)
-        if not self.batches_buffers:
-            own = (module._buffers.values() for module in self.modules())  # noqa: SLF001
-            if any(buffer is not None for buffers in own for buffer in buffers):
-                return False
+        if not self.batches_buffers and any(True for _ in self.buffers()):
+            return False
         return supported and (self.training or self.transductive)
 
     def task_dims(self, examples: Examples) -> int:
