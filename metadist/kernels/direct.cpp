@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <vector>
 
 namespace {
@@ -40,42 +41,45 @@ struct Shape {
 // Pixels of an image whose sums have the same taps, and the pixels that these read.
 struct Sums {
     std::vector<int64_t> taps, pixels;
-    std::vector<int64_t> sources;  // (pixels, taps), -1 for none
+    std::vector<int64_t> sources;  // (pixels, taps)
 };
 
-std::vector<Sums> sums_of_outputs(const Shape& s) {
-    Sums all;
-    for (int64_t tap = 0; tap < s.taps(); ++tap) all.taps.push_back(tap);
-    for (int64_t pixel = 0; pixel < s.out_pixels(); ++pixel) {
-        all.pixels.push_back(pixel);
-        for (int64_t tap : all.taps) all.sources.push_back(s.source(pixel, tap));
+// Groups pixels by the taps that read a pixel, which are fewer at the edges, and with a stride.
+// `sources` is (pixels, taps), -1 for none.
+std::vector<Sums> grouped_by_taps(const std::vector<int64_t>& sources, int64_t taps) {
+    std::map<std::vector<int64_t>, Sums> groups;
+    const int64_t pixels = sources.size() / taps;
+    for (int64_t pixel = 0; pixel < pixels; ++pixel) {
+        std::vector<int64_t> used, read;
+        for (int64_t tap = 0; tap < taps; ++tap)
+            if (const int64_t source = sources[pixel * taps + tap]; source >= 0) {
+                used.push_back(tap);
+                read.push_back(source);
+            }
+        Sums& group = groups[used];
+        group.taps = used;
+        group.pixels.push_back(pixel);
+        group.sources.insert(group.sources.end(), read.begin(), read.end());
     }
-    return {all};
+    std::vector<Sums> sums;
+    for (const auto& group : groups) sums.push_back(group.second);
+    return sums;
 }
 
-// With a stride, taps reach some of the input pixels only: those of equal remainders.
+std::vector<Sums> sums_of_outputs(const Shape& s) {
+    std::vector<int64_t> sources;
+    for (int64_t pixel = 0; pixel < s.out_pixels(); ++pixel)
+        for (int64_t tap = 0; tap < s.taps(); ++tap) sources.push_back(s.source(pixel, tap));
+    return grouped_by_taps(sources, s.taps());
+}
+
 std::vector<Sums> sums_of_inputs(const Shape& s) {
-    std::vector<Sums> groups(s.stride_h * s.stride_w);
     std::vector<int64_t> readers(s.in_pixels() * s.taps(), -1);
     for (int64_t pixel = 0; pixel < s.out_pixels(); ++pixel)
         for (int64_t tap = 0; tap < s.taps(); ++tap)
             if (const int64_t at = s.source(pixel, tap); at >= 0)
                 readers[at * s.taps() + tap] = pixel;
-    for (int64_t row = 0; row < s.stride_h; ++row)
-        for (int64_t column = 0; column < s.stride_w; ++column) {
-            Sums& group = groups[row * s.stride_w + column];
-            for (int64_t tap = 0; tap < s.taps(); ++tap)
-                if ((row + s.padding_h - tap / s.kernel_w) % s.stride_h == 0 &&
-                    (column + s.padding_w - tap % s.kernel_w) % s.stride_w == 0)
-                    group.taps.push_back(tap);
-            for (int64_t y = row; y < s.height; y += s.stride_h)
-                for (int64_t x = column; x < s.width; x += s.stride_w) {
-                    group.pixels.push_back(y * s.width + x);
-                    for (int64_t tap : group.taps)
-                        group.sources.push_back(readers[(y * s.width + x) * s.taps() + tap]);
-                }
-        }
-    return groups;
+    return grouped_by_taps(readers, s.taps());
 }
 
 // to[r] = start + sum over taps t and k < depth of from[t * ROWS + r][k] weight[t][k], for COUNT
@@ -104,16 +108,15 @@ void sum_taps(const R* const* from, const R* const* weight, int64_t taps, int64_
         for (int v = 0; v < VECTORS; ++v) L::store(to[r] + column + v * L::count, sums[r][v]);
 }
 
-template <class R, int VECTORS>
+// The same for `count` rows, at most COUNT.
+template <class R, int COUNT, int VECTORS>
 void sum_rows(int64_t count, const R* const* from, const R* const* weight, int64_t taps,
               int64_t depth, int64_t width, const R* start, int64_t column, R* const* to) {
-    int64_t row = 0;
-    for (; row + 6 <= count; row += 6)
-        sum_taps<R, 6, VECTORS>(from + row, weight, taps, depth, width, start, column, to + row);
-    for (; row + 2 <= count; row += 2)
-        sum_taps<R, 2, VECTORS>(from + row, weight, taps, depth, width, start, column, to + row);
-    if (row < count)
-        sum_taps<R, 1, VECTORS>(from + row, weight, taps, depth, width, start, column, to + row);
+    if constexpr (COUNT > 1)
+        if (count < COUNT)
+            return sum_rows<R, COUNT - 1, VECTORS>(count, from, weight, taps, depth, width, start,
+                                                   column, to);
+    sum_taps<R, COUNT, VECTORS>(from, weight, taps, depth, width, start, column, to);
 }
 
 // One task: sums (images, to_pixels, width) over values (images, from_pixels, depth), with weights
@@ -121,7 +124,7 @@ void sum_rows(int64_t count, const R* const* from, const R* const* weight, int64
 template <class R>
 void convolve_task(const std::vector<Sums>& groups, int64_t images, int64_t from_pixels,
                    int64_t to_pixels, int64_t depth, int64_t width, const R* values,
-                   const R* weight, const R* bias, const R* zeros, R* sums) {
+                   const R* weight, const R* bias, R* sums) {
     constexpr int64_t lanes = Lanes<R>::count;
     std::vector<const R*> from, weights;
     R* to[ROWS];
@@ -130,24 +133,25 @@ void convolve_task(const std::vector<Sums>& groups, int64_t images, int64_t from
         from.resize(taps * ROWS);
         weights.clear();
         for (int64_t tap : group.taps) weights.push_back(weight + tap * depth * width);
-        for (int64_t first = 0; first < images * pixels; first += ROWS) {
-            const int64_t count = std::min<int64_t>(ROWS, images * pixels - first);
+        const int64_t rows = images * pixels, blocks = (rows + ROWS - 1) / ROWS;
+        for (int64_t block = 0; block < blocks; ++block) {
+            const int64_t first = block * rows / blocks;
+            const int64_t count = (block + 1) * rows / blocks - first;
             for (int64_t r = 0; r < count; ++r) {
                 const int64_t image = (first + r) / pixels, pixel = (first + r) % pixels;
                 to[r] = sums + (image * to_pixels + group.pixels[pixel]) * width;
-                for (int64_t tap = 0; tap < taps; ++tap) {
-                    const int64_t source = group.sources[pixel * taps + tap];
+                for (int64_t tap = 0; tap < taps; ++tap)
                     from[tap * ROWS + r] =
-                        source < 0 ? zeros : values + (image * from_pixels + source) * depth;
-                }
+                        values +
+                        (image * from_pixels + group.sources[pixel * taps + tap]) * depth;
             }
             int64_t column = 0;
             for (; column + MOST_VECTORS * lanes <= width; column += MOST_VECTORS * lanes)
-                sum_rows<R, MOST_VECTORS>(count, from.data(), weights.data(), taps, depth, width,
-                                          bias, column, to);
+                sum_rows<R, ROWS, MOST_VECTORS>(count, from.data(), weights.data(), taps, depth,
+                                                width, bias, column, to);
             for (; column < width; column += lanes)
-                sum_rows<R, 1>(count, from.data(), weights.data(), taps, depth, width, bias,
-                               column, to);
+                sum_rows<R, ROWS, 1>(count, from.data(), weights.data(), taps, depth, width, bias,
+                                     column, to);
         }
     }
 }
@@ -155,21 +159,18 @@ void convolve_task(const std::vector<Sums>& groups, int64_t images, int64_t from
 template <class R>
 void convolve(const Shape& s, const R* inputs, const R* weight, const R* bias, R* outputs) {
     const std::vector<Sums> groups = sums_of_outputs(s);
-    Buffer<R> zeros(s.in);
-    std::fill_n(+zeros, s.in, R(0));
     for (int64_t task = 0; task < s.tasks; ++task, inputs += s.images * s.in_pixels() * s.in,
                  outputs += s.images * s.out_pixels() * s.out, weight += s.taps() * s.in * s.out,
                  bias += bias ? s.out : 0)
         convolve_task<R>(groups, s.images, s.in_pixels(), s.out_pixels(), s.in, s.out, inputs,
-                         weight, bias, zeros, outputs);
+                         weight, bias, outputs);
 }
 
 // The gradient with respect to the inputs of <gradient, convolution of the inputs>.
 template <class R>
 void conv_transpose(const Shape& s, const R* gradient, const R* weight, R* inputs) {
     const std::vector<Sums> groups = sums_of_inputs(s);
-    Buffer<R> zeros(s.out), transposed(s.taps() * s.in * s.out);
-    std::fill_n(+zeros, s.out, R(0));
+    Buffer<R> transposed(s.taps() * s.in * s.out);
     for (int64_t task = 0; task < s.tasks; ++task, inputs += s.images * s.in_pixels() * s.in,
                  gradient += s.images * s.out_pixels() * s.out,
                  weight += s.taps() * s.in * s.out) {
@@ -177,7 +178,7 @@ void conv_transpose(const Shape& s, const R* gradient, const R* weight, R* input
             transpose(weight + tap * s.in * s.out, s.in, s.out,
                       transposed + tap * s.in * s.out);
         convolve_task<R>(groups, s.images, s.out_pixels(), s.in_pixels(), s.out, s.in, gradient,
-                         transposed, nullptr, zeros, inputs);
+                         transposed, nullptr, inputs);
     }
 }
 
