@@ -134,16 +134,15 @@ void convolve_task(const std::vector<Sums>& groups, int64_t images, int64_t from
         weights.clear();
         for (int64_t tap : group.taps) weights.push_back(weight + tap * depth * width);
         const int64_t rows = images * pixels, blocks = (rows + ROWS - 1) / ROWS;
+        int64_t image = 0, pixel = 0;
         for (int64_t block = 0; block < blocks; ++block) {
-            const int64_t first = block * rows / blocks;
-            const int64_t count = (block + 1) * rows / blocks - first;
+            const int64_t count = (block + 1) * rows / blocks - block * rows / blocks;
             for (int64_t r = 0; r < count; ++r) {
-                const int64_t image = (first + r) / pixels, pixel = (first + r) % pixels;
                 to[r] = sums + (image * to_pixels + group.pixels[pixel]) * width;
+                const R* read = values + image * from_pixels * depth;
                 for (int64_t tap = 0; tap < taps; ++tap)
-                    from[tap * ROWS + r] =
-                        values +
-                        (image * from_pixels + group.sources[pixel * taps + tap]) * depth;
+                    from[tap * ROWS + r] = read + group.sources[pixel * taps + tap] * depth;
+                if (++pixel == pixels) pixel = 0, ++image;
             }
             int64_t column = 0;
             for (; column + MOST_VECTORS * lanes <= width; column += MOST_VECTORS * lanes)
