@@ -126,13 +126,13 @@ class Requests:
         self._requests, self._fanout = requests, fanout
         self._transport = current_transport()
         self._own = self._transport.names[get_rank()]
-        self._summed = bool(requests) and requests[0][1].weights is not None
         remote = [i for i, (worker, _) in enumerate(requests) if worker != self._own]
-        self._groups = [[i] for i in range(len(requests))]
+        local = [i for i, (worker, _) in enumerate(requests) if worker == self._own]
+        # The request to this process comes last, since its computation would delay the others.
+        self._groups = [[i] for i in remote + local]
         if fanout is not None and len(remote) > fanout:
-            local_groups = [[i] for i, (worker, _) in enumerate(requests) if worker == self._own]
             bounds = balanced_bounds(len(remote), fanout)
-            self._groups = [remote[start:stop] for start, stop in bounds] + local_groups
+            self._groups = [remote[start:stop] for start, stop in bounds] + [[i] for i in local]
         self._receivers = [requests[group[0]][0] for group in self._groups]
         self.futures: list[Future] = []
 
@@ -176,9 +176,9 @@ class Requests:
                 continue
             responses[index] = self._responses(index)
         in_send_order = [part for index in range(len(self.futures)) for part in responses[index]]
-        if self._summed:
-            return in_send_order
         order = [index for group in self._groups for index in group]
+        if len(in_send_order) < len(order):  # sums of several requests
+            return in_send_order
         by_request = dict(zip(order, in_send_order, strict=True))
         return [by_request[index] for index in range(len(order))]
 

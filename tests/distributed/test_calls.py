@@ -478,7 +478,7 @@ class FrozenWorkers:
     def __init__(self, alive: bool) -> None:
         self.store = dist.HashStore()
         self.alive = alive
-        self.calls: list[Future] = []
+        self.unanswered: list[Future] = []
         self.pinged: list[str] = []
 
     def open(self) -> None: ...
@@ -486,10 +486,12 @@ class FrozenWorkers:
     def close(self, graceful: bool) -> None: ...
 
     def send(self, worker: str, request: WorkerRequest, timeout: float | None) -> Future:
-        self.calls.append(Future())
+        response: Future = Future()
         if worker == "worker0":
-            self.calls[-1].set_result(request.respond())
-        return self.calls[-1]
+            response.set_result(request.respond())
+        else:
+            self.unanswered.append(response)
+        return response
 
     def ping(self, worker: str) -> Future:
         self.pinged.append(worker)
@@ -497,8 +499,8 @@ class FrozenWorkers:
         if self.alive or worker == "worker0":
             answer.set_result(None)
             if len(self.pinged) == 5:  # busy for five pings, then it answers
-                for call in self.calls[1:]:
-                    call.set_result([WorkerResponse(7, None)])
+                for response in self.unanswered:
+                    response.set_result([WorkerResponse(7, None)])
         else:
             answer.set_exception(RuntimeError("no answer"))
         return answer
@@ -513,7 +515,7 @@ def call_frozen_workers(alive: bool, call: Callable) -> tuple:
     transport = FrozenWorkers(alive)
     open_transport(transport)
     # Without pings the call would wait for ever: it then ends with a result.
-    end = threading.Timer(20.0, lambda: [c.set_result([]) for c in transport.calls[1:]])
+    end = threading.Timer(20.0, lambda: [call.set_result([]) for call in transport.unanswered])
     end.daemon = True
     end.start()
     try:

@@ -221,6 +221,33 @@ def test_a_timeout_below_a_worker_is_one_of_the_call():
     todist.shutdown_rpc(graceful=False)
 
 
+class ReceiversInOrder(OneResponse):
+    """Runs requests at once, and records the workers that get them."""
+
+    names: ClassVar[list[str]] = ["worker0", "worker1", "worker2"]
+
+    def __init__(self) -> None:
+        self.store = dist.HashStore()
+        self.receivers: list[str] = []
+
+    def send(self, worker: str, request: Request, timeout: float | None) -> Future:
+        self.receivers.append(worker)
+        future: Future = Future()
+        future.set_result(request.respond())
+        return future
+
+
+def test_the_request_to_the_own_process_is_the_last_one(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    transport = ReceiversInOrder()
+    open_transport(transport)
+    calls = [(worker, (value, 0), {}) for worker, value in enumerate((7, 8, 9))]
+    assert todist.remote_sync_call(max, partitioner=lambda: calls) == [7, 8, 9]
+    todist.shutdown_rpc(graceful=False)
+    assert transport.receivers == ["worker1", "worker2", "worker0"]
+
+
 @todist.auto_init_rpc()
 def count_descriptors() -> int:
     todist.barrier()
