@@ -1,10 +1,12 @@
 """The error for mistakes of the user, exit statuses, and helpers for error messages."""
 
 import difflib
+import os
 import sys
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
+from types import FrameType
 
 FAILURE_STATUS = 1
 """Exit status after an error that is not a `UserError`."""
@@ -16,7 +18,12 @@ SIGNAL_STATUSES = (130, 143)
 """Exit statuses after SIGINT and SIGTERM: the job has saved a checkpoint and can be resumed."""
 
 
-_LIBRARIES = sys.stdlib_module_names | {"metadist", "numpy", "optree", "torch"}
+FULL_TRACEBACKS = "METADIST_TRACEBACK"
+"""The environment variable that is "1" if HYDRA_FULL_ERROR=1 was set for the command."""
+
+_LIBRARIES = sys.stdlib_module_names | {
+    *("hydra", "metadist", "numpy", "omegaconf", "optree", "torch"),
+}
 _MAX_LINE = 300
 
 
@@ -58,17 +65,13 @@ def one_line(error: BaseException) -> str:
 def user_frame(error: BaseException) -> str:
     """The innermost frame of an error's traceback that is in the user's code.
 
-    Frames of metadist, NumPy, optree, torch and the standard library are skipped.
+    Frames of metadist, Hydra, NumPy, optree, torch and the standard library are skipped.
 
     Returns:
         The position, such as "my_module.py:9, in forward"; "" if there is no such frame.
     """
     frames = traceback.walk_tb(error.__traceback__)
-    user_frames = [
-        (frame.f_code, line)
-        for frame, line in frames
-        if str(frame.f_globals.get("__name__")).partition(".")[0] not in _LIBRARIES
-    ]
+    user_frames = [(frame.f_code, line) for frame, line in frames if _is_of_user(frame)]
     if not user_frames:
         return ""
     code, line = user_frames[-1]
@@ -76,6 +79,23 @@ def user_frame(error: BaseException) -> str:
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
     return f"{path}:{line}, in {code.co_name}"
+
+
+def user_traceback(error: BaseException) -> str:
+    """An error's traceback, as Python prints it, from the outermost frame in the user's code on.
+
+    All frames are in it if there is no such frame, or if `FULL_TRACEBACKS` is set.
+    """
+    first = error.__traceback__
+    if os.environ.get(FULL_TRACEBACKS) != "1":
+        while first is not None and not _is_of_user(first.tb_frame):
+            first = first.tb_next
+    frames = first or error.__traceback__
+    return "".join(traceback.format_exception(type(error), error, frames))
+
+
+def _is_of_user(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] not in _LIBRARIES
 
 
 def state_dict_reason(error: BaseException) -> str:

@@ -1,8 +1,9 @@
 """Texts of errors."""
 
+import optree
 import pytest
 
-from metadist.errors import one_line, user_frame
+from metadist.errors import FULL_TRACEBACKS, one_line, user_frame, user_traceback
 
 
 def test_an_error_is_one_short_line():
@@ -18,5 +19,34 @@ def fail() -> None:
 def test_the_frame_of_an_error_is_that_of_the_users_code():
     with pytest.raises(TypeError) as caught:
         fail()
-    assert user_frame(caught.value).endswith("test_error_texts.py:15, in fail")
+    assert user_frame(caught.value).endswith("test_error_texts.py:16, in fail")
     assert user_frame(TypeError("was not raised")) == ""
+
+
+class FailsInOptree:
+    """Called by optree, it raises an error inside of optree."""
+
+    def __call__(self, leaf: object) -> None:
+        optree.tree_map(len, [leaf], leaf)
+
+
+@pytest.mark.parametrize("full", ["0", "1"])
+def test_a_traceback_starts_in_the_users_code(monkeypatch, full):
+    monkeypatch.setenv(FULL_TRACEBACKS, full)
+    with pytest.raises(ValueError, match="Expected") as caught:
+        optree.tree_map(FailsInOptree(), [1])
+    error = caught.value
+    error.__traceback__ = error.__traceback__.tb_next  # without the frame of this test
+    text = user_traceback(error)
+    assert text.startswith("Traceback (most recent call last):\n")
+    assert text.count("in tree_map") == (2 if full == "1" else 1)
+    assert text.index("in __call__") < text.rindex("in tree_map")  # frames below are shown
+
+
+def test_an_error_in_a_library_has_all_frames():
+    with pytest.raises(TypeError) as caught:
+        optree.tree_map(len, [1])
+    error = caught.value
+    error.__traceback__ = error.__traceback__.tb_next
+    assert "in tree_map" in user_traceback(error)
+    assert user_traceback(TypeError("was not raised")) == "TypeError: was not raised\n"

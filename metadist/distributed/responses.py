@@ -1,6 +1,5 @@
 """The response to one worker call, sums of responses, and the gradients in a response."""
 
-import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from metadist.distributed.reducers import finish_sum, leaf_dtypes, to_float64, weighted_sum
 from metadist.distributed.world import get_rank, host_name
-from metadist.errors import UserError
+from metadist.errors import UserError, user_traceback
 from metadist.gradients import with_gradients
 
 
@@ -49,7 +48,7 @@ class RemoteFailure(NamedTuple):
     Attributes:
         kind: the name of the exception's class.
         message: the exception's message.
-        traceback: the traceback as Python prints it; "" if there is none.
+        traceback: the traceback, see `user_traceback`; "" if there is none.
         of_user: whether the exception was a `UserError`.
         where: the worker's rank and machine, such as " (rank 1 on host)".
         worker: the worker's name, if another worker forwards the failure.
@@ -76,7 +75,7 @@ def remote_failure(error: BaseException) -> RemoteFailure:
     return RemoteFailure(
         type(error).__name__,
         message,
-        traceback.format_exc(),
+        user_traceback(error),
         isinstance(error, UserError),
         f" (rank {get_rank()} on {host_name()})",
     )

@@ -28,11 +28,16 @@ from metadist.distributed.job import current_job
 from metadist.distributed.process_exit import exit_without_finalizing, flush_streams
 from metadist.distributed.rendezvous import rendezvous
 from metadist.distributed.world import host_name, launched_by_torchrun
-from metadist.errors import FAILURE_STATUS, USER_ERROR_STATUS, UserError, one_line
+from metadist.errors import (
+    FAILURE_STATUS,
+    FULL_TRACEBACKS,
+    USER_ERROR_STATUS,
+    UserError,
+    one_line,
+    user_traceback,
+)
 from metadist.training import Interrupted
 from metadist.training.signals import preserved_handlers
-
-_TRACEBACK = "METADIST_TRACEBACK"
 
 _EXIT_SECONDS = 3.0
 """Seconds that a failed process may take for an orderly exit."""
@@ -69,13 +74,14 @@ class WorkerGroupFailed(Exception):
 
 
 def wants_traceback() -> bool:
-    """Whether HYDRA_FULL_ERROR=1 requests tracebacks of all errors. The first call determines the
-    result for this process and processes started later, and makes Hydra raise errors instead of
-    printing them.
+    """Whether HYDRA_FULL_ERROR=1 requests tracebacks of all errors, with all frames.
+
+    The first call determines the result for this process and processes started later, and makes
+    Hydra raise errors instead of printing them.
     """
-    os.environ.setdefault(_TRACEBACK, os.environ.get("HYDRA_FULL_ERROR", "0"))
+    os.environ.setdefault(FULL_TRACEBACKS, os.environ.get("HYDRA_FULL_ERROR", "0"))
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    return os.environ[_TRACEBACK] == "1"
+    return os.environ[FULL_TRACEBACKS] == "1"
 
 
 def report_error(error: Exception, tracebacks: bool, in_job: bool) -> int:
@@ -116,8 +122,7 @@ def report_error(error: Exception, tracebacks: bool, in_job: bool) -> int:
     elif isinstance(error, RemoteError) and not tracebacks:
         _report(f"error: {error}")
     else:
-        lines = "".join(traceback.format_exception(error)).rstrip()
-        _report(_prefixed(f" failed:\n{lines}"))
+        _report(_prefixed(f" failed:\n{user_traceback(error).rstrip()}"))
     return FAILURE_STATUS
 
 
