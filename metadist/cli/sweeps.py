@@ -31,7 +31,7 @@ from metadist.launchers.error_reporting import (
 from metadist.launchers.job import JobFailure, SweepJobFailed, run_job
 from metadist.launchers.launcher import Launcher
 from metadist.launchers.pool import Ending, JobPool
-from metadist.launchers.run_spec import RunSpec, finished_results
+from metadist.launchers.run_spec import RunSpec, finished_results, results_summary
 from metadist.loggers.console import print_plain
 from metadist.metrics import larger_is_better, task_metric
 from metadist.reports import (
@@ -158,7 +158,7 @@ def launch_job(launcher: Launcher, max_concurrent: int, spec: RunSpec) -> float 
         fail_job(spec, JobFailure(error, in_job=False))
         return None
     if results is not None:
-        print_plain(f"job {spec.number} had finished before: {_summary(results)}")
+        print_plain(f"job {spec.number} had finished before: {results_summary(results)}")
         return value
     starts_all = _sweep is not None and _sweep.starts_all
     pool = _sweep.pool if _sweep is not None else JobPool()
@@ -193,14 +193,8 @@ def _finish_launched(spec: RunSpec, ending: Ending) -> float | None:
         fail_job(spec, JobFailure(error, in_job=False))
         return None
     if spec.in_sweep:
-        print_plain(f"job {spec.number} finished: {_summary(results)}")
+        print_plain(f"job {spec.number} finished: {results_summary(results)}")
     return value
-
-
-def _summary(results: Mapping[str, Any]) -> str:
-    names = ("validation_accuracy", "validation_mse", "test_accuracy", "test_mse")
-    shown = [name for name in names if isinstance(results.get(name), int | float)]
-    return ", ".join(f"{name.replace('_', ' ')} {results[name]:.4g}" for name in shown)
 
 
 def run_sweep_job(spec: RunSpec) -> float | None:

@@ -26,7 +26,13 @@ from metadist.launchers.error_reporting import (
     report_error,
     wants_traceback,
 )
-from metadist.launchers.run_spec import RunSpec, finished_results, save_configuration
+from metadist.launchers.run_spec import (
+    RunSpec,
+    finished_results,
+    results_summary,
+    save_configuration,
+)
+from metadist.loggers.console import print_plain
 from metadist.reports import ERROR_FILE, RESULTS_FILE, write_environment
 from metadist.training import Experiment, Interrupted, Trainer, resolve_device
 from metadist.training.batching import ChunkSize
@@ -162,6 +168,8 @@ def run_job(spec: RunSpec, on_built: Callable[[Experiment], None] | None = None)
                 write_environment(spec.directory, environment_of(experiment))
             results = Trainer(experiment).run()
             record_error_in(None)
+        elif get_rank() == 0:
+            print_plain(f"job {spec.number} had finished before: {results_summary(results)}")
     except Exception as error:
         raise JobFailure(error, in_job) from error
     except SystemExit as error:

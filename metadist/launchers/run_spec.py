@@ -1,6 +1,7 @@
 """A job as data, and the files of the run's directory in which it is saved."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -137,6 +138,13 @@ def finished_results(spec: RunSpec) -> dict[str, Any] | None:
         return None
     (spec.directory / FAILURE_FILE).unlink(missing_ok=True)
     return results
+
+
+def results_summary(results: Mapping[str, Any]) -> str:
+    """The validation and test metrics of a run, such as "test accuracy 0.75"."""
+    names = ("validation_accuracy", "validation_mse", "test_accuracy", "test_mse")
+    shown = [name for name in names if isinstance(results.get(name), int | float)]
+    return ", ".join(f"{name.replace('_', ' ')} {results[name]:.4g}" for name in shown)
 
 
 def _values(configuration: DictConfig) -> dict[str, str]:

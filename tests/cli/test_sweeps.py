@@ -50,6 +50,7 @@ def test_a_failed_job_ends_the_sweep_and_a_second_start_goes_on(tmp_path):
     # The failed job is corrected; the first is not run again, nor are its results changed.
     ranks = sweep(tmp_path, "task.ways=3,4,2")
     assert [rank.status for rank in ranks] == [0, 0], ranks
+    assert [rank.out.count("job 0 had finished before: ") for rank in ranks] == [1, 0]
     assert (tmp_path / "0" / "results.json").stat().st_mtime_ns == first
     assert not (tmp_path / "1" / "failure.json").exists()
     assert [results(tmp_path, job)["protocol"]["ways"] for job in range(3)] == [3, 4, 2]
