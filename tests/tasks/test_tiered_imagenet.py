@@ -88,7 +88,7 @@ class Harmful:
 @pytest.mark.parametrize(
     ("name", "contents", "message"),
     [
-        ("val_images_png.pkl", [Harmful()], "names io.open"),
+        ("val_images_png.pkl", [Harmful()], f"names {open.__module__}.open"),
         ("val_images_png.pkl", {"a": 1}, "list of arrays"),
         ("val_images_png.pkl", [1, 2], "list of arrays"),
         ("val_images_png.pkl", [np.zeros(3, np.uint8)] * 5, "cannot be decoded as PNG"),
