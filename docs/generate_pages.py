@@ -23,6 +23,7 @@ PACKAGES = (
     "loggers",
     "plots",
     "launchers",
+    "cli",
 )
 """Packages with a page in the API reference."""
 

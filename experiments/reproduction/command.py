@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         str(path.relative_to(ROOT)) for path in (TABLE, README)
     )
     add("--update-docs", action="store_true", help=update)
-    quick = "run every cell for a short time and compare with the expected band of accuracy"
+    quick = "run each recorded preset briefly and compare with the expected band of accuracy"
     add("--quick", action="store_true", help=quick)
     add("--folders", type=Path, nargs="+", default=[], help="further directories with runs")
     sinusoid = "plot the adaptation of two runs to a sine curve (as in MAML's paper) and exit"

@@ -20,10 +20,10 @@ def markdown(rows: Sequence[Row], command: str, without_run: Sequence[str] = ())
     Args:
         rows: see `aggregate`.
         command: the command that creates it.
-        without_run: names to list as cells without a finished run.
+        without_run: the presets to list as without a finished run.
     """
     lines = ["# Reproduction", "", f"Created by `{command}`.", ""]
-    head = ("cell", "published", "measured", "seeds", "iterations", "cost of a run", "outcome")
+    head = ("preset", "published", "measured", "seeds", "iterations", "cost of a run", "outcome")
     lines += [_line(head), _line(["---"] * len(head))]
     lines += [_line(_cells(row)) for row in rows]
     lines += [
@@ -58,9 +58,9 @@ def markdown(rows: Sequence[Row], command: str, without_run: Sequence[str] = ())
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """The cells with a published result as a short table in Markdown, without costs and protocols.
+    """The presets with a published result as a short Markdown table, without costs and protocols.
 
-    Of the recipes for a preset, the one with the best result is shown. Each cell has one line;
+    Of the recipes for a preset, the one with the best result is shown. Each preset has one line;
     results by number of inner steps are separated by commas. The iterations of a recipe are shown
     with those of its plain preset.
 
@@ -209,7 +209,7 @@ def _protocols(task: str, rows: Sequence[Row]) -> list[str]:
         for key in keys
     }
     shown = [f"{_key_label(key)}: {value}" for key, value in usual.items() if value != _value(None)]
-    lines = [f"### {task}", "", f"Where a cell states no other: {'; '.join(shown)}.", ""]
+    lines = [f"### {task}", "", f"Unless a preset states another: {'; '.join(shown)}.", ""]
     for row, protocol in zip(rows, protocols, strict=True):
         values = {key: _value(protocol.get(key)) for key in keys}
         lines += _cell_protocol(

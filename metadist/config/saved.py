@@ -70,7 +70,7 @@ def load_learner(path: str | Path, *, trust_code: bool = False) -> SavedLearner:
     Args:
         path: the path of a run directory or a checkpoint; see `tested_checkpoint`.
         trust_code: whether to build any class that the checkpoint names. By default only classes
-            of metadist are built.
+            of metadist, torch.optim and torchvision.transforms.v2 are built.
 
     Raises:
         UserError: there is no checkpoint, it is corrupt, or it names a class that is not trusted.
@@ -165,8 +165,8 @@ def load_experiment(path: str | Path, *overrides: str, trust_code: bool = False)
             "dataset=omniglot". Options are looked up in metadist and in the run's directories of
             options (`--config-dir`).
         trust_code: whether to build any class that the configuration names, and to resolve
-            interpolations such as `${oc.env:…}`. By default only classes of metadist and
-            torch.optim are built.
+            interpolations such as `${oc.env:…}`. By default only classes of metadist,
+            torch.optim and torchvision.transforms.v2 are built.
 
     Raises:
         UserError: `path` is not a run directory, or its configuration cannot be used.

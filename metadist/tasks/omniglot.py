@@ -151,7 +151,8 @@ def load_images(root: Path, size: int, download: bool) -> CachedArray:
             files = " and ".join(missing)
             raise UserError(
                 f"{root} has no {files} of Omniglot, neither as a folder nor as a zip file; "
-                f"{omniglot_files.download_advice(root, missing)}, or set dataset.download=true"
+                f"{omniglot_files.download_advice(root, missing)}, or leave out "
+                "dataset.download=false"
             )
         omniglot_files.download(root, missing)
         sources = omniglot_files.find(root)

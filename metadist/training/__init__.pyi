@@ -20,7 +20,7 @@ from .task_mapper import (
     TaskMapper,
     TrainMapper,
 )
-from .trainer import Trainer
+from .trainer import StepOutput, Trainer
 
 __all__ = [
     "AllReduceStrategy",
@@ -33,6 +33,7 @@ __all__ = [
     "MetaBatch",
     "Precision",
     "RpcStrategy",
+    "StepOutput",
     "Strategy",
     "TaskMapper",
     "TrainMapper",

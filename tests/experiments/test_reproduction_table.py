@@ -92,7 +92,7 @@ def test_a_cell_states_where_its_protocol_is_another_one(rows):
     sections = markdown(rows, "c").split("### ")
     (section,) = [each for each in sections if each.startswith("omniglot 5-way 1-shot")]
     lines = section.splitlines()
-    assert lines[2].startswith("Where a cell states no other: ") and "queries: 1;" in lines[2]
+    assert lines[2].startswith("Unless a preset states another: ") and "queries: 1;" in lines[2]
     (reptile,) = [line for line in lines if "`reptile_omniglot_5w1s`" in line]
     assert reptile.endswith("; queries: 3; eval inner steps: 50.")
     (maml,) = [line for line in lines if "`maml_omniglot_5w1s`" in line]

@@ -169,7 +169,8 @@ def test_code_is_refused(tmp_path, write, monkeypatch):
     monkeypatch.chdir(tmp_path)
     members = contents()
     members["cifar-100-python/test"] = pickle.dumps({"data": Harmful()})
-    refused(write(tmp_path / "data", members), "cifar-100-python/test", f"names {open.__module__}.open", "trust")
+    name = f"names {open.__module__}.open"
+    refused(write(tmp_path / "data", members), "cifar-100-python/test", name, "trust")
     assert not (tmp_path / "harm").exists()
 
 
