@@ -120,6 +120,10 @@ class IMAML(InnerLoopLearner):
         )
         return TaskResult(loss, self.metrics(predictions, episode.query.targets))
 
+    def initial(self) -> Parameters:
+        """See `InnerLoopLearner`; also parameters that were frozen when the learner was made."""
+        return self.without_frozen(dict(self.model.named_parameters()))
+
     @torch.no_grad()
     def trajectory(
         self, parameters: Parameters, support: Examples, steps: int, create_graph: bool = False

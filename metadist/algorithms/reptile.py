@@ -14,6 +14,7 @@ from metadist.algorithms.inner_loop import (
     unflatten_tensors,
 )
 from metadist.algorithms.learner import TaskResult
+from metadist.errors import UserError
 from metadist.gradients import with_gradients
 from metadist.tasks import Episode, Examples
 
@@ -94,11 +95,25 @@ class Reptile(InnerLoopLearner):
             self.register_buffer("step", torch.zeros((), dtype=torch.int64))
 
     def initial(self) -> Parameters:
-        """See `InnerLoopLearner`; with Adam, frozen ones too, since it has moments of all."""
+        """See `InnerLoopLearner`; also parameters that were frozen when the learner was made.
+
+        With Adam these cannot be trained, but parameters that were frozen later are adapted: Adam
+        has the moments of the parameters that were trainable at first.
+
+        Raises:
+            UserError: with Adam, a parameter that was frozen at first is trainable.
+        """
+        parameters: Parameters = dict(self.model.named_parameters())
         if self.inner_optimizer != "adam":
-            return super().initial()
-        parameters = dict(self.model.named_parameters())
-        return {name: parameters[name] for name in self.adapted_names}
+            return self.without_frozen(parameters)
+        initial = {name: parameters.pop(name) for name in self.adapted_names}
+        unfrozen = [name for name, parameter in parameters.items() if parameter.requires_grad]
+        if unfrozen and self.training:
+            raise UserError(
+                f"{unfrozen[0]} was frozen when Reptile was made, so that its inner Adam has no "
+                "moments for it: freeze it later, or choose algorithm.inner_optimizer=sgd."
+            )
+        return initial
 
     def train_task(self, episode: Episode) -> TaskResult:
         """See the class."""

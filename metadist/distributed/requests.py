@@ -175,12 +175,11 @@ class Requests:
                 require_alive(sorted(pending - {self._own}))
                 continue
             responses[index] = self._responses(index)
-        in_send_order = [part for index in range(len(self.futures)) for part in responses[index]]
-        order = [index for group in self._groups for index in group]
-        if len(in_send_order) < len(order):  # sums of several requests
-            return in_send_order
-        by_request = dict(zip(order, in_send_order, strict=True))
-        return [by_request[index] for index in range(len(order))]
+        by_request: dict[int, list[WorkerResponse]] = {}
+        for index, group in enumerate(self._groups):
+            # The sum of a group's requests takes the place of its first one.
+            by_request.update(zip(group, responses[index], strict=False))
+        return [by_request[index] for index in sorted(by_request)]
 
     def _responses(self, index: int) -> list[list[WorkerResponse]]:
         """The responses to a message whose future is done."""

@@ -134,7 +134,7 @@ class _Matmul(Function):
         (_, rows, depth), width = left.shape, right.shape[2]
         small = rows * depth * width < _MIN_BLAS_PRODUCTS or depth < _MIN_BLAS_DEPTH
         if native and small and can_call(_SOURCE, a):
-            shape = _Shape(*left.shape, right.shape[2], transpose_a, transpose_b)
+            shape = _Shape(*left.shape, width, transpose_a, transpose_b)
             bias = None if bias is None else bias.contiguous()
             call(_SOURCE, "matmul", a.dtype, shape, a, b, bias, out)
             return out

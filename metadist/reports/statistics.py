@@ -1,6 +1,7 @@
 """Confidence intervals over runs."""
 
 import math
+import statistics
 from collections.abc import Sequence
 
 
@@ -19,10 +20,10 @@ def mean_and_ci95(values: Sequence[float]) -> tuple[float, float | None]:
     count = len(values)
     if not all(map(math.isfinite, values)):
         return sum(values) / count, None
-    mean = math.fsum(values) / count
+    mean = statistics.mean(values)
     if count < 2:
         return mean, None
     from scipy.special import stdtrit  # imported here since only sweeps need it
 
-    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
+    deviation = statistics.stdev(values)
     return mean, float(stdtrit(count - 1, 0.975)) * deviation / math.sqrt(count)

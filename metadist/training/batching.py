@@ -22,6 +22,10 @@ ChunkSize = int | Literal["auto"]
 # Input elements of a chunk, for models without `max_batched_elements`.
 _MAX_ELEMENTS_CPU = 2**16
 _MAX_ELEMENTS_GPU = 2**22
+_REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+"""Types of buffers whose changes have a mean over tasks. Buffers of other types are constant."""
+
 _MIN_CHUNK = 3
 """On a CPU, smaller chunks are slower than one task at a time."""
 MAX_CHUNK = 64
@@ -225,7 +229,7 @@ def forward_batched(
 
 
 def buffer_changes(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The changes that tasks made to a learner's buffers of real numbers, float64.
+    """The changes that tasks made to a learner's buffers of numbers, float64.
 
     Infinite elements, such as those of an attention mask, count as zero before the task, because
     differences of infinite numbers are NaN.
@@ -242,8 +246,10 @@ def buffer_changes(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) ->
                 f"{tuple(after[name].shape)} after a task, and tasks start from the same buffers: "
                 "give it a fixed size, or keep what grows outside of the learner."
             )
-        if buffer.dtype != torch.bool and not buffer.is_complex():
+        if buffer.dtype in _REAL:
             changes[name] = after[name].double() - finite_or_zero(buffer)
+        elif buffer.dtype in _INTEGERS:  # not as float64, which rounds large numbers
+            changes[name] = (after[name].long() - buffer.long()).double()
         elif not torch.equal(after[name], buffer.expand_as(after[name])):
             raise UserError(
                 f"the buffer {name} of type {buffer.dtype} changes in training, and has no mean "

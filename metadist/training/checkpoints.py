@@ -153,7 +153,7 @@ class Checkpoints:
         bests = self.bests()
         kept = {number for number, _ in bests[-1:]}
         for iteration, _ in self.iterations():
-            kept |= {max((n for n, _ in bests if n <= iteration), default=-1)}
+            kept.add(max((n for n, _ in bests if n <= iteration), default=-1))
         for number, path in bests:
             if number not in kept:
                 path.unlink(missing_ok=True)

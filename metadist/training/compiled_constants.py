@@ -76,7 +76,7 @@ class Constants:
                 changed.append((number, "forward hooks"))
             for name, value in before.values.items():
                 now = attributes.get(name, _MISSING)
-                if now is not value and snapshot.of(now) != value:
+                if now is not value and not _equal(snapshot, now, value):
                     changed.append((number, name))
             candidates = before.uncompared
             if attributes.keys() != before.names:
@@ -106,6 +106,13 @@ class _Module(NamedTuple):
     values: dict[str, Any]
     uncompared: list[str]
     hooks: list[str]
+
+
+def _equal(snapshot: "_Snapshot", now: Any, before: Any) -> bool:
+    try:
+        return bool(snapshot.of(now) == before)
+    except Exception:  # of a type that cannot be compared, such as a sparse tensor
+        return False
 
 
 def _hook_names(attributes: dict[str, Any]) -> list[str]:
@@ -152,6 +159,8 @@ class _Snapshot:
             return tuple((key, self.of(item, depth + 1)) for key, item in value.items())
         if isinstance(value, Set):
             return frozenset(value)
+        if isinstance(value, bytes | range):
+            return value
         if isinstance(value, Sequence):
             items = tuple(self.of(item, depth + 1) for item in value)
             same = type(value) is tuple and all(map(operator.is_, items, value))

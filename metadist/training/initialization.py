@@ -46,7 +46,7 @@ def initialize(
     shared = [name for name in saved if name in initial]
     fitting = {name: saved[name] for name in shared if saved[name].shape == initial[name].shape}
     # Buffers of the algorithm belong together, such as Adam's moments and its number of steps.
-    buffers = {name for name, _ in learner.named_buffers(recurse=False)}
+    buffers = {name for name, _ in learner.named_buffers(recurse=False) if name in initial}
     if buffers - fitting.keys():
         fitting = {name: tensor for name, tensor in fitting.items() if name not in buffers}
     if not fitting:

@@ -17,7 +17,7 @@ from metadist.distributed.partitioners import Partitioner, as_shards
 from metadist.distributed.worker_local import WorkerLocal, delete_worker_local
 from metadist.errors import UserError, first_line, user_frame
 from metadist.metrics import RESERVED_METRICS, task_metric
-from metadist.tasks import FewShotTasks, SupervisedTasks, TaskDistribution, task_keys
+from metadist.tasks import Episode, FewShotTasks, SupervisedTasks, TaskDistribution, task_keys
 from metadist.training.precision import Precision
 from metadist.training.signals import raise_if_interrupted
 from metadist.training.strategies import Strategy
@@ -207,6 +207,11 @@ def run_sanity_check(
         RuntimeError: the user's own code raised an error. The message names the file and line, and
             the traceback is that of the error.
     """
+    for parameter_name, parameter in learner.named_parameters():
+        if not parameter.isfinite().all():
+            raise UserError(
+                f"the parameter {parameter_name} is NaN or infinite before training: initialize it."
+            )
     handle = WorkerLocal("sanity check", tasks)
     try:
         for split in ("train", "test"):
@@ -343,6 +348,8 @@ def _check_episode(tasks: TaskDistribution, learner: Learner, split: str) -> Non
                     f"{name} gives two different tasks for one key: draw every random number from "
                     "the generator that it is given."
                 )
+    if isinstance(episode, Episode) and not (learner.regression or learner.outputs_are_classes):
+        _check_classes_of_support(episode, name)
 
 
 def _check_values(value: Any, subject: str, parameters: Sequence[Tensor]) -> None:
@@ -378,6 +385,17 @@ def _check_classes(targets: Tensor, subject: str, outputs: int | None) -> None:
         )
     if low < 0:
         raise UserError(f"{subject} from {low} to {high}: number its classes from 0.")
+
+
+def _check_classes_of_support(episode: Episode, name: str) -> None:
+    """Require a support example of each class, to whose features queries are compared."""
+    support, query = (set(part.targets.unique().tolist()) for part in episode)
+    missing = sorted(set(range(max(support | query, default=-1) + 1)) - support)
+    if support and missing:  # supervised training has no support set
+        raise UserError(
+            f"{name} gives a task without support examples of class {missing[0]}: give at least "
+            "one of each class, numbered from 0."
+        )
 
 
 def _model_output(learner: Learner, tasks: TaskDistribution, split: str) -> str:

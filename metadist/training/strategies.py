@@ -367,7 +367,7 @@ class AllReduceStrategy(_InProcessStrategy):
                 for parameter, part in zip(sums.trainable, sums.gradient, strict=True)
             ]
             # Flags in the type and on the device of the gradient, so that one collective suffices.
-            flags = filled[0].new_tensor(
+            flags = (filled or [sums.value.loss])[0].new_tensor(
                 [*(part is not None for part in sums.gradient), stop_requested()]
             )
             value, filled, flags = all_reduce((sums.value, filled, flags))

@@ -201,9 +201,7 @@ class TaskMapper:
             result = as_task_result(run(episode), learner)
         if self.precision == "bf16":
             result = to_float32(result)
-        if not before:
-            return result
-        if not learner.training:
+        if not before or not learner.training:
             return result
         return result._replace(buffers=buffer_changes(before, dict(run.named_buffers())))
 

@@ -256,9 +256,9 @@ class Trainer:
                 print(f"\n{table}", flush=True)
 
     def _start_profiler(self) -> profile | None:
-        left = self.config.iterations - self.state.iteration
         if not self.config.profile:
             return None
+        left = self.config.iterations - self.state.iteration
         if self.state.iteration and left < PROFILED_STEPS:
             self._warn(f"no profile: it takes {PROFILED_STEPS} outer steps, {left} are left")
             return None
@@ -344,7 +344,7 @@ class Trainer:
         if not changes:
             return
         for name, buffer in self.experiment.learner.named_buffers():
-            if name not in changes:  # bool or complex buffers, which are constant
+            if name not in changes:  # of a type that is constant, such as bool
                 continue
             change = changes[name] / self._total_weight
             # A mean of equal integers may differ from them in the last bit.

@@ -300,6 +300,34 @@ def test_parameters_that_do_not_require_grad_are_not_adapted(algorithm):
     assert frozen.grad is None and any(each.grad is not None for each in model.parameters())
 
 
+def unfrozen_later(algorithm, **options) -> tuple[Learner, nn.Module]:
+    """A learner whose first layer was frozen when it was made, and that layer."""
+    torch.manual_seed(0)
+    layer = nn.Linear(256, 5)
+    layer.requires_grad_(False)
+    model = nn.Sequential(nn.Flatten(), layer, nn.Tanh(), nn.Linear(5, 3)).double()
+    learner = algorithm(model, inner_steps=2, **options).train()
+    layer.requires_grad_(True)
+    return learner, layer
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [(MAML, {}), (MAMLPlusPlus, {}), (IMAML, {}), (Reptile, {"inner_optimizer": "sgd"})],
+)
+def test_a_layer_may_be_unfrozen_later(algorithm, options):
+    learner, layer = unfrozen_later(algorithm, **options)
+    learner(images()).loss.backward()
+    assert layer.weight.grad.norm() > 1e-3
+
+
+def test_an_inner_adam_has_no_moments_of_a_layer_that_was_frozen():
+    learner, _ = unfrozen_later(Reptile)
+    with pytest.raises(UserError, match=r"1\.weight was frozen when Reptile was made"):
+        learner(images())
+    assert learner.eval()(images()).predictions.shape == (6, 3)
+
+
 @pytest.mark.parametrize("first_order", [True, False])
 def test_frozen_parameters_of_heads_and_norms_stay_frozen(first_order):
     model = Conv4((1, 16, 16), 3, filters=2, running_statistics=True).double()

@@ -30,3 +30,9 @@ def test_single_or_non_finite_values_have_no_interval():
     assert mean_and_ci95([0.5, math.nan])[1] is None
     assert mean_and_ci95([math.inf, 0.5]) == (math.inf, None)
     assert mean_and_ci95([math.inf, -math.inf])[1] is None
+
+
+def test_large_values_have_an_interval():
+    mean, half = mean_and_ci95([1e200, 2e200])
+    assert mean == pytest.approx(1.5e200)
+    assert half == pytest.approx(12.7062 * 0.5e200, rel=1e-5)

@@ -324,6 +324,27 @@ def test_masks_are_constant_buffers():
         mapper.run_each(MAML(Masked(True), True, inner_steps=2).train(), batch)
 
 
+class Counts(MLP):
+    """A model with a large count, and constants of types without arithmetic."""
+
+    def __init__(self) -> None:
+        super().__init__((1,), 1, hidden=[4], batch_norm=False)
+        self.register_buffer("count", torch.tensor(2**60))
+        self.register_buffer("codes", torch.ones(3, dtype=torch.uint16))
+        self.register_buffer("scales", torch.ones(3).to(torch.float8_e4m3fn))
+
+    def forward(self, inputs):
+        self.count += 1
+        return super().forward(inputs)
+
+
+def test_changes_of_large_counts_are_exact():
+    mapper = TrainMapper(WorkerLocal("counts", FewShotTasks(Sinusoid(), 1, 3, 3)), "cpu")
+    batch = MetaBatch(task_keys(0, "train", 1, range(2)))
+    (result, _) = mapper.run_each(MAML(Counts(), True).train(), batch)
+    assert result.buffers == {"model.count": torch.tensor(2.0, dtype=torch.float64)}
+
+
 class Remembers(nn.Module):
     """Keeps the inputs of each call in a buffer that grows."""
 

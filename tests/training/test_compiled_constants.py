@@ -106,6 +106,31 @@ def test_what_changes_is_named(name, change):
     assert before.changed_names(learner) == [name]
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.eye(2).to_sparse(),
+        torch.ones(2, device="meta"),
+        np.array([np.ones(2), np.ones(3)], dtype=object),
+    ],
+    ids=["sparse", "meta", "objects"],
+)
+def test_values_that_cannot_be_compared_have_changed_in_a_copy(value):
+    module = nn.Linear(1, 1)
+    module.value = value
+    constants = Constants(module)
+    assert constants.changed_names(copy.deepcopy(module)) == ["value"]
+
+
+def test_long_ranges_and_bytes_are_compared_as_a_whole():
+    module = nn.Linear(1, 1)
+    module.positions, module.table = range(10**12), bytes(10)
+    constants = Constants(module)
+    assert constants.changed_names(copy.deepcopy(module)) == []
+    module.positions, module.table = range(10**12 + 1), bytes(11)
+    assert constants.changed_names(module) == ["positions", "table"]
+
+
 def test_parameters_and_buffers_are_no_constants():
     learner = nn.BatchNorm1d(2)
     before = Constants(learner)

@@ -187,6 +187,25 @@ class WithExtraState(Conv4):
         pass
 
 
+class WithMask(MAML):
+    """MAML with a buffer that checkpoints have, and one that they lack."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("mask", torch.ones(3), persistent=False)
+
+
+def test_buffers_are_loaded_beside_one_that_is_not_saved(tmp_path):
+    saved = WithMask(nn.Linear(1, 1))
+    saved.scale.fill_(7)
+    path = tmp_path / "weights.pt"
+    write_checkpoint(path, {"iteration": 3, "learner": saved.state_dict()})
+    learner = WithMask(nn.Linear(1, 1))
+    message, _ = initialize(learner, path)
+    assert learner.scale == 7 and message.endswith("3 of 3 tensors loaded")
+
+
 def test_what_modules_save_beside_tensors_is_not_taken_over(tmp_path):
     own = ["strategy=local", f"model._target_={__name__}.WithExtraState"]
     train(str(tmp_path / "first"), *own)

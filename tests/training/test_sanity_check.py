@@ -10,7 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from metadist.algorithms import MAML, InnerLoopLearner, Learner, Supervised, TaskResult
+from metadist.algorithms import (
+    MAML,
+    InnerLoopLearner,
+    Learner,
+    Prototypical,
+    Supervised,
+    TaskResult,
+)
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
 from metadist.models import MLP, Conv4
@@ -129,6 +136,28 @@ class Broken(FewShotTasks):
 def test_data_that_cannot_be_learned_from_are_one_sentence(tasks, model, change, message):
     with pytest.raises(UserError, match=message):
         run_sanity_check(Broken(tasks.dataset, change), MAML(model))
+
+
+def test_parameters_that_are_not_initialized_are_named(tasks, model):
+    next(model.parameters()).data.fill_(torch.nan)
+    with pytest.raises(UserError, match=r"the parameter model\..*weight is NaN or infinite"):
+        run_sanity_check(tasks, MAML(model))
+
+
+class WithoutClass(FewShotTasks):
+    """Tasks whose support set lacks class 1."""
+
+    def sample(self, key):
+        support, query = super().sample(key)
+        targets = torch.where(support.targets == 1, 0, support.targets)
+        return Episode(support._replace(targets=targets), query)
+
+
+def test_prototypes_need_a_support_example_of_each_class(tasks, model):
+    incomplete = WithoutClass(tasks.dataset, ways=3, shots=1, queries=2)
+    run_sanity_check(incomplete, MAML(model))
+    with pytest.raises(UserError, match="without support examples of class 1"):
+        run_sanity_check(incomplete, Prototypical(model))
 
 
 class ClassIndices(MAML):

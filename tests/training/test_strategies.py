@@ -445,6 +445,20 @@ def test_parameters_may_be_unfrozen_during_training(engine):
     assert found == [[[None, 1.5], [1.5, 1.5]]] * 2
 
 
+def test_all_parameters_may_be_frozen_during_training():
+    strategy = AllReduceStrategy(dim_partitioner(0, exclusive=True), mean_reducer)
+    assert run_world(gradients_of_a_frozen_layer, 2, strategy) == [[None, None]] * 2
+
+
+def gradients_of_a_frozen_layer(strategy) -> list:
+    learner = torch.nn.Linear(1, 1).requires_grad_(False)
+    strategy.open()
+    batch = MetaBatch(task_keys(0, "train", 0, range(4)))
+    strategy.forward_backward(loss_of_the_first_key, learner, batch)
+    strategy.close()
+    return [parameter.grad for parameter in learner.parameters()]
+
+
 def by_keyword(learner, batch: MetaBatch) -> list[Shard]:
     return [
         Shard(index % 2, (), {"learner": learner, "batch": batch.select(slice(index, index + 1))})
