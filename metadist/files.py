@@ -33,6 +33,35 @@ def wrap_write_errors(target: Path | str, redirect: str = REDIRECT_RUN) -> Itera
         ) from error
 
 
+@contextmanager
+def locked_directory(directory: Path) -> Iterator[None]:
+    """Hold an exclusive lock of a directory, which is created. It ends with the process at latest.
+
+    Where the file system or the operating system has no locks, other processes are not excluded.
+
+    Raises:
+        BlockingIOError: another process holds the lock.
+        OSError: the directory cannot be created.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:  # NFS cannot lock a directory
+            pass
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def partial_path(path: Path) -> Path:
     """The temporary path that a file has until it is complete."""
     return path.with_name(f".{path.name}.part")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from metadist.errors import UserError
-from metadist.files import atomic_write, wrap_write_errors
+from metadist.files import atomic_write, locked_directory, wrap_write_errors
 
 
 def test_the_new_content_replaces_the_old_one(tmp_path):
@@ -68,3 +68,22 @@ def test_write_errors_name_the_file():
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with pytest.raises(ZeroDivisionError), wrap_write_errors("a.txt"):
         _ = 1 // 0
+
+
+def test_a_directory_is_locked_by_one_at_a_time(tmp_path):
+    directory = tmp_path / "run"
+    with locked_directory(directory):
+        with pytest.raises(BlockingIOError), locked_directory(directory):
+            pass
+        assert list(directory.iterdir()) == []
+    with locked_directory(directory):  # the lock has ended with the block
+        pass
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def no_locks(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with locked_directory(tmp_path):
+        pass

@@ -301,12 +301,12 @@ def _count_failed(spec: RunSpec) -> None:
         _sweep.failed.add(spec.number)
 
 
-def _is_interrupted(error: Exception) -> bool:
+def _is_interrupted(error: Exception | Interrupted) -> bool:
     by_signal = isinstance(error, WorkerGroupFailed) and error.exit_status in SIGNAL_STATUSES
     return by_signal or isinstance(error, Interrupted)
 
 
-def _stops_sweep(spec: RunSpec, error: Exception) -> bool:
+def _stops_sweep(spec: RunSpec, error: Exception | Interrupted) -> bool:
     try:
         return _is_interrupted(error) or spec.settings.sweep.on_failure == "stop"
     except Exception:

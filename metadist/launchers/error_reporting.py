@@ -84,7 +84,7 @@ def wants_traceback() -> bool:
     return os.environ[FULL_TRACEBACKS] == "1"
 
 
-def report_error(error: Exception, tracebacks: bool, in_job: bool) -> int:
+def report_error(error: Exception | Interrupted, tracebacks: bool, in_job: bool) -> int:
     """Print an error if this rank must report it. Any rank calls it in its main thread.
 
     Args:
@@ -126,7 +126,9 @@ def report_error(error: Exception, tracebacks: bool, in_job: bool) -> int:
     return FAILURE_STATUS
 
 
-def report_error_and_continue(error: Exception, in_job: bool, message: str, if_ended: str) -> None:
+def report_error_and_continue(
+    error: Exception | Interrupted, in_job: bool, message: str, if_ended: str
+) -> None:
     """Report an error, and prepare for another job. Any rank calls it in its main thread.
 
     Args:
@@ -177,7 +179,7 @@ def print_error(text: str) -> None:
                 Path(path).unlink()
 
 
-def error_summary(error: Exception, in_job: bool) -> tuple[str, int]:
+def error_summary(error: Exception | Interrupted, in_job: bool) -> tuple[str, int]:
     """An error as one line, for tables, and its exit status."""
     if isinstance(error, WorkerGroupFailed):
         return str(error), error.exit_status
@@ -229,7 +231,7 @@ def exit_process(status: int, is_program: bool) -> NoReturn:
     sys.exit(status)
 
 
-def is_user_error(error: Exception, in_job: bool) -> bool:
+def is_user_error(error: Exception | Interrupted, in_job: bool) -> bool:
     """Whether an error is reported in one sentence; see `report_error` for the arguments."""
     if isinstance(error, WorkerLostError):  # a subclass of OSError
         return False

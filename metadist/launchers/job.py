@@ -1,10 +1,12 @@
 """Runs one job: rendezvous, build on all ranks, restore, train, test."""
 
 import logging
+import math
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -17,6 +19,7 @@ from metadist.distributed import get_rank, get_world_size
 from metadist.distributed.job import Job, begin_job
 from metadist.distributed.rendezvous import all_gather_object
 from metadist.errors import UserError
+from metadist.files import locked_directory
 from metadist.kernels import disable_native, native_available
 from metadist.launchers.error_reporting import (
     RemoteRankFailed,
@@ -41,6 +44,7 @@ from metadist.training.compilation import compile_step, with_chunk_size
 from metadist.training.environment import environment_of
 from metadist.training.outer_step import FAILED
 from metadist.training.sanity_check import partition_digest
+from metadist.training.signals import REPEATED_SECONDS
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +63,7 @@ class JobFailure(BaseException):
 
     directory: Path | None = None
 
-    def __init__(self, error: Exception, in_job: bool) -> None:
+    def __init__(self, error: Exception | Interrupted, in_job: bool) -> None:
         super().__init__(str(error))
         self.error = error
         self.in_job = in_job
@@ -104,21 +108,24 @@ def report_errors() -> Iterator[ExitStatus]:
     except JobFailure as failure:
         status.value = report_error(failure.error, tracebacks, failure.in_job)
         if failure.directory is not None:
-            with suppress(OSError):
+            with suppress(OSError), locked_directory(failure.directory):  # of no other run
                 failure.directory.rmdir()
     except SweepJobFailed as failure:
         report_error(UserError(str(failure)), tracebacks, in_job=False)
         status.value = failure.exit_status
-    except Exception as error:
+    except (Exception, Interrupted) as error:
         status.value = report_error(error, tracebacks, in_job=False)
 
 
 @contextmanager
 def _signals_interrupt() -> Iterator[None]:
+    raised_at = -math.inf
+
     def interrupt(number: int, frame: FrameType | None) -> None:
-        for handled_number in numbers:
-            signal.signal(handled_number, signal.SIG_IGN)
-        raise Interrupted(number, "stopped outside of training: nothing new to save")
+        nonlocal raised_at
+        if time.monotonic() - raised_at > REPEATED_SECONDS:
+            raised_at = time.monotonic()
+            raise Interrupted(number, "stopped outside of training: nothing new to save")
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     if threading.current_thread() is not threading.main_thread():
@@ -159,18 +166,19 @@ def run_job(spec: RunSpec, on_built: Callable[[Experiment], None] | None = None)
         results = _finished_results_on_all_ranks(job, spec) if spec.in_sweep else None
         if results is None:
             spec = _resumed_if_restarted(job, spec)
-            experiment = _build_on_all_ranks(job, spec)
-            record_error_in(spec.directory / ERROR_FILE)
-            if on_built is not None:
-                on_built(experiment)
-            if get_rank() == 0:
-                save_configuration(spec)
-                write_environment(spec.directory, environment_of(experiment))
-            results = Trainer(experiment).run()
+            with ExitStack() as locks:
+                experiment = _build_on_all_ranks(job, spec, locks)
+                record_error_in(spec.directory / ERROR_FILE)
+                if on_built is not None:
+                    on_built(experiment)
+                if get_rank() == 0:
+                    save_configuration(spec)
+                    write_environment(spec.directory, environment_of(experiment))
+                results = Trainer(experiment).run()
             record_error_in(None)
         elif get_rank() == 0:
             print_plain(f"job {spec.number} had finished before: {results_summary(results)}")
-    except Exception as error:
+    except (Exception, Interrupted) as error:
         raise JobFailure(error, in_job) from error
     except SystemExit as error:
         if get_world_size() == 1:  # submitit exits so when SLURM preempts the job
@@ -207,19 +215,22 @@ def _finished_results_on_all_ranks(job: Job, spec: RunSpec) -> dict[str, Any] | 
     return results
 
 
-def _build_on_all_ranks(job: Job, spec: RunSpec) -> Experiment:
+def _build_on_all_ranks(job: Job, spec: RunSpec, locks: ExitStack) -> Experiment:
     """Build the experiment on every rank; if one rank fails, none of them continues.
 
-    A slow rank may take any time while its heartbeats arrive.
+    A slow rank may take any time while its heartbeats arrive. On rank zero, the lock of the run's
+    directory is added to `locks`.
 
     Raises:
         UserError: one or all ranks raised this error. Raised on all ranks.
         RemoteRankFailed: another rank failed and reports its error.
     """
-    error: Exception | None = None
+    error: Exception | Interrupted | None = None
     experiment: Experiment | None = None
     compile_error, partition = None, None
     try:
+        if get_rank() == 0:
+            _lock_directory(spec.directory, locks)
         experiment = build_experiment(spec.configuration, spec.directory, spec.name, spec.settings)
         compiled = experiment.train_mapper.compiled
         if compiled is not None and compiled.backend == "inductor" and get_rank() == 0:
@@ -228,7 +239,7 @@ def _build_on_all_ranks(job: Job, spec: RunSpec) -> Experiment:
         if experiment.strategy.every_rank_drives:
             size = experiment.trainer_config.meta_batch_size
             partition = partition_digest(experiment.strategy, experiment.learner, size)
-    except Exception as any_error:
+    except (Exception, Interrupted) as any_error:
         error = any_error
     is_driver = experiment is not None and experiment.strategy.is_driver
     outcome = _BuildOutcome(
@@ -259,6 +270,18 @@ def _build_on_all_ranks(job: Job, spec: RunSpec) -> Experiment:
     return experiment
 
 
+def _lock_directory(directory: Path, locks: ExitStack) -> None:
+    try:
+        locks.enter_context(locked_directory(directory))
+    except BlockingIOError:
+        raise UserError(
+            f"another run is writing to {directory}: wait until it has ended, or choose another "
+            "directory with hydra.run.dir=DIR."
+        ) from None
+    except OSError:  # `restore` says why the directory cannot be written
+        pass
+
+
 class _BuildOutcome(NamedTuple):
     """The outcome of building the experiment on one rank.
 
@@ -285,7 +308,9 @@ class _BuildOutcome(NamedTuple):
     partition: str | None
 
 
-def _require_built(outcomes: list[_BuildOutcome], error: Exception | None, spec: RunSpec) -> None:
+def _require_built(
+    outcomes: list[_BuildOutcome], error: Exception | Interrupted | None, spec: RunSpec
+) -> None:
     """Raise this rank's error, or an error that names the rank that failed."""
     for rank, outcome in enumerate(outcomes):
         if outcome.user_error:

@@ -25,7 +25,6 @@ from metadist.training.batching import forward_batched
 from metadist.training.compiled_constants import Constants
 from metadist.training.cuda_graph import capture
 from metadist.training.precision import Precision
-from metadist.training.signals import raise_if_interrupted
 
 _log = logging.getLogger(__name__)
 
@@ -255,7 +254,6 @@ def _compile(options: CompileOptions, arguments: StepArguments, inputs: Any) -> 
             raise RuntimeError(f"its forward changes the learner's {', '.join(changed)}")
         _require_same_loss(step, compiled, inputs)
     except Exception as error:
-        raise_if_interrupted(error)
         return _CompiledStep(None, f"{type(error).__name__}: {first_line(error)}", None)
     return _CompiledStep(compiled, "", constants)
 

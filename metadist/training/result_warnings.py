@@ -51,7 +51,8 @@ def _loss_warning(experiment: Experiment, results: Mapping[str, Any]) -> str:
     if "inner_lr" not in experiment.configuration["algorithm"]:
         remedy = "lower optimizer.lr, or set trainer.clip_norm"
     if not math.isfinite(loss):
-        return f"the test loss is {loss}: {remedy}"
+        replay = "metadist replay shows the task that an earlier warning names"
+        return f"the test loss is {loss}: {remedy}; {replay}"
     if experiment.tasks.regression:
         keys = task_keys(experiment.trainer_config.eval_seed, "test", 0, range(_TASKS))
         targets = [experiment.tasks.sample(key).query.targets.double() for key in keys]

@@ -19,7 +19,6 @@ from metadist.errors import UserError, first_line, user_frame
 from metadist.metrics import RESERVED_METRICS, task_metric
 from metadist.tasks import Episode, FewShotTasks, SupervisedTasks, TaskDistribution, task_keys
 from metadist.training.precision import Precision
-from metadist.training.signals import raise_if_interrupted
 from metadist.training.strategies import Strategy
 from metadist.training.task_mapper import MetaBatch, TaskMapper
 
@@ -237,7 +236,6 @@ def _check_task(tasks: WorkerLocal, learner: Learner, split: str, precision: Pre
     except UserError:
         raise
     except Exception as error:
-        raise_if_interrupted(error)
         if (explained := _explain(error, tasks.value, learner, split)) is None:
             raise
         if isinstance(explained, UserError) or error.__traceback__ is None:
@@ -286,7 +284,8 @@ def _explain(
     """The exception to raise instead of an error in a task; None to raise the error itself."""
     frame, _ = list(traceback.walk_tb(error.__traceback__))[-1]
     raised_in, method = str(frame.f_globals.get("__name__")), frame.f_code.co_name
-    if isinstance(error, NotImplementedError) and raised_in.startswith(_ALGORITHMS):
+    missing = isinstance(error, NotImplementedError) and not str(error)  # torch's have a text
+    if missing and raised_in.startswith(_ALGORITHMS):
         return UserError(
             f"{type(learner).__name__} has no {method} of its own: implement it, as "
             "described in metadist.algorithms.Learner."
@@ -307,6 +306,9 @@ def _explain(
 
 def _check_metrics(metrics: Mapping[str, Tensor], learner: Learner, training: bool) -> None:
     name, metric = type(learner).__name__, task_metric(learner.regression)
+    for key in metrics:
+        if not isinstance(key, str):
+            raise UserError(f"{name}.forward returned a metric named {key!r}: give it a text.")
     if taken := sorted(metrics.keys() & RESERVED_METRICS - {metric}):
         raise UserError(
             f'{name}.forward returned the metric "{taken[0]}", a name that metrics of '
@@ -340,6 +342,11 @@ def _check_episode(tasks: TaskDistribution, learner: Learner, split: str) -> Non
                 continue
             subject = f"{name} gives {part}.{field}"
             _check_values(value, subject, list(learner.parameters()))
+            if field == "targets" and learner.regression and not value.is_floating_point():
+                raise UserError(
+                    f"{subject} of {value.dtype}: give floating-point numbers for regression, as "
+                    "by .float()."
+                )
             if field == "targets" and not learner.regression:
                 outputs = tasks.outputs if learner.outputs_are_classes else None
                 _check_classes(value, subject, outputs)
@@ -348,6 +355,9 @@ def _check_episode(tasks: TaskDistribution, learner: Learner, split: str) -> Non
                     f"{name} gives two different tasks for one key: draw every random number from "
                     "the generator that it is given."
                 )
+            if (part, field) == ("query", "targets") and not len(value):
+                raise UserError(f"{name} gives a {split} task without queries: give at least one.")
+    _check_sample_batch(tasks, split)
     if isinstance(episode, Episode) and not (learner.regression or learner.outputs_are_classes):
         _check_classes_of_support(episode, name)
 
@@ -385,6 +395,35 @@ def _check_classes(targets: Tensor, subject: str, outputs: int | None) -> None:
         )
     if low < 0:
         raise UserError(f"{subject} from {low} to {high}: number its classes from 0.")
+
+
+def _check_sample_batch(tasks: TaskDistribution, split: str) -> None:
+    """Check that `sample_batch`, if there is one, gives the tasks of `sample`."""
+    sample_batch = getattr(tasks, "sample_batch", None)
+    if sample_batch is None:
+        return
+    name = f"{type(tasks).__name__}.sample_batch"
+    keys = task_keys(0, split, 0, range(2))
+    for chosen in (keys, keys[1:]):
+        batch = sample_batch(chosen, torch.device("cpu"))
+        if batch is None:
+            return
+        if not isinstance(batch, Episode):
+            raise UserError(
+                f"{name} gives a {type(batch).__name__}: return an Episode whose tensors have a "
+                "first dimension of tasks, or None."
+            )
+        stacked = [tensor for part in batch for tensor in part]
+        for index, key in enumerate(chosen):
+            sampled = [tensor for part in tasks.sample(key) for tensor in part]
+            if not all(
+                many.shape[:1] == (len(chosen),) and torch.equal(many[index], one)
+                for many, one in zip(stacked, sampled, strict=True)
+            ):
+                raise UserError(
+                    f"{name} gives other tasks than {type(tasks).__name__}.sample for the same "
+                    "keys: give one task per key, each from its own key alone."
+                )
 
 
 def _check_classes_of_support(episode: Episode, name: str) -> None:

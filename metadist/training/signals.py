@@ -12,8 +12,10 @@ from metadist.distributed.job import current_job
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Interrupted(Exception):
+class Interrupted(BaseException):
     """The run was stopped by a signal, after saving a checkpoint.
+
+    Like KeyboardInterrupt it is no `Exception`, which libraries may catch.
 
     Args:
         number: the signal's number.
@@ -30,18 +32,6 @@ class Interrupted(Exception):
         super().__init__(f"{message}: {how_to_resume}" if how_to_resume else message)
         self.message = message
         self.exit_status = 128 + number
-
-
-def raise_if_interrupted(error: BaseException) -> None:
-    """Raise the `Interrupted` that caused another error; return if there is none.
-
-    A library may replace a signal's exception by one of its own.
-    """
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, Interrupted):
-            raise cause
-        cause = cause.__cause__ or cause.__context__
 
 
 @contextlib.contextmanager
@@ -61,11 +51,15 @@ def preserved_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+REPEATED_SECONDS = 1.0
+"""torchrun forwards a signal to all its processes, and a terminal sends Ctrl-C to each as well:
+repetitions within this time count as one signal."""
+
+
 class StopSignals:
     """Context manager that records SIGINT and SIGTERM instead of ending the process.
 
-    torchrun forwards a signal to all its processes, and a terminal sends Ctrl-C to each as well,
-    so repetitions within a second count as one signal. A later repetition ends the process at once.
+    A repetition after `REPEATED_SECONDS` ends the process at once.
     A signal to a single rank is passed to rank zero through the job. Outside of the main thread the
     handlers are not changed.
     """
@@ -99,6 +93,6 @@ class StopSignals:
         if not self._number:
             self._number, self._since = number, time.monotonic()
             current_job().request_stop(number)
-        elif time.monotonic() - self._since > 1.0:
+        elif time.monotonic() - self._since > REPEATED_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)

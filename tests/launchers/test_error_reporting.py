@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from commands import CommandResult, command, run_command
+from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 from tiny import SMALL
 from worlds import run_world
@@ -271,6 +272,21 @@ def interrupted(number: int) -> tuple[int, str, bool]:
 def test_a_signal_outside_of_training_is_one_sentence(number):
     ((status, printed, restored),) = run_world(interrupted, 1, number)
     assert status == 128 + number and restored
+    assert printed == "stopped outside of training: nothing new to save\n"
+
+
+def interrupted_in_a_resolver(number: int) -> tuple[int, str]:
+    """OmegaConf converts what a resolver raises, as Hydra does while it composes."""
+    OmegaConf.register_new_resolver("stop", lambda: os.kill(os.getpid(), number))
+    with contextlib.redirect_stderr(io.StringIO()) as printed, report_errors() as status:
+        print(OmegaConf.create({"seed": "${stop:}"}).seed)
+    return status.value, printed.getvalue()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_value_is_resolved_is_no_error_of_the_value(number):
+    ((status, printed),) = run_world(interrupted_in_a_resolver, 1, number)
+    assert status == 128 + number
     assert printed == "stopped outside of training: nothing new to save\n"
 
 

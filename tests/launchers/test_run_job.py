@@ -17,6 +17,7 @@ from metadist import kernels as native
 from metadist.distributed import get_rank
 from metadist.distributed.store import elastic_store
 from metadist.errors import UserError
+from metadist.files import locked_directory
 from metadist.launchers import RunSpec
 from metadist.launchers.error_reporting import print_error
 from metadist.launchers.job import JobFailure, check_same_device, run_job
@@ -47,6 +48,14 @@ def test_native_kernels_are_used_on_all_ranks_or_none(tmp_path):
         for each in (mixed, plain)
     ]
     assert len(losses[0]) == 2 and losses[0] == losses[1]
+
+
+def test_a_directory_to_which_another_run_writes_is_refused(tmp_path):
+    with locked_directory(tmp_path):
+        ranks = run_command("maml.py", *OVERRIDES, f"hydra.run.dir={tmp_path}", size=2)
+    assert [rank.status for rank in ranks] == [2, 2], ranks
+    assert f"error: another run is writing to {tmp_path}: wait until it" in ranks[0].err
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

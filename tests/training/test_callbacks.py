@@ -18,7 +18,7 @@ from metadist.errors import UserError
 from metadist.loggers import Logger
 from metadist.models import MLP
 from metadist.reports import read_results, read_test_predictions
-from metadist.training import Callback, EarlyStopping, Trainer
+from metadist.training import Callback, EarlyStopping, Interrupted, Trainer
 from metadist.training.checkpoints import Checkpoints, read_checkpoint
 from metadist.training.export import export_weights
 
@@ -149,7 +149,7 @@ def interrupted(directory: str, after: str, *overrides: str) -> str:
     x.logger.log_metrics = record_and_stop
     try:
         Trainer(x).run()
-    except Exception as error:
+    except Interrupted as error:
         return f"{type(error).__name__}: {error}"
     return "finished"
 

@@ -4,6 +4,7 @@ import copy
 import gc
 import traceback
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from metadist.tasks import (
     Glyphs,
     Sinusoid,
     SupervisedTasks,
+    stack_episodes,
     task_keys,
 )
 from metadist.training import MetaBatch, TrainMapper
@@ -142,6 +144,79 @@ def test_parameters_that_are_not_initialized_are_named(tasks, model):
     next(model.parameters()).data.fill_(torch.nan)
     with pytest.raises(UserError, match=r"the parameter model\..*weight is NaN or infinite"):
         run_sanity_check(tasks, MAML(model))
+
+
+class SampledTogether(FewShotTasks):
+    """Regression tasks with a `sample_batch` that a function changes."""
+
+    def __init__(self, change) -> None:
+        super().__init__(Sinusoid(), ways=1, shots=3, queries=2)
+        self.change = change
+
+    def sample_batch(self, keys, device):
+        return self.change(stack_episodes([self.sample(key) for key in keys]))
+
+
+def with_query_targets(change) -> Callable[[Episode], Episode]:
+    return lambda batch: batch._replace(
+        query=batch.query._replace(targets=change(batch.query.targets))
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (with_query_targets(lambda targets: targets.flip(0)), "gives other tasks than"),
+        (with_query_targets(lambda targets: targets[:1]), "gives other tasks than"),
+        (with_query_targets(lambda targets: targets + len(targets)), "gives other tasks than"),
+        (list, r"\.sample_batch gives a list: return an Episode"),
+    ],
+    ids=["order", "too few", "not of the key alone", "type"],
+)
+def test_tasks_that_are_sampled_together_are_those_of_sample(change, message):
+    learner = MAML(MLP((1,), 1, hidden=[4], batch_norm=False), regression=True)
+    for correct in (lambda batch: batch, lambda batch: None):
+        run_sanity_check(SampledTogether(correct), learner)
+    with pytest.raises(UserError, match=message):
+        run_sanity_check(SampledTogether(change), learner)
+
+
+class ChangedQueries(FewShotTasks):
+    """Regression tasks whose queries a function changes."""
+
+    def __init__(self, change) -> None:
+        super().__init__(Sinusoid(), ways=1, shots=3, queries=2)
+        self.change = change
+
+    def sample(self, key):
+        support, query = super().sample(key)
+        return Episode(support, self.change(query))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda query: query._replace(targets=query.targets.long()), "give floating-point numbers"),
+        (lambda query: Examples(query.inputs[:0], query.targets[:0]), "task without queries"),
+    ],
+)
+def test_queries_of_regression_have_numbers(change, message):
+    learner = MAML(MLP((1,), 1, hidden=[4], batch_norm=False), regression=True)
+    with pytest.raises(UserError, match=message):
+        run_sanity_check(ChangedQueries(change), learner)
+
+
+class NamedByNumber(MAML):
+    """Returns a metric whose name is no text."""
+
+    def forward(self, episode):
+        result = super().forward(episode)
+        return result._replace(metrics={**result.metrics, 3: result.loss.detach()})
+
+
+def test_names_of_metrics_are_texts(tasks, model):
+    with pytest.raises(UserError, match="returned a metric named 3: give it a text"):
+        run_sanity_check(tasks, NamedByNumber(model))
 
 
 class WithoutClass(FewShotTasks):

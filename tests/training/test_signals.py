@@ -33,7 +33,7 @@ def signal_one(directory: str, rank: int, strategy: str, after: int) -> str:
         threading.Thread(target=send, daemon=True).start()
     try:
         Trainer(x).run()
-    except Exception as error:
+    except Interrupted as error:
         return f"{type(error).__name__} {getattr(error, 'exit_status', '')} {error}"
     finally:
         job.end()
@@ -60,7 +60,7 @@ def interrupted_in(split: str, directory: str) -> str:
     x.strategy.map_tasks = map_and_stop
     try:
         Trainer(x).run()
-    except Exception as error:
+    except Interrupted as error:
         return str(error)
     return "finished"
 

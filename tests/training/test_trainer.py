@@ -12,7 +12,7 @@ from tiny import SMALL, build, compose, records, train, without_times
 from worlds import RankFailed, run_world
 
 from metadist.config import build_experiment
-from metadist.training import Trainer
+from metadist.training import Interrupted, Trainer
 from metadist.training import trainer as trainer_module
 from metadist.training.checkpoints import read_checkpoint
 
@@ -109,7 +109,7 @@ def interrupted(directory: str, after: int, *overrides: str) -> str:
     x.logger.log_metrics = record_and_stop
     try:
         Trainer(x).run()
-    except Exception as error:
+    except Interrupted as error:
         return f"{type(error).__name__}: {error}"
     return "finished"
 
