@@ -21,9 +21,8 @@ SIGNAL_STATUSES = (130, 143)
 FULL_TRACEBACKS = "METADIST_TRACEBACK"
 """The environment variable that is "1" if HYDRA_FULL_ERROR=1 was set for the command."""
 
-_LIBRARIES = sys.stdlib_module_names | {
-    *("hydra", "metadist", "numpy", "omegaconf", "optree", "torch"),
-}
+_LIBRARIES = {"hydra", "metadist", "numpy", "omegaconf", "optree", "torch"}
+_LIBRARIES |= sys.stdlib_module_names
 _MAX_LINE = 300
 
 

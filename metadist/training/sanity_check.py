@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from metadist.algorithms import Learner, Supervised
+from metadist.algorithms import Learner, Prototypical, Supervised
 from metadist.distributed import get_rank, get_worker_id, get_world_size
 from metadist.distributed.modules import unpicklable_part
 from metadist.distributed.partitioners import Partitioner, as_shards
@@ -358,7 +358,7 @@ def _check_episode(tasks: TaskDistribution, learner: Learner, split: str) -> Non
             if (part, field) == ("query", "targets") and not len(value):
                 raise UserError(f"{name} gives a {split} task without queries: give at least one.")
     _check_sample_batch(tasks, split)
-    if isinstance(episode, Episode) and not (learner.regression or learner.outputs_are_classes):
+    if isinstance(episode, Episode) and isinstance(learner, Prototypical | Supervised):
         _check_classes_of_support(episode, name)
 
 
