@@ -19,7 +19,7 @@ from torch import Tensor
 
 from metadist.distributed.errors import WorkerLostError
 from metadist.distributed.rendezvous import all_gather_object
-from metadist.distributed.world import get_world_info, usable_cpus
+from metadist.distributed.world import get_world_info, host_name, usable_cpus
 from metadist.errors import UserError
 from metadist.kernels import library
 
@@ -117,12 +117,12 @@ class SharedMemorySum:
         while (rank := function(ctypes.byref(state), ctypes.c_int64(_WAIT_NANOSECONDS))) >= 0:
             deadline = deadline or time.monotonic() + self._timeout
             if self._has_left(rank):
-                reason = f"rank {rank} has left"
+                reason = "was lost during a collective"
             elif time.monotonic() > deadline:
-                reason = f"rank {rank} did not come within {self._timeout:g} s"
+                reason = f"did not come to a collective within {self._timeout:g} s"
             else:
                 continue
-            raise WorkerLostError(f"a rank left or stopped during a collective ({reason}).", rank)
+            raise WorkerLostError(f"rank {rank} on {host_name()} {reason}.", rank)
         if rank == _DIFFERENT_VECTORS:
             raise UserError(
                 "the ranks add up tensors of different sizes or dtypes: call all_reduce with the "
