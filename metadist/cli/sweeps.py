@@ -351,17 +351,20 @@ def finish_sweep(status: int) -> int:
 
 def _report(sweep: Sweep, status: int) -> int:
     folder, again = sweep.directory, directory_override("hydra.sweep.dir", sweep.directory)
+    stopped = f"the sweep was stopped: to resume, give the same command with {again}"
     try:
         from metadist.reports.sweep_report import write_sweep_report
 
         report = write_sweep_report(folder)
         print_plain("\n".join(report.summary_lines()))
     except UserError as error:
-        if not status:
+        if status in SIGNAL_STATUSES:  # before a job had left a file
+            print_error(stopped)
+        elif not status:
             print_error(f"error: {error}")
         return status or (FAILURE_STATUS if sweep.failed else USER_ERROR_STATUS)
     if status in SIGNAL_STATUSES:
-        print_error(f"the sweep was stopped: to resume, give the same command with {again}")
+        print_error(stopped)
     elif report.failed and status:
         print_error(
             f"the sweep ended with the failed job ({', '.join(report.failed)}): the same command "

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from metadist.errors import UserError, first_line
-from metadist.files import REDIRECT_RUN, atomic_write
+from metadist.files import REDIRECT_RUN, atomic_write, locked_directory
 from metadist.loggers import METRICS_FILE, json_value
 
 RESULTS_FILE = "results.json"
@@ -208,11 +208,11 @@ def read_failure(directory: Path) -> dict[str, Any] | None:
 def write_failure(directory: Path, overrides: Sequence[str], error: str, exit_status: int) -> None:
     """Write `failure.json` for a failed job, atomically. Called by rank zero or by the launcher.
 
-    A directory that cannot be written to is ignored, since the error is reported elsewhere.
+    A directory that cannot be written to, or to which another run is writing, is left alone, since
+    the error is reported elsewhere.
     """
     failure = {"error": error, "exit_status": exit_status, "overrides": list(overrides)}
-    with contextlib.suppress(OSError, UserError):
-        directory.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError, UserError), locked_directory(directory):
         write_json(directory / FAILURE_FILE, failure)
 
 

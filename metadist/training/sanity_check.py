@@ -417,7 +417,9 @@ def _check_sample_batch(tasks: TaskDistribution, split: str) -> None:
         for index, key in enumerate(chosen):
             sampled = [tensor for part in tasks.sample(key) for tensor in part]
             if not all(
-                many.shape[:1] == (len(chosen),) and torch.equal(many[index], one)
+                many.dtype == one.dtype
+                and len(many) == len(chosen)
+                and torch.equal(many[index], one)
                 for many, one in zip(stacked, sampled, strict=True)
             ):
                 raise UserError(

@@ -10,6 +10,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from metadist.errors import UserError
+from metadist.files import locked_directory
 from metadist.reports import (
     ENVIRONMENT_FILE,
     FAILURE_FILE,
@@ -53,6 +54,12 @@ def test_failures_are_read_back(tmp_path):
         "exit_status": 2,
         "overrides": ["seed=0"],
     }
+    assert read_failure(tmp_path) is None
+
+
+def test_a_directory_to_which_another_run_writes_gets_no_failure(tmp_path):
+    with locked_directory(tmp_path):
+        write_failure(tmp_path, [], "another run is writing", 2)
     assert read_failure(tmp_path) is None
 
 

@@ -169,9 +169,10 @@ def with_query_targets(change) -> Callable[[Episode], Episode]:
         (with_query_targets(lambda targets: targets.flip(0)), "gives other tasks than"),
         (with_query_targets(lambda targets: targets[:1]), "gives other tasks than"),
         (with_query_targets(lambda targets: targets + len(targets)), "gives other tasks than"),
+        (with_query_targets(lambda targets: targets.double()), "gives other tasks than"),
         (list, r"\.sample_batch gives a list: return an Episode"),
     ],
-    ids=["order", "too few", "not of the key alone", "type"],
+    ids=["order", "too few", "not of the key alone", "dtype", "type"],
 )
 def test_tasks_that_are_sampled_together_are_those_of_sample(change, message):
     learner = MAML(MLP((1,), 1, hidden=[4], batch_norm=False), regression=True)
