@@ -56,7 +56,11 @@ def main() -> int | None:
     elif name in COMMANDS:
         module, _, function = COMMANDS[name].target.partition(":")
         sys.argv = [f"metadist {name}", *sys.argv[2:]]
-        status: int | None = getattr(importlib.import_module(module), function)()
+        try:
+            run = getattr(importlib.import_module(module), function)
+        except KeyboardInterrupt:  # the imports take seconds
+            return 128 + signal.SIGINT
+        status: int | None = run()
         return status
     else:
         if get_rank() == 0:

@@ -33,6 +33,15 @@ def test_every_command_describes_itself(monkeypatch, capsys, name):
     assert " ".join(description.split()[:12]) in " ".join(printed.split())
 
 
+def test_a_keyboard_interrupt_during_the_imports_is_a_status(monkeypatch, capsys):
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib, "import_module", interrupted)
+    assert run(monkeypatch, "maml", "seed=1") == 130
+    assert capsys.readouterr() == ("", "")
+
+
 def test_the_version(monkeypatch, capsys):
     assert not run(monkeypatch, "--version")
     assert capsys.readouterr().out == f"metadist {__version__}\n"
