@@ -44,8 +44,8 @@ struct Sums {
     std::vector<int64_t> sources;  // (pixels, taps)
 };
 
-// Groups pixels by the taps that read a pixel, which are fewer at the edges, and with a stride.
-// `sources` is (pixels, taps), -1 for none.
+// Groups pixels by their taps: at the edges some are in the padding, and with a stride some reach no
+// pixel. `sources` is (pixels, taps), -1 for none.
 std::vector<Sums> grouped_by_taps(const std::vector<int64_t>& sources, int64_t taps) {
     std::map<std::vector<int64_t>, Sums> groups;
     const int64_t pixels = sources.size() / taps;

@@ -4,7 +4,6 @@ import copy
 import gc
 import traceback
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -146,6 +145,21 @@ def test_parameters_that_are_not_initialized_are_named(tasks, model):
         run_sanity_check(tasks, MAML(model))
 
 
+def lines(change) -> FewShotTasks:
+    """Tasks of sine waves, whose episodes a function changes."""
+
+    class Lines(Sinusoid):
+        def episode(self, *arguments):
+            return change(super().episode(*arguments))
+
+    return FewShotTasks(Lines(), ways=1, shots=3, queries=4)
+
+
+def on_queries(change):
+    """Changes the queries' inputs and targets."""
+    return lambda episode: Episode(episode.support, Examples(*change(*episode.query)))
+
+
 class SampledTogether(FewShotTasks):
     """Regression tasks with a `sample_batch` that a function changes."""
 
@@ -157,19 +171,13 @@ class SampledTogether(FewShotTasks):
         return self.change(stack_episodes([self.sample(key) for key in keys]))
 
 
-def with_query_targets(change) -> Callable[[Episode], Episode]:
-    return lambda batch: batch._replace(
-        query=batch.query._replace(targets=change(batch.query.targets))
-    )
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (with_query_targets(lambda targets: targets.flip(0)), "gives other tasks than"),
-        (with_query_targets(lambda targets: targets[:1]), "gives other tasks than"),
-        (with_query_targets(lambda targets: targets + len(targets)), "gives other tasks than"),
-        (with_query_targets(lambda targets: targets.double()), "gives other tasks than"),
+        (on_queries(lambda x, y: (x, y.flip(0))), "gives other tasks than"),
+        (on_queries(lambda x, y: (x, y[:1])), "gives other tasks than"),
+        (on_queries(lambda x, y: (x, y + len(y))), "gives other tasks than"),
+        (on_queries(lambda x, y: (x, y.double())), "gives other tasks than"),
         (list, r"\.sample_batch gives a list: return an Episode"),
     ],
     ids=["order", "too few", "not of the key alone", "dtype", "type"],
@@ -180,31 +188,6 @@ def test_tasks_that_are_sampled_together_are_those_of_sample(change, message):
         run_sanity_check(SampledTogether(correct), learner)
     with pytest.raises(UserError, match=message):
         run_sanity_check(SampledTogether(change), learner)
-
-
-class ChangedQueries(FewShotTasks):
-    """Regression tasks whose queries a function changes."""
-
-    def __init__(self, change) -> None:
-        super().__init__(Sinusoid(), ways=1, shots=3, queries=2)
-        self.change = change
-
-    def sample(self, key):
-        support, query = super().sample(key)
-        return Episode(support, self.change(query))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda query: query._replace(targets=query.targets.long()), "give floating-point numbers"),
-        (lambda query: Examples(query.inputs[:0], query.targets[:0]), "task without queries"),
-    ],
-)
-def test_queries_of_regression_have_numbers(change, message):
-    learner = MAML(MLP((1,), 1, hidden=[4], batch_norm=False), regression=True)
-    with pytest.raises(UserError, match=message):
-        run_sanity_check(ChangedQueries(change), learner)
 
 
 class NamedByNumber(MAML):
@@ -442,21 +425,6 @@ def test_parameters_and_running_statistics_stay_as_they_are(tasks):
     assert all(torch.equal(each, before[name]) for name, each in learner.state_dict().items())
 
 
-def lines(change) -> FewShotTasks:
-    """Tasks of sine waves, whose episodes a function changes."""
-
-    class Lines(Sinusoid):
-        def episode(self, *arguments):
-            return change(super().episode(*arguments))
-
-    return FewShotTasks(Lines(), ways=1, shots=3, queries=4)
-
-
-def on_queries(change):
-    """Changes the queries' inputs and targets."""
-    return lambda episode: Episode(episode.support, Examples(*change(*episode.query)))
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -475,6 +443,8 @@ def on_queries(change):
             r"targets have the shape \(4,\): a regression data",
         ),
         (on_queries(lambda x, y: (x, y.repeat(1, 2))), r"targets have the shape \(4, 2\)"),
+        (on_queries(lambda x, y: (x, y.long())), "int64: give floating-point numbers for regr"),
+        (on_queries(lambda x, y: (x[:0], y[:0])), "gives a train task without queries"),
     ],
 )
 def test_a_wrong_task_is_one_sentence(change, message):

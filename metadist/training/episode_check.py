@@ -1,0 +1,137 @@
+"""Checks before training of the tasks that a dataset, or the user's own class of tasks, gives."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from metadist.algorithms import Learner, Prototypical, Supervised
+from metadist.errors import UserError
+from metadist.tasks import Episode, TaskDistribution, task_keys
+
+
+def check_episodes(tasks: TaskDistribution, learner: Learner, split: str) -> None:
+    """Check that tasks have the right types, and are the same for equal keys. Any rank calls it.
+
+    The user's own tasks may have other fields besides support and query, or neither of them.
+
+    Args:
+        tasks: this rank's tasks.
+        learner: the learner, on its device.
+        split: the split of which tasks are sampled.
+
+    Raises:
+        UserError: a task has another type, wrong or NaN values, or no queries; or it differs from
+            the task of the same key.
+    """
+    key = task_keys(0, split, 0, range(1))[0]
+    episode, repeated = tasks.sample(key), tasks.sample(key)
+    name = type(getattr(tasks, "dataset", tasks)).__name__
+    if isinstance(episode, tuple | list) and not hasattr(episode, "query"):
+        raise UserError(
+            f"{name} gives a {type(episode).__name__} as a task: return metadist.tasks.Episode("
+            "Examples(inputs, targets), Examples(inputs, targets))."
+        )
+    for part in ("support", "query"):
+        for field in ("inputs", "targets"):
+            value = getattr(getattr(episode, part, None), field, None)
+            if value is None:
+                continue
+            subject = f"{name} gives {part}.{field}"
+            _check_values(value, subject, list(learner.parameters()))
+            if field == "targets" and learner.regression and not value.is_floating_point():
+                raise UserError(
+                    f"{subject} of {value.dtype}: give floating-point numbers for regression, as "
+                    "by .float()."
+                )
+            if field == "targets" and not learner.regression:
+                outputs = tasks.outputs if learner.outputs_are_classes else None
+                _check_classes(value, subject, outputs)
+            if not torch.equal(value, getattr(getattr(repeated, part), field)):
+                raise UserError(
+                    f"{name} gives two different tasks for one key: draw every random number from "
+                    "the generator that it is given."
+                )
+            if (part, field) == ("query", "targets") and not len(value):
+                raise UserError(f"{name} gives a {split} task without queries: give at least one.")
+    _check_sample_batch(tasks, split)
+    if isinstance(episode, Episode) and isinstance(learner, Prototypical | Supervised):
+        _check_classes_of_support(episode, name)
+
+
+def _check_values(value: Any, subject: str, parameters: Sequence[Tensor]) -> None:
+    """Check that a value is a tensor without NaN, of a parameter's type if it is floating-point."""
+    if not isinstance(value, Tensor):
+        raise UserError(
+            f"{subject} of type {type(value).__name__}: give a tensor, as by torch.from_numpy."
+        )
+    if value.is_floating_point() and value.dtype not in {
+        parameter.dtype for parameter in parameters
+    }:
+        raise UserError(
+            f"{subject} of {value.dtype}, and the model's parameters are {parameters[0].dtype}: "
+            "convert them, as by .float()."
+        )
+    if value.is_floating_point() and value.isnan().any():
+        raise UserError(f"{subject} with NaN: remove or replace it in the data.")
+
+
+def _check_classes(targets: Tensor, subject: str, outputs: int | None) -> None:
+    """Check that targets are class indices, below the number of outputs unless it is None."""
+    if targets.dtype != torch.int64:
+        raise UserError(
+            f"{subject} of {targets.dtype}: give class indices of torch.int64, as by .long()."
+        )
+    if not targets.numel():
+        return
+    low, high = int(targets.min()), int(targets.max())
+    if outputs is not None and not 0 <= low <= high < outputs:
+        raise UserError(
+            f"{subject} from {low} to {high}, and a task has {outputs} outputs: number its classes "
+            f"from 0 to {outputs - 1}."
+        )
+    if low < 0:
+        raise UserError(f"{subject} from {low} to {high}: number its classes from 0.")
+
+
+def _check_sample_batch(tasks: TaskDistribution, split: str) -> None:
+    """Check that `sample_batch`, if there is one, gives the tasks of `sample`."""
+    sample_batch = getattr(tasks, "sample_batch", None)
+    if sample_batch is None:
+        return
+    name = f"{type(tasks).__name__}.sample_batch"
+    keys = task_keys(0, split, 0, range(2))
+    for chosen in (keys, keys[1:]):
+        batch = sample_batch(chosen, torch.device("cpu"))
+        if batch is None:
+            return
+        if not isinstance(batch, Episode):
+            raise UserError(
+                f"{name} gives a {type(batch).__name__}: return an Episode whose tensors have a "
+                "first dimension of tasks, or None."
+            )
+        stacked = [tensor for part in batch for tensor in part]
+        for index, key in enumerate(chosen):
+            sampled = [tensor for part in tasks.sample(key) for tensor in part]
+            if not all(
+                many.dtype == one.dtype
+                and len(many) == len(chosen)
+                and torch.equal(many[index], one)
+                for many, one in zip(stacked, sampled, strict=True)
+            ):
+                raise UserError(
+                    f"{name} gives other tasks than {type(tasks).__name__}.sample for the same "
+                    "keys: give one task per key, each from its own key alone."
+                )
+
+
+def _check_classes_of_support(episode: Episode, name: str) -> None:
+    """Require a support example of each class, to whose features queries are compared."""
+    support, query = (set(part.targets.unique().tolist()) for part in episode)
+    missing = sorted(set(range(max(support | query, default=-1) + 1)) - support)
+    if support and missing:  # supervised training has no support set
+        raise UserError(
+            f"{name} gives a task without support examples of class {missing[0]}: give at least "
+            "one of each class, numbered from 0."
+        )
