@@ -61,12 +61,14 @@ def module_clone(
     modules: dict[int, nn.Module] = {}
     clone = _clone(module, parameter, buffer, modules, {})
     for submodule in modules.values():
-        for name, value in vars(submodule).items():
-            if name not in _REGISTRIES:
-                vars(submodule)[name] = _replace_modules(value, modules)
-            elif name not in _CONTENTS and isinstance(value, dict):  # hooks, which may be methods
-                for key, hook in value.items():
-                    value[key] = _replace_modules(hook, modules)
+        attributes = vars(submodule)
+        for name, value in attributes.items():
+            if name in _HOOKS:
+                if value and isinstance(value, dict):  # hooks may be methods
+                    for key, hook in value.items():
+                        value[key] = _replace_modules(hook, modules)
+            elif type(value) not in _CONSTANTS and name not in _CONTENTS:
+                attributes[name] = _replace_modules(value, modules)
     return clone
 
 
@@ -98,9 +100,10 @@ def _clone(
     if id(module) in modules:
         return modules[id(module)]
     clone = modules[id(module)] = module.__new__(type(module))
-    clone.__dict__ = module.__dict__.copy()
-    for name in _REGISTRIES & clone.__dict__.keys():  # their contents are set below
-        clone.__dict__[name] = clone.__dict__[name].copy()
+    attributes = clone.__dict__ = module.__dict__.copy()
+    for name in _HOOKS:
+        if name in attributes:
+            attributes[name] = attributes[name].copy()
 
     def once(make: Callable[[Tensor], Tensor], tensor: Tensor | None) -> Tensor | None:
         if tensor is None:
@@ -109,10 +112,10 @@ def _clone(
             tensors[id(tensor)] = make(tensor)
         return tensors[id(tensor)]
 
-    parameters: dict[str, Any] = {n: once(parameter, t) for n, t in module._parameters.items()}
-    clone._parameters = parameters
-    clone._buffers = {n: once(buffer, t) for n, t in module._buffers.items()}
-    clone._modules = {
+    # Not by `__setattr__`, which would search the registries for each.
+    attributes["_parameters"] = {n: once(parameter, t) for n, t in module._parameters.items()}
+    attributes["_buffers"] = {n: once(buffer, t) for n, t in module._buffers.items()}
+    attributes["_modules"] = {
         name: None if child is None else _clone(child, parameter, buffer, modules, tensors)
         for name, child in module._modules.items()
     }
@@ -124,10 +127,16 @@ def _clone(
     return clone
 
 
-_REGISTRIES = {name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set)}
-"""Attributes of every module in which parameters, buffers, submodules and hooks are registered."""
+_CONTENTS = {"_parameters", "_buffers", "_modules"}
+"""Attributes of every module in which its contents are registered."""
 
-_CONTENTS = ("_parameters", "_buffers", "_modules")
+_HOOKS = {
+    name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set)
+} - _CONTENTS
+"""Attributes of every module in which hooks, and the names of some buffers, are registered."""
+
+_CONSTANTS = {bool, int, float, str, type(None)}
+"""Types of attributes that clones share."""
 
 
 def unpicklable_part(module: nn.Module) -> str:

@@ -4,11 +4,14 @@ The caller sends messages to at most `fanout` other workers. If there are more, 
 `fanout` groups: the first worker of a group receives the requests of the whole group and forwards
 the others in the same way. Sums are added up on the way back. With W workers the caller then sends
 and receives `fanout` messages instead of W, and the longest path has log W / log `fanout` workers.
-Objects that the requests share, such as a model, are pickled once for each message.
+Objects that the requests share, such as a model, are pickled once for each message. A request of a
+`BatchedMapper` or `SummingMapper` to the sender's own process is not sent.
 """
 
 import functools
+import math
 import queue
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -30,7 +33,7 @@ from metadist.distributed.transport import (
     describe_worker,
     require_alive,
 )
-from metadist.distributed.worker_request import WorkerRequest
+from metadist.distributed.worker_request import WorkerRequest, respond_in_thread
 from metadist.distributed.world import get_rank
 from metadist.errors import UserError, first_line
 
@@ -124,6 +127,7 @@ class Requests:
 
     def __init__(self, requests: Sequence[tuple[str, WorkerRequest]], fanout: int | None) -> None:
         self._requests, self._fanout = requests, fanout
+        self._own_deadline = math.inf
         self._transport = current_transport()
         self._own = self._transport.names[get_rank()]
         remote = [i for i, (worker, _) in enumerate(requests) if worker != self._own]
@@ -147,7 +151,13 @@ class Requests:
                 messages before it were sent.
         """
         for receiver, group in zip(self._receivers, self._groups, strict=True):
-            message: Request = self._requests[group[0]][1]
+            request = self._requests[group[0]][1]
+            if receiver == self._own and request.runs_in_process:
+                seconds = self._transport.timeout if timeout is None else timeout
+                self._own_deadline = time.monotonic() + (seconds or math.inf)
+                self.futures.append(respond_in_thread(request.with_cloned_modules()))
+                continue
+            message: Request = request
             if self._fanout is not None and len(group) > 1:
                 message = SubtreeRequest([self._requests[i] for i in group], self._fanout, timeout)
             self.futures.append(self._transport.send(receiver, message, timeout))
@@ -173,6 +183,9 @@ class Requests:
             except queue.Empty:
                 pending = {name for i, name in enumerate(self._receivers) if i not in responses}
                 require_alive(sorted(pending - {self._own}))
+                if self._own in pending and time.monotonic() >= self._own_deadline:
+                    message = f"{describe_worker(self._own)} did not respond in time."
+                    raise TimeoutError(message) from None
                 continue
             responses[index] = self._responses(index)
         by_request: dict[int, list[WorkerResponse]] = {}

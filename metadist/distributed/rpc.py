@@ -14,10 +14,8 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch.distributed import rpc
 from torch.distributed.rpc import constants
@@ -27,7 +25,6 @@ from metadist.distributed.errors import WorkerLostError
 from metadist.distributed.interfaces import bound_to_interface
 from metadist.distributed.process_exit import close_within_seconds
 from metadist.distributed.rendezvous import all_gather_object, rendezvous
-from metadist.distributed.responses import remote_failure
 from metadist.distributed.store import RENDEZVOUS_TIMEOUT
 from metadist.distributed.transport import (
     MAX_TIMEOUT,
@@ -37,6 +34,7 @@ from metadist.distributed.transport import (
     rpc_is_initialized,
     shutdown_rpc,
 )
+from metadist.distributed.worker_request import respond_in_thread, synchronized_response
 from metadist.distributed.world import (
     WorkerNameFormat,
     default_worker_name_format,
@@ -44,7 +42,6 @@ from metadist.distributed.world import (
     set_worker_name_format,
 )
 from metadist.errors import UserError, first_line
-from metadist.gradients import tensors_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -137,6 +134,7 @@ class RpcTransport:
         self.worker_name_format = worker_name_format
         self.rendezvous_timeout = rendezvous_timeout
         self.ping_timeout = ping_timeout
+        self.timeout = self.options.rpc_timeout
         self.carries_devices = bool(self.options.device_maps)
         self.names: list[str] = []
         self.store: dist.Store = dist.HashStore()
@@ -189,7 +187,7 @@ class RpcTransport:
 
     def send(self, worker: str, request: Request, timeout: float | None) -> Future:
         """See `Transport.send`."""
-        seconds = _limit(self.options.rpc_timeout if timeout is None else timeout)
+        seconds = _limit(self.timeout if timeout is None else timeout)
         return rpc.rpc_async(worker, _respond, args=(request,), timeout=seconds)
 
     def ping(self, worker: str) -> Future:
@@ -237,12 +235,6 @@ def _answer_ping() -> None:
     """The remote function of a ping."""
 
 
-# A request may wait for further requests that it sends, to any depth, so no request may wait for a
-# free thread. The callers bound the number of requests: a call sends one to each worker, however
-# many shards it has. Consecutive requests run on the same thread and reuse its memory, unlike on
-# the agent's threads, which take turns.
-_executor = ThreadPoolExecutor(max_workers=1 << 16, thread_name_prefix="metadist-request")
-
 _inline_slots = threading.Semaphore(0)
 """Slots for requests to a single worker that run on the agent's own threads, which saves a thread
 switch. Most of the agent's threads stay free for the network."""
@@ -257,27 +249,15 @@ def _respond(request: Request) -> Future:
     """
     future: Future = Future()
     if request.in_context:
-        future.set_result(_synchronized_response(request))
+        future.set_result(synchronized_response(request))
     elif request.single_worker and _inline_slots.acquire(blocking=False):
         try:
-            future.set_result(_synchronized_response(request))
+            future.set_result(synchronized_response(request))
         finally:
             _inline_slots.release()
     else:
-        _executor.submit(lambda: future.set_result(_synchronized_response(request)))
+        return respond_in_thread(request)
     return future
-
-
-def _synchronized_response(request: Request) -> Any:
-    """The response, with complete GPU tensors: a future without devices records no CUDA events."""
-    try:
-        response = request.respond()
-        if request.keep_device:
-            for device in {tensor.device for tensor in tensors_of(response) if tensor.is_cuda}:
-                torch.cuda.synchronize(device)
-    except BaseException as error:  # the caller would wait for the response
-        return remote_failure(error)
-    return response
 
 
 def init_rpc(

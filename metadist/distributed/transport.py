@@ -56,6 +56,7 @@ class Transport(Protocol):
         names: the workers' names in the order of their ranks, set by `open`.
         store: the store under a prefix that only these workers share, set by `open`.
         ping_timeout: seconds after which a worker that does not answer a ping is lost.
+        timeout: the default number of seconds until a request fails; 0 for no limit.
         carries_devices: whether GPU tensors arrive on a GPU; if not, they are moved to the CPU.
         records_autograd: whether distributed autograd contexts record the transferred tensors.
     """
@@ -63,6 +64,7 @@ class Transport(Protocol):
     names: list[str]
     store: dist.Store
     ping_timeout: float
+    timeout: float
     carries_devices: bool
     records_autograd: bool
 

@@ -10,15 +10,16 @@ from typing import ClassVar
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.futures import Future
 from worlds import run_world
 
 import metadist as todist
+from metadist.distributed import requests
 from metadist.distributed.requests import SubtreeRequest
 from metadist.distributed.responses import RemoteFailure
 from metadist.distributed.transport import Request, current_transport, open_transport
-from metadist.distributed.worker_request import WorkerRequest
+from metadist.distributed.worker_request import Call, WorkerRequest
 
 WORKERS = 8
 ITEMS = 18
@@ -53,7 +54,7 @@ def as_long_as_the_rank(batch: torch.Tensor) -> torch.Tensor:
 
 def sleep_on_last(batch: torch.Tensor) -> None:
     if todist.get_rank() == WORKERS - 1:
-        time.sleep(2.0)
+        time.sleep(0.5)
 
 
 def backwards(*args) -> list:
@@ -181,6 +182,7 @@ class OneResponse:
 
     names: ClassVar[list[str]] = ["worker0"]
     ping_timeout = 1.0
+    timeout = 300.0
     carries_devices = records_autograd = False
 
     def __init__(self, response: RemoteFailure | TimeoutError) -> None:
@@ -246,6 +248,58 @@ def test_the_request_to_the_own_process_is_the_last_one(monkeypatch):
     assert todist.remote_sync_call(max, partitioner=lambda: calls) == [7, 8, 9]
     todist.shutdown_rpc(graceful=False)
     assert transport.receivers == ["worker1", "worker2", "worker0"]
+
+
+class CountsCalls:
+    """A mapper that changes the module among its arguments."""
+
+    def __call__(self, module: nn.Module, value: Tensor) -> Tensor:
+        module.eval()
+        module.calls = getattr(module, "calls", 0) + len(value)
+        module.running_mean.add_(1)
+        return module.calls * value.sum() + module.weight.sum()
+
+    def map_batched(self, calls: list[Call]) -> list[Tensor]:
+        return [self(*args) for args, _ in calls]
+
+
+def test_a_mappers_request_to_the_own_process_is_not_sent():
+    transport = ReceiversInOrder()
+    open_transport(transport)
+    module = nn.BatchNorm1d(2)
+    calls = [(0, (module, torch.ones(1 + items)), {}) for items in range(3)]
+    results = todist.remote_sync_call(CountsCalls(), partitioner=lambda: calls)
+    todist.shutdown_rpc(graceful=False)
+    assert transport.receivers == []
+    assert results == [1 * 1 + 2, 3 * 2 + 2, 6 * 3 + 2]  # the shards share a clone of the module
+    assert not hasattr(module, "calls") and module.training
+    assert module.running_mean.tolist() == [0, 0]
+
+
+class Sleeps:
+    """A mapper that takes half a second."""
+
+    def map_batched(self, calls: list[Call]) -> list[float]:
+        time.sleep(0.5)
+        return [2.0 for _ in calls]
+
+
+@pytest.mark.parametrize("default", [0.1, 0.0])
+@pytest.mark.parametrize("timeout", [None, 0.1, 0])
+def test_a_mapper_in_the_own_process_has_the_same_timeout(monkeypatch, timeout, default):
+    monkeypatch.setattr(requests, "PING_INTERVAL", 0.05)
+    transport = ReceiversInOrder()
+    transport.timeout = default
+    open_transport(transport)
+    try:
+        if timeout or (timeout is None and default):
+            with pytest.raises(TimeoutError, match=r"worker0 .*did not respond in time"):
+                todist.remote_sync_call(Sleeps(), args=(torch.ones(1),), timeout=timeout)
+        else:
+            found = todist.remote_sync_call(Sleeps(), args=(torch.ones(1),), timeout=timeout)
+            assert found == [2.0]
+    finally:
+        todist.shutdown_rpc(graceful=False)
 
 
 @todist.auto_init_rpc()

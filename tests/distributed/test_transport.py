@@ -18,6 +18,7 @@ class ThisProcess:
     carries_devices = True
     records_autograd = False
     ping_timeout = 1.0
+    timeout = 300.0
 
     def __init__(self) -> None:
         self.names: list[str] = []
