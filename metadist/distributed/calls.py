@@ -51,7 +51,8 @@ def remote_async_call(
 
     Args:
         func: the mapper. It is pickled by reference: use a function at a module's top level.
-        args: the positional arguments before partitioning.
+        args: the positional arguments before partitioning. Tensors must stay unchanged until the
+            future completes.
         kwargs: the keyword arguments before partitioning.
         partitioner: a function `(*args, **kwargs) -> [(worker, args, kwargs), …]`, or the rank or
             name of a worker that gets all arguments. Default: `batch_partitioner`. A worker gets
