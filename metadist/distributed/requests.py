@@ -4,8 +4,7 @@ The caller sends messages to at most `fanout` other workers. If there are more, 
 `fanout` groups: the first worker of a group receives the requests of the whole group and forwards
 the others in the same way. Sums are added up on the way back. With W workers the caller then sends
 and receives `fanout` messages instead of W, and the longest path has log W / log `fanout` workers.
-Objects that the requests share, such as a model, are pickled once for each message. A request of a
-`BatchedMapper` or `SummingMapper` to the sender's own process is not sent.
+Objects that the requests share, such as a model, are pickled once for each message.
 """
 
 import functools
@@ -33,7 +32,7 @@ from metadist.distributed.transport import (
     describe_worker,
     require_alive,
 )
-from metadist.distributed.worker_request import WorkerRequest, respond_in_thread
+from metadist.distributed.worker_request import WorkerRequest
 from metadist.distributed.world import get_rank
 from metadist.errors import UserError, first_line
 
@@ -127,7 +126,6 @@ class Requests:
 
     def __init__(self, requests: Sequence[tuple[str, WorkerRequest]], fanout: int | None) -> None:
         self._requests, self._fanout = requests, fanout
-        self._own_deadline = math.inf
         self._transport = current_transport()
         self._own = self._transport.names[get_rank()]
         remote = [i for i, (worker, _) in enumerate(requests) if worker != self._own]
@@ -139,6 +137,8 @@ class Requests:
             self._groups = [remote[start:stop] for start, stop in bounds] + [[i] for i in local]
         self._receivers = [requests[group[0]][0] for group in self._groups]
         self.futures: list[Future] = []
+        self._seconds = 0.0
+        self._deadline = math.inf
 
     def send(self, timeout: float | None) -> None:
         """Send all requests.
@@ -150,14 +150,10 @@ class Requests:
             pickle.PicklingError, AttributeError, TypeError: a request cannot be pickled. The
                 messages before it were sent.
         """
+        self._seconds = self._transport.timeout if timeout is None else timeout
+        self._deadline = time.monotonic() + (self._seconds or math.inf)
         for receiver, group in zip(self._receivers, self._groups, strict=True):
-            request = self._requests[group[0]][1]
-            if receiver == self._own and request.runs_in_process:
-                seconds = self._transport.timeout if timeout is None else timeout
-                self._own_deadline = time.monotonic() + (seconds or math.inf)
-                self.futures.append(respond_in_thread(request.with_cloned_modules()))
-                continue
-            message: Request = request
+            message: Request = self._requests[group[0]][1]
             if self._fanout is not None and len(group) > 1:
                 message = SubtreeRequest([self._requests[i] for i in group], self._fanout, timeout)
             self.futures.append(self._transport.send(receiver, message, timeout))
@@ -178,14 +174,14 @@ class Requests:
             future.add_done_callback(functools.partial(_put, finished, index))
         responses: dict[int, list[list[WorkerResponse]]] = {}
         while len(responses) < len(self.futures):
+            seconds_left = max(0.0, self._deadline - time.monotonic())
             try:
-                index = finished.get(timeout=PING_INTERVAL)
+                index = finished.get(timeout=min(PING_INTERVAL, seconds_left))
             except queue.Empty:
-                pending = {name for i, name in enumerate(self._receivers) if i not in responses}
-                require_alive(sorted(pending - {self._own}))
-                if self._own in pending and time.monotonic() >= self._own_deadline:
-                    message = f"{describe_worker(self._own)} did not respond in time."
-                    raise TimeoutError(message) from None
+                pending = [i for i in range(len(self.futures)) if i not in responses]
+                if time.monotonic() >= self._deadline:
+                    raise self._timeout_error(pending[0]) from None
+                require_alive(sorted({self._receivers[i] for i in pending} - {self._own}))
                 continue
             responses[index] = self._responses(index)
         by_request: dict[int, list[WorkerResponse]] = {}
@@ -201,10 +197,7 @@ class Requests:
             response = self.futures[index].wait()
         except Exception as error:
             if self._transport.is_timeout(error):
-                subtree = f" or one of the {below} below it" if below else ""
-                raise TimeoutError(
-                    f"{describe_worker(worker)}{subtree} did not respond in time: {error}"
-                ) from None
+                raise self._timeout_error(index) from None
             try:
                 require_alive([worker])
             except WorkerLostError as lost_error:
@@ -225,6 +218,14 @@ class Requests:
                 raise WorkerLostError(response.message, response.lost_rank)
             raise RemoteError(response.worker or worker, response)
         return response if below else [response]
+
+    def _timeout_error(self, index: int) -> TimeoutError:
+        below = len(self._groups[index]) - 1
+        subtree = f" or one of the {below} below it" if below else ""
+        return TimeoutError(
+            f"{describe_worker(self._receivers[index])}{subtree} did not respond within "
+            f"{self._seconds:g} s: set a longer timeout, which is strategy.call_timeout in a run."
+        )
 
 
 def _put(finished: queue.SimpleQueue[int], index: int, _: Future) -> None:

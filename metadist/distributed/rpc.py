@@ -5,6 +5,7 @@ On one node all sockets are therefore bound to the loopback interface; on severa
 interface that `TP_SOCKET_IFNAME` and `GLOO_SOCKET_IFNAME` name.
 """
 
+import concurrent.futures
 import contextlib
 import ctypes
 import functools
@@ -14,17 +15,21 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import rpc
-from torch.distributed.rpc import constants
+from torch.distributed.rpc import constants, internal
 from torch.futures import Future
 
 from metadist.distributed.errors import WorkerLostError
 from metadist.distributed.interfaces import bound_to_interface
 from metadist.distributed.process_exit import close_within_seconds
 from metadist.distributed.rendezvous import all_gather_object, rendezvous
+from metadist.distributed.responses import remote_failure
 from metadist.distributed.store import RENDEZVOUS_TIMEOUT
 from metadist.distributed.transport import (
     MAX_TIMEOUT,
@@ -34,7 +39,6 @@ from metadist.distributed.transport import (
     rpc_is_initialized,
     shutdown_rpc,
 )
-from metadist.distributed.worker_request import respond_in_thread, synchronized_response
 from metadist.distributed.world import (
     WorkerNameFormat,
     default_worker_name_format,
@@ -42,6 +46,7 @@ from metadist.distributed.world import (
     set_worker_name_format,
 )
 from metadist.errors import UserError, first_line
+from metadist.gradients import tensors_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -138,6 +143,8 @@ class RpcTransport:
         self.carries_devices = bool(self.options.device_maps)
         self.names: list[str] = []
         self.store: dist.Store = dist.HashStore()
+        self._own_name = ""
+        self._own_requests: set[concurrent.futures.Future] = set()
 
     def open(self) -> None:
         """See `Transport.open`."""
@@ -146,7 +153,7 @@ class RpcTransport:
             raise RuntimeError("RPC is already initialized in this process: shut it down first.")
         info, timeout = get_world_info(), self.rendezvous_timeout
         self.store = rendezvous("rpc", timeout)
-        name = self.worker_name_format(*info)
+        name = self._own_name = self.worker_name_format(*info)
         self.names = all_gather_object(self.store, "name", name, timeout)
         _check_names(self.names)
         _agent_store = dist.PrefixStore("agent", self.store)
@@ -175,20 +182,45 @@ class RpcTransport:
         """See `Transport.close`."""
         try:
             if graceful:
+                concurrent.futures.wait(self._own_requests, SHUTDOWN_SECONDS)
                 rpc.shutdown(graceful=True, timeout=SHUTDOWN_SECONDS)
         except RuntimeError as error:
             raise WorkerLostError(
                 f"RPC did not shut down on all ranks: {first_line(error)}"
             ) from None
         finally:
-            if rpc._is_current_rpc_agent_set():
-                # The agent waits here for calls that run in this process.
-                close_within_seconds(functools.partial(rpc.shutdown, graceful=False))
+            if rpc._is_current_rpc_agent_set() or self._own_requests:
+                close_within_seconds(self._leave)
+
+    def _leave(self) -> None:
+        """Wait for requests that run in this process, and shut the agent down."""
+        if rpc._is_current_rpc_agent_set():
+            rpc.shutdown(graceful=False)
+        concurrent.futures.wait(self._own_requests)
 
     def send(self, worker: str, request: Request, timeout: float | None) -> Future:
         """See `Transport.send`."""
+        if worker == self._own_name and not (request.in_context or self.carries_devices):
+            return self._respond_here(request)
         seconds = _limit(self.timeout if timeout is None else timeout)
         return rpc.rpc_async(worker, _respond, args=(request,), timeout=seconds)
+
+    def _respond_here(self, request: Request) -> Future:
+        """A future of the response to a request to this process: copied as by RPC, but not sent."""
+        pickled, tensors = _pickled(request)
+        future: Future = Future()
+
+        def respond() -> None:
+            try:
+                response = _synchronized_response(_unpickled(pickled, tensors))
+                future.set_result(_unpickled(*_pickled(response)))
+            except Exception as error:  # the request or the response cannot be pickled
+                future.set_exception(error)
+
+        running = _executor.submit(respond)
+        self._own_requests.add(running)
+        running.add_done_callback(self._own_requests.discard)
+        return future
 
     def ping(self, worker: str) -> Future:
         """See `Transport.ping`."""
@@ -197,6 +229,19 @@ class RpcTransport:
     def is_timeout(self, error: Exception) -> bool:
         """See `Transport.is_timeout`."""
         return "RPCErr:1" in str(error) or "timed out" in str(error).lower()
+
+
+def _pickled(content: Any) -> tuple[bytes, list[Tensor]]:
+    """An object, pickled as by RPC, and copies of its tensors."""
+    pickled, tensors = internal.serialize(content)
+    return pickled, [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
+
+
+def _unpickled(pickled: bytes, tensors: list[Tensor]) -> Any:
+    content = internal.deserialize(pickled, tensors)
+    if isinstance(content, AttributeError):  # RPC returns it instead of raising it
+        raise content
+    return content
 
 
 def _limit(seconds: float) -> float:
@@ -235,6 +280,12 @@ def _answer_ping() -> None:
     """The remote function of a ping."""
 
 
+# A request may wait for further requests that it sends, to any depth, so no request may wait for a
+# free thread. The callers bound the number of requests: a call sends one to each worker, however
+# many shards it has. Consecutive requests run on the same thread and reuse its memory, unlike on
+# the agent's threads, which take turns.
+_executor = ThreadPoolExecutor(max_workers=1 << 16, thread_name_prefix="metadist-request")
+
 _inline_slots = threading.Semaphore(0)
 """Slots for requests to a single worker that run on the agent's own threads, which saves a thread
 switch. Most of the agent's threads stay free for the network."""
@@ -249,15 +300,27 @@ def _respond(request: Request) -> Future:
     """
     future: Future = Future()
     if request.in_context:
-        future.set_result(synchronized_response(request))
+        future.set_result(_synchronized_response(request))
     elif request.single_worker and _inline_slots.acquire(blocking=False):
         try:
-            future.set_result(synchronized_response(request))
+            future.set_result(_synchronized_response(request))
         finally:
             _inline_slots.release()
     else:
-        return respond_in_thread(request)
+        _executor.submit(lambda: future.set_result(_synchronized_response(request)))
     return future
+
+
+def _synchronized_response(request: Request) -> Any:
+    """The response, with complete GPU tensors: a future without devices records no CUDA events."""
+    try:
+        response = request.respond()
+        if request.keep_device:
+            for device in {tensor.device for tensor in tensors_of(response) if tensor.is_cuda}:
+                torch.cuda.synchronize(device)
+    except BaseException as error:  # the caller would wait for the response
+        return remote_failure(error)
+    return response
 
 
 def init_rpc(

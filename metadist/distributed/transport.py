@@ -56,7 +56,7 @@ class Transport(Protocol):
         names: the workers' names in the order of their ranks, set by `open`.
         store: the store under a prefix that only these workers share, set by `open`.
         ping_timeout: seconds after which a worker that does not answer a ping is lost.
-        timeout: the default number of seconds until a request fails; 0 for no limit.
+        timeout: the default number of seconds that a request may take; 0 for no limit.
         carries_devices: whether GPU tensors arrive on a GPU; if not, they are moved to the CPU.
         records_autograd: whether distributed autograd contexts record the transferred tensors.
     """
@@ -80,11 +80,11 @@ class Transport(Protocol):
         Args:
             worker: the worker's name.
             request: the request, whose `respond` the worker calls.
-            timeout: seconds until the future fails; None for the transport's default, 0 for no
+            timeout: seconds until the future may fail; None for the transport's default, 0 for no
                 limit.
 
         Returns:
-            A future of the result of `Request.respond`.
+            A future of the result of `Request.respond`, for a copy of the request.
         """
 
     def ping(self, worker: str) -> Future:

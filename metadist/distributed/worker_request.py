@@ -6,16 +6,13 @@ reducer the worker sums its results before it responds.
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import optree
 import torch
-from torch import Tensor, nn
-from torch.futures import Future
+from torch import Tensor
 
-from metadist.distributed.modules import module_clone
 from metadist.distributed.responses import (
     Gradients,
     RemoteFailure,
@@ -23,7 +20,6 @@ from metadist.distributed.responses import (
     remote_failure,
     sum_responses,
 )
-from metadist.distributed.transport import Request
 from metadist.gradients import tensors_of
 
 Call = tuple[tuple, dict]
@@ -31,21 +27,14 @@ Call = tuple[tuple, dict]
 
 
 class BatchedMapper(Protocol):
-    """A function that can map several shards at once, which is faster than one by one.
-
-    It changes none of the tensors among its arguments: in the caller's own process they are the
-    caller's. Modules are clones.
-    """
+    """A function that can map several shards at once, which is faster than one by one."""
 
     def map_batched(self, calls: list[Call]) -> list[Any]:
         """The function's results for all calls, in order."""
 
 
 class SummingMapper(Protocol):
-    """A function that can sum its results over shards, which is faster than one by one.
-
-    It changes none of the tensors among its arguments; see `BatchedMapper`.
-    """
+    """A function that can sum its results over shards, which is faster than one by one."""
 
     def weighted_sum(
         self, calls: list[Call], weights: list[float], inputs: Sequence[Tensor]
@@ -83,29 +72,6 @@ class WorkerRequest:
     keep_device: bool = False
     single_worker: bool = False
 
-    @property
-    def runs_in_process(self) -> bool:
-        """Whether the caller's own process can run it without sending it: the function is a
-        `BatchedMapper` or a `SummingMapper`.
-        """
-        mapper = hasattr(self.function, "weighted_sum") or hasattr(self.function, "map_batched")
-        return mapper and not self.in_context
-
-    def with_cloned_modules(self) -> "WorkerRequest":
-        """The request with clones of its modules, which share the parameters."""
-        clones: dict[int, nn.Module] = {}
-
-        def clone(leaf: Any) -> Any:
-            if not isinstance(leaf, nn.Module):
-                return leaf
-            if id(leaf) not in clones:
-                clones[id(leaf)] = module_clone(leaf, by="reference", detach_buffers=True)
-            return clones[id(leaf)]
-
-        calls: Any = self.calls
-        cloned: Any = optree.tree_map(clone, calls, none_is_leaf=True)
-        return replace(self, calls=cloned)
-
     def run(self) -> list[WorkerResponse]:
         """A response for each shard, or a single one for their weighted sum."""
         if not self.in_context:
@@ -134,32 +100,6 @@ class WorkerRequest:
             return leaf
         leaf = leaf if self.in_context else leaf.detach()
         return leaf if self.keep_device or leaf.is_cpu else leaf.cpu()
-
-
-# A request may wait for further requests that it sends, to any depth, so no request may wait for a
-# free thread. The callers bound the number of requests: a call sends one to each worker, however
-# many shards it has. Consecutive requests run on the same thread and reuse its memory, unlike on
-# the threads of an RPC agent, which take turns.
-_executor = ThreadPoolExecutor(max_workers=1 << 16, thread_name_prefix="metadist-request")
-
-
-def respond_in_thread(request: Request) -> Future:
-    """A future of the response to a request, which runs in a thread of this process."""
-    future: Future = Future()
-    _executor.submit(lambda: future.set_result(synchronized_response(request)))
-    return future
-
-
-def synchronized_response(request: Request) -> Any:
-    """The response, with complete GPU tensors: a future without devices records no CUDA events."""
-    try:
-        response = request.respond()
-        if request.keep_device:
-            for device in {tensor.device for tensor in tensors_of(response) if tensor.is_cuda}:
-                torch.cuda.synchronize(device)
-    except BaseException as error:  # the caller would wait for the response
-        return remote_failure(error)
-    return response
 
 
 def _detached(leaf: Any) -> Any:

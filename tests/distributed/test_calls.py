@@ -473,6 +473,7 @@ class FrozenWorkers:
 
     names: ClassVar[list[str]] = ["worker0", "worker1", "worker2"]
     ping_timeout = 1.0
+    timeout = 300.0
     carries_devices = records_autograd = False
 
     def __init__(self, alive: bool) -> None:

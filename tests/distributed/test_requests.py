@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,11 +16,11 @@ from torch.futures import Future
 from worlds import run_world
 
 import metadist as todist
-from metadist.distributed import requests
+from metadist.distributed.process_exit import all_closed
 from metadist.distributed.requests import SubtreeRequest
 from metadist.distributed.responses import RemoteFailure
 from metadist.distributed.transport import Request, current_transport, open_transport
-from metadist.distributed.worker_request import Call, WorkerRequest
+from metadist.distributed.worker_request import WorkerRequest
 
 WORKERS = 8
 ITEMS = 18
@@ -174,7 +175,7 @@ def test_errors_are_those_of_the_worker_that_raised_them():
     assert "fail_on_last" in traceback and "in wait" not in traceback
     assert refused == "use another item."
     assert "results of different shapes cannot be reduced" in unequal  # within a group of workers
-    assert "did not respond in time" in late
+    assert "did not respond within" in late
 
 
 class OneResponse:
@@ -218,7 +219,7 @@ def test_a_timeout_below_a_worker_is_one_of_the_call():
     assert isinstance(failure, RemoteFailure) and failure.timed_out
     assert failure.message.startswith("worker0 (rank 0") and "did not respond" in failure.message
     open_transport(OneResponse(failure))
-    with pytest.raises(TimeoutError, match=r"^worker0 \(rank 0.*did not respond in time"):
+    with pytest.raises(TimeoutError, match=r"^worker0 \(rank 0.*did not respond within"):
         todist.remote_sync_call(max, args=(1, 2), partitioner=0)
     todist.shutdown_rpc(graceful=False)
 
@@ -250,56 +251,105 @@ def test_the_request_to_the_own_process_is_the_last_one(monkeypatch):
     assert transport.receivers == ["worker1", "worker2", "worker0"]
 
 
-class CountsCalls:
-    """A mapper that changes the module among its arguments."""
-
-    def __call__(self, module: nn.Module, value: Tensor) -> Tensor:
-        module.eval()
-        module.calls = getattr(module, "calls", 0) + len(value)
-        module.running_mean.add_(1)
-        return module.calls * value.sum() + module.weight.sum()
-
-    def map_batched(self, calls: list[Call]) -> list[Tensor]:
-        return [self(*args) for args, _ in calls]
+def changes_its_arguments(module: nn.Module, x: Tensor) -> Tensor:
+    module.eval()
+    module.calls = getattr(module, "calls", 0) + 1
+    module.history.append(module.calls)
+    module.running_mean.add_(1)
+    return x.add_(len(module.history))
 
 
-def test_a_mappers_request_to_the_own_process_is_not_sent():
-    transport = ReceiversInOrder()
-    open_transport(transport)
-    module = nn.BatchNorm1d(2)
-    calls = [(0, (module, torch.ones(1 + items)), {}) for items in range(3)]
-    results = todist.remote_sync_call(CountsCalls(), partitioner=lambda: calls)
-    todist.shutdown_rpc(graceful=False)
-    assert transport.receivers == []
-    assert results == [1 * 1 + 2, 3 * 2 + 2, 6 * 3 + 2]  # the shards share a clone of the module
-    assert not hasattr(module, "calls") and module.training
-    assert module.running_mean.tolist() == [0, 0]
+def returns_what_cannot_be_pickled() -> Callable:
+    return lambda: None
 
 
-class Sleeps:
-    """A mapper that takes half a second."""
-
-    def map_batched(self, calls: list[Call]) -> list[float]:
-        time.sleep(0.5)
-        return [2.0 for _ in calls]
+KEPT = torch.zeros(1)
 
 
-@pytest.mark.parametrize("default", [0.1, 0.0])
-@pytest.mark.parametrize("timeout", [None, 0.1, 0])
-def test_a_mapper_in_the_own_process_has_the_same_timeout(monkeypatch, timeout, default):
-    monkeypatch.setattr(requests, "PING_INTERVAL", 0.05)
-    transport = ReceiversInOrder()
-    transport.timeout = default
-    open_transport(transport)
-    try:
-        if timeout or (timeout is None and default):
-            with pytest.raises(TimeoutError, match=r"worker0 .*did not respond in time"):
-                todist.remote_sync_call(Sleeps(), args=(torch.ones(1),), timeout=timeout)
-        else:
-            found = todist.remote_sync_call(Sleeps(), args=(torch.ones(1),), timeout=timeout)
-            assert found == [2.0]
-    finally:
-        todist.shutdown_rpc(graceful=False)
+def returns_what_it_keeps() -> Tensor:
+    return KEPT
+
+
+def product(x: Tensor, y: Tensor) -> Tensor:
+    return (x * y).sum()
+
+
+@todist.auto_init_rpc()
+def call_each(ranks: list[int]) -> list:
+    """What each worker does with its arguments and results, on each of some ranks."""
+    found = []
+    for rank in ranks if todist.get_rank() == 0 else ():
+        module, x = nn.BatchNorm1d(2), torch.zeros(1)
+        module.history = [0]
+        result = todist.remote_sync_call(changes_its_arguments, args=(module, x), partitioner=rank)
+        changed = [module.training, module.history, module.running_mean.tolist(), x.item()]
+        first = todist.remote_sync_call(returns_what_it_keeps, partitioner=rank).add_(1)
+        second = todist.remote_sync_call(returns_what_it_keeps, partitioner=rank)
+        leaf = torch.ones(2, requires_grad=True)
+        todist.remote_sync_call(
+            product, args=(leaf, leaf + 1), partitioner=rank, gradient="worker"
+        ).backward()
+        errors = []
+        for function, args in [(returns_what_cannot_be_pickled, ()), (print, (lambda: None,))]:
+            try:
+                todist.remote_sync_call(function, args=args, partitioner=rank)
+            except (todist.RemoteError, TypeError) as error:
+                errors.append((type(error).__name__, "cannot be " in str(error)))
+        found.append([result.item(), changed, first.item(), second.item(), leaf.grad, errors])
+    return found
+
+
+def test_a_request_to_the_own_process_copies_arguments_and_results_like_others():
+    own, other = run_world(call_each, 2, [0, 1])[0]
+    assert str(own) == str(other)
+    assert own[:4] == [2, [True, [0], [0, 0], 0], 1, 0] and own[4].tolist() == [3, 3]
+    assert own[5] == [("RemoteError", True), ("TypeError", True)]
+
+
+def sleep(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+@todist.auto_init_rpc()
+def time_out(ranks: list[int]) -> list:
+    results = []
+    for rank in ranks if todist.get_rank() == 0 else ():
+        for timeout in (0.2, 0, None):
+            started = time.perf_counter()
+            try:
+                results.append(
+                    todist.remote_sync_call(sleep, args=(0.6,), partitioner=rank, timeout=timeout)
+                )
+            except TimeoutError as error:
+                results.append(str(error))
+                assert time.perf_counter() - started < 0.5
+    return results
+
+
+def test_a_request_to_the_own_process_has_the_timeout_of_others():
+    results = run_world(time_out, 2, [0, 1])[0]
+    assert results[1:3] == results[4:] == [0.6, 0.6]
+    for rank in (0, 1):
+        assert results[3 * rank].startswith(f"worker{rank} (rank {rank}")
+        assert "did not respond within 0.2 s: set a longer timeout" in results[3 * rank]
+
+
+@todist.auto_init_rpc()
+def leave_while_a_request_runs(graceful: bool) -> None:
+    todist.remote_async_call(sleep, args=(1.0,), partitioner=0)
+    if not graceful:
+        raise LookupError("a request runs")
+
+
+@pytest.mark.parametrize("graceful", [True, False])
+def test_closing_waits_for_the_requests_of_the_own_process(monkeypatch, graceful):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    started = time.perf_counter()
+    with contextlib.nullcontext() if graceful else pytest.raises(LookupError):
+        leave_while_a_request_runs(graceful)
+    assert time.perf_counter() - started > 1.0 and all_closed()
 
 
 @todist.auto_init_rpc()
