@@ -29,7 +29,7 @@ _shared_memory: SharedMemorySum | None = None
 
 
 def init_process_group(
-    backend: Literal["gloo", "nccl"] | None = None,
+    backend: str | None = None,
     *,
     timeout: float = COLLECTIVE_TIMEOUT,
     rendezvous_timeout: float = RENDEZVOUS_TIMEOUT,
@@ -39,8 +39,9 @@ def init_process_group(
     """Open the default process group. Every rank calls it.
 
     Args:
-        backend: the backend. Default: NCCL for GPU tensors and Gloo for CPU tensors if every rank
-            has its own GPU, else Gloo.
+        backend: the backend of `torch.distributed.init_process_group`, such as "gloo", "nccl" or
+            "cpu:gloo,cuda:nccl". Default: NCCL for GPU tensors and Gloo for CPU tensors if every
+            rank has its own GPU, else Gloo.
         timeout: seconds that a collective waits for the slowest rank.
         rendezvous_timeout: seconds to wait for all ranks to arrive.
         flat_up_to: the number of ranks up to which `all_reduce` over Gloo is one collective; more

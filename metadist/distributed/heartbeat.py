@@ -182,7 +182,7 @@ class Heartbeat:
             self._store_reached = self._clock()
             self._check_first_failure()
         except (RuntimeError, OSError) as error:
-            self._lose(f"the job's store is gone ({first_line(error)}).")
+            self._lose(f"the job's store cannot be reached ({first_line(error)}).")
 
     def _pass_signals(self) -> None:
         if self.stop_signal and not self._signal_passed:

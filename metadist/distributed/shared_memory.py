@@ -98,7 +98,7 @@ class SharedMemorySum:
 
         Args:
             vector: a tensor of the same dtype and size on all ranks. A rank whose tensor is not
-                supported at all does not come.
+                supported at all does not call it.
 
         Raises:
             WorkerLostError: a rank has left, or did not call it within `timeout`.
@@ -119,7 +119,7 @@ class SharedMemorySum:
             if self._has_left(rank):
                 reason = "was lost during a collective"
             elif time.monotonic() > deadline:
-                reason = f"did not come to a collective within {self._timeout:g} s"
+                reason = f"did not join a collective within {self._timeout:g} s"
             else:
                 continue
             raise WorkerLostError(f"rank {rank} on {host_name()} {reason}.", rank)

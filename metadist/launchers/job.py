@@ -42,7 +42,7 @@ from metadist.training.batching import ChunkSize
 from metadist.training.checkpoints import Checkpoints
 from metadist.training.compilation import compile_step, with_chunk_size
 from metadist.training.environment import environment_of
-from metadist.training.outer_step import FAILED
+from metadist.training.outer_step import FAILED, compiled_steps
 from metadist.training.sanity_check import partition_digest
 from metadist.training.signals import REPEATED_SECONDS
 
@@ -174,7 +174,10 @@ def run_job(spec: RunSpec, on_built: Callable[[Experiment], None] | None = None)
                 if get_rank() == 0:
                     save_configuration(spec)
                     write_environment(spec.directory, environment_of(experiment))
-                results = Trainer(experiment).run()
+                try:
+                    results = Trainer(experiment).run()
+                finally:
+                    compiled_steps.clear()  # a later job has others
             record_error_in(None)
         elif get_rank() == 0:
             print_plain(f"job {spec.number} had finished before: {results_summary(results)}")

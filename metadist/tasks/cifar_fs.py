@@ -232,7 +232,8 @@ class _BoundedReader(io.RawIOBase):
         self._left = MAX_DECOMPRESSED_BYTES
 
     def read(self, size: int = -1) -> bytes:
-        data = self._file.read(min(size, self._left + 1))
+        most = self._left + 1
+        data = self._file.read(most if size < 0 else min(size, most))
         self._left -= len(data)
         if self._left < 0:
             raise ValueError(f"it decompresses to more than {MAX_DECOMPRESSED_BYTES >> 30} GiB")

@@ -34,14 +34,14 @@ _CALLS_UNTIL_READY = 3
 Backend = Literal["inductor", "cudagraphs"]
 """What makes the compiled form of a step; see `CompileOptions`."""
 
-_MAX_FORMS = 8
-"""The most task shapes, times sets and layouts of trained parameters, that a run compiles."""
+_RECOMPILE_LIMIT = 8
+"""The most compiled steps of a run: one for each shape of tasks and set of trained parameters."""
 
 FAILED: dict[Backend, str] = {
     "inductor": "it cannot be compiled",
     "cudagraphs": "it cannot be captured as a CUDA graph",
 }
-"""What to say of a step by the backend that failed."""
+"""What the message about a step that runs eagerly says, by the backend that failed."""
 
 
 class StepSum(NamedTuple):
@@ -213,11 +213,14 @@ class CompiledSteps:
         key = (options, trainable, shapes, layouts, device, arguments.precision)
         step, learner = self._steps.get(key), arguments.learner
         if step is None:
-            forms = sum(known[0] == options for known in self._steps)
-            if forms < _MAX_FORMS:
+            compiled = sum(known[0] == options for known in self._steps)
+            if compiled < _RECOMPILE_LIMIT:
                 step = _compile(options, arguments, inputs)
             else:
-                error = f"its tasks or trained parameters have more than {_MAX_FORMS} forms"
+                error = (
+                    f"more than {_RECOMPILE_LIMIT} combinations of task shapes and trained "
+                    "parameters: keep them equal, or set trainer.compile=false"
+                )
                 step = _CompiledStep(None, error, None)
             self._steps[key] = step
         elif step.constants is not None and (changed := step.constants.changed_names(learner)):

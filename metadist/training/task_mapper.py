@@ -307,7 +307,8 @@ class TrainMapper(TaskMapper):
                 learner, parameters, trainable, chunk.episodes, weight, self.precision
             )
             if not chunk.batched:
-                yield self._single_step(learner, chunk, trainable, weight)
+                inputs = [parameters[name] for name in trainable]
+                yield self._single_step(learner, chunk, inputs, weight)
             elif self.compiled is not None:
                 yield compiled_steps(self.compiled, arguments)
             else:
@@ -337,14 +338,13 @@ class TrainMapper(TaskMapper):
             return compiled_steps.compile(options, arguments)
 
     def _single_step(
-        self, learner: Learner, chunk: Chunk, trainable: Sequence[str], weight: Tensor
+        self, learner: Learner, chunk: Chunk, inputs: Sequence[Tensor], weight: Tensor
     ) -> StepSum:
         """The step of a task that is not batched."""
         result = self._run_one(learner, chunk.keys[0], chunk.episodes)
-        gradients: Sequence[Tensor | None] = [None] * len(trainable)
-        if result.loss.requires_grad and trainable:
+        gradients: Sequence[Tensor | None] = [None] * len(inputs)
+        if result.loss.requires_grad and inputs:
             with profile_range("backward"):
-                inputs = [learner.get_parameter(name) for name in trainable]
                 gradients = torch.autograd.grad(result.loss, inputs, allow_unused=True)
         with profile_range("reduce"):
             return weighted_step_sum(as_batch_of_one(result), as_batch_of_one(gradients), weight)

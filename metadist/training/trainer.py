@@ -594,7 +594,7 @@ def total_weight(experiment: Experiment) -> float:
     Only the loss may be a sum; logged metrics and running statistics are means.
     """
     reducer = experiment.strategy.reducer
-    if not isinstance(reducer, LinearReducer) or isinstance(reducer, MeanReducer):
+    if not isinstance(reducer, LinearReducer) or type(reducer) is MeanReducer:
         return 1.0
     batch = MetaBatch(training_keys(experiment, 1))  # the sizes do not depend on the tensors
     sizes = [

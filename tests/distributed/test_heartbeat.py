@@ -257,7 +257,7 @@ def test_a_store_that_is_gone_is_noticed(ranks, monkeypatch):
     broken = True
     beat.beat()
     beat.beat()  # said once
-    assert lost == ["the job's store is gone (Connection reset by peer)."]
+    assert lost == ["the job's store cannot be reached (Connection reset by peer)."]
     raised: list[object] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)
     beat.end()

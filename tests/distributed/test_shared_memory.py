@@ -163,7 +163,7 @@ def refuse_another_sum() -> None:
 
 
 def test_a_sum_waits_for_the_timeout_at_most():
-    assert "did not come to a collective within 5 s" in run_world(come_late, 2)[0]
+    assert "did not join a collective within 5 s" in run_world(come_late, 2)[0]
 
 
 def sum_unequal_vectors(vectors: list) -> str:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from metadist import module_clone
 from metadist.algorithms import MAML, Learner, TaskResult
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
@@ -306,3 +307,18 @@ def test_a_shard_without_tasks_counts_nothing():
     inputs = list(learner.parameters())
     response = mapper_of(TrainMapper).weighted_sum(calls, [0.0, 3.0], inputs)
     assert response.value.loss.item() == 0 + 2 + 4
+
+
+def test_a_learner_on_another_device_has_plain_tensors_for_parameters():
+    """`module_clone` moves a learner that is not batched to a GPU so."""
+    learner = Dice()
+    moved = module_clone(learner, by="clone")
+    assert not any(isinstance(tensor, nn.Parameter) for tensor in moved.parameters())
+    responses = [
+        mapper_of(TrainMapper).weighted_sum(
+            [((each, MetaBatch(KEYS)), {})], [1.0], list(each.parameters())
+        )
+        for each in (learner, moved)
+    ]
+    expected, found = (response.gradients.by_input[0] for response in responses)
+    assert torch.equal(expected, found)

@@ -73,7 +73,7 @@ class Replica:
         """
         os.environ.update(environment)
         sys.path += [path for path in options.sys_path if path not in sys.path]
-        backend: Any = "cpu:gloo,cuda:nccl" if options.backend == "nccl" else options.backend
+        backend = "cpu:gloo,cuda:nccl" if options.backend == "nccl" else options.backend
         init_process_group(backend)
         self.batch_size, self.seed = options.batch_size, options.seed
         creators = ray.cloudpickle.loads(options.creators)
@@ -133,8 +133,9 @@ class Replica:
             )
         self.module.eval()
         # The running statistics of each replica are those of its own items: use rank zero's.
-        for buffer in self.module.buffers():
-            buffer.copy_(broadcast(buffer))
+        buffers = list(self.module.buffers())
+        for buffer, copy in zip(buffers, broadcast(buffers), strict=True):
+            buffer.copy_(copy)
         shard = _shard(range(len(self.validation_set)))
         size = max(1, self.batch_size // get_world_size())
         batches = list(BatchSampler(shard, size, drop_last=False))
