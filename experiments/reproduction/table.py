@@ -32,8 +32,8 @@ def markdown(rows: Sequence[Row], command: str, without_run: Sequence[str] = ())
         "seeds), with the lowest and highest seed in brackets. The interval excludes the variance "
         "over seeds. Reached: at least the lower end of the published interval, or the published "
         "value without one. Inside the intervals: the published and the measured interval overlap. "
-        f"Not compared: shorter than {100 * MIN_FRACTION:.0f}% of the preset's iterations. Cost: "
-        "wall time × workers.",
+        "Not compared: below the published value after less than "
+        f"{100 * MIN_FRACTION:.0f}% of the preset's iterations. Cost: wall time × workers.",
         "",
     ]
     tasks = rows_by_task(rows)

@@ -65,10 +65,10 @@ class SavedLearner:
 
 
 def load_learner(path: str | Path, *, trust_code: bool = False) -> SavedLearner:
-    """Load the trained learner of a run directory or a checkpoint file. No dataset is needed.
+    """Load the trained learner of a run directory, checkpoint or weights file, without a dataset.
 
     Args:
-        path: the path of a run directory or a checkpoint; see `tested_checkpoint`.
+        path: the path of a run directory, checkpoint or weights file; see `tested_checkpoint`.
         trust_code: whether to build any class that the checkpoint names. By default only classes
             of metadist, torch.optim and torchvision.transforms.v2 are built.
 
@@ -132,7 +132,7 @@ def image_preprocessing(
     Args:
         saved: a learner from `load_learner`.
         trust_code: whether to import any class that the checkpoint names. By default only classes
-            of metadist are imported.
+            of metadist, torch.optim and torchvision.transforms.v2 are imported.
 
     Returns:
         The preprocessing; None if the inputs are not square images with one or three channels.

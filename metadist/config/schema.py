@@ -61,7 +61,7 @@ class Settings(BaseModel):
         timeout_seconds: seconds within which a lost worker is detected.
         rendezvous_timeout_seconds: seconds by which the workers' starts may differ.
         device: "auto", "cpu", "cuda" or "cuda:N".
-        resume: None, "auto", or the path of a checkpoint.
+        resume: None, "auto", or the path of a checkpoint or of a run's directory.
         init_from: the source of the initial weights: the path of a run, checkpoint or weights file,
             or the name of pretrained weights; None for random ones.
         sweep: options of a sweep.

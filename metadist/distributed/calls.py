@@ -77,14 +77,16 @@ def remote_async_call(
 
     Returns:
         A future; its `wait()` returns the result or raises `RemoteError` (func raised, or its
-        result cannot be pickled), `WorkerLostError`, `TimeoutError`, or what the reducer raises.
+        result cannot be pickled), `UserError` (func raised it), `WorkerLostError`, `TimeoutError`,
+        or what the reducer raises.
 
     Raises:
         UserError: the partitioner names a worker that does not exist, `gradient` is unknown,
             `gradient="worker"` is used inside an autograd context, `fanout` is below 1, or
             `timeout` is negative or NaN. These errors are raised at once, before anything is sent.
-        TypeError: `args` is not a tuple, `timeout` is not a number, `func` or its arguments cannot
-            be pickled, or the partitioner returns something other than triples. Raised at once.
+        TypeError: `args` is no tuple or list, `timeout` is not a number, `func` or its arguments
+            cannot be pickled, or the partitioner returns something other than triples. Raised at
+            once.
         RuntimeError: RPC is not initialized. Raised at once.
     """
     call = _Call(func, args, kwargs, partitioner, reducer, timeout, gradient, fanout)

@@ -51,7 +51,8 @@ def init_process_group(
 
     Raises:
         UserError: the ranks chose different backends, for instance because a GPU of one node does
-            not work. Raised on all ranks.
+            not work, which all ranks raise; or a rank without a GPU was given NCCL.
+        RendezvousTimeoutError: some ranks did not arrive.
     """
     info = get_world_info()
     if backend is None:

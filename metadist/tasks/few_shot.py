@@ -47,7 +47,7 @@ class FewShotTasks:
 
         Args:
             dataset: the dataset to sample from.
-            ways: classes in a task, at least 1; ignored by a regression dataset.
+            ways: classes in a task, at least 2; ignored by a regression dataset.
             shots: support examples per class, at least 1.
             queries: query examples per class, at least 1.
             train_ways: classes in a training task. Default: `ways`.
@@ -55,7 +55,8 @@ class FewShotTasks:
             train_queries: query examples per class in a training task. Default: `queries`.
 
         Raises:
-            UserError: a count is below 1, or the dataset has too few classes or examples.
+            UserError: a count is too small, the dataset has too few classes or examples, or lacks a
+                member of `TaskDataset`.
         """
         counts = {"ways": ways, "shots": shots, "queries": queries, "train_ways": train_ways}
         counts |= {"train_shots": train_shots, "train_queries": train_queries}

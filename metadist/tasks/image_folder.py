@@ -22,8 +22,8 @@ _SHOWN = 5
 class ImageFolder(DecodedImages):
     """A directory of class folders, with any number of classes and of images in each.
 
-    The directory is divided into splits by folders `train`, `val` (or `validation`) and `test` with
-    a folder for each class; or by `images/` with `train.csv`, `val.csv` and `test.csv`
+    The directory is divided into splits by folders `train`, `val` (or `validation`, `valid`) and
+    `test` with a folder for each class; or by `images/` with `train.csv`, `val.csv` and `test.csv`
     (`filename,label`). Without such a division, classes are divided at random, by `seed`; if only
     the validation classes are missing, they are taken from the training classes.
 

@@ -70,7 +70,8 @@ class Callback:
         """
 
     def on_validation_end(self, trainer: "Trainer", metrics: Mapping[str, float]) -> None:
-        """Called after each validation, before its checkpoint is written.
+        """Called after each validation, before its checkpoint is written. It must not call
+        `trainer.validate`.
 
         Args:
             trainer: the run's trainer.

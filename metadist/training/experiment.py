@@ -147,7 +147,7 @@ class Experiment:
         evaluate_mapper: the workers' computation in evaluation.
         logger: the logger of the metrics; on ranks other than zero, it does nothing.
         callbacks: the callbacks, by their names in the configuration.
-        resume: None, "auto", or a checkpoint's path.
+        resume: None, "auto", or the path of a checkpoint or of a run's directory.
         state: the training state; `resume.restore` sets it.
     """
 

@@ -1,8 +1,8 @@
 """Strategies: where a meta-batch is computed, and how its gradients are aggregated.
 
 A strategy splits a batch with the partitioner, runs a mapper `(learner, batch) -> result` on each
-shard, and combines the results with the reducer. All strategies give the same bits on CPUs; see
-`metadist.distributed.reducers`.
+shard, and combines the results with the reducer. By default, all strategies give the same bits on
+CPUs; see `metadist.distributed.reducers`.
 """
 
 import hashlib
