@@ -9,6 +9,7 @@ import torch
 
 from metadist.distributed.world import get_world_size
 from metadist.errors import UserError
+from metadist.gradients import without_offset
 
 WorkerID = int | str
 """A worker's rank or its name."""
@@ -149,10 +150,12 @@ class DimPartitioner:
         if not isinstance(leaf, torch.Tensor):
             return [leaf] * len(ranges)
         if not self.exclusive or self.keepdim:
-            return [leaf.narrow(self.dim, start, stop - start) for _, start, stop in ranges]
-        if leaf.requires_grad:  # autograd refuses to change views of `unbind` in place
-            return [leaf.select(self.dim, start) for _, start, _ in ranges]
-        return leaf.unbind(self.dim)
+            parts = [leaf.narrow(self.dim, start, stop - start) for _, start, stop in ranges]
+        elif leaf.requires_grad:  # autograd refuses to change views of `unbind` in place
+            parts = [leaf.select(self.dim, start) for _, start, _ in ranges]
+        else:
+            parts = list(leaf.unbind(self.dim))
+        return parts if leaf.numel() else [without_offset(part) for part in parts]
 
 
 def balanced_bounds(length: int, parts: int) -> list[tuple[int, int]]:

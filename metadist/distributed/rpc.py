@@ -10,12 +10,12 @@ import contextlib
 import ctypes
 import functools
 import os
+import queue
 import re
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -144,7 +144,7 @@ class RpcTransport:
         self.names: list[str] = []
         self.store: dist.Store = dist.HashStore()
         self._own_name = ""
-        self._own_requests: set[concurrent.futures.Future] = set()
+        self._own_requests: set[concurrent.futures.Future[None]] = set()
 
     def open(self) -> None:
         """See `Transport.open`."""
@@ -209,6 +209,9 @@ class RpcTransport:
         """A future of the response to a request to this process: copied as by RPC, but not sent."""
         pickled, tensors = _pickled(request)
         future: Future = Future()
+        running: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._own_requests.add(running)
+        running.add_done_callback(self._own_requests.discard)
 
         def respond() -> None:
             try:
@@ -216,10 +219,10 @@ class RpcTransport:
                 future.set_result(_unpickled(*_pickled(response)))
             except Exception as error:  # the request or the response cannot be pickled
                 future.set_exception(error)
+            finally:
+                running.set_result(None)
 
-        running = _executor.submit(respond)
-        self._own_requests.add(running)
-        running.add_done_callback(self._own_requests.discard)
+        _request_threads.submit(respond)
         return future
 
     def ping(self, worker: str) -> Future:
@@ -280,11 +283,32 @@ def _answer_ping() -> None:
     """The remote function of a ping."""
 
 
-# A request may wait for further requests that it sends, to any depth, so no request may wait for a
-# free thread. The callers bound the number of requests: a call sends one to each worker, however
-# many shards it has. Consecutive requests run on the same thread and reuse its memory, unlike on
-# the agent's threads, which take turns.
-_executor = ThreadPoolExecutor(max_workers=1 << 16, thread_name_prefix="metadist-request")
+class _RequestThreads:
+    """Threads that run requests. They do not delay the end of the process.
+
+    A request may wait for further requests that it sends, to any depth, so no request waits for a
+    free thread. The callers bound the number of requests: a call sends one to each worker, however
+    many shards it has. Consecutive requests run on the same thread and reuse its memory, unlike on
+    the agent's threads, which take turns.
+    """
+
+    def __init__(self) -> None:
+        self._functions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+
+    def submit(self, function: Callable[[], None]) -> None:
+        """Run a function that raises no exception on an idle thread, or a new one."""
+        self._functions.put(function)
+        if not self._idle.acquire(blocking=False):
+            threading.Thread(target=self._run, name="metadist-request", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            self._functions.get()()
+            self._idle.release()
+
+
+_request_threads = _RequestThreads()
 
 _inline_slots = threading.Semaphore(0)
 """Slots for requests to a single worker that run on the agent's own threads, which saves a thread
@@ -307,7 +331,7 @@ def _respond(request: Request) -> Future:
         finally:
             _inline_slots.release()
     else:
-        _executor.submit(lambda: future.set_result(_synchronized_response(request)))
+        _request_threads.submit(lambda: future.set_result(_synchronized_response(request)))
     return future
 
 

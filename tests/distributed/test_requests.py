@@ -3,6 +3,8 @@
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -333,6 +335,46 @@ def test_a_request_to_the_own_process_has_the_timeout_of_others():
     for rank in (0, 1):
         assert results[3 * rank].startswith(f"worker{rank} (rank {rank}")
         assert "did not respond within 0.2 s: set a longer timeout" in results[3 * rank]
+
+
+def without_elements(x: Tensor) -> Tensor:
+    return torch.zeros(4, 0)[2:] if x.numel() == 0 else x
+
+
+@todist.auto_init_rpc()
+def send_views_without_elements() -> list | None:
+    if todist.get_rank():
+        return None
+    shapes = []
+    view = torch.zeros(4, 0, 3)[1:]
+    for partitioner in (0, 1, todist.batch_partitioner, todist.exclusive_batch_partitioner):
+        found = todist.remote_sync_call(without_elements, args=(view,), partitioner=partitioner)
+        shapes.append([tuple(x.shape) for x in (found if isinstance(found, list) else [found])])
+    return shapes
+
+
+def test_views_without_elements_are_sent():
+    """PyTorch aborts a process that receives one with a storage offset."""
+    shapes = run_world(send_views_without_elements, 2)[0]
+    assert shapes == [[(2, 0)], [(2, 0)], [(2, 0)] * 2, [(2, 0)] * 3]
+
+
+ABANDON = """
+import time, torch, metadist
+def slow(x): time.sleep(60)
+@metadist.auto_init_rpc()
+def main():
+    metadist.remote_sync_call(slow, args=(torch.ones(1),), timeout=0.5)
+main()
+"""
+
+
+def test_a_script_ends_although_a_request_still_runs(tmp_path):
+    (tmp_path / "script.py").write_text(ABANDON)
+    result = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, timeout=50, capture_output=True, text=True
+    )
+    assert result.returncode and "TimeoutError: worker0" in result.stderr
 
 
 @todist.auto_init_rpc()
