@@ -258,6 +258,7 @@ def changes_its_arguments(module: nn.Module, x: Tensor) -> Tensor:
     module.calls = getattr(module, "calls", 0) + 1
     module.history.append(module.calls)
     module.running_mean.add_(1)
+    module.weight.sum().backward()
     return x.add_(len(module.history))
 
 
@@ -285,6 +286,7 @@ def call_each(ranks: list[int]) -> list:
         module.history = [0]
         result = todist.remote_sync_call(changes_its_arguments, args=(module, x), partitioner=rank)
         changed = [module.training, module.history, module.running_mean.tolist(), x.item()]
+        changed.append(module.weight.grad)
         first = todist.remote_sync_call(returns_what_it_keeps, partitioner=rank).add_(1)
         second = todist.remote_sync_call(returns_what_it_keeps, partitioner=rank)
         leaf = torch.ones(2, requires_grad=True)
@@ -304,7 +306,7 @@ def call_each(ranks: list[int]) -> list:
 def test_a_request_to_the_own_process_copies_arguments_and_results_like_others():
     own, other = run_world(call_each, 2, [0, 1])[0]
     assert str(own) == str(other)
-    assert own[:4] == [2, [True, [0], [0, 0], 0], 1, 0] and own[4].tolist() == [3, 3]
+    assert own[:4] == [2, [True, [0], [0, 0], 0, None], 1, 0] and own[4].tolist() == [3, 3]
     assert own[5] == [("RemoteError", True), ("TypeError", True)]
 
 
