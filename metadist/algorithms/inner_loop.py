@@ -212,6 +212,11 @@ def adapted_names(model: nn.Module, adapt: AdaptedParameters) -> list[str]:
     elif adapt == "no_norm":
         norms = {name for name, module in model.named_modules() if isinstance(module, _NORMS)}
         names = [name for name in names if name.rpartition(".")[0] not in norms]
+    if next(model.parameters(), None) is None:
+        raise UserError(
+            f"the model {type(model).__name__} has no parameters to adapt: register some with "
+            "nn.Parameter or a layer."
+        )
     if not names:
         alternative = "" if adapt == "all" else "choose algorithm.adapt=all, or "
         raise UserError(

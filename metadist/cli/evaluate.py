@@ -80,7 +80,8 @@ def evaluate_run(
         key = override.lstrip("+~").partition("=")[0]
         group, _, name = key.partition(".")
         if group in _TRAINING_GROUPS or (group == "trainer" and name not in _TEST_OPTIONS):
-            instead = ", but --checkpoint PATH does" if name == "test_checkpoint" else ""
+            instead = did_you_mean(name, _TEST_OPTIONS) if group == "trainer" else ""
+            instead = ", but --checkpoint PATH does" if name == "test_checkpoint" else instead
             raise UserError(
                 f"{override} has no effect on the test of a trained run{instead}: replace options "
                 "of task, dataset, model, algorithm, or "

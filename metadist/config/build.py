@@ -27,6 +27,7 @@ from metadist.errors import UserError, first_line
 from metadist.kernels import tune_malloc
 from metadist.loggers import JsonlLogger, Logger, LoggerCollection
 from metadist.tasks import TaskDistribution, TaskShape
+from metadist.tasks.episode import TASK_MEMBERS, require_members
 from metadist.training import (
     Callback,
     EarlyStopping,
@@ -118,6 +119,7 @@ def assemble_experiment(
     set_tensor_float32(precision, device)  # also for backward passes outside of the mappers
     dataset = instantiate(cfg.dataset, "dataset")
     tasks: TaskDistribution = instantiate(cfg.task, "task", dataset=dataset)
+    require_members(tasks, "task distribution", TASK_MEMBERS, "TaskDistribution")
     torch.manual_seed(settings.seed)
     learner = build_learner(cfg.model, cfg.algorithm, tasks, locate)
     learner.to(device if strategy.parameter_device == "device" else "cpu")
@@ -207,6 +209,8 @@ def _strategy(cfg: DictConfig, settings: Settings, instantiate: Callable[..., An
     group = "partition" if "partition" in cfg else "default_partition"
     partitioner = instantiate(cfg[group], group)
     reducer = instantiate(cfg.reducer, "reducer")
+    _check_callable(partitioner, group, cfg[group])
+    _check_callable(reducer, "reducer", cfg.reducer)
     strategy: Strategy = instantiate(
         cfg.strategy,
         "strategy",
@@ -236,7 +240,15 @@ def _check_type(built: Any, base: type, path: str, node: Any) -> None:
         raise UserError(
             f"{path}._target_={node['_target_']} gives a {type(built).__name__}, which is no "
             f"{base.__module__.removesuffix('.learner')}.{base.__qualname__}: derive the class "
-            "from it and call super().__init__() first."
+            "from it."
+        )
+
+
+def _check_callable(built: Any, path: str, node: Any) -> None:
+    if not callable(built):
+        raise UserError(
+            f"{path}._target_={node['_target_']} gives a {type(built).__name__}, which cannot be "
+            "called: give the class a method __call__, or write a function that returns a function."
         )
 
 
@@ -322,6 +334,11 @@ def _instances(
         raise UserError(
             f"{group}={nodes} does not fit: expected a dictionary of nodes; leave {group} out, or "
             f"write {group}.NAME._target_=CLASS."
+        )
+    if nodes is not None and "_target_" in nodes:
+        raise UserError(
+            f"{group} has a _target_ of its own, and may have several nodes: give each a name, as "
+            f"in a file with NAME: {{_target_: CLASS}}, or as in {group}.NAME._target_=CLASS."
         )
     instances: dict[str, Any] = dict(nodes or {})
     for name, node in instances.items():

@@ -24,9 +24,11 @@ from metadist.errors import UserError, did_you_mean
 _SWEEPS_EXTRA = ("optuna", "joblib", "submitit")
 """Hydra's sweepers and launchers that the extra `sweeps` installs."""
 
-
 _LISTS = ("logger", "callbacks")
 """Groups that take a list of options."""
+
+_MAX_LISTED = 20
+"""A message lists the options of a group with at most so many."""
 
 
 def describe_error(error: BaseException) -> str:
@@ -66,6 +68,15 @@ def describe_error(error: BaseException) -> str:
             f"{error.strerror or text}{location}: choose another directory, as in "
             "hydra.run.dir=DIR, or make this one writable."
         )
+    if mark := getattr(error, "problem_mark", None):  # of YAML
+        place = f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}"
+        if Path(mark.name).suffix:
+            return f"{place}, is not valid YAML ({getattr(error, 'problem', text)}): correct it."
+    if isinstance(error, AssertionError) and raised_by_hydra(error):
+        return (
+            f"a defaults list cannot be read ({text or 'an assertion of Hydra failed'}): entries "
+            "with `override` come last in it, after all others."
+        )
     if raised_by_hydra(error):
         return f"the command line cannot be read ({text}): write KEY=VALUE, as in seed=1."
     return text
@@ -83,6 +94,11 @@ def _advice(text: str) -> str | None:
     if match := re.match(r"Could not delete '([\w/]+)'. No match in the defaults list", text):
         advice = f"write {match[1]}=[] for none" if match[1] in _LISTS else "leave it out"
         return f"~{match[1]} deletes no option of the defaults list: {advice}."
+    if match := re.match(r"Multiple values for (\S+)\. To override a value use '.*: (\S+)'", text):
+        return (
+            f"{match[1]} is already in the defaults list, as {match[2]}: write {match[1]}=VALUE, "
+            f"without the plus; in a file, `override /{match[1]}: VALUE`."
+        )
     if text.startswith("Config group override must be a string or a list. Got NoneType"):
         return (
             "a group takes the name of an option, not null: write GROUP=NAME, as in "
@@ -108,11 +124,14 @@ def _missing_option(missing: str, options: Sequence[str]) -> str:
         return (
             f"{group}={option} is not installed: pip install -e '.[sweeps]' in metadist's folder."
         )
-    listed = ", ".join(sorted(options))
     hint = did_you_mean(option, options)
     if not group:
         return f"there is no configuration {option}{hint}: choose maml or ddp."
-    return f"{option} is not an option of {group}{hint}: choose one of {listed}."
+    own = "; a directory of your own options is given by --config-dir DIR"
+    listed = ", ".join(sorted(options))
+    if len(options) > _MAX_LISTED:
+        listed = f"the {len(options)} that --help lists"
+    return f"{option} is not an option of {group}{hint}: choose one of {listed}{own}."
 
 
 def _group_options(text: str, group: str) -> list[str]:
@@ -133,7 +152,16 @@ def _composition(text: str, cause: BaseException | None) -> str:
     key = match[1]
     top = key.split(".")[0]
     if top in NOT_IN_DEFAULTS:
-        return f"{top} is not in the defaults list: write +{key}=VALUE to add it."
+        return (
+            f"{top} is not in the defaults list: write +{key}=VALUE to add it; in a file, "
+            f"`/{top}: VALUE` without `override`."
+        )
+    if "@" in key:  # the group's package is that of a file of another group
+        group = key.partition("@")[2].split(".")[0]
+        return (
+            f"an option of {group} overrides {key.partition('@')[0]} in its own package: let its "
+            "file begin with the line `# @package _global_`."
+        )
     node = getattr(cause, "parent_node", None)
     if top == "callbacks" and not (isinstance(node, DictConfig) and "_target_" in node):
         return (

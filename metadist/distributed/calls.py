@@ -84,9 +84,9 @@ def remote_async_call(
         UserError: the partitioner names a worker that does not exist, `gradient` is unknown,
             `gradient="worker"` is used inside an autograd context, `fanout` is below 1, or
             `timeout` is negative or NaN. These errors are raised at once, before anything is sent.
-        TypeError: `args` is no tuple or list, `timeout` is not a number, `func` or its arguments
-            cannot be pickled, or the partitioner returns something other than triples. Raised at
-            once.
+        TypeError: `args` is no tuple or list, `timeout` is not a number, `partitioner` or
+            `reducer` is no function, `func` or its arguments cannot be pickled, or the partitioner
+            returns something other than triples. Raised at once.
         RuntimeError: RPC is not initialized. Raised at once.
     """
     call = _Call(func, args, kwargs, partitioner, reducer, timeout, gradient, fanout)
@@ -148,6 +148,21 @@ def _check_options(args: object, timeout: object, gradient: str, fanout: int) ->
         )
 
 
+def _check_functions(partitioner: object, reducer: object) -> None:
+    if not (partitioner is None or callable(partitioner) or isinstance(partitioner, _WORKER)):
+        raise TypeError(
+            f"partitioner must be a function, or the rank or name of a worker, got {partitioner!r}."
+        )
+    if reducer is not None and not callable(reducer):
+        raise TypeError(
+            f"reducer must be a function of the list of results, such as "
+            f"metadist.mean_reducer, got {reducer!r}."
+        )
+
+
+_WORKER = numbers.Integral | str
+
+
 class _Call:
     """One call: it sends a request to each worker that has shards and reduces the responses."""
 
@@ -164,12 +179,13 @@ class _Call:
     ) -> None:
         self.transport = current_transport()
         _check_options(args, timeout, gradient, fanout)
+        _check_functions(partitioner, reducer)
         args, kwargs = () if args is None else tuple(args), kwargs or {}
         if not self.transport.carries_devices:
             args, kwargs = _to_cpu((args, kwargs))
         self.reducer = reducer
         self.by_worker = gradient == "worker" and torch.is_grad_enabled()
-        self.single = isinstance(partitioner, numbers.Integral | str)
+        self.single = isinstance(partitioner, _WORKER)
         if isinstance(partitioner, numbers.Integral):
             partitioner = int(partitioner)
         if isinstance(partitioner, int | str):

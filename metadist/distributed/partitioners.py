@@ -51,16 +51,18 @@ def as_shards(triples: Iterable[tuple[WorkerID, tuple, dict]]) -> list[Shard]:
     """Convert the triples of any partitioner to `Shard`s. A plain triple gets size 1.
 
     Raises:
-        TypeError: an element is not a triple.
+        TypeError: `triples` are no iterable, or an element is not a triple.
     """
+    expected = (
+        "a partitioner must return a list of Shard(worker, args, kwargs, size) or of "
+        "(worker, args, kwargs), whose size is 1; it returned"
+    )
+    if not isinstance(triples, Iterable):
+        raise TypeError(f"{expected} {triples!r:.80}.")
     shards = []
     for triple in triples:
         if not isinstance(triple, tuple) or len(triple) != 3:
-            raise TypeError(
-                "a partitioner must return a list of Shard(worker, args, kwargs, size) or of "
-                "(worker, args, kwargs), whose size is 1; "
-                f"it returned {type(triple).__name__} {triple!r:.80}."
-            )
+            raise TypeError(f"{expected} {type(triple).__name__} {triple!r:.80}.")
         shards.append(triple if isinstance(triple, Shard) else Shard(*triple))
     return shards
 

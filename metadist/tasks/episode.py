@@ -1,5 +1,6 @@
 """The data of one task: its key, its episode, and the interface of task distributions."""
 
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -144,3 +145,26 @@ class TaskDistribution(TaskShape, Protocol):
 
     def protocol(self) -> dict[str, object]:
         """The properties that comparable results have in common: ways, shots, rotations, …"""
+
+
+TASK_MEMBERS = ("input_shape", "outputs", "regression", "sample", "protocol")
+"""The members of `TaskDistribution`."""
+
+
+def require_members(value: object, kind: str, names: Iterable[str], protocol: str) -> None:
+    """Check that an object has the members of a protocol.
+
+    Args:
+        value: the object.
+        kind: what the object is, for the message.
+        names: the names of the members.
+        protocol: the protocol's name in `metadist.tasks`.
+
+    Raises:
+        UserError: the object lacks a member.
+    """
+    if missing := [name for name in names if not hasattr(value, name)]:
+        raise UserError(
+            f"the {kind} {type(value).__name__} has no {', '.join(missing)}: see "
+            f"metadist.tasks.{protocol} for what a {kind} has."
+        )

@@ -9,7 +9,13 @@ from torch import Tensor
 
 from metadist.errors import UserError
 from metadist.tasks.dataset import TaskDataset
-from metadist.tasks.episode import Episode, EpisodeDescription, key_generator, key_split
+from metadist.tasks.episode import (
+    Episode,
+    EpisodeDescription,
+    key_generator,
+    key_split,
+    require_members,
+)
 from metadist.tasks.generators import KeyGenerators
 from metadist.tasks.look_ahead import Counts, LookAhead, sample_together
 
@@ -63,11 +69,7 @@ class FewShotTasks:
         for name, count in counts.items():
             if count is not None and count < 1:
                 raise UserError(f"task.{name} must be at least 1, got {count}")
-        if missing := [name for name in _MEMBERS if not hasattr(dataset, name)]:
-            raise UserError(
-                f"the dataset {type(dataset).__name__} has no {', '.join(missing)}: see "
-                "metadist.tasks.TaskDataset for what a dataset has."
-            )
+        require_members(dataset, "dataset", _MEMBERS, "TaskDataset")
         for name, count in {"ways": ways, "train_ways": train_ways}.items():
             if count == 1 and not dataset.regression:
                 raise UserError(

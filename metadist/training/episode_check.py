@@ -8,7 +8,7 @@ from torch import Tensor
 
 from metadist.algorithms import Learner, Prototypical, Supervised
 from metadist.errors import UserError
-from metadist.tasks import Episode, TaskDistribution, task_keys
+from metadist.tasks import Episode, FewShotTasks, SupervisedTasks, TaskDistribution, task_keys
 
 
 def check_episodes(tasks: TaskDistribution, learner: Learner, split: str) -> None:
@@ -27,7 +27,9 @@ def check_episodes(tasks: TaskDistribution, learner: Learner, split: str) -> Non
     """
     key = task_keys(0, split, 0, range(1))[0]
     episode, repeated = tasks.sample(key), tasks.sample(key)
-    name = type(getattr(tasks, "dataset", tasks)).__name__
+    # The user's own class, or the dataset whose episodes metadist's class returns.
+    own = type(tasks).sample not in (FewShotTasks.sample, SupervisedTasks.sample)
+    name = type(tasks if own else getattr(tasks, "dataset", tasks)).__name__
     if isinstance(episode, tuple | list) and not hasattr(episode, "query"):
         raise UserError(
             f"{name} gives a {type(episode).__name__} as a task: return metadist.tasks.Episode("
@@ -49,9 +51,10 @@ def check_episodes(tasks: TaskDistribution, learner: Learner, split: str) -> Non
                 outputs = tasks.outputs if learner.outputs_are_classes else None
                 _check_classes(value, subject, outputs)
             if not torch.equal(value, getattr(getattr(repeated, part), field)):
+                source = "key_generator(key)" if own else "the generator that it is given"
                 raise UserError(
                     f"{name} gives two different tasks for one key: draw every random number from "
-                    "the generator that it is given."
+                    f"{source}."
                 )
             if (part, field) == ("query", "targets") and not len(value):
                 raise UserError(f"{name} gives a {split} task without queries: give at least one.")
@@ -89,7 +92,7 @@ def _check_classes(targets: Tensor, subject: str, outputs: int | None) -> None:
     if outputs is not None and not 0 <= low <= high < outputs:
         raise UserError(
             f"{subject} from {low} to {high}, and a task has {outputs} outputs: number its classes "
-            f"from 0 to {outputs - 1}."
+            f"from 0 to {outputs - 1}, or correct the number of outputs."
         )
     if low < 0:
         raise UserError(f"{subject} from {low} to {high}: number its classes from 0.")

@@ -156,7 +156,13 @@ def _shards_of(
 ) -> list[tuple[int, list[int]]]:
     """The worker and the indices of the tasks of each shard."""
     shards = []
-    for shard in as_shards(partitioner(learner, MetaBatch(keys))):
+    try:
+        triples = as_shards(partitioner(learner, MetaBatch(keys)))
+    except TypeError as error:
+        if user_frame(error):
+            raise
+        raise UserError(str(error)) from None
+    for shard in triples:
         worker, args, kwargs = shard
         values = (*args, *kwargs.values())
         if not any(value is learner for value in values):
@@ -294,6 +300,8 @@ def _explain(
         hint = f"in a {split} task"
         if split != "train" and "does not require grad" in str(error):
             hint += ", where gradients are disabled: adapt within torch.enable_grad()"
+        if isinstance(error, IndexError):  # often a model with too few outputs
+            hint += _model_output(learner, tasks, split)
         return RuntimeError(f"{location}: {type(error).__name__}: {error} ({hint})")
     if not isinstance(error, ValueError | RuntimeError | IndexError):
         return None

@@ -546,7 +546,16 @@ class RpcStrategy(Strategy):
 
     def _require_gradient(self, result: Any, learner: nn.Module) -> Any:
         """Return the result; raise an error if a user's reducer has lost the loss's gradient."""
-        if isinstance(self.reducer, LinearReducer) or result.loss.requires_grad:
+        if isinstance(self.reducer, LinearReducer):
+            return result
+        loss = getattr(result, "loss", None)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise UserError(
+                f"the reducer {type(self.reducer).__name__} returned {result!r:.80}: return a "
+                "result like those that it gets, such as results[0]._replace(loss=…), with a "
+                "scalar loss."
+            )
+        if loss.requires_grad:
             return result
         if any(parameter.requires_grad for parameter in learner.parameters()):
             raise UserError(

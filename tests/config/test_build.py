@@ -282,12 +282,56 @@ class Pixels(nn.Module):
     [
         ("Lazy", "Lazy has lazy layers"),
         ("LazyNorm", "LazyNorm has lazy layers"),
-        ("Pixels", "Pixels to adapt: give the model parameters"),
+        ("Pixels", "the model Pixels has no parameters to adapt: register some"),
     ],
 )
 def test_models_without_parameters_to_train_are_refused(tmp_path, model, message):
     with pytest.raises(UserError, match=message):
         build(tmp_path, f"model._target_={__name__}.{model}")
+
+
+class NoSample:
+    """A task distribution that lacks what samples tasks."""
+
+    input_shape, outputs, regression = (1,), 1, True
+
+    def __init__(self, dataset, **options) -> None: ...
+
+    def __repr__(self) -> str:
+        return "NoSample"
+
+
+def no_shards(*args) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            [f"task._target_={__name__}.NoSample"],
+            "task distribution NoSample has no sample, prot",
+        ),
+        (
+            [f"+partition._target_={__name__}.NoSample", "+partition.dataset=1"],
+            "gives a NoSample, which cannot be called: give the class a method __call__",
+        ),
+        (
+            ["+partition._target_=hydra.utils.get_method", f"+partition.path={__name__}.no_shards"],
+            "a partitioner must return a list of Shard.* it returned None",
+        ),
+        (
+            [f"reducer._target_={__name__}.NoSample", "+reducer.dataset=1"],
+            "reducer._target_=.* gives a NoSample, which cannot be called",
+        ),
+        (
+            [f"+callbacks._target_={__name__}.NoSample"],
+            "callbacks has a _target_ of its own, and may have several nodes: give each a name",
+        ),
+    ],
+)
+def test_parts_of_the_users_own_that_do_not_fit(tmp_path, overrides, message):
+    with pytest.raises(UserError, match=message):
+        build(tmp_path, *overrides)
 
 
 class Expanded(MLP):

@@ -28,7 +28,12 @@ ANYTHING = f"+callbacks.mine._target_={__name__}.Anything"
         (["dataset=/a/b"], "dataset=/a/b is a path: write dataset=folder dataset.root=/a/b."),
         (["model=/a/b"], "/a/b is not an option of model: choose one of conv4, mlp, resnet12, "),
         (["logger=[consol]"], "consol is not an option of logger (did you mean console?): choose "),
-        (["callbacks=none"], "choose one of early_stopping, ema."),
+        (
+            ["callbacks=none"],
+            "choose one of early_stopping, ema; a directory of your own",
+        ),
+        (["+experiment=mine"], "choose one of the 5"),
+        (["+partition=dim0", "+partition=batch"], "partition is already in the defaults list, as"),
         (["dataset.size=9"], "not in conf/, but it is an option: write +dataset.size=VALUE to"),
         (["dataset.sise=9"], "is not a key of the configuration (did you mean size?): the keys of"),
         (
@@ -69,6 +74,41 @@ def test_a_wrong_command_line_is_one_sentence(overrides, sentence):
     assert sentence in described and "\n" not in described
     of_hydra = isinstance(caught.value, HydraException | OmegaConfBaseException)
     assert of_hydra or raised_by_hydra(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "sentence"),
+    [
+        (
+            "model/mine.yaml",
+            "a: 1\n\tb: 2\n",
+            "mine.yaml, line 2, column 1, is not valid YAML",
+        ),
+        (
+            "experiment/mine.yaml",
+            "defaults:\n  - override /dataset: omniglot\n",
+            "let its file begin with the line `# @package _global_`.",
+        ),
+        (
+            "mine.yaml",
+            "defaults:\n  - maml\n  - override /logger: [console]\n  - partition: dim0\n  - _self_\n",
+            "entries with `override` come last in it",
+        ),
+    ],
+)
+def test_a_wrong_file_of_options_is_one_sentence(tmp_path, path, text, sentence):
+    (tmp_path / path).parent.mkdir(exist_ok=True)
+    (tmp_path / path).write_text(text)
+    group, _, _ = path.rpartition("/")
+    overrides = [f"hydra.searchpath=[file://{CONF}]", *([f"+{group}=mine"] if group else [])]
+    overrides[1:] = [o.replace("+model", "model") for o in overrides[1:]]
+    (tmp_path / "main.yaml").write_text("defaults: [maml]\n")
+    with (
+        pytest.raises(Exception) as caught,  # noqa: PT011  (of many classes)
+        hydra.initialize_config_dir(str(tmp_path), version_base="1.3"),
+    ):
+        hydra.compose("main" if group else "mine", overrides)
+    assert sentence in describe_error(caught.value)
 
 
 def test_an_error_of_the_operating_system_names_the_file_and_the_remedy():

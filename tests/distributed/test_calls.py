@@ -551,3 +551,20 @@ def test_a_worker_that_answers_pings_is_waited_for(call):
     world = {"WORLD_SIZE": 3}
     message, pinged = run_world(call_frozen_workers, 1, True, call, environment=world)[0]
     assert message == "[2, 7]" and pinged == ["worker1"] * 5
+
+
+@todist.auto_init_rpc()
+def call_with_wrong_functions() -> list[str]:
+    messages = []
+    for options in ({"reducer": "mean"}, {"partitioner": 1.5}, {"partitioner": lambda x: None}):
+        with pytest.raises(TypeError) as caught:
+            todist.remote_sync_call(print, args=(torch.ones(1),), **options)
+        messages.append(str(caught.value))
+    return messages
+
+
+def test_wrong_partitioners_and_reducers_are_refused_before_the_call():
+    reducer, partitioner, shards = run_world(call_with_wrong_functions, 1)[0]
+    assert reducer.startswith("reducer must be a function of the list of results")
+    assert partitioner.startswith("partitioner must be a function, or the rank or name of a worker")
+    assert shards.endswith("it returned None.")

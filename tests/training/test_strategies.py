@@ -564,6 +564,24 @@ def test_a_reducer_that_loses_the_gradient_is_refused(gradient):
     assert "the loss that the reducer DetachedMean returned has no gradient" in str(found)
 
 
+class Losses:
+    def __call__(self, results):
+        return [result.loss for result in results]
+
+
+class LossPerShard:
+    def __call__(self, results):
+        return results[0]._replace(loss=torch.stack([result.loss for result in results]))
+
+
+@pytest.mark.parametrize("reducer", [Losses(), LossPerShard()])
+def test_a_reducer_without_a_scalar_loss_is_refused(reducer):
+    strategy = RpcStrategy(dim_partitioner(0, exclusive=True), reducer)
+    (found,) = run_world(gradients_of_four_tasks, 1, strategy, last_shard_alone, may_fail=True)
+    assert f"the reducer {type(reducer).__name__} returned" in str(found)
+    assert "with a scalar loss" in str(found)
+
+
 def test_a_strategy_that_adds_up_refuses_a_reducer_that_is_none():
     for kind in (LocalStrategy, AllReduceStrategy):
         with pytest.raises(UserError, match="choose reducer=mean or reducer=sum"):
