@@ -91,7 +91,7 @@ def test_a_wrong_command_line_is_one_sentence(overrides, sentence):
         ),
         (
             "mine.yaml",
-            "defaults:\n  - maml\n  - override /logger: [console]\n  - partition: dim0\n  - _self_\n",
+            "defaults: [maml, {override /logger: [console]}, {partition: dim0}, _self_]\n",
             "entries with `override` come last in it",
         ),
     ],
