@@ -83,10 +83,10 @@ def user_frame(error: BaseException) -> str:
 def user_traceback(error: BaseException) -> str:
     """An error's traceback, as Python prints it, from the outermost frame in the user's code on.
 
-    All frames are in it if there is no such frame, or if `FULL_TRACEBACKS` is set.
+    All frames are in it if there is no such frame, or with HYDRA_FULL_ERROR=1.
     """
     first = error.__traceback__
-    if os.environ.get(FULL_TRACEBACKS) != "1":
+    if os.environ.get(FULL_TRACEBACKS, os.environ.get("HYDRA_FULL_ERROR")) != "1":
         while first is not None and not _is_of_user(first.tb_frame):
             first = first.tb_next
     frames = first or error.__traceback__

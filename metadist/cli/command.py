@@ -11,7 +11,13 @@ from typing import NamedTuple
 
 from metadist import __version__
 from metadist.distributed import get_rank
-from metadist.errors import USER_ERROR_STATUS, UserError, did_you_mean
+from metadist.errors import (
+    FAILURE_STATUS,
+    USER_ERROR_STATUS,
+    UserError,
+    did_you_mean,
+    user_traceback,
+)
 
 
 class Command(NamedTuple):
@@ -101,8 +107,9 @@ def exit_status(work: Callable[[], int | None]) -> int:
         work: the command; it returns the exit status, None for success.
 
     Returns:
-        The exit status: 2 after a user error. After a keyboard interrupt, or if the reader of a
-        pipe has ended, it is the signal's exit status, and no message is printed.
+        The exit status: 2 after a user error, 1 after another one, whose traceback is printed.
+        After a keyboard interrupt, or if the reader of a pipe has ended, it is the signal's exit
+        status, and no message is printed.
     """
     try:
         return work() or 0
@@ -116,7 +123,8 @@ def exit_status(work: Callable[[], int | None]) -> int:
         from metadist.config.hydra_errors import describe_error
 
         if not isinstance(error, UserError | HydraException | OmegaConfBaseException):
-            raise
+            print(user_traceback(error), end="", file=sys.stderr)
+            return FAILURE_STATUS
         try:
             sys.stdout.flush()
         except OSError:  # Python flushes again at exit, and would report the failure

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 GradientMode = Literal["dist_autograd", "worker"]
 
+_WORKER = numbers.Integral | str
+
 
 def remote_async_call(
     func: Callable[..., Any],
@@ -155,12 +157,9 @@ def _check_functions(partitioner: object, reducer: object) -> None:
         )
     if reducer is not None and not callable(reducer):
         raise TypeError(
-            f"reducer must be a function of the list of results, such as "
-            f"metadist.mean_reducer, got {reducer!r}."
+            "reducer must be a function of the list of results, such as metadist.mean_reducer, got "
+            f"{reducer!r}."
         )
-
-
-_WORKER = numbers.Integral | str
 
 
 class _Call:

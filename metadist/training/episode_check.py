@@ -28,7 +28,8 @@ def check_episodes(tasks: TaskDistribution, learner: Learner, split: str) -> Non
     key = task_keys(0, split, 0, range(1))[0]
     episode, repeated = tasks.sample(key), tasks.sample(key)
     # The user's own class, or the dataset whose episodes metadist's class returns.
-    own = type(tasks).sample not in (FewShotTasks.sample, SupervisedTasks.sample)
+    sample = getattr(type(tasks), "sample", None)
+    own = sample not in (FewShotTasks.sample, SupervisedTasks.sample)
     name = type(tasks if own else getattr(tasks, "dataset", tasks)).__name__
     if isinstance(episode, tuple | list) and not hasattr(episode, "query"):
         raise UserError(

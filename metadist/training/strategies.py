@@ -545,7 +545,7 @@ class RpcStrategy(Strategy):
         return detached, stop_requested()
 
     def _require_gradient(self, result: Any, learner: nn.Module) -> Any:
-        """Return the result; raise an error if a user's reducer has lost the loss's gradient."""
+        """Return the result; raise an error if a user's reducer gave no loss with a gradient."""
         if isinstance(self.reducer, LinearReducer):
             return result
         loss = getattr(result, "loss", None)

@@ -235,6 +235,7 @@ class Trainer:
             self._warn(warning)
         for callback in self.callbacks:
             callback.on_train_start(self)
+        checkpoint_contents(experiment)  # an error in a callback's state is found before training
         self._catch_up()
         self._step_started = time.perf_counter()
         while not self._is_finished():

@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from metadist import __version__
-from metadist.cli.command import COMMANDS, main
+from metadist.cli.command import COMMANDS, exit_status, main
+from metadist.errors import FULL_TRACEBACKS
 
 
 def run(monkeypatch, *arguments: str) -> int | None:
@@ -70,3 +71,16 @@ def test_other_commands_are_not_imported():
         "assert 'hydra' not in sys.modules, 'hydra was imported'"
     )
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=300)
+
+
+def test_an_error_of_other_code_has_a_traceback_that_starts_there(capsys, monkeypatch):
+    def work():
+        raise LookupError("no such thing")
+
+    for full in ("0", "1"):
+        monkeypatch.setenv("HYDRA_FULL_ERROR", full)
+        monkeypatch.delenv(FULL_TRACEBACKS, raising=False)
+        assert exit_status(work) == 1
+        printed = capsys.readouterr().err
+        assert "in work" in printed and printed.endswith("LookupError: no such thing\n")
+        assert ("in exit_status" in printed) is (full == "1")

@@ -380,6 +380,7 @@ def test_a_state_that_a_checkpoint_cannot_hold_is_refused(tmp_path):
     x = build(tmp_path, "strategy=local", mine("Unsaved"))
     with pytest.raises(TypeError, match=r"Unsaved\.state_dict \(callbacks\.mine\) holds a Posix"):
         Trainer(x).run()
+    assert x.state.iteration == 0
 
 
 def test_a_callback_may_be_added_or_left_out_on_resume(tmp_path):
