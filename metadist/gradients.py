@@ -36,14 +36,6 @@ def tensors_of(tree: Any) -> list[Tensor]:
     return list(tensors.values())
 
 
-def without_offset(tensor: Tensor) -> Tensor:
-    """A copy of a tensor without elements whose storage has an offset; else the tensor itself.
-
-    A process that receives such a view by RPC is aborted (torch 2.14).
-    """
-    return tensor.clone() if not tensor.numel() and tensor.storage_offset() else tensor
-
-
 class _KnownGradients(torch.autograd.Function):
     @staticmethod
     def forward(

@@ -72,11 +72,8 @@ def describe_error(error: BaseException) -> str:
         place = f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}"
         if Path(mark.name).suffix:
             return f"{place}, is not valid YAML ({getattr(error, 'problem', text)}): correct it."
-    if isinstance(error, AssertionError) and raised_by_hydra(error):
-        return (
-            f"a defaults list cannot be read ({text or 'an assertion of Hydra failed'}): entries "
-            "with `override` come last in it, after all others."
-        )
+    if isinstance(error, AssertionError) and "_update_overrides" in _functions(error):
+        return "a defaults list cannot be read: entries with `override` come last in it."
     if raised_by_hydra(error):
         return f"the command line cannot be read ({text}): write KEY=VALUE, as in seed=1."
     return text
@@ -105,6 +102,11 @@ def _advice(text: str) -> str | None:
             f"scheduler=none, or [] for none of {' and '.join(_LISTS)}."
         )
     return None
+
+
+def _functions(error: BaseException) -> list[str]:
+    """The names of the functions in an error's traceback."""
+    return [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
 def raised_by_hydra(error: BaseException) -> bool:

@@ -27,7 +27,7 @@ from metadist.distributed.responses import WorkerResponse, attach_gradients, att
 from metadist.distributed.transport import current_transport, get_worker_id
 from metadist.distributed.worker_request import WorkerRequest
 from metadist.errors import UserError, first_line
-from metadist.gradients import tensors_of, without_offset
+from metadist.gradients import tensors_of
 from metadist.profile_ranges import profile_range
 
 if TYPE_CHECKING:
@@ -300,7 +300,7 @@ class _Call:
 def _to_cpu(tree: Any) -> Any:
     def move(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            return without_offset(leaf) if leaf.is_cpu else leaf.cpu()
+            return leaf if leaf.is_cpu else leaf.cpu()
         if isinstance(leaf, torch.nn.Module) and any(not p.is_cpu for p in leaf.parameters()):
             return module_clone(leaf, by="reference", device="cpu")
         return leaf

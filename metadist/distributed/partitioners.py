@@ -9,7 +9,6 @@ import torch
 
 from metadist.distributed.world import get_world_size
 from metadist.errors import UserError
-from metadist.gradients import without_offset
 
 WorkerID = int | str
 """A worker's rank or its name."""
@@ -51,7 +50,7 @@ def as_shards(triples: Iterable[tuple[WorkerID, tuple, dict]]) -> list[Shard]:
     """Convert the triples of any partitioner to `Shard`s. A plain triple gets size 1.
 
     Raises:
-        TypeError: `triples` are no iterable, or an element is not a triple.
+        TypeError: `triples` is not iterable, or an element is not a triple.
     """
     expected = (
         "a partitioner must return a list of Shard(worker, args, kwargs, size) or of "
@@ -157,7 +156,7 @@ class DimPartitioner:
             parts = [leaf.select(self.dim, start) for _, start, _ in ranges]
         else:
             parts = list(leaf.unbind(self.dim))
-        return parts if leaf.numel() else [without_offset(part) for part in parts]
+        return parts
 
 
 def balanced_bounds(length: int, parts: int) -> list[tuple[int, int]]:

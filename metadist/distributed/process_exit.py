@@ -17,6 +17,8 @@ this time are abandoned."""
 _calls: list[Future[object]] = []
 """The calls that had not returned in time."""
 
+_finalizes = True
+
 _FLUSH_FAILED = 120
 """Python's exit status when standard output could not be written."""
 
@@ -60,6 +62,11 @@ def exit_without_finalizing(status: int) -> NoReturn:
     sys.exit(status)
 
 
+def finalizes() -> bool:
+    """Whether the end of this process finalizes the interpreter. Exit handlers call it."""
+    return _finalizes
+
+
 def flush_streams() -> bool:
     """Flush the standard streams, and return whether it succeeded."""
     written = True
@@ -73,6 +80,13 @@ def flush_streams() -> bool:
 
 
 def _end(status: int) -> NoReturn:
+    global _finalizes
+    _finalizes = False
     atexit.unregister(_end)
     atexit._run_exitfuncs()
+    end_process(status)
+
+
+def end_process(status: int) -> NoReturn:
+    """Flush the standard streams, and end the process at once."""
     os._exit(status if flush_streams() else status or _FLUSH_FAILED)

@@ -26,6 +26,7 @@ from metadist.distributed.responses import (
     sum_responses,
 )
 from metadist.distributed.transport import (
+    MAX_TIMEOUT,
     PING_INTERVAL,
     Request,
     current_transport,
@@ -151,7 +152,8 @@ class Requests:
                 messages before it were sent.
         """
         self._seconds = self._transport.timeout if timeout is None else timeout
-        self._deadline = time.monotonic() + (self._seconds or math.inf)
+        limited = 0 < self._seconds <= MAX_TIMEOUT
+        self._deadline = time.monotonic() + self._seconds if limited else math.inf
         for receiver, group in zip(self._receivers, self._groups, strict=True):
             message: Request = self._requests[group[0]][1]
             if self._fanout is not None and len(group) > 1:

@@ -5,12 +5,10 @@ On one node all sockets are therefore bound to the loopback interface; on severa
 interface that `TP_SOCKET_IFNAME` and `GLOO_SOCKET_IFNAME` name.
 """
 
-import concurrent.futures
 import contextlib
 import ctypes
 import functools
 import os
-import queue
 import re
 import sys
 import threading
@@ -29,6 +27,7 @@ from metadist.distributed.errors import WorkerLostError
 from metadist.distributed.interfaces import bound_to_interface
 from metadist.distributed.process_exit import close_within_seconds
 from metadist.distributed.rendezvous import all_gather_object, rendezvous
+from metadist.distributed.request_threads import request_threads
 from metadist.distributed.responses import remote_failure
 from metadist.distributed.store import RENDEZVOUS_TIMEOUT
 from metadist.distributed.transport import (
@@ -143,8 +142,6 @@ class RpcTransport:
         self.carries_devices = bool(self.options.device_maps)
         self.names: list[str] = []
         self.store: dist.Store = dist.HashStore()
-        self._own_name = ""
-        self._own_requests: set[concurrent.futures.Future[None]] = set()
 
     def open(self) -> None:
         """See `Transport.open`."""
@@ -153,7 +150,7 @@ class RpcTransport:
             raise RuntimeError("RPC is already initialized in this process: shut it down first.")
         info, timeout = get_world_info(), self.rendezvous_timeout
         self.store = rendezvous("rpc", timeout)
-        name = self._own_name = self.worker_name_format(*info)
+        name = self.worker_name_format(*info)
         self.names = all_gather_object(self.store, "name", name, timeout)
         _check_names(self.names)
         _agent_store = dist.PrefixStore("agent", self.store)
@@ -182,21 +179,22 @@ class RpcTransport:
         """See `Transport.close`."""
         try:
             if graceful:
-                concurrent.futures.wait(self._own_requests, SHUTDOWN_SECONDS)
                 rpc.shutdown(graceful=True, timeout=SHUTDOWN_SECONDS)
         except RuntimeError as error:
             raise WorkerLostError(
                 f"RPC did not shut down on all ranks: {first_line(error)}"
             ) from None
         finally:
-            if rpc._is_current_rpc_agent_set() or self._own_requests:
+            if rpc._is_current_rpc_agent_set() or not request_threads.wait(0):
                 close_within_seconds(self._leave)
 
     def _leave(self) -> None:
         """Wait for requests that run in this process, and shut the agent down."""
-        if rpc._is_current_rpc_agent_set():
-            rpc.shutdown(graceful=False)
-        concurrent.futures.wait(self._own_requests)
+        try:
+            if rpc._is_current_rpc_agent_set():
+                rpc.shutdown(graceful=False)
+        finally:
+            request_threads.wait()
 
     def send(self, worker: str, request: Request, timeout: float | None) -> Future:
         """See `Transport.send`."""
@@ -205,13 +203,14 @@ class RpcTransport:
         seconds = _limit(self.timeout if timeout is None else timeout)
         return rpc.rpc_async(worker, _respond, args=(request,), timeout=seconds)
 
+    @property
+    def _own_name(self) -> str:
+        return self.names[get_world_info().rank]
+
     def _respond_here(self, request: Request) -> Future:
         """A future of the response to a request to this process: copied as by RPC, but not sent."""
         pickled, tensors = _pickled(request)
         future: Future = Future()
-        running: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._own_requests.add(running)
-        running.add_done_callback(self._own_requests.discard)
 
         def respond() -> None:
             try:
@@ -219,10 +218,10 @@ class RpcTransport:
                 future.set_result(_unpickled(*_pickled(response)))
             except Exception as error:  # the request or the response cannot be pickled
                 future.set_exception(error)
-            finally:
-                running.set_result(None)
+            except BaseException as error:  # a future takes no SystemExit
+                future.set_exception(RuntimeError(repr(error)))
 
-        _request_threads.submit(respond)
+        request_threads.submit(respond)
         return future
 
     def ping(self, worker: str) -> Future:
@@ -234,10 +233,24 @@ class RpcTransport:
         return "RPCErr:1" in str(error) or "timed out" in str(error).lower()
 
 
+def _reduce_tensor(tensor: Tensor) -> tuple:
+    """The pickle of a tensor. If it has no elements and an offset in its storage, it is copied,
+    since torch 2.14 aborts the process that receives such a view.
+    """
+    if not tensor.numel() and tensor.storage_offset():
+        tensor = tensor.clone()
+    return internal._internal_rpc_pickler._tensor_reducer(tensor)
+
+
+internal._internal_rpc_pickler._register_reducer(Tensor, _reduce_tensor)
+
+
 def _pickled(content: Any) -> tuple[bytes, list[Tensor]]:
     """An object, pickled as by RPC, and copies of its tensors."""
     pickled, tensors = internal.serialize(content)
-    return pickled, [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
+    with torch.inference_mode(False):  # in which tensors have no gradient
+        copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
+    return pickled, copies
 
 
 def _unpickled(pickled: bytes, tensors: list[Tensor]) -> Any:
@@ -283,33 +296,6 @@ def _answer_ping() -> None:
     """The remote function of a ping."""
 
 
-class _RequestThreads:
-    """Threads that run requests. They do not delay the end of the process.
-
-    A request may wait for further requests that it sends, to any depth, so no request waits for a
-    free thread. The callers bound the number of requests: a call sends one to each worker, however
-    many shards it has. Consecutive requests run on the same thread and reuse its memory, unlike on
-    the agent's threads, which take turns.
-    """
-
-    def __init__(self) -> None:
-        self._functions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._idle = threading.Semaphore(0)
-
-    def submit(self, function: Callable[[], None]) -> None:
-        """Run a function that raises no exception on an idle thread, or a new one."""
-        self._functions.put(function)
-        if not self._idle.acquire(blocking=False):
-            threading.Thread(target=self._run, name="metadist-request", daemon=True).start()
-
-    def _run(self) -> None:
-        while True:
-            self._functions.get()()
-            self._idle.release()
-
-
-_request_threads = _RequestThreads()
-
 _inline_slots = threading.Semaphore(0)
 """Slots for requests to a single worker that run on the agent's own threads, which saves a thread
 switch. Most of the agent's threads stay free for the network."""
@@ -331,7 +317,7 @@ def _respond(request: Request) -> Future:
         finally:
             _inline_slots.release()
     else:
-        _request_threads.submit(lambda: future.set_result(_synchronized_response(request)))
+        request_threads.submit(lambda: future.set_result(_synchronized_response(request)))
     return future
 
 

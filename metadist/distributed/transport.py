@@ -5,6 +5,7 @@ torch.distributed.rpc is one implementation (`metadist.distributed.rpc`).
 
 import hashlib
 import json
+import logging
 import numbers
 import time
 from collections import Counter
@@ -17,14 +18,20 @@ from torch.futures import Future
 from metadist.distributed.errors import WorkerLostError
 from metadist.distributed.job import current_job
 from metadist.distributed.rendezvous import missing_keys, wait_for_keys
+from metadist.distributed.request_threads import request_threads
 from metadist.distributed.world import default_worker_name_format, get_world_info
 from metadist.errors import UserError, first_line
+
+_log = logging.getLogger(__name__)
 
 PING_INTERVAL = 1.0
 """Seconds between two pings of a worker that this one waits for."""
 
 PING_TIMEOUT = 30.0
 """The default number of seconds after which a worker that does not answer a ping is lost."""
+
+REQUEST_SECONDS = 20.0
+"""Seconds that a graceful shutdown waits for requests whose callers do not wait for them."""
 
 MAX_TIMEOUT = 2_000_000
 """The longest time limit of a request, in seconds: TensorPipe counts milliseconds in 32 bits."""
@@ -80,8 +87,9 @@ class Transport(Protocol):
         Args:
             worker: the worker's name.
             request: the request, whose `respond` the worker calls.
-            timeout: seconds until the future may fail; None for the transport's default, 0 for no
-                limit.
+            timeout: seconds until the future fails; None for the transport's default, 0 for no
+                limit. A transport may ignore it for requests to this process, whose caller
+                (`metadist.distributed.requests`) stops waiting.
 
         Returns:
             A future of the result of `Request.respond`, for a copy of the request.
@@ -126,6 +134,8 @@ def shutdown_rpc(graceful: bool = True) -> None:
     transport = _transport
     try:
         if graceful:
+            if not request_threads.wait(REQUEST_SECONDS):
+                _log.warning("requests still run in this process; their results are dropped")
             wait_for_workers("shutdown", transport.names, timeout=None)
     except BaseException:
         graceful = False

@@ -20,7 +20,7 @@ from metadist.distributed.responses import (
     remote_failure,
     sum_responses,
 )
-from metadist.gradients import tensors_of, without_offset
+from metadist.gradients import tensors_of
 
 Call = tuple[tuple, dict]
 """The `(args, kwargs)` of one shard."""
@@ -99,7 +99,6 @@ class WorkerRequest:
         if not isinstance(leaf, Tensor):
             return leaf
         leaf = leaf if self.in_context else leaf.detach()
-        leaf = without_offset(leaf)
         return leaf if self.keep_device or leaf.is_cpu else leaf.cpu()
 
 

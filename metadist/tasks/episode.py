@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from metadist.errors import UserError
-from metadist.gradients import without_offset
 
 SPLITS = ("train", "validation", "test")
 
@@ -110,12 +109,7 @@ def select_episodes(episodes: Episode, index: int | slice) -> Episode:
         episodes: stacked episodes; every tensor has a leading task dimension.
         index: an integer, which removes the task dimension, or a slice, which keeps it.
     """
-    return Episode(
-        *(
-            Examples(without_offset(part.inputs[index]), without_offset(part.targets[index]))
-            for part in episodes
-        )
-    )
+    return Episode(*(Examples(part.inputs[index], part.targets[index]) for part in episodes))
 
 
 class TaskShape(Protocol):

@@ -200,6 +200,7 @@ class CompiledSteps:
     def clear(self) -> None:
         """Forget the compiled steps, and free the GPU memory of captured ones."""
         self._steps.clear()
+        self._logged.clear()
 
     def _find(
         self, options: CompileOptions, arguments: StepArguments, inputs: Any

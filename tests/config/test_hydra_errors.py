@@ -77,37 +77,38 @@ def test_a_wrong_command_line_is_one_sentence(overrides, sentence):
 
 
 @pytest.mark.parametrize(
-    ("path", "text", "sentence"),
+    ("path", "override", "text", "sentence"),
     [
         (
             "model/mine.yaml",
+            "model=mine",
             "a: 1\n\tb: 2\n",
-            "mine.yaml, line 2, column 1, is not valid YAML",
+            "mine.yaml, line 2, column 1, is not valid",
         ),
         (
             "experiment/mine.yaml",
+            "+experiment=mine",
             "defaults:\n  - override /dataset: omniglot\n",
             "let its file begin with the line `# @package _global_`.",
         ),
         (
             "mine.yaml",
+            "seed=0",
             "defaults: [maml, {override /logger: [console]}, {partition: dim0}, _self_]\n",
-            "entries with `override` come last in it",
+            "a defaults list cannot be read: entries with `override` come last in it.",
         ),
     ],
 )
-def test_a_wrong_file_of_options_is_one_sentence(tmp_path, path, text, sentence):
+def test_a_wrong_file_of_options_is_one_sentence(tmp_path, path, override, text, sentence):
     (tmp_path / path).parent.mkdir(exist_ok=True)
     (tmp_path / path).write_text(text)
-    group, _, _ = path.rpartition("/")
-    overrides = [f"hydra.searchpath=[file://{CONF}]", *([f"+{group}=mine"] if group else [])]
-    overrides[1:] = [o.replace("+model", "model") for o in overrides[1:]]
     (tmp_path / "main.yaml").write_text("defaults: [maml]\n")
     with (
         pytest.raises(Exception) as caught,  # noqa: PT011  (of many classes)
         hydra.initialize_config_dir(str(tmp_path), version_base="1.3"),
     ):
-        hydra.compose("main" if group else "mine", overrides)
+        overrides = [f"hydra.searchpath=[file://{CONF}]", override]
+        hydra.compose("main" if "mine" in override else "mine", overrides)
     assert sentence in describe_error(caught.value)
 
 

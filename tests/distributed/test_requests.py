@@ -273,6 +273,18 @@ def returns_what_it_keeps() -> Tensor:
     return KEPT
 
 
+def sum_of_gradient(x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        leaf = x.requires_grad_()
+        (gradient,) = torch.autograd.grad(leaf.square().sum(), leaf)
+    return gradient.sum()
+
+
+class ExitsWhenUnpickled:
+    def __reduce__(self) -> tuple:
+        return sys.exit, (1,)
+
+
 def product(x: Tensor, y: Tensor) -> Tensor:
     return (x * y).sum()
 
@@ -293,12 +305,19 @@ def call_each(ranks: list[int]) -> list:
         todist.remote_sync_call(
             product, args=(leaf, leaf + 1), partitioner=rank, gradient="worker"
         ).backward()
+        with torch.inference_mode():
+            x = torch.ones(2)
+            first += todist.remote_sync_call(sum_of_gradient, args=(x,), partitioner=rank).item()
         errors = []
-        for function, args in [(returns_what_cannot_be_pickled, ()), (print, (lambda: None,))]:
+        for function, args in [
+            (returns_what_cannot_be_pickled, ()),
+            (print, (lambda: None,)),
+            (print, (ExitsWhenUnpickled(),)),
+        ]:
             try:
                 todist.remote_sync_call(function, args=args, partitioner=rank)
             except (todist.RemoteError, TypeError) as error:
-                errors.append((type(error).__name__, "cannot be " in str(error)))
+                errors.append(type(error).__name__)
         found.append([result.item(), changed, first.item(), second.item(), leaf.grad, errors])
     return found
 
@@ -306,8 +325,8 @@ def call_each(ranks: list[int]) -> list:
 def test_a_request_to_the_own_process_copies_arguments_and_results_like_others():
     own, other = run_world(call_each, 2, [0, 1])[0]
     assert str(own) == str(other)
-    assert own[:4] == [2, [True, [0], [0, 0], 0, None], 1, 0] and own[4].tolist() == [3, 3]
-    assert own[5] == [("RemoteError", True), ("TypeError", True)]
+    assert own[:4] == [2, [True, [0], [0, 0], 0, None], 1 + 4, 0] and own[4].tolist() == [3, 3]
+    assert own[5] == ["RemoteError", "TypeError", "RemoteError"]
 
 
 def sleep(seconds: float) -> float:
@@ -323,17 +342,17 @@ def time_out(ranks: list[int]) -> list:
             started = time.perf_counter()
             try:
                 results.append(
-                    todist.remote_sync_call(sleep, args=(0.6,), partitioner=rank, timeout=timeout)
+                    todist.remote_sync_call(sleep, args=(1.5,), partitioner=rank, timeout=timeout)
                 )
             except TimeoutError as error:
                 results.append(str(error))
-                assert time.perf_counter() - started < 0.5
+                assert time.perf_counter() - started < 1.2
     return results
 
 
 def test_a_request_to_the_own_process_has_the_timeout_of_others():
     results = run_world(time_out, 2, [0, 1])[0]
-    assert results[1:3] == results[4:] == [0.6, 0.6]
+    assert results[1:3] == results[4:] == [1.5, 1.5]
     for rank in (0, 1):
         assert results[3 * rank].startswith(f"worker{rank} (rank {rank}")
         assert "did not respond within 0.2 s: set a longer timeout" in results[3 * rank]
@@ -343,13 +362,18 @@ def without_elements(x: Tensor) -> Tensor:
     return torch.zeros(4, 0)[2:] if x.numel() == 0 else x
 
 
+def part_for_worker_1(x: Tensor) -> list[tuple]:
+    return [(1, (x[2:],), {})]
+
+
 @todist.auto_init_rpc()
 def send_views_without_elements() -> list | None:
     if todist.get_rank():
         return None
     shapes = []
     view = torch.zeros(4, 0, 3)[1:]
-    for partitioner in (0, 1, todist.batch_partitioner, todist.exclusive_batch_partitioner):
+    split = (todist.batch_partitioner, todist.exclusive_batch_partitioner, part_for_worker_1)
+    for partitioner in (0, 1, *split):
         found = todist.remote_sync_call(without_elements, args=(view,), partitioner=partitioner)
         shapes.append([tuple(x.shape) for x in (found if isinstance(found, list) else [found])])
     return shapes
@@ -358,25 +382,35 @@ def send_views_without_elements() -> list | None:
 def test_views_without_elements_are_sent():
     """PyTorch aborts a process that receives one with a storage offset."""
     shapes = run_world(send_views_without_elements, 2)[0]
-    assert shapes == [[(2, 0)], [(2, 0)], [(2, 0)] * 2, [(2, 0)] * 3]
+    assert shapes == [[(2, 0)], [(2, 0)], [(2, 0)] * 2, [(2, 0)] * 3, [(2, 0)]]
 
 
 ABANDON = """
-import time, torch, metadist
-def slow(x): time.sleep(60)
+import contextlib, sys, time, torch, metadist
+def multiply(x, seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        x @ x
 @metadist.auto_init_rpc()
-def main():
-    metadist.remote_sync_call(slow, args=(torch.ones(1),), timeout=0.5)
-main()
+def main(seconds):
+    metadist.remote_sync_call(multiply, args=(torch.ones(900, 900), seconds), timeout=0.5)
+caught, seconds = sys.argv[1] == "caught", float(sys.argv[2])
+with contextlib.suppress(TimeoutError) if caught else contextlib.nullcontext():
+    main(seconds)
+print("ended")
 """
 
 
-def test_a_script_ends_although_a_request_still_runs(tmp_path):
+@pytest.mark.parametrize(("how", "seconds", "status"), [("caught", 6, 0), ("uncaught", 60, 1)])
+def test_a_script_ends_without_an_abort_while_a_request_runs(tmp_path, how, seconds, status):
+    """It waits for the request, but not after an uncaught error."""
     (tmp_path / "script.py").write_text(ABANDON)
-    result = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, timeout=50, capture_output=True, text=True
-    )
-    assert result.returncode and "TimeoutError: worker0" in result.stderr
+    command = [sys.executable, "script.py", how, str(seconds)]
+    result = subprocess.run(command, cwd=tmp_path, timeout=50, capture_output=True, text=True)
+    assert result.returncode == status, result.stderr
+    assert ("ended" in result.stdout) is (status == 0)
+    assert ("TimeoutError: worker0" in result.stderr) is (status == 1)
+    assert "terminate called" not in result.stderr
 
 
 @todist.auto_init_rpc()

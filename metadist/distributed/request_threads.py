@@ -1,0 +1,79 @@
+"""The threads of this process that run requests."""
+
+import atexit
+import concurrent.futures
+import queue
+import sys
+import threading
+from collections.abc import Callable
+
+from metadist.distributed.process_exit import end_process, finalizes
+
+_Running = concurrent.futures.Future[None]
+
+
+class RequestThreads:
+    """Runs functions on threads, of which there are as many as functions that run at once.
+
+    A request may wait for further requests that it sends, to any depth, so no request waits for a
+    free thread. The callers bound the number of requests: a call sends one to each worker, however
+    many shards it has. Consecutive requests run on the same thread and reuse its memory.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: queue.SimpleQueue[tuple[Callable[[], object], _Running]]
+        self._waiting = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._running: set[_Running] = set()
+
+    def submit(self, function: Callable[[], object]) -> None:
+        """Run a function that raises no exception."""
+        running: _Running = concurrent.futures.Future()
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+        if self._idle.acquire(blocking=False):
+            self._waiting.put((function, running))
+            return
+        arguments = (function, running)
+        thread = threading.Thread(
+            target=self._run, args=arguments, name="metadist-request", daemon=True
+        )
+        try:
+            thread.start()
+        except BaseException:
+            running.cancel()
+            raise
+
+    def _run(self, function: Callable[[], object], running: _Running) -> None:
+        while True:
+            function()
+            running.set_result(None)
+            self._idle.release()
+            function, running = self._waiting.get()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait for the functions that run now.
+
+        Args:
+            seconds: the longest wait; None for no limit.
+
+        Returns:
+            Whether all of them have ended.
+        """
+        return not concurrent.futures.wait(self._running, seconds).not_done
+
+
+request_threads = RequestThreads()
+"""The threads of this process."""
+
+
+@atexit.register
+def _end_requests() -> None:
+    """Wait for requests at the end of a program, but not after an uncaught exception.
+
+    A thread that returns from C++ while Python is being finalized aborts the process.
+    """
+    if finalizes() and not request_threads.wait(0):
+        if hasattr(sys, "last_value"):  # of an uncaught exception, which Python has printed
+            end_process(1)
+        request_threads.wait()
