@@ -115,6 +115,7 @@ def test_options_that_do_not_exist_are_refused(prototypical, override):
         (["callbacks=ema"], "callbacks=ema has no effect on the test of a trained run"),
         (["seed=3"], "seed=3 has no effect"),
         (["strategy=rpc"], "strategy=rpc has no effect"),
+        (["trainer.evaltasks=3"], "trained run (did you mean eval_tasks?): replace options of"),
         (["trainer.iterations=3"], "replace options of task, dataset, model, algorithm, or"),
         (["trainer.test_checkpoint=best"], "has no effect on the test of a trained run, but --ch"),
         (["task.ways=2,3"], "task.ways=2,3 has several values: give one"),

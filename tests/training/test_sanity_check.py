@@ -453,3 +453,43 @@ def test_a_wrong_task_is_one_sentence(change, message):
     learner = MAML(MLP((1,), 1, [4], batch_norm=False), regression=True)
     with pytest.raises(UserError, match=message):
         run_sanity_check(lines(change), learner)
+
+
+class OwnTasks:
+    """A distribution of the user's own, of tasks of a dataset of metadist."""
+
+    def __init__(self, tasks, change) -> None:
+        self.dataset, self.inner, self.change = tasks.dataset, tasks, change
+        self.input_shape, self.outputs = tasks.input_shape, tasks.outputs
+        self.regression = tasks.regression
+
+    def sample(self, key):
+        support, query = self.inner.sample(key)
+        return Episode(support, Examples(query.inputs, self.change(query.targets)))
+
+    def protocol(self):
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda y: y.float(), r"OwnTasks gives query\.targets of torch\.float32"),
+        (lambda y: y.bernoulli_(0.5), r"OwnTasks gives two different tasks .* from key_generator"),
+    ],
+)
+def test_errors_of_a_distribution_name_it_and_not_its_dataset(tasks, model, change, message):
+    with pytest.raises(UserError, match=message):
+        run_sanity_check(OwnTasks(tasks, change), MAML(model))
+
+
+def test_an_index_error_in_the_users_code_shows_the_outputs_of_the_model(tasks):
+    class Own(MAML):
+        def train_task(self, episode):
+            return super().train_task(episode)
+
+    too_few = MLP(tasks.input_shape, tasks.outputs - 1, [4])
+    with pytest.raises(
+        RuntimeError, match=r"IndexError: .* shape \(6, 2\), and the task has 3"
+    ):
+        run_sanity_check(tasks, Own(too_few))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tiny import build, records
 
+from metadist.distributed.reducers import MeanReducer
 from metadist.errors import UserError
 from metadist.loggers import Logger
 from metadist.tasks import task_keys
@@ -251,15 +252,21 @@ def test_running_statistics_change_by_the_mean_over_tasks(tmp_path, reducer):
     assert total_weight(x) == 5 / scale
 
 
+class MeanOfFour(MeanReducer):
+    def divisor(self, sizes):
+        return 4.0
+
+
 def test_metrics_are_means_when_the_loss_is_a_sum_of_shards(tmp_path):
     found = {}
-    for reducer in ("reducer=mean", "reducer=sum", "reducer=sum reducer.of_items=false"):
+    own = f"reducer._target_={__name__}.MeanOfFour"
+    for reducer in ("reducer=mean", "reducer=sum", "reducer=sum reducer.of_items=false", own):
         x = build(tmp_path, "strategy=local", "+partition=batch", *reducer.split())
         x.logger = recorder = Recorder()
         Trainer(x).train_step(1)
         found[reducer] = recorder.metrics[0]["train_accuracy"]
     mean, *sums = found.values()
-    assert sums == [pytest.approx(mean, rel=1e-6)] * 2
+    assert sums == [pytest.approx(mean, rel=1e-6)] * 3
 
 
 def test_the_gradient_norm_is_that_of_all_gradients():
