@@ -489,7 +489,5 @@ def test_an_index_error_in_the_users_code_shows_the_outputs_of_the_model(tasks):
             return super().train_task(episode)
 
     too_few = MLP(tasks.input_shape, tasks.outputs - 1, [4])
-    with pytest.raises(
-        RuntimeError, match=r"IndexError: .* shape \(6, 2\), and the task has 3"
-    ):
+    with pytest.raises(RuntimeError, match=r"IndexError: .* shape \(6, 2\), and the task has 3"):
         run_sanity_check(tasks, Own(too_few))
