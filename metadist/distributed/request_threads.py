@@ -25,12 +25,19 @@ class RequestThreads:
         self._waiting = queue.SimpleQueue()
         self._idle = threading.Semaphore(0)
         self._running: set[_Running] = set()
+        self._own: set[_Running] = set()
 
-    def submit(self, function: Callable[[], object]) -> None:
-        """Run a function that raises no exception."""
+    def submit(self, function: Callable[[], object], own: bool = False) -> None:
+        """Run a function that raises no exception.
+
+        Args:
+            function: the function.
+            own: whether it is a request of this process to itself.
+        """
         running: _Running = concurrent.futures.Future()
-        self._running.add(running)
-        running.add_done_callback(self._running.discard)
+        for group in (self._running, self._own) if own else (self._running,):
+            group.add(running)
+            running.add_done_callback(group.discard)
         if self._idle.acquire(blocking=False):
             self._waiting.put((function, running))
             return
@@ -51,16 +58,18 @@ class RequestThreads:
             self._idle.release()
             function, running = self._waiting.get()
 
-    def wait(self, seconds: float | None = None) -> bool:
+    def wait(self, seconds: float | None = None, own: bool = False) -> bool:
         """Wait for the functions that run now.
 
         Args:
             seconds: the longest wait; None for no limit.
+            own: whether to wait only for requests of this process to itself.
 
         Returns:
             Whether all of them have ended.
         """
-        return not concurrent.futures.wait(self._running, seconds).not_done
+        running = self._own if own else self._running
+        return not concurrent.futures.wait(running, seconds).not_done
 
 
 request_threads = RequestThreads()

@@ -221,7 +221,7 @@ class RpcTransport:
             except BaseException as error:  # a future takes no SystemExit
                 future.set_exception(RuntimeError(repr(error)))
 
-        request_threads.submit(respond)
+        request_threads.submit(respond, own=True)
         return future
 
     def ping(self, worker: str) -> Future:

@@ -31,7 +31,7 @@ PING_TIMEOUT = 30.0
 """The default number of seconds after which a worker that does not answer a ping is lost."""
 
 REQUEST_SECONDS = 20.0
-"""Seconds that a graceful shutdown waits for requests whose callers do not wait for them."""
+"""Seconds that a graceful shutdown waits for this process's requests to itself."""
 
 MAX_TIMEOUT = 2_000_000
 """The longest time limit of a request, in seconds: TensorPipe counts milliseconds in 32 bits."""
@@ -134,8 +134,8 @@ def shutdown_rpc(graceful: bool = True) -> None:
     transport = _transport
     try:
         if graceful:
-            if not request_threads.wait(REQUEST_SECONDS):
-                _log.warning("requests still run in this process; their results are dropped")
+            if not request_threads.wait(REQUEST_SECONDS, own=True):
+                _log.warning("a call to this process still runs; its result is dropped")
             wait_for_workers("shutdown", transport.names, timeout=None)
     except BaseException:
         graceful = False
