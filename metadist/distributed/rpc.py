@@ -185,16 +185,9 @@ class RpcTransport:
                 f"RPC did not shut down on all ranks: {first_line(error)}"
             ) from None
         finally:
-            if rpc._is_current_rpc_agent_set() or not request_threads.wait(0):
-                close_within_seconds(self._leave)
-
-    def _leave(self) -> None:
-        """Wait for requests that run in this process, and shut the agent down."""
-        try:
             if rpc._is_current_rpc_agent_set():
-                rpc.shutdown(graceful=False)
-        finally:
-            request_threads.wait()
+                # The agent waits here for calls that run on its own threads.
+                close_within_seconds(functools.partial(rpc.shutdown, graceful=False))
 
     def send(self, worker: str, request: Request, timeout: float | None) -> Future:
         """See `Transport.send`."""
