@@ -80,10 +80,11 @@ def evaluate_run(
         key = override.lstrip("+~").partition("=")[0]
         group, _, name = key.partition(".")
         if group in _TRAINING_GROUPS or (group == "trainer" and name not in _TEST_OPTIONS):
-            instead = did_you_mean(name, _TEST_OPTIONS) if group == "trainer" else ""
-            instead = ", but --checkpoint PATH does" if name == "test_checkpoint" else instead
+            hint = did_you_mean(name, _TEST_OPTIONS) if group == "trainer" else ""
+            if name == "test_checkpoint":
+                hint = ", but --checkpoint PATH does"
             raise UserError(
-                f"{override} has no effect on the test of a trained run{instead}: replace options "
+                f"{override} has no effect on the test of a trained run{hint}: replace options "
                 "of task, dataset, model, algorithm, or "
                 f"trainer.{', trainer.'.join(_TEST_OPTIONS)}."
             )

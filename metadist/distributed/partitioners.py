@@ -151,12 +151,10 @@ class DimPartitioner:
         if not isinstance(leaf, torch.Tensor):
             return [leaf] * len(ranges)
         if not self.exclusive or self.keepdim:
-            parts = [leaf.narrow(self.dim, start, stop - start) for _, start, stop in ranges]
-        elif leaf.requires_grad:  # autograd refuses to change views of `unbind` in place
-            parts = [leaf.select(self.dim, start) for _, start, _ in ranges]
-        else:
-            parts = list(leaf.unbind(self.dim))
-        return parts
+            return [leaf.narrow(self.dim, start, stop - start) for _, start, stop in ranges]
+        if leaf.requires_grad:  # autograd refuses to change views of `unbind` in place
+            return [leaf.select(self.dim, start) for _, start, _ in ranges]
+        return leaf.unbind(self.dim)
 
 
 def balanced_bounds(length: int, parts: int) -> list[tuple[int, int]]:

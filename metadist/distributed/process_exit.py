@@ -18,6 +18,7 @@ _calls: list[Future[object]] = []
 """The calls that had not returned in time."""
 
 _finalizes = True
+"""Whether Python is finalized at the end of this process."""
 
 _FLUSH_FAILED = 120
 """Python's exit status when standard output could not be written."""

@@ -235,7 +235,7 @@ def _reduce_tensor(tensor: Tensor) -> tuple:
     return internal._internal_rpc_pickler._tensor_reducer(tensor)
 
 
-internal._internal_rpc_pickler._register_reducer(Tensor, _reduce_tensor)
+internal._internal_rpc_pickler._register_reducer(Tensor, _reduce_tensor)  # for all messages
 
 
 def _pickled(content: Any) -> tuple[bytes, list[Tensor]]:
