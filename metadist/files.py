@@ -63,19 +63,25 @@ def locked_directory(directory: Path) -> Iterator[None]:
 
 
 def partial_path(path: Path) -> Path:
-    """The temporary path that a file has until it is complete."""
+    """The temporary path of a file that one process writes while others wait for it."""
     return path.with_name(f".{path.name}.part")
 
 
 @contextmanager
-def atomic_writer(path: Path) -> Iterator[BinaryIO]:
+def atomic_writer(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `path` at the end of the block. A crash leaves either the
     old file or the new one.
+
+    Args:
+        path: the path of the file.
+        temporary: the path of the temporary file, in the same directory. Default: one for each
+            process, so that processes that write the same file at once each write a whole one.
 
     Raises:
         OSError: the file cannot be written; the old file is unchanged.
     """
-    temporary = partial_path(path)
+    if temporary is None:
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with temporary.open("wb") as file:
             yield file

@@ -3,12 +3,14 @@
 import errno
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from metadist.errors import UserError
-from metadist.files import atomic_write, locked_directory, wrap_write_errors
+from metadist.files import atomic_write, atomic_writer, locked_directory, wrap_write_errors
 
 
 def test_the_new_content_replaces_the_old_one(tmp_path):
@@ -57,7 +59,19 @@ def test_the_content_is_on_disk_before_the_file_is_replaced(tmp_path, monkeypatc
         type(path), "replace", lambda *args: events.append("replace") or replace(*args)
     )
     atomic_write(path, b"new")
-    assert events == [".a.txt.part", "replace", tmp_path.name]
+    assert events == [f".a.txt.{os.getpid()}.part", "replace", tmp_path.name]
+
+
+def test_processes_that_write_one_file_each_write_a_whole_one(tmp_path):
+    path = tmp_path / "a"
+    with atomic_writer(path) as file:
+        file.write(b"first")
+        file.flush()
+        write = f"from metadist.files import *; atomic_write(Path({str(path)!r}), b'second')"
+        subprocess.run([sys.executable, "-c", write], check=True, timeout=60)
+        assert path.read_bytes() == b"second"
+    assert path.read_bytes() == b"first"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_write_errors_name_the_file():

@@ -272,7 +272,7 @@ def _save(path: Path, spec: ArraySpec) -> None:
     shape = (len(spec.names), *spec.row_shape)
     crc, rows = _header_crc32(spec.names, shape), 0
     try:
-        with atomic_writer(path) as file:
+        with atomic_writer(path, partial_path(path)) as file:
             header = {"descr": "|u1", "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, header)
             for row in spec.rows:
