@@ -1,7 +1,8 @@
 """Compare two runs on their test tasks: metadist compare RUN RUN.
 
-Prints the difference of the second run's test metric from the first one's, with its 95% interval.
-Both runs must have been tested on the same tasks: the difference is taken task by task.
+Prints the difference of the second run's test metric from the first one's, with its 95% interval,
+and the options in which the runs differ. Both runs must have been tested on the same tasks: the
+difference is taken task by task.
 """
 
 from pathlib import Path
@@ -9,7 +10,14 @@ from pathlib import Path
 from metadist.cli.command import argument_parser, reports_user_errors
 from metadist.loggers.console import print_plain
 from metadist.metrics import format_metric, metric_label
-from metadist.reports import PairedDifference, compare_runs
+from metadist.reports import (
+    PairedDifference,
+    compare_runs,
+    flatten_config,
+    format_differences,
+    protocol_differences,
+    read_config,
+)
 
 
 def summary(found: PairedDifference, first: Path, second: Path) -> list[str]:
@@ -43,3 +51,7 @@ def main() -> None:
     options = parser.parse_args()
     difference = compare_runs(options.first, options.second, options.ignore)
     print_plain("\n".join(summary(difference, options.first, options.second)))
+    runs = {"first": options.first, "second": options.second}
+    configs = {name: flatten_config(read_config(path)) for name, path in runs.items()}
+    for line in format_differences(protocol_differences(configs)):
+        print_plain(line)

@@ -38,6 +38,18 @@ def test_the_difference_is_printed(runs, monkeypatch, capsys):
     assert last.startswith("difference ") and "95% interval" in last
 
 
+def test_the_options_that_differ_are_printed(runs, monkeypatch, capsys):
+    monkeypatch.chdir(runs)
+    for name, iterations in (("a", 5), ("b", 2)):
+        Path(name, ".hydra").mkdir()
+        config = f"trainer: {{iterations: {iterations}, eval_every: 1}}\nlogger: {name}\n"
+        Path(name, ".hydra", "config.yaml").write_text(config)
+    assert run_command(monkeypatch, "a", "b") == 0
+    *_, difference, options = capsys.readouterr().out.splitlines()
+    assert difference.startswith("difference ")
+    assert options == "trainer.iterations differs: 5 (first), 2 (second)"
+
+
 def test_other_protocols_are_refused_unless_ignored(runs, monkeypatch, capsys):
     monkeypatch.chdir(runs)
     assert run_command(monkeypatch, "a", "c") == 2
