@@ -21,7 +21,10 @@ SIGNAL_STATUSES = (130, 143)
 FULL_TRACEBACKS = "METADIST_TRACEBACK"
 """The environment variable that is "1" if HYDRA_FULL_ERROR=1 was set for the command."""
 
-_LIBRARIES = {"hydra", "metadist", "numpy", "omegaconf", "optree", "torch"}
+_LIBRARIES = {
+    *("hydra", "metadist", "numpy", "omegaconf", "optree", "PIL", "pydantic", "timm", "torch"),
+    "torchvision",
+}
 _LIBRARIES |= sys.stdlib_module_names
 _MAX_LINE = 300
 
@@ -64,7 +67,7 @@ def one_line(error: BaseException) -> str:
 def user_frame(error: BaseException) -> str:
     """The innermost frame of an error's traceback that is in the user's code.
 
-    Frames of metadist, Hydra, NumPy, optree, torch and the standard library are skipped.
+    Frames of metadist, of the libraries that it uses and of the standard library are skipped.
 
     Returns:
         The position, such as "my_module.py:9, in forward"; "" if there is no such frame.

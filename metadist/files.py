@@ -29,7 +29,7 @@ def wrap_write_errors(target: Path | str, redirect: str = REDIRECT_RUN) -> Itera
     except OSError as error:
         raise UserError(
             f"cannot write {target} ({error.strerror or error}): free some space or fix the "
-            f"permissions, or {redirect}"
+            f"permissions, or {redirect}."
         ) from error
 
 

@@ -1,8 +1,12 @@
 """Texts of errors."""
 
+import ast
+from pathlib import Path
+
 import optree
 import pytest
 
+import metadist
 from metadist.errors import FULL_TRACEBACKS, one_line, user_frame, user_traceback
 
 
@@ -19,7 +23,7 @@ def fail() -> None:
 def test_the_frame_of_an_error_is_that_of_the_users_code():
     with pytest.raises(TypeError) as caught:
         fail()
-    assert user_frame(caught.value).endswith("test_error_texts.py:16, in fail")
+    assert user_frame(caught.value).endswith("test_error_texts.py:20, in fail")
     assert user_frame(TypeError("was not raised")) == ""
 
 
@@ -50,3 +54,17 @@ def test_an_error_in_a_library_has_all_frames():
     error.__traceback__ = error.__traceback__.tb_next
     assert "in tree_map" in user_traceback(error)
     assert user_traceback(TypeError("was not raised")) == "TypeError: was not raised\n"
+
+
+def last_character(text: ast.expr) -> str:
+    """The last character of a text; "." for texts that end with a value."""
+    if isinstance(text, ast.JoinedStr):
+        text = text.values[-1]
+    return str(text.value)[-1] if isinstance(text, ast.Constant) else "."
+
+
+def test_messages_of_user_errors_are_sentences():
+    for path in Path(metadist.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "UserError":
+                assert last_character(node.args[0]) == ".", f"{path}:{node.lineno}"

@@ -251,7 +251,10 @@ def as_task_result(returned: Any, learner: Learner) -> TaskResult:
     if not isinstance(loss, Tensor) or loss.dim():
         value = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
         raise UserError(f"{name} returned a loss {value}: return a scalar tensor.")
-    if all(isinstance(value, Tensor) and not value.dim() for value in metrics.values()):
+    if all(
+        isinstance(value, Tensor) and not value.dim() and not value.requires_grad
+        for value in metrics.values()
+    ):
         return returned
     try:
         numbers = {

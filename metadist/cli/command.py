@@ -1,7 +1,6 @@
 """The `metadist` command: a table of subcommands, each imported when it is used."""
 
 import argparse
-import functools
 import importlib
 import os
 import signal
@@ -24,8 +23,7 @@ class Command(NamedTuple):
     """A subcommand.
 
     Attributes:
-        target: the function, as "module:function". It takes no arguments, reads `sys.argv[1:]`, and
-            returns the exit status, None for success.
+        target: the function, as "module:function". It takes no arguments and reads `sys.argv[1:]`.
         summary: the summary for `metadist --help`, in one line.
     """
 
@@ -48,11 +46,11 @@ COMMANDS = {
 """The subcommands, in the order of `metadist --help`."""
 
 
-def main() -> int | None:
+def main() -> int:
     """Run a subcommand. The entry point of `metadist` and of `python -m metadist`.
 
     Returns:
-        The exit status, None for success: 2 if there is no such subcommand.
+        The exit status: 2 if there is no such subcommand; else see `exit_status`.
     """
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name == "--version":
@@ -62,12 +60,7 @@ def main() -> int | None:
     elif name in COMMANDS:
         module, _, function = COMMANDS[name].target.partition(":")
         sys.argv = [f"metadist {name}", *sys.argv[2:]]
-        try:
-            run = getattr(importlib.import_module(module), function)
-        except KeyboardInterrupt:  # the imports take seconds
-            return 128 + signal.SIGINT
-        status: int | None = run()
-        return status
+        return exit_status(lambda: getattr(importlib.import_module(module), function)())
     else:
         if get_rank() == 0:
             commands = ", ".join(COMMANDS)
@@ -77,7 +70,7 @@ def main() -> int | None:
                 file=sys.stderr,
             )
         return USER_ERROR_STATUS
-    return None
+    return 0
 
 
 def argument_parser(documentation: str | None) -> argparse.ArgumentParser:
@@ -100,11 +93,11 @@ def add_trust_code(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def exit_status(work: Callable[[], int | None]) -> int:
-    """Run a command that starts no job, and report user errors in one sentence.
+def exit_status(run: Callable[[], None]) -> int:
+    """Run a subcommand, and report user errors in one sentence.
 
     Args:
-        work: the command; it returns the exit status, None for success.
+        run: the subcommand. One that trains exits the process itself.
 
     Returns:
         The exit status: 2 after a user error, 1 after another one, whose traceback is printed.
@@ -112,7 +105,8 @@ def exit_status(work: Callable[[], int | None]) -> int:
         status, and no message is printed.
     """
     try:
-        return work() or 0
+        run()
+        return 0
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except Exception as error:
@@ -133,11 +127,6 @@ def exit_status(work: Callable[[], int | None]) -> int:
             return 128 + signal.SIGPIPE
         print(f"error: {describe_error(error)}", file=sys.stderr)
         return USER_ERROR_STATUS
-
-
-def reports_user_errors(main: Callable[[], None]) -> Callable[[], int]:
-    """Make a subcommand's main function return the status of `exit_status`."""
-    return functools.wraps(main)(lambda: exit_status(main))
 
 
 def usage() -> str:

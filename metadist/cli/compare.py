@@ -7,7 +7,7 @@ difference is taken task by task.
 
 from pathlib import Path
 
-from metadist.cli.command import argument_parser, reports_user_errors
+from metadist.cli.command import argument_parser
 from metadist.loggers.console import print_plain
 from metadist.metrics import format_metric, metric_label
 from metadist.reports import (
@@ -35,9 +35,8 @@ def summary(found: PairedDifference, first: Path, second: Path) -> list[str]:
     return [*lines, f"{line} ± {interval} (second minus first, 95% interval, {side} 0)"]
 
 
-@reports_user_errors
 def main() -> None:
-    """Compare from the command line; returns the exit status."""
+    """Compare from the command line."""
     parser = argument_parser(__doc__)
     parser.add_argument("first", metavar="RUN", type=Path, help="a run's directory")
     parser.add_argument("second", metavar="RUN", type=Path, help="another one")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from metadist.algorithms import Ensemble
-from metadist.cli.command import add_trust_code, argument_parser, reports_user_errors
+from metadist.cli.command import add_trust_code, argument_parser
 from metadist.config import load_experiment
 from metadist.errors import UserError, did_you_mean, state_dict_reason
 from metadist.files import REDIRECT_OUTPUT, wrap_write_errors
@@ -222,7 +222,7 @@ def _default_output(run: Path, overrides: tuple[str, ...], checkpoints: Sequence
         for checkpoint in checkpoints
     ]
     parts = ",".join([*names, *overrides])
-    name = re.sub(r"[^\w.,=+-]+", "_", parts) or "own_protocol"
+    name = re.sub(r"[^\w.,=+-]+", "_", parts, flags=re.ASCII) or "own_protocol"
     if len(name) > _MAX_NAME or (parts and name != parts):
         digest = hashlib.sha256(parts.encode()).hexdigest()[:8]
         name = f"{name[:_MAX_NAME]}-{digest}"
@@ -251,9 +251,8 @@ def summary(results: Mapping[str, Any]) -> list[str]:
     return [*lines, *(f"  {line}" for line in notes)]
 
 
-@reports_user_errors
 def main() -> None:
-    """Evaluate from the command line; returns the exit status."""
+    """Evaluate from the command line."""
     parser = argument_parser(__doc__)
     parser.add_argument("run", metavar="RUN", type=Path, help="the run's directory")
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="options to replace")

@@ -6,14 +6,13 @@ in its metadata. FewShotClassifier.load, metadist predict and init_from read it.
 
 from pathlib import Path
 
-from metadist.cli.command import argument_parser, reports_user_errors
+from metadist.cli.command import argument_parser
 from metadist.loggers.console import print_plain
 from metadist.training import export_weights
 
 
-@reports_user_errors
 def main() -> None:
-    """Export from the command line; returns the exit status."""
+    """Export from the command line."""
     parser = argument_parser(__doc__)
     parser.add_argument("run", metavar="RUN", type=Path, help="the directory of a finished run")
     parser.add_argument("--output", type=Path, help="default: RUN/weights.safetensors")

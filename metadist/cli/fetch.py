@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from rich.progress import Progress
 
-from metadist.cli.command import argument_parser, reports_user_errors
+from metadist.cli.command import argument_parser
 from metadist.errors import UserError, one_line
 from metadist.loggers.console import print_plain
 
@@ -124,9 +124,8 @@ DEFAULT_ROOTS = {"fc100": "data/cifar100"}
 """The directories that are not `data/DATASET`, as in the configuration."""
 
 
-@reports_user_errors
 def main() -> None:
-    """Download from the command line; returns the exit status."""
+    """Download from the command line."""
     parser = argument_parser(__doc__)
     parser.add_argument("dataset", choices=DATASETS)
     parser.add_argument("--root", type=Path, help="directory of the dataset; as dataset.root")
@@ -148,12 +147,12 @@ def ask_for_agreement() -> None:
         UserError: the user does not agree, or there is no terminal.
     """
     if not sys.stdin.isatty():
-        raise UserError("the terms need your agreement: read them and add --yes")
+        raise UserError("the terms need your agreement: read them and add --yes.")
     answer = ""
     with contextlib.suppress(EOFError):  # Ctrl-D
         answer = input("Do you agree to these terms? [y/N] ")
     if answer.strip().lower() not in ("y", "yes"):
-        raise UserError("nothing was downloaded, because you did not agree to the terms")
+        raise UserError("nothing was downloaded, because you did not agree to the terms.")
 
 
 def fetch(remote: RemoteDataset, root: Path) -> None:
@@ -181,7 +180,7 @@ def fetch(remote: RemoteDataset, root: Path) -> None:
         target = root / file.path
         checksum = file.checksum or checksums.get(file.url.partition("?")[0].rpartition("/")[2])
         if checksum is None:
-            raise UserError(f"{remote.listing} has no checksum of {file.path}; try again later")
+            raise UserError(f"{remote.listing} has no checksum of {file.path}; try again later.")
         with _download_errors(file, target):
             pooch.retrieve(file.url, checksum, target.name, target.parent, downloader=_download)
             if file.unpack:
@@ -227,15 +226,15 @@ def _download_errors(file: RemoteFile, target: Path) -> Iterator[None]:
         kept = f"; {part} is kept, and the next start continues it" if part.exists() else ""
         raise UserError(
             f"{file.url} could not be downloaded ({one_line(error)}){kept}: check the network, or "
-            f"put {target.name} into {target.parent} yourself"
+            f"put {target.name} into {target.parent} yourself."
         ) from error
     except ValueError as error:  # raised by pooch if the checksum does not match
         raise UserError(
             f"{file.url} does not have the expected checksum; nothing was kept: start again, or "
-            f"put {target.name} into {target.parent} yourself"
+            f"put {target.name} into {target.parent} yourself."
         ) from error
     except (OSError, tarfile.TarError) as error:
-        raise UserError(f"{target} cannot be written or unpacked ({error})") from error
+        raise UserError(f"{target} cannot be written or unpacked ({error}).") from error
 
 
 def _listed_checksums(remote: RemoteDataset) -> dict[str, str]:
@@ -251,5 +250,5 @@ def _listed_checksums(remote: RemoteDataset) -> dict[str, str]:
     except (requests.RequestException, KeyError, TypeError) as error:
         raise UserError(
             f"{remote.listing} with the files' checksums cannot be read ({one_line(error)}): "
-            "check the network"
+            "check the network."
         ) from error

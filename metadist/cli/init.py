@@ -7,7 +7,7 @@ commands to run.
 import shutil
 from pathlib import Path
 
-from metadist.cli.command import argument_parser, reports_user_errors
+from metadist.cli.command import argument_parser
 from metadist.errors import UserError
 from metadist.loggers.console import print_plain
 
@@ -39,9 +39,8 @@ def write_project(directory: Path) -> None:
         ) from None
 
 
-@reports_user_errors
 def main() -> None:
-    """Write a project from the command line; returns the exit status."""
+    """Write a project from the command line."""
     parser = argument_parser(__doc__)
     parser.add_argument("directory", metavar="DIR", type=Path, help="new or empty")
     directory = parser.parse_args().directory

@@ -9,7 +9,7 @@ import csv
 import io
 from pathlib import Path
 
-from metadist.cli.command import add_trust_code, argument_parser, reports_user_errors
+from metadist.cli.command import add_trust_code, argument_parser
 from metadist.errors import UserError
 from metadist.files import REDIRECT_OUTPUT, atomic_write
 from metadist.inference import FewShotClassifier
@@ -53,9 +53,8 @@ def predict_folder(classifier: FewShotClassifier, support: Path, query: Path) ->
     return rows
 
 
-@reports_user_errors
 def main() -> None:
-    """Predict from the command line; returns the exit status."""
+    """Predict from the command line."""
     parser = argument_parser(__doc__)
     parser.add_argument(
         "run",

@@ -7,15 +7,14 @@ as reported for a task with a non-finite loss.
 
 from pathlib import Path
 
-from metadist.cli.command import add_trust_code, argument_parser, reports_user_errors
+from metadist.cli.command import add_trust_code, argument_parser
 from metadist.config import load_experiment
 from metadist.loggers.console import print_plain
 from metadist.training.replay import parse_key, replay
 
 
-@reports_user_errors
 def main() -> None:
-    """Replay from the command line; returns the exit status."""
+    """Replay from the command line."""
     parser = argument_parser(__doc__)
     parser.add_argument("directory", metavar="RUN", type=Path, help="the run's directory")
     parser.add_argument("--key", required=True, help="seed,split,iteration,index")

@@ -9,16 +9,15 @@ the overrides that differ between runs.
 
 from pathlib import Path
 
-from metadist.cli.command import argument_parser, reports_user_errors
+from metadist.cli.command import argument_parser
 from metadist.loggers.console import print_plain
 from metadist.reports.run_record import is_run
 from metadist.reports.run_report import write_run_report
 from metadist.reports.sweep_report import write_sweep_report
 
 
-@reports_user_errors
 def main() -> None:
-    """Report from the command line; returns the exit status."""
+    """Report from the command line."""
     parser = argument_parser(__doc__)
     parser.add_argument(
         "folder", type=Path, help="a run directory, or contains run directories at any depth"

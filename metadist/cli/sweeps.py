@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
@@ -30,7 +30,7 @@ from metadist.launchers.error_reporting import (
 )
 from metadist.launchers.job import JobFailure, SweepJobFailed, run_job
 from metadist.launchers.launcher import Launcher
-from metadist.launchers.pool import Ending, JobPool
+from metadist.launchers.pool import JobExit, JobPool
 from metadist.launchers.run_spec import RunSpec, finished_results, results_summary
 from metadist.loggers.console import print_plain
 from metadist.metrics import larger_is_better, task_metric
@@ -45,6 +45,25 @@ from metadist.training import Interrupted
 
 _REPORT_SECONDS = 30.0
 """Timeout of the other ranks of a failed sweep, which wait for rank zero to write its report."""
+
+
+_OUTCOME = "job outcome"
+
+
+class _JobOutcome(NamedTuple):
+    """How a job of a sweep ended on a rank.
+
+    Attributes:
+        failed: whether this rank raised an error.
+        stops: whether the error ends the sweep.
+        closed: whether the rank has left the job's RPC or process group.
+        value: the value that a sweeper optimizes.
+    """
+
+    failed: bool = False
+    stops: bool = False
+    closed: bool = True
+    value: float | None = None
 
 
 @dataclass
@@ -171,14 +190,14 @@ def launch_job(launcher: Launcher, max_concurrent: int, spec: RunSpec) -> float 
     return None if starts_all else job.result()
 
 
-def _finish_launched(spec: RunSpec, ending: Ending) -> float | None:
+def _finish_launched(spec: RunSpec, job_exit: JobExit) -> float | None:
     """The objective value of a launched job that has ended.
 
     Raises:
         JobFailure: the job failed or could not be started.
     """
-    if ending != 0:
-        error = ending if isinstance(ending, Exception) else WorkerGroupFailed(ending)
+    if job_exit != 0:
+        error = job_exit if isinstance(job_exit, Exception) else WorkerGroupFailed(job_exit)
         fail_job(spec, JobFailure(error, in_job=False))
         return None
     try:
@@ -215,47 +234,45 @@ def run_sweep_job(spec: RunSpec) -> float | None:
         if not failure.in_job:
             fail_job(spec, failure)
             return None
-        ending = {
-            "failed": True,
-            "stops": _stops_sweep(spec, failure.error),
-            "closed": all_closed(),
-        }
-        if ending["stops"]:
+        outcome = _JobOutcome(
+            failed=True, stops=_stops_sweep(spec, failure.error), closed=all_closed()
+        )
+        if outcome.stops:
             with contextlib.suppress(RuntimeError):  # the other ranks are not waited for
-                report_object(current_job().store, "ending", ending)
+                report_object(current_job().store, _OUTCOME, outcome)
         fail_job(spec, failure)
-        _require_closed(_exchange_endings(ending), spec)
+        _require_closed(_exchange_outcomes(outcome), spec)
         current_job().end()
         return None
-    endings = _exchange_endings({"failed": False, "value": value})
-    failed = [ending for ending in endings if ending["failed"]]
-    if any(ending["stops"] for ending in failed):
+    outcomes = _exchange_outcomes(_JobOutcome(value=value))
+    if any(outcome.stops for outcome in outcomes):
         raise JobFailure(RemoteRankFailed(), in_job=True)
-    _require_closed(endings, spec)
+    _require_closed(outcomes, spec)
     current_job().end()
-    if failed:
+    if any(outcome.failed for outcome in outcomes):
         _count_failed(spec)
         return None
-    return endings[0]["value"]
+    return outcomes[0].value
 
 
-def _exchange_endings(ending: dict[str, Any]) -> list[dict[str, Any]]:
-    """How the job ended on each rank. The heartbeat detects ranks that died."""
+def _exchange_outcomes(outcome: _JobOutcome) -> list[_JobOutcome]:
+    """The job's outcome on each rank. The heartbeat detects ranks that died."""
     if get_world_size() == 1:
-        return [ending]
+        return [outcome]
     try:
-        return all_gather_object(current_job().store, "ending", ending, timeout=None)
+        outcomes = all_gather_object(current_job().store, _OUTCOME, outcome, timeout=None)
+        return [_JobOutcome(*values) for values in outcomes]
     except Exception as error:
         raise JobFailure(error, in_job=True) from error
 
 
-def _require_closed(endings: list[dict[str, Any]], spec: RunSpec) -> None:
+def _require_closed(outcomes: list[_JobOutcome], spec: RunSpec) -> None:
     """Require that all ranks have closed the failed job's RPC or process group.
 
     Raises:
         JobFailure: a rank has not, so it cannot run another job. Raised on all ranks.
     """
-    if not all(ending.get("closed", True) for ending in endings):
+    if not all(outcome.closed for outcome in outcomes):
         raise JobFailure(UserError(_stuck_sentence(spec)), in_job=True)
 
 

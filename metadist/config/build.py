@@ -30,7 +30,6 @@ from metadist.tasks import TaskDistribution, TaskShape
 from metadist.tasks.episode import TASK_MEMBERS, require_members
 from metadist.training import (
     Callback,
-    EarlyStopping,
     EvaluateMapper,
     Experiment,
     Strategy,
@@ -67,8 +66,7 @@ def build_experiment(
     """
     experiment = assemble_experiment(configuration, directory, name, settings)
     for callback in experiment.callbacks.values():
-        if isinstance(callback, EarlyStopping):
-            callback.check(experiment)
+        callback.on_build(experiment)
     restore(experiment)
     init_from = configuration.get("init_from")
     resumed = experiment.state.iteration > 0
@@ -112,7 +110,7 @@ def assemble_experiment(
     plain = to_plain(cfg, resolve=True)
     trainer: TrainerConfig = instantiate(cfg.trainer, "trainer")
     strategy = _strategy(cfg, settings, instantiate)
-    device = resolve_device(str(cfg.device))
+    device = resolve_device(settings.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # "cuda" without an index then is this rank's GPU
     precision = supported_precision(trainer.precision, device)

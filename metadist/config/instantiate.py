@@ -84,7 +84,7 @@ def bind_arguments(
             f"{path} must name a {_TARGET} and its arguments, got {values!r}: choose one of the "
             f"options of {path}, as in {path}=NAME."
         )
-    for key in _UNSUPPORTED & values.keys():
+    for key in filter(_UNSUPPORTED.__contains__, values):
         raise UserError(f"{path}.{key} is not supported: give the arguments by name.")
     partial = values.get(_PARTIAL, False)
     if not isinstance(partial, bool):
@@ -243,7 +243,7 @@ def _converted(target: Any, chosen: Mapping[str, Any], path: str) -> dict[str, A
     """The configured values, converted to the types of the signature."""
     hints = _type_hints(target)
     converted = {}
-    for key in chosen.keys() & hints.keys():
+    for key in filter(hints.__contains__, chosen):
         try:
             converted[key] = _adapter(hints[key]).validate_python(chosen[key])
             # pydantic accepts true as the number 1.

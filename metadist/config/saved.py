@@ -179,7 +179,7 @@ def load_experiment(path: str | Path, *overrides: str, trust_code: bool = False)
         _apply_overrides(configuration, overrides, _searchpath(directory, trust_code))
     if not trust_code:
         check_interpolations(OmegaConf.to_container(configuration, resolve=False))
-    _find_paths(configuration, directory)
+    _make_paths_absolute(configuration, directory)
     locate = _locate(trust_code)
     replaced = any(re.match(r"[+~]*reducer\b", override) for override in overrides)
     if not replaced and not _is_linear_reducer(configuration.get("reducer"), locate):
@@ -267,7 +267,7 @@ def _delete(configuration: DictConfig, key: str) -> None:
     del node[name]
 
 
-def _find_paths(configuration: DictConfig, directory: Path) -> None:
+def _make_paths_absolute(configuration: DictConfig, directory: Path) -> None:
     """Make relative paths absolute if they exist only in the directory where the run started."""
     started = (read_hydra(directory).get("runtime") or {}).get("cwd") or ""
     for key in ("dataset.root", "init_from"):

@@ -73,7 +73,7 @@ class Settings(BaseModel):
     threads: Annotated[int, Field(strict=True, ge=1, le=4096), BeforeValidator(_number)]
     timeout_seconds: _Seconds
     rendezvous_timeout_seconds: _Seconds = RENDEZVOUS_TIMEOUT  # for runs saved without it
-    device: Any
+    device: Annotated[str, BeforeValidator(_text)]
     resume: Annotated[str | None, BeforeValidator(_text)] = None
     init_from: str | None = None
     sweep: SweepSettings

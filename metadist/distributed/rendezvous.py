@@ -137,8 +137,8 @@ def all_gather_object(store: dist.Store, name: str, value: Any, timeout: float |
     with store_errors_as_worker_lost():
         report_object(store, name, value)
         if wait_for_keys(store, [combined_key], timeout):
-            ranks = [keys.index(key) for key in missing_keys(store, keys)]
-            if ranks:
+            missing = set(missing_keys(store, keys))
+            if ranks := [rank for rank, key in enumerate(keys) if key in missing]:
                 raise RendezvousTimeoutError(
                     f"ranks {ranks} did not report {name!r} in {timeout:g} s."
                 )
@@ -195,7 +195,7 @@ def read_present(store: Counters, keys: dict[int, str]) -> dict[int, str]:
         store: the store.
         keys: the key of each rank.
     """
-    missing = missing_keys(store, [*keys.values()]) if keys else []
+    missing = set(missing_keys(store, [*keys.values()]) if keys else [])
     present = {rank: key for rank, key in keys.items() if key not in missing}
     values = store.multi_get([*present.values()]) if present else []
     return {rank: value.decode() for rank, value in zip(present, values, strict=True)}

@@ -28,7 +28,8 @@ class FewShotClassifier:
     """Classifies images from a few labeled examples of each class.
 
     `fit` stores the examples, the support set; it does not change the learner's parameters. Each
-    prediction adapts to the support set.
+    prediction adapts to the support set. A prediction sets and restores the states of the global
+    random generators, so that threads must not predict at the same time.
 
     Attributes:
         classes_: the distinct labels, sorted; set by `fit`.

@@ -13,14 +13,16 @@ from metadist.training import Interrupted
 
 T = TypeVar("T")
 
-Ending = int | Exception
+JobExit = int | Exception
 """A job's exit status, or the exception that its launcher raised."""
 
 
 class JobFuture(Generic[T]):
     """The result of a submitted job. Used in the main thread."""
 
-    def __init__(self, pool: "JobPool", future: Future[int], finish: Callable[[Ending], T]) -> None:
+    def __init__(
+        self, pool: "JobPool", future: Future[int], finish: Callable[[JobExit], T]
+    ) -> None:
         self._pool = pool
         self._future = future
         self._finish = finish
@@ -41,11 +43,11 @@ class JobFuture(Generic[T]):
             while not self._future.done():
                 self._pool.wait([self._future])
             try:
-                ending: Ending = self._future.result()
+                job_exit: JobExit = self._future.result()
             except Exception as error:
-                ending = error
+                job_exit = error
             try:
-                self._result.set_result(self._finish(ending))
+                self._result.set_result(self._finish(job_exit))
             except BaseException as error:  # JobFailure is one
                 self._result.set_exception(error)
         return self._result.result()
@@ -68,7 +70,7 @@ class JobPool:
         run: Callable[[], int],
         stop: Callable[[int], None],
         max_concurrent: int,
-        finish: Callable[[Ending], T],
+        finish: Callable[[JobExit], T],
     ) -> JobFuture[T]:
         """Start a job as soon as fewer than `max_concurrent` jobs run.
 

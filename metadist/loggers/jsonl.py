@@ -93,7 +93,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         ]
     except OSError as error:
         raise UserError(
-            f"cannot read {path} ({error.strerror or error}): expected the {METRICS_FILE} of a run"
+            f"cannot read {path} ({error.strerror or error}): expected the {METRICS_FILE} of a run."
         ) from error
 
 
@@ -131,7 +131,7 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
             yield line, metrics
         elif number < len(lines):
             raise UserError(
-                f"line {number} of {path} is not a JSON object: fix the line or move the file away"
+                f"line {number} of {path} is not a JSON object: fix the line or move the file away."
             )
 
 

@@ -58,7 +58,9 @@ class Logger:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         methods = [name for name in vars(Logger) if name[0] != "_"]
-        for name in vars(cls):
+        for name, member in vars(cls).items():
+            if name.startswith("_") or not callable(member):
+                continue
             matches = difflib.get_close_matches(name, methods, n=1, cutoff=0.9)
             if matches and matches != [name]:
                 raise TypeError(

@@ -76,7 +76,7 @@ class WandbLogger(Logger):
         if self.mode == "online" and not _has_credentials(session.settings.base_url):
             raise UserError(
                 "no login for Weights & Biases was found: run `wandb login`, set WANDB_API_KEY, "
-                "or log to files with mode=offline"
+                "or log to files with mode=offline."
             )
         try:
             self._wandb_run = wandb.init(
@@ -103,7 +103,7 @@ class WandbLogger(Logger):
         except (wandb.Error, OSError) as error:
             raise UserError(
                 f"Weights & Biases could not initialize the run ({one_line(error).rstrip('.')}): "
-                "check the login and the network, or log to files with mode=offline"
+                "check the login and the network, or log to files with mode=offline."
             ) from error
 
     def log_metrics(self, metrics: Metrics) -> None:

@@ -71,7 +71,7 @@ def cache_directory(root: Path) -> Path:
     except RuntimeError as error:
         raise UserError(
             f"{root} cannot be written to and there is no home directory for a cache; set "
-            "METADIST_CACHE to a directory that can be written to"
+            "METADIST_CACHE to a directory that can be written to."
         ) from error
 
 
@@ -114,7 +114,7 @@ def load_or_create(root: Path, name: str, create: Callable[[], ArraySpec]) -> Ca
         if (cached := _load(target, target)) is None:
             raise UserError(
                 f"{target} was written and cannot be read back; check that disk, or set "
-                "METADIST_CACHE to a directory on another"
+                "METADIST_CACHE to a directory on another."
             )
         return cached
 
@@ -218,10 +218,10 @@ def file_lock(path: Path, advice: str) -> Iterator[None]:
     except Timeout as error:
         raise UserError(
             f"another process has been preparing {path} for {LOCK_SECONDS:.0f} seconds without "
-            "progress; wait for it to end, or stop it, and start again"
+            "progress; wait for it to end, or stop it, and start again."
         ) from error
     except OSError as error:
-        raise UserError(f"cannot write to {path.parent} ({error.strerror}); {advice}") from error
+        raise UserError(f"cannot write to {path.parent} ({error.strerror}); {advice}.") from error
     try:
         yield
     finally:
@@ -247,7 +247,7 @@ def _size(path: Path) -> int:
 
 
 def _is_writable(directory: Path) -> bool:
-    # The root user may write anywhere, but not to a directory without any write permission here.
+    # For the root user, os.access is true even without any write permission.
     return os.access(directory, os.W_OK | os.X_OK) and bool(directory.stat().st_mode & 0o222)
 
 
@@ -288,5 +288,5 @@ def _save(path: Path, spec: ArraySpec) -> None:
     except OSError as error:
         raise UserError(
             f"cannot write {path} ({error.strerror}); make room there, or set METADIST_CACHE to "
-            "another directory"
+            "another directory."
         ) from error

@@ -117,7 +117,7 @@ def load_images(root: Path, download: bool) -> CachedArray:
         if not download:
             raise UserError(
                 f"{root} has neither {_ARCHIVE} nor the folder of its contents; {advice}, or set "
-                "dataset.download=true"
+                "dataset.download=true."
             )
         source = root / _ARCHIVE
         data_files.download(source, _published_archive, "CIFAR-100", advice)
@@ -170,13 +170,13 @@ def read(source: Path, names: Sequence[str]) -> ArraySpec:
     except CONTENT_ERRORS as error:
         raise UserError(
             f"{source} is no copy of CIFAR-100 ({error_with_type(error)}); replace it with a "
-            "complete copy"
+            "complete copy."
         ) from error
     for name, part_indices in zip(names, indices, strict=True):
         if (count := sum(map(len, part_indices))) != EXAMPLES:
             raise UserError(
                 f"the class {name} of {source} has {count} images where CIFAR-100 has {EXAMPLES}; "
-                "replace it with a complete copy"
+                "replace it with a complete copy."
             )
 
     def rows() -> Iterator[np.ndarray]:
@@ -219,7 +219,7 @@ def _read_archive(archive: Path) -> dict[str, dict[str, Any]]:
     except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError) as error:
         raise UserError(
             f"{archive} is not a readable archive ({one_line(error)}); delete it and put the "
-            "complete file there"
+            "complete file there."
         ) from error
     return contents
 

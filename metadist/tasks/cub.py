@@ -76,7 +76,7 @@ class CUB(DecodedImages):
             raise UserError(
                 f"{root} has {count} species of CUB-200-2011 with images, expected {CLASSES}, in "
                 "CUB_200_2011/images/001.Black_footed_Albatross and so on: run metadist fetch cub, "
-                "or set dataset.root to the directory that has them"
+                "or set dataset.root to the directory that has them."
             )
         return load_classes(root, stem, classes, self.size, "RGB")
 

@@ -28,13 +28,13 @@ def root_errors(root: Path, dataset: str) -> Iterator[None]:
     try:
         if root.is_file():
             raise UserError(
-                f"dataset.root is {root}, which is a file; give the directory of {dataset}"
+                f"dataset.root is {root}, which is a file; give the directory of {dataset}."
             )
         yield
     except OSError as error:
         raise UserError(
             f"dataset.root {root} cannot be read ({error.strerror}); allow it, or give another "
-            "directory"
+            "directory."
         ) from error
 
 
@@ -90,7 +90,7 @@ def download(
             part.unlink(missing_ok=True)
             raise UserError(
                 f"{target.name} of {dataset} is not in {target.parent} and could not be "
-                f"downloaded ({one_line(error)}); {advice}"
+                f"downloaded ({one_line(error)}); {advice}."
             ) from error
 
 
@@ -145,7 +145,7 @@ def decode_image(
 def resize_image(image: Image.Image, mode: str, size: int) -> np.ndarray:
     """Convert an image to a mode and resize it to a square with the Lanczos filter.
 
-    Images of 16 bits are scaled to 8, and transparent ones are put on white.
+    Images of 16 bits are scaled to 8, and transparent ones are composited onto a white background.
 
     Args:
         image: an image of any size and of any mode but "I" and "F", whose range of values is
@@ -180,8 +180,8 @@ def resize_image(image: Image.Image, mode: str, size: int) -> np.ndarray:
 def unreadable(path: Path | str, error: OSError) -> str:
     """The error message for a file that the operating system refuses to read."""
     if isinstance(error, FileNotFoundError):
-        return f"there is no file or folder {path}: correct the path"
-    return f"{path} cannot be read ({error.strerror}); allow it, or put another copy there"
+        return f"there is no file or folder {path}: correct the path."
+    return f"{path} cannot be read ({error.strerror}); allow it, or put another copy there."
 
 
 def error_with_type(error: BaseException) -> str:

@@ -68,13 +68,13 @@ class FewShotTasks:
         counts |= {"train_shots": train_shots, "train_queries": train_queries}
         for name, count in counts.items():
             if count is not None and count < 1:
-                raise UserError(f"task.{name} must be at least 1, got {count}")
+                raise UserError(f"task.{name} must be at least 1, got {count}.")
         require_members(dataset, "dataset", _MEMBERS, "TaskDataset")
         for name, count in {"ways": ways, "train_ways": train_ways}.items():
             if count == 1 and not dataset.regression:
                 raise UserError(
                     f"task.{name} is 1, and there is nothing to tell apart with a single class: "
-                    "set it to 2 or more"
+                    "set it to 2 or more."
                 )
         self.dataset = dataset
         self.ways, self.shots, self.queries = ways, shots, queries

@@ -129,9 +129,9 @@ class Glyphs(ImageClasses):
         }
         for name, (value, least) in bounds.items():
             if value < least:
-                raise UserError(f"dataset.{name} must be at least {least}, got {value}")
+                raise UserError(f"dataset.{name} must be at least {least}, got {value}.")
         if size > 256:
-            raise UserError(f"dataset.size must be at most 256, got {size}")
+            raise UserError(f"dataset.size must be at most 256, got {size}.")
         keys = [
             (seed, number, index) for number, count in enumerate(counts) for index in range(count)
         ]

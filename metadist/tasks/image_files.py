@@ -185,7 +185,7 @@ def read_lists(images: Path, lists: Mapping[str, Path]) -> Iterator[ImageClass]:
         ]
         raise UserError(
             f"{images} lacks images: {' and '.join(details)}; put them there, or use the lists "
-            "that belong to the images"
+            "that belong to the images."
         )
     yield from classes
 
@@ -214,7 +214,7 @@ def _lines(file: Path) -> Iterator[tuple[str, str]]:
     except (ValueError, csv.Error) as error:
         raise UserError(
             f"{file} is no list of images ({error}); it needs the first line filename,label and "
-            "then a file's name and its class in each"
+            "then a file's name and its class in each."
         ) from error
 
 
@@ -232,7 +232,7 @@ def check_disjoint(classes: Iterable[tuple[str, str]], root: Path) -> None:
                 f"the class {name} of {root} is in {first_split} and in {split}, where a class of "
                 "few-shot learning belongs to one split; use the files of the published split, or "
                 "for your own data with dataset=folder put each class into one split, or give a "
-                "directory of class folders without splits"
+                "directory of class folders without splits."
             )
 
 
@@ -288,5 +288,5 @@ def decode_file(file: Path, mode: str, size: int) -> np.ndarray:
         raise UserError(unreadable(file, error)) from error
     except ValueError as error:
         raise UserError(
-            f"{file} cannot be decoded as an image ({error}); replace or delete it"
+            f"{file} cannot be decoded as an image ({error}); replace or delete it."
         ) from error

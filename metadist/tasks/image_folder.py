@@ -95,7 +95,7 @@ class ImageFolder(DecodedImages):
                 return group_by_class(cached)
             raise UserError(
                 f"{root} has no images in class folders: give a directory with a folder of images "
-                "for each class, or with folders train, val and test of class folders"
+                "for each class, or with folders train, val and test of class folders."
             )
         image_files.check_disjoint(((folder.split, folder.name) for folder in classes), root)
         return load_classes(root, stem, classes, self.size, "RGB" if self.channels == 3 else "L")
@@ -123,13 +123,13 @@ class ImageFolder(DecodedImages):
                 raise UserError(
                     f"{root} has no classes with images for {split}: add them in the folder "
                     f"{image_files.SHORT_NAMES[split]}, or give a directory of class folders "
-                    "without splits"
+                    "without splits."
                 )
             if not len(members):
                 raise UserError(
                     f"the number of classes with images in {root} is {len(names)} and none is left "
                     f"for {split}: add class folders, or lower dataset.validation_fraction and "
-                    "dataset.test_fraction"
+                    "dataset.test_fraction."
                 )
         return indices
 

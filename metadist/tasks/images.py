@@ -52,7 +52,7 @@ class ImageClasses:
     rotated.
 
     Attributes:
-        input_shape: (channels, height, width); 1 channel for images in one colour.
+        input_shape: (channels, height, width); 1 channel for images of grey values.
         regression: False.
         inverted: whether the pixels of the image files were inverted (255 - pixel). A subclass that
             inverts them sets it to True, so that images to be predicted are inverted as well.
@@ -209,7 +209,7 @@ class ImageClasses:
         elif small:
             raise UserError(
                 f"{key_prefix}shots + {key_prefix}queries is {shots} + {queries} = {needed}, but "
-                f"{self._too_small(small)}"
+                f"{self._too_small(small)}."
             )
         for split in splits:
             members = self._large_enough(self.splits[split], needed)
@@ -219,7 +219,7 @@ class ImageClasses:
                 raise UserError(
                     f"{key_prefix}ways is {ways}, but the {split} split of {self.name} has only "
                     f"{len(members)} {classes}{enough}; lower {key_prefix}ways or "
-                    f"{self.more_classes}"
+                    f"{self.more_classes}."
                 )
             groups = (self.groups or {}).get(split, [])
             largest = max(
@@ -229,7 +229,7 @@ class ImageClasses:
                 raise UserError(
                     f"{key_prefix}ways is {ways}, but the largest {self.group} in the {split} "
                     f"split of {self.name} has only {largest} classes; lower {key_prefix}ways or "
-                    f"set {self.without_groups}"
+                    f"set {self.without_groups}."
                 )
 
     def episode(
@@ -393,7 +393,7 @@ class ImageClasses:
         examples = [generator.permutation(self.class_sizes[index])[:needed] for index in classes]
         if small := [index for index in classes.tolist() if self.class_sizes[index] < needed]:
             raise UserError(
-                f"a task has {needed} examples of each class, but {self._too_small(small)}"
+                f"a task has {needed} examples of each class, but {self._too_small(small)}."
             )
         if self.test_drawers and split != "train":
             examples = examples[:1] * ways

@@ -78,7 +78,7 @@ def no_layout(root: Path) -> str:
         "put there the folders train, val and test with a folder of images for each class, or "
         "images/ with train.csv, val.csv and test.csv, or "
         f"{', '.join(_PICKLES[0].values())}, or {', '.join(_PICKLES[2].values())}; or run "
-        "metadist fetch mini_imagenet"
+        "metadist fetch mini_imagenet."
     )
 
 
@@ -134,13 +134,13 @@ def _check(counts: dict[str, int], layout: Layout) -> None:
         if len(classes) != expected:
             raise UserError(
                 f"the number of classes in {source} is {len(classes)}, in Ravi and Larochelle's "
-                f"split {expected}; replace it with a complete copy"
+                f"split {expected}; replace it with a complete copy."
             )
         for name in classes:
             if counts[name] != EXAMPLES:
                 raise UserError(
                     f"the class {name.partition('/')[2]} in {source} has {counts[name]} images "
-                    f"where MiniImageNet has {EXAMPLES}; replace it with a complete copy"
+                    f"where MiniImageNet has {EXAMPLES}; replace it with a complete copy."
                 )
 
 
@@ -197,7 +197,7 @@ def _read_pickle(file: Path) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         raise UserError(
             f"{file} is no cache of MiniImageNet ({error_with_type(error)}): it needs "
             f"image_data, uint8 of shape (n, {SIDE}, {SIDE}, 3), with class_dict, or data of that "
-            "shape with labels and catname2label"
+            "shape with labels and catname2label."
         ) from error
     return images, classes
 

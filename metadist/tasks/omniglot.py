@@ -100,9 +100,9 @@ class Omniglot(ImageClasses):
                 argument is out of its bounds. The message names the file.
         """
         if seed < 0:
-            raise UserError(f"dataset.seed must be at least 0, got {seed}")
+            raise UserError(f"dataset.seed must be at least 0, got {seed}.")
         if not 8 <= size <= 105:
-            raise UserError(f"dataset.size must be from 8 to 105 pixels, got {size}")
+            raise UserError(f"dataset.size must be from 8 to 105 pixels, got {size}.")
         images, names = load_images(Path(root).expanduser(), size, download)
         splits = split_characters(names, split, seed, validation_alphabets)
         alphabets = [alphabet(name) for name in names]
@@ -152,7 +152,7 @@ def load_images(root: Path, size: int, download: bool) -> CachedArray:
             raise UserError(
                 f"{root} has no {files} of Omniglot, neither as a folder nor as a zip file; "
                 f"{omniglot_files.download_advice(root, missing)}, or leave out "
-                "dataset.download=false"
+                "dataset.download=false."
             )
         omniglot_files.download(root, missing)
         sources = omniglot_files.find(root)
@@ -196,7 +196,7 @@ def split_characters(
     """
     if split not in get_args(OmniglotSplit):
         choices = ", ".join(get_args(OmniglotSplit))
-        raise UserError(f"dataset.split={split} is none of Omniglot's splits: choose {choices}")
+        raise UserError(f"dataset.split={split} is none of Omniglot's splits: choose {choices}.")
     if split == "random":
         order = np.random.default_rng(seed).permutation(len(names))
         bounds = (NON_TEST_CHARACTERS - VALIDATION_CHARACTERS, NON_TEST_CHARACTERS)
@@ -212,7 +212,7 @@ def split_characters(
     if not 1 <= validation_alphabets < len(free):
         raise UserError(
             f"dataset.validation_alphabets={validation_alphabets} does not fit: from 1 to "
-            f"{len(free) - 1} alphabets can be held out with dataset.split={split}"
+            f"{len(free) - 1} alphabets can be held out with dataset.split={split}."
         )
     order = np.random.default_rng(seed).permutation(len(free))
     held_out = {free[index] for index in order[:validation_alphabets]}

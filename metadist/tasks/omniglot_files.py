@@ -142,7 +142,7 @@ def _members(set_name: str, source: Path) -> Iterator[tuple[_Characters, Callabl
             except (zipfile.BadZipFile, OSError) as error:
                 raise UserError(
                     f"{source} is not a readable zip file ({one_line(error)}); delete it and put "
-                    "the complete file there"
+                    "the complete file there."
                 ) from error
             members = archive.namelist()
 
@@ -162,12 +162,12 @@ def _members(set_name: str, source: Path) -> Iterator[tuple[_Characters, Callabl
             except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError, EOFError) as error:
                 raise UserError(
                     f"{member} in {source} cannot be read ({one_line(error)}); replace {source} "
-                    "with a complete copy"
+                    "with a complete copy."
                 ) from error
             if len(data) > MAX_MEMBER_BYTES:
                 raise UserError(
                     f"{member} in {source} is larger than {MAX_MEMBER_BYTES >> 20} MiB, where "
-                    f"images have some hundred bytes; replace {source} with a complete copy"
+                    f"images have some hundred bytes; replace {source} with a complete copy."
                 )
             return data
 
@@ -191,13 +191,13 @@ def _check_complete(set_name: str, source: Path, characters: _Characters) -> Non
     if len(characters) != expected:
         raise UserError(
             f"{source} has {len(characters)} characters where Omniglot has {expected}, in files "
-            f"like {set_name}/Alphabet/character01/NAME.png; replace it with a complete copy"
+            f"like {set_name}/Alphabet/character01/NAME.png; replace it with a complete copy."
         )
     for character, members in sorted(characters.items()):
         if len(members) != EXAMPLES:
             raise UserError(
                 f"{'/'.join(character)} in {source} has {len(members)} images, expected "
-                f"{EXAMPLES}; replace {source} with a complete copy"
+                f"{EXAMPLES}; replace {source} with a complete copy."
             )
 
 
@@ -208,5 +208,5 @@ def _decode_strokes(data: bytes, size: int, source: Path, member: str) -> np.nda
     except ValueError as error:
         raise UserError(
             f"{member} in {source} cannot be decoded as a PNG image ({error}); replace {source} "
-            "with a complete copy"
+            "with a complete copy."
         ) from error

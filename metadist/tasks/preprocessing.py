@@ -23,8 +23,9 @@ _CHANNELS = (1, 3, 4)
 class ImagePreprocessing:
     """Prepare images as a dataset prepares its image files for evaluation.
 
-    Transparent images are put on white. Each image is converted to greyscale or RGB, resized with
-    Lanczos' filter, inverted if the dataset inverts its files, scaled to [0, 1] and normalized.
+    Transparent images are composited onto a white background. Each image is converted to greyscale
+    or RGB, resized with Lanczos' filter, inverted if the dataset inverts its files, scaled to
+    [0, 1] and normalized.
 
     Args:
         input_shape: the model's input shape, (channels, height, width): 1 channel for greyscale,

@@ -61,7 +61,7 @@ def _map_file(path: Path) -> mmap.mmap:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:  # ValueError: the file is empty
         raise UserError(
-            f"{path} cannot be read ({error}); replace it with a complete copy"
+            f"{path} cannot be read ({error}); replace it with a complete copy."
         ) from error
 
 
@@ -117,7 +117,7 @@ def _refuse_errors(read: Callable[[], _T], name: str) -> _T:
     except RefusedError as error:
         raise UserError(
             f"{name} {error}, where only arrays, numbers, text, lists and dictionaries are "
-            "accepted; nothing in it was executed: use a file from a source that you trust"
+            "accepted; nothing in it was executed: use a file from a source that you trust."
         ) from None
     except (
         AttributeError, EOFError, IndexError, KeyError, OverflowError, TypeError, ValueError,
@@ -125,7 +125,7 @@ def _refuse_errors(read: Callable[[], _T], name: str) -> _T:
     ) as error:  # fmt: skip
         raise UserError(
             f"{name} is no complete pickle ({error_with_type(error)}); replace it with a complete "
-            "copy"
+            "copy."
         ) from None
 
 

@@ -49,7 +49,7 @@ class TieredImageNet(DecodedImages):
                 raise UserError(
                     f"the number of classes for {split} in {root} is {len(members)}, in "
                     f"tieredImageNet {CLASSES[split]}; replace it with a complete copy, or use "
-                    "dataset=folder"
+                    "dataset=folder."
                 )
         return images, names
 
@@ -78,7 +78,7 @@ def load_images(root: Path, stem: str) -> tuple[list[np.ndarray], list[str]]:
     raise UserError(
         f"{root} has neither train_images_png.pkl and train_labels.pkl of tieredImageNet, with "
         "those of val and test, nor folders train, val and test of class folders: run metadist "
-        "fetch tiered_imagenet, or set dataset.root to the directory that has them"
+        "fetch tiered_imagenet, or set dataset.root to the directory that has them."
     )
 
 
@@ -105,7 +105,7 @@ def _decode_png(encoded: tuple[np.ndarray, Path]) -> np.ndarray:
     except ValueError as error:
         raise UserError(
             f"an image of {file} cannot be decoded as PNG ({error}); replace it with a complete "
-            "copy"
+            "copy."
         ) from error
 
 
@@ -122,7 +122,7 @@ def _classes(file: Path, images: int) -> dict[str, np.ndarray]:
     except CONTENT_ERRORS as error:
         raise UserError(
             f"{file} has no labels of tieredImageNet ({error_with_type(error)}): it needs "
-            "label_specific and label_specific_str; replace it with a complete copy"
+            "label_specific and label_specific_str; replace it with a complete copy."
         ) from error
     order = np.argsort(labels, kind="stable")
     parts = np.split(order, np.searchsorted(labels[order], np.arange(1, len(names))))

@@ -11,7 +11,7 @@ import torch
 from annotated_types import Ge, Interval
 from torch import Tensor, nn
 
-from metadist.errors import UserError
+from metadist.errors import UserError, first_line, user_frame
 from metadist.tasks.random_state import random_state
 
 _GREY_WEIGHTS = np.array([0.2989, 0.587, 0.114], dtype=np.float32)
@@ -43,7 +43,7 @@ class Normalize:
             if not isinstance(value := getattr(self, name), Iterable):
                 raise UserError(f"{name}={value} is no list: give a number per channel, or [x].")
         if not all(value > 0 for value in self.std):
-            raise UserError(f"dataset.normalize.std={list(self.std)} must be above 0")
+            raise UserError(f"dataset.normalize.std={list(self.std)} must be above 0.")
 
     @cached_property
     def is_identity(self) -> bool:
@@ -56,7 +56,7 @@ class Normalize:
             if len(values) not in (1, channels):
                 raise UserError(
                     f"dataset.normalize.{name} has {len(values)} numbers: give 1, or {channels}, "
-                    "one per channel"
+                    "one per channel."
                 )
 
     def __call__(self, inputs: Tensor) -> Tensor:
@@ -164,19 +164,28 @@ def apply_transforms(
         generator: the source of randomness; it is advanced by one number.
 
     Raises:
-        UserError: the results are not float32 of the inputs' shape.
+        UserError: a transform of a library raises an error, or the results are not float32 of the
+            inputs' shape.
     """
-    with random_state(int(generator.integers(2**63))):
-        images = [
-            functools.reduce(lambda x, apply: apply(x), transforms, image) for image in inputs
-        ]
+    try:
+        with random_state(int(generator.integers(2**63))):
+            images = [
+                functools.reduce(lambda x, apply: apply(x), transforms, image) for image in inputs
+            ]
+    except (TypeError, ValueError, RuntimeError) as error:
+        if user_frame(error):
+            raise
+        raise UserError(
+            f"dataset.transforms cannot be applied to images of shape {tuple(inputs.shape[1:])} "
+            f"({first_line(error)}): change or remove the transform."
+        ) from error
     expected = (torch.float32, tuple(inputs.shape[1:]))
     for image in images:
         actual = (getattr(image, "dtype", type(image)), tuple(getattr(image, "shape", ())))
         if actual != expected:
             raise UserError(
                 f"dataset.transforms give {actual[0]} of shape {actual[1]}, expected {expected[0]} "
-                f"of the image's shape {expected[1]}: change the transform that does not keep them"
+                f"of the image's shape {expected[1]}: change the transform that does not keep them."
             )
     return torch.stack(images)
 

@@ -4,7 +4,6 @@ Small tasks spend most of their time on launching operations. The tasks of a chu
 Each has its own copy of the parameters and its own gradient.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -54,6 +53,14 @@ def max_chunk_size(
         limit = getattr(learner.model, "max_batched_elements", _MAX_ELEMENTS_CPU)
     size = min(MAX_CHUNK, limit // max(1, elements))
     return size if size >= _MIN_CHUNK or device.type != "cpu" else 0
+
+
+def equal_chunk_size(tasks: int, largest: int) -> int:
+    """The size of the first of the fewest chunks of at most `largest` tasks whose sizes differ by
+    at most one; 1 if `largest` is 0.
+    """
+    chunks = -(-tasks // max(1, largest))
+    return -(-tasks // chunks)
 
 
 def input_elements(episode: Episode) -> int:
@@ -112,8 +119,7 @@ def split_into_chunks(
                 yield make_chunk(chunk, largest > 0)
             chunk, shapes = [], task_shapes
             largest = max_chunk_size(learner, input_elements(episode), device, chunk_size)
-            left = max(1, count - number)
-            size = math.ceil(left / math.ceil(left / max(1, largest)))
+            size = equal_chunk_size(max(1, count - number), largest)
         chunk.append((key, episode))
     if chunk:
         yield make_chunk(chunk, largest > 0)
@@ -137,7 +143,7 @@ def split_stacked(
     """
     if len(set(_last_classes(learner, episodes))) > 1:
         tasks = (
-            (key, own_memory(select_episodes(episodes, index))) for index, key in enumerate(keys)
+            (key, copy_episode(select_episodes(episodes, index))) for index, key in enumerate(keys)
         )
         yield from split_into_chunks(learner, tasks, len(keys), device, chunk_size)
         return
@@ -147,10 +153,10 @@ def split_stacked(
     start = 0
     while start < len(keys):
         left = len(keys) - start
-        stop = start + math.ceil(left / math.ceil(left / max(1, largest)))
+        stop = start + equal_chunk_size(left, largest)
         part = keys[start:stop]
         if not largest:
-            yield Chunk(part, own_memory(select_episodes(episodes, start)), False)
+            yield Chunk(part, copy_episode(select_episodes(episodes, start)), False)
         elif left == len(keys) == stop:
             yield Chunk(part, episodes, True)
         else:
@@ -169,7 +175,7 @@ def _last_classes(learner: Learner, episodes: Episode) -> list[int]:
     return targets.amax(-1).view(-1).tolist()
 
 
-def own_memory(episode: Episode) -> Episode:
+def copy_episode(episode: Episode) -> Episode:
     """A copy of an episode that is part of a batch.
 
     The rounding of matrix products depends on the alignment of memory. In a copy, the alignment

@@ -18,7 +18,7 @@ from metadist.tasks import task_keys
 from metadist.training.task_mapper import MetaBatch
 
 if TYPE_CHECKING:
-    from metadist.training.experiment import Experiment
+    from metadist.training.experiment import Experiment, TrainState
     from metadist.training.trainer import StepOutput, Trainer
 
 _log = logging.getLogger(__name__)
@@ -27,11 +27,11 @@ _log = logging.getLogger(__name__)
 class Callback:
     """Base class of callbacks. Every method does nothing; a subclass overrides what it needs.
 
-    Every rank makes the configured callbacks. Hooks are called on the drivers, the ranks that run
-    the training loop: rank zero with `strategy=rpc` and `local`, every rank with `allreduce`. With
-    `allreduce`, hooks get equal values on every rank and must change the learner in the same way on
-    every rank; `metadist.distributed.get_rank()` is the rank, for example to write a file on rank
-    zero only.
+    Every rank makes the configured callbacks and calls `on_build`. The other hooks are called on
+    the drivers, the ranks that run the training loop: rank zero with `strategy=rpc` and `local`,
+    every rank with `allreduce`. With `allreduce`, hooks get equal values on every rank and must
+    change the learner in the same way on every rank; `metadist.distributed.get_rank()` is the rank,
+    for example to write a file on rank zero only.
 
     Hooks get the trainer: `trainer.experiment` (learner, optimizer, tasks, logger, directory),
     `trainer.config`, and `trainer.state` with the number of finished iterations. If a hook sets
@@ -53,6 +53,14 @@ class Callback:
                     f"{cls.__qualname__}.{name} is no hook of Callback"
                     f"{did_you_mean(name, hooks)}: the hooks are {', '.join(hooks)}."
                 )
+
+    def on_build(self, experiment: "Experiment") -> None:
+        """Called on every rank once the experiment is built, before its checkpoint is read. The
+        place to raise `UserError` if the callback does not fit the run.
+
+        Args:
+            experiment: the run's experiment.
+        """
 
     def on_train_start(self, trainer: "Trainer") -> None:
         """Called before the first outer step, also of a resumed run, after `load_state_dict`.
@@ -114,6 +122,14 @@ class Callback:
             state: the value of `state_dict` in the checkpoint, with tensors on the CPU.
         """
 
+    def reset_validations(self, state: "TrainState") -> None:
+        """Forget the earlier validations. Called after `load_state_dict` if the resumed run has
+        other validation tasks than before.
+
+        Args:
+            state: the run's state.
+        """
+
 
 class EarlyStopping(Callback):
     """Stop when a validation metric has not improved for some validations in a row.
@@ -143,11 +159,8 @@ class EarlyStopping(Callback):
         self.best: float | None = None
         self.validations_since_best = 0
 
-    def check(self, experiment: "Experiment") -> None:
-        """Fill in the defaults. Called on every rank before any work starts.
-
-        Args:
-            experiment: the run's experiment.
+    def on_build(self, experiment: "Experiment") -> None:
+        """See `Callback`. Sets `metric` and `mode` if they are None.
 
         Raises:
             UserError: the run has no validations, they have no such metric, or `mode` is missing
@@ -175,7 +188,7 @@ class EarlyStopping(Callback):
 
     def on_train_start(self, trainer: "Trainer") -> None:
         """Check again: the callback may have been added to the experiment in Python."""
-        self.check(trainer.experiment)
+        self.on_build(trainer.experiment)
 
     def on_validation_end(self, trainer: "Trainer", metrics: Mapping[str, float]) -> None:
         """Compare the metric with the best so far. NaN is no improvement."""
@@ -207,6 +220,11 @@ class EarlyStopping(Callback):
         """See `Callback`."""
         self.best = state["best"]
         self.validations_since_best = state["validations_since_best"]
+
+    def reset_validations(self, state: "TrainState") -> None:
+        """See `Callback`. A stop that this callback may have asked for is withdrawn, too."""
+        self.best, self.validations_since_best = None, 0
+        state.should_stop = False
 
 
 class WeightAveraging(Callback):
@@ -244,6 +262,7 @@ class WeightAveraging(Callback):
             with torch.no_grad():
                 for name, tensor in _named_tensors(self._averaged).items():
                     tensor.copy_(self._loaded[name])
+            self._loaded = None
         self._copy_requires_grad(trainer.experiment.learner)
 
     def on_iteration_end(self, trainer: "Trainer", output: "StepOutput") -> None:

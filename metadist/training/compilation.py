@@ -3,16 +3,20 @@
 import hashlib
 import logging
 from dataclasses import replace
-from typing import cast
 
 import torch
 from torch import nn
 
 from metadist.algorithms import Learner
-from metadist.distributed import get_rank, get_world_size, module_clone
+from metadist.distributed import get_rank, get_world_size
 from metadist.errors import UserError
 from metadist.tasks import TaskDistribution, task_keys
-from metadist.training.batching import ChunkSize, input_elements, max_chunk_size
+from metadist.training.batching import (
+    ChunkSize,
+    equal_chunk_size,
+    input_elements,
+    max_chunk_size,
+)
 from metadist.training.experiment import Experiment, TrainerConfig, make_batch
 from metadist.training.outer_step import CompileOptions, replays_graph
 from metadist.training.strategies import Strategy
@@ -86,7 +90,7 @@ def compile_options(
 def _compiled_chunk_size(largest: int, meta_batch_size: int, on_gpu: bool) -> int:
     """The size of equal chunks of at most `largest` tasks; 0 if that is 0."""
     tasks = -(-meta_batch_size // get_world_size()) if on_gpu else meta_batch_size
-    return -(-tasks // -(-tasks // largest)) if largest else 0
+    return equal_chunk_size(tasks, largest) if largest else 0
 
 
 def with_chunk_size(mapper: TrainMapper, size: ChunkSize, meta_batch_size: int) -> TrainMapper:
@@ -128,5 +132,4 @@ def compile_step(experiment: Experiment) -> str | None:
         The reason why it cannot be compiled; None if it can, or is run eagerly.
     """
     keys = task_keys(0, "train", 0, range(1))
-    learner = cast(Learner, module_clone(experiment.learner, by="reference"))
-    return experiment.train_mapper.compile(learner, make_batch(experiment, keys))
+    return experiment.train_mapper.compile(experiment.learner, make_batch(experiment, keys))

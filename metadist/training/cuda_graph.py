@@ -55,8 +55,8 @@ def capture(
     torch.cuda.current_stream(device).wait_stream(side)
 
     def replay(*arguments: Tensor) -> Sequence[Tensor]:
-        for place, argument in zip(inputs, arguments, strict=True):
-            place.copy_(argument, non_blocking=True)
+        for buffer, argument in zip(inputs, arguments, strict=True):
+            buffer.copy_(argument, non_blocking=True)
         graph.replay()
         return outputs
 

@@ -1,7 +1,6 @@
 """Predictions for unlabeled inputs, after adaptation to a support set."""
 
-import copy
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from metadist.algorithms import Learner
+from metadist.distributed import module_clone
 from metadist.errors import UserError
 from metadist.tasks import Episode, Examples, random_state
 from metadist.training.precision import tensor_float32
@@ -28,7 +28,8 @@ def predict_unlabeled(
     other queries, and the prediction of a single image is no better than chance.
 
     Each call adapts again, with the same random numbers (for example for Reptile's minibatches).
-    The learner's mode and parameters are not changed.
+    The learner's mode and parameters are not changed. It sets and restores the states of the global
+    random generators, so that threads must not call it at the same time.
 
     Args:
         learner: a learner whose `forward` returns predictions in evaluation.
@@ -46,9 +47,8 @@ def predict_unlabeled(
     Raises:
         UserError: the learner returned no predictions.
     """
-    tensors = [*learner.parameters(), *learner.buffers()]
     # Shares the tensors and copies the modules, so that norms can be replaced.
-    clone = copy.deepcopy(learner, {id(tensor): tensor for tensor in tensors}).eval()
+    clone = cast(Learner, module_clone(learner, by="reference")).eval()
     clone.evaluate_each_step = False
     clone.transductive = True
     first = 0

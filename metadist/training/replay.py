@@ -77,7 +77,12 @@ def parse_key(text: str) -> Tensor:
     if len(parts) == 4 and parts[1] in SPLITS:
         parts[1] = str(SPLITS.index(parts[1]))
     numbers = [int(part) for part in parts if part.isdecimal()]
-    if len(parts) != 4 or len(numbers) != 4 or numbers[1] >= len(SPLITS):
+    if (
+        len(parts) != 4
+        or len(numbers) != 4
+        or numbers[1] >= len(SPLITS)
+        or max(numbers) > torch.iinfo(torch.int64).max
+    ):
         raise UserError(
             f"--key {text} is no task's key: give seed,split,iteration,index, "
             "as in --key 0,train,17,3."

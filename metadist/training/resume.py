@@ -10,7 +10,6 @@ from typing import Any
 from metadist.distributed import get_rank
 from metadist.errors import UserError, state_dict_reason
 from metadist.reports import config_fingerprint
-from metadist.training.callbacks import EarlyStopping
 from metadist.training.checkpoints import (
     Checkpoints,
     CorruptCheckpointError,
@@ -149,9 +148,7 @@ def _forget_other_validations(experiment: Experiment, contents: Mapping[str, Any
     state = experiment.state
     state.best, state.validation, state.validated = {}, {}, 0
     for callback in experiment.callbacks.values():
-        if isinstance(callback, EarlyStopping):
-            state.should_stop = False
-            callback.load_state_dict({"best": None, "validations_since_best": 0})
+        callback.reset_validations(state)
     if get_rank() == 0:
         _log.warning(
             "%s: validations before and after the resume are of other tasks, so the best one and "

@@ -11,7 +11,6 @@ from torch import Tensor
 from metadist import plots
 from metadist import tasks as tasks_package
 from metadist.algorithms import Learner
-from metadist.distributed import module_clone
 from metadist.errors import UserError
 from metadist.files import wrap_write_errors
 from metadist.loggers import METRICS_FILE, read_metrics
@@ -240,9 +239,8 @@ def _predict(
     experiment: Experiment, learner: Learner, key: Tensor, episode: Episode
 ) -> Tensor | None:
     """The query predictions of an evaluation, with the task's random state, on the CPU."""
-    # A new object each time, because a mapper keeps a learner's copy on the GPU.
-    copy = cast(Learner, module_clone(learner.eval(), by="reference"))
-    (result,) = experiment.evaluate_mapper.run_each(copy, MetaBatch(key, episode))
+    batch = MetaBatch(key, episode)
+    (result,) = experiment.evaluate_mapper.run_each(learner.eval(), batch)
     return None if result.predictions is None else result.predictions.detach().cpu()
 
 

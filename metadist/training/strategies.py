@@ -277,9 +277,7 @@ class LocalStrategy(_InProcessStrategy):
     def map_tasks(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
         """See `Strategy`."""
         calls = self._shards_of_rank(learner, batch).calls
-        values = [response.value for response in run_shards(mapper, calls)]
-        _require_equal_names(values)
-        return {name: torch.cat([shard[name] for shard in values]) for name in values[0]}
+        return _concatenated([response.value for response in run_shards(mapper, calls)])
 
 
 class AllReduceStrategy(_InProcessStrategy):
@@ -586,8 +584,7 @@ class RpcStrategy(Strategy):
                 timeout=self.call_timeout,
                 fanout=self.fanout,
             )
-        _require_equal_names(values)
-        return {name: torch.cat([shard[name] for shard in values]) for name in values[0]}
+        return _concatenated(values)
 
 
 def _ranks_that_differ(content: bytes) -> list[int]:
@@ -595,6 +592,11 @@ def _ranks_that_differ(content: bytes) -> list[int]:
     digest = int.from_bytes(hashlib.sha256(content).digest()[:7], "big")
     digests = all_gather(torch.tensor([digest]))
     return [rank for rank, d in enumerate(digests) if not torch.equal(d, digests[0])]
+
+
+def _concatenated(values: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    _require_equal_names(values)
+    return {name: torch.cat([shard[name] for shard in values]) for name in values[0]}
 
 
 def _require_equal_names(values: Sequence[dict[str, Tensor]]) -> None:

@@ -1,7 +1,6 @@
 """Mappers of meta-learning: a worker's computation on its shard of a meta-batch."""
 
 import contextlib
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -28,8 +27,8 @@ from metadist.training.batching import (
     Chunk,
     ChunkSize,
     buffer_changes,
+    copy_episode,
     forward_batched,
-    own_memory,
     split_into_chunks,
     split_stacked,
     to_device,
@@ -179,7 +178,9 @@ class TaskMapper:
             yield chunk_keys, episodes
 
     def _prepare(self, learner: Learner, device: torch.device) -> Learner:
-        learner = _on_device(learner, device)
+        first = next(learner.parameters(), None)
+        if first is not None and first.device != device:
+            learner = cast(Learner, module_clone(learner, by="reference", device=device))
         learner.evaluate_each_step = self.evaluate_each_step
         return learner
 
@@ -212,9 +213,9 @@ class TaskMapper:
                 with profile_range("data"):
                     episode = self.tasks.value.sample(key)
             elif single:
-                episode = own_memory(batch.episodes)
+                episode = copy_episode(batch.episodes)
             else:
-                episode = own_memory(select_episodes(batch.episodes, index))
+                episode = copy_episode(select_episodes(batch.episodes, index))
             yield key, episode
 
 
@@ -242,23 +243,6 @@ class TrainMapper(TaskMapper):
     ) -> WorkerResponse:
         """See `SummingMapper`. Computes one chunk of tasks at a time, which bounds the memory."""
         device = resolve_device(self.device)
-        with profiled_request(self.profile), tensor_float32(self.precision, device):
-            try:
-                return self._weighted_sum(calls, weights, inputs, device)
-            except torch.OutOfMemoryError as error:
-                raise UserError(
-                    "the GPU's memory does not suffice for a chunk of tasks "
-                    f"(trainer.task_chunk_size={self.chunk_size}): set a smaller number. "
-                    f"{first_line(error)}"
-                ) from error
-
-    def _weighted_sum(
-        self,
-        calls: list[Call],
-        weights: list[float],
-        inputs: Sequence[Tensor],
-        device: torch.device,
-    ) -> WorkerResponse:
         learner, batches = _learner_and_batches(calls)
         parameters = dict(learner.train().named_parameters())
         names = {id(parameter): name for name, parameter in parameters.items()}
@@ -272,13 +256,20 @@ class TrainMapper(TaskMapper):
         values: list[Any] = []
         gradients: list[Tensor | None] = [None] * len(inputs)
         dtypes: list[torch.dtype | None] = []
-        for step in self._chunk_sums(learner, parameters, trainable, batches, task_weights, device):
-            dtypes = dtypes or step.dtypes
-            values.append(step.result)
-            _require_equal_metrics(learner, values[0].metrics, step.result.metrics)
-            for i, gradient in enumerate(step.gradients):
-                if gradient is not None:
-                    gradients[i] = _add(gradients[i], gradient)
+        with (
+            profiled_request(self.profile),
+            tensor_float32(self.precision, device),
+            _out_of_memory_errors(self.chunk_size),
+        ):
+            for step in self._chunk_sums(
+                learner, parameters, trainable, batches, task_weights, device
+            ):
+                dtypes = dtypes or step.dtypes
+                values.append(step.result)
+                _require_equal_metrics(learner, values[0].metrics, step.result.metrics)
+                for i, gradient in enumerate(step.gradients):
+                    if gradient is not None:
+                        gradients[i] = _add(gradients[i], gradient)
         none = all(gradient is None for gradient in gradients)
         total = values[0]
         if len(values) > 1:
@@ -368,30 +359,30 @@ class EvaluateMapper(TaskMapper):
         """
         return self.map_batched([((learner, batch), {})])[0]
 
+    @torch.no_grad()
     def map_batched(self, calls: list[Call]) -> list[dict[str, Tensor]]:
         """See `BatchedMapper`."""
         device = resolve_device(self.device)
-        with torch.no_grad(), tensor_float32(self.precision, device):
-            return self._map_batched(calls, device)
-
-    def _map_batched(self, calls: list[Call], device: torch.device) -> list[dict[str, Tensor]]:
         chunks: list[dict[str, Tensor]] = []
         learner, batches = _learner_and_batches(calls)
         learner = self._prepare(learner.eval(), device)
-        for chunk in self._chunks(batches, learner, device, self.chunk_size):
-            if chunk.batched:
-                with profile_range("forward"):
-                    parameters = dict(learner.named_parameters())
-                    result, _ = forward_batched(learner, parameters, chunk.episodes, self.precision)
-            else:
-                result = as_batch_of_one(self._run_one(learner, chunk.keys[0], chunk.episodes))
-            values = {"loss": result.loss, **result.metrics, TASK_INDEX: chunk.keys[:, 3]}
-            if self.return_predictions:
-                targets = chunk.episodes.query.targets
-                targets = targets if chunk.batched else targets.unsqueeze(0)
-                values |= query_values(result.predictions, targets)
-            chunks.append(values)
-            _require_equal_metrics(learner, chunks[0], values)
+        with tensor_float32(self.precision, device):
+            for chunk in self._chunks(batches, learner, device, self.chunk_size):
+                if chunk.batched:
+                    with profile_range("forward"):
+                        parameters = dict(learner.named_parameters())
+                        result, _ = forward_batched(
+                            learner, parameters, chunk.episodes, self.precision
+                        )
+                else:
+                    result = as_batch_of_one(self._run_one(learner, chunk.keys[0], chunk.episodes))
+                values = {"loss": result.loss, **result.metrics, TASK_INDEX: chunk.keys[:, 3]}
+                if self.return_predictions:
+                    targets = chunk.episodes.query.targets
+                    targets = targets if chunk.batched else targets.unsqueeze(0)
+                    values |= query_values(result.predictions, targets)
+                chunks.append(values)
+                _require_equal_metrics(learner, chunks[0], values)
         counts = [batch.size for batch in batches]
         whole = {name: torch.cat([part[name] for part in chunks]).cpu() for name in chunks[0]}
         lengths = dict.fromkeys(whole, counts)
@@ -400,6 +391,18 @@ class EvaluateMapper(TaskMapper):
             lengths |= dict.fromkeys(QUERY_VALUES, queries)
         split = {name: tensor.split(lengths[name]) for name, tensor in whole.items()}
         return [{name: parts[i] for name, parts in split.items()} for i in range(len(calls))]
+
+
+@contextlib.contextmanager
+def _out_of_memory_errors(chunk_size: ChunkSize) -> Iterator[None]:
+    """Raise an error of the GPU's memory as one that names the option to change."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            "the GPU's memory does not suffice for a chunk of tasks "
+            f"(trainer.task_chunk_size={chunk_size}): set a smaller number. {first_line(error)}"
+        ) from error
 
 
 def _learner_and_batches(calls: list[Call]) -> tuple[Learner, list[MetaBatch]]:
@@ -435,16 +438,3 @@ def _add(total: Tensor | None, term: Tensor) -> Tensor:
 def task_seed(key: Tensor) -> int:
     """The seed of a task's random numbers, except those with which the task is sampled."""
     return seed_from(*key.tolist(), 1)  # the key alone is the seed of the sampling
-
-
-_moved: "weakref.WeakKeyDictionary[Learner, Learner]" = weakref.WeakKeyDictionary()
-
-
-def _on_device(learner: Learner, device: torch.device) -> Learner:
-    first = next(learner.parameters(), None)
-    if first is None or first.device == device:
-        return learner
-    # A request has one learner for all its shards, which is moved once.
-    if learner not in _moved:
-        _moved[learner] = cast(Learner, module_clone(learner, by="reference", device=device))
-    return _moved[learner].train(learner.training)

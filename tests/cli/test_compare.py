@@ -7,6 +7,7 @@ import pytest
 from tiny import train
 
 from metadist.cli import compare
+from metadist.cli.command import exit_status
 from metadist.reports import read_results
 from metadist.reports.paired_comparison import PairedDifference
 
@@ -22,7 +23,7 @@ def runs(tmp_path_factory):
 
 def run_command(monkeypatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["metadist compare", *arguments])
-    return compare.main()
+    return exit_status(compare.main)
 
 
 def test_the_difference_is_printed(runs, monkeypatch, capsys):

@@ -11,6 +11,7 @@ from tiny import SMALL, compose
 from worlds import run_world
 
 from metadist.cli import evaluate
+from metadist.cli.command import exit_status
 from metadist.cli.evaluate import evaluate_run, load_for_tasks, main, summary
 from metadist.config import load_experiment
 from metadist.errors import UserError
@@ -53,7 +54,7 @@ def test_more_ways_and_both_protocols(prototypical, tmp_path, monkeypatch, capsy
     output = tmp_path / "a" / "five.json"
     arguments = [str(prototypical), "task.ways=5", "task.shots=2", "--output", str(output)]
     monkeypatch.setattr(sys, "argv", ["metadist evaluate", *arguments])
-    assert main() == 0
+    assert exit_status(main) == 0
     printed = capsys.readouterr().out
     assert "ways differs: 3 (its run), 5 (here)" in printed
     assert "shots differs: 1 (its run), 2 (here)" in printed and str(output) in printed
@@ -128,7 +129,7 @@ def test_options_that_do_not_exist_are_refused(prototypical, override):
 def test_values_that_do_not_fit_are_one_sentence(maml, monkeypatch, capsys, arguments, expected):
     monkeypatch.delenv("NOPE", raising=False)
     monkeypatch.setattr(sys, "argv", ["metadist evaluate", str(maml), *arguments])
-    assert main() == 2
+    assert exit_status(main) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and expected in error and error.count("\n") == 1, error
 
@@ -158,7 +159,7 @@ def test_several_checkpoints_are_an_ensemble(maml, monkeypatch, capsys):
     assert twice["test_loss"] == pytest.approx(alone["test_loss"], rel=1e-5)
     arguments = ["metadist evaluate", str(maml), "--checkpoint", str(newest)]
     monkeypatch.setattr(sys, "argv", [*arguments, "--checkpoint", str(older)])
-    assert main() == 0
+    assert exit_status(main) == 0
     *_, file = capsys.readouterr().out.split()
     results = json.loads(Path(file).read_text())
     assert results["protocol"]["ensemble"] == 2
@@ -173,7 +174,7 @@ def test_checkpoints_of_another_run_have_names_and_warnings_of_their_own(
     file = Checkpoints.of_run(other).newest()
     arguments = ["metadist evaluate", str(prototypical), f"--checkpoint={file}"]
     monkeypatch.setattr(sys, "argv", arguments)
-    assert main() == 0
+    assert exit_status(main) == 0
     output = capsys.readouterr().out
     assert "classes of this test may have been among those of training" in output
     written = Path(output.split()[-1])
@@ -208,14 +209,14 @@ def test_another_checkpoint_and_the_default_file(maml, monkeypatch, capsys):
     checkpoint = maml / "checkpoints" / "iteration-00000002.pt"
     arguments = [str(maml), "task.shots=2", "--checkpoint", str(checkpoint)]
     monkeypatch.setattr(sys, "argv", ["metadist evaluate", *arguments])
-    assert main() == 0
+    assert exit_status(main) == 0
     output = maml / "evaluations" / "iteration-00000002,task.shots=2.json"
     found = json.loads(output.read_text(encoding="utf-8"))
     assert (found["tested_iteration"], found["checkpoint"]) == (2, str(checkpoint))
     assert found["protocol"]["checkpoint"] == "iteration 2"
     assert f"{checkpoint}, iteration 2" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["metadist evaluate", str(maml)])
-    assert main() == 0 and "the protocol is that of its run" in capsys.readouterr().out
+    assert exit_status(main) == 0 and "the protocol is that of its run" in capsys.readouterr().out
     assert (maml / "evaluations" / "own_protocol.json").exists()
 
 
@@ -231,6 +232,7 @@ def test_exported_weights_have_the_result_of_their_run(maml, tmp_path):
     [
         [[*["trainer.eval_tasks=4"] * 13, f"task.shots={shots}"] for shots in (1, 2)],
         [["trainer.eval_tasks='4'"], ['trainer.eval_tasks="4"']],
+        [[f"+mine={'字' * 90}"], [f"+mine={'字' * 91}"]],  # the name of a file has 255 bytes
     ],
 )
 def test_different_overrides_have_files_of_their_own(maml, monkeypatch, capsys, overrides):
@@ -238,7 +240,7 @@ def test_different_overrides_have_files_of_their_own(maml, monkeypatch, capsys, 
     for each in overrides:
         arguments = [str(maml), *each]
         monkeypatch.setattr(sys, "argv", ["metadist evaluate", *arguments])
-        assert main() == 0
+        assert exit_status(main) == 0
     assert len({*(maml / "evaluations").glob("*.json")} - before) == 2
 
 
@@ -248,14 +250,14 @@ def test_code_is_trusted_if_the_command_line_says_so(tmp_path, monkeypatch, give
     monkeypatch.setattr(evaluate, "evaluate_run", lambda *_, **options: seen.append(options) or {})
     monkeypatch.setattr(evaluate, "summary", lambda results: [])
     monkeypatch.setattr(sys, "argv", ["metadist evaluate", str(tmp_path), *given])
-    assert main() == 0 and seen == [{"checkpoint": None, "trust_code": trusted}]
+    assert exit_status(main) == 0 and seen == [{"checkpoint": None, "trust_code": trusted}]
 
 
 def test_a_file_that_cannot_be_written_names_the_option(maml, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").touch()
     arguments = [str(maml), "--output", str(tmp_path / "file" / "a.json")]
     monkeypatch.setattr(sys, "argv", ["metadist evaluate", *arguments])
-    assert main() == 2
+    assert exit_status(main) == 2
     error = capsys.readouterr().err
     assert "choose another file with --output" in error and "hydra.run.dir" not in error
 

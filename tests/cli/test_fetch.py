@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from tiny import CONF
 
 from metadist.cli import fetch as fetch_command
+from metadist.cli.command import exit_status
 from metadist.cli.fetch import DATASETS, RemoteDataset, RemoteFile, fetch
 from metadist.errors import UserError
 
@@ -181,13 +182,13 @@ def test_the_terms_come_first(server, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(DATASETS, "cub", dataset(server))
     monkeypatch.setattr("sys.argv", ["metadist fetch", "cub", "--root", str(tmp_path)])
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    assert fetch_command.main() == 2
+    assert exit_status(fetch_command.main) == 2
     output = capsys.readouterr()
     assert "the terms" in output.out
     assert "add --yes" in output.err
     assert not server.requests
     monkeypatch.setattr("sys.argv", ["metadist fetch", "cub", "--root", str(tmp_path), "--yes"])
-    assert fetch_command.main() == 0
+    assert exit_status(fetch_command.main) == 0
     assert f"dataset=cub dataset.root={tmp_path}" in capsys.readouterr().out
 
 
@@ -215,7 +216,7 @@ def test_agreement_is_asked_for(server, tmp_path, monkeypatch, capsys, answer, s
     monkeypatch.setattr("sys.argv", ["metadist fetch", "cub", "--root", str(tmp_path)])
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr("builtins.input", lambda question: answer)
-    assert fetch_command.main() == status
+    assert exit_status(fetch_command.main) == status
     assert (tmp_path / "folder" / "data.bin").exists() == (status == 0)
 
 
@@ -224,7 +225,7 @@ def test_the_default_directory_is_that_of_the_configuration(name, monkeypatch):
     roots = []
     monkeypatch.setattr(fetch_command, "fetch", lambda remote, root: roots.append(str(root)))
     monkeypatch.setattr("sys.argv", ["metadist fetch", name, "--yes"])
-    assert fetch_command.main() == 0
+    assert exit_status(fetch_command.main) == 0
     assert roots == [OmegaConf.load(CONF / "dataset" / f"{name}.yaml").root]
 
 
@@ -233,4 +234,4 @@ def test_the_home_directory_of_a_root_is_filled_in(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(fetch_command, "fetch", lambda remote, root: roots.append(root))
     monkeypatch.setattr("sys.argv", ["metadist fetch", "cub", "--yes", "--root", "~/birds"])
-    assert fetch_command.main() == 0 and roots == [tmp_path / "birds"]
+    assert exit_status(fetch_command.main) == 0 and roots == [tmp_path / "birds"]

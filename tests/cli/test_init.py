@@ -4,12 +4,13 @@ import sys
 
 import pytest
 
+from metadist.cli.command import exit_status
 from metadist.cli.init import main
 
 
 def init(monkeypatch, directory) -> int:
     monkeypatch.setattr(sys, "argv", ["metadist init", str(directory)])
-    return main()
+    return exit_status(main)
 
 
 def test_it_writes_the_files_of_the_readme(monkeypatch, tmp_path):

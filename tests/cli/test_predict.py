@@ -12,6 +12,7 @@ from tiny import SMALL, compose
 from worlds import run_world
 
 from metadist import FewShotClassifier
+from metadist.cli.command import exit_status
 from metadist.cli.predict import main
 from metadist.launchers import RunSpec, run_job
 from metadist.tasks import Glyphs
@@ -44,7 +45,7 @@ def folders(tmp_path) -> list[str]:
 
 def predict(monkeypatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["metadist predict", *arguments])
-    return main()
+    return exit_status(main)
 
 
 def test_the_table_and_the_file_have_what_the_classifier_predicts(

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from metadist.cli import replay
+from metadist.cli.command import exit_status
 
 
 @pytest.mark.parametrize("trusted", [False, True])
@@ -21,5 +22,5 @@ def test_checkpoint_and_trust_are_those_of_the_command_line(monkeypatch, tmp_pat
     options = ["--key", "7,train,17,3", "--checkpoint", str(tmp_path / "a.pt")]
     trust = ["--trust-code"] if trusted else []
     monkeypatch.setattr(sys, "argv", ["metadist replay", str(tmp_path), *options, *trust])
-    assert replay.main() == 0
+    assert exit_status(replay.main) == 0
     assert given == [((tmp_path.resolve(), trusted), [7, 0, 17, 3], tmp_path / "a.pt")]

@@ -250,7 +250,7 @@ def test_unwritable_output_is_a_user_error(tmp_path, monkeypatch):
 
     monkeypatch.setattr(sys, "stdout", Full())
     logger = ConsoleLogger()
-    expected = r"cannot write to the standard output \(No space.*, or redirect it elsewhere$"
+    expected = r"cannot write to the standard output \(No space.*, or redirect it elsewhere\.$"
     with pytest.raises(UserError, match=expected):
         logger.start(Run(tmp_path, "maml", {}, 10, 0, "title"))
     logger.close()

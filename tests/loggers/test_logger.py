@@ -122,6 +122,7 @@ def test_a_method_that_is_almost_one_of_the_interface_is_refused():
     with pytest.raises(TypeError, match=r"Mine\.log_metric is no method of Logger \(did you mean"):
         type("Mine", (Logger,), {"log_metric": lambda self, metrics: None})
     type("Mine", (Logger,), {"log_image": lambda self: None, "log_metrics": lambda self, _: None})
+    type("Mine", (Logger,), {"_flush": lambda self: None, "closed": property(lambda self: True)})
 
 
 def test_metrics_without_an_iteration_are_refused():

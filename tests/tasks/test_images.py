@@ -27,6 +27,7 @@ from metadist.tasks import (
     task_keys,
 )
 from metadist.tasks.decoded_images import given_splits
+from metadist.tasks.transforms import apply_transforms
 
 SPLIT_CLASSES = {"train": np.arange(8), "validation": np.arange(8, 14), "test": np.arange(14, 20)}
 
@@ -354,7 +355,7 @@ def test_only_datasets_with_the_option_are_told_to_leave_classes_out():
             super().__init__("own", images, SPLIT_CLASSES, class_names=names)
 
     given = unequal()
-    with pytest.raises(UserError, match=r"add images, or remove these classes$"):
+    with pytest.raises(UserError, match=r"add images, or remove these classes\.$"):
         FewShotTasks(WithoutOption(given.images, given.class_names), 2, 1, 6)
 
 
@@ -576,6 +577,18 @@ def test_every_dataset_takes_the_options_of_its_images(tmp_path, monkeypatch, ma
     for rotations in ((True, False), (False, True)):
         turned = build(rotations=rotations[0], test_rotations=rotations[1])
         assert (turned.rotations, turned.test_rotations) == rotations
+
+
+def test_transforms_that_do_not_fit_are_one_sentence():
+    images = torch.zeros(2, 1, 28, 28)
+    with pytest.raises(UserError, match=r"transforms cannot be applied to images of shape \(1, 28"):
+        apply_transforms([v2.RandomCrop(64)], images, np.random.default_rng(0))
+
+    def fails(image):
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match=r"^mine$"):
+        apply_transforms([fails], images, np.random.default_rng(0))
 
 
 def test_small_classes_of_a_group_are_left_out():

@@ -16,11 +16,22 @@ from metadist.reports import read_test_predictions
 from metadist.training import Callback, Trainer
 from metadist.training.replay import parse_key, replay
 
+KEY_TOO_LARGE = f"1,train,{2**63},4"
+
 
 def test_keys_are_read_as_they_are_written():
     assert parse_key("7,train,17,3").tolist() == [7, 0, 17, 3]
     assert parse_key(" 7, 2, 0, 599").tolist() == [7, 2, 0, 599]
-    for text in ("", "1,2,3", "1,2,3,4,5", "1,dev,3,4", "-1,train,3,4", "1,3,3,4", "1,train,x,4"):
+    for text in (
+        "",
+        "1,2,3",
+        "1,2,3,4,5",
+        "1,dev,3,4",
+        "-1,train,3,4",
+        "1,3,3,4",
+        "1,train,x,4",
+        KEY_TOO_LARGE,
+    ):
         with pytest.raises(UserError, match="no task's key"):
             parse_key(text)
 

@@ -18,6 +18,7 @@ from metadist.algorithms import (
     Supervised,
     TaskResult,
 )
+from metadist.algorithms.learner import as_task_result
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
 from metadist.models import MLP, Conv4
@@ -344,6 +345,13 @@ def test_the_outputs_of_a_model_that_does_not_fit_are_in_the_message(tasks):
 def test_a_wrong_result_is_one_sentence(tasks, model, make, message):
     with pytest.raises(UserError, match=message):
         run_sanity_check(tasks, Returns(model, make))
+
+
+def test_metrics_have_no_gradient(tasks, model):
+    learner = Returns(model, lambda loss: TaskResult(loss, {"twice": 2 * loss}))
+    episode = tasks.sample(task_keys(0, "train", 0, range(1))[0])
+    result = as_task_result(learner(episode), learner)
+    assert result.loss.requires_grad and not result.metrics["twice"].requires_grad
 
 
 def test_a_class_without_its_method_is_one_sentence(tasks, model):

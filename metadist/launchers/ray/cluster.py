@@ -18,7 +18,7 @@ _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Ray Train logs an error every second, because a local node has no dashboard.
     "RAY_LOGGER_LEVEL": "error",
-    # Forwarded lines have no colours, because they may go to a file.
+    # Forwarded lines have no colors, because they may go to a file.
     "RAY_COLOR_PREFIX": "0",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
     # Workers keep the working directory of the command, so that relative paths stay valid.
