@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from metadist.algorithms.learner import Learner, TaskResult
 from metadist.errors import UserError
+from metadist.metrics import is_user_metric
 from metadist.tasks import Episode
 
 
@@ -17,7 +18,8 @@ class Ensemble(Learner):
 
     In classification, the probabilities are averaged, as MAML++ is tested with its five best
     checkpoints ("How to train your MAML", section 5); in regression, the predicted values. Loss and
-    metrics are of the averaged predictions. There are no metrics of single inner steps.
+    metrics are of the averaged predictions; metrics of the user that a learner's `metrics` does not
+    return are averaged over the learners. There are no metrics of single inner steps.
 
     Args:
         learners: at least one learner, all of one algorithm and for the same tasks.
@@ -65,7 +67,7 @@ class Ensemble(Learner):
         """
         if self.training:
             raise RuntimeError("an ensemble cannot be trained: train each learner, then evaluate.")
-        predictions: list[Tensor] = []
+        results: list[TaskResult] = []
         for learner in cast(Iterable[Learner], self.learners):
             learner.task_seeds = self.task_seeds
             result = learner(episode)
@@ -74,13 +76,18 @@ class Ensemble(Learner):
                     f"{type(learner).__name__}.forward returns no predictions, which an ensemble "
                     "averages: return TaskResult(loss, metrics, predictions)."
                 )
-            predictions.append(result.predictions)
-        mean = self._mean(torch.stack(predictions))
-        targets = episode.query.targets
-        return TaskResult(self.loss(mean, targets), self.metrics(mean, targets), mean)
+            results.append(result)
+        mean, targets = self._mean_prediction(results), episode.query.targets
+        metrics = self.first.metrics(mean, targets)
+        for name in results[0].metrics:
+            if is_user_metric(name) and name not in metrics:
+                values = [torch.as_tensor(result.metrics[name]).double() for result in results]
+                metrics[name] = torch.stack(values).mean(0).to(mean)
+        return TaskResult(self.first.loss(mean, targets), metrics, mean)
 
-    def _mean(self, predictions: Tensor) -> Tensor:
-        """The mean over the first dimension: of values, or log of the mean of probabilities."""
+    def _mean_prediction(self, results: Sequence[TaskResult]) -> Tensor:
+        """The mean of the values, or the logarithm of the mean of the probabilities."""
+        predictions = torch.stack([cast(Tensor, result.predictions) for result in results])
         if self.regression:
             return predictions.mean(0)
         return predictions.log_softmax(-1).logsumexp(0) - math.log(len(predictions))

@@ -20,6 +20,7 @@ from metadist.cli.command import add_trust_code, argument_parser
 from metadist.config import load_experiment
 from metadist.errors import UserError, did_you_mean, state_dict_reason
 from metadist.files import REDIRECT_OUTPUT, wrap_write_errors
+from metadist.loggers import flatten_values
 from metadist.loggers.console import print_plain
 from metadist.metrics import format_metric, metric_label, result_metric
 from metadist.reports import (
@@ -71,7 +72,8 @@ def evaluate_run(
     Returns:
         The results, as in `results.json`, with the `overrides`, the `checkpoint`, the checkpoints
         that were trained on another division of the classes (`trained_on_other_classes`), and the
-        run's protocol as `trained_protocol`, which is None if the run has not finished.
+        run's protocol and method as `trained_protocol` and `trained_method`, which are None if the
+        run has not finished. Iterations are a list if there are several checkpoints.
 
     Raises:
         UserError: the run cannot be read, or its learner does not fit the tasks.
@@ -100,7 +102,7 @@ def evaluate_run(
         )
     experiment = load_experiment(run, *overrides, trust_code=trust_code)
     untrained = experiment.learner
-    files, names, learners, other_classes = [], [], [], []
+    files, names, learners, iterations, other_classes = [], [], [], [], []
     paths = _checkpoint_files(run, checkpoint)
     for path in paths:
         file, contents = tested_checkpoint(path)
@@ -111,18 +113,23 @@ def evaluate_run(
         files.append(file)
         if _may_know_test_classes(contents.get("protocol") or {}, experiment.tasks.protocol()):
             other_classes.append(str(file))
+        iterations.append(experiment.state.iteration)
     if len(learners) > 1:
         experiment.learner = Ensemble(learners)
+        experiment.state = TrainState()  # that of none of them
     experiment.trainer_config = replace(experiment.trainer_config, test_checkpoint="last")
     results = Trainer(experiment).test()
     results["protocol"]["checkpoint"] = ", ".join(names)
+    if len(learners) > 1:
+        results["iterations"] = results["tested_iteration"] = iterations
     training = read_results(run) or {}
     options = {
         "overrides": list(overrides),
         "checkpoint": ", ".join(map(str, files)),
         "trained_on_other_classes": other_classes,
     }
-    return {**results, **options, "trained_protocol": training.get("protocol")}
+    trained = {f"trained_{key}": training.get(key) for key in ("protocol", "method")}
+    return {**results, **options, **trained}
 
 
 def _checkpoint_files(run: Path, checkpoint: Path | Sequence[Path] | None) -> list[Path]:
@@ -241,11 +248,16 @@ def summary(results: Mapping[str, Any]) -> list[str]:
         note = " (95% interval over tasks)"
     label = metric_label(metric, short=True)
     lines = [f"test {label} {value} over {results['test_tasks']} tasks{note}"]
-    lines.append(f"  {results['checkpoint']}, iteration {results['tested_iteration']}")
+    tested = results["tested_iteration"]
+    iterations = ", ".join(map(str, tested)) if isinstance(tested, list) else tested
+    lines.append(f"  {results['checkpoint']}, iteration {iterations}")
     if training is None:
         return [*lines, "  the run itself has not been tested"]
     differences = protocol_differences({"its run": training, "here": protocol})
     notes = format_differences(differences) or ["the protocol is that of its run"]
+    methods = {"its run": results.get("trained_method"), "here": results.get("method")}
+    options = {name: flatten_values(method) for name, method in methods.items() if method}
+    notes += format_differences(protocol_differences(options))
     if results.get("trained_on_other_classes") or _may_know_test_classes(training, protocol):
         notes.append("warning: classes of this test may have been among those of training")
     return [*lines, *(f"  {line}" for line in notes)]

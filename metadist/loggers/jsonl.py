@@ -127,11 +127,14 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
             metrics = json.loads(line)
         except (ValueError, RecursionError):
             metrics = None
-        if isinstance(metrics, dict):
+        if isinstance(metrics, dict) and all(
+            isinstance(metrics.get(name, 0), int | float) for name in ("iteration", "seconds")
+        ):
             yield line, metrics
         elif number < len(lines):
             raise UserError(
-                f"line {number} of {path} is not a JSON object: fix the line or move the file away."
+                f"line {number} of {path} is not a JSON object of metrics: fix the line or move "
+                "the file away."
             )
 
 

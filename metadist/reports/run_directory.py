@@ -159,11 +159,16 @@ def read_test_predictions(directory: Path) -> list[dict[str, Any]] | None:
     path = directory / TEST_PREDICTIONS_FILE
     try:
         records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        if not all(isinstance(record, dict) for record in records):
-            raise ValueError("a line is not a JSON object")
+        if not all(
+            isinstance(record, dict) and isinstance(record.get("task"), int) for record in records
+        ):
+            raise ValueError("a line is not a JSON object with the number of a task")
+        for record in records:
+            for name in record.keys() & {"loss", "accuracy", "mse"}:
+                float(record[name])  # a number, or a text such as "NaN"
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UserError(
             f"{path} cannot be read ({error}): restore a good copy, or test the run again with "
             "resume=auto."

@@ -26,7 +26,6 @@ from metadist.reports.run_directory import (
     read_overrides,
     read_results,
     read_test_predictions,
-    trust_option,
 )
 
 Status = Literal["finished", "failed", "stopped", "running", "ended without results"]
@@ -138,17 +137,15 @@ class RunRecord:
         again = shlex.join([*program, str(name), *self._search_path(), *self.overrides])
         resume = f"{directory_override('hydra.run.dir', self.directory)} resume=auto"
         repeat = {"Repeat the run": again, "Resume or continue it": f"{again} {resume}"}
-        run, seed = shlex.quote(str(self.directory)), self.eval_seed
-        task = next(iter(self.hardest(1)), 0)
-        trust = trust_option(self.config)
+        run, task = str(self.directory), next(iter(self.hardest(1)), 0)
+        seed, iteration = self.config.get("seed", 0), max(self.iterations[0], 1)
+        # Without --trust-code, since the run may be of someone else.
+        replay = ["metadist", "replay", run, "--key"]
         return {
             **(repeat if name in _SUBCOMMANDS else {}),
-            "Replay a test task": f"metadist replay {run} --key {seed},test,0,{task}{trust}",
-            "Replay a training task": (
-                f"metadist replay {run} "
-                f"--key {self.config.get('seed', 0)},train,{max(self.iterations[0], 1)},0{trust}"
-            ),
-            "Make this report again": f"metadist report {run}",
+            "Replay a test task": shlex.join([*replay, f"{self.eval_seed},test,0,{task}"]),
+            "Replay a training task": shlex.join([*replay, f"{seed},train,{iteration},0"]),
+            "Make this report again": shlex.join(["metadist", "report", run]),
         }
 
     def _search_path(self) -> list[str]:

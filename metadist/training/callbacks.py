@@ -1,5 +1,6 @@
 """Callbacks: code that the trainer calls at fixed points, with early stopping and averaging."""
 
+import inspect
 import logging
 import math
 from collections.abc import Mapping
@@ -41,7 +42,8 @@ class Callback:
     Callbacks are called in the order of the configuration. An exception in a hook ends the run.
 
     Raises:
-        TypeError: a subclass defines a method `on_…` that is not a hook.
+        TypeError: a subclass defines a method `on_…` that is not a hook, or a hook that takes other
+            arguments.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -53,6 +55,15 @@ class Callback:
                     f"{cls.__qualname__}.{name} is no hook of Callback"
                     f"{did_you_mean(name, hooks)}: the hooks are {', '.join(hooks)}."
                 )
+            if name in hooks and inspect.isfunction(hook := getattr(cls, name)):
+                expected = inspect.signature(getattr(Callback, name)).parameters
+                try:
+                    inspect.signature(hook).bind(*expected)
+                except TypeError:
+                    raise TypeError(
+                        f"{cls.__qualname__}.{name} does not take the hook's arguments: define it "
+                        f"as {name}({', '.join(expected)})."
+                    ) from None
 
     def on_build(self, experiment: "Experiment") -> None:
         """Called on every rank once the experiment is built, before its checkpoint is read. The

@@ -74,16 +74,14 @@ class Checkpoints:
         """Write the checkpoint of an iteration, then delete those that are not kept."""
         path = self.path(iteration)
         self._write(path, contents)
-        for _, old in self.iterations()[: -self.keep]:
-            old.unlink(missing_ok=True)
-        self._delete_bests()
+        self._delete_old()
         return path
 
     def save_best(self, iteration: int, contents: dict[str, Any]) -> Path:
         """Write the best checkpoint so far, then delete those that are not kept."""
         path = self.best_path(iteration)
         self._write(path, contents)
-        self._delete_bests()
+        self._delete_old()
         return path
 
     def path(self, iteration: int) -> Path:
@@ -114,13 +112,16 @@ class Checkpoints:
         return candidates[0]
 
     def rename_later(self, iteration: int) -> None:
-        """Rename the checkpoints of later iterations, and delete incompletely written files."""
+        """Rename the checkpoints of later iterations; delete those that are not kept, and
+        incompletely written files.
+        """
         for number, path in self.iterations() + self.bests():
             if number > iteration:
                 rename_checkpoint(path, "superseded")
         if self.directory.is_dir():
             for part in self.directory.glob(".*.part"):
                 part.unlink(missing_ok=True)
+        self._delete_old()
 
     def _write(self, path: Path, contents: dict[str, Any]) -> None:
         """Write a file. The first one is read back, to check that its contents can be loaded.
@@ -149,7 +150,9 @@ class Checkpoints:
             (int(match[2]), path) for match, path in matches if match and match[1] == kind
         )
 
-    def _delete_bests(self) -> None:
+    def _delete_old(self) -> None:
+        for _, old in self.iterations()[: -self.keep]:
+            old.unlink(missing_ok=True)
         bests = self.bests()
         kept = {number for number, _ in bests[-1:]}
         for iteration, _ in self.iterations():

@@ -14,7 +14,7 @@ from metadist.distributed import get_rank, get_worker_id, get_world_size
 from metadist.distributed.modules import unpicklable_part
 from metadist.distributed.partitioners import Partitioner, as_shards
 from metadist.distributed.worker_local import WorkerLocal, delete_worker_local
-from metadist.errors import UserError, first_line, user_frame
+from metadist.errors import UserError, first_line, one_line, user_frame
 from metadist.metrics import RESERVED_METRICS, task_metric
 from metadist.tasks import FewShotTasks, SupervisedTasks, TaskDistribution, task_keys
 from metadist.training.episode_check import check_episodes
@@ -233,15 +233,24 @@ def _check_task(tasks: WorkerLocal, learner: Learner, split: str, precision: Pre
     batch = MetaBatch(task_keys(0, split, 0, range(1)))
     before = [parameter.detach().clone() for parameter in learner.parameters()]
     gradients: tuple[Tensor | None, ...] = ()
+    differentiated = False
     try:
         with torch.set_grad_enabled(training):
             (result,) = mapper.run_each(learner.train(training), batch)
             if training and result.loss.requires_grad:
+                differentiated = True
                 trainable = [p for p in learner.parameters() if p.requires_grad]
                 gradients = torch.autograd.grad(result.loss, trainable, allow_unused=True)
     except UserError:
         raise
     except Exception as error:
+        if differentiated and isinstance(error, RuntimeError) and not user_frame(error):
+            raise UserError(
+                f"the loss that {name}.forward returned cannot be differentiated "
+                f"({one_line(error)}): do not change tensors in place that the gradient needs, "
+                "and give autograd.grad create_graph=True, or retain_graph=True where a graph is "
+                "differentiated twice."
+            ) from error
         if (explained := _explain(error, tasks.value, learner, split)) is None:
             raise
         if isinstance(explained, UserError) or error.__traceback__ is None:

@@ -78,7 +78,7 @@ def _callback_state(name: str, callback: Callback) -> dict[str, Any]:
     """A callback's state, with NumPy scalars converted to numbers.
 
     Raises:
-        TypeError: the state holds a type that a checkpoint cannot hold.
+        UserError: the state holds a type that a checkpoint cannot hold.
     """
 
     def plain(value: Any) -> Any:
@@ -90,7 +90,7 @@ def _callback_state(name: str, callback: Callback) -> dict[str, Any]:
             return type(value)(map(plain, value))
         if type(value) in (dict, OrderedDict):
             return type(value)((plain(key), plain(item)) for key, item in value.items())
-        raise TypeError(
+        raise UserError(
             f"{type(callback).__name__}.state_dict (callbacks.{name}) holds a "
             f"{type(value).__name__}: return tensors, numbers, strings, None, and dicts, lists and "
             "tuples of them."

@@ -332,6 +332,7 @@ class TrainMapper(TaskMapper):
         self, learner: Learner, chunk: Chunk, inputs: Sequence[Tensor], weight: Tensor
     ) -> StepSum:
         """The step of a task that is not batched."""
+        _clear_gradients(learner)
         result = self._run_one(learner, chunk.keys[0], chunk.episodes)
         gradients: Sequence[Tensor | None] = [None] * len(inputs)
         if result.loss.requires_grad and inputs:
@@ -375,6 +376,7 @@ class EvaluateMapper(TaskMapper):
                             learner, parameters, chunk.episodes, self.precision
                         )
                 else:
+                    _clear_gradients(learner)
                     result = as_batch_of_one(self._run_one(learner, chunk.keys[0], chunk.episodes))
                 values = {"loss": result.loss, **result.metrics, TASK_INDEX: chunk.keys[:, 3]}
                 if self.return_predictions:
@@ -424,6 +426,13 @@ def _require_equal_metrics(
             f"{type(learner).__name__} returned the metric {min(different)} for some tasks and not "
             "for others: return the same metrics for every task."
         )
+
+
+def _clear_gradients(learner: Learner) -> None:
+    """Forget what a learner that calls `backward` has accumulated in another task."""
+    for parameter in learner.parameters():
+        if parameter.is_leaf:
+            parameter.grad = None
 
 
 def as_batch_of_one(tree: Any) -> Any:

@@ -64,3 +64,37 @@ def test_an_ensemble_is_not_trained():
     assert ensemble.algorithm_name == "MAML" and ensemble.protocol()["ensemble"] == 2
     with pytest.raises(RuntimeError, match="cannot be trained"):
         ensemble.train()(tasks.sample(task_keys(0, "train", 1, range(1))[0]))
+
+
+class AbsoluteError(MAML):
+    """A learner with a loss and two metrics of its own, one of them by `metrics`."""
+
+    def loss(self, predictions, targets):
+        return (predictions - targets).abs().mean((-2, -1))
+
+    def metrics(self, predictions, targets, suffix=""):
+        bias = (predictions - targets).mean((-2, -1))
+        return {**super().metrics(predictions, targets, suffix), f"bias{suffix}": bias}
+
+    def forward(self, episode):
+        result = super().forward(episode)
+        return result._replace(metrics={**result.metrics, "norm": self.model.norm()})
+
+
+class Norm(MLP):
+    def norm(self):
+        return sum(parameter.norm() for parameter in self.parameters())
+
+
+def test_loss_and_metrics_are_those_of_the_learners():
+    tasks = FewShotTasks(Sinusoid(), 1, 5, 5)
+    made = [AbsoluteError(Norm((1,), 1, [8], batch_norm=False), True, 0.01) for _ in range(2)]
+    first, second = (learner.eval() for learner in made)
+    episode = tasks.sample(task_keys(0, "test", 0, range(1))[0])
+    alone, twice = first(episode), Ensemble([first, first]).eval()(episode)
+    torch.testing.assert_close(twice.loss, alone.loss)
+    for name in ("mse", "bias", "norm"):
+        torch.testing.assert_close(twice.metrics[name], alone.metrics[name].detach())
+    both = Ensemble([first, second]).eval()(episode)
+    mean = (first.model.norm() + second.model.norm()) / 2
+    torch.testing.assert_close(both.metrics["norm"], mean.detach())

@@ -110,23 +110,11 @@ def test_commands_repeat_resume_and_replay(tmp_path, workers, launcher, program)
     assert commands["Replay a training task"].endswith("--key 3,train,1,0")
 
 
-@pytest.mark.parametrize(
-    ("node", "trusted"),
-    [
-        (
-            {"model": {"_target_": "metadist.models.Conv4"}, "logger": {"x": {"_target_": "a.B"}}},
-            True,
-        ),
-        ({"optimizer": {"_target_": "torch.optim.Adam"}}, True),
-        ({"scheduler": {"_target_": "torch.optim.swa_utils.SWALR"}}, False),
-        ({"algorithm": {"_target_": "mine.MAML"}}, False),
-        ({"dataset": {"transforms": [{"_target_": "mine.Noise"}]}}, False),
-    ],
-)
-def test_commands_of_runs_with_classes_of_the_user_trust_them(tmp_path, node, trusted):
-    commands = record_of(tmp_path, config=node).commands()
-    for name in ("Replay a test task", "Replay a training task"):
-        assert commands[name].endswith(" --trust-code") is not trusted
+def test_commands_of_a_run_of_someone_else_are_quoted_and_trust_nothing(tmp_path):
+    config = {"seed": "0; touch mine #", "model": {"_target_": "os.system"}}
+    commands = record_of(tmp_path, config=config).commands()
+    assert shlex.split(commands["Replay a training task"])[-1] == "0; touch mine #,train,1,0"
+    assert not any("--trust-code" in command for command in commands.values())
 
 
 def test_commands_have_the_directories_of_options(tmp_path):

@@ -352,6 +352,12 @@ def test_early_stopping_is_refused_before_the_run_starts(tmp_path, option, messa
     assert not (tmp_path / "run").exists()
 
 
+def test_a_hook_with_other_arguments_is_refused():
+    with pytest.raises(TypeError, match=r"define it as on_test_end\(self, trainer, results\)"):
+        type("Mine", (Callback,), {"on_test_end": lambda self, trainer: None})
+    type("Mine", (Callback,), {"on_test_end": lambda self, *arguments: None})
+
+
 def test_a_misspelt_hook_is_refused():
     with pytest.raises(TypeError, match=r"on_validation_ends .*did you mean on_validation_end\?"):
 
@@ -378,7 +384,7 @@ def test_an_error_in_a_callback_keeps_its_traceback(tmp_path, strategy, size):
 
 def test_a_state_that_a_checkpoint_cannot_hold_is_refused(tmp_path):
     x = build(tmp_path, "strategy=local", mine("Unsaved"))
-    with pytest.raises(TypeError, match=r"Unsaved\.state_dict \(callbacks\.mine\) holds a Posix"):
+    with pytest.raises(UserError, match=r"Unsaved\.state_dict \(callbacks\.mine\) holds a Posix"):
         Trainer(x).run()
     assert x.state.iteration == 0
 

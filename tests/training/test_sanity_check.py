@@ -347,6 +347,20 @@ def test_a_wrong_result_is_one_sentence(tasks, model, make, message):
         run_sanity_check(tasks, Returns(model, make))
 
 
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_loss_that_cannot_be_differentiated_is_one_sentence(tasks, model, twice):
+    def make(loss):
+        if twice:
+            torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])
+            return TaskResult(loss, {})
+        root = loss.sqrt()
+        root.detach().add_(1)
+        return TaskResult(root, {})
+
+    with pytest.raises(UserError, match=r"Returns\.forward returned cannot be differentiated \("):
+        run_sanity_check(tasks, Returns(model, make))
+
+
 def test_metrics_have_no_gradient(tasks, model):
     learner = Returns(model, lambda loss: TaskResult(loss, {"twice": 2 * loss}))
     episode = tasks.sample(task_keys(0, "train", 0, range(1))[0])

@@ -10,10 +10,13 @@ from torch import nn
 
 from metadist import module_clone
 from metadist.algorithms import MAML, Learner, TaskResult
+from metadist.distributed.partitioners import dim_partitioner
+from metadist.distributed.reducers import MeanReducer
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
 from metadist.tasks import Episode, Examples, task_keys
 from metadist.training import EvaluateMapper, MetaBatch, TaskMapper, TrainMapper, resolve_device
+from metadist.training.strategies import LocalStrategy
 
 
 class Numbers:
@@ -322,3 +325,26 @@ def test_a_learner_on_another_device_has_plain_tensors_for_parameters():
     ]
     expected, found = (response.gradients.by_input[0] for response in responses)
     assert torch.equal(expected, found)
+
+
+class CallsBackward(Dice):
+    """Its metric and its loss depend on the gradient that `backward` has accumulated."""
+
+    def forward(self, episode):
+        index = episode.query.inputs.squeeze()
+        with torch.enable_grad():
+            (self.model.weight.sum() * (index + 1)).backward()
+        gradient = self.model.weight.grad.sum().clone()
+        loss = self.model.weight.sum() * gradient
+        return TaskResult(loss, {"gradient": gradient}, torch.ones(1, 2))
+
+
+def test_a_task_finds_no_gradients_of_others():
+    learner = CallsBackward()
+    learner.model.weight.grad = torch.full((1, 1), 9.0)
+    values = mapper_of(EvaluateMapper)(learner, MetaBatch(KEYS))
+    assert values["gradient"].tolist() == [1, 2, 3, 4, 5, 6]
+    strategy = LocalStrategy(dim_partitioner(0), MeanReducer())
+    result, _ = strategy.forward_backward(mapper_of(TrainMapper), learner, MetaBatch(KEYS))
+    assert result.metrics["gradient"].item() == 3.5
+    assert learner.model.weight.grad.item() == 3.5
