@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,10 +28,33 @@ def wrap_write_errors(target: Path | str, redirect: str = REDIRECT_RUN) -> Itera
     try:
         yield
     except OSError as error:
+        advice = "free some space or fix the permissions"
+        if isinstance(error, BrokenPipeError):
+            advice = "keep the program running that reads it"
+        elif isinstance(error, FileNotFoundError | NotADirectoryError):
+            advice = "create its directory"
         raise UserError(
-            f"cannot write {target} ({error.strerror or error}): free some space or fix the "
-            f"permissions, or {redirect}."
+            f"cannot write {target} ({error.strerror or error}): {advice}, or {redirect}."
         ) from error
+
+
+def prepare_output(path: Path) -> None:
+    """Create the directory of a file that a command writes at its end.
+
+    Raises:
+        UserError: the path is a directory, or its directory cannot be created.
+    """
+    if path.is_dir():
+        raise UserError(f"--output {path} is a directory: give the path of a file.")
+    with wrap_write_errors(path, REDIRECT_OUTPUT):
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def replace_closed_streams() -> None:
+    """Discard what is printed if the process was started without standard output or error."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
 
 
 @contextmanager

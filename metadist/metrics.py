@@ -71,6 +71,11 @@ def format_number(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 10_000 else f"{value:.3e}"
 
 
+def counted(count: int, noun: str) -> str:
+    """A count with its noun, such as "1 worker" or "2 workers"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def format_percent(fraction: float, decimals: int = 2) -> str:
     """A fraction of 1 as a percentage."""
     return f"{100 * fraction:.{decimals}f}%"

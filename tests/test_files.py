@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from metadist.errors import UserError
-from metadist.files import atomic_write, atomic_writer, locked_directory, wrap_write_errors
+from metadist.files import (
+    atomic_write,
+    atomic_writer,
+    locked_directory,
+    prepare_output,
+    wrap_write_errors,
+)
 
 
 def test_the_new_content_replaces_the_old_one(tmp_path):
@@ -101,3 +107,13 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
     monkeypatch.setattr("fcntl.flock", no_locks)
     with locked_directory(tmp_path):
         pass
+
+
+def test_the_output_of_a_command_is_checked_before_it_starts(tmp_path):
+    prepare_output(tmp_path / "new" / "a.json")
+    assert (tmp_path / "new").is_dir()
+    with pytest.raises(UserError, match=r"--output .* is a directory: give the path of a file\."):
+        prepare_output(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"create its directory, or choose another file with --out"):
+        prepare_output(tmp_path / "file" / "b" / "a.json")

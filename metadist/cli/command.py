@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from metadist import __version__
@@ -17,6 +18,8 @@ from metadist.errors import (
     did_you_mean,
     user_traceback,
 )
+from metadist.files import replace_closed_streams
+from metadist.loggers.console import print_plain
 
 
 class Command(NamedTuple):
@@ -52,25 +55,25 @@ def main() -> int:
     Returns:
         The exit status: 2 if there is no such subcommand; else see `exit_status`.
     """
+    replace_closed_streams()
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name == "--version":
-        print(f"metadist {__version__}")
+        return exit_status(lambda: print_plain(f"metadist {__version__}"))
     elif name in ("-h", "--help", "help"):
-        print(usage())
+        return exit_status(lambda: print_plain(usage()))
     elif name in COMMANDS:
         module, _, function = COMMANDS[name].target.partition(":")
         sys.argv = [f"metadist {name}", *sys.argv[2:]]
         return exit_status(lambda: getattr(importlib.import_module(module), function)())
     else:
         if get_rank() == 0:
-            commands = ", ".join(COMMANDS)
+            hint = did_you_mean(name, [*COMMANDS, "--help", "--version"])
             print(
-                f"error: metadist has no command {name}{did_you_mean(name, COMMANDS)}: "
-                f"choose one of {commands}.",
+                f"error: metadist has no command {name!r}{hint}: choose one of "
+                f"{', '.join(COMMANDS)}.",
                 file=sys.stderr,
             )
         return USER_ERROR_STATUS
-    return 0
 
 
 def argument_parser(documentation: str | None) -> argparse.ArgumentParser:
@@ -81,7 +84,15 @@ def argument_parser(documentation: str | None) -> argparse.ArgumentParser:
             the first paragraph.
     """
     _, description = (documentation or "").split("\n\n", 1)
-    return argparse.ArgumentParser(description=description)
+    parser = argparse.ArgumentParser(description=description)
+    parser.register("type", Path, _path)
+    return parser
+
+
+def _path(text: str) -> Path:
+    if not text:  # such as "$DIR" without the variable
+        raise argparse.ArgumentTypeError("the path is empty")
+    return Path(text)
 
 
 def add_trust_code(parser: argparse.ArgumentParser) -> None:

@@ -19,7 +19,7 @@ from metadist.algorithms import Ensemble
 from metadist.cli.command import add_trust_code, argument_parser
 from metadist.config import load_experiment
 from metadist.errors import UserError, did_you_mean, state_dict_reason
-from metadist.files import REDIRECT_OUTPUT, wrap_write_errors
+from metadist.files import REDIRECT_OUTPUT, prepare_output
 from metadist.loggers import flatten_values
 from metadist.loggers.console import print_plain
 from metadist.metrics import format_metric, metric_label, result_metric
@@ -44,8 +44,8 @@ from metadist.training.weights_file import WEIGHTS_SUFFIX
 
 _DIRECTORY = "evaluations"
 _TRAINING_GROUPS = (
-    "callbacks", "init_from", "logger", "optimizer", "reducer", "resume", "scheduler", "seed",
-    "strategy",
+    "callbacks", "hydra", "init_from", "logger", "optimizer", "reducer", "resume", "scheduler",
+    "seed", "strategy",
 )  # fmt: skip
 _TEST_OPTIONS = ("eval_tasks", "eval_seed", "task_chunk_size", "precision")
 """The options of `trainer` that affect a test."""
@@ -81,6 +81,13 @@ def evaluate_run(
     for override in overrides:
         key = override.lstrip("+~").partition("=")[0]
         group, _, name = key.partition(".")
+        if not key:
+            raise UserError(f"the override {override!r} cannot be read: write KEY=VALUE.")
+        if group == "experiment":
+            raise UserError(
+                f"{override} cannot be applied to a trained run: give the options of the preset "
+                "one by one."
+            )
         if group in _TRAINING_GROUPS or (group == "trainer" and name not in _TEST_OPTIONS):
             hint = did_you_mean(name, _TEST_OPTIONS) if group == "trainer" else ""
             if name == "test_checkpoint":
@@ -280,9 +287,10 @@ def main() -> None:
     options = parser.parse_intermixed_args()
     run, overrides = options.run.resolve(), tuple(options.overrides)
     checkpoint = options.checkpoint or None
-    results = evaluate_run(run, *overrides, checkpoint=checkpoint, trust_code=options.trust_code)
     output = options.output or _default_output(run, overrides, options.checkpoint)
-    with wrap_write_errors(output, REDIRECT_OUTPUT):
-        output.parent.mkdir(parents=True, exist_ok=True)
+    if options.output:
+        prepare_output(output)
+    results = evaluate_run(run, *overrides, checkpoint=checkpoint, trust_code=options.trust_code)
+    prepare_output(output)
     write_json(output, results, REDIRECT_OUTPUT)
     print_plain("\n".join([*summary(results), f"  {output}"]))

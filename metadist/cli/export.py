@@ -7,6 +7,7 @@ in its metadata. FewShotClassifier.load, metadist predict and init_from read it.
 from pathlib import Path
 
 from metadist.cli.command import argument_parser
+from metadist.files import prepare_output
 from metadist.loggers.console import print_plain
 from metadist.training import export_weights
 
@@ -17,5 +18,8 @@ def main() -> None:
     parser.add_argument("run", metavar="RUN", type=Path, help="the directory of a finished run")
     parser.add_argument("--output", type=Path, help="default: RUN/weights.safetensors")
     options = parser.parse_args()
-    path = export_weights(options.run, options.output or options.run / "weights.safetensors")
+    output = options.output or options.run / "weights.safetensors"
+    if options.output:
+        prepare_output(output)
+    path = export_weights(options.run, output)
     print_plain(f"{path} ({path.stat().st_size / 1000:.0f} kB)")

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from rich.progress import Progress
 
 from metadist.cli.command import argument_parser
-from metadist.errors import UserError, one_line
+from metadist.errors import UserError, did_you_mean, one_line
+from metadist.files import wrap_write_errors
 from metadist.loggers.console import print_plain
 
 _TIMEOUT_SECONDS = 30.0
@@ -123,14 +124,26 @@ DATASETS = {
 DEFAULT_ROOTS = {"fc100": "data/cifar100"}
 """The directories that are not `data/DATASET`, as in the configuration."""
 
+_DOWNLOADED_BY_RUNS = ("omniglot", "cifar_fs")
+
 
 def main() -> None:
     """Download from the command line."""
     parser = argument_parser(__doc__)
-    parser.add_argument("dataset", choices=DATASETS)
+    parser.add_argument("dataset", metavar="DATASET", help=f"one of {', '.join(DATASETS)}")
     parser.add_argument("--root", type=Path, help="directory of the dataset; as dataset.root")
     parser.add_argument("--yes", action="store_true", help="agree to the terms without a question")
     options = parser.parse_args()
+    if options.dataset in _DOWNLOADED_BY_RUNS:
+        raise UserError(
+            f"{options.dataset} needs no metadist fetch: a run with dataset={options.dataset} "
+            "downloads it."
+        )
+    if options.dataset not in DATASETS:
+        raise UserError(
+            f"metadist fetch does not know {options.dataset}"
+            f"{did_you_mean(options.dataset, DATASETS)}: choose one of {', '.join(DATASETS)}."
+        )
     root = options.root or Path(DEFAULT_ROOTS.get(options.dataset, f"data/{options.dataset}"))
     remote = DATASETS[options.dataset]
     print_plain(f"{remote.terms}\nSource: {remote.source}, {remote.gigabytes} GB, to {root}.")
@@ -174,6 +187,8 @@ def fetch(remote: RemoteDataset, root: Path) -> None:
             "metadist fetch needs pooch, which is not installed: pip install -e '.[fetch]' in "
             "metadist's folder."
         ) from error
+    with wrap_write_errors(root, "choose another directory with --root"):
+        root.mkdir(parents=True, exist_ok=True)
     pooch.get_logger().setLevel("WARNING")
     checksums = _listed_checksums(remote)
     for file in remote.files:

@@ -1,6 +1,7 @@
 """The commands' main functions: Hydra around a run, and the exit status."""
 
 import functools
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -56,11 +57,32 @@ def hydra_main(
     def main() -> None:
         with report_errors() as status, sweep_jobs():
             get_world_info()  # raises if the variables are wrong, before Hydra uses them
+            _check_arguments(sys.argv[1:])
             compose_and_run()
         is_program = script is None or is_main_program(Path(script).resolve())
         exit_process(finish_sweep(status.value), is_program)
 
     return main
+
+
+def _check_arguments(arguments: list[str]) -> None:
+    """Refuse what argparse and Hydra would report without saying what to do.
+
+    Raises:
+        UserError: a flag stands between two overrides, or a directory is empty.
+    """
+    kinds = "".join(
+        "f" if argument.startswith("-") else "o" if "=" in argument else "_"
+        for argument in arguments
+    )
+    if between := re.search("o(f)_?o", kinds):
+        raise UserError(
+            f"the flag {arguments[between.start(1)]} stands between two overrides: write flags "
+            "before or after all KEY=VALUE."
+        )
+    for argument in arguments:
+        if argument in ("hydra.run.dir=", "hydra.sweep.dir=", "resume="):
+            raise UserError(f"{argument} is empty: give a path, or leave it out.")
 
 
 def run_task(configuration: DictConfig) -> float | None:

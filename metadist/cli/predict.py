@@ -11,9 +11,10 @@ from pathlib import Path
 
 from metadist.cli.command import add_trust_code, argument_parser
 from metadist.errors import UserError
-from metadist.files import REDIRECT_OUTPUT, atomic_write
+from metadist.files import REDIRECT_OUTPUT, atomic_write, prepare_output
 from metadist.inference import FewShotClassifier
 from metadist.loggers.console import print_plain
+from metadist.metrics import counted
 from metadist.tasks.image_files import FORMATS, class_folders, images_below
 
 
@@ -67,9 +68,10 @@ def main() -> None:
     parser.add_argument(
         "--output", type=Path, default=Path("predictions.csv"), help="default: %(default)s"
     )
-    parser.add_argument("--device", default="cpu", help="such as cuda; default: %(default)s")
+    parser.add_argument("--device", default="cpu", help="cpu (the default), cuda, cuda:N or auto")
     add_trust_code(parser)
     options = parser.parse_args()
+    prepare_output(options.output)
     classifier = FewShotClassifier.load(
         options.run, device=options.device, trust_code=options.trust_code
     )
@@ -86,4 +88,4 @@ def main() -> None:
         f"{image:<{widths[0]}}  {prediction:<{widths[1]}}  {probability:>{widths[2]}}"
         for image, prediction, probability in table
     ]
-    print_plain("\n".join([*lines, f"{len(rows)} images: {options.output}"]))
+    print_plain("\n".join([*lines, f"{counted(len(rows), 'image')}: {options.output}"]))

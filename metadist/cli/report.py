@@ -20,7 +20,10 @@ def main() -> None:
     """Report from the command line."""
     parser = argument_parser(__doc__)
     parser.add_argument(
-        "folder", type=Path, help="a run directory, or contains run directories at any depth"
+        "folder",
+        metavar="FOLDER",
+        type=Path,
+        help="the directory of a run, or one that holds runs at any depth",
     )
     folder = parser.parse_args().folder.resolve()
     if is_run(folder):

@@ -26,6 +26,7 @@ from metadist.distributed.world import usable_cpus
 from metadist.errors import UserError, first_line
 from metadist.kernels import tune_malloc
 from metadist.loggers import JsonlLogger, Logger, LoggerCollection
+from metadist.metrics import counted
 from metadist.tasks import TaskDistribution, TaskShape
 from metadist.tasks.episode import TASK_MEMBERS, require_members
 from metadist.training import (
@@ -70,6 +71,8 @@ def build_experiment(
     restore(experiment)
     init_from = configuration.get("init_from")
     resumed = experiment.state.iteration > 0
+    if init_from is not None and resumed and get_rank() == 0:
+        _log.info("init_from=%s is not used, since the run resumes", init_from)
     if init_from is not None and experiment.strategy.is_driver and not resumed:
         protocol = experiment.tasks.protocol()
         message, warning = initialize(experiment.learner, init_from, protocol)
@@ -357,13 +360,13 @@ def _logger(cfg: DictConfig, instantiate: Callable[..., Any]) -> Logger:
 
 
 def _title(tasks: TaskDistribution, learner: Learner, strategy: Strategy) -> str:
-    protocol, size = tasks.protocol(), get_world_size()
+    protocol = tasks.protocol()
     names = ("shots",) if tasks.regression else ("ways", "shots")
     # The protocol of a user's own task distribution may have neither.
     counts = [f"{protocol[name]}-{name.removesuffix('s')}" for name in names if name in protocol]
     parts = [
         f"{learner.algorithm_name} on {protocol.get('dataset', 'tasks')}",
         *([" ".join(counts)] if counts else []),
-        f"{strategy.name} on {size} worker{'s' if size > 1 else ''}",
+        f"{strategy.name} on {counted(get_world_size(), 'worker')}",
     ]
     return ", ".join(parts)

@@ -49,7 +49,7 @@ def describe_error(error: BaseException) -> str:
         return _missing_option(missing, options) if options else text
     if isinstance(error, OverrideParseException):
         key, equals, value = str(error.override).partition("=")
-        path = bool(equals) and "/" in value and '"' not in value
+        path = bool(equals) and re.search(r"[/={}]", value) and '"' not in value
         form = f"'{key}=\"{value}\"'" if path else "KEY=VALUE, as in seed=1"
         if value.startswith("~/"):  # in quotes neither the shell nor Hydra would expand it
             form = f"{key}=$HOME{value[1:]}"
@@ -63,9 +63,10 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, InstantiationException | OmegaConfBaseException):
         return text
     if isinstance(error, OSError):
-        location = f" ({error.filename})" if error.filename else ""
+        if not error.filename:
+            return f"{error.strerror or text}: the output cannot be written, redirect it elsewhere."
         return (
-            f"{error.strerror or text}{location}: choose another directory, as in "
+            f"{error.strerror or text} ({error.filename}): choose another directory, as in "
             "hydra.run.dir=DIR, or make this one writable."
         )
     if mark := getattr(error, "problem_mark", None):  # of YAML
@@ -75,7 +76,12 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, AssertionError) and "_update_overrides" in _functions(error):
         return "a defaults list cannot be read: entries with `override` come last in it."
     if raised_by_hydra(error):
-        return f"the command line cannot be read ({text}): write KEY=VALUE, as in seed=1."
+        advice = "write KEY=VALUE, as in seed=1"
+        if "--resolve flag" in text:
+            advice = "add --cfg job"
+        elif "Expecting one subcommand from" in text:
+            advice = "give one, as in --shell-completion install=bash"
+        return f"the command line cannot be read ({text}): {advice}."
     return text
 
 
@@ -100,6 +106,13 @@ def _advice(text: str) -> str | None:
         return (
             "a group takes the name of an option, not null: write GROUP=NAME, as in "
             f"scheduler=none, or [] for none of {' and '.join(_LISTS)}."
+        )
+    if match := re.match(r"Error merging override (\S+?)=(.*)", text):
+        return f"{match[1]}={match[2]} does not fit: give a value of the type that {match[1]} has."
+    if match := re.match(r"Ambiguous value for argument '(\S+?)=(.*?)' 1\. ", text):
+        return (
+            f"{match[1]}={match[2]} has several values: add -m to sweep over them, or write "
+            f"'{match[1]}=\"{match[2]}\"' for a text with commas."
         )
     return None
 

@@ -19,7 +19,7 @@ from metadist.distributed import get_rank, get_world_size
 from metadist.distributed.job import Job, begin_job
 from metadist.distributed.rendezvous import all_gather_object
 from metadist.errors import UserError
-from metadist.files import locked_directory
+from metadist.files import locked_directory, replace_closed_streams
 from metadist.kernels import disable_native, native_available
 from metadist.launchers.error_reporting import (
     RemoteRankFailed,
@@ -97,6 +97,7 @@ def report_errors() -> Iterator[ExitStatus]:
     The block is all the work of a process, in its main thread. Until training installs its own
     handlers, SIGINT and SIGTERM raise `Interrupted`. Ranks other than zero do not log.
     """
+    replace_closed_streams()
     tracebacks = wants_traceback()
     with suppress(UserError):  # invalid variables: the block raises the error
         if get_rank() != 0:

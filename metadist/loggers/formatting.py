@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from metadist.metrics import format_number, format_percent, is_user_metric, metric_label
+from metadist.metrics import counted, format_number, format_percent, is_user_metric, metric_label
 
 _MAX_STEPS_SHOWN = 10
 
@@ -84,15 +84,15 @@ def summarize_results(results: Mapping[str, Any], tested: str = "") -> list[tupl
     if user_metrics := _user_metrics(results, "test"):
         rows.append(("test metrics", ", ".join(user_metrics)))
     if "train_loss" in results:
-        after = f" after {results['iterations']} iterations" if "iterations" in results else ""
+        done = results.get("iterations")
+        after = "" if done is None else f" after {counted(done, 'iteration')}"
         rows.append(("training loss", format_number(results["train_loss"]) + after))
     if "wall_seconds" in results:
         rows.append(("time", format_duration(results["wall_seconds"])))
     if "tasks_per_second" in results:
         workers = ""
         if "strategy" in results and "world_size" in results:
-            size = results["world_size"]
-            workers = f", {results['strategy']} on {size} worker{'' if size == 1 else 's'}"
+            workers = f", {results['strategy']} on {counted(results['world_size'], 'worker')}"
         rows.append(("speed", format_throughput(results) + workers))
     return rows
 

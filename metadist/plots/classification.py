@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from metadist.files import wrap_write_errors
+from metadist.metrics import counted
 from metadist.plots.points import class_letter, spread_over_classes
 from metadist.plots.style import DPI, GREEN, GREY, INK, RED
 
@@ -205,7 +206,7 @@ class _TaskRow:
 
 def _plot_header(canvas: _Canvas, title: str, row: _TaskRow, query_left: float) -> None:
     canvas.text(0.3, 0.6, title, 13, bold=True)
-    support = f"adapted on {row.shots} example{'' if row.shots == 1 else 's'} of each class"
+    support = f"adapted on {counted(row.shots, 'example')} of each class"
     if row.shown_shots < row.shots:
         support += f", {row.shown_shots} are shown"
     query = f"new images, {len(row.queries)} of {len(row.task.query_labels)} are shown"

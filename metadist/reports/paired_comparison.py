@@ -1,10 +1,10 @@
 """Paired comparison of two runs that were tested on the same tasks."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from metadist.errors import UserError
+from metadist.errors import UserError, did_you_mean
 from metadist.metrics import result_metric
 from metadist.reports.comparison import format_differences, protocol_differences
 from metadist.reports.run_directory import (
@@ -37,7 +37,7 @@ class PairedDifference(NamedTuple):
     tasks: int
 
 
-def compare_runs(first: Path, second: Path, ignore: Iterable[str] = ()) -> PairedDifference:
+def compare_runs(first: Path, second: Path, ignore: Sequence[str] = ()) -> PairedDifference:
     """The difference between two runs' test metrics, paired by task.
 
     Hard and easy tasks affect both runs, so the interval of the difference is narrower than the
@@ -55,6 +55,13 @@ def compare_runs(first: Path, second: Path, ignore: Iterable[str] = ()) -> Paire
     """
     results = {name: require_results(path) for name, path in (("first", first), ("second", second))}
     protocols = {name: result.get("protocol", {}) for name, result in results.items()}
+    known = {key for protocol in protocols.values() for key in protocol}
+    for key in ignore:
+        if key not in known:
+            raise UserError(
+                f"--ignore {key} is no key of the protocol{did_you_mean(key, known)}: choose one "
+                f"of {', '.join(sorted(known))}."
+            )
     metrics = [result_metric(result) for result in results.values()]
     records = [_predictions(path) for path in (first, second)]
     comparable = metrics[0] == metrics[1] and _same_tasks(*records)

@@ -11,7 +11,7 @@ from typing import Any
 from metadist import __version__
 from metadist.loggers import flatten_values
 from metadist.loggers.formatting import format_duration
-from metadist.metrics import format_metric, format_number, is_user_metric, metric_label
+from metadist.metrics import counted, format_metric, format_number, is_user_metric, metric_label
 from metadist.plots import (
     Figure,
     confusion_matrix,
@@ -226,8 +226,7 @@ def _facts(record: RunRecord) -> list[tuple[str, str]]:
             facts.append(("speed", f"{float(results[name]):.4g} {name.split('_')[0]}/s"))
             break
     if "world_size" in environment:
-        count = environment["world_size"]
-        workers = f"{count} worker{'' if count == 1 else 's'}"
+        workers = counted(environment["world_size"], "worker")
         facts.append(("strategy", f"{environment.get('strategy', '?')}, {workers}"))
     facts.append(("seed", str(results.get("seed", record.config.get("seed", "?")))))
     if record.preset:

@@ -10,7 +10,7 @@ from typing import Any
 from metadist.errors import UserError
 from metadist.files import atomic_write
 from metadist.loggers import json_value
-from metadist.metrics import metric_label
+from metadist.metrics import counted, metric_label
 from metadist.plots import plot_sweep
 from metadist.reports.comparison import MISSING, format_differences, protocol_differences
 from metadist.reports.sweep_page import setting_points, write_sweep_page
@@ -49,8 +49,7 @@ class SweepReport:
 
     def summary_lines(self) -> list[str]:
         """The lines of the summary to print."""
-        finished = len(self.table.runs)
-        counts = f"{finished} run{'' if finished == 1 else 's'} finished"
+        counts = f"{counted(len(self.table.runs), 'run')} finished"
         if self.failed:
             counts += f", {len(self.failed)} failed"
         if self.unfinished:

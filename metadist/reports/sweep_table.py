@@ -219,7 +219,7 @@ def read_runs(folder: Path) -> list[SweepRun]:
         UserError: there is no run, or a run cannot be read.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder: give the one that holds the run directories.")
+        raise UserError(f"{folder} is not a directory: give that of a run, or one that holds runs.")
     directories = {path for path in _directories(folder) if _holds_run(path)}
     # Inside a run directory, directories without a configuration have copies, such as MLflow's.
     directories = {

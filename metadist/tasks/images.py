@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from metadist.errors import UserError
+from metadist.metrics import counted
 from metadist.tasks.episode import SPLITS, Episode, EpisodeDescription, Examples
 from metadist.tasks.images_on_device import ImagesOnDevice
 from metadist.tasks.transforms import (
@@ -405,7 +406,8 @@ class ImageClasses:
     def _too_small(self, small: Sequence[int]) -> str:
         """The end of an error message about classes with too few examples."""
         if len(small) > 1 and len(sizes := set(self.class_sizes)) == 1:
-            return f"a class of {self.name} has only {sizes.pop()} examples; lower one of them"
+            examples = counted(sizes.pop(), "example")
+            return f"a class of {self.name} has only {examples}; lower one of them"
         leave_out = "remove these classes"
         if self.can_skip_small_classes:
             leave_out = "leave these classes out with dataset.skip_small_classes=true"

@@ -270,7 +270,7 @@ def _check_digest(path: Path, file: BinaryIO) -> None:
     if file.read() != _FOOTER + sha256.hexdigest().encode():
         raise CorruptCheckpointError(
             f"the checkpoint {path} is corrupt or no checkpoint of metadist (its digest does not "
-            "match its contents): resume from another one of the same folder."
+            "match its contents): give another one, or a weights file."
         )
 
 

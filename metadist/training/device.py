@@ -24,10 +24,12 @@ def resolve_device(device: str) -> torch.device:
         return torch.device("cuda", get_local_rank() % torch.cuda.device_count())
     try:
         chosen = torch.device(device)
-        torch.empty(0, device=chosen)
+        torch.zeros(1, device=chosen).item()  # on "meta" there are no values
     except (RuntimeError, AssertionError) as error:
         reason = first_line(error).partition(". ")[0]  # what torch adds is long
+        if reason.startswith("Expected one of"):
+            reason = "it is not a device"
         raise UserError(
-            f"device={device} cannot be used here ({reason}): take auto or cpu."
+            f"device={device} cannot be used here ({reason}): choose cpu, cuda, cuda:N or auto."
         ) from None
     return chosen

@@ -158,10 +158,11 @@ def _check_key(experiment: Experiment, key: Tensor) -> tuple[str, int]:
         "test": config.eval_tasks,
     }[split]
     first, last = (1, config.iterations) if training else (0, 0)
+    iterations = f"iterations {first} to {last}" if training else "iteration 0"
     if not first <= iteration <= last or index >= tasks:
         raise UserError(
             f"the run in {experiment.directory} has no task {format_key(key)}: its {split} tasks "
-            f"have iterations {first} to {last} and indices 0 to {tasks - 1}."
+            f"have {iterations} and indices 0 to {tasks - 1}."
         )
     return split, iteration
 

@@ -129,7 +129,8 @@ def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]
     if experiment.state.iteration > experiment.trainer_config.iterations:
         raise UserError(
             f"the checkpoint {path} has {experiment.state.iteration} iterations done, more than "
-            f"trainer.iterations={experiment.trainer_config.iterations}: ask for more iterations."
+            f"trainer.iterations={experiment.trainer_config.iterations}: set trainer.iterations to "
+            f"{experiment.state.iteration} or more."
         )
 
 

@@ -61,7 +61,7 @@ def test_an_unknown_command_is_one_sentence_on_rank_zero(monkeypatch, capsys, ra
     assert run(monkeypatch, "mamll") == 2
     printed = capsys.readouterr().err.splitlines()
     assert len(printed) == lines
-    assert all("no command mamll (did you mean maml?): " in line for line in printed)
+    assert all("no command 'mamll' (did you mean maml?): " in line for line in printed)
 
 
 def test_other_commands_are_not_imported():

@@ -59,6 +59,8 @@ def test_other_protocols_are_refused_unless_ignored(runs, monkeypatch, capsys):
     keys = [word for word in error.rstrip(".\n").split() if word.endswith("_steps")][-2:]
     ignored = [part for key in keys for part in ("--ignore", key)]
     assert run_command(monkeypatch, "a", "c", *ignored) == 0
+    assert run_command(monkeypatch, "a", "b", "--ignore", "backbon") == 2
+    assert "--ignore backbon is no key of the protocol (did you" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

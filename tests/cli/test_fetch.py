@@ -174,8 +174,26 @@ def test_archives_are_unpacked_and_stay_inside(server, tmp_path):
 
 def test_a_directory_that_cannot_be_written_is_one_sentence(server, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"data\.bin cannot be written or unpacked \("):
+    with pytest.raises(
+        UserError, match=r"file \(File exists\): .*another directory with --root\.$"
+    ):
         fetch(dataset(server), tmp_path / "file")
+    (tmp_path / "folder").touch()
+    with pytest.raises(UserError, match=r"data\.bin cannot be written or unpacked \("):
+        fetch(dataset(server), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("omniglot", "a run with dataset=omniglot downloads it"),
+        ("mini_imagent", "(did you mean mini_imagenet?)"),
+    ],
+)
+def test_a_dataset_that_is_not_fetched_is_one_sentence(monkeypatch, capsys, name, message):
+    monkeypatch.setattr("sys.argv", ["metadist fetch", name])
+    assert exit_status(fetch_command.main) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_the_terms_come_first(server, tmp_path, monkeypatch, capsys):

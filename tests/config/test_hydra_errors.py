@@ -59,6 +59,9 @@ ANYTHING = f"+callbacks.mine._target_={__name__}.Anything"
         ),
         (["~logger"], "~logger deletes no option of the defaults list: write logger=[] for none."),
         (["b"], "the override 'b' cannot be read: write KEY=VALUE, as in seed=1, with quotes"),
+        (["mine=a=b"], "the override 'mine=a=b' cannot be read: write 'mine=\"a=b\"'."),
+        (["init_from=a,b"], "has several values: add -m to sweep over them, or write 'init_from="),
+        (["hydra.run.dir=null"], "hydra.run.dir=null does not fit: give a value of the type"),
         (["seed=[1"], "the override 'seed=[1' cannot be read: write KEY=VALUE, as in seed=1."),
         (["@=1"], "the command line cannot be read (Config group override must be a string or a"),
         (["seed=???"], "Missing mandatory value: seed: give it a value on the command line."),
@@ -115,7 +118,7 @@ def test_a_wrong_file_of_options_is_one_sentence(tmp_path, path, override, text,
 def test_an_error_of_the_operating_system_names_the_file_and_the_remedy():
     described = describe_error(PermissionError(13, "Permission denied", "/a/b"))
     assert described.startswith("Permission denied (/a/b): choose another directory, as in hydra.")
-    assert describe_error(OSError("odd")).startswith("odd: choose another directory")
+    assert describe_error(OSError("odd")).startswith("odd: the output cannot be written")
 
 
 def test_the_text_of_any_other_error_stays():

@@ -125,3 +125,27 @@ def test_multirun_runs_one_job_after_the_other(tmp_path):
     assert [outcome.status for outcome in outcomes] == [0, 0], outcomes
     seeds = [json.loads((tmp_path / job / "results.json").read_text())["seed"] for job in "01"]
     assert seeds == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["seed=1", "-m", "seed=2"],
+            "the flag -m stands between two overrides: write",
+        ),
+        (["seed=1", "hydra.run.dir="], "hydra.run.dir= is empty: give a path, or leave it out."),
+    ],
+)
+def test_arguments_that_cannot_be_read_are_one_sentence(arguments, message):
+    outcomes = run_command("maml.py", *arguments, size=2)
+    assert [outcome.status for outcome in outcomes] == [2, 2]
+    assert outcomes[0].err.startswith(f"error: {message}") and outcomes[0].err.count("\n") == 1
+    assert outcomes[0].out == outcomes[1].out == outcomes[1].err == ""
+
+
+def test_a_program_may_start_without_standard_output(tmp_path):
+    command = f'exec "{sys.executable}" experiments/maml.py "$@" >&-'
+    arguments = ["sh", *SMALL, "trainer.iterations=1", f"hydra.run.dir={tmp_path}"]
+    subprocess.run(["sh", "-c", command, *arguments], cwd=ROOT, check=True, timeout=60)
+    assert (tmp_path / "results.json").exists()

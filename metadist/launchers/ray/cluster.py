@@ -12,6 +12,7 @@ from typing import Any
 
 from metadist.distributed.world import usable_cpus
 from metadist.errors import UserError, first_line
+from metadist.metrics import counted
 from metadist.training.signals import preserved_handlers
 
 _ENVIRONMENT = {
@@ -126,7 +127,7 @@ def check_resources(num_workers: int, use_gpu: bool, option: str) -> None:
         if num_workers > available:
             raise UserError(
                 f"{option} asks for {num_workers} workers with a {kind} each, and the Ray cluster "
-                f"has {available} {kind}{'' if available == 1 else 's'}: ask for fewer, or give "
+                f"has {counted(available, kind)}: ask for fewer, or give "
                 "launcher.address (in Python, ray.init) a larger cluster."
             )
 
