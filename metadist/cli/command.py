@@ -104,11 +104,11 @@ def add_trust_code(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def exit_status(run: Callable[[], None]) -> int:
+def exit_status(run: Callable[[], int | None]) -> int:
     """Run a subcommand, and report user errors in one sentence.
 
     Args:
-        run: the subcommand. One that trains exits the process itself.
+        run: the subcommand. It returns the exit status, None for success, or exits the process.
 
     Returns:
         The exit status: 2 after a user error, 1 after another one, whose traceback is printed.
@@ -116,8 +116,7 @@ def exit_status(run: Callable[[], None]) -> int:
         status, and no message is printed.
     """
     try:
-        run()
-        return 0
+        return run() or 0
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except Exception as error:

@@ -46,6 +46,7 @@ def test_a_user_error_is_one_sentence(capsys):
 
 def test_the_status_of_a_command_that_returns_or_exits():
     assert exit_status(lambda: None) == 0
+    assert exit_status(lambda: 130) == 130
     with pytest.raises(SystemExit) as exited:
         exit_status(lambda: sys.exit(130))
     assert exited.value.code == 130

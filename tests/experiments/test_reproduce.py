@@ -56,22 +56,22 @@ def preset_run(directory: Path, *options: str, seed: int = 0) -> PresetRun:
 
 @pytest.mark.slow
 def test_a_run_of_two_workers_is_stopped_resumed_and_then_skipped(tmp_path):
-    arguments = ("maml_sinusoid", "--iterations", "600", "--workers", "2", *QUICK)
+    arguments = ("maml_sinusoid", "--iterations", "3000", "--workers", "2", *QUICK)
     first = start(tmp_path, *arguments)
-    run = tmp_path / "maml_sinusoid" / "600" / "seed0"
+    run = tmp_path / "maml_sinusoid" / "3000" / "seed0"
     metrics = run / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.read_text().count("train_loss") > 2)
     first.send_signal(signal.SIGINT)
     out, _ = first.communicate(timeout=300)
     assert first.returncode == 130 and "the same command resumes it" in out
-    assert ", 1 step | — | — | 0 | 600 of 70,000 |  | unfinished |" in out
+    assert ", 1 step | — | — | 0 | 3,000 of 70,000 |  | unfinished |" in out
     assert "- maml_sinusoid trainer.eval_tasks=4 trainer.meta" in out and ": at iteration " in out
     saved = list((run / "checkpoints").glob("iteration-*.pt"))
     assert saved and not (run / "results.json").exists()
     out, err = start(tmp_path, *arguments).communicate(timeout=300)
     assert "finished" in out, out + err
     results = json.loads((run / "results.json").read_text())
-    assert (results["iterations"], results["world_size"], results["test_tasks"]) == (600, 2, 4)
+    assert (results["iterations"], results["world_size"], results["test_tasks"]) == (3000, 2, 4)
     (row, *_) = csv.DictReader((tmp_path / "table.csv").open())
     assert row["cell"] == "maml_sinusoid" and row["seeds"] == "0"
     assert row["failed"] == row["unfinished"] == ""
