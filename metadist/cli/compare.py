@@ -38,7 +38,12 @@ def summary(found: PairedDifference, first: Path, second: Path) -> list[str]:
 def main() -> None:
     """Compare from the command line."""
     parser = argument_parser(__doc__)
-    parser.add_argument("first", metavar="RUN", type=Path, help="a run's directory")
+    parser.add_argument(
+        "first",
+        metavar="RUN",
+        type=Path,
+        help="a run's directory, or a JSON file of metadist evaluate",
+    )
     parser.add_argument("second", metavar="RUN", type=Path, help="another one")
     parser.add_argument(
         "--ignore",
@@ -51,6 +56,8 @@ def main() -> None:
     difference = compare_runs(options.first, options.second, options.ignore)
     print_plain("\n".join(summary(difference, options.first, options.second)))
     runs = {"first": options.first, "second": options.second}
-    configs = {name: flatten_config(read_config(path)) for name, path in runs.items()}
+    configs = {
+        name: flatten_config(read_config(path)) for name, path in runs.items() if path.is_dir()
+    }
     for line in format_differences(protocol_differences(configs)):
         print_plain(line)

@@ -3,7 +3,7 @@
 The learner is tested in one process, as at the end of its run, with the given options replaced:
 the number of ways, shots or queries, the dataset, trainer.eval_tasks, options of the algorithm.
 Prints the result and how its protocol differs from the run's own test, and writes both protocols
-into a JSON file.
+into a JSON file, with the predictions beside it, which `metadist compare` reads.
 """
 
 import copy
@@ -58,6 +58,7 @@ def evaluate_run(
     *overrides: str,
     checkpoint: Path | Sequence[Path] | None = None,
     trust_code: bool = False,
+    predictions: Path | None = None,
 ) -> dict[str, Any]:
     """Test the learner of a run, with some options replaced.
 
@@ -68,6 +69,7 @@ def evaluate_run(
             their name. The predictions of several are averaged, see `metadist.algorithms.Ensemble`.
             Default: the state that the run tests.
         trust_code: see `metadist.config.load_experiment`.
+        predictions: the file to write the predictions to. Default: none.
 
     Returns:
         The results, as in `results.json`, with the `overrides`, the `checkpoint`, the checkpoints
@@ -105,7 +107,7 @@ def evaluate_run(
         raise UserError(
             f"{run.name} is {given}, and metadist evaluate tests a run: give the directory of a "
             "run of the same network and algorithm, and --checkpoint NAME for pretrained weights; "
-            "metadist predict and init_from need the name alone."
+            f"a run with init_from={run.name} trainer.iterations=0 tests the weights alone."
         )
     experiment = load_experiment(run, *overrides, trust_code=trust_code)
     untrained = experiment.learner
@@ -125,7 +127,9 @@ def evaluate_run(
         experiment.learner = Ensemble(learners)
         experiment.state = TrainState()  # that of none of them
     experiment.trainer_config = replace(experiment.trainer_config, test_checkpoint="last")
-    results = Trainer(experiment).test()
+    if predictions is not None:
+        prepare_output(predictions)
+    results = Trainer(experiment).test(predictions)
     results["protocol"]["checkpoint"] = ", ".join(names)
     if len(learners) > 1:
         results["iterations"] = results["tested_iteration"] = iterations
@@ -288,9 +292,17 @@ def main() -> None:
     run, overrides = options.run.resolve(), tuple(options.overrides)
     checkpoint = options.checkpoint or None
     output = options.output or _default_output(run, overrides, options.checkpoint)
+    if output.suffix == ".jsonl":
+        raise UserError(f"--output {output} is the name of the predictions: give NAME.json.")
     if options.output:
         prepare_output(output)
-    results = evaluate_run(run, *overrides, checkpoint=checkpoint, trust_code=options.trust_code)
-    prepare_output(output)
+    predictions = output.with_suffix(".jsonl")
+    results = evaluate_run(
+        run,
+        *overrides,
+        checkpoint=checkpoint,
+        trust_code=options.trust_code,
+        predictions=predictions,
+    )
     write_json(output, results, REDIRECT_OUTPUT)
     print_plain("\n".join([*summary(results), f"  {output}"]))

@@ -304,6 +304,8 @@ def _check_scheduler(
     """Dry-run of the scheduler on the optimizer of the dummies."""
     scheduler = instantiate(node, "scheduler", optimizer=optimizer)
     _check_type(scheduler, torch.optim.lr_scheduler.LRScheduler, "scheduler", node)
+    if not iterations:
+        return
     try:
         optimizer.step()
         scheduler.step()

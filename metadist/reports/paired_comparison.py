@@ -1,5 +1,6 @@
 """Paired comparison of two runs that were tested on the same tasks."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,7 +9,7 @@ from metadist.errors import UserError, did_you_mean
 from metadist.metrics import result_metric
 from metadist.reports.comparison import format_differences, protocol_differences
 from metadist.reports.run_directory import (
-    TEST_PREDICTIONS_FILE,
+    read_json,
     read_test_predictions,
     require_results,
 )
@@ -45,16 +46,16 @@ def compare_runs(first: Path, second: Path, ignore: Sequence[str] = ()) -> Paire
     describes the variation between tasks, not between training seeds.
 
     Args:
-        first: the directory of the first run.
-        second: the directory of the second run.
+        first: the directory of the first run, or the JSON file of a `metadist evaluate` of it.
+        second: the same of the second run.
         ignore: keys of the protocol that may differ, such as "backbone".
 
     Raises:
         UserError: a run has not finished or has no predictions, the protocols differ, or the test
             tasks are not the same.
     """
-    results = {name: require_results(path) for name, path in (("first", first), ("second", second))}
-    protocols = {name: result.get("protocol", {}) for name, result in results.items()}
+    results = {"first": _results(first), "second": _results(second)}
+    protocols = {name: result["protocol"] for name, result in results.items()}
     known = {key for protocol in protocols.values() for key in protocol}
     for key in ignore:
         if key not in known:
@@ -85,12 +86,22 @@ def compare_runs(first: Path, second: Path, ignore: Sequence[str] = ()) -> Paire
     return PairedDifference(metric, means, difference, ci95, len(pairs))
 
 
-def _predictions(directory: Path) -> Sequence[Mapping[str, Any]]:
-    records = read_test_predictions(directory)
+def _results(path: Path) -> Mapping[str, Any]:
+    if not path.is_file():
+        return require_results(path)
+    with contextlib.suppress(UserError):
+        results = read_json(path)
+        if results is not None and "protocol" in results:
+            return results
+    raise UserError(f"{path} is not a file of metadist evaluate: give one, or a run's directory.")
+
+
+def _predictions(path: Path) -> Sequence[Mapping[str, Any]]:
+    records = read_test_predictions(path)
     if not records:
         raise UserError(
-            f"{directory} holds no {TEST_PREDICTIONS_FILE}, because an earlier version of metadist "
-            "tested it: test it again, with resume=auto."
+            f"there are no predictions of {path}, because an earlier version of metadist tested "
+            "it: test it again, a run with resume=auto."
         )
     return records
 

@@ -150,13 +150,16 @@ def write_results(directory: Path, results: Mapping[str, Any]) -> None:
     write_json(directory / RESULTS_FILE, results, redirect)
 
 
-def read_test_predictions(directory: Path) -> list[dict[str, Any]] | None:
-    """Read `test_predictions.jsonl` of a run directory; None if there is none.
+def read_test_predictions(path: Path) -> list[dict[str, Any]] | None:
+    """Read the predictions of a test; None if there are none.
+
+    Args:
+        path: a run directory, or the JSON file of `metadist evaluate`.
 
     Raises:
-        UserError: the file cannot be read.
+        UserError: the predictions cannot be read.
     """
-    path = directory / TEST_PREDICTIONS_FILE
+    path = path.with_suffix(".jsonl") if path.is_file() else path / TEST_PREDICTIONS_FILE
     try:
         records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         if not all(

@@ -28,7 +28,8 @@ class TrainerConfig:
     """Lengths, intervals and options of training and evaluation.
 
     Args:
-        iterations: total number of outer steps, including those before a resume.
+        iterations: total number of outer steps, including those before a resume; 0 tests the
+            initial weights, such as those of `init_from`.
         meta_batch_size: tasks per outer step.
         eval_every: outer steps between validations; 0 for none.
         validation_tasks: tasks per validation, the same ones each time.
@@ -69,7 +70,7 @@ class TrainerConfig:
             second. `metadist report` writes the report of a run without it later.
     """
 
-    iterations: Annotated[int, Ge(1)] = 200
+    iterations: Annotated[int, Ge(0)] = 200
     meta_batch_size: Annotated[int, Ge(1), Le(_MAX_TASKS)] = 16
     eval_every: Annotated[int, Ge(0)] = 50
     validation_tasks: Annotated[int, Ge(1), Le(_MAX_TASKS)] = 100

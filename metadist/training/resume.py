@@ -227,7 +227,8 @@ def _require_same(path: Path, saved: Mapping[str, str], current: Mapping[str, st
         if group == "callbacks" and os.sep in saved.get(key, "") + current.get(key, ""):
             continue  # a path, such as one in the run's directory
         if saved.get(key) != current.get(key):
-            different.append(f"{key} was {saved.get(key)} there and is {current.get(key)} now")
+            was, now = (values.get(key, "not set") for values in (saved, current))
+            different.append(f"{key} was {was} there and is {now} now")
     if different:
         raise UserError(
             f"the checkpoint {path} is of another run: {', '.join(different)}; resume with the "

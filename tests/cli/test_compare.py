@@ -8,7 +8,7 @@ from tiny import train
 
 from metadist.cli import compare
 from metadist.cli.command import exit_status
-from metadist.reports import read_results
+from metadist.reports import read_results, write_json, write_test_predictions
 from metadist.reports.paired_comparison import PairedDifference
 
 
@@ -49,6 +49,19 @@ def test_the_options_that_differ_are_printed(runs, monkeypatch, capsys):
     *_, difference, options = capsys.readouterr().out.splitlines()
     assert difference.startswith("difference ")
     assert options == "trainer.iterations differs: 5 (first), 2 (second)"
+
+
+def test_evaluations_are_compared(tmp_path, monkeypatch, capsys):
+    results = {"test_accuracy": 0.5, "protocol": {"shots": 1}}
+    for name, values in (("a", (0.25, 0.75)), ("b", (0.5, 1.0))):
+        write_json(tmp_path / f"{name}.json", results)
+        records = [{"task": task, "accuracy": value} for task, value in enumerate(values)]
+        write_test_predictions(tmp_path / f"{name}.jsonl", records)
+    monkeypatch.chdir(tmp_path)
+    assert run_command(monkeypatch, "a.json", "b.json") == 0
+    assert "difference +25.00% ± 0.00% (second" in capsys.readouterr().out
+    assert run_command(monkeypatch, "a.json", "b.jsonl") == 2
+    assert "b.jsonl is not a file of metadist evaluate: give one," in capsys.readouterr().err
 
 
 def test_other_protocols_are_refused_unless_ignored(runs, monkeypatch, capsys):

@@ -1,6 +1,7 @@
 """`metadist evaluate`: a trained run under another protocol."""
 
 import json
+import statistics
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from metadist.cli.evaluate import evaluate_run, load_for_tasks, main, summary
 from metadist.config import load_experiment
 from metadist.errors import UserError
 from metadist.launchers import RunSpec, run_job
+from metadist.reports import read_test_predictions
 from metadist.training import export_weights, saved_state
 from metadist.training.checkpoints import Checkpoints
 
@@ -167,6 +169,9 @@ def test_several_checkpoints_are_an_ensemble(maml, monkeypatch, capsys):
     assert results["test_loss"] not in (alone["test_loss"], twice["test_loss"])
     iterations = results["tested_iteration"]
     assert iterations == results["iterations"] == [alone["tested_iteration"], 2]
+    predictions = read_test_predictions(Path(file))
+    accuracies = [record["accuracy"] for record in predictions]
+    assert statistics.mean(accuracies) == pytest.approx(results["test_accuracy"])
 
 
 def test_checkpoints_of_another_run_have_names_and_warnings_of_their_own(
@@ -250,8 +255,10 @@ def test_code_is_trusted_if_the_command_line_says_so(tmp_path, monkeypatch, give
     seen = []
     monkeypatch.setattr(evaluate, "evaluate_run", lambda *_, **options: seen.append(options) or {})
     monkeypatch.setattr(evaluate, "summary", lambda results: [])
-    monkeypatch.setattr(sys, "argv", ["metadist evaluate", str(tmp_path), *given])
-    assert exit_status(main) == 0 and seen == [{"checkpoint": None, "trust_code": trusted}]
+    arguments = [str(tmp_path), f"--output={tmp_path / 'a.json'}", *given]
+    monkeypatch.setattr(sys, "argv", ["metadist evaluate", *arguments])
+    assert exit_status(main) == 0 and len(seen) == 1
+    assert seen[0]["checkpoint"] is None and seen[0]["trust_code"] == trusted
 
 
 def test_a_file_that_cannot_be_written_names_the_option(maml, tmp_path, monkeypatch, capsys):

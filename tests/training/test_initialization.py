@@ -14,6 +14,7 @@ from worlds import run_world
 from metadist.algorithms import MAML, MAMLPlusPlus
 from metadist.errors import UserError
 from metadist.models import Conv4
+from metadist.reports import read_results
 from metadist.training.checkpoints import Checkpoints, read_checkpoint, write_checkpoint
 from metadist.training.export import export_weights
 from metadist.training.initialization import initialize
@@ -41,6 +42,17 @@ def test_maml_starts_with_the_weights_of_anil(source, tmp_path, caplog):
     assert x.state.iteration == 0
     (message,) = [text for text in caplog.messages if "initialized" in text]
     assert message.endswith(f"(iteration 4): {len(found)} of {len(found)} tensors loaded")
+
+
+@pytest.mark.parametrize("scheduler", ["none", "cosine"])
+def test_without_iterations_the_initial_weights_are_tested(source, tmp_path, scheduler):
+    options = ("algorithm=anil", "strategy=local", f"scheduler={scheduler}")
+    found = train(str(tmp_path), *options, f"init_from={source}", "trainer.iterations=0")
+    expected = read_results(source)
+    assert found["iterations"] == 0
+    for name in ("test_accuracy", "test_loss", "ci95"):
+        assert found[name] == expected[name]
+    assert all("train_loss" not in record for record in records(tmp_path))
 
 
 def test_a_checkpoint_file_is_the_same_as_its_run(source, tmp_path):
