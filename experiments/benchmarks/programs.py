@@ -14,6 +14,8 @@ from pathlib import Path
 from subprocess import Popen
 from typing import IO, NamedTuple
 
+from metadist.training.environment import cpu_name
+
 BENCHMARKS = Path(__file__).resolve().parent
 EXPERIMENTS = BENCHMARKS.parent
 WARM_UP = 3
@@ -252,14 +254,9 @@ def installed(package: str) -> str | None:
 
 def machine() -> dict[str, str]:
     """Processor and versions of the measurement."""
-    model = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if sys.platform == "linux" else []:
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-            break
     packages = {name: installed(name) for name in ("torch", "torchopt", "higher", "jax")}
     return {
-        "processor": f"{model}, {os.cpu_count()} cores",
+        "processor": f"{cpu_name()}, {os.cpu_count()} cores",
         "Python": platform.python_version(),
         **{name: release for name, release in packages.items() if release},
     }

@@ -128,7 +128,13 @@ class Learner(nn.Module):
         return losses.view(targets.shape).mean(-1)
 
     def metrics(self, predictions: Tensor, targets: Tensor, suffix: str = "") -> dict[str, Tensor]:
-        """Detached metrics, each of shape (…), of predictions of shape (…, n, outputs)."""
+        """Detached metrics, each of shape (…).
+
+        Args:
+            predictions: logits or values, shape (…, n, outputs).
+            targets: labels of shape (…, n), or values of the predictions' shape.
+            suffix: the end of the metrics' names, such as "_before".
+        """
         predictions = predictions.detach()
         if self.regression:
             return {f"mse{suffix}": _squared_error(predictions, targets)}

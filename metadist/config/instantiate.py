@@ -72,8 +72,9 @@ def bind_arguments(
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The target of a node and its checked arguments, without the call.
 
-    Values that are nodes themselves are instantiated, also in lists and dictionaries. Arguments
-    and errors are as in `instantiate`.
+    Values that are nodes themselves are instantiated, also in lists and dictionaries. `locate`
+    imports a target, given its dotted path and the node's path. The other arguments and the errors
+    are those of `instantiate`.
     """
     locate = locate or locate_target
     values: Any = node

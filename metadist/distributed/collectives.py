@@ -161,6 +161,10 @@ def all_reduce(tree: T, op: Literal["sum", "mean", "max", "min"] = "sum") -> T:
 
     Returns:
         The same structure with the reduced leaves, equal on every rank.
+
+    Raises:
+        UserError: there is no such reduction.
+        WorkerLostError: another rank has died or left.
     """
     if op not in ("sum", "mean", "max", "min"):
         raise UserError(f'op must be "sum", "mean", "max" or "min", got {op!r}.')
@@ -193,6 +197,9 @@ def all_reduce(tree: T, op: Literal["sum", "mean", "max", "min"] = "sum") -> T:
 def broadcast(tree: T, source: int = 0) -> T:
     """Return rank `source`'s values on every rank; `tree` is not changed. All ranks call it, with
     the same structure and shapes.
+
+    Raises:
+        WorkerLostError: another rank has died or left.
     """
 
     def from_source(vector: Tensor) -> Tensor:
@@ -209,6 +216,9 @@ def all_gather(tree: T) -> list[T]:
 
     The structures must be equal, but the tensors' first dimensions may differ. The result is
     detached.
+
+    Raises:
+        WorkerLostError: another rank has died or left.
     """
     size = dist.get_world_size()
     leaves, structure = optree.tree_flatten(cast(Any, tree))
@@ -233,7 +243,11 @@ def all_gather(tree: T) -> list[T]:
 
 
 def barrier() -> None:
-    """Wait until every rank has called it."""
+    """Wait until every rank has called it.
+
+    Raises:
+        WorkerLostError: another rank has died or left.
+    """
     if "gloo" in dist.get_backend_config():
         _reduce_in_place(torch.zeros(1))  # on the CPU, because no GPU may be set yet
     else:

@@ -168,7 +168,13 @@ def _weighted(leaf: Any, weight: float) -> Any:
 
 
 def finish_sum(total: Any, divisor: float | None, dtypes: Sequence[torch.dtype | None]) -> Any:
-    """Divide a sum, and round its leaves to `dtypes`, the `leaf_dtypes` of one result."""
+    """Divide a sum, and round its leaves.
+
+    Args:
+        total: the sum of the weighted results, in the types of `to_float64`.
+        divisor: the number to divide by; None for a sum.
+        dtypes: the `leaf_dtypes` of one result.
+    """
     leaves, structure = optree.tree_flatten(total, none_is_leaf=True)
     if divisor is not None:
         leaves = [None if leaf is None else leaf / divisor for leaf in leaves]

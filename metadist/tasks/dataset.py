@@ -15,6 +15,17 @@ class TaskDataset(Protocol):
 
     The sampled task depends on the generator alone: equal generators give equal episodes in every
     process.
+
+    Optional members; those that metadist's datasets have are ignored in a subclass that overrides
+    `episode` alone:
+
+    - `episodes(generators, split, ways, shots, queries)`: one episode per generator, stacked along
+      a leading task dimension, each bit for bit that of `episode`; with it `looks_ahead`, True if
+      tasks of later iterations may be sampled in advance.
+    - `episodes_on(device, generators, split, ways, shots, queries)`: the same on a GPU, or None.
+    - `describe(generator, split, ways, shots, queries)`: the `EpisodeDescription` of the task that
+      `episode` samples with the generator, or None.
+    - `skip_small_classes`: whether classes with too few examples are left out.
     """
 
     input_shape: tuple[int, ...]

@@ -128,10 +128,17 @@ class TaskShape(Protocol):
 class TaskDistribution(TaskShape, Protocol):
     """A distribution of tasks: a dataset with a number of ways, shots and queries.
 
-    A distribution that can sample many tasks at once faster than one by one also has a method
-    `sample_batch(keys, device)`. For keys of shape (tasks, 4) it returns the episodes of `sample`,
-    bit for bit, stacked along a leading task dimension; or None if it cannot sample these tasks
-    at once.
+    Optional members:
+
+    - `sample_batch(keys, device)`, if many tasks are sampled faster at once: for keys of shape
+      (tasks, 4) the episodes of `sample`, bit for bit, stacked along a leading task dimension; or
+      None if it cannot sample these tasks at once.
+    - `describe(key)`: the `EpisodeDescription` of a task of classification, or None; its classes
+      and query images are named in predictions and plots.
+    - `split_descriptions`: a dict of what the tasks of a split are, such as
+      `{"validation": "held-out examples"}`, for the console.
+    - `micro_batch_size`: the number of examples of a training task, if they are counted as samples
+      per second.
     """
 
     def sample(self, key: Tensor) -> Episode:

@@ -46,7 +46,7 @@ class Evaluation(NamedTuple):
     """The result of a learner on a list of tasks.
 
     Attributes:
-        metrics: "loss" and the metrics, each of shape (tasks,).
+        metrics: "loss" and the metrics, each of shape (tasks,), on the CPU.
         predictions: predictions and targets of each task's queries; empty without
             `EvaluateMapper.return_predictions`.
     """

@@ -105,7 +105,11 @@ def weighted_step_sum(
 ) -> StepSum:
     """The weighted sum over tasks of results and gradients, without predictions.
 
-    All tensors have a first dimension of tasks.
+    Args:
+        result: the tasks' results, every tensor with a first dimension of tasks.
+        gradients: the tasks' gradient with respect to each trainable parameter, shape (tasks, …);
+            None if no loss depends on the parameter.
+        weights: the weight of each task, float64, shape (tasks,).
     """
 
     def total(leaf: Tensor) -> Tensor:

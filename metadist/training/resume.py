@@ -93,6 +93,11 @@ def _checkpoint_file(path: Path) -> Path:
 def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]) -> None:
     """Restore an experiment from a checkpoint's contents.
 
+    Args:
+        experiment: the experiment, newly built.
+        path: the checkpoint's path, for error messages.
+        contents: the contents of the checkpoint.
+
     Raises:
         UserError: the checkpoint is of another run, has other shapes, or is beyond the run's end.
     """

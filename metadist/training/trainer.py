@@ -225,7 +225,9 @@ class Trainer:
     # --- training ------------------------------------------------------------------------------
 
     def train(self) -> None:
-        """Take the outer steps that are left, with validations and checkpoints between them."""
+        """Take the outer steps that are left, with validations and checkpoints between them. The
+        drivers call it.
+        """
         experiment, state = self.experiment, self.state
         self._is_training = True
         experiment.strategy.broadcast_module(experiment.learner)
@@ -402,7 +404,8 @@ class Trainer:
         return done % interval == 0 or self._is_finished()
 
     def validate(self) -> dict[str, Estimate]:
-        """Evaluate the validation tasks, and save the state if it is the best so far.
+        """Evaluate the validation tasks, and save the state if it is the best so far. The drivers
+        call it.
 
         Raises:
             UserError: `on_validation_end` called it.
@@ -458,6 +461,8 @@ class Trainer:
 
     def test(self, predictions: Path | None = None) -> dict[str, Any]:
         """Evaluate the test tasks and return the results, as in `results.json`.
+
+        The drivers call it.
 
         If a callback calls it, training then continues with its own weights, and a signal is
         handled after the iteration. Otherwise the learner keeps the tested weights.
