@@ -276,7 +276,7 @@ def test_sizes_of_batches():
 
 def test_devices(monkeypatch):
     assert resolve_device("cpu") == torch.device("cpu")
-    with pytest.raises(UserError, match=r"device=abacus cannot be used here .* take auto or cpu"):
+    with pytest.raises(UserError, match=r"device=abacus cannot be used here .* choose cpu, cuda, cuda:N or auto"):
         resolve_device("abacus")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto") == torch.device("cpu")

@@ -289,7 +289,7 @@ def test_a_configuration_key_that_only_one_side_has_is_another_run(tmp_path):
     contents = checkpoint_contents(x)
     restore_from(x, tmp_path / "a.pt", contents)
     more = {**contents["fingerprint"], "algorithm.old": "1"}
-    with pytest.raises(UserError, match=r"algorithm\.old was 1 there and is None now"):
+    with pytest.raises(UserError, match=r"algorithm\.old was 1 there and is not set now"):
         restore_from(x, tmp_path / "a.pt", {**contents, "fingerprint": more})
     other = {k: v for k, v in contents["fingerprint"].items() if not k.startswith("scheduler.")}
     message = r"run: scheduler\._target_ was None there and is [\w.]+ now; resume"
