@@ -2,7 +2,9 @@
 
 import errno
 import os
+import secrets
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -42,12 +44,14 @@ def prepare_output(path: Path) -> None:
     """Create the directory of a file that a command writes at its end.
 
     Raises:
-        UserError: the path is a directory, or its directory cannot be created.
+        UserError: the path is a directory, or its directory cannot be created or written to.
     """
     if path.is_dir():
         raise UserError(f"--output {path} is a directory: give the path of a file.")
     with wrap_write_errors(path, REDIRECT_OUTPUT):
         path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
 
 
 def replace_closed_streams() -> None:
@@ -98,14 +102,15 @@ def atomic_writer(path: Path, temporary: Path | None = None) -> Iterator[BinaryI
 
     Args:
         path: the path of the file.
-        temporary: the path of the temporary file, in the same directory. Default: one for each
-            process, so that processes that write the same file at once each write a whole one.
+        temporary: the path of the temporary file, in the same directory. Default: a new one, so
+            that processes that write the same file at once each write a whole one. It stays if the
+            process is killed.
 
     Raises:
         OSError: the file cannot be written; the old file is unchanged.
     """
     if temporary is None:
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         with temporary.open("wb") as file:
             yield file

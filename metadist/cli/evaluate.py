@@ -26,6 +26,7 @@ from metadist.metrics import format_metric, metric_label, result_metric
 from metadist.reports import (
     CHECKPOINT_DIRECTORY,
     format_differences,
+    predictions_of_evaluation,
     protocol_differences,
     read_results,
     write_json,
@@ -268,7 +269,10 @@ def summary(results: Mapping[str, Any]) -> list[str]:
     notes = format_differences(differences) or ["the protocol is that of its run"]
     methods = {"its run": results.get("trained_method"), "here": results.get("method")}
     options = {name: flatten_values(method) for name, method in methods.items() if method}
-    notes += format_differences(protocol_differences(options))
+    changed = protocol_differences(options)
+    notes += format_differences(
+        {key: v for key, v in changed.items() if key.rpartition(".")[2] not in differences}
+    )
     if results.get("trained_on_other_classes") or _may_know_test_classes(training, protocol):
         notes.append("warning: classes of this test may have been among those of training")
     return [*lines, *(f"  {line}" for line in notes)]
@@ -292,17 +296,14 @@ def main() -> None:
     run, overrides = options.run.resolve(), tuple(options.overrides)
     checkpoint = options.checkpoint or None
     output = options.output or _default_output(run, overrides, options.checkpoint)
-    if output.suffix == ".jsonl":
-        raise UserError(f"--output {output} is the name of the predictions: give NAME.json.")
     if options.output:
         prepare_output(output)
-    predictions = output.with_suffix(".jsonl")
     results = evaluate_run(
         run,
         *overrides,
         checkpoint=checkpoint,
         trust_code=options.trust_code,
-        predictions=predictions,
+        predictions=predictions_of_evaluation(output),
     )
     write_json(output, results, REDIRECT_OUTPUT)
     print_plain("\n".join([*summary(results), f"  {output}"]))

@@ -30,6 +30,12 @@ from metadist.launchers.launcher import create_launcher
 from metadist.launchers.run_spec import RunSpec
 from metadist.training.checkpoints import Checkpoints
 
+_FLAGS_WITH_VALUE = frozenset((
+    "--cfg", "-c", "--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp",
+    "--experimental-rerun", "--info", "-i", "--package", "-p",
+))  # fmt: skip
+"""Hydra's flags that take a value."""
+
 CONFIG_PATH = "pkg://metadist.conf"
 """The package with metadist's configuration, `conf/` of the repository."""
 
@@ -71,15 +77,21 @@ def _check_arguments(arguments: list[str]) -> None:
     Raises:
         UserError: a flag stands between two overrides, or a directory is empty.
     """
-    kinds = "".join(
-        "f" if argument.startswith("-") else "o" if "=" in argument else "_"
-        for argument in arguments
-    )
-    if between := re.search("o(f)_?o", kinds):
-        raise UserError(
-            f"the flag {arguments[between.start(1)]} stands between two overrides: write flags "
-            "before or after all KEY=VALUE."
-        )
+    flag, between, left = "", "", iter(arguments)
+    for argument in left:
+        if argument == "--":
+            break
+        if re.match("--?[A-Za-z]", argument):
+            flag = argument
+            if argument in _FLAGS_WITH_VALUE:
+                next(left, None)
+        elif flag and between:
+            raise UserError(
+                f"the flag {flag} stands between two overrides: write flags before or after all "
+                "KEY=VALUE."
+            )
+        else:
+            flag, between = "", argument
     for argument in arguments:
         if argument in ("hydra.run.dir=", "hydra.sweep.dir=", "resume="):
             raise UserError(f"{argument} is empty: give a path, or leave it out.")

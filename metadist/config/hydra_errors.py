@@ -64,7 +64,10 @@ def describe_error(error: BaseException) -> str:
         return text
     if isinstance(error, OSError):
         if not error.filename:
-            return f"{error.strerror or text}: the output cannot be written, redirect it elsewhere."
+            return (
+                f"{error.strerror or text}: the output or the run's directory cannot be written; "
+                "redirect the output, or choose another directory, as in hydra.run.dir=DIR."
+            )
         return (
             f"{error.strerror or text} ({error.filename}): choose another directory, as in "
             "hydra.run.dir=DIR, or make this one writable."

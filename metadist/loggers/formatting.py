@@ -83,8 +83,8 @@ def summarize_results(results: Mapping[str, Any], tested: str = "") -> list[tupl
             rows.append(("after each step", _format_steps(by_steps, text)))
     if user_metrics := _user_metrics(results, "test"):
         rows.append(("test metrics", ", ".join(user_metrics)))
-    done = results.get("iterations")
-    if "train_loss" in results and done != 0:
+    if "train_loss" in results:
+        done = results.get("iterations")
         after = "" if done is None else f" after {counted(done, 'iteration')}"
         rows.append(("training loss", format_number(results["train_loss"]) + after))
     if "wall_seconds" in results:

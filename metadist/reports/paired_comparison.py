@@ -9,6 +9,7 @@ from metadist.errors import UserError, did_you_mean
 from metadist.metrics import result_metric
 from metadist.reports.comparison import format_differences, protocol_differences
 from metadist.reports.run_directory import (
+    predictions_of_evaluation,
     read_json,
     read_test_predictions,
     require_results,
@@ -55,7 +56,7 @@ def compare_runs(first: Path, second: Path, ignore: Sequence[str] = ()) -> Paire
             tasks are not the same.
     """
     results = {"first": _results(first), "second": _results(second)}
-    protocols = {name: result["protocol"] for name, result in results.items()}
+    protocols = {name: result.get("protocol") or {} for name, result in results.items()}
     known = {key for protocol in protocols.values() for key in protocol}
     for key in ignore:
         if key not in known:
@@ -91,9 +92,12 @@ def _results(path: Path) -> Mapping[str, Any]:
         return require_results(path)
     with contextlib.suppress(UserError):
         results = read_json(path)
-        if results is not None and "protocol" in results:
+        if results is not None and predictions_of_evaluation(path).exists():
             return results
-    raise UserError(f"{path} is not a file of metadist evaluate: give one, or a run's directory.")
+    raise UserError(
+        f"{path} is not a file that this version of metadist evaluate has written: evaluate again, "
+        "or give a run's directory."
+    )
 
 
 def _predictions(path: Path) -> Sequence[Mapping[str, Any]]:

@@ -159,7 +159,7 @@ def read_test_predictions(path: Path) -> list[dict[str, Any]] | None:
     Raises:
         UserError: the predictions cannot be read.
     """
-    path = path.with_suffix(".jsonl") if path.is_file() else path / TEST_PREDICTIONS_FILE
+    path = predictions_of_evaluation(path) if path.is_file() else path / TEST_PREDICTIONS_FILE
     try:
         records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         if not all(
@@ -177,6 +177,11 @@ def read_test_predictions(path: Path) -> list[dict[str, Any]] | None:
             "resume=auto."
         ) from None
     return records
+
+
+def predictions_of_evaluation(path: Path) -> Path:
+    """The file of the predictions beside a JSON file of `metadist evaluate`."""
+    return path.with_name(f"{path.name.removesuffix('.json')}.predictions.jsonl")
 
 
 def write_test_predictions(path: Path, records: Iterable[Mapping[str, Any]]) -> None:

@@ -141,10 +141,11 @@ class RunRecord:
         seed, iteration = self.config.get("seed", 0), max(self.iterations[0], 1)
         # Without --trust-code, since the run may be of someone else.
         replay = ["metadist", "replay", run, "--key"]
+        training_task = shlex.join([*replay, f"{seed},train,{iteration},0"])
         return {
             **(repeat if name in _SUBCOMMANDS else {}),
             "Replay a test task": shlex.join([*replay, f"{self.eval_seed},test,0,{task}"]),
-            "Replay a training task": shlex.join([*replay, f"{seed},train,{iteration},0"]),
+            **({} if self.iterations[1] == 0 else {"Replay a training task": training_task}),
             "Make this report again": shlex.join(["metadist", "report", run]),
         }
 

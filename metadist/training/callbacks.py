@@ -55,10 +55,10 @@ class Callback:
                     f"{cls.__qualname__}.{name} is no hook of Callback"
                     f"{did_you_mean(name, hooks)}: the hooks are {', '.join(hooks)}."
                 )
-            if name in hooks and inspect.isfunction(hook := getattr(cls, name)):
+            if name in hooks and inspect.isfunction(hook := inspect.getattr_static(cls, name)):
                 expected = inspect.signature(getattr(Callback, name)).parameters
                 try:
-                    inspect.signature(hook).bind(*expected)
+                    inspect.signature(hook, follow_wrapped=False).bind(*expected)
                 except TypeError:
                     raise TypeError(
                         f"{cls.__qualname__}.{name} does not take the hook's arguments: define it "

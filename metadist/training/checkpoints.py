@@ -112,16 +112,13 @@ class Checkpoints:
         return candidates[0]
 
     def rename_later(self, iteration: int) -> None:
-        """Rename the checkpoints of later iterations; delete those that are not kept, and
-        incompletely written files.
-        """
+        """Rename the checkpoints of later iterations, and delete incompletely written files."""
         for number, path in self.iterations() + self.bests():
             if number > iteration:
                 rename_checkpoint(path, "superseded")
         if self.directory.is_dir():
             for part in self.directory.glob(".*.part"):
                 part.unlink(missing_ok=True)
-        self._delete_old()
 
     def _write(self, path: Path, contents: dict[str, Any]) -> None:
         """Write a file. The first one is read back, to check that its contents can be loaded.

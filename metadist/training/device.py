@@ -1,5 +1,7 @@
 """The device on which a process computes tasks."""
 
+import functools
+
 import torch
 
 from metadist.distributed import get_local_rank
@@ -22,6 +24,11 @@ def resolve_device(device: str) -> torch.device:
         return torch.device("cpu")
     if device in ("auto", "cuda") and torch.cuda.is_available():
         return torch.device("cuda", get_local_rank() % torch.cuda.device_count())
+    return _existing_device(device)
+
+
+@functools.cache
+def _existing_device(device: str) -> torch.device:
     try:
         chosen = torch.device(device)
         torch.zeros(1, device=chosen).item()  # on "meta" there are no values

@@ -159,6 +159,8 @@ def _check_key(experiment: Experiment, key: Tensor) -> tuple[str, int]:
     }[split]
     first, last = (1, config.iterations) if training else (0, 0)
     iterations = f"iterations {first} to {last}" if training else "iteration 0"
+    if first > last:
+        raise UserError(f"the run in {experiment.directory} has no training tasks: it only tests.")
     if not first <= iteration <= last or index >= tasks:
         raise UserError(
             f"the run in {experiment.directory} has no task {format_key(key)}: its {split} tasks "

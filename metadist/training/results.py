@@ -42,7 +42,7 @@ def results_of(
         **steps_of(estimates, metric),
         "test_loss": estimates["loss"].mean,
         **{f"test_{name}": mean for name, mean in user_metrics(estimates).items()},
-        "train_loss": state.train_loss,
+        **({"train_loss": state.train_loss} if state.iteration else {}),
         **_validation_of(experiment),
         "best_validation": state.best,
         "iterations": state.iteration,

@@ -244,7 +244,8 @@ def _check_task(tasks: WorkerLocal, learner: Learner, split: str, precision: Pre
     except UserError:
         raise
     except Exception as error:
-        if differentiated and isinstance(error, RuntimeError) and not user_frame(error):
+        in_backward = differentiated and not isinstance(error, torch.OutOfMemoryError)
+        if in_backward and isinstance(error, RuntimeError) and not user_frame(error):
             raise UserError(
                 f"the loss that {name}.forward returned cannot be differentiated "
                 f"({one_line(error)}): do not change tensors in place that the gradient needs, "

@@ -127,14 +127,15 @@ def load_best(experiment: Experiment) -> int:
     """Load the learner of the best checkpoint by validation and return the checkpoint's iteration.
 
     Raises:
-        UserError: there is none, because no validation had a finite result, or it is damaged.
+        UserError: there is none, because there was no validation with a finite result, or it is
+            damaged.
     """
     saved = checkpoints_of(experiment)
     best = experiment.state.best.get("iteration")
     if best is None:
         raise UserError(
-            f"{saved.directory} holds no best checkpoint, because no validation had a finite "
-            "result: resume with trainer.test_checkpoint=last to test the last state."
+            f"{saved.directory} holds no best checkpoint, because there was no validation with a "
+            "finite result: resume with trainer.test_checkpoint=last to test the last state."
         )
     contents = read_checkpoint(saved.best_path(int(best)))
     load_learner_state(experiment.evaluated_learner, contents)

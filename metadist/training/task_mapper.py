@@ -188,6 +188,7 @@ class TaskMapper:
         with (
             random_state(task_seed(key), episode.query.inputs.device),
             profile_range("forward"),
+            _without_gradients(learner),
         ):
             return self._run_with_buffers(learner, episode)
 
@@ -247,9 +248,6 @@ class TrainMapper(TaskMapper):
         parameters = dict(learner.train().named_parameters())
         names = {id(parameter): name for name, parameter in parameters.items()}
         trainable = [names[id(tensor)] for tensor in inputs]
-        on_device = self._prepare(learner, device)
-        if on_device is not learner:
-            learner, parameters = on_device, dict(on_device.named_parameters())
         counts = [batch.size for batch in batches]
         # The result of a call is the mean over its tasks.
         task_weights = np.repeat(np.divide(weights, np.maximum(counts, 1)), counts)
@@ -261,6 +259,9 @@ class TrainMapper(TaskMapper):
             tensor_float32(self.precision, device),
             _out_of_memory_errors(self.chunk_size),
         ):
+            on_device = self._prepare(learner, device)
+            if on_device is not learner:
+                learner, parameters = on_device, dict(on_device.named_parameters())
             for step in self._chunk_sums(
                 learner, parameters, trainable, batches, task_weights, device
             ):
@@ -332,7 +333,6 @@ class TrainMapper(TaskMapper):
         self, learner: Learner, chunk: Chunk, inputs: Sequence[Tensor], weight: Tensor
     ) -> StepSum:
         """The step of a task that is not batched."""
-        _clear_gradients(learner)
         result = self._run_one(learner, chunk.keys[0], chunk.episodes)
         gradients: Sequence[Tensor | None] = [None] * len(inputs)
         if result.loss.requires_grad and inputs:
@@ -376,7 +376,6 @@ class EvaluateMapper(TaskMapper):
                             learner, parameters, chunk.episodes, self.precision
                         )
                 else:
-                    _clear_gradients(learner)
                     result = as_batch_of_one(self._run_one(learner, chunk.keys[0], chunk.episodes))
                 values = {"loss": result.loss, **result.metrics, TASK_INDEX: chunk.keys[:, 3]}
                 if self.return_predictions:
@@ -428,11 +427,18 @@ def _require_equal_metrics(
         )
 
 
-def _clear_gradients(learner: Learner) -> None:
-    """Forget what a learner that calls `backward` has accumulated in another task."""
-    for parameter in learner.parameters():
-        if parameter.is_leaf:
-            parameter.grad = None
+@contextlib.contextmanager
+def _without_gradients(learner: Learner) -> Iterator[None]:
+    """Let a learner that calls `backward` in a task accumulate gradients of this task alone."""
+    parameters = [parameter for parameter in learner.parameters() if parameter.is_leaf]
+    gradients = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
 
 
 def as_batch_of_one(tree: Any) -> Any:

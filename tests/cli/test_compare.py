@@ -56,12 +56,12 @@ def test_evaluations_are_compared(tmp_path, monkeypatch, capsys):
     for name, values in (("a", (0.25, 0.75)), ("b", (0.5, 1.0))):
         write_json(tmp_path / f"{name}.json", results)
         records = [{"task": task, "accuracy": value} for task, value in enumerate(values)]
-        write_test_predictions(tmp_path / f"{name}.jsonl", records)
+        write_test_predictions(tmp_path / f"{name}.predictions.jsonl", records)
     monkeypatch.chdir(tmp_path)
     assert run_command(monkeypatch, "a.json", "b.json") == 0
     assert "difference +25.00% ± 0.00% (second" in capsys.readouterr().out
-    assert run_command(monkeypatch, "a.json", "b.jsonl") == 2
-    assert "b.jsonl is not a file of metadist evaluate: give one," in capsys.readouterr().err
+    assert run_command(monkeypatch, "a.json", "b.predictions.jsonl") == 2
+    assert "b.predictions.jsonl is not a file that this version" in capsys.readouterr().err
 
 
 def test_other_protocols_are_refused_unless_ignored(runs, monkeypatch, capsys):

@@ -134,6 +134,7 @@ def test_multirun_runs_one_job_after_the_other(tmp_path):
             ["seed=1", "-m", "seed=2"],
             "the flag -m stands between two overrides: write",
         ),
+        (["seed=1", "--cfg", "job", "~scheduler"], "the flag --cfg stands between two overrides:"),
         (["seed=1", "hydra.run.dir="], "hydra.run.dir= is empty: give a path, or leave it out."),
     ],
 )
@@ -142,6 +143,15 @@ def test_arguments_that_cannot_be_read_are_one_sentence(arguments, message):
     assert [outcome.status for outcome in outcomes] == [2, 2]
     assert outcomes[0].err.startswith(f"error: {message}") and outcomes[0].err.count("\n") == 1
     assert outcomes[0].out == outcomes[1].out == outcomes[1].err == ""
+
+
+@pytest.mark.parametrize("arguments", [["-cd", "lr=0.1", "-m"], ["--cfg", "job", "-p", "trainer"]])
+def test_flags_with_values_are_before_or_after_the_overrides(tmp_path, arguments):
+    (tmp_path / "lr=0.1").mkdir()
+    options = [*SMALL, "trainer.iterations=1", f"hydra.sweep.dir={tmp_path}"]
+    for order in ([*arguments, *options], [*options, *arguments]):
+        (outcome,) = run_command("maml.py", *order, directory=tmp_path)
+        assert outcome.status == 0, outcome.err
 
 
 def test_a_program_may_start_without_standard_output(tmp_path):

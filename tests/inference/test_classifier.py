@@ -61,7 +61,9 @@ def prototypical(tmp_path_factory):
 def test_a_device_that_is_not_here_is_refused_before_anything_is_read(tmp_path, device):
     if device == "cuda" and torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    with pytest.raises(UserError, match=f"device={device} cannot be used here .*: choose cpu, cuda"):
+    with pytest.raises(
+        UserError, match=f"device={device} cannot be used here .*: choose cpu, cuda"
+    ):
         FewShotClassifier.load(tmp_path / "none", device=device)
 
 

@@ -1,5 +1,6 @@
 """Callbacks: hooks, early stopping, weight averaging; every strategy, stopped and resumed."""
 
+import functools
 import os
 import signal
 from pathlib import Path
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from commands import run_command
 from omegaconf import OmegaConf
 from tiny import SMALL, build, compose, records, train, without_times
 from worlds import RankFailed, run_world
@@ -68,6 +70,27 @@ class Recorder(Callback):
 class Failing(Callback):
     def on_iteration_end(self, trainer, output):
         raise ZeroDivisionError("in the user's callback")
+
+
+class Counted(Callback):
+    """Counts the calls of the hooks that every rank and a resumed run call."""
+
+    def __init__(self) -> None:
+        self.built = self.forgotten = 0
+
+    def on_build(self, experiment):
+        assert experiment.state.iteration == 0
+        self.built += 1
+
+    def reset_validations(self, state):
+        assert state.best == {}
+        self.forgotten += 1
+
+
+class Refuses(Callback):
+    def on_build(self, experiment):
+        if get_rank() == 1:
+            raise UserError("the callback does not fit: leave it out.")
 
 
 class Unsaved(Callback):
@@ -352,10 +375,36 @@ def test_early_stopping_is_refused_before_the_run_starts(tmp_path, option, messa
     assert not (tmp_path / "run").exists()
 
 
+def test_callbacks_are_asked_when_the_experiment_is_built(tmp_path):
+    options = ("strategy=local", "trainer.iterations=2", mine("Counted"))
+    train(str(tmp_path), *options)
+    again = build(tmp_path, *options, "resume=auto", "trainer.iterations=3")
+    assert (again.callbacks["mine"].built, again.callbacks["mine"].forgotten) == (1, 0)
+    other = build(tmp_path, *options, "resume=auto", "trainer.eval_seed=9")
+    assert (other.callbacks["mine"].built, other.callbacks["mine"].forgotten) == (1, 1)
+
+
+def test_a_callback_of_any_rank_may_refuse_the_run(tmp_path):
+    arguments = (*SMALL, "strategy=rpc", mine("Refuses"), f"hydra.run.dir={tmp_path}")
+    outcomes = run_command("maml.py", *arguments, size=2, directory=Path(__file__).parent)
+    assert [outcome.status for outcome in outcomes] == [2, 2]
+    errors = "".join(outcome.err for outcome in outcomes)
+    assert errors == "error: on rank 1: the callback does not fit: leave it out.\n"
+
+
 def test_a_hook_with_other_arguments_is_refused():
     with pytest.raises(TypeError, match=r"define it as on_test_end\(self, trainer, results\)"):
         type("Mine", (Callback,), {"on_test_end": lambda self, trainer: None})
     type("Mine", (Callback,), {"on_test_end": lambda self, *arguments: None})
+    type("Mine", (Callback,), {"on_train_start": staticmethod(lambda trainer: None)})
+
+    def with_epoch(hook):
+        return functools.wraps(hook)(lambda self, trainer, output: hook(self, trainer, output, 1))
+
+    def hook(self, trainer, output, epoch):
+        pass
+
+    type("Mine", (Callback,), {"on_iteration_end": with_epoch(hook)})
 
 
 def test_a_misspelt_hook_is_refused():

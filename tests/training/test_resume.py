@@ -275,7 +275,9 @@ def test_paths_of_a_callback_may_change_and_its_other_options_not(tmp_path):
     file = f"+callbacks.mine.file={tmp_path}"
     train(str(tmp_path), *options, f"{file}/a", "trainer.iterations=2")
     assert build(tmp_path, *options, f"{file}/b", "resume=auto").state.iteration == 2
-    with pytest.raises(UserError, match=r"callbacks\.mine\.decay was not set there and is 0\.9 now"):
+    with pytest.raises(
+        UserError, match=r"callbacks\.mine\.decay was not set there and is 0\.9 now"
+    ):
         build(tmp_path, *options, f"{file}/a", "+callbacks.mine.decay=0.9", "resume=auto")
 
 

@@ -276,7 +276,9 @@ def test_sizes_of_batches():
 
 def test_devices(monkeypatch):
     assert resolve_device("cpu") == torch.device("cpu")
-    with pytest.raises(UserError, match=r"device=abacus cannot be used here .* choose cpu, cuda, cuda:N or auto"):
+    with pytest.raises(
+        UserError, match=r"device=abacus cannot be used here .* choose cpu, cuda, cuda:N or auto"
+    ):
         resolve_device("abacus")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto") == torch.device("cpu")
@@ -341,9 +343,11 @@ class CallsBackward(Dice):
 
 def test_a_task_finds_no_gradients_of_others():
     learner = CallsBackward()
-    learner.model.weight.grad = torch.full((1, 1), 9.0)
+    before = learner.model.weight.grad = torch.full((1, 1), 9.0)
     values = mapper_of(EvaluateMapper)(learner, MetaBatch(KEYS))
     assert values["gradient"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert learner.model.weight.grad is before and before.item() == 9
+    assert mapper_of(TrainMapper)(learner, MetaBatch(KEYS)).metrics["gradient"].item() == 3.5
     strategy = LocalStrategy(dim_partitioner(0), MeanReducer())
     result, _ = strategy.forward_backward(mapper_of(TrainMapper), learner, MetaBatch(KEYS))
     assert result.metrics["gradient"].item() == 3.5
