@@ -296,7 +296,7 @@ def test_a_configuration_key_that_only_one_side_has_is_another_run(tmp_path):
     with pytest.raises(UserError, match=message):
         restore_from(x, tmp_path / "a.pt", {**contents, "fingerprint": other})
     less = {k: v for k, v in contents["fingerprint"].items() if k != "algorithm.inner_lr"}
-    with pytest.raises(UserError, match=r"algorithm.inner_lr was None there and is 0\.4 now"):
+    with pytest.raises(UserError, match=r"algorithm.inner_lr was not set there and is 0\.4 now"):
         restore_from(x, tmp_path / "a.pt", {**contents, "fingerprint": less})
 
 
