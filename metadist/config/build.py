@@ -2,7 +2,7 @@
 
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -259,8 +259,16 @@ def _optimizer(
     """The optimizer and the scheduler of its learning rate, after a dry-run of both."""
     dry_run = _check_optimizer(cfg.optimizer, learner, instantiate)
     _check_scheduler(cfg.scheduler, dry_run, iterations, instantiate)
-    optimizer = instantiate(cfg.optimizer, "optimizer", params=list(learner.parameters()))
+    optimizer = _make_optimizer(cfg.optimizer, dict(learner.named_parameters()), instantiate)
     return optimizer, instantiate(cfg.scheduler, "scheduler", optimizer=optimizer)
+
+
+def _make_optimizer(
+    node: DictConfig, parameters: Mapping[str, nn.Parameter], instantiate: Callable[..., Any]
+) -> Any:
+    """Optimizers take `params`; a function of the user may take `named_parameters` instead."""
+    params, named = list(parameters.values()), list(parameters.items())
+    return instantiate(node, "optimizer", params=params, named_parameters=named)
 
 
 def _check_optimizer(
@@ -273,12 +281,12 @@ def _check_optimizer(
     Returns:
         The optimizer of the dummies.
     """
-    dummies = []
-    for parameter in learner.parameters():
+    dummies = {}
+    for name, parameter in learner.named_parameters():
         values = parameter.new_ones([min(size, 2) for size in parameter.shape])
-        dummies.append(nn.Parameter(values, requires_grad=parameter.requires_grad))
-        dummies[-1].grad = torch.ones_like(values) if parameter.requires_grad else None
-    optimizer = instantiate(node, "optimizer", params=dummies)
+        dummies[name] = nn.Parameter(values, requires_grad=parameter.requires_grad)
+        dummies[name].grad = torch.ones_like(values) if parameter.requires_grad else None
+    optimizer = _make_optimizer(node, dummies, instantiate)
     _check_type(optimizer, torch.optim.Optimizer, "optimizer", node)
     if any("lr" not in group for group in optimizer.param_groups):
         raise UserError(

@@ -239,6 +239,15 @@ def by_shape(params, lr: float = 0.1) -> torch.optim.Optimizer:
     return torch.optim.Adam([*groups, {"params": [weight, bias], "lr": 2 * lr}], lr=lr)
 
 
+def by_name(named_parameters, lr: float = 0.1) -> torch.optim.Optimizer:
+    """The same groups, found by the parameters' names."""
+    named = dict(named_parameters)
+    head = [named.pop(name) for name in list(named) if ".head." in name]
+    weights = [named.pop(name) for name, each in list(named.items()) if each.dim() > 1]
+    groups = [{"params": weights, "weight_decay": 0.1}, {"params": list(named.values())}]
+    return torch.optim.Adam([*groups, {"params": head, "lr": 2 * lr}], lr=lr)
+
+
 class ByMomentum(torch.optim.lr_scheduler.LRScheduler):
     """A schedule that reads an option of Adam."""
 
@@ -246,8 +255,9 @@ class ByMomentum(torch.optim.lr_scheduler.LRScheduler):
         return [group["lr"] * group["betas"][0] for group in self.optimizer.param_groups]
 
 
-def test_an_optimizer_and_a_schedule_of_the_users_own_see_the_learners_parameters(tmp_path):
-    own = [f"optimizer._target_={__name__}.by_shape"]
+@pytest.mark.parametrize("function", ["by_shape", "by_name"])
+def test_an_optimizer_and_a_schedule_of_ones_own_see_the_learners_parameters(tmp_path, function):
+    own = [f"optimizer._target_={__name__}.{function}"]
     own.append(f"scheduler._target_={__name__}.ByMomentum")
     x = build(tmp_path, "strategy=local", *own, "~scheduler.factor", "~scheduler.total_iters")
     sizes = [len(group["params"]) for group in x.optimizer.param_groups]
