@@ -174,8 +174,16 @@ def conjugate_gradient(
         residual = torch.where(active, residual - step_size * product, residual)
         previous, square = square, residual.square().sum(-1, keepdim=True)
         active = active & (square > tolerance**2 * start)
-        # On a GPU the check would synchronize. Further steps do not change solved systems.
-        if not active.is_cuda and not active.any():
+        # On a GPU the check would synchronize, and a recorded step cannot depend on values. Further
+        # steps do not change solved systems.
+        if not active.is_cuda and not _is_recorded() and not active.any():
             break
         direction = residual + square / previous * direction
     return solution
+
+
+def _is_recorded() -> bool:
+    """Whether `make_fx` records the operations of this thread."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode  # takes time to import
+
+    return get_proxy_mode() is not None

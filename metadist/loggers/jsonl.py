@@ -62,10 +62,19 @@ class JsonlLogger(Logger):
                 line = line[self._file.write(line) :]
 
     def flush(self) -> None:
-        """Syncs the file to disk, so that no line is lost in a power failure."""
+        """Syncs the file to disk, so that no line is lost in a power failure.
+
+        Raises:
+            UserError: the file cannot be written, or was moved or deleted.
+        """
         assert self._file is not None, "flush() before start()"
         with wrap_write_errors(self._path):
             os.fsync(self._file.fileno())
+        if not _is_at(self._path, self._file):
+            raise UserError(
+                f"{self._path} was moved or deleted during the run: move its directory back, "
+                "resume with resume=auto, and leave the directory alone until the run ends."
+            )
 
     def close(self) -> None:
         """Closes the file."""
@@ -73,6 +82,14 @@ class JsonlLogger(Logger):
         if file is not None:
             with contextlib.suppress(OSError):
                 file.close()
+
+
+def _is_at(path: Path, file: io.FileIO) -> bool:
+    """Whether an open file is still at its path."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

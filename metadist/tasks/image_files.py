@@ -83,6 +83,13 @@ def find_classes(root: Path, dataset: str) -> list[ImageClass]:
                 for split, parent in folders.items()
                 for folder in subfolders(parent)
             ]
+        only_splits = len(folders) == len(subfolders(root))
+        if folders and only_splits and all(map(subfolders, folders.values())):
+            missing = [split for split in SPLIT_NAMES if split not in folders]
+            raise UserError(
+                f"{root} has folders of classes in {', '.join(p.name for p in folders.values())}, "
+                f"and none of {', '.join(missing)}: add them, or give the directory of the classes."
+            )
         lists = _of_splits(root, ".csv", Path.is_file)
         if lists and (root / "images").is_dir():
             return list(read_lists(root / "images", lists))

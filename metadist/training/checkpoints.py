@@ -214,7 +214,7 @@ def write_checkpoint(path: Path, contents: dict[str, Any]) -> None:
         UserError: the disk is full or the directory cannot be written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(exist_ok=True)  # in the run's directory, which exists
         with atomic_writer(path) as file:
             writer = _DigestWriter(file)
             header = {"format": FORMAT, "version": __version__}

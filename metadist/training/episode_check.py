@@ -75,7 +75,7 @@ def _check_values(value: Any, subject: str, parameters: Sequence[Tensor]) -> Non
     }:
         raise UserError(
             f"{subject} of {value.dtype}, and the model's parameters are {parameters[0].dtype}: "
-            "convert them, as by .float()."
+            "give both the same type, as by .float() of the data or of the model."
         )
     if value.is_floating_point() and value.isnan().any():
         raise UserError(f"{subject} with NaN: remove or replace it in the data.")

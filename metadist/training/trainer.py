@@ -23,6 +23,7 @@ from metadist.distributed.partitioners import as_shards
 from metadist.distributed.process_exit import close_within_seconds
 from metadist.distributed.reducers import LinearReducer, MeanReducer
 from metadist.errors import UserError
+from metadist.files import wrap_write_errors
 from metadist.loggers import Run
 from metadist.metrics import score
 from metadist.profile_ranges import profile_range
@@ -230,6 +231,9 @@ class Trainer:
         """
         experiment, state = self.experiment, self.state
         self._is_training = True
+        if self._is_main:
+            with wrap_write_errors(experiment.directory):
+                experiment.directory.mkdir(parents=True, exist_ok=True)
         experiment.strategy.broadcast_module(experiment.learner)
         experiment.strategy.check_replicas(state_tensors(experiment), state.iteration)
         profiler = self._start_profiler()

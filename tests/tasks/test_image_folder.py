@@ -77,6 +77,16 @@ def test_split_folders(tmp_path, validation):
     assert "split_seed" not in dataset.protocol()
 
 
+@pytest.mark.parametrize(
+    ("given", "missing"), [(["train"], "validation, test"), (["valid", "test"], "train")]
+)
+def test_folders_of_some_splits_are_no_classes(tmp_path, given, missing):
+    for part in given:
+        write(tmp_path / part, {f"class{i:02d}": 4 for i in range(5)})
+    with pytest.raises(UserError, match=f"folders of classes in .*, and none of {missing}: add"):
+        ImageFolder(str(tmp_path), size=8)
+
+
 def test_missing_validation_is_taken_from_training(tmp_path):
     write(tmp_path / "train", {f"class{i:02d}": 4 for i in range(5)})
     write(tmp_path / "test", {f"class{i:02d}": 4 for i in range(5, 8)})

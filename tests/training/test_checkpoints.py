@@ -240,3 +240,13 @@ def test_contents_reach_the_disk_before_the_name_and_the_name_afterwards(tmp_pat
     monkeypatch.setattr(os, "fsync", record)
     write_checkpoint(path, CONTENTS)
     assert synchronized == [(path.stat().st_size, False), ("directory", True)]
+
+
+def test_the_directory_of_a_run_is_not_made_again(tmp_path):
+    checkpoints = Checkpoints.of_run(tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    checkpoints.save(1, CONTENTS)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    with pytest.raises(UserError, match=r"could not be written \(No such file or directory\)"):
+        checkpoints.save(2, CONTENTS)
+    assert not (tmp_path / "run").exists()

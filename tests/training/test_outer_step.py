@@ -9,7 +9,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from metadist.algorithms import ANIL, MAML, MAMLPlusPlus, TaskResult
+from metadist.algorithms import ANIL, IMAML, MAML, MAMLPlusPlus, TaskResult
 from metadist.distributed import batch_partitioner, mean_reducer
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
@@ -85,6 +85,16 @@ def test_compiled_and_eager_steps_agree_and_padded_tasks_do_not_count(form):
         ):
             assert found.dtype is torch.float64
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_whose_loop_depends_on_values_is_compiled(form, caplog):
+    tasks = FewShotTasks(Sinusoid(), 1, 5, 5)
+    learner = IMAML(MLP((1,), 1, hidden=[8, 8], batch_norm=False), True, 0.01, inner_steps=2)
+    eager = response(learner.train(), tasks, 4)
+    compiled = response(learner, tasks, 4, CompileOptions(f"conjugate gradients, {form}", 4))
+    assert "runs eagerly" not in caplog.text
+    for found, expected in zip(compiled.gradients.by_input, eager.gradients.by_input, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_chunks_of_any_number_of_tasks_are_compiled_once(monkeypatch):
