@@ -187,8 +187,6 @@ def test_a_file_that_was_moved_or_replaced_is_an_error(tmp_path, kept):
     (tmp_path / "metrics.jsonl").rename(tmp_path / "moved")
     if kept:
         (tmp_path / "metrics.jsonl").touch()
-    with pytest.raises(
-        UserError, match=r"metrics\.jsonl was moved or deleted during the run"
-    ):
+    with pytest.raises(UserError, match=r"metrics\.jsonl was moved or deleted during the run"):
         logger.flush()
     logger.close()
