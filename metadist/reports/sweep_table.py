@@ -328,6 +328,10 @@ def _swept_keys(runs: Sequence[SweepRun]) -> list[str]:
     groups = {key for key in keys if "." not in key}  # a chosen group sets other keys too
     if "experiment" in groups:
         return keys
+    if groups:  # and other groups, as algorithm=reptile sets the optimizer
+        choices = dict.fromkeys(group for run in runs for group in run.choices)
+        differ = [group for group in choices if len({run.choices.get(group) for run in runs}) > 1]
+        groups |= {group.partition("@")[0] for group in differ}
     # Keys that no command line set may differ too, for example in an edited configuration file.
     fingerprints = [config_fingerprint(run.config) for run in runs if run.config]
     names = dict.fromkeys(name for values in fingerprints for name in values if name != "seed")

@@ -330,6 +330,19 @@ def test_an_option_that_is_the_default_is_the_same_setting(tmp_path):
     assert len(setting.runs) == 2
 
 
+def test_a_group_that_the_choice_of_another_one_sets_is_not_swept(tmp_path):
+    for job, (algorithm, optimizer) in enumerate((("maml", "adam"), ("reptile", "sgd"))):
+        directory = tmp_path / str(job)
+        write(directory, [f"algorithm={algorithm}"], 0.5 + job / 10)
+        config = yaml.safe_load((directory / ".hydra" / "config.yaml").read_text())
+        config["optimizer"] = {"_target_": optimizer, "lr": job}
+        (directory / ".hydra" / "config.yaml").write_text(yaml.safe_dump(config))
+        choices = {"algorithm": algorithm, "optimizer@_global_.optimizer": optimizer}
+        hydra = {"hydra": {"runtime": {"choices": choices}}}
+        (directory / ".hydra" / "hydra.yaml").write_text(yaml.safe_dump(hydra))
+    assert write_sweep_report(tmp_path).table.keys == ("algorithm",)
+
+
 def test_a_single_test_task_has_no_interval(tmp_path):
     for job, rate in enumerate((0.1, 0.4)):
         write(tmp_path / str(job), [f"algorithm.inner_lr={rate}"], 0.7)
