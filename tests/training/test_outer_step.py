@@ -94,7 +94,7 @@ def test_a_step_whose_loop_depends_on_values_is_compiled(form, caplog):
     compiled = response(learner, tasks, 4, CompileOptions(f"conjugate gradients, {form}", 4))
     assert "runs eagerly" not in caplog.text
     for found, expected in zip(compiled.gradients.by_input, eager.gradients.by_input, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_chunks_of_any_number_of_tasks_are_compiled_once(monkeypatch):
