@@ -70,7 +70,7 @@ class JsonlLogger(Logger):
         assert self._file is not None, "flush() before start()"
         with wrap_write_errors(self._path):
             os.fsync(self._file.fileno())
-        if not _is_at(self._path, self._file):
+        if not self._path.exists():
             raise UserError(
                 f"{self._path} was moved or deleted during the run: move its directory back, "
                 "resume with resume=auto, and leave the directory alone until the run ends."
@@ -82,14 +82,6 @@ class JsonlLogger(Logger):
         if file is not None:
             with contextlib.suppress(OSError):
                 file.close()
-
-
-def _is_at(path: Path, file: io.FileIO) -> bool:
-    """Whether an open file is still at its path."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
