@@ -21,11 +21,8 @@ SIGNAL_STATUSES = (130, 143)
 FULL_TRACEBACKS = "METADIST_TRACEBACK"
 """The environment variable that is "1" if HYDRA_FULL_ERROR=1 was set for the command."""
 
-_LIBRARIES = {
-    *("hydra", "metadist", "numpy", "omegaconf", "optree", "PIL", "pydantic", "timm", "torch"),
-    "torchvision",
-}
-_LIBRARIES |= sys.stdlib_module_names
+_LIBRARIES = {"hydra", "metadist", "numpy", "omegaconf", "optree", "PIL", "pydantic", "timm"}
+_LIBRARIES |= {"torch", "torchvision", *sys.stdlib_module_names}
 _MAX_LINE = 300
 
 

@@ -77,7 +77,7 @@ def _check_arguments(arguments: list[str]) -> None:
     Raises:
         UserError: a flag stands between two overrides, or a directory is empty.
     """
-    flag, between, left = "", "", iter(arguments)
+    override, flag, left = "", "", iter(arguments)  # the last override, a flag after it
     for argument in left:
         if argument == "--":
             break
@@ -85,13 +85,13 @@ def _check_arguments(arguments: list[str]) -> None:
             flag = argument
             if argument in _FLAGS_WITH_VALUE:
                 next(left, None)
-        elif flag and between:
+        elif override and flag:
             raise UserError(
                 f"the flag {flag} stands between two overrides: write flags before or after all "
                 "KEY=VALUE."
             )
         else:
-            flag, between = "", argument
+            override, flag = argument, ""
     for argument in arguments:
         if argument in ("hydra.run.dir=", "hydra.sweep.dir=", "resume="):
             raise UserError(f"{argument} is empty: give a path, or leave it out.")

@@ -85,8 +85,8 @@ def bind_arguments(
             f"{path} must name a {_TARGET} and its arguments, got {values!r}: choose one of the "
             f"options of {path}, as in {path}=NAME."
         )
-    for key in filter(_UNSUPPORTED.__contains__, values):
-        raise UserError(f"{path}.{key} is not supported: give the arguments by name.")
+    if unsupported := [key for key in values if key in _UNSUPPORTED]:
+        raise UserError(f"{path}.{unsupported[0]} is not supported: give the arguments by name.")
     partial = values.get(_PARTIAL, False)
     if not isinstance(partial, bool):
         raise UserError(f"{path}.{_PARTIAL}={partial} does not fit: write true or false.")
@@ -244,7 +244,9 @@ def _converted(target: Any, chosen: Mapping[str, Any], path: str) -> dict[str, A
     """The configured values, converted to the types of the signature."""
     hints = _type_hints(target)
     converted = {}
-    for key in filter(hints.__contains__, chosen):
+    for key in chosen:
+        if key not in hints:
+            continue
         try:
             converted[key] = _adapter(hints[key]).validate_python(chosen[key])
             # pydantic accepts true as the number 1.

@@ -104,8 +104,8 @@ def _predictions(path: Path) -> Sequence[Mapping[str, Any]]:
     records = read_test_predictions(path)
     if not records:
         raise UserError(
-            f"there are no predictions of {path}, because an earlier version of metadist tested "
-            "it: test it again, a run with resume=auto."
+            f"{path} has no predictions, because an earlier version of metadist tested it: test it "
+            "again, with resume=auto."
         )
     return records
 

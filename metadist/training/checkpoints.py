@@ -74,14 +74,16 @@ class Checkpoints:
         """Write the checkpoint of an iteration, then delete those that are not kept."""
         path = self.path(iteration)
         self._write(path, contents)
-        self._delete_old()
+        for _, old in self.iterations()[: -self.keep]:
+            old.unlink(missing_ok=True)
+        self._delete_bests()
         return path
 
     def save_best(self, iteration: int, contents: dict[str, Any]) -> Path:
         """Write the best checkpoint so far, then delete those that are not kept."""
         path = self.best_path(iteration)
         self._write(path, contents)
-        self._delete_old()
+        self._delete_bests()
         return path
 
     def path(self, iteration: int) -> Path:
@@ -147,9 +149,7 @@ class Checkpoints:
             (int(match[2]), path) for match, path in matches if match and match[1] == kind
         )
 
-    def _delete_old(self) -> None:
-        for _, old in self.iterations()[: -self.keep]:
-            old.unlink(missing_ok=True)
+    def _delete_bests(self) -> None:
         bests = self.bests()
         kept = {number for number, _ in bests[-1:]}
         for iteration, _ in self.iterations():
