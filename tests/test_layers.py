@@ -25,7 +25,7 @@ BELOW = {
         *("training", "reports", "algorithms", "distributed", "kernels", "tasks", "models"),
         "loggers",
     },
-    "inference": {"config", "training", "algorithms", "tasks"},
+    "inference": {"config", "training", "reports", "algorithms", "tasks"},
     "launchers": {
         *("config", "training", "reports", "distributed", "kernels", "loggers", "tasks"),
     },

@@ -6,8 +6,10 @@ from typing import Any
 
 import hydra
 from omegaconf import DictConfig, open_dict
+from worlds import run_world
 
 from metadist.config import build_experiment
+from metadist.launchers import RunSpec, run_job
 from metadist.training import Experiment, Trainer
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -53,6 +55,14 @@ def build(
 def train(directory: str, *overrides: str, name: str = "maml") -> dict[str, Any]:
     """Build and run a shrunken experiment on this rank; its results."""
     return Trainer(build(directory, *overrides, name=name)).run()
+
+
+def finished_run(directory: Path, *overrides: str) -> Path:
+    """Run a shrunken experiment as a job of its own process, as a command does; its directory."""
+    directory.mkdir()
+    configuration = compose(*SMALL, "strategy=local", *overrides)
+    run_world(run_job, 1, RunSpec("maml", directory, configuration, overrides))
+    return directory
 
 
 def records(directory: Path) -> list[dict[str, Any]]:

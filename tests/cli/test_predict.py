@@ -8,13 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tiny import SMALL, compose
-from worlds import run_world
+from tiny import finished_run
 
 from metadist import FewShotClassifier
 from metadist.cli.command import exit_status
 from metadist.cli.predict import main
-from metadist.launchers import RunSpec, run_job
 from metadist.tasks import Glyphs
 
 PIXELS = np.stack(
@@ -25,11 +23,7 @@ PIXELS = np.stack(
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("runs") / "run"
-    directory.mkdir()
-    options = ["strategy=local", "algorithm=prototypical", "trainer.iterations=1"]
-    spec = RunSpec("maml", directory, compose(*SMALL, *options), ())
-    run_world(run_job, 1, spec)
-    return directory
+    return finished_run(directory, "algorithm=prototypical", "trainer.iterations=1")
 
 
 @pytest.fixture

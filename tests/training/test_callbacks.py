@@ -13,10 +13,10 @@ from omegaconf import OmegaConf
 from tiny import SMALL, build, compose, records, train, without_times
 from worlds import RankFailed, run_world
 
-from metadist.cli.evaluate import evaluate_run
 from metadist.config import load_learner
 from metadist.distributed import get_rank
 from metadist.errors import UserError
+from metadist.inference import evaluate_run
 from metadist.loggers import Logger
 from metadist.models import MLP
 from metadist.reports import read_results, read_test_predictions
