@@ -1,6 +1,7 @@
 """Writing files: atomically, and with errors that name the file."""
 
 import errno
+import fcntl
 import os
 import secrets
 import sys
@@ -65,18 +66,13 @@ def replace_closed_streams() -> None:
 def locked_directory(directory: Path) -> Iterator[None]:
     """Hold an exclusive lock of a directory, which is created. It ends with the process at latest.
 
-    Where the file system or the operating system has no locks, other processes are not excluded.
+    Where the file system has no locks, other processes are not excluded.
 
     Raises:
         BlockingIOError: another process holds the lock.
         OSError: the directory cannot be created.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         try:

@@ -93,3 +93,17 @@ def format_metric(value: float, metric: str, sign: Literal["", "+"] = "") -> str
     if is_percentage(metric) and math.isfinite(value):
         return f"{100 * value:{sign}.2f}%"
     return f"{value:{sign}.4g}"
+
+
+def format_estimate(mean: float, ci95: float | None, metric: str) -> str:
+    """Format a mean and half the width of its 95% interval, if both are finite.
+
+    Args:
+        mean: the mean of a metric.
+        ci95: half the width; None or NaN if there is none, as for a single task.
+        metric: the metric's name.
+    """
+    text = format_metric(mean, metric)
+    if ci95 is None or not (math.isfinite(ci95) and math.isfinite(mean)):
+        return text
+    return f"{text} ± {format_metric(ci95, metric)}"

@@ -10,6 +10,7 @@ from typing import Any
 from reproduction.cells import Cell
 from reproduction.runs import failure_of, fingerprint, progress_of, read_run
 
+from metadist.metrics import counted
 from metadist.reports import FAILURE_FILE, OVERRIDES_FILE, protocol_differences, read_results
 from metadist.reports.published import MIN_FRACTION
 
@@ -99,7 +100,7 @@ class Row:
     @property
     def name(self) -> str:
         """The preset, the options and, if the cell has several results, the number of steps."""
-        step = "" if self.steps is None else f", {self.steps} step{'s' if self.steps > 1 else ''}"
+        step = "" if self.steps is None else f", {counted(self.steps, 'step')}"
         return self.label + step
 
     @property

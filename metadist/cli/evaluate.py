@@ -16,16 +16,16 @@ from typing import Any
 from metadist.cli.command import add_trust_code, argument_parser
 from metadist.files import REDIRECT_OUTPUT, prepare_output
 from metadist.inference import evaluate_run
-from metadist.inference.evaluation import may_know_test_classes
 from metadist.loggers import flatten_values
 from metadist.loggers.console import print_plain
-from metadist.metrics import format_metric, metric_label, result_metric
+from metadist.metrics import format_estimate, metric_label, result_metric
 from metadist.reports import (
     format_differences,
     predictions_of_evaluation,
     protocol_differences,
     write_json,
 )
+from metadist.training.saved_state import split_differences
 
 _DIRECTORY = "evaluations"
 _MAX_NAME = 200  # characters of a file's name
@@ -48,13 +48,9 @@ def _default_output(run: Path, overrides: tuple[str, ...], checkpoints: Sequence
 def summary(results: Mapping[str, Any]) -> list[str]:
     """The lines of the summary to print."""
     protocol, training = results["protocol"], results["trained_protocol"]
-    half = float(results["ci95"])
     metric = result_metric(results)
-    value = format_metric(results[f"test_{metric}"], metric)
-    note = ""
-    if math.isfinite(half):  # a single task has no interval
-        value += f" ± {format_metric(half, metric)}"
-        note = " (95% interval over tasks)"
+    value = format_estimate(results[f"test_{metric}"], results["ci95"], metric)
+    note = " (95% interval over tasks)" if math.isfinite(results["ci95"]) else ""
     label = metric_label(metric, short=True)
     lines = [f"test {label} {value} over {results['test_tasks']} tasks{note}"]
     tested = results["tested_iteration"]
@@ -70,7 +66,7 @@ def summary(results: Mapping[str, Any]) -> list[str]:
     notes += format_differences(
         {key: v for key, v in changed.items() if key.rpartition(".")[2] not in differences}
     )
-    if results.get("trained_on_other_classes") or may_know_test_classes(training, protocol):
+    if results.get("trained_on_other_classes") or split_differences(training, protocol):
         notes.append("warning: classes of this test may have been among those of training")
     return [*lines, *(f"  {line}" for line in notes)]
 

@@ -33,7 +33,7 @@ from metadist.launchers.launcher import Launcher
 from metadist.launchers.pool import JobExit, JobPool
 from metadist.launchers.run_spec import RunSpec, finished_results, results_summary
 from metadist.loggers.console import print_plain
-from metadist.metrics import larger_is_better, task_metric
+from metadist.metrics import counted, larger_is_better, task_metric
 from metadist.reports import (
     WORKER_ERROR_FILE,
     directory_override,
@@ -388,7 +388,7 @@ def _report(sweep: Sweep, status: int) -> int:
             f"with {again} runs it again and goes on with the other jobs."
         )
     elif report.failed:
-        jobs = f"{len(report.failed)} job{'s' if len(report.failed) > 1 else ''}"
+        jobs = counted(len(report.failed), "job")
         print_error(
             f"error: {jobs} of the sweep failed ({', '.join(report.failed)}): sweep.md says why; "
             f"the same command with {again} runs them again."

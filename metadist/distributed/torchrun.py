@@ -34,8 +34,8 @@ def main(arguments: list[str]) -> int:
         plus the number of a signal that this process received; else 1.
     """
     logging.disable(logging.ERROR)
-    if hasattr(signal, "SIGUSR2"):  # SLURM's warning is for the parent process, which saves
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    # SLURM's warning is for the parent process, which saves.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         run(parse_args(arguments))

@@ -72,7 +72,7 @@ def evaluate_run(
         names.append(_checkpoint_in_protocol(run, file, contents))
         learners.append(experiment.learner)
         files.append(file)
-        if may_know_test_classes(contents.get("protocol") or {}, experiment.tasks.protocol()):
+        if split_differences(contents.get("protocol") or {}, experiment.tasks.protocol()):
             other_classes.append(str(file))
         iterations.append(experiment.state.iteration)
     if len(learners) > 1:
@@ -212,11 +212,4 @@ def _same_learner(experiment: Experiment, contents: Mapping[str, Any]) -> bool:
     return all(
         (saved.get(group) or {}).get("_target_") == experiment.configuration[group]["_target_"]
         for group in ("model", "algorithm")
-    )
-
-
-def may_know_test_classes(training: Mapping[str, Any], test: Mapping[str, Any]) -> bool:
-    """Whether a learner was trained on another division of the same dataset's classes."""
-    return training.get("dataset") == test.get("dataset") and bool(
-        split_differences(training, test)
     )

@@ -219,7 +219,7 @@ def exit_process(status: int, is_program: bool) -> NoReturn:
     if status and is_program:
         flush_streams()
         exit_after(_EXIT_SECONDS, status)
-        if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
+        if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGALRM, signal.SIG_DFL)  # for when no Python thread runs any more
             signal.setitimer(signal.ITIMER_REAL, 2 * _EXIT_SECONDS)
     if is_program:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from metadist.metrics import counted
 from metadist.plots.style import (
     BLUE,
     GREEN,
@@ -81,7 +82,7 @@ def _plot_learner(axes: "Axes", name: str, data: AdaptationData) -> None:
     errors = []
     for index, (steps, values) in enumerate(data.predictions.items()):
         color, style = _LINES[index % len(_LINES)]
-        label = f"after {steps} step{'s' if steps > 1 else ''}" if steps else "before"
+        label = f"after {counted(steps, 'step')}" if steps else "before"
         axes.plot(data.inputs, values, style, color=color, linewidth=1.7, label=label)
         errors.append(f"{np.mean((values - data.targets) ** 2):.2g}")
     axes.scatter(

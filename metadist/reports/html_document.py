@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from metadist.errors import UserError
 from metadist.files import REDIRECT_REPORT, atomic_write
 from metadist.plots import Figure
 
@@ -32,12 +31,10 @@ def write_html(
         `path`.
 
     Raises:
-        UserError: the file cannot be written, or plotly or jinja2 is not installed.
+        UserError: the file cannot be written.
     """
-    try:
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    except ImportError as error:
-        raise _missing(error) from None
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # takes time to import
+
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -67,15 +64,6 @@ def _to_json(figures: Mapping[str, Figure]) -> str:
 @cache
 def _compressed_library() -> str:
     """plotly.js, compressed by zlib and encoded in base64: 2 MB instead of 4.8 MB."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise _missing(error) from None
+    from plotly.offline import get_plotlyjs  # takes time to import
+
     return base64.b64encode(zlib.compress(get_plotlyjs().encode(), _COMPRESSION)).decode()
-
-
-def _missing(error: ImportError) -> UserError:
-    return UserError(
-        f"report.html cannot be written ({error}): install it with `pip install plotly jinja2`, "
-        "then run `metadist report` on the folder."
-    )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from metadist.metrics import format_metric, is_percentage, score
+from metadist.metrics import counted, format_estimate, format_metric, is_percentage, score
 from metadist.reports.comparison import protocol_differences
 from metadist.reports.published import MIN_FRACTION, Cell, load_cells, preset_iterations
 from metadist.reports.run_record import RunRecord
@@ -67,9 +67,8 @@ def _compare_values(record: RunRecord, cell: Cell, other_task: bool) -> tuple[se
     for steps, value in cell.results.items():
         if value is None:
             continue
-        after = "" if steps is None else f" after {steps} step{'s' if steps > 1 else ''}"
-        interval = "" if cell.interval is None else f" ± {format_metric(cell.interval, metric)}"
-        part = f"{format_metric(value, metric)}{interval}{after}"
+        after = "" if steps is None else f" after {counted(steps, 'step')}"
+        part = format_estimate(value, cell.interval, metric) + after
         result = f" ({format_metric(measured[steps], metric)} here)" if steps in measured else ""
         if result and not other_task:
             gap = score(value - measured[steps], metric)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from metadist.errors import UserError
 from metadist.loggers import METRICS_FILE
 from metadist.loggers.logger import flatten_values
-from metadist.metrics import format_metric, score
+from metadist.metrics import format_estimate, score
 from metadist.reports.comparison import config_fingerprint, is_runtime_key
 from metadist.reports.run_directory import (
     CONFIG_FILE,
@@ -112,10 +112,7 @@ class MetricEstimate:
 
     def format(self, metric: str) -> str:
         """The rounded mean and interval, as percentages for accuracy."""
-        values = [self.mean]
-        if self.ci95 is not None and math.isfinite(self.mean):
-            values.append(self.ci95)
-        return " ± ".join(format_metric(value, metric) for value in values)
+        return format_estimate(self.mean, self.ci95, metric)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ LOCK_SECONDS = 300.0
 """Timeout of waiting for another process that prepares the same file but makes no progress."""
 
 _CHUNK_BYTES = 1 << 22
-_USER = os.getuid() if hasattr(os, "getuid") else 0
+_USER = os.getuid()
 
 _log = logging.getLogger(__name__)
 

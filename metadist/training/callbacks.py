@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from metadist.algorithms import Learner
 from metadist.distributed import get_rank
 from metadist.errors import UserError, did_you_mean
-from metadist.metrics import METRIC_MODES, is_user_metric
+from metadist.metrics import METRIC_MODES, counted, is_user_metric
 from metadist.tasks import task_keys
 from metadist.training.task_mapper import MetaBatch
 
@@ -215,12 +215,11 @@ class EarlyStopping(Callback):
             if get_rank() == 0:
                 _log.info(
                     "early stopping after iteration %d: validation_%s has not improved on %s for "
-                    "%d validation%s",
+                    "%s",
                     trainer.state.iteration,
                     self.metric,
                     None if best is None else f"{best:.4g}",
-                    self.validations_since_best,
-                    "" if self.validations_since_best == 1 else "s",
+                    counted(self.validations_since_best, "validation"),
                 )
 
     def state_dict(self) -> dict[str, Any]:

@@ -70,8 +70,6 @@ def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _warning(path: str | Path, training: Mapping[str, Any], test: Mapping[str, Any]) -> str | None:
-    if not training or training.get("dataset") != test.get("dataset"):
-        return None
     different = split_differences(training, test)
     if not different:
         return None

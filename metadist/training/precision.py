@@ -68,17 +68,12 @@ def set_tensor_float32(precision: Precision, device: torch.device) -> None:
         torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
-def tensor_float32(
-    precision: Precision, device: torch.device
-) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def tensor_float32(precision: Precision, device: torch.device) -> Iterator[None]:
     """Context of `set_tensor_float32`, which restores the settings after it."""
     if precision == "bf16" or device.type != "cuda":
-        return contextlib.nullcontext()
-    return _tensor_float32(precision, device)
-
-
-@contextlib.contextmanager
-def _tensor_float32(precision: Precision, device: torch.device) -> Iterator[None]:
+        yield
+        return
     matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     set_tensor_float32(precision, device)
     try:

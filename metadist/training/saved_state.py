@@ -182,6 +182,8 @@ def state_tensors(experiment: Experiment) -> list[Tensor]:
 def split_differences(training: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
     """Differences between the division of the classes in training and in other tasks.
 
+    There are none if the tasks are of another dataset, or training's protocol is not known.
+
     Args:
         training: the protocol of the tasks on which a learner was trained.
         own: the protocol of the other tasks.
@@ -189,6 +191,8 @@ def split_differences(training: Mapping[str, Any], own: Mapping[str, Any]) -> li
     Returns:
         A text for each difference.
     """
+    if not training or training.get("dataset") != own.get("dataset"):
+        return []
     return [
         f"{key} is {training.get(key)} there and {own.get(key)} here"
         for key in _SPLIT_KEYS

@@ -24,7 +24,6 @@ from metadist.reports import (
     read_overrides,
     read_results,
     read_test_predictions,
-    trust_option,
     write_environment,
     write_failure,
     write_results,
@@ -129,17 +128,3 @@ def test_the_override_of_a_directory_can_be_pasted(name):
     (argument,) = shlex.split(directory_override("hydra.run.dir", Path(name)))
     (override,) = OverridesParser.create().parse_overrides([argument])
     assert override.key_or_group == "hydra.run.dir" and str(override.value()) == name
-
-
-@pytest.mark.parametrize(
-    ("node", "trusted"),
-    [
-        ({"model": {"_target_": "metadist.models.Conv4"}, "logger": {"_target_": "a.B"}}, True),
-        ({"optimizer": {"_target_": "torch.optim.Adam"}}, True),
-        ({"scheduler": {"_target_": "torch.optim.swa_utils.SWALR"}}, False),
-        ({"algorithm": {"_target_": "mine.MAML"}}, False),
-        ({"dataset": {"transforms": [{"_target_": "mine.Noise"}]}}, False),
-    ],
-)
-def test_commands_on_runs_with_classes_of_the_user_trust_them(node, trusted):
-    assert trust_option(node) == ("" if trusted else " --trust-code")

@@ -24,6 +24,7 @@ from metadist.deadlines import wait_until
 from metadist.distributed import WorkerLostError, get_rank
 from metadist.distributed.job import current_job
 from metadist.distributed.world import restart_count
+from metadist.files import atomic_writer
 from metadist.launchers.error_reporting import report_error
 from metadist.launchers.job import JobFailure, run_job
 from metadist.launchers.ray.cluster import reserve_port
@@ -232,13 +233,12 @@ def restore_checkpoint(directory: Path) -> None:
     checkpoints = Checkpoints.of_run(directory)
     if newest is None or checkpoints.newest() is not None:
         return
+    checkpoints.directory.mkdir(parents=True, exist_ok=True)
     with newest.as_directory() as source:
         for path in Path(source).glob("*.pt"):
             target = checkpoints.directory / path.name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            temporary = target.with_name(f".{path.name}.{os.getpid()}.part")
-            shutil.copy2(path, temporary)
-            temporary.replace(target)
+            with path.open("rb") as copied, atomic_writer(target) as file:
+                shutil.copyfileobj(copied, file)
 
 
 def _set_environment(restarts: int) -> None:
