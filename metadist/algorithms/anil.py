@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from metadist.algorithms.inner_loop import Parameters
-from metadist.algorithms.learner import TaskResult, require_features
+from metadist.algorithms.learner import TaskResult, batch_norms_as_in_training, require_features
 from metadist.algorithms.maml import MAML
 from metadist.tasks import Episode
 
@@ -80,7 +80,8 @@ class ANIL(MAML):
     @torch.no_grad()
     def evaluate_task(self, episode: Episode) -> TaskResult:
         """See `InnerLoopLearner`."""
-        support = episode.support._replace(inputs=self.features(episode.support.inputs))
+        with batch_norms_as_in_training(self.model):
+            support = episode.support._replace(inputs=self.features(episode.support.inputs))
         queries = self.predict_queries(self.features, episode)
         targets = episode.query.targets
         return self.evaluate_trajectory(

@@ -1,5 +1,6 @@
 """The base class of algorithms that adapt by gradient steps."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Literal, cast, get_args
 
@@ -9,7 +10,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from metadist.algorithms.functional import call_with
-from metadist.algorithms.learner import Learner, TaskResult, tied_parameters
+from metadist.algorithms.learner import (
+    Learner,
+    TaskResult,
+    batch_norms_as_in_training,
+    tied_parameters,
+)
 from metadist.errors import UserError
 from metadist.profile_ranges import profile_range
 from metadist.tasks import Episode, Examples
@@ -152,12 +158,18 @@ class InnerLoopLearner(Learner):
     ) -> Parameters:
         """The gradient of the examples' loss with respect to the parameters.
 
+        In evaluation, too, batch norm uses the statistics of the examples: with the running
+        statistics of training, steps would not be those that were meta-trained.
+
         Args:
             parameters: values of the model's parameters.
             examples: inputs and targets.
             create_graph: whether the gradient can be differentiated.
         """
-        with torch.enable_grad():
+        norms: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if not self.training:
+            norms = batch_norms_as_in_training(self.model)
+        with torch.enable_grad(), norms:
             if not create_graph:
                 parameters = detach_parameters(parameters)
             loss = self.loss(self.predict(parameters, examples.inputs), examples.targets)

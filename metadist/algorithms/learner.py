@@ -1,7 +1,8 @@
 """The base class of algorithms: a module whose forward processes one task."""
 
+import contextlib
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple, cast
 
@@ -302,6 +303,29 @@ def predict_queries_separately(
 def uses_batch_statistics(module: nn.Module) -> bool:
     """Whether predictions depend on the other inputs of the batch in the current mode."""
     return any(norm.training or not norm.track_running_stats for norm in _batch_norms(module))
+
+
+@contextlib.contextmanager
+def batch_norms_as_in_training(module: nn.Module) -> Iterator[None]:
+    """In the block, normalize as in training: with the statistics of the batch.
+
+    Running statistics are not changed. A batch norm that the module's own `train` keeps in
+    evaluation mode normalizes with them in training too, and so in the block.
+    """
+    norms = [n for n in _batch_norms(module) if n.track_running_stats and not n.training]
+    if norms:
+        modes = [(each, each.training) for each in module.modules()]
+        module.train()
+        norms = [norm for norm in norms if norm.training]
+        for each, mode in modes:
+            each.training = mode
+    for norm in norms:
+        norm.training, norm.track_running_stats = True, False
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.training, norm.track_running_stats = False, True
 
 
 def batch_norm_protocol(model: nn.Module, transductive: bool) -> str:

@@ -24,8 +24,9 @@ class MAMLPlusPlus(InnerLoopLearner):
     - Per-layer per-step learning rates: α_i has one rate per tensor of the model. Learned rates
       may become negative.
     - Per-step batch norm: norms_i are the batch-norm layers of step i. Their weights are
-      meta-learned and not adapted by inner steps. They keep running statistics if the model does
-      (`model.running_statistics=true`), else, as in the authors' code, batch statistics are used.
+      meta-learned and not adapted by inner steps. If they keep running statistics
+      (`model.running_statistics=true`), the queries in evaluation are normalized with them; else,
+      as in the authors' code, with batch statistics.
     - Multi-step loss: all v_i are 1/K in the first iteration; all but the last decay linearly to
       0 at `multi_step_iterations`.
     - Derivative-order annealing: first order in the first `first_order_iterations`.

@@ -1,9 +1,12 @@
 """Batch-norm statistics in transductive and non-transductive evaluation, for all algorithms."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
 from problems import images
+from torch import nn
 from torch.func import functional_call
 
 from metadist.algorithms import (
@@ -73,3 +76,76 @@ def test_batch_norm_protocol():
     expected = "batch statistics of one query with the support set (not transductive)"
     assert batch_norm_protocol(conv, False) == expected
     assert batch_norm_protocol(MAMLPlusPlus(conv), False) == expected
+
+
+ADAPTIVE = [ANIL, IMAML, MAML, MAMLPlusPlus, MetaSGD, Reptile]
+
+
+def with_momentum_zero(learner: nn.Module) -> nn.Module:
+    """The learner with batch norms whose running statistics stay as they are."""
+    for module in learner.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 0.0
+    return learner
+
+
+@pytest.mark.parametrize("algorithm", ADAPTIVE, ids=lambda each: each.__name__)
+def test_inner_steps_use_batch_statistics_in_evaluation_too(algorithm):
+    torch.manual_seed(0)
+    model = Conv4((1, 16, 16), 3, filters=4, running_statistics=True).double()
+    for norm in model.norms:
+        norm.running_mean += 3.0  # far from those of the support set
+    batch = Conv4((1, 16, 16), 3, filters=4).double()
+    batch.load_state_dict(dict(model.named_parameters()))
+    task, found = images(queries=3), {}
+    for name, network in (("running", model), ("batch", batch)):
+        learner = with_momentum_zero(algorithm(network, inner_steps=2)).eval()
+        before = {key: tensor.clone() for key, tensor in learner.state_dict().items()}
+        features: list[torch.Tensor] = []
+        hook = network.head.register_forward_pre_hook(
+            lambda _, given, into=features: into.append(given[0])
+        )
+        torch.manual_seed(0)
+        learner(task)
+        hook.remove()
+        found[name] = [each for each in features if len(each) != len(task.query.targets)]
+        assert all(torch.equal(each, before[key]) for key, each in learner.state_dict().items())
+    assert found["running"] and len(found["running"]) == len(found["batch"])
+    for running, of_batch in zip(found["running"], found["batch"], strict=True):
+        torch.testing.assert_close(running, of_batch)
+
+
+def test_queries_use_running_statistics_of_the_adapted_network():
+    torch.manual_seed(0)
+    model = Conv4((1, 16, 16), 3, filters=4, running_statistics=True).double()
+    task = images(queries=3)
+    model.train()(task.query.inputs)
+    found = MAML(model, inner_lr=0.1, inner_steps=1).eval()(task)
+    training = copy.deepcopy(model).train()
+    loss = F.cross_entropy(training(task.support.inputs), task.support.targets)
+    gradients = torch.autograd.grad(loss, list(training.parameters()))
+    adapted = {
+        name: parameter.detach() - 0.1 * gradient
+        for (name, parameter), gradient in zip(model.named_parameters(), gradients, strict=True)
+    }
+    expected = functional_call(model.eval(), adapted, (task.query.inputs,))
+    torch.testing.assert_close(found.predictions, expected)
+
+
+class FrozenNorms(Conv4):
+    """Keeps its batch norms in evaluation mode, as fine-tuning of pretrained networks does."""
+
+    def train(self, mode: bool = True) -> "FrozenNorms":
+        super().train(mode)
+        for norm in self.norms:
+            norm.eval()
+        return self
+
+
+def test_norms_that_training_keeps_in_evaluation_mode_stay_so():
+    torch.manual_seed(0)
+    model = FrozenNorms((1, 16, 16), 3, filters=4, running_statistics=True).double()
+    task, learner = images(queries=3), MAML(model, inner_lr=0.1, inner_steps=1)
+    trained = learner.train()(task).loss
+    torch.testing.assert_close(learner.eval()(task).loss, trained)
+    assert not learner.training and not any(module.training for module in learner.modules())
