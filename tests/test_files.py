@@ -71,6 +71,23 @@ def test_the_content_is_on_disk_before_the_file_is_replaced(tmp_path, monkeypatc
     assert others == ["replace", tmp_path.name]
 
 
+def test_the_whole_content_is_on_disk_before_the_file_is_replaced(tmp_path, monkeypatch):
+    sizes = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: sizes.append(os.fstat(descriptor).st_size))
+    atomic_write(tmp_path / "a", b"seven b")
+    assert sizes[0] == 7  # nothing is left in Python's buffer
+
+
+def test_a_directory_that_a_broken_disk_does_not_sync_is_an_error(tmp_path, monkeypatch):
+    def broken(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(UserError, match=r"cannot write .*/a \(Input/output error\)"):
+        atomic_write(tmp_path / "a", b"new")
+
+
 def test_processes_that_write_one_file_each_write_a_whole_one(tmp_path):
     path = tmp_path / "a"
     with atomic_writer(path) as file:

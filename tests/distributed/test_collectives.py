@@ -2,6 +2,7 @@
 
 import functools
 import time
+from datetime import timedelta
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,8 @@ from worlds import run_world
 
 import metadist as todist
 from metadist.distributed import collectives
+from metadist.distributed.errors import WorkerLostError
+from metadist.distributed.store import world_store
 
 
 class Metrics(NamedTuple):
@@ -182,6 +185,25 @@ def beside_rpc() -> list:
 def test_collectives_beside_rpc_in_the_same_world(size):
     expected = [size * step**2 + sum(range(size)) for step in range(3)]
     assert run_world(beside_rpc, size) == [expected] * size
+
+
+def wait_for_a_rank_that_does_not_come(flat_up_to: int) -> str:
+    collectives.init_process_group("gloo", timeout=2, flat_up_to=flat_up_to, shared_memory=False)
+    collectives.all_reduce(1.0)
+    rank, store = todist.get_rank(), world_store()
+    if rank == 2:
+        store.wait(["given up/0", "given up/1"], timedelta(seconds=40))
+        return ""
+    with pytest.raises(WorkerLostError) as lost:
+        collectives.all_reduce(1.0)
+    store.set(f"given up/{rank}", "")
+    return str(lost.value)
+
+
+@pytest.mark.parametrize("flat_up_to", [2, 3])
+def test_gloo_waits_for_the_timeout_at_most(flat_up_to):
+    *messages, _ = run_world(wait_for_a_rank_that_does_not_come, 3, flat_up_to)
+    assert all("left or stopped during a collective" in message for message in messages)
 
 
 def open_and_close() -> list[int]:

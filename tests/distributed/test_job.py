@@ -1,5 +1,6 @@
 """Jobs: the participating ranks, and the restart count."""
 
+import os
 import threading
 import time
 
@@ -8,6 +9,7 @@ import torch.distributed as dist
 from worlds import open_store, run_world
 
 import metadist as todist
+from metadist.deadlines import wait_until
 from metadist.distributed.heartbeat import FIRST_FAILURE, REPORTED, Heartbeat
 from metadist.distributed.job import Job, begin_job
 from metadist.distributed.worker_local import WorkerLocal
@@ -62,6 +64,26 @@ def begin_apart(seconds: float) -> int:
     job = begin_job(1.0, print, rendezvous_timeout=20.0)
     job.end()
     return len(job.hosts)
+
+
+def nodes_that_report(directory: str) -> list[bool]:
+    """Whether the first rank of each node writes the heartbeats of its node, for rank zero."""
+    node = f"{directory}/{todist.get_rank() // 2}"
+    os.environ["TORCHELASTIC_ERROR_FILE"] = f"{node}/attempt_0/0/error.json"
+    job = begin_job(20.0, print)
+    keys = [f"heartbeat/node/{rank}" for rank in range(4)]
+    wait_until(lambda: job.store.check([keys[0], keys[2]]), 20.0, pause=0.1)
+    found = [job.store.check([key]) for key in keys]
+    job.end()
+    return found
+
+
+def test_the_ranks_of_one_agent_are_a_node(tmp_path):
+    for node in "01":
+        (tmp_path / node).mkdir(mode=0o700)
+    two_nodes = {"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "none"}
+    found = run_world(nodes_that_report, 4, str(tmp_path), environment=two_nodes)
+    assert found == [[True, False, True, False]] * 4
 
 
 def test_a_slow_store_is_reachable_until_the_heartbeat_gives_it_up(monkeypatch):

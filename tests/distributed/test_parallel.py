@@ -102,6 +102,22 @@ def test_a_decorated_function_is_partitioned_mapped_and_reduced(size):
     assert result == expected
 
 
+@todist.parallelize_async(reducer=todist.mean_reducer, gradient="worker")
+def later_loss(weight: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+    return (batch * weight.sum()).square().mean()
+
+
+@todist.auto_init_rpc()
+def differentiate_later() -> list[float]:
+    weight = torch.tensor([1.0, 2.0], requires_grad=True)
+    later_loss(weight, torch.tensor([3.0, 3.0])).wait().backward()
+    return weight.grad.tolist()
+
+
+def test_a_call_that_returns_a_future_has_gradients_of_the_workers():
+    assert run_world(differentiate_later, 1) == [[54.0, 54.0]]
+
+
 @todist.parallelize_sync(partitioner=1, timeout=0.5)
 def sleep_sync(seconds: float) -> None:
     time.sleep(seconds)

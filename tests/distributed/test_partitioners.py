@@ -122,6 +122,14 @@ def test_parts_keep_their_graph(world):
     assert_equal(batch.grad, 2 * batch.detach())
 
 
+def test_single_items_with_a_graph_may_be_changed_in_place(world):
+    world(2)
+    batch = torch.randn(3, 2, requires_grad=True)
+    partitioner = todist.dim_partitioner(0, exclusive=True, keepdim=False)
+    sum(args[0].mul_(3).sum() for _, args, _ in partitioner(batch.clone())).backward()
+    assert_equal(batch.grad, torch.full((3, 2), 3.0))
+
+
 @pytest.mark.parametrize(
     ("partitioner", "arguments", "message"),
     [

@@ -324,3 +324,14 @@ def test_a_reducer_knows_whether_the_split_matters(reducer, equally):
         alone = reducer(todist.ShardResults(list(items), [1, 1, 1]))
         split = reducer(todist.ShardResults([items[:2].mean(), items[2]], [2, 1]))
         assert torch.equal(alone, split)
+
+
+class DoubledSum(SumReducer):
+    """A sum of the user's own, in which the first shard counts twice."""
+
+    def weights(self, sizes):
+        return [2.0 * sizes[0], *map(float, sizes[1:])]
+
+
+def test_a_sum_of_the_users_own_depends_on_the_split():
+    assert not DoubledSum(of_items=True).weights_items_equally

@@ -97,6 +97,18 @@ def test_ranks_that_see_different_checkpoints_do_not_train(tmp_path):
         assert "the ranks found checkpoints of different iterations, [0, 2]" in message and in_job
 
 
+def chunk_size_of_all_ranks(directory: str, own: tuple[int, ...]) -> object:
+    """The number of tasks in a chunk of a rank whose memory allows `own` ones."""
+    options = ("strategy=allreduce", f"trainer.task_chunk_size={own[get_rank()]}")
+    built = []
+    run_job(RunSpec("maml", Path(directory), compose(*SMALL, *options)), on_built=built.append)
+    return built[0].train_mapper.chunk_size
+
+
+def test_ranks_of_unequal_memory_have_the_chunks_of_the_smallest(tmp_path):
+    assert run_world(chunk_size_of_all_ranks, 2, str(tmp_path), (2, 1)) == [1, 1]
+
+
 def results_and_files(directory: str) -> tuple:
     built = []
     spec = RunSpec("maml", Path(directory), compose(*SMALL), ("a=1",))

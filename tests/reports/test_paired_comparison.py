@@ -77,3 +77,12 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path):
         compare_runs(first, other, ["backbone"])
     with pytest.raises(UserError, match="none does not exist: give the directory"):
         compare_runs(first, tmp_path / "none")
+
+
+def test_tasks_of_other_classes_are_not_the_same_even_if_their_division_is_ignored(tmp_path):
+    runs = [
+        write_run(tmp_path / name, [0.5, 0.75], protocol={"split_seed": seed}, classes=["a", name])
+        for seed, name in enumerate("bc")
+    ]
+    with pytest.raises(UserError, match="were not tested on the same tasks"):
+        compare_runs(*runs, ["split_seed"])

@@ -106,6 +106,15 @@ def test_a_dataset_with_an_episode_of_its_own_samples_one_task_at_a_time():
     assert (tasks.sample(keys[0]).support.targets > 90).all()
 
 
+def test_tasks_with_a_sampling_of_their_own_are_sampled_one_at_a_time():
+    class Own(FewShotTasks):
+        def sample(self, key):
+            return super().sample(key.flip(0))
+
+    keys = task_keys(0, "train", 0, range(2))
+    assert Own(Sinusoid(), shots=2, queries=2).sample_batch(keys, torch.device("cpu")) is None
+
+
 def test_a_dataset_without_a_method_is_refused():
     class Nothing:
         input_shape, regression = (1,), True

@@ -105,6 +105,16 @@ def test_lists(tmp_path):
     assert len(of_class(dataset, "validation", "class03")) == 3
 
 
+def test_an_image_with_two_labels_of_one_split_is_refused(tmp_path):
+    write(tmp_path, {"class00": 2})
+    (tmp_path / "class00").rename(tmp_path / "images")
+    for part in ("train", "val", "test"):
+        (tmp_path / f"{part}.csv").write_text("filename,label\n")
+    (tmp_path / "train.csv").write_text("filename,label\n000.png,a\n001.png,b\n000.png,b\n")
+    with pytest.raises(UserError, match=r"train\.csv names 000\.png as b of train, .* a of train"):
+        ImageFolder(str(tmp_path), size=8)
+
+
 def test_greyscale_and_nested_folders(tmp_path):
     root = write(tmp_path / "data", {f"class{i:02d}/deep": 4 for i in range(5)}, ".bmp")
     shutil.copytree(root / "class00", root / "class01" / "deep" / ".hidden")

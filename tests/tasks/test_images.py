@@ -173,6 +173,11 @@ def test_the_checksum_depends_on_images_names_and_splits():
     assert found[0] == found[1] and len(set(found)) == 5
 
 
+def test_the_checksum_is_that_of_earlier_versions():
+    found = ImageClasses("labels", labelled_pixels(), SPLIT_CLASSES).protocol()["data_checksum"]
+    assert found == "f2ea1b36"  # saved runs are compared by it
+
+
 @pytest.mark.parametrize(
     ("counts", "parts"),
     [
@@ -244,6 +249,13 @@ def test_splits_that_share_classes_are_refused():
     images = np.zeros((3, 4, 8, 8), np.uint8)
     splits = {"train": [0, 1], "validation": [2], "test": [1]}
     with pytest.raises(UserError, match="class 1 of birds is in train and in test"):
+        ImageClasses("birds", images, splits)
+
+
+def test_validation_and_test_do_not_share_classes():
+    images = np.zeros((3, 4, 8, 8), np.uint8)
+    splits = {"train": [0], "validation": [1, 2], "test": [2]}
+    with pytest.raises(UserError, match="class 2 of birds is in validation and in test"):
         ImageClasses("birds", images, splits)
 
 

@@ -76,6 +76,14 @@ def test_augmented_images_and_subclasses_with_own_episodes_are_made_on_the_cpu()
     assert_same_episodes(augmented, "test")
 
 
+def test_images_with_transforms_are_made_on_the_cpu_in_training():
+    images = np.array(random_images(8, 8))
+    dataset = ImageClasses("transformed", images, SPLITS, transforms=[torch.rand_like])
+    arguments = ([np.random.default_rng(0)], "train", 3, 1, 1)
+    assert dataset.episodes_on(CPU, *arguments) is None
+    assert_same_episodes(dataset, "test")
+
+
 def test_tasks_are_made_on_the_device_where_they_are_computed():
     class Dataset(ImageClasses):
         def episodes_on(self, device, generators, *arguments):

@@ -131,6 +131,22 @@ def test_another_dataset_takes_effect_in_the_next_iteration():
         assert copied.sample_batch(keys, CPU).support.inputs.min() > 50
 
 
+def test_a_dataset_that_is_replaced_takes_effect_in_the_next_iteration():
+    class Far(Counted):
+        looks_ahead = True
+
+        def episodes(self, *arguments):
+            support, query = super().episodes(*arguments)
+            return Episode(Examples(support.inputs + 100, support.targets), query)
+
+    tasks = FewShotTasks(Counted(), 1, 4, 2)
+    for iteration in range(1, 9):
+        if iteration == 5:
+            tasks.dataset = Far()
+        inputs = tasks.sample_batch(task_keys(0, "train", iteration, range(3)), CPU).support.inputs
+        assert (inputs > 50).all() == (iteration >= 5)
+
+
 def test_what_was_sampled_is_not_sent_with_the_tasks():
     tasks = FewShotTasks(Counted(), 1, 4, 2)
     for iteration in range(1, 4):
