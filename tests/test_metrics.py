@@ -61,3 +61,7 @@ def test_labels():
 def test_metrics_of_the_user():
     assert is_user_metric("top_5") and is_user_metric("before")
     assert not any(map(is_user_metric, ("loss", "mse", "ci95", "accuracy_before", "mse_after_3")))
+
+
+def test_a_name_that_only_begins_like_a_step_of_the_inner_loop_is_the_users():
+    assert is_user_metric("accuracy_before_calibration") and is_user_metric("mse_after_3_shots")

@@ -78,6 +78,13 @@ def test_batch_norm_protocol():
     assert batch_norm_protocol(MAMLPlusPlus(conv), False) == expected
 
 
+def test_one_norm_without_running_statistics_makes_the_protocol_transductive():
+    mixed = Conv4((1, 16, 16), 3, filters=4, running_statistics=True)
+    norms = [module for module in mixed.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    norms[-1].track_running_stats = False
+    assert batch_norm_protocol(mixed, True) == "batch statistics (transductive)"
+
+
 ADAPTIVE = [ANIL, IMAML, MAML, MAMLPlusPlus, MetaSGD, Reptile]
 
 

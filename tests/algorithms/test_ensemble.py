@@ -98,3 +98,9 @@ def test_loss_and_metrics_are_those_of_the_learners():
     both = Ensemble([first, second]).eval()(episode)
     mean = (first.model.norm() + second.model.norm()) / 2
     torch.testing.assert_close(both.metrics["norm"], mean.detach())
+
+
+@pytest.mark.parametrize("transductive", [True, False])
+def test_an_ensemble_is_as_transductive_as_its_learners(transductive):
+    learner = MAML(Conv4((1, 16, 16), 3, filters=4), transductive=transductive)
+    assert Ensemble([learner, learner]).transductive is transductive

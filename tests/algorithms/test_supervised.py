@@ -97,6 +97,22 @@ def test_fine_tune(network):
     check(learner, task, expected)
 
 
+def test_fine_tune_leaves_frozen_layers_as_they_are(network):
+    task, head, body = images(WAYS), new_head(4), copy.deepcopy(network)
+    for model in (network, body):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(".0." not in name)
+    trainable = [parameter for parameter in body.parameters() if parameter.requires_grad]
+    assert 0 < len(trainable) < len(list(body.parameters()))
+
+    def predict(inputs):
+        return head(normalize(body.features(inputs)))
+
+    expected = fitted([*head.parameters(), *trainable], predict, task, 4, 0.2)
+    learner = Supervised(network, evaluation="fine_tune", eval_inner_steps=4, inner_lr=0.2)
+    check(learner, task, expected)
+
+
 @pytest.mark.parametrize("evaluation", ["nearest_centroid", "linear_probe", "fine_tune"])
 def test_queries_affect_each_other_only_if_transductive(network, evaluation):
     task = images(WAYS)

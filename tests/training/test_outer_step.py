@@ -386,6 +386,20 @@ def test_each_configuration_shape_and_set_of_parameters_is_compiled_once(monkeyp
         assert len(found.gradients) == len(trained) and len(compiled) == count
 
 
+def test_a_step_of_another_precision_is_not_mistaken(monkeypatch):
+    monkeypatch.setattr("metadist.training.outer_step.compile_outer_step", lambda step, *_: step)
+    learner, tasks = sinusoid()
+    parameters, steps = dict(learner.named_parameters()), CompiledSteps()
+    episodes = stack_episodes([tasks.sample(key) for key in task_keys(0, "train", 1, range(2))])
+    weights = torch.ones(2, dtype=torch.float64)
+    for precision in ("float32", "bf16", "float32"):
+        arguments = StepArguments(
+            learner, parameters, tuple(parameters), episodes, weights, precision
+        )
+        found = steps(CompileOptions("precisions", 2), arguments)
+        assert torch.equal(found.result.loss, outer_step(arguments).result.loss)
+
+
 class DependsOnValues(MAML):
     """Control flow that cannot be traced."""
 

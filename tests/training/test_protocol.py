@@ -101,6 +101,19 @@ def test_the_tested_state_is_that_of_the_results(tmp_path):
     assert saved_state.tested_checkpoint(run)[0].name == "iteration-00000004.pt"
 
 
+def test_the_state_of_an_unfinished_run_is_the_best_where_that_will_be_tested(tmp_path):
+    train(str(tmp_path), "strategy=local", "trainer.test_checkpoint=best")
+    (tmp_path / "results.json").unlink()
+    folder = tmp_path / "checkpoints"
+    newest, best = folder / "iteration-00000004.pt", folder / "best-00000002.pt"
+    contents = read_checkpoint(newest)
+    write_checkpoint(best, read_checkpoint(folder / "iteration-00000002.pt"))
+    write_checkpoint(newest, contents | {"best": {"iteration": 2, "accuracy": 2.0}})
+    assert saved_state.tested_checkpoint(tmp_path)[0] == best
+    write_checkpoint(newest, contents | {"best": {}})  # before the first validation
+    assert saved_state.tested_checkpoint(tmp_path)[0] == newest
+
+
 @pytest.mark.parametrize("other", ["trainer.eval_seed=5", "trainer.validation_tasks=4"])
 def test_validations_of_other_tasks_are_not_compared(tmp_path, caplog, other):
     options = ("strategy=local", "callbacks=early_stopping")
@@ -112,6 +125,17 @@ def test_validations_of_other_tasks_are_not_compared(tmp_path, caplog, other):
     assert "of other tasks" in caplog.text and not x.state.best
     assert x.callbacks["early_stopping"].best is None
     assert Trainer(x).run()["tested_iteration"] == 4  # validated anew, and the only one
+
+
+def test_a_stop_after_other_validation_tasks_is_withdrawn(tmp_path):
+    options = ("strategy=local", "callbacks=early_stopping", "trainer.iterations=6")
+    options = (*options, "callbacks.early_stopping.patience=1")
+    never = "callbacks.early_stopping.min_delta=2.0"
+    assert train(str(tmp_path), *options, never)["iterations"] == 4
+    assert build(tmp_path, *options, never, "resume=auto").state.should_stop
+    other = (*options, never, "resume=auto", "trainer.eval_seed=5")
+    assert not build(tmp_path, *other).state.should_stop
+    assert train(str(tmp_path), *other)["iterations"] == 6
 
 
 def test_the_best_of_no_validation_is_refused_before_any_work(tmp_path):

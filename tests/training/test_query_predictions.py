@@ -15,6 +15,7 @@ from metadist.tasks import Episode, Examples, task_keys
 from metadist.training import Trainer
 from metadist.training.evaluation import evaluate
 from metadist.training.experiment import make_batch
+from metadist.training.query_predictions import QUERIES, query_values, split_queries
 
 WORLDS = [("local", 1), ("rpc", 2), ("allreduce", 2), ("rpc", 3)]
 
@@ -135,3 +136,9 @@ def test_six_hundred_tasks_are_less_than_a_megabyte(tmp_path):
     Trainer(x).test(tmp_path / TEST_PREDICTIONS_FILE)
     assert len(read_test_predictions(tmp_path)) == 600
     assert (tmp_path / TEST_PREDICTIONS_FILE).stat().st_size < 1e6
+
+
+def test_predictions_of_another_shape_than_the_targets_are_left_out():
+    values = query_values(torch.zeros(2, 3, 4), torch.zeros(2, 3, 1))
+    assert values[QUERIES].tolist() == [0, 0]
+    assert [len(part) for task in split_queries(values) for part in task] == [0] * 4

@@ -6,7 +6,7 @@ from tiny import build
 from worlds import RankFailed, run_world
 
 from metadist.distributed import get_rank
-from metadist.training import Trainer
+from metadist.training import Callback, Trainer
 from metadist.training import trainer as trainer_module
 from metadist.training.checkpoints import read_checkpoint
 
@@ -65,6 +65,26 @@ def test_a_rank_whose_parameters_change_is_reported_at_the_next_check(tmp_path, 
         assert f"after iteration {found} the parameters or optimizer state of ranks [1] differ" in (
             str(outcome)
         )
+
+
+class ChangesStatistics(Callback):
+    """Changes a running mean of rank one only."""
+
+    def on_iteration_end(self, trainer, output):
+        if get_rank() == 1:
+            trainer.experiment.learner.get_buffer("model.norms.0.running_mean")[0] += 1e-3
+
+
+def change_statistics(directory: str) -> None:
+    options = ("strategy=allreduce", "model.running_statistics=true", "trainer.iterations=2")
+    x = build(directory, *options)
+    x.callbacks = {"mine": ChangesStatistics()}
+    Trainer(x).run()
+
+
+def test_a_rank_whose_running_statistics_change_is_reported(tmp_path):
+    for outcome in run_world(change_statistics, 2, str(tmp_path), may_fail=True):
+        assert "after iteration 2 the parameters or optimizer state of ranks [1]" in str(outcome)
 
 
 def run_and_test_best(directory: str) -> tuple[int, dict[str, torch.Tensor]]:

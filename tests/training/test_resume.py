@@ -243,6 +243,18 @@ def test_the_best_of_the_resumed_run_is_tested_not_that_of_the_directory(tmp_pat
         assert torch.equal(tensor, found["learner"][name])
 
 
+def test_the_best_of_another_run_in_the_directory_is_not_lost(tmp_path):
+    options = ("strategy=local", "trainer.test_checkpoint=best")
+    train(str(tmp_path / "first"), *options)
+    saved = Checkpoints(tmp_path / "first" / "checkpoints")
+    other = tmp_path / "other" / "checkpoints" / saved.best.name
+    other.parent.mkdir(parents=True)
+    write_checkpoint(other, {"mine": 1})
+    build(tmp_path / "other", *options, f"resume={saved.newest()}")
+    assert read_checkpoint(other)["iteration"] == read_checkpoint(saved.best)["iteration"]
+    assert read_checkpoint(other.with_name(f"{other.name}.superseded"))["mine"] == 1
+
+
 class KeepsMean(Callback):
     """Its state is of NumPy's types."""
 

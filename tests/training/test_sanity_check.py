@@ -191,6 +191,21 @@ def test_tasks_that_are_sampled_together_are_those_of_sample(change, message):
         run_sanity_check(SampledTogether(change), learner)
 
 
+class NumberedFromZero(SampledTogether):
+    """Its `sample_batch` takes the place of a task in the batch for its index."""
+
+    def sample_batch(self, keys, device):
+        keys = keys.clone()
+        keys[:, 3] = torch.arange(len(keys))
+        return super().sample_batch(keys, device)
+
+
+def test_tasks_that_are_sampled_together_depend_on_their_own_keys_alone():
+    learner = MAML(MLP((1,), 1, hidden=[4], batch_norm=False), regression=True)
+    with pytest.raises(UserError, match="one task per key, each from its own key alone"):
+        run_sanity_check(NumberedFromZero(lambda batch: batch), learner)
+
+
 class NamedByNumber(MAML):
     """Returns a metric whose name is no text."""
 
@@ -217,6 +232,20 @@ def test_prototypes_need_a_support_example_of_each_class(tasks, model):
     incomplete = WithoutClass(tasks.dataset, ways=3, shots=1, queries=2)
     run_sanity_check(incomplete, MAML(model))
     with pytest.raises(UserError, match="without support examples of class 1"):
+        run_sanity_check(incomplete, Prototypical(model))
+
+
+class WithoutLastClass(FewShotTasks):
+    """Tasks whose support set lacks the last class."""
+
+    def sample(self, key):
+        support, query = super().sample(key)
+        return Episode(support._replace(targets=support.targets.clamp(max=1)), query)
+
+
+def test_queries_may_not_be_of_a_class_above_those_of_the_support_set(tasks, model):
+    incomplete = WithoutLastClass(tasks.dataset, ways=3, shots=1, queries=2)
+    with pytest.raises(UserError, match="without support examples of class 2"):
         run_sanity_check(incomplete, Prototypical(model))
 
 
@@ -404,7 +433,13 @@ def test_adaptation_in_evaluation_without_gradients_is_found(tasks, model):
         run_sanity_check(tasks, Adapts(model))
 
 
-@pytest.mark.parametrize("taken", ["loss", "mse", "ci95", "tasks", "gradient_norm"])
+@pytest.mark.parametrize(
+    "taken",
+    [
+        *("loss", "mse", "ci95", "tasks", "gradient_norm", "learning_rate", "non_finite"),
+        *("samples_per_second", "tasks_per_second", "seconds", "iteration"),
+    ],
+)
 def test_a_metric_of_a_reserved_name_is_one_sentence(tasks, model, taken):
     learner = Returns(model, lambda loss: TaskResult(loss, {"accuracy": 1.0, taken: 0.5}))
     with pytest.raises(UserError, match=f'the metric "{taken}", a name .*: give it another name'):

@@ -96,6 +96,22 @@ def test_a_step_pays_for_its_record_and_not_for_checkpoints(tmp_path, monkeypatc
     assert [path.name for path in kept] == ["iteration-00000004.pt"]
 
 
+def test_the_logged_rate_is_that_of_each_step(tmp_path, monkeypatch):
+    now, step = 0.0, Trainer.train_step
+
+    def slower_and_slower(trainer, iteration):
+        nonlocal now
+        now += 5.0 * iteration
+        return step(trainer, iteration)
+
+    monkeypatch.setattr(trainer_module, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(Trainer, "train_step", slower_and_slower)
+    results = train(str(tmp_path), "strategy=local")
+    training = [line for line in records(tmp_path) if "train_loss" in line]
+    assert [5 / line["tasks_per_second"] for line in training] == pytest.approx([5, 10, 15, 20])
+    assert results["tasks_per_second"] == pytest.approx(20 / 50)
+
+
 def interrupted(directory: str, after: int, *overrides: str) -> str:
     """Train, with a signal to every rank once rank zero has recorded iteration `after`."""
     x = build(directory, *overrides)

@@ -281,6 +281,23 @@ def test_the_gradient_norm_is_that_of_all_gradients():
     assert gradient_norm(module.parameters()) == pytest.approx(4e30)
 
 
+def head_apart(named_parameters, lr: float) -> torch.optim.Optimizer:
+    """Gradient descent with the head in a group of its own."""
+    named = dict(named_parameters)
+    head = [named.pop(name) for name in list(named) if ".head." in name]
+    return torch.optim.SGD([{"params": list(named.values())}, {"params": head}], lr=lr)
+
+
+def test_the_gradients_of_all_groups_of_an_optimizer_are_clipped_together(tmp_path):
+    own = f"optimizer._target_={__name__}.head_apart"
+    x = build(tmp_path, "strategy=local", own, "trainer.clip_norm=1e-3")
+    x.logger = Recorder()
+    trainer, parameters = Trainer(x), list(x.learner.parameters())
+    output = trainer.train_step(1)
+    assert output.gradient_norm > 1e-2
+    assert gradient_norm(parameters) == pytest.approx(1e-3, rel=1e-3)
+
+
 # --- what a run resumes from ------------------------------------------------------------------
 
 
