@@ -231,15 +231,19 @@ def _supports_batched_tasks(model: nn.Module) -> bool:
     return getattr(model, attribute, False) and not _overridden_methods(model_class, attribute)
 
 
-def as_task_result(returned: Any, learner: Learner) -> TaskResult:
-    """Convert what a learner's `forward` returned for one task to a `TaskResult`.
+def as_task_result(returned: Any, learner: Learner, shape: tuple[int, ...] = ()) -> TaskResult:
+    """Convert what a learner's `forward` returned to a `TaskResult`.
 
-    A scalar tensor is taken as the loss, without metrics; metrics that are Python numbers become
-    tensors.
+    A tensor is taken as the loss, without metrics; metrics that are Python numbers become tensors.
+
+    Args:
+        returned: what `forward` returned.
+        learner: the learner.
+        shape: the shape of the loss and of each metric: () for one task, (tasks,) for batched ones.
 
     Raises:
-        UserError: `returned` is neither a `TaskResult` nor a scalar tensor, or its loss or metrics
-            have a wrong type or shape.
+        UserError: `returned` is neither a `TaskResult` nor a tensor, or its loss or metrics have a
+            wrong type or shape.
     """
     if isinstance(returned, Tensor):
         returned = TaskResult(returned, {})
@@ -255,30 +259,36 @@ def as_task_result(returned: Any, learner: Learner) -> TaskResult:
             f"{name} returned metrics of type {type(metrics).__name__}: return a dict of numbers "
             "or scalar tensors by name, {} for none."
         )
-    if not isinstance(loss, Tensor) or loss.dim():
+    if not isinstance(loss, Tensor) or loss.shape != shape:
         value = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-        raise UserError(f"{name} returned a loss {value}: return a scalar tensor.")
+        expected = "a scalar tensor"
+        if shape:
+            expected = f"one value per task, shape {shape}, as batches_tasks=True promises"
+        raise UserError(f"{name} returned a loss {value}: return {expected}.")
     if all(
-        isinstance(value, Tensor) and not value.dim() and not value.requires_grad
+        isinstance(value, Tensor) and value.shape == shape and not value.requires_grad
         for value in metrics.values()
     ):
         return returned
     try:
         numbers = {
-            key: value if isinstance(value, Tensor) else loss.new_tensor(float(value))
+            key: value if isinstance(value, Tensor) else loss.new_full(shape, float(value))
             for key, value in metrics.items()
         }
-        scalars = {key: value.detach().reshape(()) for key, value in numbers.items()}
+        converted = {key: value.detach().reshape(shape) for key, value in numbers.items()}
     except (TypeError, ValueError, RuntimeError):
         shapes = {
             key: tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             for key, value in metrics.items()
         }
+        wrong, expected = "are not scalars", "a scalar tensor"
+        if shape:
+            wrong, expected = "lack the dimension of tasks", f"a tensor of shape {shape}"
         raise UserError(
-            f"{name} returned metrics that are not scalars ({shapes}): return a number or a scalar "
-            "tensor for each."
+            f"{name} returned metrics that {wrong} ({shapes}): return a number or {expected} for "
+            "each."
         ) from None
-    return returned._replace(metrics=scalars)
+    return returned._replace(metrics=converted)
 
 
 def predict_queries_separately(

@@ -125,7 +125,9 @@ def assemble_experiment(
     learner = build_learner(cfg.model, cfg.algorithm, tasks, locate)
     learner.to(device if strategy.parameter_device == "device" else "cpu")
     optimizer, scheduler = _optimizer(cfg, learner, trainer.iterations, instantiate)
-    check_before_training(strategy, tasks, learner, trainer.meta_batch_size, precision)
+    check_before_training(
+        strategy, tasks, learner, trainer.meta_batch_size, precision, trainer.task_chunk_size
+    )
     local_tasks = _on_this_worker(tasks)
     return Experiment(
         name=name,

@@ -63,7 +63,7 @@ def evaluate_run(
     _check_run(run)
     experiment = load_experiment(run, *overrides, trust_code=trust_code)
     untrained = experiment.learner
-    files, names, learners, iterations, other_classes = [], [], [], [], []
+    files, names, learners, iterations, other_classes, trainings = [], [], [], [], [], []
     paths = _checkpoint_files(run, checkpoint)
     for path in paths:
         file, contents = tested_checkpoint(path)
@@ -72,7 +72,8 @@ def evaluate_run(
         names.append(_checkpoint_in_protocol(run, file, contents))
         learners.append(experiment.learner)
         files.append(file)
-        if split_differences(contents.get("protocol") or {}, experiment.tasks.protocol()):
+        trainings.append(contents.get("protocol") or {})
+        if split_differences(trainings[-1], experiment.tasks.protocol()):
             other_classes.append(str(file))
         iterations.append(experiment.state.iteration)
     if len(learners) > 1:
@@ -82,6 +83,7 @@ def evaluate_run(
     if predictions is not None:
         prepare_output(predictions)
     results = Trainer(experiment).test(predictions)
+    _set_training_counts(results["protocol"], trainings)
     results["protocol"]["checkpoint"] = ", ".join(names)
     if len(learners) > 1:
         results["iterations"] = results["tested_iteration"] = iterations
@@ -93,6 +95,24 @@ def evaluate_run(
     }
     trained = {f"trained_{key}": training.get(key) for key in ("protocol", "method")}
     return {**results, **options, **trained}
+
+
+def _set_training_counts(protocol: dict[str, Any], trainings: list[Mapping[str, Any]]) -> None:
+    """Replace the ways, shots and queries of training in a protocol by those of the checkpoints.
+
+    As in `FewShotTasks.protocol`, there are none that are equal to those of the test.
+
+    Args:
+        protocol: the protocol of the test.
+        trainings: the protocol in each checkpoint.
+    """
+    for name in ("ways", "shots", "queries"):
+        key = f"train_{name}"
+        counts = {str(each.get(key, each.get(name, protocol.get(name)))) for each in trainings}
+        protocol.pop(key, None)
+        if counts != {str(protocol.get(name))}:
+            whole = sorted(map(int, counts))
+            protocol[key] = whole[0] if len(whole) == 1 else ", ".join(map(str, whole))
 
 
 def _check_overrides(overrides: Sequence[str]) -> None:

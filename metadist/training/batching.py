@@ -12,6 +12,7 @@ from torch import Tensor
 
 from metadist.algorithms import Learner, TaskResult
 from metadist.algorithms.functional import call_with
+from metadist.algorithms.learner import as_task_result
 from metadist.errors import UserError
 from metadist.tasks import Episode, Examples, select_episodes, stack_episodes
 from metadist.training.precision import Precision, autocast, to_float32
@@ -226,7 +227,7 @@ def forward_batched(
     buffers = {name: _repeat(buffer.detach(), count) for name, buffer in before.items()}
     tensors = task_parameters | buffers
     with autocast(precision, episodes.query.inputs.device):
-        result: TaskResult = call_with(learner, tensors, episodes)
+        result = as_task_result(call_with(learner, tensors, episodes), learner, (count,))
     if precision == "bf16":
         result = to_float32(result)
     if before and learner.training:

@@ -16,11 +16,18 @@ from metadist.distributed.partitioners import Partitioner, as_shards
 from metadist.distributed.worker_local import WorkerLocal, delete_worker_local
 from metadist.errors import UserError, first_line, one_line, user_frame
 from metadist.metrics import RESERVED_METRICS, task_metric
-from metadist.tasks import FewShotTasks, SupervisedTasks, TaskDistribution, task_keys
+from metadist.tasks import (
+    FewShotTasks,
+    SupervisedTasks,
+    TaskDistribution,
+    random_state,
+    task_keys,
+)
+from metadist.training.batching import ChunkSize, forward_batched, split_into_chunks
 from metadist.training.episode_check import check_episodes
-from metadist.training.precision import Precision
+from metadist.training.precision import Precision, tensor_float32
 from metadist.training.strategies import Strategy
-from metadist.training.task_mapper import MetaBatch, TaskMapper
+from metadist.training.task_mapper import MetaBatch, TaskMapper, task_seed
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +41,7 @@ def check_before_training(
     learner: Learner,
     meta_batch_size: int,
     precision: Precision,
+    chunk_size: ChunkSize = "auto",
 ) -> None:
     """Check that the parts of a run fit each other. Every rank calls it.
 
@@ -43,6 +51,7 @@ def check_before_training(
         learner: the learner, built for the tasks.
         meta_batch_size: tasks per outer step.
         precision: the precision of the tasks' computation.
+        chunk_size: see `metadist.training.batching.max_chunk_size`.
 
     Raises:
         UserError: the parts do not fit; see the checks below.
@@ -54,6 +63,7 @@ def check_before_training(
     _check_ways(tasks, learner)
     _check_batch_norm(tasks, learner)
     run_sanity_check(tasks, learner, precision)
+    _check_batched_tasks(tasks, learner, precision, chunk_size)
 
 
 def _check_supervised(tasks: TaskDistribution, learner: Learner) -> None:
@@ -292,6 +302,47 @@ def _check_task(tasks: WorkerLocal, learner: Learner, split: str, precision: Pre
                 *(name, values, outputs),
             )
     _check_metrics(result.metrics, learner, training)
+
+
+def _check_batched_tasks(
+    tasks: TaskDistribution, learner: Learner, precision: Precision, chunk_size: ChunkSize
+) -> None:
+    """Check that the results of batched tasks do not depend on each other, nor on global random
+    numbers, with a learner or a model of the user's own.
+    """
+    own = [type(each).__module__.partition(".")[0] for each in (learner, learner.model)]
+    if own == ["metadist", "metadist"]:
+        return
+    device = next(learner.parameters()).device
+    for split in ("train", "test"):
+        training = split == "train"
+        learner.train(training)
+        results = []
+        for number, indices in enumerate((range(2), range(0, 3, 2))):
+            keys = task_keys(0, split, 0, indices)
+            sampled = [(key, tasks.sample(key)) for key in keys]
+            chunk, *others = split_into_chunks(learner, sampled, 2, device, chunk_size)
+            if others or not chunk.batched:
+                return
+            if learner.needs_task_seeds:
+                learner.task_seeds = [task_seed(key) for key in keys]
+            parameters = dict(learner.named_parameters())
+            with (
+                torch.set_grad_enabled(training),
+                random_state(number, device),
+                tensor_float32(precision, device),
+            ):
+                result, _ = forward_batched(learner, parameters, chunk.episodes, precision)
+            results.append({"loss": result.loss.detach(), **result.metrics})
+        for name, values in results[0].items():
+            alone, other = values[0].double(), results[1][name][0].double()
+            if not torch.allclose(alone, other, rtol=1e-4, atol=1e-5, equal_nan=True):
+                raise UserError(
+                    f"{type(learner).__name__} has batches_tasks=True, and its {name} of a {split} "
+                    f"task changes with the other tasks of the batch ({alone:.6g}, {other:.6g}): "
+                    "compute along the dimension of tasks, draw random numbers from task_seeds, or "
+                    "leave batches_tasks out."
+                )
 
 
 def _explain(

@@ -13,6 +13,7 @@ from metadist.errors import UserError
 from metadist.inference import evaluate_run
 from metadist.inference.evaluation import load_for_tasks
 from metadist.training import export_weights, saved_state
+from metadist.training.checkpoints import Checkpoints
 
 
 @pytest.fixture(scope="module")
@@ -139,3 +140,14 @@ def test_the_named_checkpoint_of_a_run_that_tests_its_best(tmp_path):
     other = 2 if run_results(run)["tested_iteration"] == 4 else 4
     checkpoint = run / "checkpoints" / f"iteration-{other:08}.pt"
     assert evaluate_run(run, checkpoint=checkpoint)["tested_iteration"] == other
+
+
+def test_the_protocol_has_the_counts_that_the_checkpoints_were_trained_with(maml, tmp_path):
+    shots = evaluate_run(maml, "task.shots=3")["protocol"]
+    assert (shots["shots"], shots["train_shots"]) == (3, 1) and "train_ways" not in shots
+    other = finished_run(tmp_path / "other", "task.shots=3", "task.train_shots=1")
+    assert run_results(other)["protocol"] == shots
+    assert "train_shots" not in evaluate_run(other, "task.shots=1")["protocol"]
+    three = Checkpoints.of_run(finished_run(tmp_path / "three", "task.shots=3")).newest()
+    both = [Checkpoints.of_run(maml).newest(), three]
+    assert evaluate_run(maml, checkpoint=both)["protocol"]["train_shots"] == "1, 3"

@@ -19,6 +19,8 @@ from metadist.algorithms import (
     TaskResult,
 )
 from metadist.algorithms.learner import as_task_result
+from metadist.distributed.partitioners import DimPartitioner
+from metadist.distributed.reducers import MeanReducer
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
 from metadist.models import MLP, Conv4
@@ -33,7 +35,8 @@ from metadist.tasks import (
     task_keys,
 )
 from metadist.training import MetaBatch, TrainMapper
-from metadist.training.sanity_check import run_sanity_check
+from metadist.training.sanity_check import check_before_training, run_sanity_check
+from metadist.training.strategies import LocalStrategy
 
 
 class Returns(Learner):
@@ -548,3 +551,66 @@ def test_an_index_error_in_the_users_code_shows_the_outputs_of_the_model(tasks):
     too_few = MLP(tasks.input_shape, tasks.outputs - 1, [4])
     with pytest.raises(RuntimeError, match=r"IndexError: .* shape \(6, 2\), and the task has 3"):
         run_sanity_check(tasks, Own(too_few))
+
+
+class Batched(Learner):
+    """A learner of batched tasks; `change` may break what it returns in training."""
+
+    batches_tasks = True
+
+    def __init__(self, model, change=lambda learner, episode, result: result):
+        super().__init__(model)
+        self.change = change
+
+    def forward(self, episode):
+        predictions = self.model(episode.query.inputs)
+        loss = self.loss(predictions, episode.query.targets)
+        metrics = self.metrics(predictions, episode.query.targets)
+        result = TaskResult(loss, metrics, None if self.training else predictions)
+        return self.change(self, episode, result) if self.training else result
+
+
+def mixed_up(learner, episode, result):
+    """The mean of the inputs is taken over tasks, where a single task has it over examples."""
+    predictions = learner.model(episode.query.inputs - episode.query.inputs.mean(0))
+    return result._replace(loss=learner.loss(predictions, episode.query.targets))
+
+
+def noisy(learner, episode, result):
+    return result._replace(loss=result.loss * (1 + 0.1 * torch.rand(())))
+
+
+def check_batched(tasks, change) -> None:
+    learner = Batched(MLP(tasks.input_shape, 3, hidden=[4], batch_norm=False), change)
+    strategy = LocalStrategy(DimPartitioner(0), MeanReducer())
+    check_before_training(strategy, tasks, learner, 2, "float32", 4)
+
+
+@pytest.mark.parametrize("change", [mixed_up, noisy])
+def test_batched_tasks_that_depend_on_each_other_are_refused(tasks, change):
+    message = r"batches_tasks=True, and its loss of a train task changes with the other tasks"
+    with pytest.raises(UserError, match=message):
+        check_batched(tasks, change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda _, __, result: result.loss, None),
+        (lambda _, __, result: result._replace(metrics={"half": 0.5}), None),
+        (
+            lambda _, __, result: result._replace(loss=result.loss.mean()),
+            r"a loss of shape \(\): return one value per task, shape \(2,\)",
+        ),
+        (
+            lambda _, __, result: result._replace(metrics={"half": torch.tensor(0.5)}),
+            r"metrics that lack the dimension of tasks \(\{'half': \(\)\}\)",
+        ),
+    ],
+)
+def test_results_of_batched_tasks_have_a_value_for_each_task(tasks, change, message):
+    if message is None:
+        check_batched(tasks, change)
+        return
+    with pytest.raises(UserError, match=message):
+        check_batched(tasks, change)
