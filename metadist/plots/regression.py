@@ -33,7 +33,7 @@ class RegressionData(NamedTuple):
         support_targets: the targets of the support set.
         query_inputs: the inputs of the query set, in any order.
         query_targets: the targets of the query set.
-        predictions_before: the predictions for the query set before adaptation.
+        predictions_before: the predictions for the query set before adaptation; may be empty.
         predictions_after: the predictions for the query set after adaptation.
     """
 
@@ -83,13 +83,16 @@ def _plot_task(axes: "Axes", number: int, task: RegressionData) -> None:
     flat = RegressionData(*(np.asarray(array, dtype=np.float64).ravel() for array in task))
     order = np.argsort(flat.query_inputs, kind="stable")
     inputs, targets = flat.query_inputs[order], flat.query_targets[order]
-    before, after = flat.predictions_before[order], flat.predictions_after[order]
+    after, before = flat.predictions_after[order], flat.predictions_before
+    before = before[order] if len(before) else before
     marker = "o" if len(inputs) < 3 else None  # a single point draws no line
     for label, values, color, style, width in (
         ("truth", targets, INK, "-", 1.3),
         ("before adaptation", before, GREY, ":", 1.6),
         ("after adaptation", after, BLUE, "--", 2),
     ):
+        if not len(values):
+            continue
         axes.plot(
             inputs,
             values,
@@ -108,6 +111,7 @@ def _plot_task(axes: "Axes", number: int, task: RegressionData) -> None:
         zorder=3,
         label="support points, adapted on",
     )
-    mse_before, mse_after = np.mean((before - targets) ** 2), np.mean((after - targets) ** 2)
-    axes.set_title(f"task {number}: MSE {mse_before:.3g} → {mse_after:.3g}", fontsize=10)
+    errors = [np.mean((each - targets) ** 2) for each in (before, after) if len(each)]
+    mse = " → ".join(f"{error:.3g}" for error in errors)
+    axes.set_title(f"task {number}: MSE {mse}", fontsize=10)
     style_axes(axes)

@@ -97,7 +97,8 @@ def _regression_figure(task: Mapping[str, Any], predicted: Mapping[str, Any]) ->
         [float(row[0]) for row in predicted[name]] for name in ("targets", "predictions")
     )
     sorted_ = [
-        [values[index] for index in order] for values in (inputs, targets, task["before"], after)
+        [values[index] for index in order if values]
+        for values in (inputs, targets, task["before"], after)
     ]
     return regression_task(task["support"], *sorted_)
 

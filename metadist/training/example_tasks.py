@@ -65,7 +65,7 @@ def _data(experiment: Experiment, number: int) -> dict[str, Any]:
 
 
 def _points(experiment: Experiment, episode: Episode) -> dict[str, Any]:
-    before = predict_before_adaptation(experiment.evaluated_learner, episode.query.inputs)
+    before = predict_before_adaptation(experiment.evaluated_learner, episode.query)
     return {
         "support": [tensor.double().ravel().tolist() for tensor in episode.support],
         "inputs": episode.query.inputs.double().ravel().tolist(),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -206,7 +206,7 @@ def _regression_data(
         episode.support.targets.numpy(),
         episode.query.inputs.numpy(),
         episode.query.targets.numpy(),
-        predict_before_adaptation(learner, episode.query.inputs).numpy(),
+        predict_before_adaptation(learner, episode.query).numpy(),
         predictions.numpy(),
     )
 
@@ -228,7 +228,7 @@ def _adaptation_data(
             values = _predict(experiment, learner, key, episode)
             assert values is not None, "algorithms with inner steps return predictions"
         else:
-            values = predict_before_adaptation(learner, episode.query.inputs)
+            values = predict_before_adaptation(learner, episode.query)
         predictions[count] = values.double().numpy().ravel()
     learner.eval_inner_steps = eval_inner_steps
     support_inputs, support_targets = (part.double().numpy().ravel() for part in support)
@@ -245,7 +245,16 @@ def _predict(
 
 
 @torch.no_grad()
-def predict_before_adaptation(learner: Learner, inputs: Tensor) -> Tensor:
-    """Predictions of the learner's model without adaptation, on the CPU."""
+def predict_before_adaptation(learner: Learner, queries: Examples) -> Tensor:
+    """Predictions of the learner's model without adaptation, on the CPU.
+
+    Empty if the model is not called with inputs alone, or returns no prediction per query.
+    """
     device = next(learner.parameters()).device
-    return cast(Tensor, learner.eval().model(inputs.to(device))).cpu()
+    try:
+        values = learner.eval().model(queries.inputs.to(device))
+    except TypeError:
+        values = None
+    if not isinstance(values, Tensor) or values.shape != queries.targets.shape:
+        return torch.empty(0)
+    return values.cpu()

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 from tiny import build, compose, records, without_times
+from torch import nn
 
 from metadist import plots
-from metadist.algorithms import MAML
+from metadist.algorithms import MAML, Learner, TaskResult
 from metadist.config import build_experiment
 from metadist.errors import UserError
 from metadist.loggers import JsonlLogger, Logger, LoggerCollection
@@ -244,3 +245,36 @@ def test_plots_of_validation_tasks_are_of_the_present_weights(tmp_path):
         parameter.detach().neg_()
     assert plot_validation_tasks(x) == [path]
     assert path.read_bytes() != before
+
+
+class SupportModel(nn.Module):
+    """A network of the support set and the inputs, as of a conditional process."""
+
+    def __init__(self, input_shape, outputs):
+        super().__init__()
+        self.layer = nn.Linear(2, outputs)
+
+    def forward(self, inputs, support):
+        mean = support.targets.mean(0, keepdim=True)
+        return self.layer(torch.cat([inputs, mean.expand_as(inputs)], 1))
+
+
+class Conditional(Learner):
+    """Predicts from the support set without adaptation."""
+
+    def forward(self, episode):
+        predictions = self.model(episode.query.inputs, episode.support)
+        loss = self.loss(predictions, episode.query.targets)
+        metrics = self.metrics(predictions, episode.query.targets)
+        return TaskResult(loss, metrics, None if self.training else predictions)
+
+
+def test_models_that_are_not_called_with_inputs_alone_have_plots_and_a_report(tmp_path):
+    configuration = compose(*OVERRIDES)
+    configuration.model = {"_target_": f"{__name__}.SupportModel"}
+    configuration.algorithm = {"_target_": f"{__name__}.Conditional"}
+    run = build_experiment(configuration, tmp_path, "maml")
+    assert Trainer(run).run()["test_mse"] > 0
+    assert (tmp_path / "report.html").exists() and (tmp_path / "test_tasks.png").exists()
+    key = task_keys(0, "test", 0, range(1))[0]
+    assert plot_task(tmp_path / "task.png", run, key) == tmp_path / "task.png"
