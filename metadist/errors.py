@@ -56,6 +56,16 @@ def first_line(error: BaseException) -> str:
     return f"{lines[0]} {lines[-1].strip()}" if lines[0][-1] == ":" and lines[1:] else lines[0]
 
 
+def printable(text: str, kept: str = "\n\t") -> str:
+    """The text with "?" for control characters, which would be commands to a terminal.
+
+    Args:
+        text: a text that may contain names from another person's files.
+        kept: the control characters to keep.
+    """
+    return "".join(each if each.isprintable() or each in kept else "?" for each in text)
+
+
 def one_line(error: BaseException) -> str:
     """An error's message as one line of at most 300 characters, or its class name."""
     return " ".join(str(error).split())[:_MAX_LINE] or type(error).__name__

@@ -4,10 +4,12 @@ import errno
 import fcntl
 import os
 import secrets
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import BinaryIO
 
@@ -91,6 +93,33 @@ def partial_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.part")
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading. A named pipe, which could be waited for without end, is refused.
+
+    Raises:
+        OSError: the file cannot be opened, or is a directory, a pipe or a device.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
+
+
+def read_regular(path: Path, errors: str = "strict") -> str:
+    """The text of a file in UTF-8; see `open_regular`.
+
+    Args:
+        path: the path of the file.
+        errors: what is done with bytes that are not UTF-8; see `bytes.decode`.
+    """
+    with open_regular(path) as file:
+        return file.read().decode("utf-8", errors)
+
+
 @contextmanager
 def atomic_writer(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `path` at the end of the block. A crash leaves either the
@@ -108,7 +137,9 @@ def atomic_writer(path: Path, temporary: Path | None = None) -> Iterator[BinaryI
     if temporary is None:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        with temporary.open("wb") as file:
+        # Created, so that no link of that name is followed.
+        temporary.unlink(missing_ok=True)
+        with temporary.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -133,6 +164,12 @@ def atomic_write(path: Path, content: bytes, redirect: str = REDIRECT_RUN) -> No
     """
     with wrap_write_errors(path, redirect), atomic_writer(path) as file:
         file.write(content)
+
+
+def rename_to_next_number(path: Path) -> None:
+    """Move a file out of the way: NAME becomes NAME.1, or the next number that is free."""
+    numbered = (path.with_name(f"{path.name}.{number}") for number in count(1))
+    path.rename(next(name for name in numbered if not name.exists()))
 
 
 def _sync_directory(directory: Path) -> None:

@@ -15,7 +15,10 @@ from metadist.files import (
     atomic_write,
     atomic_writer,
     locked_directory,
+    open_regular,
+    partial_path,
     prepare_output,
+    read_regular,
     wrap_write_errors,
 )
 
@@ -137,3 +140,22 @@ def test_the_output_of_a_command_is_checked_before_it_starts(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"create its directory, or choose another file with --out"):
         prepare_output(tmp_path / "file" / "b" / "a.json")
+
+
+def test_a_link_in_place_of_the_temporary_file_is_not_followed(tmp_path):
+    own, path = tmp_path / "own", tmp_path / "a"
+    own.write_text("mine")
+    partial_path(path).symlink_to(own)
+    with atomic_writer(path, partial_path(path)) as file:
+        file.write(b"new")
+    assert own.read_text() == "mine" and path.read_text() == "new" and not path.is_symlink()
+
+
+def test_pipes_are_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="a pipe or a device"):
+        open_regular(tmp_path / "pipe")
+    with pytest.raises(IsADirectoryError):
+        open_regular(tmp_path)
+    (tmp_path / "a").write_bytes(b"b\xff")
+    assert read_regular(tmp_path / "a", "replace") == "b\ufffd"

@@ -16,6 +16,7 @@ from metadist.errors import (
     USER_ERROR_STATUS,
     UserError,
     did_you_mean,
+    printable,
     user_traceback,
 )
 from metadist.files import replace_closed_streams
@@ -135,7 +136,7 @@ def exit_status(run: Callable[[], int | None]) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error.__cause__, BrokenPipeError):
             return 128 + signal.SIGPIPE
-        print(f"error: {describe_error(error)}", file=sys.stderr)
+        print(f"error: {printable(describe_error(error))}", file=sys.stderr)
         return USER_ERROR_STATUS
 
 

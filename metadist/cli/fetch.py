@@ -210,6 +210,8 @@ def _download(url: str, output_file: Any, _: Any) -> None:
 
     # Pooch passes a new temporary name in the target's directory at each call.
     part = _part_of(url, Path(output_file).parent)
+    if part.is_symlink():
+        part.unlink()
     start = part.stat().st_size if part.exists() else 0
     headers = {"Range": f"bytes={start}-"} if start else {}
     with requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT_SECONDS) as response:

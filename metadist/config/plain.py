@@ -8,7 +8,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-_NAMES = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
+_NAMES = re.compile(
+    r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|WEBHOOK|COOKIE|(?:^|_)(?:PAT|DSN)(?:_|$)", re.IGNORECASE
+)
 _SHORTEST = 8
 REDACTED = "***"
 """Replaces a secret."""
@@ -36,7 +38,8 @@ def redact_secrets(value: Any) -> Any:
     """A copy of plain containers in which every secret inside a string is redacted.
 
     A secret is the value, of at least eight characters, of an environment variable whose name
-    contains "key", "token", "secret", "password", "passwd" or "credential", such as WANDB_API_KEY.
+    contains "key", "token", "secret", "pass", "credential", "auth", "webhook" or "cookie", or the
+    word "pat" or "dsn", such as WANDB_API_KEY.
     A configuration may contain it through `${oc.env:WANDB_API_KEY}`.
     """
     texts = [text for name, text in os.environ.items() if _NAMES.search(name)]

@@ -1,5 +1,6 @@
 """Loads runs and checkpoints, without executing anything that they contain."""
 
+import io
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,9 +25,11 @@ from metadist.config.overrides import is_node, option_values
 from metadist.config.trusted import check_interpolations, locate_trusted
 from metadist.distributed.reducers import LinearReducer
 from metadist.errors import UserError, first_line, one_line
+from metadist.files import read_regular
 from metadist.loggers import Logger
 from metadist.models.backbones import options_of_weights
 from metadist.reports import CONFIG_FILE, read_hydra
+from metadist.reports.run_directory import refuse_aliases
 from metadist.tasks import ImagePreprocessing, Normalize
 from metadist.training import Experiment
 from metadist.training.saved_state import CONTENTS_ERRORS, load_learner_state, tested_checkpoint
@@ -210,7 +213,9 @@ def _read_configuration(directory: Path) -> DictConfig:
             "metrics.jsonl; the command line takes a checkpoint of it by --checkpoint FILE."
         )
     try:
-        configuration = OmegaConf.load(path)
+        text = read_regular(path)
+        refuse_aliases(text)
+        configuration = OmegaConf.load(io.StringIO(text))
     except OSError as error:
         raise UserError(
             f"{directory} is not a run directory ({path} cannot be read: {error.strerror}): give "

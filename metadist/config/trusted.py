@@ -19,6 +19,7 @@ from metadist.config.plain import redact_secrets, to_plain
 from metadist.distributed.reducers import LinearReducer
 from metadist.errors import UserError
 from metadist.reports import TRUSTED_PACKAGES
+from metadist.tasks import Augment, Normalize
 from metadist.training import Strategy, TrainerConfig
 
 _TARGET = "_target_"
@@ -34,6 +35,12 @@ _BASES: Mapping[str, tuple[type, ...]] = {
     "torchvision.transforms.v2": (nn.Module,),
 }
 """The base classes of the classes that may be built, for each of `TRUSTED_PACKAGES`."""
+
+_TASKS = ("metadist.tasks", ("dataset", "task"))
+"""The package of datasets, which read files and download, and the nodes that may name them."""
+
+_VALUES = (Augment, Normalize)
+"""The classes of that package that other nodes may name."""
 
 _FUNCTIONS = {
     f"metadist.distributed.{name}"
@@ -64,6 +71,8 @@ def locate_trusted(target: str, path: str) -> Any:
         if package == public or package.startswith(f"{public}."):
             located = getattr(importlib.import_module(public), name, None)
             if not inspect.isclass(located) or not issubclass(located, _BASES[public]):
+                continue
+            if public == _TASKS[0] and path not in _TASKS[1] and located not in _VALUES:
                 continue
             if located.__module__.startswith(public) and package in (public, located.__module__):
                 return located

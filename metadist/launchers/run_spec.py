@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -9,11 +10,10 @@ from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from metadist.config import Settings, resolve_external, to_plain, validate
 from metadist.errors import UserError
-from metadist.files import atomic_write
+from metadist.files import atomic_write, rename_to_next_number
 from metadist.reports import (
     CONFIG_FILE,
     ERROR_FILE,
@@ -23,6 +23,7 @@ from metadist.reports import (
     RESULTS_FILE,
     TEST_PREDICTIONS_FILE,
     flatten_config,
+    read_config,
     read_results,
 )
 
@@ -101,9 +102,13 @@ def save_configuration(spec: RunSpec) -> None:
     `${oc.env:…}` and `${hydra:…}` have the values of this process; see `resolve_external`.
 
     Rank zero calls it once the experiment is built, so that a refused run leaves no files. Results
-    of an earlier run in the directory, such as a shorter one that is now continued, are removed.
+    of an earlier run in the directory, such as a shorter one that is now continued, are renamed to
+    `results.json.1` and so on.
     """
-    for name in (RESULTS_FILE, TEST_PREDICTIONS_FILE, FAILURE_FILE, ERROR_FILE):
+    for name in (RESULTS_FILE, TEST_PREDICTIONS_FILE):
+        with suppress(FileNotFoundError):
+            rename_to_next_number(spec.directory / name)
+    for name in (FAILURE_FILE, ERROR_FILE):
         (spec.directory / name).unlink(missing_ok=True)
     (spec.directory / CONFIG_FILE).parent.mkdir(parents=True, exist_ok=True)
     texts = {
@@ -129,12 +134,13 @@ def finished_results(spec: RunSpec) -> dict[str, Any] | None:
     results = read_results(spec.directory)
     if results is None:
         return None
+    # Unresolved, since the interpolations of a saved configuration may execute code.
+    current = to_plain(resolve_external(spec.configuration), resolve=False)
     try:
-        saved = OmegaConf.load(spec.directory / CONFIG_FILE)
-        equal = isinstance(saved, DictConfig) and _values(saved) == _values(spec.configuration)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException, UserError):
+        saved = read_config(spec.directory)
+    except UserError:
         return None
-    if not equal:
+    if flatten_config(saved) != flatten_config(current):
         return None
     (spec.directory / FAILURE_FILE).unlink(missing_ok=True)
     return results
@@ -145,8 +151,3 @@ def results_summary(results: Mapping[str, Any]) -> str:
     names = ("validation_accuracy", "validation_mse", "test_accuracy", "test_mse")
     shown = [name for name in names if isinstance(results.get(name), int | float)]
     return ", ".join(f"{name.replace('_', ' ')} {results[name]:.4g}" for name in shown)
-
-
-def _values(configuration: DictConfig) -> dict[str, str]:
-    resolved: Any = OmegaConf.to_container(configuration, resolve=True)
-    return flatten_config(resolved)

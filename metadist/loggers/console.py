@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from metadist.errors import printable
 from metadist.files import wrap_write_errors
 from metadist.loggers.formatting import (
     format_duration,
@@ -34,11 +35,13 @@ _wrap_write_errors = partial(wrap_write_errors, "to the standard output", "redir
 def print_plain(text: str) -> None:
     """Print to the standard output and flush it. Any rank may call it.
 
-    Characters that the output's encoding does not have are replaced.
+    Characters that the output's encoding does not have, and control characters, which a name in
+    another person's run may contain, are replaced.
 
     Raises:
         UserError: the standard output cannot be written to; its `__cause__` is the `OSError`.
     """
+    text = printable(text)
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
         text.encode(encoding)
@@ -152,7 +155,7 @@ class ConsoleLogger(Logger):
 
     def _print(self, *parts: tuple[str, str]) -> None:
         """Prints one line of (text, style); markup in a text is not interpreted."""
-        parts = tuple((_replace_control_characters(text), style) for text, style in parts)
+        parts = tuple((printable(text, kept=""), style) for text, style in parts)
         if self._terminal is None:
             print_plain("".join(text for text, _ in parts))
             return
@@ -214,7 +217,3 @@ def _is_terminal() -> bool:
     stream = sys.stdout
     encoding = (getattr(stream, "encoding", None) or "").lower().replace("-", "")
     return stream.isatty() and os.environ.get("TERM") != "dumb" and encoding.startswith("utf")
-
-
-def _replace_control_characters(text: str) -> str:
-    return "".join(character if character.isprintable() else "?" for character in text)

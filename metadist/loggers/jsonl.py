@@ -6,12 +6,11 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 from metadist.errors import UserError
-from metadist.files import atomic_write, wrap_write_errors
+from metadist.files import atomic_write, open_regular, rename_to_next_number, wrap_write_errors
 from metadist.loggers.logger import Logger, Metrics, Run
 
 METRICS_FILE = "metrics.jsonl"
@@ -45,7 +44,7 @@ class JsonlLogger(Logger):
                 if run.resumed:
                     _truncate_after(path, run.start_iteration)
                 else:
-                    _rename_to_next_number(path)
+                    rename_to_next_number(path)
             # Unbuffered: every line is written at once, and close() cannot fail.
             self._file = io.FileIO(path, "a")
 
@@ -128,7 +127,8 @@ def json_value(value: object) -> object:
 
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """Yield each complete line, raw and decoded."""
-    lines = path.read_bytes().split(b"\n")
+    with open_regular(path) as file:
+        lines = file.read().split(b"\n")
     if not lines[-1]:  # the text after the last newline
         lines.pop()
     for number, line in enumerate(lines, start=1):
@@ -152,8 +152,3 @@ def _truncate_after(path: Path, iteration: int) -> None:
     content = b"".join(line + b"\n" for line in kept)
     if content != path.read_bytes():
         atomic_write(path, content)
-
-
-def _rename_to_next_number(path: Path) -> None:
-    numbered = (path.with_name(f"{path.name}.{number}") for number in count(1))
-    path.rename(next(name for name in numbered if not name.exists()))

@@ -1,9 +1,10 @@
 """Figures, colors and axes for all plots."""
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from metadist.files import wrap_write_errors
+from metadist.files import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,8 +77,9 @@ def save_figure(figure: "Figure", path: Path) -> Path:
     Raises:
         UserError: the file cannot be written.
     """
-    with wrap_write_errors(path):
-        figure.savefig(path, format="png")
+    content = io.BytesIO()
+    figure.savefig(content, format="png")
+    atomic_write(path, content.getvalue())
     return path
 
 

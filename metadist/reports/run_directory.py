@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from metadist.errors import UserError, first_line
-from metadist.files import REDIRECT_RUN, atomic_write, locked_directory
+from metadist.files import REDIRECT_RUN, atomic_write, locked_directory, read_regular
 from metadist.loggers import METRICS_FILE, json_value
 
 RESULTS_FILE = "results.json"
@@ -83,7 +83,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
         UserError: the file cannot be read or holds no JSON object.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_regular(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
@@ -158,7 +158,7 @@ def read_test_predictions(path: Path) -> list[dict[str, Any]] | None:
     """
     path = predictions_of_evaluation(path) if path.is_file() else path / TEST_PREDICTIONS_FILE
     try:
-        records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        records = [json.loads(line) for line in read_regular(path).splitlines()]
         if not all(
             isinstance(record, dict) and isinstance(record.get("task"), int) for record in records
         ):
@@ -230,7 +230,7 @@ def pop_worker_error(directory: Path) -> str:
     """Read and delete `worker_error.txt`: the error of the workers in one line, "" if unknown."""
     path = directory / WORKER_ERROR_FILE
     try:
-        lines = path.read_text(encoding="utf-8").strip().splitlines()
+        lines = read_regular(path).strip().splitlines()
         path.unlink()
     except OSError:
         return ""
@@ -287,9 +287,21 @@ def directory_override(key: str, directory: Path) -> str:
     return shlex.quote(f"{key}={value}")
 
 
+def refuse_aliases(text: str) -> None:
+    """Refuse YAML with aliases: a short text could stand for any number of values.
+
+    Raises:
+        yaml.YAMLError: the text has an alias, or is no YAML.
+    """
+    if "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+        raise yaml.YAMLError("it has an alias (*name), which metadist does not write")
+
+
 def _read_yaml(path: Path) -> Any:
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = read_regular(path)
+        refuse_aliases(text)
+        return yaml.safe_load(text)
     except FileNotFoundError:
         return None
     except (OSError, yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:

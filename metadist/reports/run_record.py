@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from metadist.errors import UserError
+from metadist.files import read_regular
 from metadist.loggers import METRICS_FILE, read_metrics
 from metadist.metrics import score, task_metric
 from metadist.reports.run_directory import (
@@ -142,12 +143,14 @@ class RunRecord:
         # Without --trust-code, since the run may be of someone else.
         replay = ["metadist", "replay", run, "--key"]
         training_task = shlex.join([*replay, f"{seed},train,{iteration},0"])
-        return {
+        commands = {
             **(repeat if name in _SUBCOMMANDS else {}),
             "Replay a test task": shlex.join([*replay, f"{self.eval_seed},test,0,{task}"]),
             **({} if self.iterations[1] == 0 else {"Replay a training task": training_task}),
             "Make this report again": shlex.join(["metadist", "report", run]),
         }
+        # A control character in a pasted command could end it and begin another.
+        return {title: text for title, text in commands.items() if text.isprintable()}
 
     def _search_path(self) -> list[str]:
         """The arguments that added directories to Hydra's search path."""
@@ -252,7 +255,8 @@ def read_error(directory: Path) -> str:
         UserError: `failure.json` cannot be read.
     """
     try:
-        text = (directory / ERROR_FILE).read_text(encoding="utf-8", errors="replace").strip()
+        path = directory / ERROR_FILE  # a report must not contain the file that a link names
+        text = "" if path.is_symlink() else read_regular(path, errors="replace").strip()
     except OSError:
         text = ""
     failure = read_failure(directory)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from metadist import __version__
+from metadist.files import read_regular
 from metadist.loggers import flatten_values
 from metadist.loggers.formatting import format_duration
 from metadist.metrics import counted, format_metric, format_number, is_user_metric, metric_label
@@ -315,7 +316,7 @@ def _hardest_rows(record: RunRecord) -> list[dict[str, Any]]:
 
 def _profiles(directory: Path) -> list[tuple[str, str]]:
     files = sorted((directory / PROFILE_DIRECTORY).glob("rank*.txt"))
-    return [(path.stem, path.read_text(encoding="utf-8", errors="replace")) for path in files]
+    return [(path.stem, read_regular(path, "replace")) for path in files if not path.is_symlink()]
 
 
 def _rows(content: Mapping[str, Any]) -> list[tuple[str, str]]:

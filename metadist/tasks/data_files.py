@@ -79,6 +79,7 @@ def download(
         if target.exists():
             return
         part = partial_path(target)
+        part.unlink(missing_ok=True)  # it may be a link
         try:
             with _quiet_with_timeout():
                 from torchvision.datasets.utils import download_url

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from metadist.files import open_regular
 from metadist.tasks import array_cache, data_files, image_files
 from metadist.tasks.array_cache import ArraySpec, CachedArray
 from metadist.tasks.episode import SPLITS
@@ -152,7 +153,7 @@ def _checksum(files: Sequence[Path]) -> int:
     checksum = 0
     for file in files[:: max(1, math.ceil(len(files) / _SAMPLED_FILES))]:
         # A file that cannot be read is reported when it is decoded.
-        with contextlib.suppress(OSError), file.open("rb") as opened:
+        with contextlib.suppress(OSError), open_regular(file) as opened:
             checksum = zlib.crc32(opened.read(_SAMPLED_BYTES), checksum)
     return checksum
 

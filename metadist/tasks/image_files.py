@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from metadist.errors import UserError
+from metadist.files import open_regular
 from metadist.tasks.data_files import decode_image, root_errors, unreadable
 
 SPLIT_NAMES = {
@@ -285,7 +286,7 @@ def decode_file(file: Path, mode: str, size: int) -> np.ndarray:
         UserError: the file cannot be read or decoded.
     """
     try:
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             data = opened.read(MAX_IMAGE_BYTES + 1)
         if len(data) > MAX_IMAGE_BYTES:
             raise ValueError(f"it is larger than {MAX_IMAGE_BYTES >> 20} MiB")

@@ -13,6 +13,7 @@ from typing import IO
 import numpy as np
 
 from metadist.errors import UserError, one_line
+from metadist.files import open_regular
 from metadist.tasks import data_files
 from metadist.tasks.array_cache import ArraySpec
 from metadist.tasks.data_files import decode_image, root_errors, unreadable
@@ -135,7 +136,7 @@ def _members(set_name: str, source: Path) -> Iterator[tuple[_Characters, Callabl
             members = [path.relative_to(source.parent).as_posix() for path in _images_below(source)]
 
             def open_member(member: str) -> IO[bytes]:
-                return (source.parent / member).open("rb")
+                return open_regular(source.parent / member)
         else:
             try:
                 archive = stack.enter_context(zipfile.ZipFile(source))

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from metadist.errors import UserError
+from metadist.files import open_regular
 from metadist.tasks.data_files import error_with_type
 
 _T = TypeVar("_T")
@@ -57,7 +58,7 @@ def load_file(path: Path) -> dict[str, Any]:
 
 def _map_file(path: Path) -> mmap.mmap:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:  # ValueError: the file is empty
         raise UserError(
@@ -82,7 +83,7 @@ def load(data: bytes | mmap.mmap, name: str) -> dict[str, Any]:
     """
 
     def read() -> dict[str, Any]:
-        loaded = _Unpickler(_Source(data), encoding="bytes").load()
+        loaded = _Unpickler(_Source(data)).load()
         if not isinstance(loaded, dict):
             raise RefusedError(f"has a {type(loaded).__name__} instead of a dictionary")
         return {
@@ -103,7 +104,7 @@ def load_arrays(path: Path) -> list[np.ndarray]:
 
     def read() -> list[np.ndarray]:
         source = _Source(data, view_bytes=_SMALL_VIEW_BYTES, max_reads=MAX_LIST_READS)
-        loaded = _Unpickler(source, encoding="bytes").load()
+        loaded = _Unpickler(source).load()
         if not isinstance(loaded, list) or not all(isinstance(item, _Array) for item in loaded):
             raise RefusedError("has anything but a list of arrays")
         return [item.array for item in loaded]
@@ -120,8 +121,8 @@ def _refuse_errors(read: Callable[[], _T], name: str) -> _T:
             "accepted; nothing in it was executed: use a file from a source that you trust."
         ) from None
     except (
-        AttributeError, EOFError, IndexError, KeyError, OverflowError, TypeError, ValueError,
-        pickle.UnpicklingError,
+        AttributeError, EOFError, IndexError, KeyError, MemoryError, OverflowError, TypeError,
+        ValueError, pickle.UnpicklingError,
     ) as error:  # fmt: skip
         raise UserError(
             f"{name} is no complete pickle ({error_with_type(error)}); replace it with a complete "
@@ -345,6 +346,10 @@ class _Unpickler(_Base):
     read: Callable[[int], bytes]
     pop_mark: Callable[[], list[Any]]
 
+    def __init__(self, source: _Source) -> None:
+        super().__init__(source, encoding="bytes")
+        self.size, self.encoded = len(source.data), 0
+
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = _Opcodes(
         {opcode: _Base.dispatch[opcode] for opcode in _PLAIN_OPCODES}
     )
@@ -378,7 +383,12 @@ class _Unpickler(_Base):
         arguments, function = self.stack.pop(), self.stack.pop()
         if not isinstance(function, _Global) or type(arguments) is not tuple:
             raise RefusedError(f"calls a {type(function).__name__}")
-        self.append(_ALLOWED[function.name](*arguments))
+        result = _ALLOWED[function.name](*arguments)
+        if isinstance(result, bytes):  # encoded text, which a memo could repeat without end
+            self.encoded += len(result)
+            if self.encoded > self.size:
+                raise RefusedError(f"encodes more than its own {self.size:,} bytes of text")
+        self.append(result)
 
     def _build(self) -> None:
         state = self.stack.pop()

@@ -12,7 +12,7 @@ import torch
 
 from metadist import __version__
 from metadist.errors import UserError
-from metadist.files import atomic_writer
+from metadist.files import atomic_writer, open_regular
 from metadist.reports import CHECKPOINT_DIRECTORY
 
 FORMAT = 2
@@ -235,7 +235,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         UserError: the file cannot be read, or is an intact checkpoint of another format.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             _check_digest(path, file)
             contents = _load(path, file)
     except OSError as error:

@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -53,20 +54,40 @@ def environment_of(experiment: Experiment) -> dict[str, Any]:
 def commit(directory: Path) -> dict[str, str]:
     """The `commit` of a directory's Git repository, with `-dirty` if files differ from it.
 
-    {} without a repository.
+    {} without a repository. The directory may be another person's: programs that the repository's
+    configuration names, such as filters, are not run.
     """
-    command = ["git", "-C", str(directory), "describe", "--always", "--abbrev=40", "--dirty"]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        completed = subprocess.run(
-            [*command, "--exclude=*"],
-            capture_output=True,
-            text=True,
-            timeout=_GIT_SECONDS,
-            check=True,
-            stdin=subprocess.DEVNULL,
-        )
-        return {"commit": completed.stdout.strip()}
-    return {}
+    options = {"core.fsmonitor": "false"}
+    try:
+        head = _git(directory, options, "rev-parse", "HEAD").strip()
+        with contextlib.suppress(subprocess.CalledProcessError):  # no filters
+            names = _git(directory, {}, "config", "-z", "--name-only", "--get-regexp", "^filter")
+            options |= dict.fromkeys(filter(None, names.split("\0")), "")
+        try:
+            changes = ("--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty")
+            _git(directory, options, "diff", "--quiet", *changes, "HEAD")
+        except subprocess.CalledProcessError:
+            head += "-dirty"
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return {"commit": head}
+
+
+def _git(directory: Path, options: Mapping[str, str], *arguments: str) -> str:
+    """The output of a Git command with some values of the configuration replaced."""
+    configuration = {"GIT_CONFIG_COUNT": str(len(options)), "GIT_NO_LAZY_FETCH": "1"}
+    for number, (key, value) in enumerate(options.items()):
+        configuration |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+    completed = subprocess.run(
+        ["git", "-C", str(directory), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=_GIT_SECONDS,
+        check=True,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **configuration},
+    )
+    return completed.stdout
 
 
 @cache

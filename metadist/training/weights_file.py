@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from metadist.errors import UserError
+from metadist.files import open_regular
 
 WEIGHTS_SUFFIX = ".safetensors"
 
@@ -28,6 +29,7 @@ def read_weights(path: Path) -> dict[str, Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
+        open_regular(path).close()  # safetensors would wait for a pipe
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -21,11 +21,14 @@ def test_texts_that_hold_a_secret_are_blotted_out(monkeypatch):
 
 @pytest.mark.parametrize(
     "name",
-    ["WANDB_API_KEY", "HF_TOKEN", "CLIENT_SECRET", "DB_PASSWORD", "MYSQL_PASSWD", "CREDENTIALS"],
+    [
+        *("WANDB_API_KEY", "HF_TOKEN", "CLIENT_SECRET", "DB_PASSWORD", "DB_PASS", "CREDENTIALS"),
+        *("GH_PAT", "SENTRY_DSN", "SLACK_WEBHOOK_URL", "BASIC_AUTH", "SESSION_COOKIE"),
+    ],
 )
 def test_which_variables_hold_secrets(monkeypatch, name):
     monkeypatch.setenv(name, "12345678")
-    monkeypatch.setenv("HARMLESS", "abcdefgh")
+    monkeypatch.setenv("DATA_PATH", "abcdefgh")
     assert redact_secrets("12345678 abcdefgh") == "*** abcdefgh"
     monkeypatch.setenv(name, "1234567")  # too short to be a secret
     assert redact_secrets("1234567 abcdefgh") == "1234567 abcdefgh"

@@ -117,6 +117,18 @@ def test_a_run_that_is_extended_has_no_results_until_it_ends(tmp_path):
     save_configuration(spec_of(tmp_path, 20))  # and now it is killed
     assert finished_results(spec_of(tmp_path, 20)) is None
     assert not any((tmp_path / name).exists() for name in outcome)
+    assert json.loads((tmp_path / "results.json.1").read_text()) == {"test_accuracy": 0.5}
+    assert (tmp_path / "test_predictions.jsonl.1").exists()
+
+
+def test_a_saved_configuration_is_compared_without_executing_its_interpolations(tmp_path):
+    executed = []
+    OmegaConf.register_new_resolver("execute", executed.append, replace=True)
+    save_configuration(spec_of(tmp_path))
+    finish(tmp_path)
+    path = tmp_path / ".hydra" / "config.yaml"
+    path.write_text(path.read_text().replace("seed: 0", "seed: ${execute:1}"))
+    assert finished_results(spec_of(tmp_path)) is None and not executed
 
 
 def test_a_refused_start_does_not_spoil_a_finished_run(tmp_path):

@@ -11,6 +11,7 @@ from rich import get_console
 
 from metadist.errors import UserError
 from metadist.loggers import ConsoleLogger, Run
+from metadist.loggers.console import print_plain
 from metadist.loggers.formatting import summarize_results
 
 CONTENTS = {
@@ -284,3 +285,8 @@ def test_own_metrics_and_samples_per_second_are_shown(tmp_path, capsys):
     ):
         assert expected in text
     assert "tasks/s" not in text
+
+
+def test_names_in_the_files_of_others_are_no_commands_to_the_terminal(capsys):
+    print_plain("class \x1b]52;c;evil\x07 of\n\tfew")
+    assert capsys.readouterr().out == "class ?]52;c;evil? of\n\tfew\n"

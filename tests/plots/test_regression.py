@@ -40,3 +40,22 @@ def test_a_single_query_is_a_point(tmp_path, saved_figures):
     task = RegressionData(one, one, one, one, one, one)
     plot_regression_tasks([task], tmp_path / "tasks.png", "one query")
     assert [line.get_marker() for line in saved_figures[0].axes[0].lines] == ["o"] * 3
+
+
+def test_a_learner_without_predictions_before_adaptation(tmp_path, saved_figures):
+    some = np.linspace(0, 1, 5)
+    task = RegressionData(some, some, some, some, np.empty(0), some + 0.5)
+    plot_regression_tasks([task], tmp_path / "tasks.png", "a conditional process")
+    assert [line.get_label() for line in saved_figures[0].axes[0].lines] == [
+        "truth",
+        "after adaptation",
+    ]
+    assert saved_figures[0].axes[0].get_title() == "task 1: MSE 0.25"
+
+
+def test_a_plot_does_not_follow_a_link(tmp_path):
+    (tmp_path / "own").write_text("mine")
+    (tmp_path / "tasks.png").symlink_to(tmp_path / "own")
+    task = RegressionData(*[np.linspace(0, 1, 5)] * 6)
+    check_png(plot_regression_tasks([task], tmp_path / "tasks.png", "link"))
+    assert (tmp_path / "own").read_text() == "mine"

@@ -128,3 +128,24 @@ def test_the_override_of_a_directory_can_be_pasted(name):
     (argument,) = shlex.split(directory_override("hydra.run.dir", Path(name)))
     (override,) = OverridesParser.create().parse_overrides([argument])
     assert override.key_or_group == "hydra.run.dir" and str(override.value()) == name
+
+
+def test_yaml_that_stands_for_any_number_of_values_is_refused(tmp_path):
+    (tmp_path / ".hydra").mkdir()
+    path = tmp_path / ".hydra" / "config.yaml"
+    path.write_text("a: '*b'\nc: 2 * 3\n")
+    assert read_config(tmp_path) == {"a": "*b", "c": "2 * 3"}
+    levels = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+    path.write_text("\n".join(["a0: &a0 [1]", *levels]))
+    with pytest.raises(UserError, match="it has an alias"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["results.json", ".hydra/config.yaml", "test_predictions.jsonl"])
+def test_a_pipe_in_a_run_directory_is_not_waited_for(tmp_path, name):
+    (tmp_path / ".hydra").mkdir()
+    os.mkfifo(tmp_path / name)
+    readers = [read_results, read_config, read_test_predictions]
+    reader = readers[["results.json", ".hydra/config.yaml", "test_predictions.jsonl"].index(name)]
+    with pytest.raises(UserError, match="cannot be read"):
+        reader(tmp_path)

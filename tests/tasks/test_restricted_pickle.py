@@ -291,3 +291,17 @@ def test_lists_of_arrays_may_take_more_reads_and_their_arrays_stay_in_the_file(
     monkeypatch.setattr(restricted_pickle, "MAX_LIST_READS", 50)
     with pytest.raises(UserError, match="more than 50 reads"):
         restricted_pickle.load_arrays(path)
+
+
+def test_text_is_not_encoded_again_and_again():
+    text = b"X" + struct.pack("<I", 1000) + b"a" * 1000 + b"q\x00"
+    call = b"c_codecs\nencode\nh\x00X\x06\x00\x00\x00latin1\x86R"
+    stream = (
+        b"\x80\x02}("
+        + b"U\x01t"
+        + text
+        + b"".join(b"U" + bytes([2]) + b"%02d" % number + call for number in range(50))
+        + b"u."
+    )
+    with pytest.raises(UserError, match="encodes more than its own 2,"):
+        restricted_pickle.load(stream, "file")
