@@ -232,13 +232,21 @@ def _row(runs: Sequence[Run], steps: int | None, length: int | None) -> Row:
         differences={
             key: (published, measured)
             for key, published in cell.protocol.items()
-            # results.json omits train_… keys with the same value as in the test.
-            if (measured := protocol.get(key, protocol.get(key.removeprefix("train_")))) is not None
+            if (measured := _measured_value(protocol, key, published)) is not None
             and measured != published
         },
         seed_differences=protocol_differences(protocols)
         | protocol_differences(_configurations(done)),
     )
+
+
+def _measured_value(protocol: Mapping[str, Any], key: str, published: Any) -> Any:
+    """The value of a key of the published protocol in that of a run; None if it is not known.
+
+    results.json omits train_… keys with the same value as in the test, and options that are false.
+    """
+    value = protocol.get(key, protocol.get(key.removeprefix("train_")))
+    return False if value is None and published is True else value
 
 
 def _configurations(runs: Sequence[Run]) -> dict[str, dict[str, str]]:

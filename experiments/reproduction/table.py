@@ -60,9 +60,9 @@ def markdown(rows: Sequence[Row], command: str, without_run: Sequence[str] = ())
 def summary(rows: Sequence[Row]) -> str:
     """The presets with a published result as a short Markdown table, without costs and protocols.
 
-    Of the recipes for a preset, the one with the best result is shown. Each preset has one line;
-    results by number of inner steps are separated by commas. The iterations of a recipe are shown
-    with those of its plain preset.
+    Of the recipes for a preset, the one with the best test result is shown. Each preset has one
+    line; results by number of inner steps are separated by commas. The iterations of a recipe are
+    shown with those of its plain preset.
 
     Args:
         rows: see `aggregate`.

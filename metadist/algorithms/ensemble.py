@@ -16,8 +16,9 @@ from metadist.tasks import Episode
 class Ensemble(Learner):
     """Averages the predictions of several trained learners. It cannot be trained.
 
-    In classification, the probabilities are averaged, as MAML++ is tested with its five best
-    checkpoints ("How to train your MAML", section 5); in regression, the predicted values. Loss and
+    In classification, the probabilities are averaged; in regression, the predicted values. MAML++
+    is tested so with its five best checkpoints ("How to train your MAML", section 5), except that
+    the authors' code averages logits. Loss and
     metrics are of the averaged predictions; metrics of the user that a learner's `metrics` does not
     return are averaged over the learners. There are no metrics of single inner steps.
 

@@ -33,7 +33,9 @@ class MAML(InnerLoopLearner):
       inner learning rate there acts as `ways` times its value here.
     - All parameters are adapted. There batch norm has no scale, its shift is meta-learned but not
       adapted, and its ε is 1e-3 instead of 1e-5.
-    - The head's initial weights have a standard deviation of 0.01; there it is 1 on Omniglot.
+    - The head's initial weights have a standard deviation of 0.01; there it is 1 on Omniglot, and
+      they are Glorot uniform on MiniImageNet. The sinusoid's network there starts from weights of
+      standard deviation 0.01 and biases of 0; here from PyTorch's.
     - Strided convolutions there pad unevenly (TensorFlow's "SAME"); here by a pixel on both sides.
     - Training there visits a fixed list of 200,000 tasks repeatedly; here every task is new.
 
@@ -42,7 +44,8 @@ class MAML(InnerLoopLearner):
         regression: regression instead of classification.
         inner_lr: α, the inner learning rate.
         inner_steps: inner steps in training. With 0 one network is trained on all tasks and
-            adapted in evaluation only: the paper's pretrained baseline.
+            adapted in evaluation only: the paper's pretrained baseline, whose step size is tuned
+            there.
         eval_inner_steps: inner steps in evaluation. Default: as many as in training.
         first_order: drop the second derivatives.
         transductive: see `Learner`.

@@ -46,8 +46,9 @@ class MAMLPlusPlus(InnerLoopLearner):
     - The head's initial weights there are Glorot uniform; here their standard deviation is 0.01.
     - Loss weights and the outer learning rate change once an epoch of 500 iterations there; here in
       every iteration.
-    - The authors test an ensemble of five checkpoints; so does `metadist evaluate` with several
-      `--checkpoint`.
+    - The authors test an ensemble of the five checkpoints with the best validation, and average
+      logits; `metadist evaluate` with several `--checkpoint` averages probabilities, and a run
+      keeps its newest checkpoints (`trainer.keep_checkpoints`) and its best one.
 
     Args:
         model: the network whose parameters are meta-learned. Parameters and statistics of its

@@ -16,8 +16,8 @@ from metadist.tasks import Episode
 class Supervised(Learner):
     """Supervised classification of all training classes; few-shot tasks in evaluation.
 
-    As in Chen et al. 2019 (arXiv 1904.04232) and the comparison of Snell et al., a few-shot task is
-    evaluated by
+    After Chen et al. 2019 (arXiv 1904.04232), whose linear layer is trained differently, and the
+    comparison of Snell et al., a few-shot task is evaluated by
 
     - evaluation="nearest_centroid": the class with the nearest mean support feature,
     - evaluation="linear_probe": a new linear layer trained on the frozen support features,

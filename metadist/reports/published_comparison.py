@@ -8,7 +8,7 @@ from metadist.reports.comparison import protocol_differences
 from metadist.reports.published import MIN_FRACTION, Cell, load_cells, preset_iterations
 from metadist.reports.run_record import RunRecord
 
-_TASK_KEYS = {"dataset", "ways", "shots", "class_split", "within_alphabet"}
+_TASK_KEYS = {"dataset", "ways", "shots", "class_split", "within_alphabet", "test_drawers"}
 """Results are of different tasks if their protocols differ in one of these keys."""
 
 
@@ -52,6 +52,8 @@ def _protocol_differences(record: RunRecord, cell: Cell) -> dict[str, dict[str, 
     protocol = (record.results or {}).get("protocol", {})
     # results.json omits train_… keys with the same value as in the test.
     complete = {f"train_{key}": value for key, value in protocol.items()} | protocol
+    # It also omits options that are false.
+    complete = {key: False for key, value in cell.protocol.items() if value is True} | complete
     published = {key: value for key, value in cell.protocol.items() if key in complete}
     ignore = complete.keys() - published
     return protocol_differences({"published": published, "this run": complete}, ignore)

@@ -101,6 +101,11 @@ class Omniglot(ImageClasses):
         """
         if seed < 0:
             raise UserError(f"dataset.seed must be at least 0, got {seed}.")
+        if test_drawers and not within_alphabet:
+            raise UserError(
+                "dataset.test_drawers=true needs dataset.within_alphabet=true: each alphabet has "
+                "drawers of its own."
+            )
         if not 8 <= size <= 105:
             raise UserError(f"dataset.size must be from 8 to 105 pixels, got {size}.")
         images, names = load_images(Path(root).expanduser(), size, download)

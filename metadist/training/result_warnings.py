@@ -80,9 +80,8 @@ def _steps_warning(experiment: Experiment, results: Mapping[str, Any]) -> str:
     if not worse > math.hypot(best["ci95"], last["ci95"]):
         return ""
     names = [f"{row['mean']:.3g} after {row['steps']}" for row in (best, last)]
-    fewer = f", or set algorithm.eval_inner_steps={best['steps']}" if best["steps"] else ""
     direction = "falls" if larger_is_better(metric) else "rises"
     return (
         f"the test {metric} {direction} with inner steps ({', '.join(names)}): lower "
-        f"algorithm.inner_lr{fewer}"
+        "algorithm.inner_lr or algorithm.eval_inner_steps, chosen by validation, not by this test"
     )

@@ -3,7 +3,10 @@
 import json
 from pathlib import Path
 
-PROTOCOL = {"ways": 5, "shots": 1, "queries": 1, "dataset": "omniglot", "eval_inner_steps": 3}
+PROTOCOL = {
+    **{"ways": 5, "shots": 1, "queries": 1, "dataset": "omniglot", "eval_inner_steps": 3},
+    "test_rotations": True,
+}
 
 
 def overrides_of(preset: str, seed: int, *options: str) -> list[str]:

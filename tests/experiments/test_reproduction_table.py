@@ -16,7 +16,7 @@ def rows(tmp_path):
     create_run(tmp_path / "a", "maml_omniglot_5w1s", 0, test_accuracy=0.99, protocol=PROTOCOL)
     create_run(tmp_path / "b", "maml_omniglot_5w1s", 1, test_accuracy=0.98, protocol=PROTOCOL)
     create_failed_run(tmp_path / "c", "maml_omniglot_5w1s", 2, "the disk is full.")
-    other = {**PROTOCOL, "eval_inner_steps": 50, "queries": 3}
+    other = {**PROTOCOL, "eval_inner_steps": 50, "queries": 3, "test_rotations": False}
     create_run(tmp_path / "d", "reptile_omniglot_5w1s", 0, test_accuracy=0.95, protocol=other)
     steps = [{"steps": k, "mean": 2.0 / (1 + k), "ci95": 0.1} for k in range(11)]
     sinusoid = {"ways": 1, "shots": 10, "dataset": "sinusoid"}
@@ -94,7 +94,7 @@ def test_a_cell_states_where_its_protocol_is_another_one(rows):
     lines = section.splitlines()
     assert lines[2].startswith("Unless a preset states another: ") and "queries: 1;" in lines[2]
     (reptile,) = [line for line in lines if "`reptile_omniglot_5w1s`" in line]
-    assert reptile.endswith("; queries: 3; eval inner steps: 50.")
+    assert reptile.endswith("; queries: 3; eval inner steps: 50; test rotations: no.")
     (maml,) = [line for line in lines if "`maml_omniglot_5w1s`" in line]
     assert "queries" not in maml
 

@@ -52,3 +52,14 @@ def test_a_preset_without_a_published_result_is_not_compared(tmp_path):
     for preset in ("maml_sinusoid", "of_my_own"):
         directory = write_run(tmp_path / preset, [f"+experiment={preset}"])
         assert compare_with_published(read_run_record(directory)) is None
+
+
+def test_an_option_that_is_off_and_not_recorded_is_a_difference(tmp_path):
+    protocol = {"ways": 20, "shots": 1, "class_split": "alphabets", "within_alphabet": True}
+    preset = "+experiment=prototypical_omniglot_lake_20w1s"
+    for drawers, kind in (({}, "muted"), ({"test_drawers": True}, "good")):
+        results = {"test_accuracy": 0.90, "protocol": {**protocol, **drawers}}
+        directory = finished(tmp_path / kind, overrides=[preset], results=results)
+        found = compare_with_published(read_run_record(directory))
+        assert found["kind"] == kind
+        assert ("test drawers: False here, True in the paper." in found["notes"]) == (not drawers)

@@ -554,7 +554,8 @@ def test_tasks_with_a_sampling_of_their_own_are_not_described():
 
 
 def tiny_omniglot(tmp_path):
-    return functools.partial(Omniglot, str(write_zips(tmp_path)), test_drawers=True)
+    options = {"test_drawers": True, "within_alphabet": True}
+    return functools.partial(Omniglot, str(write_zips(tmp_path)), **options)
 
 
 @pytest.mark.usefixtures("small_omniglot")

@@ -47,9 +47,9 @@ def test_classification(classification, results, expected):
     found = result_warnings(classification, results)
     assert len(found) == len(expected)
     assert all(part in text for part, text in zip(expected, found, strict=True)), found
-    fewer = [text.rpartition("algorithm.inner_lr")[2] for text in found if "after 3" in text]
-    assert fewer == [", or set algorithm.eval_inner_steps=1"] * len(fewer)
-    assert not found or fewer or "eval_inner_steps" not in found[0]
+    # A number of steps that the test has chosen would make its result too good.
+    assert not any("eval_inner_steps=" in text for text in found)
+    assert all("chosen by validation" in text for text in found if " after " in text)
 
 
 def test_an_error_that_rises_with_inner_steps(tmp_path):
