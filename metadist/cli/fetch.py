@@ -10,17 +10,15 @@ import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from rich.progress import Progress
+from typing import NamedTuple
 
 from metadist.cli.command import argument_parser
 from metadist.errors import UserError, did_you_mean, one_line
-from metadist.files import wrap_write_errors
+from metadist.files import partial_path, wrap_write_errors
 from metadist.loggers.console import print_plain
+from metadist.tasks.data_files import retrieve
 
 _TIMEOUT_SECONDS = 30.0
-_CHUNK_BYTES = 1 << 16
 
 _IMAGENET_TERMS = (
     "The images are ImageNet's: for non-commercial research and education only, under the terms of "
@@ -178,18 +176,10 @@ def fetch(remote: RemoteDataset, root: Path) -> None:
         root: the dataset's directory, which is created if it does not exist.
 
     Raises:
-        UserError: pooch is not installed, a download fails, or a checksum does not match.
+        UserError: a download fails, or a checksum does not match.
     """
-    try:
-        import pooch
-    except ImportError as error:
-        raise UserError(
-            "metadist fetch needs pooch, which is not installed: pip install -e '.[fetch]' in "
-            "metadist's folder."
-        ) from error
     with wrap_write_errors(root, "choose another directory with --root"):
         root.mkdir(parents=True, exist_ok=True)
-    pooch.get_logger().setLevel("WARNING")
     checksums = _listed_checksums(remote)
     for file in remote.files:
         target = root / file.path
@@ -197,39 +187,11 @@ def fetch(remote: RemoteDataset, root: Path) -> None:
         if checksum is None:
             raise UserError(f"{remote.listing} has no checksum of {file.path}; try again later.")
         with _download_errors(file, target):
-            pooch.retrieve(file.url, checksum, target.name, target.parent, downloader=_download)
+            retrieve(target, file.url, checksum, show_progress=True)
             if file.unpack:
                 print_plain(f"unpacking {target}")
                 with tarfile.open(target) as archive:
                     archive.extractall(root, filter="data")
-
-
-def _download(url: str, output_file: Any, _: Any) -> None:
-    """A downloader for pooch: continues `.NAME.part` and renames it to `output_file` at the end."""
-    import requests
-
-    # Pooch passes a new temporary name in the target's directory at each call.
-    part = _part_of(url, Path(output_file).parent)
-    if part.is_symlink():
-        part.unlink()
-    start = part.stat().st_size if part.exists() else 0
-    headers = {"Range": f"bytes={start}-"} if start else {}
-    with requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT_SECONDS) as response:
-        if response.status_code != requests.codes.requested_range_not_satisfiable:
-            response.raise_for_status()
-            if response.status_code != requests.codes.partial_content:
-                start = 0
-            length = int(response.headers.get("Content-Length", 0))
-            with Progress() as progress, part.open("ab" if start else "wb") as file:
-                bar = progress.add_task(part.name[1:-5], total=start + length, completed=start)
-                for data in response.iter_content(_CHUNK_BYTES):
-                    file.write(data)
-                    progress.advance(bar, len(data))
-    part.replace(output_file)
-
-
-def _part_of(url: str, folder: Path) -> Path:
-    return folder / f".{url.partition('?')[0].rpartition('/')[2]}.part"
 
 
 @contextlib.contextmanager
@@ -239,7 +201,7 @@ def _download_errors(file: RemoteFile, target: Path) -> Iterator[None]:
     try:
         yield
     except requests.RequestException as error:
-        part = _part_of(file.url, target.parent)
+        part = partial_path(target)
         kept = f"; {part} is kept, and the next start continues it" if part.exists() else ""
         raise UserError(
             f"{file.url} could not be downloaded ({one_line(error)}){kept}: check the network, or "

@@ -1,12 +1,13 @@
 """Find, fingerprint, download and decode the files of datasets."""
 
 import contextlib
+import functools
 import hashlib
 import io
-import socket
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -15,7 +16,8 @@ from metadist.errors import UserError, one_line
 from metadist.files import partial_path
 from metadist.tasks.array_cache import file_lock
 
-_SOCKET_TIMEOUT_SECONDS = 30.0
+_TIMEOUT_SECONDS = 30.0
+_CHUNK_BYTES = 1 << 16
 
 
 @contextlib.contextmanager
@@ -61,9 +63,7 @@ def fingerprint(files: Iterable[tuple[str, Path]], *options: object) -> str:
 def download(
     target: Path, source: Callable[[], tuple[str, str]], dataset: str, advice: str
 ) -> None:
-    """Download a file unless it exists. Other processes that need it wait.
-
-    The file gets its final name after it is complete and its digest is verified.
+    """Download a file unless it exists; see `retrieve`. Other processes that need it wait.
 
     Args:
         target: the file to create.
@@ -78,33 +78,65 @@ def download(
     with file_lock(target, advice):
         if target.exists():
             return
-        part = partial_path(target)
-        part.unlink(missing_ok=True)  # it may be a link
         try:
-            with _quiet_with_timeout():
-                from torchvision.datasets.utils import download_url
-
-                url, md5 = source()
-                download_url(url, str(target.parent), part.name, md5)
-            part.replace(target)
-        except Exception as error:  # networks, proxies and torchvision may raise anything
-            part.unlink(missing_ok=True)
+            url, md5 = source()
+            retrieve(target, url, f"md5:{md5}")
+        except Exception as error:  # networks and proxies may raise anything
             raise UserError(
                 f"{target.name} of {dataset} is not in {target.parent} and could not be "
                 f"downloaded ({one_line(error)}); {advice}."
             ) from error
 
 
-@contextlib.contextmanager
-def _quiet_with_timeout() -> Iterator[None]:
-    """Show no progress bar, since only rank zero prints, and set a timeout for every socket."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(_SOCKET_TIMEOUT_SECONDS)
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        socket.setdefaulttimeout(before)
+def retrieve(target: Path, url: str, checksum: str, show_progress: bool = False) -> None:
+    """Download a file, unless it exists with this checksum.
+
+    If the download is interrupted, its part stays at `partial_path(target)`, and the next call
+    continues it. The file gets its name after it is verified.
+
+    Args:
+        target: the file to create.
+        url: the URL of the file.
+        checksum: the checksum, "md5:…" or "sha256:…".
+        show_progress: whether to show a progress bar.
+
+    Raises:
+        requests.RequestException: the server cannot be reached or refuses, or the answer ends
+            early.
+        ValueError: the file has another checksum; nothing is kept.
+        OSError: the file cannot be written.
+    """
+    import pooch  # takes time to import
+
+    pooch.get_logger().setLevel("WARNING")
+    downloader = functools.partial(_download, partial_path(target), show_progress)
+    pooch.retrieve(url, checksum, target.name, target.parent, downloader=downloader)
+
+
+def _download(part: Path, show_progress: bool, url: str, output_file: Any, _: Any) -> None:
+    """A downloader for pooch: continues `part` and renames it to `output_file` at the end."""
+    import requests
+    from rich.progress import Progress
+
+    if part.is_symlink():
+        part.unlink()
+    start = part.stat().st_size if part.exists() else 0
+    headers = {"Range": f"bytes={start}-"} if start else {}
+    with requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT_SECONDS) as response:
+        if response.status_code != requests.codes.requested_range_not_satisfiable:
+            response.raise_for_status()
+            if response.status_code != requests.codes.partial_content:
+                start = 0
+            length = int(response.headers.get("Content-Length", 0))
+            with (
+                Progress(disable=not show_progress) as progress,
+                part.open("ab" if start else "wb") as file,
+            ):
+                bar = progress.add_task(part.name[1:-5], total=start + length, completed=start)
+                for data in response.iter_content(_CHUNK_BYTES):
+                    file.write(data)
+                    progress.advance(bar, len(data))
+    part.replace(output_file)
 
 
 def decode_image(

@@ -16,6 +16,8 @@ from metadist.cli import fetch as fetch_command
 from metadist.cli.command import exit_status
 from metadist.cli.fetch import DATASETS, RemoteDataset, RemoteFile, fetch
 from metadist.errors import UserError
+from metadist.files import partial_path
+from metadist.tasks.data_files import download
 
 CONTENT = bytes(range(256)) * 4000
 
@@ -253,3 +255,14 @@ def test_the_home_directory_of_a_root_is_filled_in(monkeypatch, tmp_path):
     monkeypatch.setattr(fetch_command, "fetch", lambda remote, root: roots.append(root))
     monkeypatch.setattr("sys.argv", ["metadist fetch", "cub", "--yes", "--root", "~/birds"])
     assert exit_status(fetch_command.main) == 0 and roots == [tmp_path / "birds"]
+
+
+def test_the_download_of_a_run_continues_and_prints_nothing(server, tmp_path, capfd):
+    server.files["data.bin"], server.truncate_at = CONTENT, 300_000
+    md5, target = checksum(CONTENT).removeprefix("md5:"), tmp_path / "a.zip"
+    with pytest.raises(UserError, match=r"a\.zip of A is not in .*; put it there\."):
+        download(target, lambda: (server.url("data.bin"), md5), "A", "put it there")
+    assert partial_path(target).stat().st_size > 0 and not target.exists()
+    download(target, lambda: (server.url("data.bin"), md5), "A", "put it there")
+    assert target.read_bytes() == CONTENT and server.requests[1][1].startswith("bytes=")
+    assert capfd.readouterr() == ("", "")

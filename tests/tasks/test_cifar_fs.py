@@ -17,6 +17,7 @@ from metadist.tasks import (
     FewShotTasks,
     ImageDataset,
     cifar_fs,
+    data_files,
     task_keys,
 )
 from metadist.tasks.cifar_fs import CLASSES
@@ -130,28 +131,24 @@ def test_decoded_once(tmp_path, monkeypatch):
 
 
 def test_download(tmp_path, monkeypatch):
-    from torchvision.datasets import utils
-
     stock = write_archive(tmp_path / "stock", contents())
     calls = []
 
-    def fetch(url, folder, filename, md5):
-        calls.append((url.rpartition("/")[2], md5))
-        shutil.copy(stock / "cifar-100-python.tar.gz", Path(folder, filename))
+    def fetch(target, url, checksum):
+        calls.append((url.rpartition("/")[2], checksum))
+        shutil.copy(stock / "cifar-100-python.tar.gz", target)
 
-    monkeypatch.setattr(utils, "download_url", fetch)
+    monkeypatch.setattr(data_files, "retrieve", fetch)
     CifarFS(str(tmp_path / "data"))
-    assert calls == [("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85")]
+    assert calls == [("cifar-100-python.tar.gz", "md5:eb9058c3a382ffc7106e4002c42a8d85")]
     assert (tmp_path / "data" / "cifar-100-python.tar.gz").exists()
 
 
 def test_failing_download_and_missing_files_say_what_to_do(tmp_path, monkeypatch):
-    from torchvision.datasets import utils
-
-    def refuse(url, folder, filename, md5):
+    def refuse(target, url, checksum):
         raise RuntimeError("File not found or corrupted.")
 
-    monkeypatch.setattr(utils, "download_url", refuse)
+    monkeypatch.setattr(data_files, "retrieve", refuse)
     root = tmp_path / "data"
     root.mkdir()
     refused(root, root, "cifar-100-python.tar.gz", "dataset.root", "dataset.download=true")

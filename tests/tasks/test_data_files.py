@@ -3,16 +3,14 @@
 import io
 import os
 import struct
-import sys
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from torchvision.datasets import utils
 
 from metadist.errors import UserError
+from metadist.tasks import data_files
 from metadist.tasks.data_files import (
     decode_image,
     download,
@@ -147,13 +145,12 @@ def test_half_transparent_pixels_are_mixed_with_white():
 
 
 def test_a_file_is_downloaded_once_and_without_a_progress_bar(tmp_path, monkeypatch, capfd):
-    def fetch(url, folder, filename, md5):
-        print("50%", file=sys.stderr)
-        Path(folder, filename).write_text(f"{url} {md5}")
+    def fetch(target, url, checksum):
+        target.write_text(f"{url} {checksum}")
 
-    monkeypatch.setattr(utils, "download_url", fetch)
+    monkeypatch.setattr(data_files, "retrieve", fetch)
     target = tmp_path / "data" / "a.zip"
     for md5 in ("first", "second"):
         download(target, lambda md5=md5: ("https://a", md5), "A", "put it there")
-        assert target.read_text() == "https://a first"
+        assert target.read_text() == "https://a md5:first"
     assert capfd.readouterr().err == ""
