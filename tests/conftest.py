@@ -2,6 +2,7 @@ import os
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 # Unbuffered, print() writes a line and its end separately: lines of two workers would mix.
 os.environ.pop("PYTHONUNBUFFERED", None)
@@ -14,3 +15,17 @@ def single_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def saved_figures(monkeypatch):
+    """Figures in the order in which they were saved."""
+    figures = []
+    savefig = Figure.savefig
+
+    def keep(figure, *arguments, **options):
+        figures.append(figure)
+        return savefig(figure, *arguments, **options)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return figures

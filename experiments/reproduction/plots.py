@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from reproduction.adaptation import plot_adaptation
 from reproduction.rows import Run
 
 from metadist.config import load_experiment
@@ -10,7 +11,6 @@ from metadist.errors import UserError
 from metadist.loggers import METRICS_FILE, read_metrics
 from metadist.plots import ComparisonData, plot_comparison
 from metadist.reports import LEARNING_CURVES_FILE, read_config
-from metadist.training.run_plots import plot_adaptation
 
 ADAPTATION = "sinusoid_{}_points.png"
 

@@ -1,4 +1,3 @@
-from .adaptation import AdaptationData, plot_adaptation
 from .classification import ClassificationData, plot_test_tasks
 from .learning_curves import ComparisonData, plot_comparison, plot_learning_curves
 from .points import SettingData
@@ -17,7 +16,6 @@ from .sweep import plot_sweep
 from .sweep_figures import compared_curves, heat_map, parallel_coordinates, settings_with_intervals
 
 __all__ = [
-    "AdaptationData",
     "ClassificationData",
     "ComparisonData",
     "Figure",
@@ -29,7 +27,6 @@ __all__ = [
     "learning_curve",
     "metric_by_steps",
     "parallel_coordinates",
-    "plot_adaptation",
     "plot_comparison",
     "plot_learning_curves",
     "plot_regression_tasks",

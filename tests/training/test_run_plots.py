@@ -11,20 +11,16 @@ from torch import nn
 from metadist import plots
 from metadist.algorithms import MAML, Learner, TaskResult
 from metadist.config import build_experiment
-from metadist.errors import UserError
 from metadist.loggers import JsonlLogger, Logger, LoggerCollection
 from metadist.loggers.formatting import summarize_results
 from metadist.reports import read_test_predictions
-from metadist.tasks import Episode, Examples, Sinusoid, key_generator, task_keys
+from metadist.tasks import Episode, Examples, task_keys
 from metadist.training import Trainer
-from metadist.training.checkpoints import read_checkpoint
 from metadist.training.run_plots import (
-    plot_adaptation,
     plot_run,
     plot_task,
     plot_validation_tasks,
 )
-from metadist.training.saved_state import checkpoint_contents, checkpoints_of
 
 OVERRIDES = (
     "dataset=sinusoid",
@@ -78,80 +74,6 @@ def test_tasks_that_cannot_be_plotted_are_left_out(tmp_path, monkeypatch, shape,
     assert plot_task(tmp_path / "task.png", x, key) is None
 
 
-def sinusoid(directory, *overrides, trained=True):
-    x = build_experiment(compose(*OVERRIDES, *overrides), directory, "maml")
-    if trained:
-        Trainer(x).run()
-        x = build_experiment(compose(*OVERRIDES, *overrides, "resume=auto"), directory, "maml")
-    return x
-
-
-def test_the_curve_is_the_one_of_the_episode():
-    key = task_keys(3, "test", 0, range(2))[1]
-    episode = Sinusoid().episode(key_generator(key), "test", 1, 4, 6)
-    for part in episode:
-        curve = Sinusoid().curve(key_generator(key), part.inputs.double().numpy())
-        np.testing.assert_allclose(curve, part.targets.numpy(), atol=1e-5)
-
-
-def test_learners_adapt_to_the_same_points_each_by_its_own_method(tmp_path, monkeypatch):
-    shown = []
-    original = plots.plot_adaptation
-
-    def plot(rows, path, title):
-        shown.extend(rows)
-        return original(rows, path, title)
-
-    monkeypatch.setattr(plots, "plot_adaptation", plot)
-    maml = sinusoid(tmp_path / "maml")
-    pretrained = sinusoid(tmp_path / "pretrained", "algorithm.inner_steps=0")
-    runs = {"MAML": maml, "pretrained": pretrained}
-    path = plot_adaptation(tmp_path / "deep" / "plot.png", runs, tasks=2)
-    assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 20_000
-    assert len(shown) == 2 and maml.learner.eval_inner_steps == 3
-    for row in shown:
-        left, right = row["MAML"], row["pretrained"]
-        np.testing.assert_array_equal(left.support_inputs, right.support_inputs)
-        assert left.support_inputs.shape == (5,) and list(left.predictions) == [0, 1, 10]
-        assert not np.allclose(left.predictions[0], right.predictions[0])
-        assert not np.allclose(left.predictions[0], left.predictions[1])
-        assert not np.allclose(left.predictions[1], left.predictions[10])
-    # The plot shows the predictions of the evaluation, up to the spacing of the grid.
-    episode = maml.tasks.sample(task_keys(0, "test", 0, range(1))[0])
-    maml.learner.eval_inner_steps = 10
-    predictions = maml.learner.eval()(episode).predictions.detach().numpy().ravel()
-    data = shown[0]["MAML"]
-    plotted = np.interp(episode.query.inputs.numpy().ravel(), data.inputs, data.predictions[10])
-    np.testing.assert_allclose(plotted, predictions, atol=0.02)
-
-
-def test_runs_that_cannot_be_plotted_are_refused(tmp_path):
-    five = sinusoid(tmp_path / "five", trained=False)
-    with pytest.raises(UserError, match="holds no checkpoint"):
-        plot_adaptation(tmp_path / "plot.png", {"five": five})
-    ten = sinusoid(tmp_path / "ten", "task.shots=10", trained=False)
-    with pytest.raises(UserError, match="different numbers of points"):
-        plot_adaptation(tmp_path / "plot.png", {"five": five, "ten": ten})
-    glyphs = build_experiment(compose("strategy=local", "logger=jsonl"), tmp_path / "g", "maml")
-    with pytest.raises(UserError, match="no run of an algorithm with inner steps on dataset=sin"):
-        plot_adaptation(tmp_path / "plot.png", {"glyphs": glyphs})
-
-
-@pytest.mark.parametrize("tested", ["last", "best"])
-def test_the_tested_state_is_plotted(tmp_path, tested):
-    x = sinusoid(tmp_path, "trainer.eval_every=1", f"trainer.test_checkpoint={tested}")
-    saved = checkpoints_of(x)
-    untrained = sinusoid(tmp_path / "untrained", trained=False)
-    saved.save_best(x.trainer_config.iterations, checkpoint_contents(untrained))
-    path = {"last": saved.newest(), "best": saved.best}[tested]
-    plot_adaptation(tmp_path / "plot.png", {"MAML": x}, tasks=1)
-    evaluated = read_checkpoint(path)["learner"]
-    plotted = x.learner.state_dict()
-    assert all(torch.equal(plotted[name], evaluated[name]) for name in evaluated)
-    same = [torch.equal(plotted[n], v) for n, v in untrained.learner.state_dict().items()]
-    assert all(same) == (tested == "best")
-
-
 class PanelLogger(Logger):
     """Remembers the panels."""
 
@@ -200,7 +122,7 @@ def test_panels_at_every_validation_do_not_change_the_run(tmp_path, monkeypatch,
 
 def test_plots_show_the_predictions_that_were_tested(tmp_path, monkeypatch):
     options = ("algorithm=reptile", "algorithm.eval_inner_batch_size=2", "trainer.eval_tasks=4")
-    x = sinusoid(tmp_path, *options, trained=False)
+    x = build_experiment(compose(*OVERRIDES, *options), tmp_path, "maml")
     shown, draw = [], plots.plot_regression_tasks
     monkeypatch.setattr(
         plots,
