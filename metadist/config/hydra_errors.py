@@ -146,6 +146,8 @@ def _missing_option(missing: str, options: Sequence[str]) -> str:
     if not group:
         return f"there is no configuration {option}{hint}: choose maml or ddp."
     own = "; a directory of your own options is given by --config-dir DIR"
+    if re.fullmatch(r"\w+(\.\w+)+", option):
+        own = f"; a class of your own is given by {group}._target_={option}"
     listed = ", ".join(sorted(options))
     if len(options) > _MAX_LISTED:
         listed = f"the {len(options)} that --help lists"

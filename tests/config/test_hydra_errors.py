@@ -27,6 +27,10 @@ ANYTHING = f"+callbacks.mine._target_={__name__}.Anything"
         (["hydra/sweeper=optuna_x"], "hydra/sweeper=optuna_x is not installed: pip install -e"),
         (["dataset=/a/b"], "dataset=/a/b is a path: write dataset=folder dataset.root=/a/b."),
         (["model=/a/b"], "/a/b is not an option of model: choose one of conv4, mlp, resnet12, "),
+        (
+            ["algorithm=mine.alfa.ALFA"],
+            "; a class of your own is given by algorithm._target_=mine.alfa.ALFA",
+        ),
         (["logger=[consol]"], "consol is not an option of logger (did you mean console?): choose "),
         (
             ["callbacks=none"],
