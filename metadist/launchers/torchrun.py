@@ -168,7 +168,7 @@ class TorchrunLauncher(Launcher):
                 "--local-addr=127.0.0.1",
             ]
         return [
-            *(sys.executable, "-m", "metadist.distributed.torchrun"),
+            *(sys.executable, "-m", "metadist.distributed.torchrun_agent"),
             *rendezvous,
             f"--nproc-per-node={self.nproc_per_node}",
             f"--max-restarts={self.max_restarts}",

@@ -176,15 +176,6 @@ def panel_name(path: Path) -> str:
     return f"{split}/{panel}" if split in ("validation", "test") and panel else path.stem
 
 
-def metrics_by_steps(results: Mapping[str, Any]) -> dict[str, list[tuple[int, float]]]:
-    """Test metrics after each number of inner steps, such as `test/accuracy_by_steps`."""
-    return {
-        grouped_name(name): [(int(row["steps"]), float(row["mean"])) for row in rows]
-        for name, rows in results.items()
-        if name.startswith("test_") and name.endswith("_by_steps")
-    }
-
-
 def grouped_test_metrics(results: Mapping[str, Any]) -> dict[str, float]:
     """The test metrics among the results of a run, by `grouped_name`."""
     values = {name: value for name, value in results.items() if name.startswith("test_")}

@@ -20,7 +20,6 @@ from metadist.loggers.logger import (
     flatten_values,
     grouped_name,
     grouped_test_metrics,
-    metrics_by_steps,
     panel_name,
 )
 
@@ -126,7 +125,7 @@ class TensorBoardLogger(Logger):
             self._writer.add_text("results", f"```json\n{text}\n```", iterations)
             for name, value in grouped_test_metrics(results).items():
                 self._writer.add_scalar(name, value, iterations)
-            for name, points in metrics_by_steps(results).items():
+            for name, points in _metrics_by_steps(results).items():
                 for steps, value in points:
                     self._writer.add_scalar(name, value, steps)
             self._add_images(plots, iterations)
@@ -164,3 +163,12 @@ def _hyperparameters(configuration: Mapping[str, Any]) -> tuple[Any, ...]:
         if value is not None
     }
     return hparams(flat, dict.fromkeys(_HPARAM_METRICS, 0.0))
+
+
+def _metrics_by_steps(results: Mapping[str, Any]) -> dict[str, list[tuple[int, float]]]:
+    """Test metrics after each number of inner steps, such as `test/accuracy_by_steps`."""
+    return {
+        grouped_name(name): [(int(row["steps"]), float(row["mean"])) for row in rows]
+        for name, rows in results.items()
+        if name.startswith("test_") and name.endswith("_by_steps")
+    }

@@ -234,7 +234,7 @@ def test_torchruns_status_tells_and_its_report_is_left_out(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import sys; print('said', file=sys.stderr); sys.exit(2)")
     agent = subprocess.Popen(
-        [sys.executable, "-m", "metadist.distributed.torchrun", "--standalone", str(script)],
+        [sys.executable, "-m", "metadist.distributed.torchrun_agent", "--standalone", str(script)],
         stdin=subprocess.PIPE,  # its end would stop the job
         stderr=subprocess.PIPE,
         text=True,

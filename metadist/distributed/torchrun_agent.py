@@ -1,4 +1,4 @@
-"""torchrun as a subprocess: python -m metadist.distributed.torchrun OPTIONS SCRIPT ARGUMENTS.
+"""torchrun as a subprocess: python -m metadist.distributed.torchrun_agent OPTIONS SCRIPT ARGUMENTS.
 
 It has the same options as torchrun, but prints no failure report (the workers report their errors),
 and its exit status depends on the failure. Its standard input is a pipe from the parent process:

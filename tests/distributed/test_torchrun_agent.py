@@ -6,7 +6,7 @@ import sys
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from metadist.distributed.torchrun import status_of, unreported_kill
+from metadist.distributed.torchrun_agent import status_of, unreported_kill
 
 
 def failed(*codes: int) -> ChildFailedError:
@@ -49,7 +49,7 @@ time.sleep(60)
 
 def test_a_worker_killed_before_training_is_named_and_is_no_stop(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    start = [sys.executable, "-m", "metadist.distributed.torchrun", "--standalone"]
+    start = [sys.executable, "-m", "metadist.distributed.torchrun_agent", "--standalone"]
     agent = subprocess.Popen(
         [*start, "--nproc-per-node=2", str(tmp_path / "script.py")],
         stdin=subprocess.PIPE,
