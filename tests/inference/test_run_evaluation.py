@@ -11,7 +11,7 @@ from tiny import finished_run
 from metadist.config import load_experiment
 from metadist.errors import UserError
 from metadist.inference import evaluate_run
-from metadist.inference.evaluation import load_for_tasks
+from metadist.inference.run_evaluation import load_for_tasks
 from metadist.training import export_weights, saved_state
 from metadist.training.checkpoints import Checkpoints
 
