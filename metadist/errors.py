@@ -4,6 +4,7 @@ import difflib
 import os
 import sys
 import traceback
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
@@ -63,7 +64,9 @@ def printable(text: str, kept: str = "\n\t") -> str:
         text: a text that may contain names from another person's files.
         kept: the control characters to keep.
     """
-    return "".join(each if each.isprintable() or each in kept else "?" for each in text)
+    return "".join(
+        "?" if unicodedata.category(each) == "Cc" and each not in kept else each for each in text
+    )
 
 
 def one_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Writing files: atomically, and with errors that name the file."""
+"""Files: atomic writes, reads that do not wait, locks, and errors that name the file."""
 
 import errno
 import fcntl
@@ -166,10 +166,17 @@ def atomic_write(path: Path, content: bytes, redirect: str = REDIRECT_RUN) -> No
         file.write(content)
 
 
-def rename_to_next_number(path: Path) -> None:
-    """Move a file out of the way: NAME becomes NAME.1, or the next number that is free."""
-    numbered = (path.with_name(f"{path.name}.{number}") for number in count(1))
-    path.rename(next(name for name in numbered if not name.exists()))
+def rename_to_next_number(*paths: Path) -> None:
+    """Move files out of the way, if they exist: NAME becomes NAME.1, or the first number that is
+    free for all of them.
+    """
+    for number in count(1):
+        numbered = [path.with_name(f"{path.name}.{number}") for path in paths]
+        if not any(name.exists() for name in numbered):
+            break
+    for path, name in zip(paths, numbered, strict=True):
+        with suppress(FileNotFoundError):
+            path.rename(name)
 
 
 def _sync_directory(directory: Path) -> None:

@@ -2,7 +2,6 @@ import os
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 
 # Unbuffered, print() writes a line and its end separately: lines of two workers would mix.
 os.environ.pop("PYTHONUNBUFFERED", None)
@@ -20,6 +19,8 @@ def single_thread():
 @pytest.fixture
 def saved_figures(monkeypatch):
     """Figures in the order in which they were saved."""
+    from matplotlib.figure import Figure  # takes time to import
+
     figures = []
     savefig = Figure.savefig
 

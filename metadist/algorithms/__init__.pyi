@@ -2,7 +2,7 @@ from .anil import ANIL
 from .ensemble import Ensemble
 from .imaml import IMAML
 from .inner_loop import InnerLoopLearner
-from .learner import Learner, TaskResult, batch_norm_protocol
+from .learner import Learner, TaskResult, batch_norm_protocol, batch_norms_as_in_training
 from .maml import MAML
 from .maml_plus_plus import MAMLPlusPlus
 from .meta_sgd import MetaSGD
@@ -24,4 +24,5 @@ __all__ = [
     "Supervised",
     "TaskResult",
     "batch_norm_protocol",
+    "batch_norms_as_in_training",
 ]

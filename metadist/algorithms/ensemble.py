@@ -17,10 +17,10 @@ class Ensemble(Learner):
     """Averages the predictions of several trained learners. It cannot be trained.
 
     In classification, the probabilities are averaged; in regression, the predicted values. MAML++
-    is tested so with its five best checkpoints ("How to train your MAML", section 5), except that
-    the authors' code averages logits. Loss and
-    metrics are of the averaged predictions; metrics of the user that a learner's `metrics` does not
-    return are averaged over the learners. There are no metrics of single inner steps.
+    is tested with its five best checkpoints ("How to train your MAML", section 5); its authors'
+    code averages logits. Loss and metrics are of the averaged predictions; metrics of the user that
+    a learner's `metrics` does not return are averaged over the learners. There are no metrics of
+    single inner steps.
 
     Args:
         learners: at least one learner, all of one algorithm and for the same tasks.

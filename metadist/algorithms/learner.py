@@ -248,6 +248,9 @@ def as_task_result(returned: Any, learner: Learner, shape: tuple[int, ...] = ())
     if isinstance(returned, Tensor):
         returned = TaskResult(returned, {})
     name = f"{type(learner).__name__}.forward"
+    expected = "a scalar tensor"
+    if shape:
+        expected = f"a tensor of shape {shape}, a value per task"
     if not isinstance(returned, TaskResult):
         raise UserError(
             f"{name} returned a {type(returned).__name__}: return "
@@ -261,9 +264,6 @@ def as_task_result(returned: Any, learner: Learner, shape: tuple[int, ...] = ())
         )
     if not isinstance(loss, Tensor) or loss.shape != shape:
         value = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-        expected = "a scalar tensor"
-        if shape:
-            expected = f"one value per task, shape {shape}, as batches_tasks=True promises"
         raise UserError(f"{name} returned a loss {value}: return {expected}.")
     if all(
         isinstance(value, Tensor) and value.shape == shape and not value.requires_grad
@@ -281,12 +281,10 @@ def as_task_result(returned: Any, learner: Learner, shape: tuple[int, ...] = ())
             key: tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             for key, value in metrics.items()
         }
-        wrong, expected = "are not scalars", "a scalar tensor"
-        if shape:
-            wrong, expected = "lack the dimension of tasks", f"a tensor of shape {shape}"
+        wrong = "lack the dimension of tasks" if shape else "are not scalars"
         raise UserError(
-            f"{name} returned metrics that {wrong} ({shapes}): return a number or {expected} for "
-            "each."
+            f"{name} returned metrics that {wrong} ({shapes}): return for each a number or "
+            f"{expected}."
         ) from None
     return returned._replace(metrics=converted)
 
@@ -319,7 +317,8 @@ def uses_batch_statistics(module: nn.Module) -> bool:
 def batch_norms_as_in_training(module: nn.Module) -> Iterator[None]:
     """In the block, normalize as in training: with the statistics of the batch.
 
-    Running statistics are not changed. A batch norm that the module's own `train` keeps in
+    Running statistics are not changed. For inner steps in evaluation, which would otherwise not be
+    those that were trained. A batch norm that the module's own `train` keeps in
     evaluation mode normalizes with them in training too, and so in the block.
     """
     norms = [n for n in _batch_norms(module) if n.track_running_stats and not n.training]
@@ -327,6 +326,7 @@ def batch_norms_as_in_training(module: nn.Module) -> Iterator[None]:
         modes = [(each, each.training) for each in module.modules()]
         module.train()
         norms = [norm for norm in norms if norm.training]
+        module.train(modes[0][1])  # a `train` of the user may change more than the modes
         for each, mode in modes:
             each.training = mode
     for norm in norms:

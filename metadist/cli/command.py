@@ -128,7 +128,7 @@ def exit_status(run: Callable[[], int | None]) -> int:
         from metadist.config.hydra_errors import describe_error
 
         if not isinstance(error, UserError | HydraException | OmegaConfBaseException):
-            print(user_traceback(error), end="", file=sys.stderr)
+            print(printable(user_traceback(error)), end="", file=sys.stderr)
             return FAILURE_STATUS
         try:
             sys.stdout.flush()

@@ -27,6 +27,9 @@ _SWEEPS_EXTRA = ("optuna", "joblib", "submitit")
 _LISTS = ("logger", "callbacks")
 """Groups that take a list of options."""
 
+_CLASSES = ("algorithm", "dataset", "model", "optimizer", "reducer", "scheduler")
+"""Groups in which `GROUP._target_` names a class of the user's own."""
+
 _MAX_LISTED = 20
 """A message lists the options of a group with at most so many."""
 
@@ -146,7 +149,7 @@ def _missing_option(missing: str, options: Sequence[str]) -> str:
     if not group:
         return f"there is no configuration {option}{hint}: choose maml or ddp."
     own = "; a directory of your own options is given by --config-dir DIR"
-    if re.fullmatch(r"\w+(\.\w+)+", option):
+    if group in _CLASSES and re.fullmatch(r"\w+(\.\w+)+", option):
         own = f"; a class of your own is given by {group}._target_={option}"
     listed = ", ".join(sorted(options))
     if len(options) > _MAX_LISTED:

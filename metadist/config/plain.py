@@ -9,7 +9,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 _NAMES = re.compile(
-    r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|WEBHOOK|COOKIE|(?:^|_)(?:PAT|DSN)(?:_|$)", re.IGNORECASE
+    r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|WEBHOOK|COOKIE|(?:^|_)(?:PASS|PAT|AUTH|DSN)(?:_|$)",
+    re.IGNORECASE,
 )
 _SHORTEST = 8
 REDACTED = "***"
@@ -38,8 +39,8 @@ def redact_secrets(value: Any) -> Any:
     """A copy of plain containers in which every secret inside a string is redacted.
 
     A secret is the value, of at least eight characters, of an environment variable whose name
-    contains "key", "token", "secret", "pass", "credential", "auth", "webhook" or "cookie", or the
-    word "pat" or "dsn", such as WANDB_API_KEY.
+    contains "key", "token", "secret", "password", "passwd", "credential", "webhook" or "cookie", or
+    the word "pass", "pat", "auth" or "dsn", such as WANDB_API_KEY.
     A configuration may contain it through `${oc.env:WANDB_API_KEY}`.
     """
     texts = [text for name, text in os.environ.items() if _NAMES.search(name)]

@@ -28,8 +28,7 @@ from metadist.errors import UserError, first_line, one_line
 from metadist.files import read_regular
 from metadist.loggers import Logger
 from metadist.models.backbones import options_of_weights
-from metadist.reports import CONFIG_FILE, read_hydra
-from metadist.reports.run_directory import refuse_aliases
+from metadist.reports import CONFIG_FILE, read_hydra, refuse_aliases
 from metadist.tasks import ImagePreprocessing, Normalize
 from metadist.training import Experiment
 from metadist.training.saved_state import CONTENTS_ERRORS, load_learner_state, tested_checkpoint

@@ -24,23 +24,25 @@ from metadist.training import Strategy, TrainerConfig
 
 _TARGET = "_target_"
 
+_TASKS = "metadist.tasks"
+"""The package of datasets, which read files and download."""
+
+_TASK_NODES = ("dataset", "task")
+"""The nodes that may name any class of `_TASKS`; others may name `_TASK_VALUES`."""
+
+_TASK_VALUES = (Augment, Normalize)
+
 _BASES: Mapping[str, tuple[type, ...]] = {
     "metadist.algorithms": (Learner,),
     "metadist.distributed.reducers": (LinearReducer,),
     "metadist.models": (nn.Module,),
-    "metadist.tasks": (object,),
+    _TASKS: (object,),
     "metadist.training": (Strategy, TrainerConfig),
     "torch.optim": (Optimizer,),
     "torch.optim.lr_scheduler": (LRScheduler,),
     "torchvision.transforms.v2": (nn.Module,),
 }
 """The base classes of the classes that may be built, for each of `TRUSTED_PACKAGES`."""
-
-_TASKS = ("metadist.tasks", ("dataset", "task"))
-"""The package of datasets, which read files and download, and the nodes that may name them."""
-
-_VALUES = (Augment, Normalize)
-"""The classes of that package that other nodes may name."""
 
 _FUNCTIONS = {
     f"metadist.distributed.{name}"
@@ -59,7 +61,8 @@ def locate_trusted(target: str, path: str) -> Any:
 
     Args:
         target: the dotted path.
-        path: the path of the node that names the target, for error messages.
+        path: the path of the node that names the target. Only `dataset` and `task` may name a
+            dataset.
 
     Raises:
         UserError: the target is anything else.
@@ -72,7 +75,7 @@ def locate_trusted(target: str, path: str) -> Any:
             located = getattr(importlib.import_module(public), name, None)
             if not inspect.isclass(located) or not issubclass(located, _BASES[public]):
                 continue
-            if public == _TASKS[0] and path not in _TASKS[1] and located not in _VALUES:
+            if public == _TASKS and path not in _TASK_NODES and located not in _TASK_VALUES:
                 continue
             if located.__module__.startswith(public) and package in (public, located.__module__):
                 return located

@@ -33,9 +33,9 @@ _HEAD = ("model.head.weight", "model.head.bias")
 
 
 def evaluate_run(
-    run: Path,
+    run: Path | str,
     *overrides: str,
-    checkpoint: Path | Sequence[Path] | None = None,
+    checkpoint: Path | str | Sequence[Path | str] | None = None,
     trust_code: bool = False,
     predictions: Path | None = None,
 ) -> dict[str, Any]:
@@ -59,6 +59,7 @@ def evaluate_run(
     Raises:
         UserError: the run cannot be read, or its learner does not fit the tasks.
     """
+    run = Path(run)
     _check_overrides(overrides)
     _check_run(run)
     experiment = load_experiment(run, *overrides, trust_code=trust_code)
@@ -106,13 +107,15 @@ def _set_training_counts(protocol: dict[str, Any], trainings: list[Mapping[str, 
         protocol: the protocol of the test.
         trainings: the protocol in each checkpoint.
     """
+    if any("micro_batch_size" in each for each in trainings):  # supervised training
+        return
     for name in ("ways", "shots", "queries"):
         key = f"train_{name}"
         counts = {str(each.get(key, each.get(name, protocol.get(name)))) for each in trainings}
         protocol.pop(key, None)
         if counts != {str(protocol.get(name))}:
-            whole = sorted(map(int, counts))
-            protocol[key] = whole[0] if len(whole) == 1 else ", ".join(map(str, whole))
+            text = ", ".join(sorted(counts))
+            protocol[key] = int(text) if text.isdecimal() else text
 
 
 def _check_overrides(overrides: Sequence[str]) -> None:
@@ -127,7 +130,9 @@ def _check_overrides(overrides: Sequence[str]) -> None:
                 f"{override} cannot be applied to a trained run: give the options of the preset "
                 "one by one."
             )
-        if group in _TRAINING_GROUPS or (group == "trainer" and name not in _TEST_OPTIONS):
+        of_training = group == "task" and name.startswith("train_")
+        of_training |= group == "trainer" and name not in _TEST_OPTIONS
+        if group in _TRAINING_GROUPS or of_training:
             hint = did_you_mean(name, _TEST_OPTIONS) if group == "trainer" else ""
             if name == "test_checkpoint":
                 hint = ", but --checkpoint PATH does"
@@ -152,7 +157,9 @@ def _check_run(run: Path) -> None:
         )
 
 
-def _checkpoint_files(run: Path, checkpoint: Path | Sequence[Path] | None) -> list[Path]:
+def _checkpoint_files(
+    run: Path, checkpoint: Path | str | Sequence[Path | str] | None
+) -> list[Path]:
     """The files to test, or the run's directory for the state that it tests.
 
     Raises:
@@ -160,7 +167,10 @@ def _checkpoint_files(run: Path, checkpoint: Path | Sequence[Path] | None) -> li
     """
     if checkpoint is None:
         return [run]
-    paths = [checkpoint] if isinstance(checkpoint, Path) else list(checkpoint)
+    given = [checkpoint] if isinstance(checkpoint, Path | str) else checkpoint
+    paths = [Path(path) for path in given]
+    if not paths:
+        raise UserError("checkpoint is an empty list: give a checkpoint, or leave it out.")
     pretrained = pretrained_weights()
     files = [path if path.exists() else pretrained.get(str(path), path) for path in paths]
     for file in files:

@@ -34,6 +34,7 @@ from metadist.errors import (
     USER_ERROR_STATUS,
     UserError,
     one_line,
+    printable,
     user_traceback,
 )
 from metadist.training import Interrupted
@@ -159,6 +160,7 @@ def record_error_in(path: Path | None) -> None:
 def print_error(text: str) -> None:
     """Print the final message of a job or sweep to standard error and torchrun's error file."""
     global _error_file
+    text = printable(text)
     for write in (sys.stdout.flush, lambda: print(text, file=sys.stderr, flush=True)):
         with contextlib.suppress(OSError, ValueError):  # closed, or the disk is full
             write()

@@ -10,8 +10,10 @@ from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from metadist.config import Settings, resolve_external, to_plain, validate
+from metadist.config.trusted import check_interpolations
 from metadist.errors import UserError
 from metadist.files import atomic_write, rename_to_next_number
 from metadist.reports import (
@@ -105,14 +107,14 @@ def save_configuration(spec: RunSpec) -> None:
     of an earlier run in the directory, such as a shorter one that is now continued, are renamed to
     `results.json.1` and so on.
     """
-    for name in (RESULTS_FILE, TEST_PREDICTIONS_FILE):
-        with suppress(FileNotFoundError):
-            rename_to_next_number(spec.directory / name)
+    results = [spec.directory / name for name in (RESULTS_FILE, TEST_PREDICTIONS_FILE)]
+    if any(path.exists() for path in results):
+        rename_to_next_number(*results)
     for name in (FAILURE_FILE, ERROR_FILE):
         (spec.directory / name).unlink(missing_ok=True)
     (spec.directory / CONFIG_FILE).parent.mkdir(parents=True, exist_ok=True)
     texts = {
-        CONFIG_FILE: OmegaConf.to_yaml(resolve_external(spec.configuration)),
+        CONFIG_FILE: OmegaConf.to_yaml(OmegaConf.create(_saved_values(spec.configuration))),
         OVERRIDES_FILE: yaml.safe_dump(list(spec.overrides), allow_unicode=True),
     }
     if spec.hydra is not None:
@@ -134,13 +136,11 @@ def finished_results(spec: RunSpec) -> dict[str, Any] | None:
     results = read_results(spec.directory)
     if results is None:
         return None
-    # Unresolved, since the interpolations of a saved configuration may execute code.
-    current = to_plain(resolve_external(spec.configuration), resolve=False)
     try:
         saved = read_config(spec.directory)
     except UserError:
         return None
-    if flatten_config(saved) != flatten_config(current):
+    if _resolved(saved) != _resolved(_saved_values(spec.configuration)):
         return None
     (spec.directory / FAILURE_FILE).unlink(missing_ok=True)
     return results
@@ -151,3 +151,17 @@ def results_summary(results: Mapping[str, Any]) -> str:
     names = ("validation_accuracy", "validation_mse", "test_accuracy", "test_mse")
     shown = [name for name in names if isinstance(results.get(name), int | float)]
     return ", ".join(f"{name.replace('_', ' ')} {results[name]:.4g}" for name in shown)
+
+
+def _saved_values(configuration: DictConfig) -> dict[str, Any]:
+    """The values of a configuration as they are saved."""
+    values: dict[str, Any] = to_plain(resolve_external(configuration), resolve=False)
+    return values
+
+
+def _resolved(values: dict[str, Any]) -> dict[str, str]:
+    """Saved values by dotted key, resolved where no interpolation may execute code."""
+    with suppress(UserError, OmegaConfBaseException):
+        check_interpolations(values)
+        values = to_plain(OmegaConf.create(values), resolve=True)
+    return flatten_config(values)

@@ -8,7 +8,7 @@ from metadist.loggers import flatten_values
 _RUNTIME_GROUPS = frozenset(("hydra", "launcher", "logger", "resume", "sweep"))
 _RUNTIME_KEYS = frozenset((
     "dataset.download", "rendezvous_timeout_seconds", "timeout_seconds", "trainer.checkpoint_every",
-    "trainer.keep_checkpoints",
+    "trainer.keep_checkpoints", "trainer.report",
 ))  # fmt: skip
 
 _FINGERPRINT_GROUPS = frozenset((
@@ -66,12 +66,17 @@ def protocol_differences(
 
     Returns:
         For each key that differs, the value of each run by the run's name; `MISSING` if a run does
-        not have the key. Empty if all protocols are equal.
+        not have the key. Empty if all protocols are equal. A `train_` key that a run does not have
+        has the value of the test, as in `FewShotTasks.protocol`.
     """
     ignored = frozenset(ignore)
     differences = {}
     for key in dict.fromkeys(key for protocol in protocols.values() for key in protocol):
-        values = {name: protocol.get(key, MISSING) for name, protocol in protocols.items()}
+        tested = key.removeprefix("train_")
+        values = {
+            name: protocol.get(key, protocol.get(tested, MISSING))
+            for name, protocol in protocols.items()
+        }
         first = next(iter(values.values()))
         if key not in ignored and any(value != first for value in values.values()):
             differences[key] = values

@@ -52,6 +52,9 @@ TRUSTED_PACKAGES = (
 )
 """Packages of the classes that a saved run may name without `--trust-code`."""
 
+_NOT_BUILT = ("callbacks", "default_partition", "launcher", "logger", "partition", "strategy")
+"""Configuration groups that are never built from a saved run."""
+
 LEARNING_CURVES_FILE = "learning_curves.png"
 TEST_TASKS_FILE = "test_tasks.png"
 VALIDATION_TASKS_FILE = "validation_tasks.png"
@@ -285,6 +288,20 @@ def directory_override(key: str, directory: Path) -> str:
 
         value = QuotedString(value, Quote.single).with_quotes()
     return shlex.quote(f"{key}={value}")
+
+
+def trust_option(config: Mapping[str, Any]) -> str:
+    """The option " --trust-code" for a command on a run with user-defined classes, else ""."""
+
+    def is_known(node: Any) -> bool:
+        if isinstance(node, Mapping):
+            package = str(node.get("_target_", "metadist.")).rpartition(".")[0]
+            known = package in TRUSTED_PACKAGES or package.partition(".")[0] == "metadist"
+            return known and all(map(is_known, node.values()))
+        return not isinstance(node, list) or all(map(is_known, node))
+
+    built = {group: node for group, node in config.items() if group not in _NOT_BUILT}
+    return "" if is_known(built) else " --trust-code"
 
 
 def refuse_aliases(text: str) -> None:

@@ -256,7 +256,8 @@ def read_error(directory: Path) -> str:
     """
     try:
         path = directory / ERROR_FILE  # a report must not contain the file that a link names
-        text = "" if path.is_symlink() else read_regular(path, errors="replace").strip()
+        inside = path.resolve().is_relative_to(directory.resolve())
+        text = read_regular(path, errors="replace").strip() if inside else ""
     except OSError:
         text = ""
     failure = read_failure(directory)

@@ -1,5 +1,6 @@
 """The HTML report on one run, made only from the files in its directory."""
 
+import contextlib
 import math
 import shlex
 import time
@@ -316,7 +317,12 @@ def _hardest_rows(record: RunRecord) -> list[dict[str, Any]]:
 
 def _profiles(directory: Path) -> list[tuple[str, str]]:
     files = sorted((directory / PROFILE_DIRECTORY).glob("rank*.txt"))
-    return [(path.stem, read_regular(path, "replace")) for path in files if not path.is_symlink()]
+    profiles = []
+    for path in files:
+        with contextlib.suppress(OSError):  # a pipe, or not readable
+            if path.resolve().is_relative_to(directory.resolve()):  # no file of the user's own
+                profiles.append((path.stem, read_regular(path, "replace")))
+    return profiles
 
 
 def _rows(content: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -198,7 +198,7 @@ def to_markdown(table: SweepTable) -> str:
             "best" if index == table.best else "",
         ]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    over = "over seeds (Student's t), given the test tasks, whose own error it leaves out"
+    over = "over seeds (Student's t) for these test tasks, without the error of choosing the tasks"
     if any(len(setting.runs) == 1 for setting in table.settings):
         over += "; for the test metric of a single seed, over test tasks"
     lines += [
@@ -259,7 +259,7 @@ def _caption(table: SweepTable) -> str:
         return "one seed; 95% intervals over test tasks"
     count = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     single = ", of a single seed over test tasks" if seeds[0] == 1 else ""
-    return f"mean of {count} seeds; 95% intervals over seeds, given the test tasks{single}"
+    return f"mean of {count} seeds; 95% intervals over seeds, for these test tasks{single}"
 
 
 def _is_tie(first: Setting, second: Setting, selected_by: str) -> bool:

@@ -21,6 +21,7 @@ from metadist.training.experiment import Experiment
 
 _PACKAGES = ("torch", "torchvision", "numpy", "hydra-core")
 _GIT_SECONDS = 2.0
+_SCOPES_OF_THE_USER = ("system", "global")
 
 
 def environment_of(experiment: Experiment) -> dict[str, Any]:
@@ -54,38 +55,43 @@ def environment_of(experiment: Experiment) -> dict[str, Any]:
 def commit(directory: Path) -> dict[str, str]:
     """The `commit` of a directory's Git repository, with `-dirty` if files differ from it.
 
-    {} without a repository. The directory may be another person's: programs that the repository's
-    configuration names, such as filters, are not run.
+    {} without a repository. The directory may be another person's: hooks and programs that the
+    repository's own configuration names, such as filters, are not run.
     """
-    options = {"core.fsmonitor": "false"}
+    options = {"core.fsmonitor": "false", "core.hooksPath": os.devnull}
+    listing = ("config", "-z", "--show-scope", "--name-only", "--get-regexp", "^filter")
     try:
         head = _git(directory, options, "rev-parse", "HEAD").strip()
-        with contextlib.suppress(subprocess.CalledProcessError):  # no filters
-            names = _git(directory, {}, "config", "-z", "--name-only", "--get-regexp", "^filter")
-            options |= dict.fromkeys(filter(None, names.split("\0")), "")
-        try:
-            changes = ("--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty")
-            _git(directory, options, "diff", "--quiet", *changes, "HEAD")
-        except subprocess.CalledProcessError:
-            head += "-dirty"
     except (OSError, subprocess.SubprocessError):
         return {}
+    try:
+        with contextlib.suppress(subprocess.CalledProcessError):  # there are no filters
+            words = _git(directory, options, *listing).split("\0")
+            filters = zip(words[::2], words[1::2], strict=False)
+            options |= {name: "" for scope, name in filters if scope not in _SCOPES_OF_THE_USER}
+        _git(directory, options, "diff", "--quiet", "--ignore-submodules=dirty", "HEAD")
+    except subprocess.CalledProcessError as error:
+        head += "-dirty" if error.returncode == 1 else ""
+    except (OSError, subprocess.SubprocessError):  # whether files differ is not known
+        pass
     return {"commit": head}
 
 
 def _git(directory: Path, options: Mapping[str, str], *arguments: str) -> str:
     """The output of a Git command with some values of the configuration replaced."""
-    configuration = {"GIT_CONFIG_COUNT": str(len(options)), "GIT_NO_LAZY_FETCH": "1"}
-    for number, (key, value) in enumerate(options.items()):
-        configuration |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    first = int(environment.get("GIT_CONFIG_COUNT") or 0)
+    for number, (key, value) in enumerate(options.items(), first):
+        environment |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
     completed = subprocess.run(
         ["git", "-C", str(directory), *arguments],
         capture_output=True,
         text=True,
+        errors="surrogateescape",
         timeout=_GIT_SECONDS,
         check=True,
         stdin=subprocess.DEVNULL,
-        env={**os.environ, **configuration},
+        env={**environment, "GIT_CONFIG_COUNT": str(first + len(options))},
     )
     return completed.stdout
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from metadist.algorithms import Learner
 from metadist.distributed.reducers import finish_sum
+from metadist.reports import trust_option
 from metadist.tasks import SPLITS
 from metadist.training.experiment import Experiment, make_batch
 from metadist.training.task_mapper import (
@@ -117,8 +118,9 @@ def warning_message(report: NonFiniteReport, experiment: Experiment) -> str:
 def _replay_hint(report: NonFiniteReport, experiment: Experiment) -> str:
     if not report.key:
         return ""
+    trust = trust_option(experiment.configuration)
     run = shlex.quote(str(experiment.directory))
-    return f"look at it with metadist replay {run} --key {report.key}, "
+    return f"look at it with metadist replay {run} --key {report.key}{trust}, "
 
 
 class GradientNormMapper(TaskMapper):

@@ -54,7 +54,12 @@ def _loss_warning(experiment: Experiment, results: Mapping[str, Any]) -> str:
         replay = "metadist replay shows the task that an earlier warning names"
         return f"the test loss is {loss}: {remedy}; {replay}"
     if experiment.tasks.regression:
-        keys = task_keys(experiment.trainer_config.eval_seed, "test", 0, range(_TASKS))
+        keys = task_keys(
+            experiment.trainer_config.eval_seed,
+            "test",
+            0,
+            range(min(_TASKS, results["test_tasks"])),
+        )
         targets = [experiment.tasks.sample(key).query.targets.double() for key in keys]
         constant, prediction = torch.cat(targets).square().mean().item(), "predicting 0"
     else:
@@ -80,8 +85,9 @@ def _steps_warning(experiment: Experiment, results: Mapping[str, Any]) -> str:
     if not worse > math.hypot(best["ci95"], last["ci95"]):
         return ""
     names = [f"{row['mean']:.3g} after {row['steps']}" for row in (best, last)]
+    fewer = " or algorithm.eval_inner_steps" if best["steps"] else ""
     direction = "falls" if larger_is_better(metric) else "rises"
     return (
         f"the test {metric} {direction} with inner steps ({', '.join(names)}): lower "
-        "algorithm.inner_lr or algorithm.eval_inner_steps, chosen by validation, not by this test"
+        f"algorithm.inner_lr{fewer}, chosen by validation, not by this test"
     )

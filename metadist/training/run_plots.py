@@ -168,7 +168,7 @@ def predict_before_adaptation(learner: Learner, queries: Examples) -> Tensor:
     device = next(learner.parameters()).device
     try:
         values = learner.eval().model(queries.inputs.to(device))
-    except TypeError:
+    except Exception:  # a user's model may need other arguments
         values = None
     if not isinstance(values, Tensor) or values.shape != queries.targets.shape:
         return torch.empty(0)

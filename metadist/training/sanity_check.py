@@ -4,6 +4,7 @@ import hashlib
 import logging
 import traceback
 from collections.abc import Mapping
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -16,18 +17,13 @@ from metadist.distributed.partitioners import Partitioner, as_shards
 from metadist.distributed.worker_local import WorkerLocal, delete_worker_local
 from metadist.errors import UserError, first_line, one_line, user_frame
 from metadist.metrics import RESERVED_METRICS, task_metric
-from metadist.tasks import (
-    FewShotTasks,
-    SupervisedTasks,
-    TaskDistribution,
-    random_state,
-    task_keys,
-)
-from metadist.training.batching import ChunkSize, forward_batched, split_into_chunks
+from metadist.tasks import FewShotTasks, SupervisedTasks, TaskDistribution, task_keys
+from metadist.training.batching import ChunkSize
+from metadist.training.batching_check import check_batched_tasks
 from metadist.training.episode_check import check_episodes
-from metadist.training.precision import Precision, tensor_float32
+from metadist.training.precision import Precision
 from metadist.training.strategies import Strategy
-from metadist.training.task_mapper import MetaBatch, TaskMapper, task_seed
+from metadist.training.task_mapper import MetaBatch, TaskMapper
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +59,13 @@ def check_before_training(
     _check_ways(tasks, learner)
     _check_batch_norm(tasks, learner)
     run_sanity_check(tasks, learner, precision)
-    _check_batched_tasks(tasks, learner, precision, chunk_size)
+    for split in ("train", "test"):
+        try:
+            check_batched_tasks(tasks, learner, split, precision, chunk_size)
+        except UserError:
+            raise
+        except Exception as error:
+            _raise_explained(error, tasks, learner, split)
 
 
 def _check_supervised(tasks: TaskDistribution, learner: Learner) -> None:
@@ -262,13 +264,7 @@ def _check_task(tasks: WorkerLocal, learner: Learner, split: str, precision: Pre
                 "and give autograd.grad create_graph=True, or retain_graph=True where a graph is "
                 "differentiated twice."
             ) from error
-        if (explained := _explain(error, tasks.value, learner, split)) is None:
-            raise
-        if isinstance(explained, UserError) or error.__traceback__ is None:
-            raise explained from error
-        # One traceback, which ends in the user's code, and what the user's error was raised from.
-        cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-        raise explained.with_traceback(error.__traceback__.tb_next) from cause
+        _raise_explained(error, tasks.value, learner, split)
     if training and all(gradient is None for gradient in gradients):
         raise UserError(
             f"the loss that {name}.forward returned in training has no gradient: compute it "
@@ -304,45 +300,17 @@ def _check_task(tasks: WorkerLocal, learner: Learner, split: str, precision: Pre
     _check_metrics(result.metrics, learner, training)
 
 
-def _check_batched_tasks(
-    tasks: TaskDistribution, learner: Learner, precision: Precision, chunk_size: ChunkSize
-) -> None:
-    """Check that the results of batched tasks do not depend on each other, nor on global random
-    numbers, with a learner or a model of the user's own.
-    """
-    own = [type(each).__module__.partition(".")[0] for each in (learner, learner.model)]
-    if own == ["metadist", "metadist"]:
-        return
-    device = next(learner.parameters()).device
-    for split in ("train", "test"):
-        training = split == "train"
-        learner.train(training)
-        results = []
-        for number, indices in enumerate((range(2), range(0, 3, 2))):
-            keys = task_keys(0, split, 0, indices)
-            sampled = [(key, tasks.sample(key)) for key in keys]
-            chunk, *others = split_into_chunks(learner, sampled, 2, device, chunk_size)
-            if others or not chunk.batched:
-                return
-            if learner.needs_task_seeds:
-                learner.task_seeds = [task_seed(key) for key in keys]
-            parameters = dict(learner.named_parameters())
-            with (
-                torch.set_grad_enabled(training),
-                random_state(number, device),
-                tensor_float32(precision, device),
-            ):
-                result, _ = forward_batched(learner, parameters, chunk.episodes, precision)
-            results.append({"loss": result.loss.detach(), **result.metrics})
-        for name, values in results[0].items():
-            alone, other = values[0].double(), results[1][name][0].double()
-            if not torch.allclose(alone, other, rtol=1e-4, atol=1e-5, equal_nan=True):
-                raise UserError(
-                    f"{type(learner).__name__} has batches_tasks=True, and its {name} of a {split} "
-                    f"task changes with the other tasks of the batch ({alone:.6g}, {other:.6g}): "
-                    "compute along the dimension of tasks, draw random numbers from task_seeds, or "
-                    "leave batches_tasks out."
-                )
+def _raise_explained(
+    error: Exception, tasks: TaskDistribution, learner: Learner, split: str
+) -> NoReturn:
+    """Raise an error in a task, or the exception that explains it; see `_explain`."""
+    if (explained := _explain(error, tasks, learner, split)) is None:
+        raise error
+    if isinstance(explained, UserError) or error.__traceback__ is None:
+        raise explained from error
+    # One traceback, which ends in the user's code, and what the user's error was raised from.
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    raise explained.with_traceback(error.__traceback__.tb_next) from cause
 
 
 def _explain(

@@ -235,7 +235,7 @@ class TrainMapper(TaskMapper):
         with profiled_request(self.profile):
             results = self.run_each(learner.train(), batch)
         for result in results:
-            _require_equal_metrics(learner, results[0].metrics, result.metrics)
+            require_equal_metrics(learner, results[0].metrics, result.metrics)
         mean: TaskResult = mean_reducer([result._replace(predictions=None) for result in results])
         return mean
 
@@ -267,7 +267,7 @@ class TrainMapper(TaskMapper):
             ):
                 dtypes = dtypes or step.dtypes
                 values.append(step.result)
-                _require_equal_metrics(learner, values[0].metrics, step.result.metrics)
+                require_equal_metrics(learner, values[0].metrics, step.result.metrics)
                 for i, gradient in enumerate(step.gradients):
                     if gradient is not None:
                         gradients[i] = _add(gradients[i], gradient)
@@ -383,7 +383,7 @@ class EvaluateMapper(TaskMapper):
                     targets = targets if chunk.batched else targets.unsqueeze(0)
                     values |= query_values(result.predictions, targets)
                 chunks.append(values)
-                _require_equal_metrics(learner, chunks[0], values)
+                require_equal_metrics(learner, chunks[0], values)
         counts = [batch.size for batch in batches]
         whole = {name: torch.cat([part[name] for part in chunks]).cpu() for name in chunks[0]}
         lengths = dict.fromkeys(whole, counts)
@@ -416,7 +416,7 @@ def _learner_and_batches(calls: list[Call]) -> tuple[Learner, list[MetaBatch]]:
     return learners[0], list(batches)
 
 
-def _require_equal_metrics(
+def require_equal_metrics(
     learner: Learner, expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]
 ) -> None:
     """Raise an error if two tasks of a learner have different metrics."""

@@ -28,7 +28,8 @@ def test_texts_that_hold_a_secret_are_blotted_out(monkeypatch):
 )
 def test_which_variables_hold_secrets(monkeypatch, name):
     monkeypatch.setenv(name, "12345678")
-    monkeypatch.setenv("DATA_PATH", "abcdefgh")
+    for harmless in ("DATA_PATH", "GIT_AUTHOR_NAME", "XAUTHORITY", "COMPASS_HOME"):
+        monkeypatch.setenv(harmless, "abcdefgh")
     assert redact_secrets("12345678 abcdefgh") == "*** abcdefgh"
     monkeypatch.setenv(name, "1234567")  # too short to be a secret
     assert redact_secrets("1234567 abcdefgh") == "1234567 abcdefgh"

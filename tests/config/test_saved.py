@@ -157,7 +157,7 @@ def test_classes_that_are_made_to_be_built_are_found(target):
     assert locate_trusted(target, path).__name__ == target.rpartition(".")[2]
 
 
-@pytest.mark.parametrize("path", ["model.filters", "dataset.normalize", "algorithm"])
+@pytest.mark.parametrize("path", ["model.filters", "dataset.normalize", "algorithm", "optimizer"])
 def test_a_dataset_is_built_in_its_own_place_alone(path):
     with pytest.raises(UserError, match=f"{path}._target_=metadist.tasks.Omniglot is not"):
         locate_trusted("metadist.tasks.Omniglot", path)  # it would download

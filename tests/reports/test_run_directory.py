@@ -24,6 +24,7 @@ from metadist.reports import (
     read_overrides,
     read_results,
     read_test_predictions,
+    trust_option,
     write_environment,
     write_failure,
     write_results,
@@ -149,3 +150,17 @@ def test_a_pipe_in_a_run_directory_is_not_waited_for(tmp_path, name):
     reader = readers[["results.json", ".hydra/config.yaml", "test_predictions.jsonl"].index(name)]
     with pytest.raises(UserError, match="cannot be read"):
         reader(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("node", "trusted"),
+    [
+        ({"model": {"_target_": "metadist.models.Conv4"}, "logger": {"_target_": "a.B"}}, True),
+        ({"optimizer": {"_target_": "torch.optim.Adam"}}, True),
+        ({"scheduler": {"_target_": "torch.optim.swa_utils.SWALR"}}, False),
+        ({"algorithm": {"_target_": "mine.MAML"}}, False),
+        ({"dataset": {"transforms": [{"_target_": "mine.Noise"}]}}, False),
+    ],
+)
+def test_commands_on_runs_with_classes_of_the_user_trust_them(node, trusted):
+    assert trust_option(node) == ("" if trusted else " --trust-code")

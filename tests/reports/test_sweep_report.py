@@ -118,10 +118,13 @@ def test_what_an_interval_is_over_is_said(tmp_path, monkeypatch):
     ]
     assert rows(tmp_path)[0]["test_accuracy_ci95"] == "0.01"
     assert rows(tmp_path)[0]["validation_accuracy_ci95"] == ""
-    over = "95% intervals over seeds, given the test tasks, of a single seed over test tasks"
+    over = "95% intervals over seeds, for these test tasks, of a single seed over test tasks"
     assert f"mean of 1 to 2 seeds; {over}" in texts
     text = (tmp_path / "sweep.md").read_text()
-    assert "own error it leaves out; for the test metric of a single seed, over test tasks." in text
+    assert (
+        "error of choosing the tasks; for the test metric of a single seed, over test tasks."
+        in text
+    )
     assert "| 0.1 | 1 | 60.00% | 70.00% ± 1.00% | 0.5 | best |" in text
     assert report.summary_lines()[1:5] == [
         "3 runs finished",

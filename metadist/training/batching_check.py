@@ -1,0 +1,110 @@
+"""Check of a user's own batched tasks: their results must not depend on each other."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from metadist.algorithms import Learner
+from metadist.errors import UserError
+from metadist.tasks import Episode, TaskDistribution, random_state, task_keys
+from metadist.training.batching import ChunkSize, forward_batched, split_into_chunks
+from metadist.training.precision import Precision, tensor_float32
+from metadist.training.task_mapper import require_equal_metrics, task_seed
+
+_BATCHES = ((0, 1), (1, 0), (0,))
+"""Batches of the first two tasks; a task's results must be the same in all."""
+
+
+def check_batched_tasks(
+    tasks: TaskDistribution,
+    learner: Learner,
+    split: str,
+    precision: Precision,
+    chunk_size: ChunkSize,
+) -> None:
+    """Check that the results of batched tasks depend neither on each other nor on global random
+    numbers, with a learner or a model of the user's own. Every rank calls it.
+
+    Args:
+        tasks: this rank's tasks.
+        learner: the learner, on its device.
+        split: the split of the tasks, which determines the learner's mode.
+        precision: the precision of the tasks' computation.
+        chunk_size: see `metadist.training.batching.max_chunk_size`.
+
+    Raises:
+        UserError: the results depend on each other, or have another shape.
+    """
+    learner.train(split == "train")
+    own = not (_is_of_metadist(learner) and _is_of_metadist(learner.model))
+    if not own or not learner.supports_batched_tasks:
+        return
+    sampled = [(key, tasks.sample(key)) for key in task_keys(0, split, 0, range(2))]
+    expected: dict[int, dict[str, Tensor]] = {}
+    for batch in _BATCHES:
+        chosen = [sampled[index] for index in batch]
+        results = _results_of_batch(learner, chosen, precision, chunk_size)
+        if results is None:
+            return
+        for position, index in enumerate(batch):
+            found = {name: values[position] for name, values in results.items()}
+            before = expected.setdefault(index, found)
+            require_equal_metrics(learner, before, found)
+            for name, value in before.items():
+                if not _equal(value, found[name]):
+                    raise UserError(_message(learner, split, name))
+
+
+def _equal(first: Tensor, second: Tensor) -> bool:
+    return first.shape == second.shape and torch.allclose(
+        first.double(), second.double(), rtol=1e-4, atol=1e-5, equal_nan=True
+    )
+
+
+def _message(learner: Learner, split: str, name: str) -> str:
+    part = f"{type(learner).__name__} has batches_tasks=True"
+    if _is_of_metadist(learner):
+        part = f"{type(learner.model).__name__} has supports_batched_tasks=True"
+    return (
+        f"{part}, and the {name} of a {split} task changes with the other tasks of its batch or "
+        "with global random numbers: compute along the dimension of tasks, take gradients of the "
+        "sum of the tasks' losses, draw random numbers from task_seeds, or leave the attribute out."
+    )
+
+
+def _is_of_metadist(module: nn.Module) -> bool:
+    return type(module).__module__.partition(".")[0] == "metadist"
+
+
+def _results_of_batch(
+    learner: Learner,
+    sampled: Sequence[tuple[Tensor, Episode]],
+    precision: Precision,
+    chunk_size: ChunkSize,
+) -> dict[str, Tensor] | None:
+    """Loss, metrics and predictions of tasks in one batch; None if they are not batched."""
+    device = next(learner.parameters()).device
+    chunk, *others = split_into_chunks(learner, sampled, len(sampled), device, chunk_size)
+    if others or not chunk.batched:
+        return None
+    if learner.needs_task_seeds:
+        learner.task_seeds = [task_seed(key) for key, _ in sampled]
+    parameters = dict(learner.named_parameters())
+    with (
+        torch.set_grad_enabled(learner.training),
+        # Another seed for each batch, so that global random numbers differ.
+        random_state(task_seed(sampled[0][0]) + len(sampled), device),
+        tensor_float32(precision, device),
+    ):
+        result, _ = forward_batched(learner, parameters, chunk.episodes, precision)
+    values = {"loss": result.loss.detach(), **result.metrics}
+    if result.predictions is not None:
+        if len(result.predictions) != len(sampled) or result.predictions.dim() != 3:
+            raise UserError(
+                f"{type(learner).__name__}.forward of {len(sampled)} batched tasks returned "
+                f"predictions of shape {tuple(result.predictions.shape)}: return the shape "
+                f"({len(sampled)}, queries, outputs)."
+            )
+        values["predictions"] = result.predictions.detach()
+    return values
