@@ -13,7 +13,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from metadist.errors import UserError
-from metadist.files import atomic_writer, partial_path
+from metadist.files import atomic_writer, partial_path, read_regular
 
 LOCK_SECONDS = 300.0
 """Timeout of waiting for another process that prepares the same file but makes no progress."""
@@ -178,7 +178,7 @@ def _signature(path: Path) -> bytes:
 
 def _open(path: Path, verify: bool) -> CachedArray | None:
     try:
-        metadata = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        metadata = json.loads(read_regular(path.with_suffix(".json")))
         names = metadata["names"]
         array = np.load(path, mmap_mode="r", allow_pickle=False)
         valid = (

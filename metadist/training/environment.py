@@ -79,7 +79,7 @@ def commit(directory: Path) -> dict[str, str]:
 
 def _git(directory: Path, options: Mapping[str, str], *arguments: str) -> str:
     """The output of a Git command with some values of the configuration replaced."""
-    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_ALLOW_PROTOCOL": "none"}
     first = int(environment.get("GIT_CONFIG_COUNT") or 0)
     for number, (key, value) in enumerate(options.items(), first):
         environment |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}

@@ -54,12 +54,8 @@ def _loss_warning(experiment: Experiment, results: Mapping[str, Any]) -> str:
         replay = "metadist replay shows the task that an earlier warning names"
         return f"the test loss is {loss}: {remedy}; {replay}"
     if experiment.tasks.regression:
-        keys = task_keys(
-            experiment.trainer_config.eval_seed,
-            "test",
-            0,
-            range(min(_TASKS, results["test_tasks"])),
-        )
+        config = experiment.trainer_config
+        keys = task_keys(config.eval_seed, "test", 0, range(min(_TASKS, config.eval_tasks)))
         targets = [experiment.tasks.sample(key).query.targets.double() for key in keys]
         constant, prediction = torch.cat(targets).square().mean().item(), "predicting 0"
     else:
