@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,13 @@ from metadist.loggers.logger import Logger, Metrics, Run
 METRICS_FILE = "metrics.jsonl"
 
 _encode = json.JSONEncoder(allow_nan=False).encode
+
+_MAX_INTEGER = 10**300
+_MEASURED = re.compile(
+    r"(train|validation)_(loss|accuracy|mse)|validation_ci95|gradient_norm|learning_rate"
+    r"|(tasks|samples)_per_second"
+)
+"""Names of the values that metadist writes and reports plot."""
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -136,15 +144,31 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
             metrics = json.loads(line)
         except (ValueError, RecursionError):
             metrics = None
-        if isinstance(metrics, dict) and all(
-            isinstance(metrics.get(name, 0), int | float) for name in ("iteration", "seconds")
-        ):
+        if isinstance(metrics, dict) and _are_metrics(metrics):
             yield line, metrics
         elif number < len(lines):
             raise UserError(
                 f"line {number} of {path} is not a JSON object of metrics: fix the line or move "
                 "the file away."
             )
+
+
+def _are_metrics(values: Mapping[str, Any]) -> bool:
+    """Whether the values of a line that metadist writes are numbers."""
+    iteration, seconds = values.get("iteration", 0), values.get("seconds", 0)
+    measured = [value for name, value in values.items() if _MEASURED.fullmatch(name)]
+    return (
+        isinstance(iteration, int)
+        and abs(iteration) < 1 << 63
+        and _is_number(seconds)
+        and seconds >= 0
+        and all(_is_number(v) or (isinstance(v, str) and v in _NON_FINITE) for v in measured)
+    )
+
+
+def _is_number(value: Any) -> bool:
+    # An integer of JSON has any number of digits.
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < _MAX_INTEGER)
 
 
 def _truncate_after(path: Path, iteration: int) -> None:

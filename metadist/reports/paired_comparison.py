@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from metadist.errors import UserError, did_you_mean
 from metadist.metrics import result_metric
 from metadist.reports.comparison import format_differences, protocol_differences
+from metadist.reports.file_schema import Evaluation
 from metadist.reports.run_directory import (
     predictions_of_evaluation,
     read_json,
@@ -80,6 +81,9 @@ def compare_runs(first: Path, second: Path, ignore: Sequence[str] = ()) -> Paire
             "task, trainer.eval_seed and trainer.eval_tasks."
         )
     metric = metrics[0]
+    for path, run_records in zip((first, second), records, strict=True):
+        if not all(metric in record for record in run_records):
+            raise UserError(f"{path} has test tasks without {metric}: test it again.")
     values = [[float(record[metric]) for record in run_records] for run_records in records]
     pairs = list(zip(*values, strict=True))
     difference, ci95 = mean_and_ci95([pair[1] - pair[0] for pair in pairs])
@@ -91,7 +95,7 @@ def _results(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         return require_results(path)
     with contextlib.suppress(UserError):
-        results = read_json(path)
+        results = read_json(path, Evaluation)
         if results is not None and predictions_of_evaluation(path).exists():
             return results
     raise UserError(

@@ -13,6 +13,14 @@ import yaml
 from metadist.errors import UserError, first_line
 from metadist.files import REDIRECT_RUN, atomic_write, locked_directory, read_regular
 from metadist.loggers import METRICS_FILE, json_value
+from metadist.reports.file_schema import (
+    Failure,
+    HydraNode,
+    Node,
+    Prediction,
+    Results,
+    mismatch,
+)
 
 RESULTS_FILE = "results.json"
 
@@ -79,8 +87,12 @@ CONTENTS: Mapping[str, str] = {
 """Descriptions, for the console, of the files and directories that a finished run may have."""
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path, schema: Any = Node) -> dict[str, Any] | None:
     """Read a JSON object such as `results.json`; None if the file does not exist.
+
+    Args:
+        path: the path of the file.
+        schema: the types of its values; see `metadist.reports.file_schema`.
 
     Raises:
         UserError: the file cannot be read or holds no JSON object.
@@ -96,6 +108,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
         ) from None
     if not isinstance(content, dict):
         raise UserError(f"{path} is not a JSON object: remove it to run the job again.")
+    if reason := mismatch(content, schema):
+        raise UserError(
+            f"{path} is damaged ({reason}): restore a good copy, or remove it to run the job again."
+        )
     return content
 
 
@@ -120,7 +136,7 @@ def read_results(directory: Path) -> dict[str, Any] | None:
     Raises:
         UserError: the file cannot be read.
     """
-    return read_json(directory / RESULTS_FILE)
+    return read_json(directory / RESULTS_FILE, Results)
 
 
 def require_results(directory: Path) -> dict[str, Any]:
@@ -162,16 +178,11 @@ def read_test_predictions(path: Path) -> list[dict[str, Any]] | None:
     path = predictions_of_evaluation(path) if path.is_file() else path / TEST_PREDICTIONS_FILE
     try:
         records = [json.loads(line) for line in read_regular(path).splitlines()]
-        if not all(
-            isinstance(record, dict) and isinstance(record.get("task"), int) for record in records
-        ):
-            raise ValueError("a line is not a JSON object with the number of a task")
-        for record in records:
-            for name in record.keys() & {"loss", "accuracy", "mse"}:
-                float(record[name])  # a number, or a text such as "NaN"
+        if reason := mismatch(records, list[Prediction]):
+            raise ValueError(reason)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(
             f"{path} cannot be read ({error}): restore a good copy, or test the run again with "
             "resume=auto."
@@ -215,7 +226,7 @@ def read_failure(directory: Path) -> dict[str, Any] | None:
     Raises:
         UserError: the file cannot be read.
     """
-    return read_json(directory / FAILURE_FILE)
+    return read_json(directory / FAILURE_FILE, Failure)
 
 
 def write_failure(directory: Path, overrides: Sequence[str], error: str, exit_status: int) -> None:
@@ -256,7 +267,9 @@ def read_overrides(directory: Path) -> list[str]:
     Raises:
         UserError: the file cannot be read.
     """
-    return [str(override) for override in _read_yaml(directory / OVERRIDES_FILE) or ()]
+    content = _read_yaml(directory / OVERRIDES_FILE) or []
+    _check_yaml(directory / OVERRIDES_FILE, content, list)
+    return [str(override) for override in content]
 
 
 def read_hydra(directory: Path) -> dict[str, Any]:
@@ -267,7 +280,8 @@ def read_hydra(directory: Path) -> dict[str, Any]:
     """
     content = _read_yaml(directory / HYDRA_FILE)
     node = content.get("hydra") if isinstance(content, dict) else None
-    return node if isinstance(node, dict) else {}
+    _check_yaml(directory / HYDRA_FILE, node or {}, HydraNode)
+    return node or {}
 
 
 def read_choices(directory: Path) -> dict[str, str]:
@@ -312,6 +326,12 @@ def refuse_aliases(text: str) -> None:
     """
     if "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
         raise yaml.YAMLError("it has an alias (*name), which metadist does not write")
+
+
+def _check_yaml(path: Path, content: Any, schema: Any) -> None:
+    """Raise `UserError` if a file's content has other types."""
+    if reason := mismatch(content, schema):
+        raise UserError(f"{path} is damaged ({reason}): remove or restore it.")
 
 
 def _read_yaml(path: Path) -> Any:

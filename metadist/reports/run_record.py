@@ -13,6 +13,7 @@ from metadist.errors import UserError
 from metadist.files import read_regular
 from metadist.loggers import METRICS_FILE, read_metrics
 from metadist.metrics import score, task_metric
+from metadist.reports.file_schema import ExampleTasks
 from metadist.reports.run_directory import (
     CONFIG_FILE,
     ENVIRONMENT_FILE,
@@ -242,7 +243,7 @@ def read_run_record(directory: Path) -> RunRecord:
         error=error,
         environment=_read_environment(directory, results),
         predictions=read_test_predictions(directory) or [],
-        test_tasks=read_json(directory / TEST_TASKS_DATA_FILE) or {},
+        test_tasks=read_json(directory / TEST_TASKS_DATA_FILE, ExampleTasks) or {},
         written=_time_of(path),
         started=_time_of(directory / CONFIG_FILE),
     )

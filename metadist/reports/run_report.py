@@ -279,7 +279,7 @@ def _task(
         "figure": "",
         "omitted": f", {shown_queries} of {queries}" if shown_queries < queries else "",
         "support": [
-            {"source": source, "letter": class_letter(label), "label": names[label]}
+            {"source": source, "letter": class_letter(label), "label": _class_name(names, label)}
             for source, label in zip(support["images"], support["labels"], strict=True)
         ],
         "query": [

@@ -14,6 +14,7 @@ from metadist import __version__
 from metadist.errors import UserError
 from metadist.files import atomic_writer, open_regular
 from metadist.reports import CHECKPOINT_DIRECTORY
+from metadist.reports.file_schema import Contents, mismatch
 
 FORMAT = 2
 """Version of the layout of a checkpoint's contents; 1 had no learning-rate schedule."""
@@ -254,6 +255,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"{contents.get('version', 'of an unknown version')}; this is metadist "
             f"{__version__}, which reads format {FORMAT}: resume it with the version that "
             "wrote it."
+        )
+    if reason := mismatch(contents, Contents):
+        raise CorruptCheckpointError(
+            f"the checkpoint {path} is damaged ({reason}): give another one."
         )
     return contents
 

@@ -1,8 +1,9 @@
 """Weights of a run as a safetensors file whose metadata says how to use them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -10,7 +11,7 @@ from metadist import __version__
 from metadist.errors import UserError
 from metadist.files import REDIRECT_OUTPUT, atomic_write
 from metadist.loggers import json_value
-from metadist.reports import read_overrides, require_results
+from metadist.reports import RESULTS_FILE, read_overrides, require_results
 from metadist.training.saved_state import tested_checkpoint
 from metadist.training.weights_file import WEIGHTS_FORMAT, WEIGHTS_SUFFIX
 
@@ -57,6 +58,8 @@ def export_weights(run: Path, path: Path) -> Path:
         raise UserError(f"{path} does not end in {WEIGHTS_SUFFIX}: choose such a name.")
     checkpoint, contents = tested_checkpoint(run)
     configuration = contents.get("configuration")
+    _require_keys(checkpoint, contents, ("iteration", "task", "learner", "buffers"))
+    _require_keys(run / RESULTS_FILE, results, ("tested_iteration", "protocol", "method"))
     if (
         not isinstance(configuration, Mapping)
         or contents["iteration"] != results["tested_iteration"]
@@ -67,6 +70,7 @@ def export_weights(run: Path, path: Path) -> Path:
         )
     from safetensors.torch import save
 
+    _require_keys(checkpoint, configuration, ("model", "algorithm"))
     dataset = configuration.get("dataset") or {}
     sections = {
         "iteration": contents["iteration"],
@@ -94,3 +98,11 @@ def export_weights(run: Path, path: Path) -> Path:
     copies = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
     atomic_write(path, save(copies, metadata), REDIRECT_OUTPUT)
     return path
+
+
+def _require_keys(path: Path, values: Mapping[str, Any], keys: Sequence[str]) -> None:
+    """Raise `UserError` if values of a file lack a key."""
+    if missing := [key for key in keys if key not in values]:
+        raise UserError(
+            f"{path} has no {', '.join(missing)}: restore a good copy, or train the run again."
+        )

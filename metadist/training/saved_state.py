@@ -100,7 +100,9 @@ def _callback_state(name: str, callback: Callback) -> dict[str, Any]:
     return state
 
 
-CONTENTS_ERRORS = (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError)
+CONTENTS_ERRORS = (
+    RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError,
+)  # fmt: skip
 """Errors in loading a checkpoint's contents that are damaged or of another learner."""
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from metadist.errors import UserError
 from metadist.files import open_regular
+from metadist.reports.file_schema import Contents, mismatch
 
 WEIGHTS_SUFFIX = ".safetensors"
 
@@ -50,7 +51,9 @@ def read_weights(path: Path) -> dict[str, Any]:
         names = ("model", "algorithm", "dataset")
         contents["configuration"] = {name: contents.pop(name) for name in names}
         contents["buffers"] = {name: tensors.pop(name) for name in contents["buffers"]}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if reason := mismatch(contents, Contents):
+            raise ValueError(reason)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"the weights file {path} has damaged metadata ({error!r}): export it again."
         ) from None

@@ -61,7 +61,7 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path):
         compare_runs(first, write_run(tmp_path / "c", [0.5, 0.75], labels=(1, 0)))
     with pytest.raises(UserError, match=message):
         compare_runs(first, write_run(tmp_path / "d", [0.5, 0.75, 1.0]))
-    for name, task in (("images", {"query_images": [3]}), ("points", {"targets": [[0.5]]})):
+    for name, task in (("images", {"query_images": [3]}), ("points", {"targets": [[0.5], [1.5]]})):
         with pytest.raises(UserError, match=message):
             compare_runs(first, write_run(tmp_path / name, [0.5, 0.75], **task))
     with pytest.raises(UserError, match=message):
