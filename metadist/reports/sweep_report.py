@@ -199,7 +199,10 @@ def to_markdown(table: SweepTable) -> str:
         ]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     over = "over seeds (Student's t) for these test tasks, without the error of choosing the tasks"
-    if any(len(setting.runs) == 1 for setting in table.settings):
+    counts = {len(setting.runs) for setting in table.settings if setting.runs}
+    if counts == {1}:
+        over = "over test tasks"
+    elif 1 in counts:
         over += "; for the test metric of a single seed, over test tasks"
     lines += [
         "",

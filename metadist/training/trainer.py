@@ -171,7 +171,7 @@ class Trainer:
             write_run_report(directory)
         except Exception as error:
             later = f"metadist report {shlex.quote(str(directory))}"
-            self._warn(f"{error} ({later} writes the report later)")
+            self._warn(f"the report could not be made: {error} ({later} writes it later)")
 
     @contextlib.contextmanager
     def _joined(self) -> Iterator[None]:

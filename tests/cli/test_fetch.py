@@ -266,3 +266,12 @@ def test_the_download_of_a_run_continues_and_prints_nothing(server, tmp_path, ca
     download(target, lambda: (server.url("data.bin"), md5), "A", "put it there")
     assert target.read_bytes() == CONTENT and server.requests[1][1].startswith("bytes=")
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_part_that_is_a_link_is_replaced(server, tmp_path):
+    (tmp_path / "own").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / ".data.bin.part").symlink_to(tmp_path / "own")
+    fetch(dataset(server), tmp_path)
+    assert (tmp_path / "own").read_text() == "mine"
+    assert (tmp_path / "folder" / "data.bin").read_bytes() == CONTENT

@@ -309,3 +309,14 @@ def test_regression_runs_show_their_curves(tmp_path):
     assert [truth["x"], truth["y"]] == [[1.0, 3.0], [2.0, 1.0]]  # by input
     assert (before["y"], after["y"]) == ([8.0, 7.0], [1.0, 0.0])
     assert (support["x"], support["y"]) == ([0.5], [1.5])
+
+
+def test_profiles_that_are_links_or_pipes_are_left_out(tmp_path):
+    directory = finished(tmp_path / "run")
+    (tmp_path / "private").write_text("a private file")
+    (directory / "profile").mkdir()
+    (directory / "profile" / "rank0.txt").symlink_to(tmp_path / "private")
+    (directory / "profile" / "rank1.txt").write_text("table of rank 1")
+    os.mkfifo(directory / "profile" / "rank2.txt")
+    text = write_run_report(directory).read_text()
+    assert "table of rank 1" in text and "a private file" not in text

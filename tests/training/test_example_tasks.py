@@ -78,7 +78,7 @@ def test_a_report_that_cannot_be_written_does_not_make_the_run_fail(
     results = Trainer(build(tmp_path, "strategy=local", "trainer.report=true")).run()
     assert results["test_tasks"] == 7 and (tmp_path / "results.json").exists()
     assert not (tmp_path / "report.html").exists()
-    assert f"{error} (metadist report {tmp_path} writes the report later)" in caplog.text
+    assert f"could not be made: {error} (metadist report {tmp_path} writes it later)" in caplog.text
 
 
 def test_plots_that_cannot_be_drawn_do_not_make_the_run_fail(tmp_path, monkeypatch, caplog):
