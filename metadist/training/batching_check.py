@@ -52,13 +52,15 @@ def check_batched_tasks(
             before = expected.setdefault(index, found)
             require_equal_metrics(learner, before, found)
             for name, value in before.items():
-                if not _equal(value, found[name]):
+                if not _equal(value, found[name], precision):
                     raise UserError(_message(learner, split, name))
 
 
-def _equal(first: Tensor, second: Tensor) -> bool:
+def _equal(first: Tensor, second: Tensor, precision: Precision) -> bool:
+    # The order of sums may depend on the number of tasks, above all on a GPU.
+    exact = first.is_cpu and precision != "bf16"
     return first.shape == second.shape and torch.allclose(
-        first.double(), second.double(), rtol=1e-4, atol=1e-5, equal_nan=True
+        first.double(), second.double(), rtol=1e-3 if exact else 0.02, atol=1e-4, equal_nan=True
     )
 
 
