@@ -64,9 +64,13 @@ def printable(text: str, kept: str = "\n\t") -> str:
         text: a text that may contain names from another person's files.
         kept: the control characters to keep.
     """
-    return "".join(
-        "?" if unicodedata.category(each) == "Cc" and each not in kept else each for each in text
-    )
+    return "".join("?" if each not in kept and _is_control(each) else each for each in text)
+
+
+def _is_control(character: str) -> bool:
+    """Whether a character is a control character, changes the direction or ends a line."""
+    directions = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+    return unicodedata.category(character) in ("Cc", "Zl", "Zp") or character in directions
 
 
 def one_line(error: BaseException) -> str:

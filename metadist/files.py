@@ -1,4 +1,4 @@
-"""Files: atomic writes, reads that do not wait, locks, and errors that name the file."""
+"""Files: atomic writes, reads that do not wait for pipes, locks, and errors that name the file."""
 
 import errno
 import fcntl

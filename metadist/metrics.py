@@ -16,10 +16,11 @@ RESERVED_METRICS = frozenset(
         *BUILTIN_METRICS,
         *("tasks", "gradient_norm", "learning_rate", "non_finite", "samples_per_second"),
         *("seconds", "iteration", "tasks_per_second"),
+        *("task", "classes", "query_images", "labels", "predictions", "targets"),
     }
 )
 """Names that metadist logs itself. Logging services show both `gradient_norm` and a learner's
-`train_gradient_norm` as `train/gradient_norm`."""
+`train_gradient_norm` as `train/gradient_norm`. The last line: fields of a task's predictions."""
 
 _STEP_METRIC = re.compile(r".+_(before|after_\d+)")
 _LABELS = {"mse": "mean squared error"}

@@ -317,8 +317,8 @@ def uses_batch_statistics(module: nn.Module) -> bool:
 def batch_norms_as_in_training(module: nn.Module) -> Iterator[None]:
     """In the block, normalize as in training: with the statistics of the batch.
 
-    Running statistics are not changed. For inner steps in evaluation, which would otherwise not be
-    those that were trained. A batch norm that the module's own `train` keeps in
+    Running statistics are not changed. Use it for inner steps in evaluation, so that they are the
+    steps of training. A batch norm that the module's own `train` keeps in
     evaluation mode normalizes with them in training too, and so in the block.
     """
     norms = [n for n in _batch_norms(module) if n.track_running_stats and not n.training]

@@ -126,7 +126,13 @@ def assemble_experiment(
     learner.to(device if strategy.parameter_device == "device" else "cpu")
     optimizer, scheduler = _optimizer(cfg, learner, trainer.iterations, instantiate)
     check_before_training(
-        strategy, tasks, learner, trainer.meta_batch_size, precision, trainer.task_chunk_size
+        strategy,
+        tasks,
+        learner,
+        trainer.meta_batch_size,
+        precision,
+        trainer.task_chunk_size,
+        trainer.eval_tasks,
     )
     local_tasks = _on_this_worker(tasks)
     return Experiment(

@@ -11,6 +11,7 @@ from metadist.config import load_experiment
 from metadist.errors import UserError, did_you_mean, state_dict_reason
 from metadist.files import prepare_output
 from metadist.reports import CHECKPOINT_DIRECTORY, read_results
+from metadist.reports.comparison import TRAINING_COUNTS
 from metadist.training import Experiment, Trainer, TrainState
 from metadist.training.checkpoints import Checkpoints
 from metadist.training.pretrained import pretrained_weights
@@ -109,12 +110,12 @@ def _set_training_counts(protocol: dict[str, Any], trainings: list[Mapping[str, 
     """
     if any("micro_batch_size" in each for each in trainings):  # supervised training
         return
-    for name in ("ways", "shots", "queries"):
-        key = f"train_{name}"
+    for key in TRAINING_COUNTS:
+        name = key.removeprefix("train_")
         counts = {str(each.get(key, each.get(name, protocol.get(name)))) for each in trainings}
         protocol.pop(key, None)
         if counts != {str(protocol.get(name))}:
-            text = ", ".join(sorted(counts))
+            text = ", ".join(sorted(counts, key=lambda count: (len(count), count)))
             protocol[key] = int(text) if text.isdecimal() else text
 
 
@@ -130,7 +131,7 @@ def _check_overrides(overrides: Sequence[str]) -> None:
                 f"{override} cannot be applied to a trained run: give the options of the preset "
                 "one by one."
             )
-        of_training = group == "task" and name.startswith("train_")
+        of_training = group == "task" and name in TRAINING_COUNTS
         of_training |= group == "trainer" and name not in _TEST_OPTIONS
         if group in _TRAINING_GROUPS or of_training:
             hint = did_you_mean(name, _TEST_OPTIONS) if group == "trainer" else ""

@@ -25,6 +25,7 @@ from metadist.reports import (
     RESULTS_FILE,
     TEST_PREDICTIONS_FILE,
     flatten_config,
+    is_runtime_key,
     read_config,
     read_results,
 )
@@ -160,7 +161,8 @@ def _saved_values(configuration: DictConfig) -> dict[str, Any]:
 
 
 def _resolved(values: dict[str, Any]) -> dict[str, str]:
-    """Saved values by dotted key, resolved where no interpolation may execute code."""
+    """Saved values by dotted key, resolved unless an interpolation may execute code."""
+    values = {key: value for key, value in values.items() if not is_runtime_key(key)}
     with suppress(UserError, OmegaConfBaseException):
         check_interpolations(values)
         values = to_plain(OmegaConf.create(values), resolve=True)

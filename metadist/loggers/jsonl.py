@@ -148,8 +148,8 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
             yield line, metrics
         elif number < len(lines):
             raise UserError(
-                f"line {number} of {path} is not a JSON object of metrics: fix the line or move "
-                "the file away."
+                f"line {number} of {path} is not a JSON object whose metrics are numbers: fix the "
+                "line or move the file away."
             )
 
 

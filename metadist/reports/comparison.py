@@ -19,6 +19,9 @@ _FINGERPRINT_PREFIXES = (
     "trainer.meta_batch_size", "trainer.clip_value", "trainer.clip_norm", "trainer.precision",
 )  # fmt: skip
 
+TRAINING_COUNTS = ("train_ways", "train_shots", "train_queries")
+"""Keys of a protocol that are left out where training and test have the same value."""
+
 MISSING = "—"
 """The value for a key that is missing from the protocol of a run."""
 
@@ -66,13 +69,13 @@ def protocol_differences(
 
     Returns:
         For each key that differs, the value of each run by the run's name; `MISSING` if a run does
-        not have the key. Empty if all protocols are equal. A `train_` key that a run does not have
-        has the value of the test, as in `FewShotTasks.protocol`.
+        not have the key. Empty if all protocols are equal. A training count that a run does not
+        have has the value of the test, as in `FewShotTasks.protocol`.
     """
     ignored = frozenset(ignore)
     differences = {}
     for key in dict.fromkeys(key for protocol in protocols.values() for key in protocol):
-        tested = key.removeprefix("train_")
+        tested = key.removeprefix("train_") if key in TRAINING_COUNTS else key
         values = {
             name: protocol.get(key, protocol.get(tested, MISSING))
             for name, protocol in protocols.items()

@@ -1,5 +1,6 @@
 """The types of the values in a run's files, which may be damaged or another person's."""
 
+import reprlib
 from functools import cache
 from typing import Annotated, Any, Self
 
@@ -31,6 +32,10 @@ class _Values(BaseModel):
     """
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+
+class _Aligned(_Values):
+    """Values with lists of one length."""
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
@@ -92,11 +97,11 @@ class Failure(_Values):
 _Row = Annotated[list[float], Field(min_length=1)]
 
 
-class Prediction(_Values):
+class Prediction(_Aligned):
     """A line of `test_predictions.jsonl`."""
 
     task: Annotated[int, Field(strict=True)]
-    classes: list[str | int] | None = None
+    classes: list[Any] | None = None
     labels: list[Label] | None = None
     predictions: list[Label] | list[_Row] | None = None
     targets: list[_Row] | None = None
@@ -105,12 +110,12 @@ class Prediction(_Values):
     loss: float = 0.0
 
 
-class _Support(_Values):
+class _Support(_Aligned):
     images: list[str]
     labels: list[Label]
 
 
-class _Query(_Values):
+class _Query(_Aligned):
     images: list[str]
     indices: list[Count]
 
@@ -180,7 +185,15 @@ def mismatch(values: Any, schema: Any) -> str:
         _adapter(schema).validate_python(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the whole"
-        given = printable(repr(first["input"])[:_MAX_SHOWN], kept="")
+        where = printable(".".join(map(str, first["loc"])) or "the whole", kept="")[:_MAX_SHOWN]
+        given = printable(_shown(first["input"]), kept="")
         return f"{where} is {given}: {first['msg'][0].lower()}{first['msg'][1:]}"
     return ""
+
+
+def _shown(value: Any) -> str:
+    """A value in a short form; its type if it is an integer of very many digits."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:
+        return type(value).__name__

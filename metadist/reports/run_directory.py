@@ -95,7 +95,7 @@ def read_json(path: Path, schema: Any = Node) -> dict[str, Any] | None:
         schema: the types of its values; see `metadist.reports.file_schema`.
 
     Raises:
-        UserError: the file cannot be read or holds no JSON object.
+        UserError: the file cannot be read, or its values have other types.
     """
     try:
         content = json.loads(read_regular(path))
@@ -341,6 +341,6 @@ def _read_yaml(path: Path) -> Any:
         return yaml.safe_load(text)
     except FileNotFoundError:
         return None
-    except (OSError, yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         reason = first_line(error)
         raise UserError(f"{path} cannot be read ({reason}): remove or restore it.") from None

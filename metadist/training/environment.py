@@ -22,6 +22,7 @@ from metadist.training.experiment import Experiment
 _PACKAGES = ("torch", "torchvision", "numpy", "hydra-core")
 _GIT_SECONDS = 2.0
 _SCOPES_OF_THE_USER = ("system", "global")
+_DIFF = ("diff", "--quiet", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty")
 
 
 def environment_of(experiment: Experiment) -> dict[str, Any]:
@@ -62,14 +63,14 @@ def commit(directory: Path) -> dict[str, str]:
     listing = ("config", "-z", "--show-scope", "--name-only", "--get-regexp", "^filter")
     try:
         head = _git(directory, options, "rev-parse", "HEAD").strip()
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, ValueError, subprocess.SubprocessError):
         return {}
     try:
         with contextlib.suppress(subprocess.CalledProcessError):  # there are no filters
             words = _git(directory, options, *listing).split("\0")
             filters = zip(words[::2], words[1::2], strict=False)
             options |= {name: "" for scope, name in filters if scope not in _SCOPES_OF_THE_USER}
-        _git(directory, options, "diff", "--quiet", "--ignore-submodules=dirty", "HEAD")
+        _git(directory, options, *_DIFF, "HEAD")
     except subprocess.CalledProcessError as error:
         head += "-dirty" if error.returncode == 1 else ""
     except (OSError, subprocess.SubprocessError):  # whether files differ is not known

@@ -38,6 +38,7 @@ def check_before_training(
     meta_batch_size: int,
     precision: Precision,
     chunk_size: ChunkSize = "auto",
+    eval_tasks: int = 2,
 ) -> None:
     """Check that the parts of a run fit each other. Every rank calls it.
 
@@ -48,6 +49,7 @@ def check_before_training(
         meta_batch_size: tasks per outer step.
         precision: the precision of the tasks' computation.
         chunk_size: see `metadist.training.batching.max_chunk_size`.
+        eval_tasks: the number of test tasks.
 
     Raises:
         UserError: the parts do not fit; see the checks below.
@@ -59,9 +61,9 @@ def check_before_training(
     _check_ways(tasks, learner)
     _check_batch_norm(tasks, learner)
     run_sanity_check(tasks, learner, precision)
-    for split in ("train", "test"):
+    for split, count in (("train", meta_batch_size), ("test", eval_tasks)):
         try:
-            check_batched_tasks(tasks, learner, split, precision, chunk_size)
+            check_batched_tasks(tasks, learner, split, precision, chunk_size, count)
         except UserError:
             raise
         except Exception as error:

@@ -102,3 +102,15 @@ def test_yaml_files_of_other_types_are_refused(tmp_path):
 )
 def test_checkpoints_of_other_types_are_refused(values):
     assert mismatch(values, Contents)
+
+
+def test_the_refusal_of_a_huge_or_long_value_is_short(tmp_path):
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra/overrides.yaml").write_text(f"0x{'f' * 6000}\n")
+    with pytest.raises(UserError, match=r"overrides\.yaml is damaged \(the whole is int"):
+        read_overrides(tmp_path)
+    path = tmp_path / "test_tasks.json"
+    path.write_text(json.dumps({"\x1b[31m\n" * 200: 3}))
+    with pytest.raises(UserError) as error:
+        read_json(path, ExampleTasks)
+    assert "\x1b" not in str(error.value) and len(str(error.value)) < 400 + len(str(path))

@@ -45,14 +45,17 @@ def test_the_commit_and_whether_files_differ_from_it(repository, tmp_path):
         ("filter.evil.clean", "touch {0}; cat"),
         ("filter.evil.process", "touch {0}"),
         ("filter.a=b.clean", "touch {0}; cat"),
+        ("diff.evil.textconv", "touch {0}; cat"),
+        ("diff.external", "touch {0}; true"),
     ],
 )
 def test_programs_of_the_repositorys_configuration_are_not_run(repository, tmp_path, key, value):
     executed = tmp_path / "executed"
     driver = key.removeprefix("filter.").rpartition(".")[0] if "filter" in key else "evil"
     (repository / ".git" / "info").mkdir(exist_ok=True)
-    (repository / ".git" / "info" / "attributes").write_text(f"* filter={driver}\n")
+    (repository / ".git" / "info" / "attributes").write_text(f"* filter={driver} diff=evil\n")
     git(repository, "config", key, value.format(executed))
+    git(repository, "config", "diff.trustExitCode", "true")  # for Git from 2.46 on
     (repository / "a").write_text("2")  # of the same size, so that Git compares the contents
     assert commit(repository)["commit"].endswith("-dirty") and not executed.exists()
 
