@@ -12,7 +12,7 @@ from reproduction.runs import failure_of, fingerprint, progress_of, read_run
 
 from metadist.metrics import counted
 from metadist.reports import FAILURE_FILE, OVERRIDES_FILE, protocol_differences, read_results
-from metadist.reports.published import MIN_FRACTION
+from metadist.reports.published import MIN_FRACTION, published_differences
 
 _ROUNDING = 1e-9
 """Tolerance for decimal representations."""
@@ -229,24 +229,10 @@ def _row(runs: Sequence[Run], steps: int | None, length: int | None) -> Row:
         world=", ".join(dict.fromkeys(worlds)),
         protocol=protocol,
         method=next((run.results.get("method", {}) for run in done), {}),
-        differences={
-            key: (published, measured)
-            for key, published in cell.protocol.items()
-            if (measured := _measured_value(protocol, key, published)) is not None
-            and measured != published
-        },
+        differences=published_differences(cell, protocol),
         seed_differences=protocol_differences(protocols)
         | protocol_differences(_configurations(done)),
     )
-
-
-def _measured_value(protocol: Mapping[str, Any], key: str, published: Any) -> Any:
-    """The value of a key of the published protocol in that of a run; None if it is not known.
-
-    results.json omits train_… keys with the same value as in the test, and options that are false.
-    """
-    value = protocol.get(key, protocol.get(key.removeprefix("train_")))
-    return False if value is None and published is True else value
 
 
 def _configurations(runs: Sequence[Run]) -> dict[str, dict[str, str]]:

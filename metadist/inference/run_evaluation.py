@@ -4,9 +4,9 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from metadist.algorithms import Ensemble
+from metadist.algorithms import Ensemble, Learner
 from metadist.config import load_experiment
 from metadist.errors import UserError, did_you_mean, state_dict_reason
 from metadist.files import prepare_output
@@ -31,6 +31,24 @@ _TRAINING_GROUPS = (
 _TEST_OPTIONS = ("eval_tasks", "eval_seed", "task_chunk_size", "precision")
 """The options of `trainer` that affect a test."""
 _HEAD = ("model.head.weight", "model.head.bias")
+
+
+class _Checkpoint(NamedTuple):
+    """A checkpoint to test.
+
+    Attributes:
+        file: the file.
+        name: the name in the protocol.
+        learner: the learner with its weights.
+        iteration: the iterations of its training.
+        protocol: the protocol of its training; {} if it is not known.
+    """
+
+    file: Path
+    name: str
+    learner: Learner
+    iteration: int
+    protocol: Mapping[str, Any]
 
 
 def evaluate_run(
@@ -64,39 +82,54 @@ def evaluate_run(
     _check_overrides(overrides)
     _check_run(run)
     experiment = load_experiment(run, *overrides, trust_code=trust_code)
-    untrained = experiment.learner
-    files, names, learners, iterations, other_classes, trainings = [], [], [], [], [], []
-    paths = _checkpoint_files(run, checkpoint)
-    for path in paths:
-        file, contents = tested_checkpoint(path)
-        experiment.learner = untrained if len(paths) == 1 else copy.deepcopy(untrained)
-        load_for_tasks(experiment, file, contents)
-        names.append(_checkpoint_in_protocol(run, file, contents))
-        learners.append(experiment.learner)
-        files.append(file)
-        trainings.append(contents.get("protocol") or {})
-        if split_differences(trainings[-1], experiment.tasks.protocol()):
-            other_classes.append(str(file))
-        iterations.append(experiment.state.iteration)
-    if len(learners) > 1:
-        experiment.learner = Ensemble(learners)
+    checkpoints = _load_checkpoints(experiment, run, _checkpoint_files(run, checkpoint))
+    if len(checkpoints) > 1:
+        experiment.learner = Ensemble([each.learner for each in checkpoints])
         experiment.state = TrainState()  # that of none of them
     experiment.trainer_config = replace(experiment.trainer_config, test_checkpoint="last")
     if predictions is not None:
         prepare_output(predictions)
     results = Trainer(experiment).test(predictions)
+    trainings = [each.protocol for each in checkpoints]
     _set_training_counts(results["protocol"], trainings)
-    results["protocol"]["checkpoint"] = ", ".join(names)
-    if len(learners) > 1:
+    results["protocol"]["checkpoint"] = ", ".join(each.name for each in checkpoints)
+    if len(checkpoints) > 1:
+        iterations = [each.iteration for each in checkpoints]
         results["iterations"] = results["tested_iteration"] = iterations
-    training = read_results(run) or {}
+    own = experiment.tasks.protocol()
     options = {
         "overrides": list(overrides),
-        "checkpoint": ", ".join(map(str, files)),
-        "trained_on_other_classes": other_classes,
+        "checkpoint": ", ".join(str(each.file) for each in checkpoints),
+        "trained_on_other_classes": [
+            str(each.file) for each in checkpoints if split_differences(each.protocol, own)
+        ],
     }
+    training = read_results(run) or {}
     trained = {f"trained_{key}": training.get(key) for key in ("protocol", "method")}
     return {**results, **options, **trained}
+
+
+def _load_checkpoints(experiment: Experiment, run: Path, paths: list[Path]) -> list[_Checkpoint]:
+    """Load checkpoints, each into a learner; the experiment has the state of the last one.
+
+    Raises:
+        UserError: a checkpoint cannot be read, or does not fit the tasks.
+    """
+    untrained, checkpoints = experiment.learner, []
+    for path in paths:
+        file, contents = tested_checkpoint(path)
+        experiment.learner = untrained if len(paths) == 1 else copy.deepcopy(untrained)
+        load_for_tasks(experiment, file, contents)
+        checkpoints.append(
+            _Checkpoint(
+                file,
+                _checkpoint_in_protocol(run, file, contents),
+                experiment.learner,
+                experiment.state.iteration,
+                contents.get("protocol") or {},
+            )
+        )
+    return checkpoints
 
 
 def _set_training_counts(protocol: dict[str, Any], trainings: list[Mapping[str, Any]]) -> None:

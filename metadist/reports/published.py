@@ -60,6 +60,28 @@ def load_cells(path: Path = PUBLISHED) -> dict[str, Cell]:
     }
 
 
+def published_differences(cell: Cell, protocol: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The keys in which a run's protocol differs from the known part of the published one.
+
+    results.json omits train_… keys with the same value as in the test, and options that are false.
+
+    Args:
+        cell: the published result.
+        protocol: the protocol of the run; {} if the run has not been tested.
+
+    Returns:
+        (published, measured) for each key that differs.
+    """
+    differences = {}
+    for key, published in cell.protocol.items():
+        measured = protocol.get(key, protocol.get(key.removeprefix("train_")))
+        if measured is None and published is True and protocol:
+            measured = False
+        if measured is not None and measured != published:
+            differences[key] = published, measured
+    return differences
+
+
 def preset_iterations(preset: str) -> int | None:
     """The training iterations of a preset in conf/experiment, or of the preset it is based on."""
     path = _PRESETS / f"{preset}.yaml"

@@ -4,8 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from metadist.metrics import counted, format_estimate, format_metric, is_percentage, score
-from metadist.reports.comparison import protocol_differences
-from metadist.reports.published import MIN_FRACTION, Cell, load_cells, preset_iterations
+from metadist.reports.published import (
+    MIN_FRACTION,
+    Cell,
+    load_cells,
+    preset_iterations,
+    published_differences,
+)
 from metadist.reports.run_record import RunRecord
 
 _TASK_KEYS = {"dataset", "ways", "shots", "class_split", "within_alphabet", "test_drawers"}
@@ -24,12 +29,12 @@ def compare_with_published(record: RunRecord) -> dict[str, Any] | None:
     cell = load_cells().get(record.preset)
     if cell is None or not any(value is not None for value in cell.results.values()):
         return None
-    differences = _protocol_differences(record, cell)
+    differences = published_differences(cell, (record.results or {}).get("protocol", {}))
     other_task = bool(differences.keys() & _TASK_KEYS)
     kinds, parts = _compare_values(record, cell, other_task)
     notes = [
-        f"{key.replace('_', ' ')}: {values['this run']} here, {values['published']} in the paper."
-        for key, values in differences.items()
+        f"{key.replace('_', ' ')}: {measured} here, {published} in the paper."
+        for key, (published, measured) in differences.items()
     ]
     if other_task:
         notes.append("Not compared: another task than the published one.")
@@ -45,18 +50,6 @@ def compare_with_published(record: RunRecord) -> dict[str, Any] | None:
         "sentence": f"Published ({cell.source}): {'; '.join(parts)}.",
         "notes": notes,
     }
-
-
-def _protocol_differences(record: RunRecord, cell: Cell) -> dict[str, dict[str, Any]]:
-    """The differences from the known part of the published protocol."""
-    protocol = (record.results or {}).get("protocol", {})
-    # results.json omits train_… keys with the same value as in the test.
-    complete = {f"train_{key}": value for key, value in protocol.items()} | protocol
-    # It also omits options that are false.
-    complete = {key: False for key, value in cell.protocol.items() if value is True} | complete
-    published = {key: value for key, value in cell.protocol.items() if key in complete}
-    ignore = complete.keys() - published
-    return protocol_differences({"published": published, "this run": complete}, ignore)
 
 
 def _compare_values(record: RunRecord, cell: Cell, other_task: bool) -> tuple[set[str], list[str]]:

@@ -63,3 +63,9 @@ def test_an_option_that_is_off_and_not_recorded_is_a_difference(tmp_path):
         found = compare_with_published(read_run_record(directory))
         assert found["kind"] == kind
         assert ("test drawers: False here, True in the paper." in found["notes"]) == (not drawers)
+
+
+def test_a_run_without_results_has_no_differences(tmp_path):
+    preset = "+experiment=prototypical_omniglot_lake_20w1s"
+    found = compare_with_published(read_run_record(write_run(tmp_path / "run", [preset])))
+    assert not any("in the paper" in note or "another task" in note for note in found["notes"])
