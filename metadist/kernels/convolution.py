@@ -1,7 +1,7 @@
-"""Convolutions in C++ for small support sets on one core and for batched tasks.
+"""Convolutions for small support sets on one core of a CPU and for batched tasks.
 
-PyTorch's convolution is made for large batches and many cores, and has one weight for all images;
-these convolutions have one weight per task. With many input and output channels and stride 1, a 3×3
+They are in C++, and in Triton for batched tasks on GPUs (`convolution_gpu`). PyTorch's convolution is made for large batches and many cores, and has one weight for all images;
+these convolutions have one weight per task. On CPUs, with many input and output channels and stride 1, a 3×3
 convolution is computed as a Winograd convolution, F(2×2, 3×3) of Lavin and Gray (2015,
 arXiv 1509.09308), equal to the direct convolution up to rounding. They are differentiable any
 number of times in reverse mode; forward-mode derivatives (`torch.autograd.forward_ad`) and
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from metadist.kernels.loader import VECTOR_BYTES, call, can_call
+from metadist.kernels.loader import VECTOR_BYTES, call, can_call, can_call_on_gpu
 
 _WINOGRAD, _DIRECT, _FEW_CHANNELS = "winograd", "direct", "few_channels"
 _MAX_TAPS = 48  # the most inputs of an output, with few channels
@@ -63,9 +63,10 @@ _SAME = Geometry((3, 3), (1, 1), (1, 1))
 def can_convolve(layer: nn.Conv2d, inputs: Tensor) -> bool:
     """Whether `convolve` supports the layer and the inputs.
 
-    Output channels must fill whole vectors. Input channels must fill whole vectors too; or they are
-    few, the inputs require no grad, and the layer has a 3×3 kernel and stride and padding 1. See
-    also `can_call`. Shapes and types that do not match are left to PyTorch, which raises the error.
+    On CPUs, output channels must fill whole vectors. Input channels must fill whole vectors too; or
+    they are few, the inputs require no grad, and the layer has a 3×3 kernel and stride and padding
+    1. See also `can_call`. On GPUs, the parameters must be batched; see also `can_call_on_gpu`.
+    Shapes and types that do not match are left to PyTorch, which raises the error.
 
     Args:
         layer: a convolution without groups and dilation; its parameters may be batched over tasks.
@@ -74,21 +75,31 @@ def can_convolve(layer: nn.Conv2d, inputs: Tensor) -> bool:
     if inputs.dim() != layer.weight.dim() or inputs.shape[-3] != layer.in_channels:
         return False
     geometry = geometry_of(layer)
-    source = _source(layer.in_channels, inputs, geometry)
     return (
-        source is not None
-        and min(geometry.stride) > 0
+        min(geometry.stride) > 0
         and min(geometry.padding) >= 0
         and min(geometry.output_size(*inputs.shape[-2:])) > 0
         and layer.weight.shape[-4:] == (layer.out_channels, layer.in_channels, *geometry.kernel)
         and (layer.bias is None or layer.bias.shape == layer.weight.shape[:-3])
         and (inputs.dim() == 4 or len(inputs) == len(layer.weight))
         and all(_matches(inputs, p) for p in (layer.weight, layer.bias) if p is not None)
-        and layer.out_channels * inputs.element_size() % VECTOR_BYTES == 0
         and inputs.numel() > 0
+        and (_can_call_on_gpu(layer, inputs) or _can_call(layer, inputs))
+    )
+
+
+def _can_call(layer: nn.Conv2d, inputs: Tensor) -> bool:
+    source = _source(layer.in_channels, inputs, geometry_of(layer))
+    return (
+        source is not None
+        and layer.out_channels * inputs.element_size() % VECTOR_BYTES == 0
         and (source != _FEW_CHANNELS or has_few_channels(layer, inputs))
         and can_call(source, inputs)
     )
+
+
+def _can_call_on_gpu(layer: nn.Conv2d, inputs: Tensor) -> bool:
+    return inputs.is_cuda and layer.weight.dim() == 5 and can_call_on_gpu(inputs)
 
 
 def has_few_channels(layer: nn.Conv2d, inputs: Tensor) -> bool:
@@ -143,7 +154,12 @@ def _source(channels: int, inputs: Tensor, geometry: Geometry) -> str | None:
 def _call(
     function: str, inputs: Tensor, out_channels: int, geometry: Geometry, *arguments: Tensor | None
 ) -> None:
-    """Call a C++ function of the convolution for inputs of the shape of `inputs`."""
+    """Call a function of the convolution, in C++ or in Triton, for inputs of the shape of `inputs`."""
+    if inputs.is_cuda:
+        from metadist.kernels import convolution_gpu  # imports Triton
+
+        getattr(convolution_gpu, function)(*geometry, *arguments)
+        return
     source = _source(inputs.shape[-1], inputs, geometry)
     assert source is not None  # see `can_convolve`
     shape = ConvShape(*inputs.shape, out_channels)

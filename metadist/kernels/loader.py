@@ -23,6 +23,9 @@ from torch import Tensor, nn
 
 _log = logging.getLogger(__name__)
 
+_GPU_TYPES = (torch.float32, torch.float64, torch.bfloat16)
+_AMPERE = 8
+"""The lowest compute capability with bfloat16 and TensorFloat-32."""
 _TYPES = {torch.float32: "f32", torch.float64: "f64"}
 VECTOR_BYTES = 64
 """Size of the largest vectors in `vectors.h`; channels must fill whole vectors."""
@@ -64,6 +67,46 @@ def can_call(name: str, tensor: Tensor) -> bool:
         and not torch.is_autocast_enabled("cpu")
         and library(name) is not None
     )
+
+
+def can_call_on_gpu(tensor: Tensor) -> bool:
+    """Whether the Triton kernels support a tensor's type and device.
+
+    They run on the current NVIDIA GPU, from compute capability 8.0 on, in float32, float64 or
+    bfloat16, and need Triton and a C compiler. Where C++ kernels do not run (see `can_call`), they
+    do not either, except under autocast.
+
+    Args:
+        tensor: an argument of the kernel.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and tensor.is_cuda
+        and tensor.dtype in _GPU_TYPES
+        and not in_transform()
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch.jit.is_tracing()
+        and tensor.device.index == torch.cuda.current_device()
+        and has_triton(tensor.device)
+    )
+
+
+@functools.cache
+def has_triton(device: torch.device) -> bool:
+    """Whether Triton can compile and run kernels on a GPU."""
+    try:
+        if torch.version.cuda is None or torch.cuda.get_device_capability(device)[0] < _AMPERE:
+            raise RuntimeError("the kernels need an NVIDIA GPU of compute capability 8.0 or higher")
+        from metadist.kernels import norm_relu_pool_gpu  # Triton may be missing
+
+        ones = torch.ones(1, 2, 1, 1, 1, device=device)
+        inputs = (ones, ones[0, 0, 0], ones[0, 0, 0])
+        outputs = (ones.clone(), torch.empty_like(ones[0, 0, 0]), torch.empty_like(ones[0, 0, 0]))
+        norm_relu_pool_gpu.forward(1, *inputs, 1.0, *outputs)
+    except Exception as error:  # of Triton and of its compilers, which have many types of errors
+        _log.info("cannot use Triton, using PyTorch, which is slower: %s", error)
+        return False
+    return True
 
 
 def in_transform() -> bool:

@@ -1,7 +1,8 @@
 """Batch norm, ReLU and 2×2 max-pooling in few passes over memory, twice differentiable.
 
-The operations are in C++, for one thread of a CPU, where the separate operations take longer than
-the convolutions between them. Batch norm with ReLU, batched over tasks, is also in PyTorch.
+The operations are in C++, for one thread of a CPU, and in Triton, for GPUs (`norm_relu_pool_gpu`):
+the separate operations take longer than the convolutions between them. Batch norm with ReLU,
+batched over tasks, is also in PyTorch.
 """
 
 import ctypes
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from metadist.kernels.loader import VECTOR_BYTES, call, can_call
+from metadist.kernels.loader import VECTOR_BYTES, call, can_call, can_call_on_gpu
 
 _SOURCE = "norm_relu_pool"
 
@@ -46,10 +47,11 @@ def can_fuse_norm_relu_pool(norm: nn.Module, inputs: Tensor) -> TypeGuard[BatchN
 
 
 def can_fuse_norm(norm: nn.Module, inputs: Tensor) -> TypeGuard[BatchNorm]:
-    """Whether a norm is supported in C++ for inputs of this type and device, of any shape.
+    """Whether a norm is supported for inputs of this type and device, of any shape.
 
-    PyTorch's batch norms with weight and bias, without running statistics and hooks, are supported
-    if their channels fill whole vectors; see also `can_call`.
+    PyTorch's batch norms with weight and bias, without running statistics and hooks, are supported:
+    on CPUs if their channels fill whole vectors (see also `can_call`), on GPUs if they are batched
+    over tasks (see also `can_call_on_gpu`), there with bfloat16 inputs, too.
     """
     return (
         is_batch_norm(norm)
@@ -58,10 +60,26 @@ def can_fuse_norm(norm: nn.Module, inputs: Tensor) -> TypeGuard[BatchNorm]:
         and norm.weight is not None
         and norm.weight.shape[-1] == norm.num_features
         and norm.bias.shape == norm.weight.shape
-        and inputs.dtype == norm.weight.dtype
         and inputs.device == norm.weight.device
-        and norm.num_features * inputs.element_size() % VECTOR_BYTES == 0
-        and can_call(_SOURCE, inputs)
+        and (
+            _can_fuse_on_gpu(norm, inputs)
+            or (
+                inputs.dtype == norm.weight.dtype
+                and norm.num_features * inputs.element_size() % VECTOR_BYTES == 0
+                and can_call(_SOURCE, inputs)
+            )
+        )
+    )
+
+
+def _can_fuse_on_gpu(norm: BatchNorm, inputs: Tensor) -> bool:
+    autocast = inputs.dtype is torch.bfloat16 and norm.weight.dtype is torch.float32
+    return (
+        inputs.is_cuda
+        and norm.weight.dim() == 2
+        and (inputs.dtype == norm.weight.dtype or autocast)
+        and inputs.numel() > 0
+        and can_call_on_gpu(inputs)
     )
 
 
@@ -141,16 +159,25 @@ def batched_norm_relu(inputs: Tensor, weight: Tensor, bias: Tensor, eps: float) 
     return _NormReLU.apply(inputs, weight, bias, eps)
 
 
+def _call(function: str, window: int, y: Tensor, *arguments: Tensor | float) -> None:
+    """Call a function of the source, or the one of this name in Triton, for inputs like `y`."""
+    if y.is_cuda:
+        from metadist.kernels import norm_relu_pool_gpu  # imports Triton
+
+        getattr(norm_relu_pool_gpu, function)(window, *arguments)
+    else:
+        call(_SOURCE, function, y.dtype, _Shape(*y.shape, window), *arguments)
+
+
 class _NormReLUPool(Function):
     @staticmethod
     def forward(
         ctx: Any, y: Tensor, weight: Tensor, bias: Tensor, eps: float, window: int
     ) -> Tensor:
         tasks, n, height, width, channels = y.shape
-        out = y.new_empty(tasks, n, height // window, width // window, channels)
+        out = weight.new_empty(tasks, n, height // window, width // window, channels)
         mean, inverse = torch.empty_like(weight), torch.empty_like(weight)
-        arguments = (y, weight, bias, eps, out, mean, inverse)
-        call(_SOURCE, "forward", y.dtype, _Shape(*y.shape, window), *arguments)
+        _call("forward", window, y, y, weight, bias, eps, out, mean, inverse)
         ctx.window = window
         ctx.save_for_backward(y, weight, bias, mean, inverse)
         return out
@@ -179,7 +206,7 @@ class _NormReLUPoolBackward(Function):
         dy, mean_z, mean_zh = torch.empty_like(y), torch.empty_like(mean), torch.empty_like(mean)
         inputs = (grad_output, y, weight, bias, mean, inverse)
         outputs = (dy, mean_z, mean_zh)
-        call(_SOURCE, "backward", y.dtype, _Shape(*y.shape, window), *inputs, *outputs)
+        _call("backward", window, y, *inputs, *outputs)
         ctx.window = window
         ctx.save_for_backward(*inputs, mean_z, mean_zh)
         rows = y[0, ..., 0].numel()
@@ -192,7 +219,7 @@ class _NormReLUPoolBackward(Function):
         outputs = torch.empty_like(grad_output), torch.empty_like(y), torch.empty_like(weight)
         tangents = (t.contiguous(), t_weight.contiguous(), t_bias.contiguous())
         arguments = (*tangents, grad_output, y, weight, *statistics, *outputs)
-        call(_SOURCE, "double_backward", y.dtype, _Shape(*y.shape, ctx.window), *arguments)
+        _call("double_backward", ctx.window, y, *arguments)
         return *outputs, None, None, None, None
 
 

@@ -77,7 +77,8 @@ class Conv2d(nn.Conv2d):
         """(…, n, in, h, w) -> (…, n, out, h', w')."""
         unbatched = self.weight.dim() == 4
         if self.native and can_convolve(self, inputs):
-            batched, weight, bias = inputs, self.weight, self.bias
+            batched, weight = to_autocast_dtype(inputs), to_autocast_dtype(self.weight)
+            bias = None if self.bias is None else to_autocast_dtype(self.bias)
             if unbatched:
                 batched, weight = batched.unsqueeze(0), weight.unsqueeze(0)
                 bias = None if bias is None else bias.unsqueeze(0)

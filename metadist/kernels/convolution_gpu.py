@@ -1,0 +1,201 @@
+"""Convolutions on GPUs in Triton, one weight per task; see `convolution.py`.
+
+Matrix products over patches of the inputs that are not stored (implicit GEMM). The functions have
+the arguments of those in `direct.cpp`. How sums are split depends on a task's shapes only, so that
+its results are bit-identical for any number of tasks.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+Pair = tuple[int, int]
+
+
+class _Tile(NamedTuple):
+    """The rows, the columns and the terms of a program's step, and its warps and stages."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int = 4
+    stages: int = 2
+
+
+def convolve(
+    kernel: Pair, stride: Pair, padding: Pair,
+    inputs: Tensor, weight: Tensor, bias: Tensor | None, outputs: Tensor,
+) -> None:  # fmt: skip
+    """(tasks, n, h, w, in) -> (tasks, n, h', w', out)."""
+    _products(False, (kernel, stride, padding), inputs, weight, bias, outputs)
+
+
+def conv_transpose(
+    kernel: Pair, stride: Pair, padding: Pair, gradient: Tensor, weight: Tensor, inputs: Tensor
+) -> None:  # fmt: skip
+    """The transpose of `convolve`: (tasks, n, h', w', out) -> (tasks, n, h, w, in)."""
+    _products(True, (kernel, stride, padding), gradient, weight, None, inputs)
+
+
+def _products(
+    transposed: bool,
+    geometry: tuple[Pair, Pair, Pair],
+    inputs: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    outputs: Tensor,
+) -> None:
+    tasks, n, height, width, depth = inputs.shape
+    _, _, out_height, out_width, columns = outputs.shape
+    rows = n * out_height * out_width
+    tile = _Tile(128, _power_of_2(columns, 64), _power_of_2(depth, 32))
+    grid = (triton.cdiv(rows, tile.rows), triton.cdiv(columns, tile.columns), tasks)
+    _multiply[grid](
+        *(inputs, weight, bias, outputs, n, height, width, out_height, out_width),
+        *(pair[i] for pair in geometry for i in range(2)),
+        *(transposed, depth, columns, bias is not None, _precision(inputs)),
+        *tile[:3],
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+
+
+def weight_grad(
+    kernel: Pair, stride: Pair, padding: Pair,
+    inputs: Tensor, gradient: Tensor, weight: Tensor, bias: Tensor,
+) -> None:  # fmt: skip
+    """The gradients of <gradient, convolution of the inputs> with respect to weight and bias."""
+    tasks, n, height, width, channels = inputs.shape
+    _, _, out_height, out_width, columns = gradient.shape
+    taps, rows = kernel[0] * kernel[1] * channels, n * out_height * out_width
+    tile = _Tile(_power_of_2(taps, 64), _power_of_2(columns, 64), 64)
+    part_rows = max(4096, -(-rows // (64 * tile.depth)) * tile.depth)
+    parts = triton.cdiv(rows, part_rows)
+    weights = weight.new_empty(tasks, parts, taps + 1, columns, dtype=_sum_dtype(inputs))
+    tap_tiles, column_tiles = triton.cdiv(taps, tile.rows), triton.cdiv(columns, tile.columns)
+    _multiply_transposed[(tap_tiles * column_tiles, parts, tasks)](
+        *(inputs, gradient, weights, n, height, width, out_height, out_width, part_rows),
+        *(pair[i] for pair in (kernel, stride, padding) for i in range(2)),
+        *(channels, columns, _precision(inputs), *tile[:3]),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    sums = weights.sum(1)
+    weight.copy_(sums[:, :taps].view(weight.shape))
+    bias.copy_(sums[:, taps])
+
+
+def _power_of_2(size: int, largest: int) -> int:
+    """The size of a tile: from 16, the least of a product, to `largest`."""
+    return max(16, min(largest, triton.next_power_of_2(size)))
+
+
+def _precision(tensor: Tensor) -> str:
+    """The precision of products of float32, as PyTorch is set to."""
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+
+
+def _sum_dtype(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype is torch.float64 else torch.float32
+
+
+@triton.jit
+def _multiply(
+    inputs, weight, bias, outputs, n, height, width, out_height, out_width,
+    KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    PADDING_H: tl.constexpr, PADDING_W: tl.constexpr, TRANSPOSED: tl.constexpr,
+    DEPTH: tl.constexpr, COLUMNS: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_DEPTH: tl.constexpr,
+):  # fmt: skip
+    """outputs[row, column] = bias[column] + Σ inputs at the row's taps · weight[tap, column]."""
+    task = tl.program_id(2).to(tl.int64)
+    dtype = tl.float64 if inputs.dtype.element_ty == tl.float64 else tl.float32
+    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    column = tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    image, y, x = row // (out_height * out_width), row // out_width % out_height, row % out_width
+    inputs += task * n * height * width * DEPTH
+    weight += task * KERNEL_H * KERNEL_W * DEPTH * COLUMNS
+    outputs += task * n * out_height * out_width * COLUMNS
+    sums = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], dtype)
+    for start in range(0, KERNEL_H * KERNEL_W * DEPTH, BLOCK_DEPTH):
+        term = start + tl.arange(0, BLOCK_DEPTH)
+        tap, channel = term // DEPTH, term % DEPTH
+        if TRANSPOSED:
+            up = (y + PADDING_H)[:, None] - (tap // KERNEL_W)[None, :]
+            left = (x + PADDING_W)[:, None] - (tap % KERNEL_W)[None, :]
+            in_y, in_x = up // STRIDE_H, left // STRIDE_W
+            mask = (up >= 0) & (left >= 0) & (in_y < height) & (in_x < width)
+            if STRIDE_H * STRIDE_W > 1:
+                mask = mask & (up % STRIDE_H == 0) & (left % STRIDE_W == 0)
+            b = (tap * DEPTH * COLUMNS + channel)[:, None] + column[None, :] * DEPTH
+        else:
+            in_y = (y * STRIDE_H - PADDING_H)[:, None] + (tap // KERNEL_W)[None, :]
+            in_x = (x * STRIDE_W - PADDING_W)[:, None] + (tap % KERNEL_W)[None, :]
+            mask = (in_y >= 0) & (in_x >= 0) & (in_y < height) & (in_x < width)
+            b = term[:, None] * COLUMNS + column[None, :]
+        mask = mask & (image < n)[:, None] & (tap < KERNEL_H * KERNEL_W)[None, :]
+        pixel = (image.to(tl.int64)[:, None] * height + in_y) * width + in_x
+        a = tl.load(inputs + pixel * DEPTH + channel[None, :], mask, 0)
+        in_weight = (tap < KERNEL_H * KERNEL_W)[:, None] & (column < COLUMNS)[None, :]
+        sums += tl.dot(
+            a, tl.load(weight + b, in_weight, 0), input_precision=PRECISION, out_dtype=dtype
+        )
+    valid = column < COLUMNS
+    if BIAS:
+        sums += tl.load(bias + task * COLUMNS + column, valid, 0).to(dtype)[None, :]
+    to = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+    tl.store(outputs + to, sums, (image < n)[:, None] & valid[None, :])
+
+
+@triton.jit
+def _multiply_transposed(
+    inputs, gradient, sums, n, height, width, out_height, out_width, part_rows,
+    KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    PADDING_H: tl.constexpr, PADDING_W: tl.constexpr,
+    CHANNELS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_TERMS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+):  # fmt: skip
+    """sums[term, column] = Σ inputs at the term's tap · gradient[row, column] over a part of the
+    rows; the last term is the sum of the gradient.
+    """
+    part, task = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    dtype = sums.dtype.element_ty
+    TERMS: tl.constexpr = KERNEL_H * KERNEL_W * CHANNELS
+    tiles = tl.cdiv(COLUMNS, BLOCK_COLUMNS)
+    first_term = tl.program_id(0) // tiles * BLOCK_TERMS
+    term = first_term + tl.arange(0, BLOCK_TERMS)
+    column = tl.program_id(0) % tiles * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    tap, channel = term // CHANNELS, term % CHANNELS
+    valid = column < COLUMNS
+    rows = n * out_height * out_width
+    inputs += task * n * height * width * CHANNELS
+    gradient += task * rows * COLUMNS
+    sums += (task * tl.num_programs(1) + part) * (TERMS + 1) * COLUMNS
+    products = tl.zeros([BLOCK_TERMS, BLOCK_COLUMNS], dtype)
+    totals = tl.zeros([BLOCK_COLUMNS], dtype)
+    last = tl.minimum((part + 1) * part_rows, rows)
+    for start in range(part * part_rows, last, BLOCK_ROWS):
+        row = start + tl.arange(0, BLOCK_ROWS)
+        image, y, x = (
+            row // (out_height * out_width),
+            row // out_width % out_height,
+            row % out_width,
+        )
+        in_y = (y * STRIDE_H - PADDING_H)[None, :] + (tap // KERNEL_W)[:, None]
+        in_x = (x * STRIDE_W - PADDING_W)[None, :] + (tap % KERNEL_W)[:, None]
+        mask = (in_y >= 0) & (in_x >= 0) & (in_y < height) & (in_x < width)
+        mask = mask & (row < last)[None, :] & (term < TERMS)[:, None]
+        pixel = (image.to(tl.int64)[None, :] * height + in_y) * width + in_x
+        a = tl.load(inputs + pixel * CHANNELS + channel[:, None], mask, 0)
+        at = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+        b = tl.load(gradient + at, (row < last)[:, None] & valid[None, :], 0)
+        products += tl.dot(a, b, input_precision=PRECISION, out_dtype=dtype)
+        if first_term == 0:
+            totals += tl.sum(b.to(dtype), 0)
+    to = term[:, None] * COLUMNS + column[None, :]
+    tl.store(sums + to, products, (term < TERMS)[:, None] & valid[None, :])
+    if first_term == 0:
+        tl.store(sums + TERMS * COLUMNS + column, totals, valid)
