@@ -1,7 +1,8 @@
 """Convolutions for small support sets on one core of a CPU and for batched tasks.
 
-They are in C++, and in Triton for batched tasks on GPUs (`convolution_gpu`). PyTorch's convolution is made for large batches and many cores, and has one weight for all images;
-these convolutions have one weight per task. On CPUs, with many input and output channels and stride 1, a 3×3
+PyTorch's convolution is made for large batches and many cores, and has one weight for all images;
+these convolutions have one weight per task. They are in C++ for CPUs, and in Triton for batched
+tasks on GPUs (`convolution_gpu`). On CPUs, with many input and output channels and stride 1, a 3×3
 convolution is computed as a Winograd convolution, F(2×2, 3×3) of Lavin and Gray (2015,
 arXiv 1509.09308), equal to the direct convolution up to rounding. They are differentiable any
 number of times in reverse mode; forward-mode derivatives (`torch.autograd.forward_ad`) and
@@ -154,7 +155,7 @@ def _source(channels: int, inputs: Tensor, geometry: Geometry) -> str | None:
 def _call(
     function: str, inputs: Tensor, out_channels: int, geometry: Geometry, *arguments: Tensor | None
 ) -> None:
-    """Call a function of the convolution, in C++ or in Triton, for inputs of the shape of `inputs`."""
+    """Call a function in C++ or Triton for inputs of the shape and on the device of `inputs`."""
     if inputs.is_cuda:
         from metadist.kernels import convolution_gpu  # imports Triton
 

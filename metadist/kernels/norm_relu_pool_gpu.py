@@ -16,6 +16,8 @@ _ELEMENTS = 4096
 _PART_TILES = 32
 """The fewest tiles of a part."""
 _MAX_PARTS = 128
+_PARTIAL_SUMS = 2**14
+"""The most elements of the parts' sums, which each program adds up."""
 
 
 class _Launch(NamedTuple):
@@ -33,7 +35,8 @@ def _launch(y: Tensor, window: int) -> _Launch:
     block_c = triton.next_power_of_2(channels)
     block = max(1, _ELEMENTS // (block_c * window**2))
     tiles = -(-windows // block)
-    part_tiles = max(_PART_TILES, -(-tiles // _MAX_PARTS))
+    most_parts = min(_MAX_PARTS, max(1, _PARTIAL_SUMS // block_c))
+    part_tiles = max(_PART_TILES, -(-tiles // most_parts))
     parts = -(-tiles // part_tiles)
     constants = {
         "PARTS": triton.next_power_of_2(parts),
@@ -104,21 +107,24 @@ def double_backward(
 ) -> None:
     """Compute the gradients with respect to the gradient, y and weight of a backward pass.
 
-    t, t_weight and t_bias are the gradients with respect to dy, the mean of z h and that of z.
+    t, t_weight and t_bias are the gradients with respect to dy, the sum of z h and that of z.
     """
     grid, sizes, constants = _launch(y, window)
     sums = y.new_empty(3, len(y), grid[0], y.shape[-1], dtype=weight.dtype)
     inputs = (t, gradient, y, weight, bias, mean, inverse)
     _double_backward_sums[grid](*inputs, *sums, *sizes, **constants)
-    inputs = (*inputs, t_weight, t_bias, mean_z, mean_zh)
-    _double_backward[grid](*inputs, *sums, d_gradient, dy, d_weight, *sizes, **constants)
+    given = (t_weight, t_bias, mean_z, mean_zh)
+    _double_backward[grid](*inputs, *given, *sums, d_gradient, dy, d_weight, *sizes, **constants)
 
+
+_SIZES = ("n", "height", "width", "parts", "part_rows", "part_windows")
+"""Arguments by whose values no kernel is compiled again."""
 
 # Programs of a grid (parts, tasks): each computes a part of a task's windows, tile by tile. The
 # tasks' tensors are one after another; offsets may need 64 bits.
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def _moments(
     y, means, squares, n, height, width, parts, part_rows,
     PARTS: tl.constexpr, WINDOW: tl.constexpr, CHANNELS: tl.constexpr,
@@ -155,7 +161,7 @@ def _moments(
     tl.store(squares + to, square, c < CHANNELS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def _finish_moments(
     means, squares, mean_out, inverse_out, eps, n, height, width, parts, part_rows,
     PARTS: tl.constexpr, WINDOW: tl.constexpr, CHANNELS: tl.constexpr,
@@ -226,10 +232,11 @@ def _at_maximum(values, others, WINDOW: tl.constexpr):
 
 @triton.jit
 def _sum_windows(values):
+    """The sum over windows and their positions, per channel."""
     return tl.sum(tl.sum(values, 1), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def _forward(
     y, weight, bias, means, inverses, out, n, height, width, parts, part_windows,
     PARTS: tl.constexpr, WINDOW: tl.constexpr, CHANNELS: tl.constexpr,
@@ -253,9 +260,10 @@ def _forward(
         tl.store(out + to, tl.where(largest <= 0, 0, largest), pooled)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def _backward_sums(
-    gradient, y, weight, bias, means, inverses, sums_z, sums_zh, n, height, width, parts, part_windows,
+    gradient, y, weight, bias, means, inverses, sums_z, sums_zh,
+    n, height, width, parts, part_windows,
     PARTS: tl.constexpr, WINDOW: tl.constexpr, CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -285,14 +293,14 @@ def _backward_sums(
     tl.store(sums_zh + at_part, sum_zh, valid)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def _backward(
     gradient, y, weight, bias, means, inverses, sums_z, sums_zh, dy, means_z, means_zh,
     n, height, width, parts, part_windows,
     PARTS: tl.constexpr, WINDOW: tl.constexpr, CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """dy = s (z - <z> - h <zh>) with s = weight / deviation and <·> the mean over rows."""
+    """Gradient by y: s (z - <z> - h <zh>) with s = weight / deviation and means <·> over rows."""
     part, task = tl.program_id(0), tl.program_id(1).to(tl.int64)
     dtype = means.dtype.element_ty
     c = tl.arange(0, BLOCK_C)
@@ -322,7 +330,7 @@ def _backward(
         tl.store(dy + at, scale * (z - mean_z - h * mean_zh), exists)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def _double_backward_sums(
     t, gradient, y, weight, bias, means, inverses, sums_t, sums_th, sums_tz,
     n, height, width, parts, part_windows,
@@ -363,7 +371,7 @@ def _double_backward_sums(
     tl.store(sums_tz + at_part, sum_tz, valid)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def _double_backward(
     t, gradient, y, weight, bias, means, inverses, t_weights, t_biases, means_z, means_zh,
     sums_t, sums_th, sums_tz, d_gradient, dy, d_weight, n, height, width, parts, part_windows,

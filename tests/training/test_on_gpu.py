@@ -3,11 +3,16 @@
 import pytest
 import torch
 from tiny import build, records, without_times
+from torch.profiler import profile
 from worlds import run_world
 
+from metadist.algorithms import MAML
 from metadist.kernels.matmul import matmul
+from metadist.models import Conv4
+from metadist.tasks import Episode, Examples
 from metadist.training import Trainer
 from metadist.training.cuda_graph import capture
+from metadist.training.outer_step import StepArguments, outer_step
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
@@ -34,6 +39,27 @@ def test_two_workers_on_a_gpu_agree_with_one_up_to_rounding(tmp_path, strategy):
     one, two = (without_times(records(tmp_path / name)) for name in ("one", "two"))
     for mine, other in zip(one, two, strict=True):
         assert mine == pytest.approx(other, rel=1e-3)
+
+
+@pytest.mark.parametrize("pooling", ["max", "stride"])
+def test_a_step_with_kernels_agrees_with_one_of_pytorch(pooling):
+    gradients = []
+    for native in (True, False):
+        torch.manual_seed(0)
+        model = Conv4((1, 21, 17), 3, 16, pooling, native=native).double()
+        learner = MAML(model, inner_steps=2).cuda().train()
+        inputs = torch.randn(2, 4, 9, 1, 21, 17, dtype=torch.float64, device="cuda")
+        targets = (torch.arange(9, device="cuda") % 3).expand(4, 9)
+        episodes = Episode(Examples(inputs[0], targets), Examples(inputs[1], targets))
+        parameters = dict(learner.named_parameters())
+        weights = torch.ones(4, dtype=torch.float64, device="cuda")
+        with profile() as profiler:
+            arguments = StepArguments(learner, parameters, [*parameters], episodes, weights)
+            step_sum = outer_step(arguments)
+        kernels = {event.key for event in profiler.key_averages()}
+        assert ("_multiply_transposed" in kernels) == native
+        gradients.append([step_sum.result.loss, *step_sum.gradients])
+    torch.testing.assert_close(*gradients)
 
 
 def test_a_function_that_reads_a_value_is_not_captured():

@@ -1,0 +1,21 @@
+"""The Triton kernels, on a GPU or, without one, in Triton's interpreter."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+
+def test_triton_kernels_agree_with_pytorch():
+    pytest.importorskip("triton", reason="PyTorch requires Triton on Linux with CUDA only")
+    # The interpreter has to be chosen before the first import of Triton.
+    interpreter = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
+    tests = Path(__file__).with_name("gpu_kernels.py")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--durations=0", tests]
+    done = subprocess.run(
+        command, env=os.environ | interpreter, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
