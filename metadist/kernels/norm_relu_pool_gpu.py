@@ -16,8 +16,6 @@ _ELEMENTS = 4096
 _PART_TILES = 32
 """The fewest tiles of a part."""
 _MAX_PARTS = 128
-_PARTIAL_SUMS = 2**14
-"""The most elements of the parts' sums, which each program adds up."""
 
 
 class _Launch(NamedTuple):
@@ -35,11 +33,9 @@ def _launch(y: Tensor, window: int) -> _Launch:
     block_c = triton.next_power_of_2(channels)
     block = max(1, _ELEMENTS // (block_c * window**2))
     tiles = -(-windows // block)
-    most_parts = min(_MAX_PARTS, max(1, _PARTIAL_SUMS // block_c))
-    part_tiles = max(_PART_TILES, -(-tiles // most_parts))
+    part_tiles = max(_PART_TILES, -(-tiles // _MAX_PARTS))
     parts = -(-tiles // part_tiles)
     constants = {
-        "PARTS": triton.next_power_of_2(parts),
         "WINDOW": window,
         "CHANNELS": channels,
         "BLOCK": block,
@@ -127,8 +123,7 @@ _SIZES = ("n", "height", "width", "parts", "part_rows", "part_windows")
 @triton.jit(do_not_specialize=_SIZES)
 def _moments(
     y, means, squares, n, height, width, parts, part_rows,
-    PARTS: tl.constexpr, WINDOW: tl.constexpr, CHANNELS: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    WINDOW: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Mean and sum of squared deviations of a part of a task's rows, per channel.
 
@@ -164,35 +159,45 @@ def _moments(
 @triton.jit(do_not_specialize=_SIZES)
 def _finish_moments(
     means, squares, mean_out, inverse_out, eps, n, height, width, parts, part_rows,
-    PARTS: tl.constexpr, WINDOW: tl.constexpr, CHANNELS: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    WINDOW: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Mean and 1 / deviation of a task from those of its parts."""
     task = tl.program_id(0).to(tl.int64)
     dtype = means.dtype.element_ty
     rows = n * height * width
-    c, part = tl.arange(0, BLOCK_C), tl.arange(0, PARTS)
-    at = (task * parts + part)[:, None] * CHANNELS + c[None, :]
-    mask = (part < parts)[:, None] & (c < CHANNELS)[None, :]
-    counts = tl.minimum(rows - part * part_rows, part_rows)
-    counts = tl.where(part < parts, counts, 0).to(dtype)[:, None]
-    part_means = tl.load(means + at, mask, 0)
-    mean = tl.sum(part_means * counts, 0) / rows
-    deviation = part_means - mean[None, :]
-    square = tl.sum(tl.load(squares + at, mask, 0) + deviation * deviation * counts, 0)
-    inverse = 1 / tl.sqrt(square / rows + eps)
+    c = tl.arange(0, BLOCK_C)
+    mean = tl.zeros([BLOCK_C], dtype)
+    for first in range(0, parts, 32):
+        part = first + tl.arange(0, 32)
+        at = (task * parts + part)[:, None] * CHANNELS + c[None, :]
+        mask = (part < parts)[:, None] & (c < CHANNELS)[None, :]
+        share = tl.minimum(rows - part * part_rows, part_rows).to(dtype) / rows
+        mean += tl.sum(tl.load(means + at, mask, 0) * share[:, None], 0)
+    variance = tl.zeros([BLOCK_C], dtype)
+    for first in range(0, parts, 32):
+        part = first + tl.arange(0, 32)
+        at = (task * parts + part)[:, None] * CHANNELS + c[None, :]
+        mask = (part < parts)[:, None] & (c < CHANNELS)[None, :]
+        share = tl.minimum(rows - part * part_rows, part_rows).to(dtype) / rows
+        deviation = tl.where(mask, tl.load(means + at, mask, 0) - mean[None, :], 0)
+        within = tl.load(squares + at, mask, 0) / rows
+        variance += tl.sum(within + deviation * deviation * share[:, None], 0)
+    inverse = 1 / tl.sqrt(variance + eps)
     tl.store(mean_out + task * CHANNELS + c, mean, c < CHANNELS)
     tl.store(inverse_out + task * CHANNELS + c, inverse, c < CHANNELS)
 
 
 @triton.jit
-def _sum_parts(
-    sums, task, parts, PARTS: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_C: tl.constexpr
-):
+def _sum_parts(sums, task, parts, CHANNELS: tl.constexpr, BLOCK_C: tl.constexpr):
     """The sum over the parts of a task, per channel."""
-    c, part = tl.arange(0, BLOCK_C), tl.arange(0, PARTS)
-    at = (task * parts + part)[:, None] * CHANNELS + c[None, :]
-    return tl.sum(tl.load(sums + at, (part < parts)[:, None] & (c < CHANNELS)[None, :], 0), 0)
+    c = tl.arange(0, BLOCK_C)
+    total = tl.zeros([BLOCK_C], sums.dtype.element_ty)
+    for first in range(0, parts, 32):
+        part = first + tl.arange(0, 32)
+        at = (task * parts + part)[:, None] * CHANNELS + c[None, :]
+        mask = (part < parts)[:, None] & (c < CHANNELS)[None, :]
+        total += tl.sum(tl.load(sums + at, mask, 0), 0)
+    return total
 
 
 @triton.jit
@@ -239,8 +244,7 @@ def _sum_windows(values):
 @triton.jit(do_not_specialize=_SIZES)
 def _forward(
     y, weight, bias, means, inverses, out, n, height, width, parts, part_windows,
-    PARTS: tl.constexpr, WINDOW: tl.constexpr, CHANNELS: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    WINDOW: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     part, task = tl.program_id(0), tl.program_id(1).to(tl.int64)
     dtype = means.dtype.element_ty
@@ -264,8 +268,7 @@ def _forward(
 def _backward_sums(
     gradient, y, weight, bias, means, inverses, sums_z, sums_zh,
     n, height, width, parts, part_windows,
-    PARTS: tl.constexpr, WINDOW: tl.constexpr, CHANNELS: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    WINDOW: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """The sums of z and z h over a part of the windows; z is the gradient at a window's maximum."""
     part, task = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -297,8 +300,7 @@ def _backward_sums(
 def _backward(
     gradient, y, weight, bias, means, inverses, sums_z, sums_zh, dy, means_z, means_zh,
     n, height, width, parts, part_windows,
-    PARTS: tl.constexpr, WINDOW: tl.constexpr, CHANNELS: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    WINDOW: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Gradient by y: s (z - <z> - h <zh>) with s = weight / deviation and means <·> over rows."""
     part, task = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -309,8 +311,8 @@ def _backward(
     scale = tl.load(weight + of_task, valid, 0) * inverse
     shift = tl.load(bias + of_task, valid, 0) - mean * scale
     rows = n * height * width
-    mean_z = _sum_parts(sums_z, task, parts, PARTS, CHANNELS, BLOCK_C) / rows
-    mean_zh = _sum_parts(sums_zh, task, parts, PARTS, CHANNELS, BLOCK_C) / rows
+    mean_z = _sum_parts(sums_z, task, parts, CHANNELS, BLOCK_C) / rows
+    mean_zh = _sum_parts(sums_zh, task, parts, CHANNELS, BLOCK_C) / rows
     if part == 0:
         tl.store(means_z + of_task, mean_z, valid)
         tl.store(means_zh + of_task, mean_zh, valid)
@@ -334,8 +336,7 @@ def _backward(
 def _double_backward_sums(
     t, gradient, y, weight, bias, means, inverses, sums_t, sums_th, sums_tz,
     n, height, width, parts, part_windows,
-    PARTS: tl.constexpr, WINDOW: tl.constexpr, CHANNELS: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    WINDOW: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """The sums of t, t h and t z over a part of the windows."""
     part, task = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -375,8 +376,7 @@ def _double_backward_sums(
 def _double_backward(
     t, gradient, y, weight, bias, means, inverses, t_weights, t_biases, means_z, means_zh,
     sums_t, sums_th, sums_tz, d_gradient, dy, d_weight, n, height, width, parts, part_windows,
-    PARTS: tl.constexpr, WINDOW: tl.constexpr, CHANNELS: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    WINDOW: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """The derivatives of `_backward`, as in `_NormReLUBackward.backward`."""
     part, task = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -389,9 +389,9 @@ def _double_backward(
     shift = tl.load(bias + of_task, valid, 0) - mean * scale
     mean_z, mean_zh = tl.load(means_z + of_task, valid, 0), tl.load(means_zh + of_task, valid, 0)
     rows = n * height * width
-    mean_t = _sum_parts(sums_t, task, parts, PARTS, CHANNELS, BLOCK_C) / rows
-    mean_th = _sum_parts(sums_th, task, parts, PARTS, CHANNELS, BLOCK_C) / rows
-    mean_tz = _sum_parts(sums_tz, task, parts, PARTS, CHANNELS, BLOCK_C) / rows
+    mean_t = _sum_parts(sums_t, task, parts, CHANNELS, BLOCK_C) / rows
+    mean_th = _sum_parts(sums_th, task, parts, CHANNELS, BLOCK_C) / rows
+    mean_tz = _sum_parts(sums_tz, task, parts, CHANNELS, BLOCK_C) / rows
     t_weight, t_bias = tl.load(t_weights + of_task, valid, 0), tl.load(t_biases + of_task, valid, 0)
     # By z: s (t - <t> - h <th>) + t_weight h + t_bias.
     by_h = t_weight - scale * mean_th
