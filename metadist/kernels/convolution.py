@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from metadist.kernels.loader import VECTOR_BYTES, call, can_call, can_call_on_gpu
+from metadist.kernels.loader import VECTOR_BYTES, call, can_call, can_use_triton
 
 _WINOGRAD, _DIRECT, _FEW_CHANNELS = "winograd", "direct", "few_channels"
 _MAX_TAPS = 48  # the most inputs of an output, with few channels
@@ -66,7 +66,7 @@ def can_convolve(layer: nn.Conv2d, inputs: Tensor) -> bool:
 
     On CPUs, output channels must fill whole vectors. Input channels must fill whole vectors too; or
     they are few, the inputs require no grad, and the layer has a 3×3 kernel and stride and padding
-    1. See also `can_call`. On GPUs, the parameters must be batched; see also `can_call_on_gpu`.
+    1. See also `can_call`. On GPUs, the parameters must be batched; see also `can_use_triton`.
     Shapes and types that do not match are left to PyTorch, which raises the error.
 
     Args:
@@ -85,11 +85,11 @@ def can_convolve(layer: nn.Conv2d, inputs: Tensor) -> bool:
         and (inputs.dim() == 4 or len(inputs) == len(layer.weight))
         and all(_matches(inputs, p) for p in (layer.weight, layer.bias) if p is not None)
         and inputs.numel() > 0
-        and (_can_call_on_gpu(layer, inputs) or _can_call(layer, inputs))
+        and ((can_use_triton(inputs) and layer.weight.dim() == 5) or _can_call_cpp(layer, inputs))
     )
 
 
-def _can_call(layer: nn.Conv2d, inputs: Tensor) -> bool:
+def _can_call_cpp(layer: nn.Conv2d, inputs: Tensor) -> bool:
     source = _source(layer.in_channels, inputs, geometry_of(layer))
     return (
         source is not None
@@ -97,10 +97,6 @@ def _can_call(layer: nn.Conv2d, inputs: Tensor) -> bool:
         and (source != _FEW_CHANNELS or has_few_channels(layer, inputs))
         and can_call(source, inputs)
     )
-
-
-def _can_call_on_gpu(layer: nn.Conv2d, inputs: Tensor) -> bool:
-    return inputs.is_cuda and layer.weight.dim() == 5 and can_call_on_gpu(inputs)
 
 
 def has_few_channels(layer: nn.Conv2d, inputs: Tensor) -> bool:

@@ -69,12 +69,12 @@ def can_call(name: str, tensor: Tensor) -> bool:
     )
 
 
-def can_call_on_gpu(tensor: Tensor) -> bool:
+def can_use_triton(tensor: Tensor) -> bool:
     """Whether the Triton kernels support a tensor's type and device.
 
     They run on the current NVIDIA GPU, from compute capability 8.0 on, in float32, float64 or
-    bfloat16, and need Triton and a C compiler. Where C++ kernels do not run (see `can_call`), they
-    do not either, except under autocast.
+    bfloat16, and need Triton and a C compiler. They do not run under torch.func transforms,
+    dispatch modes, torch.compile and torch.jit.trace.
 
     Args:
         tensor: an argument of the kernel.
@@ -93,7 +93,7 @@ def can_call_on_gpu(tensor: Tensor) -> bool:
 
 @functools.cache
 def has_triton(device: torch.device) -> bool:
-    """Whether Triton can compile and run kernels on a GPU."""
+    """Whether Triton can compile and run kernels on a GPU. Any rank may call it."""
     try:
         if torch.version.cuda is None or torch.cuda.get_device_capability(device)[0] < _AMPERE:
             raise RuntimeError("the kernels need an NVIDIA GPU of compute capability 8.0 or higher")
@@ -162,19 +162,26 @@ def _as_ctypes(argument: Tensor | float | ctypes.Structure | None) -> Any:
     return ctypes.c_double(argument) if isinstance(argument, float) else argument
 
 
-def native_available(module: nn.Module) -> bool | None:
-    """Whether the kernels are available on this machine; None if no layer of the module uses them.
+def native_available(module: nn.Module, device: torch.device) -> bool | None:
+    """Whether the kernels are available for a device; None if no layer of the module uses them.
 
-    Any rank may call it; the first one on a machine compiles the kernels, which takes some seconds.
+    Any rank may call it; the first one on a machine compiles the C++ kernels, which takes some
+    seconds.
+
+    Args:
+        module: the module that is to run.
+        device: the device on which it is to run.
     """
     if not any(getattr(layer, "native", False) for layer in module.modules()):
         return None
+    if device.type == "cuda":
+        return has_triton(device)
     with ThreadPoolExecutor() as pool:
         return None not in pool.map(library, SOURCES)
 
 
 def disable_native(module: nn.Module) -> None:
-    """Use PyTorch instead of the C++ kernels in all layers of a module."""
+    """Use PyTorch instead of the kernels in all layers of a module."""
     layer: Any  # `native` is an attribute of some layers only
     for layer in module.modules():
         if hasattr(layer, "native"):

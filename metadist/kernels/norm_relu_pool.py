@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from metadist.kernels.loader import VECTOR_BYTES, call, can_call, can_call_on_gpu
+from metadist.kernels.loader import VECTOR_BYTES, call, can_call, can_use_triton
 
 _SOURCE = "norm_relu_pool"
 
@@ -51,7 +51,7 @@ def can_fuse_norm(norm: nn.Module, inputs: Tensor) -> TypeGuard[BatchNorm]:
 
     PyTorch's batch norms with weight and bias, without running statistics and hooks, are supported:
     on CPUs if their channels fill whole vectors (see also `can_call`), on GPUs if they are batched
-    over tasks (see also `can_call_on_gpu`), there with bfloat16 inputs, too.
+    over tasks (see also `can_use_triton`), there with bfloat16 inputs, too.
     """
     return (
         is_batch_norm(norm)
@@ -62,7 +62,7 @@ def can_fuse_norm(norm: nn.Module, inputs: Tensor) -> TypeGuard[BatchNorm]:
         and norm.bias.shape == norm.weight.shape
         and inputs.device == norm.weight.device
         and (
-            _can_fuse_on_gpu(norm, inputs)
+            (can_use_triton(inputs) and _matches_triton(norm, inputs))
             or (
                 inputs.dtype == norm.weight.dtype
                 and norm.num_features * inputs.element_size() % VECTOR_BYTES == 0
@@ -72,14 +72,12 @@ def can_fuse_norm(norm: nn.Module, inputs: Tensor) -> TypeGuard[BatchNorm]:
     )
 
 
-def _can_fuse_on_gpu(norm: BatchNorm, inputs: Tensor) -> bool:
-    autocast = inputs.dtype is torch.bfloat16 and norm.weight.dtype is torch.float32
+def _matches_triton(norm: BatchNorm, inputs: Tensor) -> bool:
+    types = (inputs.dtype, norm.weight.dtype)
     return (
-        inputs.is_cuda
-        and norm.weight.dim() == 2
-        and (inputs.dtype == norm.weight.dtype or autocast)
+        norm.weight.dim() == 2
         and inputs.numel() > 0
-        and can_call_on_gpu(inputs)
+        and (types[0] == types[1] or types == (torch.bfloat16, torch.float32))
     )
 
 

@@ -58,7 +58,8 @@ def forward(
     rows = _launch(y, 1)
     moments = y.new_empty(2, len(y), rows.grid[0], y.shape[-1], dtype=weight.dtype)
     _moments[rows.grid](y, *moments, *rows.sizes, **rows.constants)
-    _finish_moments[(len(y),)](*moments, mean, inverse, eps, *rows.sizes, **rows.constants)
+    # A constant, since Triton passes numbers in single precision.
+    _finish_moments[(len(y),)](*moments, mean, inverse, *rows.sizes, EPS=eps, **rows.constants)
     windows = _launch(y, window)
     inputs = (y, weight, bias, mean, inverse)
     _forward[windows.grid](*inputs, out, *windows.sizes, **windows.constants)
@@ -158,7 +159,7 @@ def _moments(
 
 @triton.jit(do_not_specialize=_SIZES)
 def _finish_moments(
-    means, squares, mean_out, inverse_out, eps, n, height, width, parts, part_rows,
+    means, squares, mean_out, inverse_out, n, height, width, parts, part_rows, EPS: tl.constexpr,
     WINDOW: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Mean and 1 / deviation of a task from those of its parts."""
@@ -182,7 +183,7 @@ def _finish_moments(
         deviation = tl.where(mask, tl.load(means + at, mask, 0) - mean[None, :], 0)
         within = tl.load(squares + at, mask, 0) / rows
         variance += tl.sum(within + deviation * deviation * share[:, None], 0)
-    inverse = 1 / tl.sqrt(variance + eps)
+    inverse = 1 / tl.sqrt(variance + EPS)
     tl.store(mean_out + task * CHANNELS + c, mean, c < CHANNELS)
     tl.store(inverse_out + task * CHANNELS + c, inverse, c < CHANNELS)
 

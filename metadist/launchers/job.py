@@ -245,13 +245,14 @@ def _build_on_all_ranks(job: Job, spec: RunSpec, locks: ExitStack) -> Experiment
             partition = partition_digest(experiment.strategy, experiment.learner, size)
     except (Exception, Interrupted) as any_error:
         error = any_error
+    device = resolve_device(experiment.train_mapper.device) if experiment else None
     is_driver = experiment is not None and experiment.strategy.is_driver
     outcome = _BuildOutcome(
         user_error=str(error) if isinstance(error, UserError) else "",
         error="" if error is None else f"{type(error).__name__}: {error}",
         iteration=experiment.state.iteration if experiment and is_driver else None,
-        native=native_available(experiment.learner) if experiment else None,
-        device=resolve_device(experiment.train_mapper.device).type if experiment else None,
+        native=native_available(experiment.learner, device) if experiment and device else None,
+        device=device.type if device else None,
         chunk_size=experiment.train_mapper.chunk_size if experiment else None,
         compile_error=compile_error,
         partition=partition,
@@ -351,7 +352,7 @@ def _use_equal_kernels(experiment: Experiment, outcomes: list[_BuildOutcome]) ->
         disable_native(experiment.learner)
         if get_rank() == 0 and len(non_native_ranks) < len(outcomes):
             _log.warning(
-                "the machine of rank %s has no working C++ compiler: no rank uses model.native",
+                "rank %s has no working C++ compiler, or no Triton: no rank uses model.native",
                 ", ".join(map(str, non_native_ranks)),
             )
     mapper, sizes = experiment.train_mapper, [outcome.chunk_size for outcome in outcomes]

@@ -30,7 +30,7 @@ class Linear(nn.Linear):
 
     Args:
         args: positional arguments of `torch.nn.Linear`.
-        native: whether to use C++ kernels where they are supported.
+        native: whether to use C++ and Triton kernels where they are supported.
         kwargs: keyword arguments of `torch.nn.Linear`.
     """
 
@@ -50,7 +50,7 @@ class Conv2d(nn.Conv2d):
 
     Args:
         args: positional arguments of `torch.nn.Conv2d`.
-        native: whether to use C++ kernels where they are supported.
+        native: whether to use C++ and Triton kernels where they are supported.
         kwargs: keyword arguments of `torch.nn.Conv2d`.
 
     Raises:
@@ -118,7 +118,7 @@ def conv_block(
         norm: see `norm_relu`.
         inputs: (…, n, channels, height, width).
         pool: whether to halve height and width, rounded down.
-        native: whether to use C++ kernels where they are supported.
+        native: whether to use C++ and Triton kernels where they are supported.
     """
     if (
         pool
@@ -139,7 +139,7 @@ def norm_relu(norm: nn.Module, inputs: Tensor, pool: bool = False, native: bool 
             hooks are not run; unbatched, any module that keeps the shape.
         inputs: (…, n, channels, *size).
         pool: whether to halve height and width, rounded down.
-        native: whether to use C++ kernels where they are supported.
+        native: whether to use C++ and Triton kernels where they are supported.
 
     Raises:
         ValueError: there is a single value per channel.

@@ -31,8 +31,8 @@ class Conv4(nn.Module):
         flatten: whether the "stride" form flattens the last feature map instead of averaging it.
         running_statistics: whether batch norm keeps running statistics for evaluation.
         dropout: the probability of dropping a feature, an input of the linear layer.
-        native: whether to use C++ kernels where they are supported; results are equal up to
-            rounding.
+        native: whether to use C++ and Triton kernels where they are supported; results are equal up
+            to rounding.
 
     Raises:
         UserError: inputs are not images, or images are too small to be halved four times.

@@ -23,8 +23,8 @@ class MLP(nn.Module):
         batch_norm: whether batch norm precedes each ReLU.
         running_statistics: whether batch norm keeps running statistics for evaluation.
         dropout: the probability of dropping a feature of the last hidden layer.
-        native: whether to use C++ kernels where they are supported; results are equal up to
-            rounding.
+        native: whether to use C++ and Triton kernels where they are supported; results are equal up
+            to rounding.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ def test_native_kernels_are_used_on_all_ranks_or_none(tmp_path):
     mixed, plain = tmp_path / "mixed", tmp_path / "plain"
     ranks = run_world(no_compiler_on_rank_one, 2, (*OVERRIDES, f"hydra.run.dir={mixed}"))
     assert [rank.status for rank in ranks] == [0, 0], ranks
-    assert "machine of rank 1 has no working C++ compiler" in ranks[0].out + ranks[0].err
+    assert "rank 1 has no working C++ compiler" in ranks[0].out + ranks[0].err
     assert "compiler" not in ranks[1].out + ranks[1].err
     ranks = run_command(
         "maml.py", *OVERRIDES, "model.native=false", f"hydra.run.dir={plain}", size=2
