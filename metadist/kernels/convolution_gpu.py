@@ -1,11 +1,12 @@
 """Convolutions on GPUs in Triton, one weight per task; see `convolution.py`.
 
-Matrix products over patches of the inputs that are not stored (implicit GEMM). The functions have
+Matrix products over patches of the inputs that are not stored (implicit GEMM), in tiles that were
+the fastest on an H100 among those tried for conv4. The functions have
 the arguments of those in `direct.cpp`. How sums are split depends on a task's shapes only, so that
 its results are bit-identical for any number of tasks.
 """
 
-from typing import NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -15,20 +16,8 @@ from torch import Tensor
 Pair = tuple[int, int]
 
 _PART_ROWS = 4096
-"""The fewest rows of which a program sums the weight's gradient."""
+"""The fewest rows of which a program sums the weight's gradient, a multiple of a tile's rows."""
 _MAX_PARTS = 64
-
-
-class _Tile(NamedTuple):
-    """The part of a product that a program computes, and the terms that it adds in a step.
-
-    The sizes, and the numbers of warps and stages below, are the fastest on an H100 among those
-    tried for conv4's convolutions.
-    """
-
-    rows: int
-    columns: int
-    terms: int
 
 
 def convolve(
@@ -58,13 +47,15 @@ def _products(
     tasks, n, height, width, depth = inputs.shape
     _, _, out_height, out_width, columns = outputs.shape
     rows = n * out_height * out_width
-    tile = _Tile(128, _tile_size(columns, 64), _tile_size(depth, 32))
-    grid = (triton.cdiv(rows, tile.rows), triton.cdiv(columns, tile.columns), tasks)
+    block_rows, block_columns = 128, _tile_size(columns, 64)
+    grid = (triton.cdiv(rows, block_rows), triton.cdiv(columns, block_columns), tasks)
     _multiply[grid](
         *(inputs, weight, bias, outputs, n, height, width, out_height, out_width),
         *(pair[i] for pair in geometry for i in range(2)),
-        *(transposed, depth, columns, bias is not None, _precision()),
-        *tile,
+        *(transposed, depth, columns, bias is not None, _precision(inputs)),
+        BLOCK_ROWS=block_rows,
+        BLOCK_COLUMNS=block_columns,
+        BLOCK_TERMS=_tile_size(depth, 32),
         num_warps=4,
         num_stages=3,
     )
@@ -79,16 +70,19 @@ def weight_grad(
     _, _, out_height, out_width, columns = gradient.shape
     taps, rows = kernel[0] * kernel[1] * channels, n * out_height * out_width
     largest = 64 if inputs.dtype is torch.bfloat16 else 32
-    tile = _Tile(_tile_size(taps, largest), _tile_size(columns, 64), 64)
-    part_rows = max(_PART_ROWS, -(-rows // (_MAX_PARTS * tile.terms)) * tile.terms)
+    block_terms, block_columns, block_rows = _tile_size(taps, largest), _tile_size(columns, 64), 64
+    part_rows = max(_PART_ROWS, -(-rows // (_MAX_PARTS * block_rows)) * block_rows)
     parts = triton.cdiv(rows, part_rows)
     dtype = torch.float64 if inputs.dtype is torch.float64 else torch.float32
     weights = weight.new_empty(tasks, parts, taps + 1, columns, dtype=dtype)
-    tap_tiles, column_tiles = triton.cdiv(taps, tile.rows), triton.cdiv(columns, tile.columns)
-    _multiply_transposed[(tap_tiles * column_tiles, parts, tasks)](
+    tiles = triton.cdiv(taps, block_terms) * triton.cdiv(columns, block_columns)
+    _weight_grad[(tiles, parts, tasks)](
         *(inputs, gradient, weights, n, height, width, out_height, out_width, part_rows),
         *(pair[i] for pair in (kernel, stride, padding) for i in range(2)),
-        *(channels, columns, _precision(), *tile),
+        *(channels, columns, _precision(inputs)),
+        BLOCK_TERMS=block_terms,
+        BLOCK_COLUMNS=block_columns,
+        BLOCK_ROWS=block_rows,
         num_warps=4,
         num_stages=2,
     )
@@ -102,9 +96,15 @@ def _tile_size(size: int, largest: int) -> int:
     return max(16, min(largest, triton.next_power_of_2(size)))
 
 
-def _precision() -> str:
+def _precision(tensor: Tensor) -> str:
     """Triton's name of the precision in which PyTorch is set to convolve float32."""
-    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+    if tensor.dtype is not torch.float32:
+        return "ieee"
+    cudnn: Any = torch.backends.cudnn
+    try:
+        return "tf32" if cudnn.allow_tf32 else "ieee"
+    except RuntimeError:  # set by `fp32_precision`, from PyTorch 2.9 on
+        return "tf32" if cudnn.conv.fp32_precision == "tf32" else "ieee"
 
 
 _SIZES = ("n", "height", "width", "out_height", "out_width", "part_rows")
@@ -157,7 +157,7 @@ def _multiply(
 
 
 @triton.jit(do_not_specialize=_SIZES)
-def _multiply_transposed(
+def _weight_grad(
     inputs, gradient, sums, n, height, width, out_height, out_width, part_rows,
     KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     PADDING_H: tl.constexpr, PADDING_W: tl.constexpr,

@@ -1,4 +1,4 @@
-"""Compile the C++ kernels once per machine and call them through ctypes."""
+"""C++ kernels, compiled once per machine and called by ctypes, and where Triton can be used."""
 
 import ctypes
 import functools
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 _log = logging.getLogger(__name__)
 
 _GPU_TYPES = (torch.float32, torch.float64, torch.bfloat16)
+_MAX_TASKS = 2**16 - 1  # the largest second and third dimension of a grid
 _AMPERE = 8
 """The lowest compute capability with bfloat16 and TensorFloat-32."""
 _TYPES = {torch.float32: "f32", torch.float64: "f64"}
@@ -73,8 +74,8 @@ def can_use_triton(tensor: Tensor) -> bool:
     """Whether the Triton kernels support a tensor's type and device.
 
     They run on the current NVIDIA GPU, from compute capability 8.0 on, in float32, float64 or
-    bfloat16, and need Triton and a C compiler. They do not run under torch.func transforms,
-    dispatch modes, torch.compile and torch.jit.trace.
+    bfloat16, for fewer than 65,536 tasks, and need Triton and a C compiler. They do not run under
+    torch.func transforms, dispatch modes, torch.compile and torch.jit.trace.
 
     Args:
         tensor: an argument of the kernel.
@@ -86,23 +87,42 @@ def can_use_triton(tensor: Tensor) -> bool:
         and not in_transform()
         and not torch._C._len_torch_dispatch_stack()
         and not torch.jit.is_tracing()
+        and not (
+            torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") not in _GPU_TYPES
+        )
+        and len(tensor) <= _MAX_TASKS
         and tensor.device.index == torch.cuda.current_device()
-        and has_triton(tensor.device)
+        and has_triton(tensor.device, tensor.dtype)
     )
 
 
 @functools.cache
-def has_triton(device: torch.device) -> bool:
-    """Whether Triton can compile and run kernels on a GPU. Any rank may call it."""
+def has_triton(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether Triton can compile and run kernels on a GPU. Any rank may call it.
+
+    Args:
+        device: the GPU.
+        dtype: the type of the tensors; before Triton 3.5, there are no products of float64.
+    """
     try:
         if torch.version.cuda is None or torch.cuda.get_device_capability(device)[0] < _AMPERE:
             raise RuntimeError("the kernels need an NVIDIA GPU of compute capability 8.0 or higher")
-        from metadist.kernels import norm_relu_pool_gpu  # Triton may be missing
+        from metadist.kernels import convolution_gpu, norm_relu_pool_gpu  # Triton may be missing
 
-        ones = torch.ones(1, 2, 1, 1, 1, device=device)
-        inputs = (ones, ones[0, 0, 0], ones[0, 0, 0])
-        outputs = (ones.clone(), torch.empty_like(ones[0, 0, 0]), torch.empty_like(ones[0, 0, 0]))
-        norm_relu_pool_gpu.forward(1, *inputs, 1.0, *outputs)
+        with torch.cuda.device(device):
+            images = torch.ones(1, 2, 1, 1, 16, device=device, dtype=dtype)
+            vector, weight = images[0, 0, 0], images.new_ones(1, 1, 1, 16, 16)
+            inputs, outputs = (
+                (images, vector, vector),
+                [x.clone() for x in (images, vector, vector)],
+            )
+            norm_relu_pool_gpu.forward(1, *inputs, 1.0, *outputs)
+            geometry = ((1, 1), (1, 1), (0, 0))
+            convolution_gpu.convolve(*geometry, images, weight, None, outputs[0])
+            convolution_gpu.weight_grad(*geometry, images, images, weight, outputs[1])
+            torch.cuda.synchronize()
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # of Triton and of its compilers, which have many types of errors
         _log.info("cannot use Triton, using PyTorch, which is slower: %s", error)
         return False
@@ -175,7 +195,7 @@ def native_available(module: nn.Module, device: torch.device) -> bool | None:
     if not any(getattr(layer, "native", False) for layer in module.modules()):
         return None
     if device.type == "cuda":
-        return has_triton(device)
+        return has_triton(device, torch.float32)
     with ThreadPoolExecutor() as pool:
         return None not in pool.map(library, SOURCES)
 

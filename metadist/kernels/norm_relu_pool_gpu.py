@@ -16,12 +16,13 @@ _ELEMENTS = 4096
 _PART_TILES = 32
 """The fewest tiles of a part."""
 _MAX_PARTS = 128
+_MAX_BLOCK_CHANNELS = 64
 
 
 class _Launch(NamedTuple):
     """How the windows of a norm's inputs are divided among the programs of a kernel."""
 
-    grid: tuple[int, int]
+    grid: tuple[int, int, int]
     sizes: tuple[int, ...]
     constants: dict[str, int]
 
@@ -30,7 +31,7 @@ def _launch(y: Tensor, window: int) -> _Launch:
     """The division of the windows, including those beyond the pooled height and width."""
     tasks, n, height, width, channels = y.shape
     windows = n * -(-height // window) * -(-width // window)
-    block_c = triton.next_power_of_2(channels)
+    block_c = min(_MAX_BLOCK_CHANNELS, triton.next_power_of_2(channels))
     block = max(1, _ELEMENTS // (block_c * window**2))
     tiles = -(-windows // block)
     part_tiles = max(_PART_TILES, -(-tiles // _MAX_PARTS))
@@ -41,7 +42,8 @@ def _launch(y: Tensor, window: int) -> _Launch:
         "BLOCK": block,
         "BLOCK_C": block_c,
     }
-    return _Launch((parts, tasks), (n, height, width, parts, part_tiles * block), constants)
+    grid = (parts, tasks, triton.cdiv(channels, block_c))
+    return _Launch(grid, (n, height, width, parts, part_tiles * block), constants)
 
 
 def forward(
@@ -59,7 +61,9 @@ def forward(
     moments = y.new_empty(2, len(y), rows.grid[0], y.shape[-1], dtype=weight.dtype)
     _moments[rows.grid](y, *moments, *rows.sizes, **rows.constants)
     # A constant, since Triton passes numbers in single precision.
-    _finish_moments[(len(y),)](*moments, mean, inverse, *rows.sizes, EPS=eps, **rows.constants)
+    _finish_moments[(1, *rows.grid[1:])](
+        *moments, mean, inverse, *rows.sizes, EPS=eps, **rows.constants
+    )
     windows = _launch(y, window)
     inputs = (y, weight, bias, mean, inverse)
     _forward[windows.grid](*inputs, out, *windows.sizes, **windows.constants)
@@ -114,16 +118,21 @@ def double_backward(
     _double_backward[grid](*inputs, *given, *sums, d_gradient, dy, d_weight, *sizes, **constants)
 
 
-_SIZES = ("n", "height", "width", "parts", "part_rows", "part_windows")
+_SIZES = ("n", "height", "width", "parts", "part_size")
 """Arguments by whose values no kernel is compiled again."""
 
-# Programs of a grid (parts, tasks): each computes a part of a task's windows, tile by tile. The
-# tasks' tensors are one after another; offsets may need 64 bits.
+# Programs of a grid (parts, tasks, blocks of channels): each computes a part of a task's windows,
+# tile by tile. The tasks' tensors are one after another; offsets may need 64 bits.
+
+
+@triton.jit
+def _channels(BLOCK_C: tl.constexpr):
+    return tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def _moments(
-    y, means, squares, n, height, width, parts, part_rows,
+    y, means, squares, n, height, width, parts, part_size,
     WINDOW: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Mean and sum of squared deviations of a part of a task's rows, per channel.
@@ -133,12 +142,12 @@ def _moments(
     part, task = tl.program_id(0), tl.program_id(1).to(tl.int64)
     dtype = means.dtype.element_ty
     rows = n * height * width
-    c = tl.arange(0, BLOCK_C)
+    c = _channels(BLOCK_C)
     y += task * rows * CHANNELS
     mean = tl.zeros([BLOCK_C], dtype)
     square = tl.zeros([BLOCK_C], dtype)
-    first = part * part_rows
-    last = tl.minimum(first + part_rows, rows)
+    first = part * part_size
+    last = tl.minimum(first + part_size, rows)
     for start in range(first, last, BLOCK):
         row = start + tl.arange(0, BLOCK)
         mask = (row < last)[:, None] & (c < CHANNELS)[None, :]
@@ -159,27 +168,27 @@ def _moments(
 
 @triton.jit(do_not_specialize=_SIZES)
 def _finish_moments(
-    means, squares, mean_out, inverse_out, n, height, width, parts, part_rows, EPS: tl.constexpr,
+    means, squares, mean_out, inverse_out, n, height, width, parts, part_size, EPS: tl.constexpr,
     WINDOW: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Mean and 1 / deviation of a task from those of its parts."""
-    task = tl.program_id(0).to(tl.int64)
+    task = tl.program_id(1).to(tl.int64)
     dtype = means.dtype.element_ty
     rows = n * height * width
-    c = tl.arange(0, BLOCK_C)
+    c = _channels(BLOCK_C)
     mean = tl.zeros([BLOCK_C], dtype)
     for first in range(0, parts, 32):
         part = first + tl.arange(0, 32)
         at = (task * parts + part)[:, None] * CHANNELS + c[None, :]
         mask = (part < parts)[:, None] & (c < CHANNELS)[None, :]
-        share = tl.minimum(rows - part * part_rows, part_rows).to(dtype) / rows
+        share = tl.minimum(rows - part * part_size, part_size).to(dtype) / rows
         mean += tl.sum(tl.load(means + at, mask, 0) * share[:, None], 0)
     variance = tl.zeros([BLOCK_C], dtype)
     for first in range(0, parts, 32):
         part = first + tl.arange(0, 32)
         at = (task * parts + part)[:, None] * CHANNELS + c[None, :]
         mask = (part < parts)[:, None] & (c < CHANNELS)[None, :]
-        share = tl.minimum(rows - part * part_rows, part_rows).to(dtype) / rows
+        share = tl.minimum(rows - part * part_size, part_size).to(dtype) / rows
         deviation = tl.where(mask, tl.load(means + at, mask, 0) - mean[None, :], 0)
         within = tl.load(squares + at, mask, 0) / rows
         variance += tl.sum(within + deviation * deviation * share[:, None], 0)
@@ -191,7 +200,7 @@ def _finish_moments(
 @triton.jit
 def _sum_parts(sums, task, parts, CHANNELS: tl.constexpr, BLOCK_C: tl.constexpr):
     """The sum over the parts of a task, per channel."""
-    c = tl.arange(0, BLOCK_C)
+    c = _channels(BLOCK_C)
     total = tl.zeros([BLOCK_C], sums.dtype.element_ty)
     for first in range(0, parts, 32):
         part = first + tl.arange(0, 32)
@@ -199,6 +208,13 @@ def _sum_parts(sums, task, parts, CHANNELS: tl.constexpr, BLOCK_C: tl.constexpr)
         mask = (part < parts)[:, None] & (c < CHANNELS)[None, :]
         total += tl.sum(tl.load(sums + at, mask, 0), 0)
     return total
+
+
+@triton.jit
+def _norm(weight, bias, means, inverses, at, mask):
+    """Mean, 1 / deviation, and scale and shift of the deviation from the mean, per channel."""
+    mean, inverse = tl.load(means + at, mask, 0), tl.load(inverses + at, mask, 0)
+    return mean, inverse, tl.load(weight + at, mask, 0) * inverse, tl.load(bias + at, mask, 0)
 
 
 @triton.jit
@@ -212,7 +228,7 @@ def _positions(
     across, down = tl.cdiv(width, WINDOW), tl.cdiv(height, WINDOW)
     index = start + tl.arange(0, BLOCK)
     image, row, column = index // (across * down), index // across % down, index % across
-    c, i = tl.arange(0, BLOCK_C), tl.arange(0, WINDOW * WINDOW)
+    c, i = _channels(BLOCK_C), tl.arange(0, WINDOW * WINDOW)
     y = (row * WINDOW)[:, None] + (i // WINDOW)[None, :]
     x = (column * WINDOW)[:, None] + (i % WINDOW)[None, :]
     pixel = (image.to(tl.int64)[:, None] * height + y) * width + x
@@ -244,22 +260,23 @@ def _sum_windows(values):
 
 @triton.jit(do_not_specialize=_SIZES)
 def _forward(
-    y, weight, bias, means, inverses, out, n, height, width, parts, part_windows,
+    y, weight, bias, means, inverses, out, n, height, width, parts, part_size,
     WINDOW: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
+    """The largest of the normalized values of each window, or 0."""
     part, task = tl.program_id(0), tl.program_id(1).to(tl.int64)
     dtype = means.dtype.element_ty
-    c = tl.arange(0, BLOCK_C)
+    c = _channels(BLOCK_C)
     of_task, valid = task * CHANNELS + c, c < CHANNELS
-    scale = tl.load(weight + of_task, valid, 0) * tl.load(inverses + of_task, valid, 0)
-    shift = tl.load(bias + of_task, valid, 0) - tl.load(means + of_task, valid, 0) * scale
+    mean, _inverse, scale, shift = _norm(weight, bias, means, inverses, of_task, valid)
     y += task * n * height * width * CHANNELS
     out += task * n * (height // WINDOW) * (width // WINDOW) * CHANNELS
-    first = part * part_windows
-    last = tl.minimum(first + part_windows, n * tl.cdiv(height, WINDOW) * tl.cdiv(width, WINDOW))
+    first = part * part_size
+    last = tl.minimum(first + part_size, n * tl.cdiv(height, WINDOW) * tl.cdiv(width, WINDOW))
     for start in range(first, last, BLOCK):
         at, _, to, pooled = _positions(start, n, height, width, WINDOW, CHANNELS, BLOCK, BLOCK_C)
-        values = tl.load(y + at, pooled[:, None, :], 0).to(dtype) * scale + shift
+        own = tl.load(y + at, pooled[:, None, :], 0).to(dtype)
+        values = (own - mean) * scale + shift
         largest = tl.max(values, 1)
         # Not `maximum`: what is not a number stays so.
         tl.store(out + to, tl.where(largest <= 0, 0, largest), pooled)
@@ -268,28 +285,26 @@ def _forward(
 @triton.jit(do_not_specialize=_SIZES)
 def _backward_sums(
     gradient, y, weight, bias, means, inverses, sums_z, sums_zh,
-    n, height, width, parts, part_windows,
+    n, height, width, parts, part_size,
     WINDOW: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """The sums of z and z h over a part of the windows; z is the gradient at a window's maximum."""
     part, task = tl.program_id(0), tl.program_id(1).to(tl.int64)
     dtype = means.dtype.element_ty
-    c = tl.arange(0, BLOCK_C)
+    c = _channels(BLOCK_C)
     of_task, valid = task * CHANNELS + c, c < CHANNELS
-    mean, inverse = tl.load(means + of_task, valid, 0), tl.load(inverses + of_task, valid, 0)
-    scale = tl.load(weight + of_task, valid, 0) * inverse
-    shift = tl.load(bias + of_task, valid, 0) - mean * scale
+    mean, inverse, scale, shift = _norm(weight, bias, means, inverses, of_task, valid)
     y += task * n * height * width * CHANNELS
     gradient += task * n * (height // WINDOW) * (width // WINDOW) * CHANNELS
     sum_z = tl.zeros([BLOCK_C], dtype)
     sum_zh = tl.zeros([BLOCK_C], dtype)
-    first = part * part_windows
-    last = tl.minimum(first + part_windows, n * tl.cdiv(height, WINDOW) * tl.cdiv(width, WINDOW))
+    first = part * part_size
+    last = tl.minimum(first + part_size, n * tl.cdiv(height, WINDOW) * tl.cdiv(width, WINDOW))
     for start in range(first, last, BLOCK):
         at, _, to, pooled = _positions(start, n, height, width, WINDOW, CHANNELS, BLOCK, BLOCK_C)
         own = tl.load(y + at, pooled[:, None, :], 0).to(dtype)
         arriving = tl.load(gradient + to, pooled, 0).to(dtype)
-        z = _at_maximum(own * scale + shift, arriving[:, None, :], WINDOW)
+        z = _at_maximum((own - mean) * scale + shift, arriving[:, None, :], WINDOW)
         sum_z += _sum_windows(z)
         sum_zh += _sum_windows(z * ((own - mean) * inverse))
     at_part = (task * parts + part) * CHANNELS + c
@@ -300,17 +315,15 @@ def _backward_sums(
 @triton.jit(do_not_specialize=_SIZES)
 def _backward(
     gradient, y, weight, bias, means, inverses, sums_z, sums_zh, dy, means_z, means_zh,
-    n, height, width, parts, part_windows,
+    n, height, width, parts, part_size,
     WINDOW: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Gradient by y: s (z - <z> - h <zh>) with s = weight / deviation and means <·> over rows."""
     part, task = tl.program_id(0), tl.program_id(1).to(tl.int64)
     dtype = means.dtype.element_ty
-    c = tl.arange(0, BLOCK_C)
+    c = _channels(BLOCK_C)
     of_task, valid = task * CHANNELS + c, c < CHANNELS
-    mean, inverse = tl.load(means + of_task, valid, 0), tl.load(inverses + of_task, valid, 0)
-    scale = tl.load(weight + of_task, valid, 0) * inverse
-    shift = tl.load(bias + of_task, valid, 0) - mean * scale
+    mean, inverse, scale, shift = _norm(weight, bias, means, inverses, of_task, valid)
     rows = n * height * width
     mean_z = _sum_parts(sums_z, task, parts, CHANNELS, BLOCK_C) / rows
     mean_zh = _sum_parts(sums_zh, task, parts, CHANNELS, BLOCK_C) / rows
@@ -320,15 +333,15 @@ def _backward(
     y += task * rows * CHANNELS
     dy += task * rows * CHANNELS
     gradient += task * n * (height // WINDOW) * (width // WINDOW) * CHANNELS
-    first = part * part_windows
-    last = tl.minimum(first + part_windows, n * tl.cdiv(height, WINDOW) * tl.cdiv(width, WINDOW))
+    first = part * part_size
+    last = tl.minimum(first + part_size, n * tl.cdiv(height, WINDOW) * tl.cdiv(width, WINDOW))
     for start in range(first, last, BLOCK):
         at, exists, to, pooled = _positions(
             start, n, height, width, WINDOW, CHANNELS, BLOCK, BLOCK_C
         )
         own = tl.load(y + at, exists, 0).to(dtype)
         arriving = tl.load(gradient + to, pooled, 0).to(dtype)
-        z = _at_maximum(own * scale + shift, arriving[:, None, :], WINDOW)
+        z = _at_maximum((own - mean) * scale + shift, arriving[:, None, :], WINDOW)
         h = (own - mean) * inverse
         tl.store(dy + at, scale * (z - mean_z - h * mean_zh), exists)
 
@@ -336,17 +349,15 @@ def _backward(
 @triton.jit(do_not_specialize=_SIZES)
 def _double_backward_sums(
     t, gradient, y, weight, bias, means, inverses, sums_t, sums_th, sums_tz,
-    n, height, width, parts, part_windows,
+    n, height, width, parts, part_size,
     WINDOW: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """The sums of t, t h and t z over a part of the windows."""
     part, task = tl.program_id(0), tl.program_id(1).to(tl.int64)
     dtype = means.dtype.element_ty
-    c = tl.arange(0, BLOCK_C)
+    c = _channels(BLOCK_C)
     of_task, valid = task * CHANNELS + c, c < CHANNELS
-    mean, inverse = tl.load(means + of_task, valid, 0), tl.load(inverses + of_task, valid, 0)
-    scale = tl.load(weight + of_task, valid, 0) * inverse
-    shift = tl.load(bias + of_task, valid, 0) - mean * scale
+    mean, inverse, scale, shift = _norm(weight, bias, means, inverses, of_task, valid)
     rows = n * height * width
     y += task * rows * CHANNELS
     t += task * rows * CHANNELS
@@ -354,8 +365,8 @@ def _double_backward_sums(
     sum_t = tl.zeros([BLOCK_C], dtype)
     sum_th = tl.zeros([BLOCK_C], dtype)
     sum_tz = tl.zeros([BLOCK_C], dtype)
-    first = part * part_windows
-    last = tl.minimum(first + part_windows, n * tl.cdiv(height, WINDOW) * tl.cdiv(width, WINDOW))
+    first = part * part_size
+    last = tl.minimum(first + part_size, n * tl.cdiv(height, WINDOW) * tl.cdiv(width, WINDOW))
     for start in range(first, last, BLOCK):
         at, exists, to, pooled = _positions(
             start, n, height, width, WINDOW, CHANNELS, BLOCK, BLOCK_C
@@ -363,7 +374,7 @@ def _double_backward_sums(
         own = tl.load(y + at, exists, 0).to(dtype)
         tangent = tl.load(t + at, exists, 0).to(dtype)
         arriving = tl.load(gradient + to, pooled, 0).to(dtype)
-        z = _at_maximum(own * scale + shift, arriving[:, None, :], WINDOW)
+        z = _at_maximum((own - mean) * scale + shift, arriving[:, None, :], WINDOW)
         sum_t += _sum_windows(tangent)
         sum_th += _sum_windows(tangent * ((own - mean) * inverse))
         sum_tz += _sum_windows(tangent * z)
@@ -376,18 +387,15 @@ def _double_backward_sums(
 @triton.jit(do_not_specialize=_SIZES)
 def _double_backward(
     t, gradient, y, weight, bias, means, inverses, t_weights, t_biases, means_z, means_zh,
-    sums_t, sums_th, sums_tz, d_gradient, dy, d_weight, n, height, width, parts, part_windows,
+    sums_t, sums_th, sums_tz, d_gradient, dy, d_weight, n, height, width, parts, part_size,
     WINDOW: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """The derivatives of `_backward`, as in `_NormReLUBackward.backward`."""
     part, task = tl.program_id(0), tl.program_id(1).to(tl.int64)
     dtype = means.dtype.element_ty
-    c = tl.arange(0, BLOCK_C)
+    c = _channels(BLOCK_C)
     of_task, valid = task * CHANNELS + c, c < CHANNELS
-    mean, inverse = tl.load(means + of_task, valid, 0), tl.load(inverses + of_task, valid, 0)
-    gamma = tl.load(weight + of_task, valid, 0)
-    scale = gamma * inverse
-    shift = tl.load(bias + of_task, valid, 0) - mean * scale
+    mean, inverse, scale, shift = _norm(weight, bias, means, inverses, of_task, valid)
     mean_z, mean_zh = tl.load(means_z + of_task, valid, 0), tl.load(means_zh + of_task, valid, 0)
     rows = n * height * width
     mean_t = _sum_parts(sums_t, task, parts, CHANNELS, BLOCK_C) / rows
@@ -404,14 +412,14 @@ def _double_backward(
     # By h: by_h z - s <zh> t. By y: through h, and through the deviation.
     mean_q = by_h * mean_z - scale * mean_zh * mean_t
     mean_qh = by_h * mean_zh - scale * mean_zh * mean_th
-    slope = -(mean_qh + gamma * inverse * through) * inverse
+    slope = -(mean_qh + scale * through) * inverse
     y += task * rows * CHANNELS
     t += task * rows * CHANNELS
     dy += task * rows * CHANNELS
     gradient += task * n * (height // WINDOW) * (width // WINDOW) * CHANNELS
     d_gradient += task * n * (height // WINDOW) * (width // WINDOW) * CHANNELS
-    first = part * part_windows
-    last = tl.minimum(first + part_windows, n * tl.cdiv(height, WINDOW) * tl.cdiv(width, WINDOW))
+    first = part * part_size
+    last = tl.minimum(first + part_size, n * tl.cdiv(height, WINDOW) * tl.cdiv(width, WINDOW))
     for start in range(first, last, BLOCK):
         at, exists, to, pooled = _positions(
             start, n, height, width, WINDOW, CHANNELS, BLOCK, BLOCK_C
@@ -419,7 +427,7 @@ def _double_backward(
         own = tl.load(y + at, exists, 0).to(dtype)
         tangent = tl.load(t + at, exists, 0).to(dtype)
         arriving = tl.load(gradient + to, pooled, 0).to(dtype)
-        values = own * scale + shift
+        values = (own - mean) * scale + shift
         z = _at_maximum(values, arriving[:, None, :], WINDOW)
         h = (own - mean) * inverse
         by_y = inverse * (by_h * z - scale * mean_zh * tangent - mean_q) + slope * h

@@ -352,7 +352,8 @@ def _use_equal_kernels(experiment: Experiment, outcomes: list[_BuildOutcome]) ->
         disable_native(experiment.learner)
         if get_rank() == 0 and len(non_native_ranks) < len(outcomes):
             _log.warning(
-                "rank %s has no working C++ compiler, or no Triton: no rank uses model.native",
+                "rank %s has no working C++ compiler (on a GPU: no Triton), so that no rank uses "
+                "model.native",
                 ", ".join(map(str, non_native_ranks)),
             )
     mapper, sizes = experiment.train_mapper, [outcome.chunk_size for outcome in outcomes]

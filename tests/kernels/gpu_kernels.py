@@ -52,7 +52,9 @@ def several_tiles_and_parts(monkeypatch):
 def test_norm_relu_and_pooling_are_twice_differentiable(window, size, channels, dtype):
     y = 2 * random(3, 4, *size, channels, dtype=dtype) + 5
     parameters = torch.float32 if dtype is torch.bfloat16 else dtype
+    y[:, :2] = y[:, :2].round()  # equal values in windows
     weight, bias = (random(3, channels, dtype=parameters) for _ in range(2))
+    weight[:, 0] = bias[:, 0] = 0
     inputs = exact(y, weight, bias)
     rows, scale, shift = inputs[0].flatten(1, 3), inputs[1].unsqueeze(1), inputs[2].unsqueeze(1)
     expected = batched_norm_relu(rows, scale, shift, 1e-5).view(y.shape)
@@ -77,6 +79,28 @@ def test_norm_relu_and_pooling_are_twice_differentiable(window, size, channels, 
     outputs = [unwritten(tensor) for tensor in (gradient, y, weight)]
     norm_relu_pool_gpu.double_backward(window, *tangents, *saved, mean_z, mean_zh, *outputs)
     assert_near(outputs, second, dtype)
+
+
+@pytest.mark.parametrize("max_parts", [128, 3])
+def test_sums_of_many_parts(monkeypatch, max_parts):
+    monkeypatch.setattr(norm_relu_pool_gpu, "_ELEMENTS", 32)
+    monkeypatch.setattr(norm_relu_pool_gpu, "_PART_TILES", 1)
+    monkeypatch.setattr(norm_relu_pool_gpu, "_MAX_PARTS", max_parts)
+    monkeypatch.setattr(convolution_gpu, "_MAX_PARTS", max_parts)
+    y, weight = random(1, 4, 8, 5, 8, dtype=torch.float64), random(1, 8, dtype=torch.float64)
+    out, mean, inverse = unwritten(y), unwritten(weight), unwritten(weight)
+    norm_relu_pool_gpu.forward(1, y, weight, weight, 1e-5, out, mean, inverse)
+    rows = y.flatten(1, 3)
+    moments = rows.mean(1), (rows.var(1, correction=0) + 1e-5).rsqrt()
+    assert_near([mean, inverse], moments, y.dtype)
+    dy, mean_z, mean_zh = unwritten(y), unwritten(weight), unwritten(weight)
+    norm_relu_pool_gpu.backward(1, y, y, weight, weight, mean, inverse, dy, mean_z, mean_zh)
+    z = torch.where(out > 0, y, 0).flatten(1, 3)
+    h = (rows - mean.unsqueeze(1)) * inverse.unsqueeze(1)
+    assert_near([mean_z, mean_zh], [z.mean(1), (z * h).mean(1)], y.dtype)
+    by_weight, by_bias = random(1, 1, 1, 8, 8, dtype=y.dtype), unwritten(weight)
+    convolution_gpu.weight_grad((1, 1), (1, 1), (0, 0), y, y, by_weight, by_bias)
+    assert_near([by_weight, by_bias], [rows.mT @ rows, rows.sum(1)], y.dtype)
 
 
 def test_what_is_not_a_number_stays_so():
