@@ -1,9 +1,9 @@
 """Convolutions on GPUs in Triton, one weight per task; see `convolution.py`.
 
 Matrix products over patches of the inputs that are not stored (implicit GEMM), in tiles that were
-the fastest on an H100 among those tried for conv4. The functions have
-the arguments of those in `direct.cpp`. How sums are split depends on a task's shapes only, so that
-its results are bit-identical for any number of tasks.
+the fastest on an H100 among those tried for conv4. The functions have the arguments of those in
+`direct.cpp`. How sums are split depends on a task's shapes only, so that its results are
+bit-identical for any number of tasks.
 """
 
 from typing import Any

@@ -110,16 +110,14 @@ def has_triton(device: torch.device, dtype: torch.dtype) -> bool:
         from metadist.kernels import convolution_gpu, norm_relu_pool_gpu  # Triton may be missing
 
         with torch.cuda.device(device):
-            images = torch.ones(1, 2, 1, 1, 16, device=device, dtype=dtype)
-            vector, weight = images[0, 0, 0], images.new_ones(1, 1, 1, 16, 16)
-            inputs, outputs = (
-                (images, vector, vector),
-                [x.clone() for x in (images, vector, vector)],
-            )
-            norm_relu_pool_gpu.forward(1, *inputs, 1.0, *outputs)
+            x = torch.ones(1, 2, 1, 1, 16, device=device, dtype=dtype)
+            weight, bias = x.new_ones(1, 1, 1, 16, 16), x.new_ones(1, 16)
             geometry = ((1, 1), (1, 1), (0, 0))
-            convolution_gpu.convolve(*geometry, images, weight, None, outputs[0])
-            convolution_gpu.weight_grad(*geometry, images, images, weight, outputs[1])
+            convolution_gpu.convolve(*geometry, x, weight, bias, torch.empty_like(x))
+            convolution_gpu.weight_grad(*geometry, x, x, weight, bias)
+            gamma = bias.float() if dtype is torch.bfloat16 else bias  # as under autocast
+            statistics = torch.empty_like(gamma), torch.empty_like(gamma)
+            norm_relu_pool_gpu.forward(1, x, gamma, gamma, 1.0, torch.empty_like(x), *statistics)
             torch.cuda.synchronize()
     except torch.OutOfMemoryError:
         raise

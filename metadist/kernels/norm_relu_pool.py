@@ -72,13 +72,17 @@ def can_fuse_norm(norm: nn.Module, inputs: Tensor) -> TypeGuard[BatchNorm]:
     )
 
 
+_TRITON_TYPES = (
+    (torch.float32, torch.float32),
+    (torch.float64, torch.float64),
+    (torch.bfloat16, torch.float32),
+)
+"""Types of the inputs and of the parameters."""
+
+
 def _matches_triton(norm: BatchNorm, inputs: Tensor) -> bool:
     types = (inputs.dtype, norm.weight.dtype)
-    return (
-        norm.weight.dim() == 2
-        and inputs.numel() > 0
-        and (types[0] == types[1] or types == (torch.bfloat16, torch.float32))
-    )
+    return norm.weight.dim() == 2 and inputs.numel() > 0 and types in _TRITON_TYPES
 
 
 def is_batch_norm(module: nn.Module) -> TypeGuard[BatchNorm]:
