@@ -9,7 +9,7 @@ from annotated_types import Ge
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from metadist.algorithms.functional import call_with
+from metadist.algorithms.functional import call_with, parameters_by_name
 from metadist.algorithms.learner import (
     Learner,
     TaskResult,
@@ -136,7 +136,7 @@ class InnerLoopLearner(Learner):
         Raises:
             UserError: all are frozen, in training.
         """
-        parameters = dict(self.model.named_parameters())
+        parameters = parameters_by_name(self.model)
         return self.without_frozen({name: parameters[name] for name in self.adapted_names})
 
     def without_frozen(self, parameters: Parameters) -> Parameters:

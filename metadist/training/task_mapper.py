@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, cast
 
-import numpy as np
 import optree
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from metadist.algorithms import Learner, TaskResult
+from metadist.algorithms.functional import parameters_by_name
 from metadist.algorithms.learner import as_task_result
 from metadist.distributed import module_clone
 from metadist.distributed.reducers import mean_reducer
@@ -245,12 +245,9 @@ class TrainMapper(TaskMapper):
         """See `SummingMapper`. Computes one chunk of tasks at a time, which bounds the memory."""
         device = resolve_device(self.device)
         learner, batches = _learner_and_batches(calls)
-        parameters = dict(learner.train().named_parameters())
+        parameters = parameters_by_name(learner.train())
         names = {id(parameter): name for name, parameter in parameters.items()}
         trainable = [names[id(tensor)] for tensor in inputs]
-        counts = [batch.size for batch in batches]
-        # The result of a call is the mean over its tasks.
-        task_weights = np.repeat(np.divide(weights, np.maximum(counts, 1)), counts)
         values: list[Any] = []
         gradients: list[Tensor | None] = [None] * len(inputs)
         dtypes: list[torch.dtype | None] = []
@@ -261,10 +258,8 @@ class TrainMapper(TaskMapper):
         ):
             on_device = self._prepare(learner, device)
             if on_device is not learner:
-                learner, parameters = on_device, dict(on_device.named_parameters())
-            for step in self._chunk_sums(
-                learner, parameters, trainable, batches, task_weights, device
-            ):
+                learner, parameters = on_device, parameters_by_name(on_device)
+            for step in self._chunk_sums(learner, parameters, trainable, batches, weights, device):
                 dtypes = dtypes or step.dtypes
                 values.append(step.result)
                 require_equal_metrics(learner, values[0].metrics, step.result.metrics)
@@ -283,12 +278,18 @@ class TrainMapper(TaskMapper):
         parameters: Mapping[str, Tensor],
         trainable: Sequence[str],
         batches: list[MetaBatch],
-        task_weights: np.ndarray,
+        call_weights: Sequence[float],
         device: torch.device,
     ) -> Iterator[StepSum]:
         """The weighted sum of each chunk of tasks: compiled, eager, or for a single task."""
-        # Copied to the device before the steps, which then wait for no copy.
-        weights = torch.from_numpy(task_weights).to(device)
+        # The result of a call is the mean over its tasks. The weights are copied to the device
+        # before the steps, which then wait for no copy.
+        weights = torch.cat(
+            [
+                torch.full((batch.size,), weight / max(1, batch.size), dtype=torch.float64)
+                for batch, weight in zip(batches, call_weights, strict=True)
+            ]
+        ).to(device)
         size = self.chunk_size if self.compiled is None else self.compiled.chunk_size
         done = 0
         for chunk in self._chunks(batches, learner, device, size):

@@ -1,4 +1,4 @@
-"""Calls of modules with other parameters and buffers than their own."""
+"""Tensors of a module by name, and calls with other tensors than its own."""
 
 import pytest
 import torch
@@ -6,7 +6,12 @@ from problems import images
 from torch import nn
 
 from metadist.algorithms import MAML
-from metadist.algorithms.functional import call_with
+from metadist.algorithms.functional import (
+    call_with,
+    has_buffers,
+    parameters_by_name,
+    submodules,
+)
 
 
 class Shared(nn.Module):
@@ -35,6 +40,21 @@ def test_tensors_with_several_names_are_replaced_and_restored():
     after = dict(module.named_parameters(remove_duplicate=False))
     assert after.keys() == before.keys()
     assert all(after[name] is before[name] for name in before) and module.scale == 1
+
+
+def test_submodules_and_tensors_are_those_of_pytorch():
+    module = Shared()
+    module.optional = nn.ModuleList([nn.Linear(2, 2, bias=False), nn.BatchNorm1d(2)])
+    module.absent = None
+    module.register_module("missing", None)
+    expected = {m: f"{name}." if name else "" for name, m in module.named_modules()}
+    assert list(submodules(module).items()) == list(expected.items())
+    named = dict(module.named_parameters())
+    found = parameters_by_name(module)
+    assert list(found) == list(named) and all(found[name] is named[name] for name in named)
+    assert has_buffers(module) and not has_buffers(module.layers)
+    without = nn.BatchNorm1d(2, track_running_stats=False)  # its buffers are None
+    assert not has_buffers(without)
 
 
 class Counting(nn.Module):
