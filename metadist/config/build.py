@@ -2,7 +2,7 @@
 
 import logging
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from metadist.errors import UserError, first_line
 from metadist.kernels import tune_malloc
 from metadist.loggers import JsonlLogger, Logger, LoggerCollection
 from metadist.metrics import counted
-from metadist.tasks import TaskDistribution, TaskShape
+from metadist.tasks import SPLITS, TaskDistribution, TaskShape
 from metadist.tasks.episode import TASK_MEMBERS, require_members
 from metadist.training import (
     Callback,
@@ -90,6 +90,7 @@ def assemble_experiment(
     name: str,
     settings: Settings | None = None,
     locate: Callable[[str, str], Any] = locate_target,
+    splits: Sequence[str] = SPLITS,
 ) -> Experiment:
     """`build_experiment` without a checkpoint or `init_from`. Every rank calls it.
 
@@ -99,6 +100,7 @@ def assemble_experiment(
         name: see `build_experiment`.
         settings: see `build_experiment`.
         locate: the function that imports the targets; see `instantiate`.
+        splits: the splits that are sampled; without "train", the outer step is not compiled.
     """
     cfg, settings = configuration, settings or validate(configuration)
     instantiate = partial(instantiate_node, locate=locate)
@@ -119,7 +121,9 @@ def assemble_experiment(
     precision = supported_precision(trainer.precision, device)
     set_tensor_float32(precision, device)  # also for backward passes outside of the mappers
     dataset = instantiate(cfg.dataset, "dataset")
-    tasks: TaskDistribution = instantiate(cfg.task, "task", dataset=dataset)
+    if not trainer.eval_every:
+        splits = [split for split in splits if split != "validation"]
+    tasks: TaskDistribution = instantiate(cfg.task, "task", dataset=dataset, splits=splits)
     require_members(tasks, "task distribution", TASK_MEMBERS, "TaskDistribution")
     torch.manual_seed(settings.seed)
     learner = build_learner(cfg.model, cfg.algorithm, tasks, locate)
@@ -153,8 +157,10 @@ def assemble_experiment(
             trainer.task_chunk_size,
             profile=trainer.profile and not strategy.every_rank_drives,
             precision=precision,
-            compiled=compile_options(
-                trainer, tasks, learner.train(), device, repr(plain), strategy
+            compiled=(
+                compile_options(trainer, tasks, learner.train(), device, repr(plain), strategy)
+                if "train" in splits
+                else None
             ),
         ),
         evaluate_mapper=EvaluateMapper(

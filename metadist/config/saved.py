@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ from metadist.files import read_regular
 from metadist.loggers import Logger
 from metadist.models.backbones import options_of_weights
 from metadist.reports import CONFIG_FILE, read_hydra, refuse_aliases
-from metadist.tasks import ImagePreprocessing, Normalize
+from metadist.tasks import SPLITS, ImagePreprocessing, Normalize
 from metadist.training import Experiment
 from metadist.training.saved_state import CONTENTS_ERRORS, load_learner_state, tested_checkpoint
 
@@ -153,7 +153,9 @@ def image_preprocessing(
     )
 
 
-def load_experiment(path: str | Path, *overrides: str, trust_code: bool = False) -> Experiment:
+def load_experiment(
+    path: str | Path, *overrides: str, trust_code: bool = False, splits: Sequence[str] = SPLITS
+) -> Experiment:
     """The experiment that a run's `.hydra/config.yaml` describes, at iteration 0, in one process.
 
     The strategy is `local`, with the default partitioner. A reducer that one process cannot use, or
@@ -169,6 +171,7 @@ def load_experiment(path: str | Path, *overrides: str, trust_code: bool = False)
         trust_code: whether to build any class that the configuration names, and to resolve
             interpolations such as `${oc.env:…}`. By default only classes of metadist,
             torch.optim and torchvision.transforms.v2 are built.
+        splits: the splits of which tasks will be sampled. The sizes of others are not checked.
 
     Raises:
         UserError: `path` is not a run directory, or its configuration cannot be used.
@@ -187,7 +190,7 @@ def load_experiment(path: str | Path, *overrides: str, trust_code: bool = False)
     if not replaced and not _is_linear_reducer(configuration.get("reducer"), locate):
         configuration.reducer = _MEAN
     name = str((read_hydra(directory).get("job") or {}).get("config_name") or "maml")
-    experiment = assemble_experiment(configuration, directory, name, locate=locate)
+    experiment = assemble_experiment(configuration, directory, name, locate=locate, splits=splits)
     experiment.logger = Logger()
     return experiment
 

@@ -81,7 +81,7 @@ def evaluate_run(
     run = Path(run)
     _check_overrides(overrides)
     _check_run(run)
-    experiment = load_experiment(run, *overrides, trust_code=trust_code)
+    experiment = load_experiment(run, *overrides, trust_code=trust_code, splits=["test"])
     checkpoints = _load_checkpoints(experiment, run, _checkpoint_files(run, checkpoint))
     if len(checkpoints) > 1:
         experiment.learner = Ensemble([each.learner for each in checkpoints])

@@ -1,6 +1,7 @@
 """Few-shot tasks from a dataset with a number of ways, shots and queries."""
 
 import functools
+from collections.abc import Sequence
 from typing import Annotated
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from metadist.errors import UserError
 from metadist.tasks.dataset import TaskDataset
 from metadist.tasks.episode import (
+    SPLITS,
     Episode,
     EpisodeDescription,
     key_generator,
@@ -34,6 +36,7 @@ class FewShotTasks:
         train_ways: classes in a training task.
         train_shots: support examples per class in a training task.
         train_queries: query examples per class in a training task.
+        splits: the splits that tasks are sampled from.
         input_shape: the shape of one input, without a batch dimension.
         outputs: the width of the model's last layer, enough for the tasks with the most ways.
         regression: whether targets are real numbers.
@@ -48,6 +51,7 @@ class FewShotTasks:
         train_ways: Annotated[int, Ge(1)] | None = None,
         train_shots: Annotated[int, Ge(1)] | None = None,
         train_queries: Annotated[int, Ge(1)] | None = None,
+        splits: Sequence[str] = SPLITS,
     ) -> None:
         """Set the size of the tasks.
 
@@ -59,10 +63,13 @@ class FewShotTasks:
             train_ways: classes in a training task. Default: `ways`.
             train_shots: support examples per class in a training task. Default: `shots`.
             train_queries: query examples per class in a training task. Default: `queries`.
+            splits: the splits that tasks are sampled from. The sizes of others are not checked. A
+                run leaves out the validation split if it has no validations, and
+                `metadist evaluate` all except the test split.
 
         Raises:
-            UserError: a count is too small, the dataset has too few classes or examples, or lacks a
-                member of `TaskDataset`.
+            UserError: a count is too small, a split has too few classes or examples, or the dataset
+                lacks a member of `TaskDataset`.
         """
         counts = {"ways": ways, "shots": shots, "queries": queries, "train_ways": train_ways}
         counts |= {"train_shots": train_shots, "train_queries": train_queries}
@@ -81,11 +88,14 @@ class FewShotTasks:
         self.train_ways = ways if train_ways is None else train_ways
         self.train_shots = shots if train_shots is None else train_shots
         self.train_queries = queries if train_queries is None else train_queries
+        self.splits = tuple(splits)
         if self._counts("train") == self._counts("test"):
-            dataset.check(ways, shots, queries)
+            dataset.check(ways, shots, queries, self.splits)
         else:
-            dataset.check(ways, shots, queries, ("validation", "test"))
-            dataset.check(*self._counts("train"), ("train",), "task.train_")
+            evaluated = [split for split in self.splits if split != "train"]
+            dataset.check(ways, shots, queries, evaluated)
+            if "train" in self.splits:
+                dataset.check(*self._counts("train"), ("train",), "task.train_")
         self.input_shape = dataset.input_shape
         self.outputs = dataset.outputs(max(self.ways, self.train_ways))
         self.regression = dataset.regression

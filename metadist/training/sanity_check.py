@@ -17,7 +17,7 @@ from metadist.distributed.partitioners import Partitioner, as_shards
 from metadist.distributed.worker_local import WorkerLocal, delete_worker_local
 from metadist.errors import UserError, first_line, one_line, user_frame
 from metadist.metrics import RESERVED_METRICS, task_metric
-from metadist.tasks import FewShotTasks, SupervisedTasks, TaskDistribution, task_keys
+from metadist.tasks import SPLITS, FewShotTasks, SupervisedTasks, TaskDistribution, task_keys
 from metadist.training.batching import ChunkSize
 from metadist.training.batching_check import check_batched_tasks
 from metadist.training.episode_check import check_episodes
@@ -61,9 +61,10 @@ def check_before_training(
     _check_ways(tasks, learner)
     _check_batch_norm(tasks, learner)
     run_sanity_check(tasks, learner, precision)
-    for split, count in (("train", meta_batch_size), ("test", eval_tasks)):
+    counts = {"train": meta_batch_size, "test": eval_tasks}
+    for split in _checked_splits(tasks):
         try:
-            check_batched_tasks(tasks, learner, split, precision, chunk_size, count)
+            check_batched_tasks(tasks, learner, split, precision, chunk_size, counts[split])
         except UserError:
             raise
         except Exception as error:
@@ -213,7 +214,7 @@ def _shards_of(
 def run_sanity_check(
     tasks: TaskDistribution, learner: Learner, precision: Precision = "float32"
 ) -> None:
-    """Run one training and one test task. Every rank calls it.
+    """Run one training and one test task, if they are sampled. Every rank calls it.
 
     Args:
         tasks: this rank's tasks.
@@ -233,11 +234,17 @@ def run_sanity_check(
             )
     handle = WorkerLocal("sanity check", tasks)
     try:
-        for split in ("train", "test"):
+        for split in _checked_splits(tasks):
             check_episodes(tasks, learner, split)
             _check_task(handle, learner, split, precision)
     finally:
         delete_worker_local(handle.name)
+
+
+def _checked_splits(tasks: TaskDistribution) -> list[str]:
+    """The splits of which a task is run: validation tasks are like test tasks."""
+    sampled = getattr(tasks, "splits", SPLITS)
+    return [split for split in ("train", "test") if split in sampled]
 
 
 def _check_task(tasks: WorkerLocal, learner: Learner, split: str, precision: Precision) -> None:

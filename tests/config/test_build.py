@@ -85,6 +85,14 @@ def test_outputs_that_training_would_leave_out_are_refused(tmp_path):
     build(tmp_path, "strategy=local", "task.train_ways=2", "algorithm=prototypical")
 
 
+def test_a_run_without_validations_needs_no_validation_classes(tmp_path):
+    overrides = ("strategy=local", "task.ways=6", "++dataset.validation_classes=5")
+    with pytest.raises(UserError, match="the validation split of glyphs has only 5"):
+        build(tmp_path, *overrides)
+    experiment = build(tmp_path, *overrides, "trainer.eval_every=0", "logger=[]")
+    assert Trainer(experiment).run()["protocol"]["ways"] == 6
+
+
 def test_batch_norm_of_a_single_example_is_refused(tmp_path):
     overrides = ("strategy=local", "dataset=sinusoid", "model=mlp")
     small = ("++dataset", "model")

@@ -52,6 +52,14 @@ def test_more_shots_and_inner_steps(maml):
     assert found["protocol"]["shots"] == 3 and found["protocol"]["eval_inner_steps"] == 5
 
 
+def test_only_the_test_split_must_have_enough_classes(prototypical):
+    small = ("dataset.train_classes=3", "dataset.validation_classes=3")
+    found = evaluate_run(prototypical, "task.ways=5", *small)
+    assert found["protocol"]["ways"] == 5 and len(found["trained_on_other_classes"]) == 1
+    with pytest.raises(UserError, match=r"task\.ways is 7, but the test split of glyphs has"):
+        evaluate_run(prototypical, "task.ways=7")
+
+
 def write_class_folders(root: Path) -> Path:
     generator = np.random.default_rng(0)
     for index in range(10):

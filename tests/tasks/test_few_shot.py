@@ -73,6 +73,16 @@ def test_impossible_training_tasks_are_refused(given, parts):
     assert all(part in str(error.value) for part in parts), error.value
 
 
+def test_splits_that_are_not_sampled_may_be_too_small():
+    with pytest.raises(UserError, match=r"task\.ways is 5, but the validation split of noise has"):
+        FewShotTasks(noise(), 5, 1, 4, splits=["train", "validation"])
+    tasks = FewShotTasks(noise(), 12, 1, 4, splits=["train"])
+    assert counts(tasks, "train") == (12, 1, 4) and tasks.splits == ("train",)
+    with pytest.raises(UserError, match=r"task\.train_shots"):
+        FewShotTasks(noise(), 4, 1, 4, train_shots=8, splits=["train"])
+    FewShotTasks(noise(), 4, 1, 4, train_shots=8, splits=["test"])
+
+
 def test_the_tasks_of_a_key_are_those_of_earlier_versions():
     glyphs = Glyphs(train_classes=40, validation_classes=10, test_classes=10)
     augment = Augment(crop_padding=2, flip=0.5, brightness=0.4)
