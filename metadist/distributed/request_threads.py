@@ -38,25 +38,23 @@ class RequestThreads:
         for group in (self._running, self._own) if own else (self._running,):
             group.add(running)
             running.add_done_callback(group.discard)
-        if self._idle.acquire(blocking=False):
-            self._waiting.put((function, running))
-            return
-        arguments = (function, running)
-        thread = threading.Thread(
-            target=self._run, args=arguments, name="metadist-request", daemon=True
-        )
-        try:
-            thread.start()
-        except BaseException:
-            running.cancel()
-            raise
+        if not self._idle.acquire(blocking=False):
+            # Without arguments, which a thread would keep as long as it runs.
+            thread = threading.Thread(target=self._run, name="metadist-request", daemon=True)
+            try:
+                thread.start()
+            except BaseException:
+                running.cancel()
+                raise
+        self._waiting.put((function, running))
 
-    def _run(self, function: Callable[[], object], running: _Running) -> None:
+    def _run(self) -> None:
         while True:
+            function, running = self._waiting.get()
             function()
             running.set_result(None)
+            del function, running  # and with them the tensors of the request
             self._idle.release()
-            function, running = self._waiting.get()
 
     def wait(self, seconds: float | None = None, own: bool = False) -> bool:
         """Wait for the functions that run now.

@@ -54,7 +54,7 @@ def arrive_late(seconds: float) -> tuple[str, float]:
 
 def test_two_timeouts():
     message, seconds = run_world(arrive_late, 2, 2.0)[0]
-    assert "ranks [1]" in message and seconds < 2
+    assert "ranks [1]" in message and seconds < 20  # not the job's 30 seconds
     assert run_world(begin_apart, 2, 2.0) == [2, 2]
 
 
