@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from metadist.algorithms.functional import has_buffers, submodules
 from metadist.errors import UserError
@@ -318,13 +318,18 @@ def uses_batch_statistics(module: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def batch_norms_as_in_training(module: nn.Module) -> Iterator[None]:
-    """In the block, normalize as in training: with the statistics of the batch.
+    """In the block, batch norms normalize as in training: with the statistics of the batch.
 
-    Running statistics are not changed. Use it for inner steps in evaluation, so that they are the
-    steps of training. A batch norm that the module's own `train` keeps in
-    evaluation mode normalizes with them in training too, and so in the block.
+    Instance norms with running statistics, too, normalize as in training. Running statistics are
+    not changed. Use it for inner steps in evaluation, so that they are the steps of training. A
+    batch norm that the module's own `train` keeps in evaluation mode normalizes with them in
+    training too, and so in the block.
     """
-    norms = [n for n in _batch_norms(module) if n.track_running_stats and not n.training]
+    norms = [
+        each
+        for each in module.modules()
+        if isinstance(each, _NormBase) and each.track_running_stats and not each.training
+    ]
     if norms:
         modes = [(each, each.training) for each in module.modules()]
         module.train()

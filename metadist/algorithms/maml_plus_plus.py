@@ -168,13 +168,16 @@ def repeat_batch_norms(model: nn.Module, steps: int) -> list[str]:
         The names of the repeated parameters and buffers.
     """
     names = []
+    shared: dict[nn.Parameter, nn.Parameter] = {}
     for prefix, module in list(model.named_modules()):
         if not isinstance(module, _BatchNorm):
             continue
         for name, parameter in list(module.named_parameters(recurse=False)):
-            repeated = nn.Parameter(_repeat(parameter, steps), parameter.requires_grad)
-            setattr(module, name, repeated)
-            names.append(f"{prefix}.{name}".lstrip("."))
+            if parameter not in shared:
+                names.append(f"{prefix}.{name}".lstrip("."))
+                repeated = nn.Parameter(_repeat(parameter, steps), parameter.requires_grad)
+                shared[parameter] = repeated
+            setattr(module, name, shared[parameter])
         for name, buffer in list(module.named_buffers(recurse=False)):
             setattr(module, name, _repeat(buffer, steps))
             names.append(f"{prefix}.{name}".lstrip("."))

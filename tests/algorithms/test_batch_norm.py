@@ -67,6 +67,19 @@ def test_non_transductive_queries_are_batched_with_the_support_set():
         torch.testing.assert_close(prediction, functional_call(model, adapted, (batch,))[-1])
 
 
+def test_inner_steps_of_an_evaluation_normalize_instances_as_in_training():
+    torch.manual_seed(0)
+    norm = nn.InstanceNorm2d(1, affine=True, track_running_stats=True)
+    norm.running_var.fill_(100.0)
+    learner = MAML(nn.Sequential(norm, nn.Flatten(), nn.Linear(256, 3)).double(), inner_lr=0.1)
+    support = images().support
+    trained, evaluated = (
+        learner.train(mode).adapt(learner.initial(), support, 2) for mode in (True, False)
+    )
+    assert all(torch.equal(trained[name], evaluated[name]) for name in trained)
+    assert not norm.training and norm.track_running_stats
+
+
 def test_batch_norm_protocol():
     conv, plain = Conv4((1, 16, 16), 3, filters=4), MLP((4,), 3, [5], batch_norm=False)
     running = Conv4((1, 16, 16), 3, filters=4, running_statistics=True)

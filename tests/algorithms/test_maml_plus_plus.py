@@ -13,10 +13,34 @@ from problems import (
     gradients,
     images,
 )
+from torch import nn
 from torch.func import functional_call
 
 from metadist.algorithms import MAMLPlusPlus
 from metadist.models import Conv4
+
+
+class SharedScale(nn.Module):
+    """Two batch norms with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, inputs):
+        return self.head(self.second(self.first(inputs.flatten(1)[:, :3]).relu()))
+
+
+def test_a_weight_that_batch_norms_share_stays_shared():
+    learner = MAMLPlusPlus(SharedScale().double(), inner_steps=2).train()
+    model = learner.model
+    assert model.second.weight is model.first.weight and model.first.weight.shape == (2, 3)
+    learner(images(ways=2)).loss.backward()
+    found = gradients(learner)
+    assert found["model.first.weight"].norm() > 0 and "model.second.weight" not in found
+
 
 RATES = [0.02, 0.05, 0.1]
 
