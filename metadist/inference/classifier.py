@@ -18,7 +18,7 @@ from metadist.training import predict_unlabeled, resolve_device
 from metadist.training.pretrained import find_weights
 
 _BATCH = 256
-"""The number of queries that are predicted at once, which bounds the memory."""
+"""The number of queries that are decoded and predicted at once, which bounds the memory."""
 
 _TEXT_KINDS = "UT"
 """Kinds of NumPy's types that hold texts: of fixed and of variable width."""
@@ -146,7 +146,7 @@ class FewShotClassifier:
                 "classes, or train an algorithm whose outputs are features, such as "
                 "algorithm=prototypical."
             )
-        inputs = self._inputs(images)
+        inputs = self._inputs(_as_sequence(images))
         inputs = inputs.clone()  # it may share the memory of the caller's array
         self._support = Examples(inputs, torch.from_numpy(targets).to(inputs.device))
         self.classes_ = classes
@@ -205,17 +205,12 @@ class FewShotClassifier:
         """
         if self._support is None:
             raise UserError("the classifier has no labeled examples: call fit(images, labels).")
-        inputs, support_inputs = self._inputs(images), self._support.inputs
-        if inputs.shape[1:] != support_inputs.shape[1:]:
-            raise UserError(
-                f"images have the shape {tuple(inputs.shape[1:])}, and the labeled examples "
-                f"{tuple(support_inputs.shape[1:])}: give images of that shape."
-            )
-        size = len(inputs) if self.batch_statistics == "transductive" else _BATCH
+        images = _as_sequence(images)
+        size = len(images) if self.batch_statistics == "transductive" else _BATCH
         logits = torch.cat(
             [
-                predict_unlabeled(self.learner, self._support, batch, self.batch_statistics)
-                for batch in inputs.split(size)
+                self._logits(self._support, images[start : start + size])
+                for start in range(0, len(images), size)
             ]
         )
         # Outputs beyond the classes belong to no label.
@@ -227,31 +222,38 @@ class FewShotClassifier:
             )
         return probabilities.cpu().numpy()
 
+    def _logits(self, support: Examples, images: Any) -> Tensor:
+        inputs, expected = self._inputs(images), tuple(support.inputs.shape[1:])
+        if inputs.shape[1:] != expected:
+            raise UserError(
+                f"images have the shape {tuple(inputs.shape[1:])}, and the labeled examples "
+                f"{expected}: give images of that shape."
+            )
+        return predict_unlabeled(self.learner, support, inputs, self.batch_statistics)
+
     def _inputs(self, images: Any) -> Tensor:
-        images = _as_sequence(images)
-        if not len(images):
-            raise UserError("there are no images: give at least one.")
         prepare = self.preprocess or _as_inputs
         return prepare(images).to(next(self.learner.parameters()).device)
 
 
 def _as_sequence(images: Any) -> Any:
-    """Check that images are a sequence, array or tensor; convert other iterables to a list.
+    """Images as an array, a tensor, or a list.
 
     Raises:
-        UserError: `images` is a single image or no iterable.
+        UserError: `images` is a single image or no iterable, or there are none.
     """
     if isinstance(images, str | PathLike | Image):
         raise UserError("one image was given instead of several: give a list, [image].")
     if isinstance(images, np.ndarray | Tensor) and not images.ndim:
         raise UserError("a number was given instead of images: give a list, array or tensor.")
-    if hasattr(images, "__len__"):
-        return images
     try:
-        return list(images)
+        sequence = images if isinstance(images, np.ndarray | Tensor) else list(images)
     except TypeError:
         kind = type(images).__name__
         raise UserError(f"images are of type {kind}: give a list, array or tensor.") from None
+    if not len(sequence):
+        raise UserError("there are no images: give at least one.")
+    return sequence
 
 
 def _as_labels(labels: Any) -> np.ndarray:

@@ -101,6 +101,22 @@ def test_inputs_are_prepared_as_by_the_dataset_of_the_run(maml):
     )
 
 
+def test_queries_are_prepared_as_they_are_predicted(maml):
+    support, labels, query, _ = task()
+    prepare = ImagePreprocessing((1, 28, 28), inverted=False, normalize=Normalize([0.1]))
+    sizes = []
+
+    def counted(images):
+        sizes.append(len(images))
+        return prepare(images)
+
+    classifier = FewShotClassifier.load(maml, preprocess=counted).fit(support, labels)
+    many = np.concatenate([query] * (600 // len(query) + 1))[:600]
+    found = classifier.predict_proba(image for image in many)
+    assert sizes == [len(support), 256, 256, 88]
+    np.testing.assert_allclose(found[: len(query)], classifier.predict_proba(query), atol=1e-6)
+
+
 def test_another_preprocessing_can_be_given(maml):
     support, labels, query, _ = task()
     prepare = ImagePreprocessing((1, 28, 28), inverted=True, normalize=Normalize([0.1]))
@@ -183,7 +199,7 @@ def test_an_algorithm_of_features_takes_more_classes_than_in_training(tmp_path_f
         (6, [0, 1, 2, 3, 4, 5], "6 classes, and MAML was trained with 5 outputs"),
         (6, [0] * 6, "the labels are of fewer than two classes"),
         (6, [0, 1], r"6 images, and labels of shape \(2,\)"),
-        (0, [], "the labels are of fewer than two classes"),
+        (0, [], "there are no images: give at least one"),
     ],
 )
 def test_labels_that_do_not_fit_are_refused(maml, count, labels, message):
