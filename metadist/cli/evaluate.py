@@ -61,7 +61,11 @@ def summary(results: Mapping[str, Any]) -> list[str]:
     differences = protocol_differences({"its run": training, "here": protocol})
     notes = format_differences(differences) or ["the protocol is that of its run"]
     methods = {"its run": results.get("trained_method"), "here": results.get("method")}
-    options = {name: flatten_values(method) for name, method in methods.items() if method}
+    options = {  # an evaluation has no callbacks
+        name: flatten_values({key: v for key, v in method.items() if key != "callbacks"})
+        for name, method in methods.items()
+        if method
+    }
     changed = protocol_differences(options)
     notes += format_differences(
         {key: v for key, v in changed.items() if key.rpartition(".")[2] not in differences}

@@ -108,7 +108,8 @@ class Callback:
         """
 
     def on_checkpoint(self, trainer: "Trainer", path: Path) -> None:
-        """Called after a checkpoint has been written, also the best checkpoint by validation.
+        """Called after a checkpoint has been written, also the best checkpoint by validation. It
+        must not call `trainer.save_checkpoint`.
 
         Args:
             trainer: the run's trainer.

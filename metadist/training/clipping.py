@@ -9,8 +9,11 @@ from metadist.training.experiment import TrainerConfig
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> float:
-    """The Euclidean norm of all gradients together; infinite or NaN only if an element is."""
-    # As one vector, since the norm of each gradient takes three times as long for small models.
+    """The Euclidean norm of all gradients together, computed in float64.
+
+    For gradients of float32 or narrower types, it is infinite or NaN only if an element is.
+    """
+    # As one vector, a copy, since norms of many small gradients would take three times as long.
     gradients = [p.grad.flatten() for p in parameters if p.grad is not None]
     return torch.linalg.vector_norm(torch.cat(gradients).double()).item() if gradients else 0.0
 

@@ -178,8 +178,16 @@ class Experiment:
     @property
     def evaluated_learner(self) -> Learner:
         """The learner to validate, test and save: a callback's if it has one, else `learner`."""
-        learners = (callback.evaluated_learner() for callback in self.callbacks.values())
-        return next((learner for learner in learners if learner is not None), self.learner)
+        for callback in self.callbacks.values():
+            learner: Any = callback.evaluated_learner()
+            if learner is not None and not isinstance(learner, Learner):
+                raise UserError(
+                    f"{type(callback).__name__}.evaluated_learner returned a "
+                    f"{type(learner).__name__}: return a metadist.algorithms.Learner, or None."
+                )
+            if learner is not None:
+                return learner
+        return self.learner
 
     @property
     def split_descriptions(self) -> dict[str, str]:

@@ -4,7 +4,7 @@ import hashlib
 import logging
 import traceback
 from collections.abc import Mapping
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -254,18 +254,19 @@ def _check_task(tasks: WorkerLocal, learner: Learner, split: str, precision: Pre
     batch = MetaBatch(task_keys(0, split, 0, range(1)))
     before = [parameter.detach().clone() for parameter in learner.parameters()]
     gradients: tuple[Tensor | None, ...] = ()
-    differentiated = False
+    trainable: dict[str, nn.Parameter] = {}
     try:
         with torch.set_grad_enabled(training):
             (result,) = mapper.run_each(learner.train(training), batch)
             if training and result.loss.requires_grad:
-                differentiated = True
-                trainable = [p for p in learner.parameters() if p.requires_grad]
-                gradients = torch.autograd.grad(result.loss, trainable, allow_unused=True)
+                trainable = {n: p for n, p in learner.named_parameters() if p.requires_grad}
+                gradients = torch.autograd.grad(
+                    result.loss, list(trainable.values()), allow_unused=True
+                )
     except UserError:
         raise
     except Exception as error:
-        in_backward = differentiated and not isinstance(error, torch.OutOfMemoryError)
+        in_backward = trainable and not isinstance(error, torch.OutOfMemoryError)
         if in_backward and isinstance(error, RuntimeError) and not user_frame(error):
             raise UserError(
                 f"the loss that {name}.forward returned cannot be differentiated "
@@ -280,6 +281,9 @@ def _check_task(tasks: WorkerLocal, learner: Learner, split: str, precision: Pre
             "from the learner's parameters, without a copy of the model, detach() or "
             "torch.no_grad()."
         )
+    unused = [n for n, g in zip(trainable, gradients, strict=True) if g is None]
+    if unused and get_rank() == 0:
+        _log.warning("the loss does not depend on %s, which will not be trained", ", ".join(unused))
     if any(gradient is not None and gradient.is_sparse for gradient in gradients):
         raise UserError(
             f"the model {type(learner.model).__name__} has a sparse gradient, and gradients are "
@@ -338,14 +342,27 @@ def _explain(
         hint = f"in a {split} task"
         if split != "train" and "does not require grad" in str(error):
             hint += ", where gradients are disabled: adapt within torch.enable_grad()"
-        if isinstance(error, IndexError):  # often a model with too few outputs
-            hint += _model_output(learner, tasks, split)
+        output = _model_output(learner, tasks, split)
+        if isinstance(error, IndexError) and output is not None:  # often too few outputs
+            hint += output.description
         return RuntimeError(f"{location}: {type(error).__name__}: {error} ({hint})")
+    output = _model_output(learner, tasks, split)
+    if output is not None and not isinstance(output.returned, Tensor):
+        return UserError(
+            f"{type(learner.model).__name__}.forward returned a {type(output.returned).__name__}: "
+            f"return a tensor of shape (n, {tasks.outputs}) for n inputs."
+        )
     if not isinstance(error, ValueError | RuntimeError | IndexError):
         return None
+    if "require grad" in str(error):
+        return UserError(
+            f"{type(learner).__name__} cannot differentiate a {split} task ({first_line(error)}): "
+            "compute predictions from the learner's parameters, without detach() or "
+            "torch.no_grad(), and let the tensors that an own initial() returns require grad."
+        )
     return UserError(
         f"the model and the algorithm cannot process a {split} task of this shape "
-        f"({first_line(error)}){_model_output(learner, tasks, split)}: "
+        f"({first_line(error)}){'' if output is None else output.description}: "
         "change model, algorithm or task."
     )
 
@@ -368,18 +385,24 @@ def _check_metrics(metrics: Mapping[str, Tensor], learner: Learner, training: bo
         )
 
 
-def _model_output(learner: Learner, tasks: TaskDistribution, split: str) -> str:
-    """A description of the model's output for a task's queries; "" if the model raises an error."""
+class _ModelOutput(NamedTuple):
+    """What the model returned for a task's queries, and a description of it."""
+
+    returned: Any
+    description: str
+
+
+def _model_output(learner: Learner, tasks: TaskDistribution, split: str) -> _ModelOutput | None:
+    """The model's output for a task's queries; None if the model raises an error."""
     inputs = tasks.sample(task_keys(0, split, 0, range(1))[0]).query.inputs
     try:
         with torch.no_grad():
             output = learner.model(inputs.to(next(learner.parameters()).device))
     except Exception:
-        return ""
-    returned = type(output).__name__
-    if isinstance(output, Tensor):
-        returned = f"shape {tuple(output.shape)}"
-    return (
-        f"; for inputs of shape {tuple(inputs.shape)} the model returned {returned}, and the task "
-        f"has {tasks.outputs} outputs"
+        return None
+    shape = tuple(getattr(output, "shape", ()))
+    return _ModelOutput(
+        output,
+        f"; for inputs of shape {tuple(inputs.shape)} the model returned shape {shape}, and the "
+        f"task has {tasks.outputs} outputs",
     )

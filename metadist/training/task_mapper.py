@@ -178,6 +178,8 @@ class TaskMapper:
             yield chunk_keys, episodes
 
     def _prepare(self, learner: Learner, device: torch.device) -> Learner:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # of this thread: requests run on threads of their own
         first = next(learner.parameters(), None)
         if first is not None and first.device != device:
             learner = cast(Learner, module_clone(learner, by="reference", device=device))

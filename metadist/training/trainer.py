@@ -495,7 +495,11 @@ class Trainer:
     def _not_in_own_hook(self, method: str, given: str) -> Iterator[None]:
         """Raise an error if the hook that ends a method calls this method again."""
         if method in self._evaluating:
-            hook = {"test": "on_test_end", "validate": "on_validation_end"}[method]
+            hook = {
+                "test": "on_test_end",
+                "validate": "on_validation_end",
+                "save_checkpoint": "on_checkpoint",
+            }[method]
             raise UserError(
                 f"{hook} called trainer.{method}(), which calls {hook}: take the {given} that the "
                 f"hook is given, or call {method}() in another hook."
@@ -560,8 +564,9 @@ class Trainer:
             save(self.state.iteration, self._checkpoint_contents())
         if self.callbacks:
             self.experiment.strategy.barrier()  # rank zero has written the file
-        for callback in self.callbacks:
-            callback.on_checkpoint(self, path)
+        with self._not_in_own_hook("save_checkpoint", "file"):
+            for callback in self.callbacks:
+                callback.on_checkpoint(self, path)
 
     def _checkpoint_contents(self) -> dict[str, Any]:
         self.state.wall_seconds = time.perf_counter() - self._started

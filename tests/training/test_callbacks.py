@@ -57,7 +57,7 @@ class Recorder(Callback):
         results["calls"] = list(self.calls)
 
     def on_checkpoint(self, trainer, path):
-        assert get_rank() or path.is_file()
+        assert path.is_file()
         self.calls.append(path.name)
 
     def state_dict(self):
@@ -627,6 +627,37 @@ class ValidateAfterValidation(Callback):
 def test_a_validation_in_on_validation_end_is_refused(tmp_path):
     callback = f"+callbacks.again._target_={__name__}.ValidateAfterValidation"
     with pytest.raises(UserError, match=r"^on_validation_end called trainer\.validate\(\), which"):
+        train(str(tmp_path), "strategy=local", callback)
+
+
+class SaveAfterCheckpoint(Callback):
+    """Saves a checkpoint after each checkpoint."""
+
+    def on_checkpoint(self, trainer, path):
+        trainer.save_checkpoint()
+
+
+def test_a_checkpoint_in_on_checkpoint_is_refused(tmp_path):
+    callback = f"+callbacks.again._target_={__name__}.SaveAfterCheckpoint"
+    expected = r"^on_checkpoint called trainer\.save_checkpoint\(\), which calls on_checkpoint"
+    with pytest.raises(UserError, match=expected):
+        train(str(tmp_path), "strategy=local", callback)
+
+
+class EvaluatesItsModel(Callback):
+    """Returns the model instead of the learner."""
+
+    def on_build(self, experiment):
+        self.model = experiment.learner.model
+
+    def evaluated_learner(self):
+        return self.model
+
+
+def test_only_a_learner_is_evaluated(tmp_path):
+    callback = f"+callbacks.mine._target_={__name__}.EvaluatesItsModel"
+    expected = r"^EvaluatesItsModel\.evaluated_learner returned a Conv4: return a .*Learner"
+    with pytest.raises(UserError, match=expected):
         train(str(tmp_path), "strategy=local", callback)
 
 

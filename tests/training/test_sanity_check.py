@@ -353,6 +353,38 @@ def test_a_misfit_outside_the_users_code_is_one_sentence(tasks):
         run_sanity_check(tasks, MAML(nn.Sequential(nn.Flatten(), nn.Linear(7, 3))))
 
 
+class Changed(nn.Module):
+    """A model whose predictions are changed in `forward`, with a layer that it does not use."""
+
+    def __init__(self, change) -> None:
+        super().__init__()
+        self.layer, self.unused, self.change = nn.Linear(784, 3), nn.Linear(2, 2), change
+
+    def forward(self, inputs):
+        return self.change(self.layer(inputs.flatten(1)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda outputs: None, r"Changed.forward returned a NoneType: return a tensor of shape "),
+        (lambda outputs: (outputs, 1), r"Changed.forward returned a tuple: .* \(n, 3\) for n in"),
+        (torch.detach, r"MAML cannot differentiate a train task \(.*\): .* without detach\(\)"),
+    ],
+)
+def test_predictions_that_are_no_tensors_or_have_no_gradient(tasks, change, message):
+    with pytest.raises(UserError, match=message):
+        run_sanity_check(tasks, MAML(Changed(change)))
+
+
+def test_parameters_that_are_not_used_are_reported(tasks, caplog):
+    run_sanity_check(tasks, MAML(Changed(torch.Tensor.exp)))
+    assert [record.getMessage() for record in caplog.records] == [
+        "the loss does not depend on model.unused.weight, model.unused.bias, which will not be "
+        "trained"
+    ]
+
+
 def test_the_outputs_of_a_model_that_does_not_fit_are_in_the_message(tasks):
     returned = (
         r"for inputs of shape \(6, 1, 28, 28\) the model returned shape \(6, 2\), and the task"

@@ -252,6 +252,16 @@ def test_running_statistics_change_by_the_mean_over_tasks(tmp_path, reducer):
     assert total_weight(x) == 5 / scale
 
 
+@pytest.mark.parametrize("tasks", [35, 49, 56])  # of which some sums of 1 / tasks are below one
+def test_integer_buffers_count_iterations_if_weights_are_rounded(tmp_path, tasks):
+    one_shard = ("+partition=batch", "reducer=sum", "reducer.of_items=false")
+    options = ("algorithm=maml_plus_plus", "model=mlp", f"trainer.meta_batch_size={tasks}")
+    x = build(tmp_path, "strategy=local", *one_shard, *options, omit=("model",))
+    x.logger = Recorder()
+    Trainer(x).train_step(1)
+    assert dict(x.learner.named_buffers())["iteration"] == 1
+
+
 class MeanOfFour(MeanReducer):
     def divisor(self, sizes):
         return 4.0
