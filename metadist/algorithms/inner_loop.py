@@ -128,7 +128,10 @@ class InnerLoopLearner(Learner):
         return TaskResult(self.loss(predictions, targets), metrics, predictions)
 
     def initial(self) -> Parameters:
-        """The initial values of the parameters that inner steps adapt.
+        """The initial values of the parameters that inner steps adapt, by the model's names.
+
+        A subclass may return other tensors that require grad, by names of its own, such as context
+        parameters; its `predict` then uses them.
 
         Parameters that were frozen after the learner was made are left out. If all are frozen, none
         is left out in evaluation.

@@ -113,6 +113,10 @@ def _advice(text: str) -> str | None:
             "a group takes the name of an option, not null: write GROUP=NAME, as in "
             f"scheduler=none, or [] for none of {' and '.join(_LISTS)}."
         )
+    if match := re.match(r"Could not append to config\. An item is already at '(\S+)'\.", text):
+        return (
+            f"{match[1]} is a key of the configuration: write {match[1]}=VALUE, without the plus."
+        )
     if match := re.match(r"Error merging override (\S+?)=(.*)", text):
         return f"{match[1]}={match[2]} does not fit: give a value of the type that {match[1]} has."
     if match := re.match(r"Ambiguous value for argument '(\S+?)=(.*?)' 1\. ", text):

@@ -197,8 +197,13 @@ def dim_partitioner(
             call.
 
     Raises:
-        UserError: `keepdim` is False without `exclusive`, or `workers` is empty.
+        UserError: `dim` is no integer, `keepdim` is False without `exclusive`, or `workers` is
+            empty.
     """
+    if not isinstance(dim, int):
+        raise UserError(
+            f"dim_partitioner(dim={dim!r}) needs an integer: give the dimension's index."
+        )
     if not keepdim and not exclusive:
         raise UserError(
             "dim_partitioner(keepdim=False) needs exclusive=True: "

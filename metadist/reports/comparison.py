@@ -1,5 +1,6 @@
 """Comparability of runs: the configuration fingerprint, and differences between protocols."""
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ _FINGERPRINT_PREFIXES = (
     "trainer.meta_batch_size", "trainer.clip_value", "trainer.clip_norm", "trainer.precision",
 )  # fmt: skip
 
+_SELECT = re.compile(r"\$\{oc\.select:([\w.]+),(\w+)\}")
+
 TRAINING_COUNTS = ("train_ways", "train_shots", "train_queries")
 """Keys of a protocol that are left out where training and test have the same value."""
 
@@ -35,9 +38,17 @@ def is_runtime_key(key: str) -> bool:
 
 
 def flatten_config(config: Mapping[str, Any]) -> dict[str, str]:
-    """The values of a configuration as strings by dotted key, without runtime keys."""
+    """The values of a configuration as strings by dotted key, without runtime keys.
+
+    In an unresolved configuration, `${oc.select:KEY,DEFAULT}` is the value of KEY, or DEFAULT.
+    """
     flat = flatten_values(config)
-    return {key: str(value) for key, value in flat.items() if not is_runtime_key(key)}
+
+    def text(value: Any) -> str:
+        selected = _SELECT.fullmatch(str(value))
+        return str(flat.get(selected[1], selected[2]) if selected else value)
+
+    return {key: text(value) for key, value in flat.items() if not is_runtime_key(key)}
 
 
 def config_fingerprint(config: Mapping[str, Any]) -> dict[str, str]:

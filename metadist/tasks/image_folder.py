@@ -98,6 +98,8 @@ class ImageFolder(DecodedImages):
                 "for each class, or with folders train, val and test of class folders."
             )
         image_files.check_disjoint(((folder.split, folder.name) for folder in classes), root)
+        # An error in the division is raised before the images are decoded.
+        self._split([f"{folder.split}/{folder.name}" for folder in classes], root)
         return load_classes(root, stem, classes, self.size, "RGB" if self.channels == 3 else "L")
 
     def _split(self, names: Sequence[str], root: Path) -> dict[str, np.ndarray]:

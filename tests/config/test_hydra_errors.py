@@ -45,6 +45,10 @@ ANYTHING = f"+callbacks.mine._target_={__name__}.Anything"
             "algorithm.regression is not a key of the configuration: the",
         ),
         (["logger.console.x=3"], "the keys of logger.console are refresh_seconds."),
+        (
+            ["+dataset.size=9", "+seed=1"],
+            "seed is a key of the configuration: write seed=VALUE, wi",
+        ),
         (["sweep.retries=3"], "the keys of sweep are on_failure."),
         ([ANYTHING, "callbacks.mine.two=2"], ", or write +callbacks.mine.two=VALUE to add it."),
         (["partition=dim0"], "partition is not in the defaults list: write +partition=VALUE to"),

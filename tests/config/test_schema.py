@@ -93,7 +93,8 @@ def test_numbers_may_come_from_the_environment(composed, monkeypatch):
         ({"sede": 1}, r"sede is not a key .*: did you mean seed=…\?"),
         ({"modell": {"_target_": "my.Model"}}, r"modell is not a key .*: did you mean model=…\?"),
         ({"shift": {"padding": 1}}, "shift is not a key or group of the configuration"),
-        ({"zzz": 1}, "zzz is not a key or group of the configuration: check its spelling"),
+        ({"zzz": 1}, r"zzz is not a key .*: check its spelling, or refer .* as \$\{zzz\}\."),
+        ({"experiment": {"task": {"ways": 5}}}, "begin with the line `# @package _global_`"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(composed, values, message):

@@ -51,6 +51,9 @@ def test_values_by_dotted_keys():
     assert found["model.filters"] == "8"
     assert found["trainer.clip_value"] == "None"
     assert not [key for key in found if key.startswith(("logger", "resume"))]
+    engine = {"strategy": {"engine": "${oc.select:allreduce_engine,sum}"}}
+    assert flatten_config(engine)["strategy.engine"] == "sum"
+    assert flatten_config({**engine, "allreduce_engine": "ddp"})["strategy.engine"] == "ddp"
 
 
 def test_the_fingerprint_holds_what_determines_the_numbers():

@@ -177,6 +177,9 @@ def test_what_cannot_be_used_is_refused(tmp_path):
     )
     one = write(tmp_path / "one", {"class00": 3})
     cases.append((one, "the number of classes .* is 1 and none is left for train"))
+    with pytest.raises(UserError, match="none is left for train"):
+        ImageFolder(str(one), size=8)
+    assert not [*one.glob("*.npy")]  # the images have not been decoded
     broken = write(tmp_path / "broken", SIZES)
     (broken / "class04" / "001.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken")
     cases.append((broken, r"class04/001.png cannot be decoded"))

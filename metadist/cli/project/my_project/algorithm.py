@@ -21,6 +21,10 @@ class MyAlgorithm(Learner):
         super().__init__(model, regression)
         self.rate = nn.Parameter(torch.tensor(first_rate))
 
+    def protocol(self) -> dict[str, int]:
+        """Settings that must be equal for two results to be comparable, as MAML has them."""
+        return {"inner_steps": 1, "eval_inner_steps": 1}
+
     def forward(self, episode: Episode) -> TaskResult:
         """Adapt to the support set of one task, evaluate on its query set."""
         support, query = episode.support, episode.query
