@@ -9,7 +9,7 @@ import functools
 import inspect
 import pydoc
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_type_hints
@@ -103,6 +103,33 @@ def bind_arguments(
     if not partial:
         _check_missing(target, accepted, arguments, path)
     return target, arguments | _converted(target, chosen, path)
+
+
+def option_defaults(
+    node: Mapping[str, Any],
+    path: str,
+    given: Collection[str] = (),
+    locate: Callable[[str, str], Any] | None = None,
+) -> dict[str, bool | int | float | str]:
+    """The defaults of the target's options that are numbers, texts or booleans, by name.
+
+    A default that `instantiate` would refuse or convert as a value is left out.
+
+    Args:
+        node: see `instantiate`, as plain containers.
+        path: see `instantiate`.
+        given: the names of the arguments that do not come from the configuration.
+        locate: see `instantiate`.
+    """
+    target = (locate or locate_target)(str(node[_TARGET]), path)
+    defaults: dict[str, bool | int | float | str] = {}
+    for name, parameter in _signature(target, path).items():
+        option = {name: parameter.default}
+        if name not in given and isinstance(parameter.default, bool | int | float | str):
+            with contextlib.suppress(UserError):
+                if option | _converted(target, option, path) == option:
+                    defaults |= option
+    return defaults
 
 
 def _values(node: Any, path: str) -> Any:

@@ -136,7 +136,8 @@ class Experiment:
         name: the experiment's name, the name of its configuration file.
         title: one line that describes the run.
         directory: the run's directory.
-        configuration: the resolved configuration, as plain containers.
+        configuration: the resolved configuration, as plain containers, with the defaults of the
+            user's own classes.
         seed: the seed of the training tasks and of the initial parameters.
         trainer_config: the trainer's configuration.
         tasks: this rank's task distribution.
@@ -148,6 +149,7 @@ class Experiment:
         evaluate_mapper: the workers' computation in evaluation.
         logger: the logger of the metrics; on ranks other than zero, it does nothing.
         callbacks: the callbacks, by their names in the configuration.
+        defaults: the defaults of the options of the user's own classes, by group and name.
         resume: None, "auto", or the path of a checkpoint or of a run's directory.
         state: the training state; `resume.restore` sets it.
     """
@@ -167,6 +169,7 @@ class Experiment:
     evaluate_mapper: EvaluateMapper
     logger: Logger
     callbacks: Mapping[str, Callback] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     resume: str | None = None
     state: TrainState = field(default_factory=TrainState)
 

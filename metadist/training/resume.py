@@ -108,7 +108,13 @@ def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]
         )
     configured = config_fingerprint(contents.get("configuration") or {})
     later = {key: configured.get(key, value) for key, value in _LATER_KEYS.items()}
-    _require_same(path, {**later, **saved}, config_fingerprint(experiment.configuration))
+    current = config_fingerprint(experiment.configuration)
+    # An option that a class of the user's did not have, or that was not recorded.
+    for key, value in config_fingerprint(experiment.defaults).items():
+        target = f"{key.rpartition('.')[0]}._target_"
+        if saved.get(target) == current[target]:
+            later[key] = value
+    _require_same(path, {**later, **saved}, current)
     protocol = experiment.tasks.protocol()
     if different := split_differences(contents.get("protocol") or protocol, protocol):
         raise UserError(
