@@ -58,7 +58,7 @@ _GIVEN: Mapping[str, tuple[str, ...]] = {
     "optimizer": ("params", "named_parameters"),
     "reducer": (),
     "scheduler": ("optimizer",),
-    "task": ("dataset", "splits"),
+    "task": ("dataset", "sampled_splits"),
 }
 """The groups whose options determine results, and the arguments that do not come from them."""
 
@@ -137,7 +137,7 @@ def assemble_experiment(
     dataset = instantiate(cfg.dataset, "dataset")
     if not trainer.eval_every:
         splits = [split for split in splits if split != "validation"]
-    tasks: TaskDistribution = instantiate(cfg.task, "task", dataset=dataset, splits=splits)
+    tasks: TaskDistribution = instantiate(cfg.task, "task", dataset=dataset, sampled_splits=splits)
     require_members(tasks, "task distribution", TASK_MEMBERS, "TaskDistribution")
     torch.manual_seed(settings.seed)
     learner = build_learner(cfg.model, cfg.algorithm, tasks, locate)

@@ -137,7 +137,7 @@ class TaskDistribution(TaskShape, Protocol):
       and query images are named in predictions and plots.
     - `split_descriptions`: a dict of what the tasks of a split are, such as
       `{"validation": "held-out examples"}`, for the console.
-    - `splits`: the splits that tasks are sampled from, if these are not all of `SPLITS`.
+    - `sampled_splits`: the splits that tasks are sampled from, if these are not all of `SPLITS`.
     - `micro_batch_size`: the number of examples of a training task, if they are counted as samples
       per second.
     """

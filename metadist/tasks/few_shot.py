@@ -36,7 +36,7 @@ class FewShotTasks:
         train_ways: classes in a training task.
         train_shots: support examples per class in a training task.
         train_queries: query examples per class in a training task.
-        splits: the splits that tasks are sampled from.
+        sampled_splits: the splits that tasks are sampled from.
         input_shape: the shape of one input, without a batch dimension.
         outputs: the width of the model's last layer, enough for the tasks with the most ways.
         regression: whether targets are real numbers.
@@ -51,7 +51,7 @@ class FewShotTasks:
         train_ways: Annotated[int, Ge(1)] | None = None,
         train_shots: Annotated[int, Ge(1)] | None = None,
         train_queries: Annotated[int, Ge(1)] | None = None,
-        splits: Sequence[str] = SPLITS,
+        sampled_splits: Sequence[str] = SPLITS,
     ) -> None:
         """Set the size of the tasks.
 
@@ -63,8 +63,8 @@ class FewShotTasks:
             train_ways: classes in a training task. Default: `ways`.
             train_shots: support examples per class in a training task. Default: `shots`.
             train_queries: query examples per class in a training task. Default: `queries`.
-            splits: the splits that tasks are sampled from. The sizes of others are not checked. A
-                run leaves out the validation split if it has no validations, and
+            sampled_splits: the splits that tasks are sampled from. The sizes of others are not
+                checked. A run leaves out the validation split if it has no validations, and
                 `metadist evaluate` all except the test split.
 
         Raises:
@@ -88,13 +88,13 @@ class FewShotTasks:
         self.train_ways = ways if train_ways is None else train_ways
         self.train_shots = shots if train_shots is None else train_shots
         self.train_queries = queries if train_queries is None else train_queries
-        self.splits = tuple(splits)
+        self.sampled_splits = tuple(sampled_splits)
         if self._counts("train") == self._counts("test"):
-            dataset.check(ways, shots, queries, self.splits)
+            dataset.check(ways, shots, queries, self.sampled_splits)
         else:
-            evaluated = [split for split in self.splits if split != "train"]
+            evaluated = [split for split in self.sampled_splits if split != "train"]
             dataset.check(ways, shots, queries, evaluated)
-            if "train" in self.splits:
+            if "train" in self.sampled_splits:
                 dataset.check(*self._counts("train"), ("train",), "task.train_")
         self.input_shape = dataset.input_shape
         self.outputs = dataset.outputs(max(self.ways, self.train_ways))

@@ -243,7 +243,7 @@ def run_sanity_check(
 
 def _checked_splits(tasks: TaskDistribution) -> list[str]:
     """The splits of which a task is run: validation tasks are like test tasks."""
-    sampled = getattr(tasks, "splits", SPLITS)
+    sampled = getattr(tasks, "sampled_splits", SPLITS)
     return [split for split in ("train", "test") if split in sampled]
 
 
@@ -283,7 +283,10 @@ def _check_task(tasks: WorkerLocal, learner: Learner, split: str, precision: Pre
         )
     unused = [n for n, g in zip(trainable, gradients, strict=True) if g is None]
     if unused and get_rank() == 0:
-        _log.warning("the loss does not depend on %s, which will not be trained", ", ".join(unused))
+        _log.warning(
+            "the loss of a task does not depend on %s: check that forward uses it",
+            ", ".join(unused),
+        )
     if any(gradient is not None and gradient.is_sparse for gradient in gradients):
         raise UserError(
             f"the model {type(learner.model).__name__} has a sparse gradient, and gradients are "

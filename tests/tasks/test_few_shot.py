@@ -75,12 +75,12 @@ def test_impossible_training_tasks_are_refused(given, parts):
 
 def test_splits_that_are_not_sampled_may_be_too_small():
     with pytest.raises(UserError, match=r"task\.ways is 5, but the validation split of noise has"):
-        FewShotTasks(noise(), 5, 1, 4, splits=["train", "validation"])
-    tasks = FewShotTasks(noise(), 12, 1, 4, splits=["train"])
-    assert counts(tasks, "train") == (12, 1, 4) and tasks.splits == ("train",)
+        FewShotTasks(noise(), 5, 1, 4, sampled_splits=["train", "validation"])
+    tasks = FewShotTasks(noise(), 12, 1, 4, sampled_splits=["train"])
+    assert counts(tasks, "train") == (12, 1, 4) and tasks.sampled_splits == ("train",)
     with pytest.raises(UserError, match=r"task\.train_shots"):
-        FewShotTasks(noise(), 4, 1, 4, train_shots=8, splits=["train"])
-    FewShotTasks(noise(), 4, 1, 4, train_shots=8, splits=["test"])
+        FewShotTasks(noise(), 4, 1, 4, train_shots=8, sampled_splits=["train"])
+    FewShotTasks(noise(), 4, 1, 4, train_shots=8, sampled_splits=["test"])
 
 
 def test_the_tasks_of_a_key_are_those_of_earlier_versions():

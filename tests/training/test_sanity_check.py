@@ -380,8 +380,8 @@ def test_predictions_that_are_no_tensors_or_have_no_gradient(tasks, change, mess
 def test_parameters_that_are_not_used_are_reported(tasks, caplog):
     run_sanity_check(tasks, MAML(Changed(torch.Tensor.exp)))
     assert [record.getMessage() for record in caplog.records] == [
-        "the loss does not depend on model.unused.weight, model.unused.bias, which will not be "
-        "trained"
+        "the loss of a task does not depend on model.unused.weight, model.unused.bias: check that "
+        "forward uses it"
     ]
 
 
