@@ -115,6 +115,10 @@ def _is_of_user(frame: FrameType) -> bool:
 
 
 def state_dict_reason(error: BaseException) -> str:
-    """The first mismatch in an error of `load_state_dict`: the line after the heading."""
+    """The first mismatch in an error of `load_state_dict`, with at most three names."""
     lines = str(error).strip().splitlines()
-    return lines[1].strip() if len(lines) > 1 else first_line(error)
+    reason = lines[1].strip() if len(lines) > 1 else first_line(error)
+    first, *others = reason.rstrip(". ").split(", ")
+    if len(others) > 2 and "key(s) in state_dict" in first:
+        return f"{', '.join([first, *others[:2]])} and {len(others) - 2} more"
+    return reason

@@ -1,13 +1,15 @@
 """Texts of errors."""
 
 import ast
+import re
 from pathlib import Path
 
 import optree
 import pytest
+from torch import nn
 
 import metadist
-from metadist.errors import FULL_TRACEBACKS, one_line, user_frame, user_traceback
+from metadist.errors import FULL_TRACEBACKS, one_line, state_dict_reason, user_frame, user_traceback
 
 
 def test_an_error_is_one_short_line():
@@ -69,3 +71,16 @@ def test_messages_of_user_errors_are_sentences():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "UserError":
                 assert last_character(node.args[0]) == ".", f"{path}:{node.lineno}"
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        (1, r'Missing key\(s\) in state_dict: "0.weight", "0.bias"'),
+        (3, r'Missing key\(s\) in state_dict: "0.weight", "0.bias", "1.weight" and 3 more'),
+    ],
+)
+def test_a_mismatch_of_states_names_some_tensors(layers, expected):
+    with pytest.raises(RuntimeError) as caught:
+        nn.Sequential(*(nn.Linear(1, 1) for _ in range(layers))).load_state_dict({})
+    assert re.fullmatch(rf"{expected}\.? ?", state_dict_reason(caught.value))
