@@ -403,9 +403,11 @@ def _model_output(learner: Learner, tasks: TaskDistribution, split: str) -> _Mod
             output = learner.model(inputs.to(next(learner.parameters()).device))
     except Exception:
         return None
-    shape = tuple(getattr(output, "shape", ()))
+    returned = f"a {type(output).__name__}"
+    if isinstance(output, Tensor):
+        returned = f"shape {tuple(output.shape)}"
     return _ModelOutput(
         output,
-        f"; for inputs of shape {tuple(inputs.shape)} the model returned shape {shape}, and the "
-        f"task has {tasks.outputs} outputs",
+        f"; for inputs of shape {tuple(inputs.shape)} the model returned {returned}, and the task "
+        f"has {tasks.outputs} outputs",
     )
