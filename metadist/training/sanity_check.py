@@ -345,8 +345,8 @@ def _explain(
         hint = f"in a {split} task"
         if split != "train" and "does not require grad" in str(error):
             hint += ", where gradients are disabled: adapt within torch.enable_grad()"
-        output = _model_output(learner, tasks, split)
-        if isinstance(error, IndexError) and output is not None:  # often too few outputs
+        # An index error often means too few outputs.
+        if isinstance(error, IndexError) and (output := _model_output(learner, tasks, split)):
             hint += output.description
         return RuntimeError(f"{location}: {type(error).__name__}: {error} ({hint})")
     output = _model_output(learner, tasks, split)
