@@ -14,7 +14,8 @@ from torch.nn.parameter import is_lazy
 
 from metadist.algorithms import Learner
 from metadist.config.instantiate import instantiate as instantiate_node
-from metadist.config.instantiate import locate_target, option_defaults
+from metadist.config.instantiate import locate_target
+from metadist.config.own_defaults import own_defaults, with_defaults
 from metadist.config.plain import redact_secrets, to_plain
 from metadist.config.schema import Settings, validate
 from metadist.distributed import get_rank, get_world_size
@@ -47,20 +48,6 @@ from metadist.training.precision import set_tensor_float32
 from metadist.training.sanity_check import check_before_training
 
 _log = logging.getLogger(__name__)
-
-_LIBRARIES = ("metadist", "torch", "torchvision", "timm")
-"""Packages whose classes are not the user's own."""
-
-_GIVEN: Mapping[str, tuple[str, ...]] = {
-    "algorithm": ("model", "regression"),
-    "dataset": (),
-    "model": ("input_shape", "outputs"),
-    "optimizer": ("params", "named_parameters"),
-    "reducer": (),
-    "scheduler": ("optimizer",),
-    "task": ("dataset", "sampled_splits"),
-}
-"""The groups whose options determine results, and the arguments that do not come from them."""
 
 
 def build_experiment(
@@ -152,8 +139,8 @@ def assemble_experiment(
         trainer.task_chunk_size,
         trainer.eval_tasks,
     )
-    defaults = _own_defaults(plain, locate)
-    plain = _with_defaults(plain, defaults)
+    defaults = own_defaults(plain, locate)
+    plain = with_defaults(plain, defaults)
     local_tasks = _on_this_worker(tasks)
     return Experiment(
         name=name,
@@ -234,34 +221,6 @@ def _copy_expanded_buffers(learner: Learner) -> None:
         for name, buffer in module.named_buffers(recurse=False):
             if 0 in buffer.stride():
                 setattr(module, name, buffer.contiguous())
-
-
-def _own_defaults(plain: Mapping[str, Any], locate: Callable[[str, str], Any]) -> dict[str, Any]:
-    """The defaults of the options of the user's own classes, by group and name."""
-
-    def of(node: Any, path: str) -> dict[str, Any]:
-        if not isinstance(node, Mapping) or "_target_" not in node:
-            return {}
-        if str(node["_target_"]).partition(".")[0] in _LIBRARIES:
-            return {}
-        return option_defaults(node, path, _GIVEN.get(path, ()), locate)
-
-    callbacks = plain.get("callbacks") or {}
-    defaults: dict[str, Any] = {group: of(plain.get(group), group) for group in _GIVEN}
-    defaults["callbacks"] = {name: of(n, f"callbacks.{name}") for name, n in callbacks.items()}
-    return {group: options for group, options in defaults.items() if options}
-
-
-def _with_defaults(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested values with the defaults for those that are missing."""
-    missing = {key: value for key, value in defaults.items() if key not in values}
-    nested = {
-        key: _with_defaults(value, defaults[key])
-        if isinstance(value, Mapping) and isinstance(defaults.get(key), Mapping)
-        else value
-        for key, value in values.items()
-    }
-    return nested | missing
 
 
 def _strategy(cfg: DictConfig, settings: Settings, instantiate: Callable[..., Any]) -> Strategy:

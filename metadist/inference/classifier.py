@@ -146,7 +146,7 @@ class FewShotClassifier:
                 "classes, or train an algorithm whose outputs are features, such as "
                 "algorithm=prototypical."
             )
-        inputs = self._inputs(_as_sequence(images))
+        inputs = self._inputs(images)
         inputs = inputs.clone()  # it may share the memory of the caller's array
         self._support = Examples(inputs, torch.from_numpy(targets).to(inputs.device))
         self.classes_ = classes

@@ -286,12 +286,12 @@ class TrainMapper(TaskMapper):
         """The weighted sum of each chunk of tasks: compiled, eager, or for a single task."""
         # The result of a call is the mean over its tasks. The weights are copied to the device
         # before the steps, which then wait for no copy.
-        weights = torch.cat(
-            [
-                torch.full((batch.size,), weight / max(1, batch.size), dtype=torch.float64)
-                for batch, weight in zip(batches, call_weights, strict=True)
-            ]
-        ).to(device)
+        task_weights = [
+            weight / batch.size
+            for batch, weight in zip(batches, call_weights, strict=True)
+            for _ in range(batch.size)
+        ]
+        weights = torch.tensor(task_weights, dtype=torch.float64).to(device)
         size = self.chunk_size if self.compiled is None else self.compiled.chunk_size
         done = 0
         for chunk in self._chunks(batches, learner, device, size):
