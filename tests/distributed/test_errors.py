@@ -55,3 +55,9 @@ def test_they_pickle_with_the_rank(kind):
 
 def test_an_error_without_a_text_is_named_by_its_class():
     assert [first_line(OSError(text)) for text in ("", "\n a \n b")] == ["OSError", "a "]
+
+
+def test_the_line_of_a_compilation_in_a_subprocess_is_that_of_its_error():
+    text = "In a subprocess:\n\nTraceback:\n  File x\nRuntimeError: no memory\n\n\nSet TORCHDYNAMO_"
+    error = RuntimeError(f"{text}VERBOSE=1 for the internal stack trace\n")
+    assert first_line(error) == "In a subprocess: RuntimeError: no memory"
