@@ -1,7 +1,9 @@
 import os
+from pathlib import Path
 
 import pytest
 import torch
+from tiny import finished_run
 
 # Unbuffered, print() writes a line and its end separately: lines of two workers would mix.
 os.environ.pop("PYTHONUNBUFFERED", None)
@@ -30,3 +32,15 @@ def saved_figures(monkeypatch):
 
     monkeypatch.setattr(Figure, "savefig", keep)
     return figures
+
+
+@pytest.fixture(scope="module")
+def maml(tmp_path_factory) -> Path:
+    """The directory of a finished run of MAML."""
+    return finished_run(tmp_path_factory.mktemp("runs") / "maml")
+
+
+@pytest.fixture(scope="module")
+def prototypical(tmp_path_factory) -> Path:
+    """The directory of a finished run of prototypical networks."""
+    return finished_run(tmp_path_factory.mktemp("runs") / "prototypical", "algorithm=prototypical")

@@ -65,6 +65,11 @@ def finished_run(directory: Path, *overrides: str) -> Path:
     return directory
 
 
+def run_results(directory: Path) -> dict[str, Any]:
+    """A run's `results.json`."""
+    return json.loads((Path(directory) / "results.json").read_text(encoding="utf-8"))
+
+
 def records(directory: Path) -> list[dict[str, Any]]:
     """The lines of a run's `metrics.jsonl`."""
     lines = (Path(directory) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()

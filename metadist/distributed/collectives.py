@@ -151,8 +151,9 @@ def all_reduce(tree: T, op: Literal["sum", "mean", "max", "min"] = "sum") -> T:
     """Reduce a structure over all ranks, leaf by leaf. All ranks call it.
 
     Tensors of one dtype are reduced in one collective. "sum" and "mean" are differentiable, with
-    the gradient of the sum of all ranks' losses. They count booleans and sum integers in int64; the
-    mean of integers is a float. "max" and "min" return NaN where a value is NaN.
+    the gradient of the sum of all ranks' losses: results require grad if a tensor of their dtype
+    does on this rank. They count booleans and sum integers in int64; the mean of integers is a
+    float. "max" and "min" return NaN where a value is NaN.
 
     Args:
         tree: a tensor, a NumPy array, a number, or tuples, lists, dicts and named tuples of them,

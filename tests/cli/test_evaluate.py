@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny import finished_run
+from tiny import finished_run, run_results
 
 from metadist.cli import evaluate
 from metadist.cli.command import exit_status
@@ -14,21 +14,6 @@ from metadist.cli.evaluate import main, summary
 from metadist.inference import evaluate_run
 from metadist.reports import read_test_predictions
 from metadist.training.checkpoints import Checkpoints
-
-
-@pytest.fixture(scope="module")
-def prototypical(tmp_path_factory) -> Path:
-    run = tmp_path_factory.mktemp("runs") / "prototypical"
-    return finished_run(run, "algorithm=prototypical")
-
-
-@pytest.fixture(scope="module")
-def maml(tmp_path_factory) -> Path:
-    return finished_run(tmp_path_factory.mktemp("runs") / "maml")
-
-
-def run_results(run: Path) -> dict:
-    return json.loads((run / "results.json").read_text(encoding="utf-8"))
 
 
 def test_more_ways_and_both_protocols(prototypical, tmp_path, monkeypatch, capsys):

@@ -1,6 +1,5 @@
 """The commands with Hydra's release candidate 1.4, in an environment of its own."""
 
-import json
 import os
 import subprocess
 import sys
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from commands import ROOT
-from tiny import SMALL
+from tiny import SMALL, run_results
 
 CANDIDATES = ["hydra-core==1.4.0rc3", "omegaconf==2.4.1rc1", "hydra-optuna-sweeper==1.4.0rc3"]
 OTHERS = ["optuna>=4.9,<6", "alembic", "sqlalchemy", "colorlog", "mako"]
@@ -46,7 +45,7 @@ def run(packages: Path, *arguments: str) -> subprocess.CompletedProcess:
 
 
 def results(directory: Path) -> dict:
-    return json.loads((directory / "results.json").read_text())
+    return run_results(directory)
 
 
 def test_the_release_candidate_is_used(packages):

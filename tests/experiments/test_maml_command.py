@@ -1,6 +1,5 @@
 """`experiments/maml.py` under torchrun."""
 
-import json
 import os
 import signal
 import subprocess
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from commands import ROOT, run_command
-from tiny import SMALL, records, train, without_times
+from tiny import SMALL, records, run_results, train, without_times
 
 TORCHRUN = [
     sys.executable,
@@ -88,7 +87,7 @@ def test_one_process_without_torchrun(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "results.json").read_text())["world_size"] == 1
+    assert run_results(tmp_path)["world_size"] == 1
 
 
 def test_all_ranks_share_one_directory(tmp_path):
@@ -123,7 +122,7 @@ def test_multirun_runs_one_job_after_the_other(tmp_path):
         size=2,
     )
     assert [outcome.status for outcome in outcomes] == [0, 0], outcomes
-    seeds = [json.loads((tmp_path / job / "results.json").read_text())["seed"] for job in "01"]
+    seeds = [run_results(tmp_path / job)["seed"] for job in "01"]
     assert seeds == [0, 1]
 
 

@@ -8,6 +8,7 @@ from reproduction.cells import compose, load_cells
 from reproduction.command import documents
 from reproduction.records import README, TABLE, add_record, read_records
 from reproduction_folders import PROTOCOL, create_run
+from tiny import run_results
 
 from metadist.errors import UserError
 
@@ -40,8 +41,8 @@ def test_a_record_holds_results_and_thinned_metrics(run, tmp_path):
     cell = CELLS["anil_omniglot_20w1s_cosine"]
     record = add_record(cell, run, tmp_path / "records")
     assert record == tmp_path / "records" / cell.preset / "15000" / "seed3"
-    results = json.loads((run / "results.json").read_text())
-    assert json.loads((record / "results.json").read_text()) == {
+    results = run_results(run)
+    assert run_results(record) == {
         **results,
         "environment": {"torch": "2.15.0"},
     }
@@ -61,10 +62,10 @@ def test_the_test_of_an_evaluation_may_be_recorded(run, tmp_path):
     tested = {"test_accuracy": 0.97, "ci95": 0.01, "protocol": {**PROTOCOL, "ensemble": 2}}
     file = tmp_path / "ensemble.json"
     file.write_text(json.dumps({**tested, "wall_seconds": 1.0}))
-    own = json.loads((run / "results.json").read_text())
+    own = run_results(run)
     (run / "results.json").write_text(json.dumps({**own, "test_accuracy_before": 0.05}))
     record = add_record(cell, run, records, evaluation=file)
-    assert json.loads((record / "results.json").read_text()) == {
+    assert run_results(record) == {
         **own,
         **tested,
         "environment": {"torch": "2.15.0"},

@@ -20,6 +20,7 @@ from reproduction.rows import Run, aggregate, find_runs
 from reproduction.runs import PresetRun, Runner
 from reproduction.table import markdown
 from reproduction_folders import create_failed_run, create_run
+from tiny import run_results
 
 from metadist.errors import UserError
 from metadist.launchers.torchrun import TorchrunLauncher
@@ -70,7 +71,7 @@ def test_a_run_of_two_workers_is_stopped_resumed_and_then_skipped(tmp_path):
     assert saved and not (run / "results.json").exists()
     out, err = start(tmp_path, *arguments).communicate(timeout=300)
     assert "finished" in out, out + err
-    results = json.loads((run / "results.json").read_text())
+    results = run_results(run)
     assert (results["iterations"], results["world_size"], results["test_tasks"]) == (3000, 2, 4)
     (row, *_) = csv.DictReader((tmp_path / "table.csv").open())
     assert row["cell"] == "maml_sinusoid" and row["seeds"] == "0"

@@ -1,6 +1,5 @@
 """The batch scripts of docs/slurm, with stubs for `srun` and `scontrol`."""
 
-import json
 import os
 import signal
 import subprocess
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from commands import ROOT
-from tiny import SMALL, records, without_times
+from tiny import SMALL, records, run_results, without_times
 
 SCRIPTS = ROOT / "docs" / "slurm"
 STUBS = {
@@ -83,7 +82,7 @@ def test_an_array_task_runs_its_point_of_the_grid(tmp_path):
     job = sbatch(tmp_path, "array.sbatch", str(tmp_path / "sweep"), *SMALL, *OPTIONS)
     output, _ = job.communicate(timeout=120)
     assert job.returncode == 0, output
-    results = json.loads((tmp_path / "sweep" / "4" / "results.json").read_text())
+    results = run_results(tmp_path / "sweep" / "4")
     assert results["seed"] == 1 and results["world_size"] == 2
     assert results["method"]["options"]["inner_lr"] == 0.4
 

@@ -11,25 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import tiny
+
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_SECONDS = 60.0
 
-SMALL = (
-    "++dataset.train_classes=12",
-    "++dataset.validation_classes=6",
-    "++dataset.test_classes=6",
-    "++dataset.examples=6",
-    "task.ways=3",
-    "task.queries=2",
-    "model.filters=4",
-    "trainer.iterations=4",
-    "trainer.meta_batch_size=5",
-    "trainer.eval_every=2",
-    "trainer.validation_tasks=3",
-    "trainer.eval_tasks=7",
-    "trainer.checkpoint_every=2",
-    "logger=jsonl",
-)
+SMALL = (*tiny.SMALL, "trainer.report=true")
 """Overrides with which a run takes about a second."""
 
 

@@ -1,12 +1,11 @@
 """Testing a trained run under another protocol."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from tiny import finished_run
+from tiny import finished_run, run_results
 
 from metadist.config import load_experiment
 from metadist.errors import UserError
@@ -14,21 +13,6 @@ from metadist.inference import evaluate_run
 from metadist.inference.run_evaluation import load_for_tasks
 from metadist.training import export_weights, saved_state
 from metadist.training.checkpoints import Checkpoints
-
-
-@pytest.fixture(scope="module")
-def prototypical(tmp_path_factory) -> Path:
-    run = tmp_path_factory.mktemp("runs") / "prototypical"
-    return finished_run(run, "algorithm=prototypical")
-
-
-@pytest.fixture(scope="module")
-def maml(tmp_path_factory) -> Path:
-    return finished_run(tmp_path_factory.mktemp("runs") / "maml")
-
-
-def run_results(run: Path) -> dict:
-    return json.loads((run / "results.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", ["maml", pytest.param("prototypical", marks=pytest.mark.slow)])

@@ -1,6 +1,5 @@
 """launcher=ray: the results of any launcher, checkpoints in Ray's storage, lost workers."""
 
-import json
 import os
 import re
 import signal
@@ -19,7 +18,7 @@ from commands import ROOT
 from omegaconf import OmegaConf
 from ray_workers import is_alive, planned, signal_a_worker_once, worker_processes
 from test_layers import imported
-from tiny import SMALL, compose, records, train, without_times
+from tiny import SMALL, compose, records, run_results, train, without_times
 from worlds import run_world
 
 from metadist.distributed.world import usable_cpus
@@ -42,7 +41,7 @@ def free_port() -> int:
 
 
 def results(directory: Path) -> dict:
-    found = json.loads((directory / "results.json").read_text(encoding="utf-8"))
+    found = run_results(directory)
     changing = ("tasks_per_second", "wall_seconds", "evaluation_seconds", "environment")
     return {k: v for k, v in found.items() if k not in changing}
 
@@ -171,7 +170,7 @@ def test_hydras_values_are_those_of_the_command(tmp_path):
     assert ended.returncode == 0, ended
     saved = OmegaConf.load(tmp_path / ".hydra" / "config.yaml")
     assert (int(saved.seed), saved.trainer.on_non_finite) == (3, "skip")
-    assert json.loads((tmp_path / "results.json").read_text())["seed"] == 3
+    assert run_results(tmp_path)["seed"] == 3
 
 
 def test_ctrl_c_saves_and_leaves_nothing_behind(tmp_path):

@@ -1,6 +1,5 @@
 """Ray Tune over whole experiments: it finds the better of two inner learning rates on glyphs."""
 
-import json
 import math
 from pathlib import Path
 
@@ -10,7 +9,7 @@ pytest.importorskip("ray")
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
-from tiny import SMALL, compose
+from tiny import SMALL, compose, run_results
 
 from metadist.errors import UserError
 from metadist.launchers.ray.tune import format_value, tune_experiment
@@ -112,7 +111,7 @@ def test_it_finds_the_better_inner_rate_on_glyphs(ray, tmp_path, scheduler):
     assert not found.errors and best.config == {"algorithm.inner_lr": 0.4} | others
     # What the trial reported is what its run measured; the run's directory is whole.
     run = Path(best.metrics["run_directory"])
-    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    results = run_results(run)
     assert best.metrics["validation_accuracy"] == results["validation_accuracy"]
     assert OmegaConf.load(run / ".hydra" / "config.yaml").trainer.clip_norm is None
     assert best.metrics["iteration"] == 30 and results["world_size"] == 2

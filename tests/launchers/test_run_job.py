@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import os
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 from commands import ROOT, CommandResult, command, run_command
 from omegaconf import OmegaConf
-from tiny import SMALL, compose, records, train
+from tiny import SMALL, compose, records, run_results, train
 from worlds import run_world
 
 from metadist import kernels as native
@@ -124,7 +123,7 @@ def test_a_job_trains_tests_and_saves_its_configuration(tmp_path):
     saved = OmegaConf.load(tmp_path / ".hydra" / "config.yaml")
     assert saved == compose(*SMALL)
     assert OmegaConf.load(tmp_path / ".hydra" / "overrides.yaml") == ["a=1"]
-    assert json.loads((tmp_path / "results.json").read_text())["world_size"] == 2
+    assert run_results(tmp_path)["world_size"] == 2
 
 
 def run_own_job(directory: str, in_sweep: bool, *overrides: tuple[str, ...]) -> str:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from tiny import run_results
 
 from metadist.errors import UserError
 from metadist.reports.run_record import read_run_record
@@ -228,7 +229,7 @@ def test_protocol_and_method_are_listed_by_whether_they_differ(tmp_path):
     for job, shots in enumerate((1, 5)):
         folder = tmp_path / str(job)
         write(folder, [f"task.shots={shots}"], 0.7, protocol={"shots": shots})
-        results = json.loads((folder / "results.json").read_text())
+        results = run_results(folder)
         results["method"] = {"algorithm": "MAML", "options": {"first_order": False}}
         (folder / "results.json").write_text(json.dumps(results))
     write_sweep_report(tmp_path)
@@ -278,7 +279,7 @@ def test_which_keys_tell_settings_apart(tmp_path, overrides, keys):
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
 def test_metrics_that_are_not_finite_are_read(tmp_path, value):
     write(tmp_path / "a", [], 0.7)
-    results = json.loads((tmp_path / "a" / "results.json").read_text())
+    results = run_results(tmp_path / "a")
     (tmp_path / "a" / "results.json").write_text(json.dumps({**results, "train_loss": value}))
     (setting,) = write_sweep_report(tmp_path).table.settings
     assert setting.train_loss is not None and str(setting.train_loss.mean) == str(float(value))

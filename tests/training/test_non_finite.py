@@ -1,11 +1,10 @@
 """Numbers that go wrong: reported with iteration and task key under every strategy; the choice."""
 
-import json
 import math
 
 import pytest
 import torch
-from tiny import build, records, train, without_times
+from tiny import build, records, run_results, train, without_times
 from worlds import run_world
 
 from metadist.algorithms import TaskResult
@@ -146,7 +145,7 @@ def test_going_on_takes_the_step_and_names_the_parameter_afterwards(tmp_path):
     )
     wrong = [line["non_finite"] for line in records(tmp_path) if "non_finite" in line]
     assert wrong[0] == "0,train,3,2" and "is not finite before the step" in wrong[1]
-    results = json.loads((tmp_path / "results.json").read_text())
+    results = run_results(tmp_path)
     assert results["train_loss"] == results["test_loss"] == "NaN"
 
 

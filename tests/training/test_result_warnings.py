@@ -1,11 +1,10 @@
 """Results that look wrong are reported with what to try."""
 
-import json
 import math
 from types import SimpleNamespace
 
 import pytest
-from tiny import SMALL, build, compose, train
+from tiny import SMALL, build, compose, run_results, train
 
 from metadist.config import build_experiment
 from metadist.training import Trainer
@@ -68,7 +67,7 @@ def test_a_diverging_inner_loop_is_reported_at_the_end(tmp_path, capsys):
     configuration = compose(*SINUSOID, "algorithm.inner_lr=2.0", "algorithm.eval_inner_steps=2")
     results = Trainer(build_experiment(configuration, tmp_path, "maml")).run()
     assert results["test_mse"] > 100
-    (loss,) = json.loads((tmp_path / "results.json").read_text())["warnings"]
+    (loss,) = run_results(tmp_path)["warnings"]
     assert "times that of predicting 0" in loss and "lower algorithm.inner_lr" in loss
     text = capsys.readouterr().out
     assert text.index("test MSE") < text.index(f"warning: {loss}")

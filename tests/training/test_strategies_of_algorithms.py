@@ -1,11 +1,10 @@
 """Every algorithm under every strategy: one loss and one gradient, and runs that go on exactly."""
 
-import json
 from dataclasses import replace
 
 import pytest
 import torch
-from tiny import CONF, build, records, train, without_times
+from tiny import CONF, build, records, run_results, train, without_times
 from worlds import run_world
 
 from metadist.tasks import task_keys
@@ -111,6 +110,6 @@ def test_the_count_of_iterations_goes_on_exactly_after_a_resume(tmp_path):
         for key, tensor in left[part].items():
             assert torch.equal(tensor, right[part][key]), key
     assert left["buffers"]["iteration"] == 4
-    results = json.loads((whole / "results.json").read_text())
+    results = run_results(whole)
     assert results["protocol"].keys() >= {"inner_steps", "eval_inner_steps", "batch_norm"}
     assert results["method"]["algorithm"] == "MAML++"

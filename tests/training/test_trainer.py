@@ -1,6 +1,5 @@
 """The trainer: files of a run, stopping and resuming with identical results."""
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -8,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny import SMALL, build, compose, records, train, without_times
+from tiny import SMALL, build, compose, records, run_results, train, without_times
 from worlds import RankFailed, run_world
 
 from metadist.config import build_experiment
@@ -43,7 +42,7 @@ PROTOCOL = {
 
 def test_a_run_writes_the_listed_files(tmp_path):
     run_world(train, 2, str(tmp_path), "trainer.report=true")
-    results = json.loads((tmp_path / "results.json").read_text())
+    results = run_results(tmp_path)
     assert results.keys() >= RESULTS
     assert results["protocol"].keys() >= PROTOCOL
     assert (results["iterations"], results["world_size"], results["strategy"]) == (4, 2, "rpc")
@@ -189,7 +188,7 @@ def test_regression_is_evaluated_by_mse(tmp_path):
         "trainer.report=true",
     ]
     run_world(train_sinusoid, 2, str(tmp_path), overrides)
-    results = json.loads((tmp_path / "results.json").read_text())
+    results = run_results(tmp_path)
     assert results["test_mse"] > 0 and "test_accuracy" not in results
     assert (tmp_path / "test_tasks.png").exists()
 
