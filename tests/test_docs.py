@@ -124,7 +124,10 @@ def test_the_list_of_pages_is_complete():
 def test_the_reference_names_every_option_of_the_configuration():
     text = generator().configuration_page()
     for path in (ROOT / "conf").rglob("*.yaml"):
-        assert path.stem in text
+        group = path.relative_to(ROOT / "conf").parent
+        name = path.name if group == Path() else f"{group}={path.stem}"
+        listed = f"| `{path.stem}` |" if str(group) == "experiment" else f"## {name}\n"
+        assert listed in text, path
     assert "rendezvous_timeout_seconds: 300" in text
 
 

@@ -18,7 +18,7 @@ from metadist.files import REDIRECT_OUTPUT, prepare_output
 from metadist.inference import evaluate_run
 from metadist.loggers import flatten_values
 from metadist.loggers.console import print_plain
-from metadist.metrics import format_estimate, metric_label, result_metric
+from metadist.metrics import counted, format_estimate, metric_label, result_metric
 from metadist.reports import (
     format_differences,
     predictions_of_evaluation,
@@ -52,7 +52,7 @@ def summary(results: Mapping[str, Any]) -> list[str]:
     value = format_estimate(results[f"test_{metric}"], results["ci95"], metric)
     note = " (95% interval over tasks)" if math.isfinite(results["ci95"]) else ""
     label = metric_label(metric, short=True)
-    lines = [f"test {label} {value} over {results['test_tasks']} tasks{note}"]
+    lines = [f"test {label} {value} over {counted(results['test_tasks'], 'task')}{note}"]
     tested = results["tested_iteration"]
     iterations = ", ".join(map(str, tested)) if isinstance(tested, list) else tested
     lines.append(f"  {results['checkpoint']}, iteration {iterations}")

@@ -1,8 +1,7 @@
 """Download a dataset: metadist fetch DATASET [--root DIR] [--yes].
 
 Shows the dataset's terms first and asks for agreement. Files are verified by their checksums; an
-interrupted download continues where it stopped. DATASET is mini_imagenet, tiered_imagenet, cub or
-fc100.
+interrupted download continues where it stopped. DATASET is mini_imagenet, tiered_imagenet or cub.
 """
 
 import contextlib
@@ -16,6 +15,7 @@ from metadist.cli.command import argument_parser
 from metadist.errors import UserError, did_you_mean, one_line
 from metadist.files import partial_path, wrap_write_errors
 from metadist.loggers.console import print_plain
+from metadist.tasks.array_cache import file_lock
 from metadist.tasks.data_files import retrieve
 
 _TIMEOUT_SECONDS = 30.0
@@ -103,26 +103,10 @@ DATASETS = {
             ),
         ),
     ),
-    "fc100": RemoteDataset(
-        terms="FC100 and CIFAR-FS are CIFAR-100 in other classes. Cite Krizhevsky 2009, Learning "
-        "Multiple Layers of Features from Tiny Images; no licence is stated.",
-        source="https://www.cs.toronto.edu/~kriz/cifar.html (checksum as in torchvision)",
-        gigabytes=0.17,
-        files=(
-            RemoteFile(
-                "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
-                "cifar-100-python.tar.gz",
-                "md5:eb9058c3a382ffc7106e4002c42a8d85",
-            ),
-        ),
-    ),
 }
 """The datasets by the names of their configuration options."""
 
-DEFAULT_ROOTS = {"fc100": "data/cifar100"}
-"""The directories that are not `data/DATASET`, as in the configuration."""
-
-_DOWNLOADED_BY_RUNS = ("omniglot", "cifar_fs")
+_DOWNLOADED_BY_RUNS = ("omniglot", "cifar_fs", "fc100")
 
 
 def main() -> None:
@@ -142,7 +126,7 @@ def main() -> None:
             f"metadist fetch does not know {options.dataset}"
             f"{did_you_mean(options.dataset, DATASETS)}: choose one of {', '.join(DATASETS)}."
         )
-    root = options.root or Path(DEFAULT_ROOTS.get(options.dataset, f"data/{options.dataset}"))
+    root = options.root or Path("data", options.dataset)
     remote = DATASETS[options.dataset]
     print_plain(f"{remote.terms}\nSource: {remote.source}, {remote.gigabytes} GB, to {root}.")
     if not options.yes:
@@ -186,7 +170,8 @@ def fetch(remote: RemoteDataset, root: Path) -> None:
         checksum = file.checksum or checksums.get(file.url.partition("?")[0].rpartition("/")[2])
         if checksum is None:
             raise UserError(f"{remote.listing} has no checksum of {file.path}; try again later.")
-        with _download_errors(file, target):
+        advice = "choose another directory with --root"
+        with file_lock(target, advice), _download_errors(file, target):
             retrieve(target, file.url, checksum, show_progress=True)
             if file.unpack:
                 print_plain(f"unpacking {target}")

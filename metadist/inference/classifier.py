@@ -124,7 +124,7 @@ class FewShotClassifier:
             array = _as_labels(labels)
             if array.dtype.kind == "U" and not all(isinstance(label, str) for label in labels):
                 raise TypeError("some are strings and others are not")
-            if array.dtype.kind == "f" and np.isnan(array).any():
+            if np.any(array != array):  # NaN of any type, also in an array of objects
                 raise ValueError("some are NaN")
             classes, targets = np.unique(array, return_inverse=True)
         except (TypeError, ValueError) as error:

@@ -25,9 +25,12 @@ from metadist.training.saved_state import (
 from metadist.training.weights_file import WEIGHTS_SUFFIX
 
 _TRAINING_GROUPS = (
-    "callbacks", "hydra", "init_from", "logger", "optimizer", "reducer", "resume", "scheduler",
-    "seed", "strategy",
+    "allreduce_engine", "callbacks", "default_partition", "hydra", "init_from", "launcher",
+    "logger", "optimizer", "partition", "reducer", "rendezvous_timeout_seconds", "resume",
+    "scheduler", "seed", "strategy", "sweep", "timeout_seconds",
 )  # fmt: skip
+_TRAINING_OPTIONS = (*TRAINING_COUNTS, "held_out", "micro_batch_size")
+"""The options of `task` that do not affect a test."""
 _TEST_OPTIONS = ("eval_tasks", "eval_seed", "task_chunk_size", "precision")
 """The options of `trainer` that affect a test."""
 _HEAD = ("model.head.weight", "model.head.bias")
@@ -164,7 +167,7 @@ def _check_overrides(overrides: Sequence[str]) -> None:
                 f"{override} cannot be applied to a trained run: give the options of the preset "
                 "one by one."
             )
-        of_training = group == "task" and name in TRAINING_COUNTS
+        of_training = group == "task" and name in _TRAINING_OPTIONS
         of_training |= group == "trainer" and name not in _TEST_OPTIONS
         if group in _TRAINING_GROUPS or of_training:
             hint = did_you_mean(name, _TEST_OPTIONS) if group == "trainer" else ""

@@ -9,11 +9,13 @@ import threading
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import torch
 from annotated_types import Ge
-from omegaconf import DictConfig
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 
 from metadist.distributed.world import usable_cpus
 from metadist.errors import FAILURE_STATUS, UserError
@@ -63,6 +65,12 @@ class TorchrunLauncher(Launcher):
             raise UserError(
                 f"launcher.nnodes={self.nnodes} needs launcher.rdzv_endpoint=HOST:PORT, the same "
                 "on all nodes, for the rendezvous."
+            )
+        if self.nnodes > 1 and (key := _directory_by_time()):
+            raise UserError(
+                f"each node would make a run directory of its own, with the time of its start: "
+                f"with launcher.nnodes={self.nnodes}, give {key}=DIR, the same on all nodes, on a "
+                "file system that they share."
             )
         if self.node_rank is not None and self.node_rank >= self.nnodes:
             raise UserError(
@@ -196,6 +204,17 @@ class TorchrunLauncher(Launcher):
         if len(job_gpus) == self.nproc_per_node:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(job_gpus)
         return environment
+
+
+def _directory_by_time() -> str | None:
+    """The key of the directory of this process's run or sweep, if its name depends on the time."""
+    if not HydraConfig.initialized():
+        return None
+    node = cast(DictConfig, HydraConfig.instance().cfg).hydra
+    mode = "sweep" if node.mode == RunMode.MULTIRUN else "run"
+    directory = str(OmegaConf.to_container(node[mode], resolve=False))
+    by_time = any(resolver in directory for resolver in ("${run_stamp", "${now"))
+    return f"hydra.{mode}.dir" if by_time else None
 
 
 def available_workers(configuration: DictConfig) -> tuple[int, str]:

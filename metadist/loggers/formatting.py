@@ -74,7 +74,9 @@ def summarize_results(results: Mapping[str, Any], tested: str = "") -> list[tupl
         if f"test_{metric}" not in results:
             continue
         value = _with_interval(results[f"test_{metric}"], results.get("ci95"), text)
-        tasks = f" over {results['test_tasks']} tasks" if "test_tasks" in results else ""
+        tasks = ""
+        if "test_tasks" in results:
+            tasks = f" over {counted(results['test_tasks'], 'task')}"
         tasks += f" ({tested})" if tested else ""
         rows.append((f"test {metric_label(metric, short=True)}", value + tasks))
         if f"test_{metric}_before" in results:

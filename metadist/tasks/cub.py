@@ -67,16 +67,16 @@ class CUB(DecodedImages):
         with image_files.root_errors(root, "CUB-200-2011"):
             for folder in FOLDERS:
                 if (root / folder / "001.Black_footed_Albatross").is_dir():
-                    classes = image_files.class_folders(root / folder)
+                    folders = image_files.class_folders(root / folder)
+                    classes = [species for species in folders if species.files]
                     break
         if not classes and (cached := array_cache.load_any(root, stem)) is not None:
             return group_by_class(cached)
-        if len(classes) != CLASSES or not all(species.files for species in classes):
-            count = sum(bool(species.files) for species in classes)
+        if len(classes) != CLASSES:
             raise UserError(
-                f"{root} has {count} species of CUB-200-2011 with images, expected {CLASSES}, in "
-                "CUB_200_2011/images/001.Black_footed_Albatross and so on: run metadist fetch cub, "
-                "or set dataset.root to the directory that has them."
+                f"{root} has {len(classes)} species of CUB-200-2011 with images, expected "
+                f"{CLASSES}, in CUB_200_2011/images/001.Black_footed_Albatross and so on: run "
+                "metadist fetch cub, or set dataset.root to the directory that has them."
             )
         return load_classes(root, stem, classes, self.size, "RGB")
 

@@ -11,12 +11,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from metadist.errors import UserError, one_line
+from metadist.errors import UserError, first_line, one_line
 from metadist.tasks.data_files import resize_image
 from metadist.tasks.image_files import decode_file
 from metadist.tasks.transforms import Normalize
 
 _CHANNELS = (1, 3, 4)
+_IMAGE_FORMS = (
+    "give integers from 0 to 255 or floats from 0 to 1 of shape (height, width), (height, width, "
+    "channels) or (channels, height, width)."
+)
 
 
 @dataclass(frozen=True)
@@ -74,11 +78,13 @@ class ImagePreprocessing:
         if isinstance(images, str | PathLike | Image.Image):
             raise UserError("one image was given instead of several: give a list, [image].")
         if isinstance(images, np.ndarray | Tensor):
+            # Channels come last in an array. A tensor of shape (1, height, width) or, if images are
+            # grey, (3, height, width) may be several grey images.
+            counts: tuple[int, ...] = (1, 3, 4)
+            if isinstance(images, Tensor):
+                counts = (3, 4) if self.input_shape[0] > 1 else ()
             channels = images.shape[0 if isinstance(images, Tensor) else -1]
-            # A tensor of shape (3, height, width) may be three grey images.
-            maybe_grey = isinstance(images, Tensor) and self.input_shape[0] == 1
-            in_color = channels in (3, 4) and not maybe_grey
-            if images.ndim == 2 or (images.ndim == 3 and in_color):
+            if images.ndim == 2 or (images.ndim == 3 and channels in counts):
                 raise UserError(
                     f"an image of shape {tuple(images.shape)} was given instead of several: give "
                     "a list, [image]."
@@ -113,15 +119,16 @@ def _as_bytes(image: Any) -> np.ndarray:
     if isinstance(image, Tensor):
         image = image.detach().cpu()
         image = image.float() if image.dtype == torch.bfloat16 else image  # unknown to NumPy
-    pixels = np.asarray(image)
+    try:
+        pixels = np.asarray(image)
+    except ValueError as error:  # nested lists of unequal lengths
+        raise UserError(f"an image is not an array ({first_line(error)}): {_IMAGE_FORMS}") from None
     axes = [axis for axis in order if pixels.ndim == 3 and pixels.shape[axis] in _CHANNELS]
     if axes:
         pixels = np.moveaxis(pixels, axes[0], -1)
     if pixels.dtype.kind not in "uifb" or not pixels.size or (pixels.ndim != 2 and not axes):
         raise UserError(
-            f"an image has the type {pixels.dtype} and the shape {pixels.shape}: give integers "
-            "from 0 to 255 or floats from 0 to 1 of shape (height, width), (height, width, "
-            "channels) or (channels, height, width)."
+            f"an image has the type {pixels.dtype} and the shape {pixels.shape}: {_IMAGE_FORMS}"
         )
     scale, largest = (255, 1) if pixels.dtype.kind in "fb" else (1, 255)
     if not (pixels.min() >= 0 and pixels.max() <= largest):  # also NaN

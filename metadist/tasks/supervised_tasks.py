@@ -1,6 +1,7 @@
 """Supervised training with few-shot evaluation: micro-batches, then episodes."""
 
 import logging
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
@@ -10,7 +11,14 @@ from torch import Tensor
 
 from metadist.errors import UserError
 from metadist.tasks.dataset import ImageDataset
-from metadist.tasks.episode import Episode, EpisodeDescription, Examples, key_generator, key_split
+from metadist.tasks.episode import (
+    SPLITS,
+    Episode,
+    EpisodeDescription,
+    Examples,
+    key_generator,
+    key_split,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +46,8 @@ class SupervisedTasks:
         ways: classes in a test episode.
         shots: support examples per class in a test episode.
         queries: query examples per class in a test episode.
+        sampled_splits: the splits that tasks are sampled from. With "test" alone, the training
+            classes may be of any size.
 
     Raises:
         UserError: the dataset has no images, or too few examples or classes.
@@ -51,6 +61,7 @@ class SupervisedTasks:
         ways: Annotated[int, Ge(2)] = 5,
         shots: Annotated[int, Ge(1)] = 1,
         queries: Annotated[int, Ge(1)] = 5,
+        sampled_splits: Sequence[str] = SPLITS,
     ) -> None:
         if not isinstance(dataset, ImageDataset):
             raise UserError(
@@ -65,11 +76,12 @@ class SupervisedTasks:
         self.ways = ways
         self.shots = shots
         self.queries = queries
+        self.sampled_splits = tuple(sampled_splits)
         classes = dataset.split_classes("train")
         sizes = [len(class_images) for class_images in classes]
         # If small classes are left out, one large class is enough.
         needed = max(sizes) if getattr(dataset, "skip_small_classes", False) else min(sizes)
-        if held_out >= needed:
+        if held_out >= needed and self.sampled_splits != ("test",):
             advice = f"hold out {needed - 1} at most"
             if needed == 1:
                 advice = "add images to that class or remove it"
@@ -79,7 +91,8 @@ class SupervisedTasks:
                 f"task.held_out={held_out} leaves no example of a class's {needed} to train on: "
                 f"{advice}."
             )
-        self.images = [class_images for class_images in classes if len(class_images) > held_out]
+        large = [class_images for class_images in classes if len(class_images) > held_out]
+        self.images = large or classes
         if left_out := len(classes) - len(self.images):
             _log.info(
                 "%d training classes with %d examples or fewer are left out", left_out, held_out

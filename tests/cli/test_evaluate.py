@@ -36,6 +36,9 @@ def test_more_ways_and_both_protocols(prototypical, tmp_path, monkeypatch, capsy
         (["callbacks=ema"], "callbacks=ema has no effect on the test of a trained run"),
         (["seed=3"], "seed=3 has no effect"),
         (["strategy=rpc"], "strategy=rpc has no effect"),
+        (["partition=dim0"], "partition=dim0 has no effect"),
+        (["timeout_seconds=5"], "timeout_seconds=5 has no effect"),
+        (["task.held_out=2"], "task.held_out=2 has no effect"),
         (["trainer.evaltasks=3"], "trained run (did you mean eval_tasks?): replace options of"),
         (["trainer.iterations=3"], "replace options of task, dataset, model, algorithm, or"),
         (["trainer.test_checkpoint=best"], "has no effect on the test of a trained run, but --ch"),
@@ -167,4 +170,4 @@ def test_the_summary_warns_if_the_classes_are_divided_otherwise(key, warned):
 def test_the_summary_of_a_single_task_has_no_interval(metric, value):
     results = {f"test_{metric}": 0.25, "ci95": float("nan"), "test_tasks": 1, "checkpoint": "a.pt"}
     lines = summary({**results, "tested_iteration": 7, "protocol": {}, "trained_protocol": None})
-    assert lines[0].endswith(f" {value} over 1 tasks")
+    assert lines[0].endswith(f" {value} over 1 task")

@@ -17,6 +17,7 @@ from metadist.cli.command import exit_status
 from metadist.cli.fetch import DATASETS, RemoteDataset, RemoteFile, fetch
 from metadist.errors import UserError
 from metadist.files import partial_path
+from metadist.tasks.array_cache import file_lock
 from metadist.tasks.data_files import download
 
 CONTENT = bytes(range(256)) * 4000
@@ -86,11 +87,16 @@ def refused(remote, root, *parts):
     assert not (root / "folder" / "data.bin").exists()
 
 
+def files(directory):
+    """The names of a directory's files, without locks."""
+    return [path.name for path in directory.iterdir() if path.suffix != ".lock"]
+
+
 def test_success_and_nothing_to_do(server, tmp_path):
     remote = dataset(server)
     fetch(remote, tmp_path)
     assert (tmp_path / "folder" / "data.bin").read_bytes() == CONTENT
-    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["data.bin"]
+    assert files(tmp_path / "folder") == ["data.bin"]
     fetch(remote, tmp_path)
     assert len(server.requests) == 1
 
@@ -119,7 +125,7 @@ def test_a_complete_part_is_verified(server, tmp_path):
 def test_a_wrong_checksum_is_refused_and_nothing_is_kept(server, tmp_path):
     remote = dataset(server, CONTENT[:-1] + b"?")
     refused(remote, tmp_path, "does not have the expected checksum")
-    assert not list((tmp_path / "folder").iterdir())
+    assert not files(tmp_path / "folder")
     fetch(dataset(server), tmp_path)
 
 
@@ -181,7 +187,7 @@ def test_a_directory_that_cannot_be_written_is_one_sentence(server, tmp_path):
     ):
         fetch(dataset(server), tmp_path / "file")
     (tmp_path / "folder").touch()
-    with pytest.raises(UserError, match=r"data\.bin cannot be written or unpacked \("):
+    with pytest.raises(UserError, match=r"cannot write to .*folder \(File exists\)"):
         fetch(dataset(server), tmp_path)
 
 
@@ -226,6 +232,17 @@ def test_a_server_that_ignores_ranges_starts_again(server, tmp_path, monkeypatch
     monkeypatch.setattr(Handler, "accepts_ranges", False)
     fetch(remote, tmp_path)
     assert (tmp_path / "folder" / "data.bin").read_bytes() == CONTENT
+
+
+def test_a_second_process_waits_for_the_first(server, tmp_path):
+    remote, found = dataset(server), []
+    second = threading.Thread(target=lambda: found.append(fetch(remote, tmp_path)))
+    with file_lock(tmp_path / "folder" / "data.bin", ""):
+        second.start()
+        second.join(1)
+        assert second.is_alive() and not server.requests
+    second.join(30)
+    assert found == [None] and files(tmp_path / "folder") == ["data.bin"]
 
 
 @pytest.mark.parametrize(

@@ -312,7 +312,16 @@ def test_images_of_unequal_or_no_shape_are_refused():
         classifier.predict(np.zeros((3, 5), np.float32))
 
 
-@pytest.mark.parametrize("labels", [[1, "a"], ["a", float("nan")], [0.0, float("nan")]])
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [1, "a"],
+        ["a", float("nan")],
+        [0.0, float("nan")],
+        np.array([0.0, np.nan], dtype=object),
+        np.array(["2026-01-01", "NaT"], dtype="datetime64[D]"),
+    ],
+)
 def test_labels_of_several_types_and_missing_ones_are_refused(labels):
     with pytest.raises(UserError, match="the labels cannot be sorted"):
         small_classifier().fit(np.zeros((2, 4), np.float32), labels)

@@ -1,5 +1,6 @@
 """Launchers: checks of their options, and what the workers are started with."""
 
+import contextlib
 import io
 import signal
 import subprocess
@@ -7,8 +8,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import hydra
 import pytest
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
+from tiny import CONF
 
 from metadist.errors import UserError
 from metadist.launchers import Launcher, RunSpec
@@ -69,6 +73,26 @@ def test_a_launcher_inside_torchrun_is_refused_with_the_remedy(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match=r"drop launcher=.* or start .* with python"):
         create_launcher(configured())
+
+
+@pytest.mark.parametrize(
+    ("mode", "directory", "key"),
+    [
+        ("RUN", "run.dir", None),
+        ("RUN", None, "hydra.run.dir"),
+        ("MULTIRUN", "sweep.dir", None),
+        ("MULTIRUN", "run.dir", "hydra.sweep.dir"),
+    ],
+)
+def test_several_nodes_need_one_directory(monkeypatch, mode, directory, key):
+    overrides = [f"hydra.mode={mode}", *([f"hydra.{directory}=shared"] if directory else [])]
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        configuration = hydra.compose("maml", overrides, return_hydra_config=True)
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", configuration)
+    launcher = TorchrunLauncher(nproc_per_node=1, nnodes=2, rdzv_endpoint="a:1")
+    refused = pytest.raises(UserError, match=f"give {key}=DIR, the same on all nodes")
+    with refused if key else contextlib.nullcontext():
+        launcher.check(CPU)
 
 
 def test_more_workers_than_cores_or_gpus_are_refused(monkeypatch):

@@ -77,6 +77,8 @@ def test_one_image_in_color_is_no_batch(image):
         ("character.png", "one image was given"),
         (Image.new("L", (5, 5)), "one image was given"),
         (np.zeros((5, 5)), r"an image of shape \(5, 5\) was given instead of several"),
+        (np.zeros((5, 5, 1)), r"an image of shape \(5, 5, 1\) was given instead of several"),
+        ([[[1, 2], [3]]], "an image is not an array .*: give integers from 0 to 255"),
         ([np.zeros((5, 5, 2))], r"the shape \(5, 5, 2\)"),
         ([np.zeros(5)], r"the shape \(5,\)"),
         ([np.zeros((0, 5))], r"the shape \(0, 5\)"),

@@ -74,3 +74,5 @@ def test_the_protocol_and_the_descriptions_are_of_the_test():
         assert torch.equal(found.inputs, expected.inputs)
     with pytest.raises(UserError, match="held_out=6 leaves no example of a class's 6"):
         SupervisedTasks(dataset, held_out=6, ways=2, queries=4)
+    tasks = SupervisedTasks(dataset, held_out=6, ways=2, queries=4, sampled_splits=["test"])
+    assert len(tasks.sample(task_keys(0, "test", 0, range(1))[0]).query.inputs) == 8
