@@ -24,16 +24,22 @@ _FLUSH_FAILED = 120
 """Python's exit status when standard output could not be written."""
 
 
-def close_within_seconds(function: Callable[[], object]) -> None:
-    """Call a function, and wait at most `CLOSE_SECONDS` for it. Any rank, after an error.
+def close_within_seconds(
+    function: Callable[[], object], seconds: float | None = None
+) -> Future[object]:
+    """Call a function, and wait at most some seconds for it. Any rank.
 
     Args:
-        function: the function that leaves RPC or a process group, or closes a logger. Its
-            exceptions are dropped, because the earlier error is the one to report.
+        function: the function that leaves RPC or a process group, or closes a logger.
+        seconds: the longest wait. Default: `CLOSE_SECONDS`, for closing after an error.
+
+    Returns:
+        See `call_within`. After an error it can be ignored: the earlier error is the one to report.
     """
-    call = call_within(CLOSE_SECONDS, function)
+    call = call_within(CLOSE_SECONDS if seconds is None else seconds, function)
     if not call.done():
         _calls.append(call)
+    return call
 
 
 def all_closed() -> bool:

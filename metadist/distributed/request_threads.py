@@ -7,7 +7,13 @@ import sys
 import threading
 from collections.abc import Callable
 
-from metadist.distributed.process_exit import end_process, finalizes
+from metadist.distributed.process_exit import all_closed, end_process, finalizes
+
+REQUEST_SECONDS = 20.0
+"""Seconds that a graceful shutdown and the end of a program wait for requests that still run."""
+
+CALL_STILL_RUNS = "a call to this process still runs; its result is dropped"
+"""The warning after that time."""
 
 _Running = concurrent.futures.Future[None]
 
@@ -78,9 +84,13 @@ request_threads = RequestThreads()
 def _end_requests() -> None:
     """Wait for requests at the end of a program, but not after an uncaught exception.
 
-    A thread that returns from C++ while Python is being finalized aborts the process.
+    A thread that returns from C++ while Python is being finalized aborts the process. If requests
+    do not end in time, the process ends with them, and with status 1.
     """
-    if finalizes() and not request_threads.wait(0):
-        if hasattr(sys, "last_value"):  # of an uncaught exception, which Python has printed
-            end_process(1)
-        request_threads.wait()
+    if not finalizes() or (request_threads.wait(0) and all_closed()):
+        return
+    if hasattr(sys, "last_value"):  # of an uncaught exception, which Python has printed
+        end_process(1)
+    if not request_threads.wait(REQUEST_SECONDS) or not all_closed():
+        print("error: a call to this process has not ended, and is ended now.", file=sys.stderr)
+        end_process(1)

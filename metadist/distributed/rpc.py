@@ -8,6 +8,7 @@ interface that `TP_SOCKET_IFNAME` and `GLOO_SOCKET_IFNAME` name.
 import contextlib
 import ctypes
 import functools
+import logging
 import os
 import re
 import sys
@@ -25,9 +26,9 @@ from torch.futures import Future
 
 from metadist.distributed.errors import WorkerLostError
 from metadist.distributed.interfaces import bound_to_interface
-from metadist.distributed.process_exit import close_within_seconds
+from metadist.distributed.process_exit import CLOSE_SECONDS, close_within_seconds
 from metadist.distributed.rendezvous import all_gather_object, rendezvous
-from metadist.distributed.request_threads import request_threads
+from metadist.distributed.request_threads import CALL_STILL_RUNS, request_threads
 from metadist.distributed.responses import remote_failure
 from metadist.distributed.store import RENDEZVOUS_TIMEOUT
 from metadist.distributed.transport import (
@@ -47,6 +48,8 @@ from metadist.distributed.world import (
 from metadist.errors import UserError, first_line
 from metadist.gradients import tensors_of
 
+_log = logging.getLogger(__name__)
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -59,7 +62,8 @@ its own calls have returned, so at most this many can run on a worker at once. A
 next to nothing."""
 
 SHUTDOWN_SECONDS = 20.0
-"""Seconds that torch's shutdown handshake may take once every rank has reached it."""
+"""Seconds that torch's shutdown handshake may take once every rank has reached it. A graceful
+shutdown takes at most `CLOSE_SECONDS` more."""
 
 
 def backend_options(
@@ -177,16 +181,22 @@ class RpcTransport:
 
     def close(self, graceful: bool) -> None:
         """See `Transport.close`."""
+        stuck = False  # the agent waits in `rpc.shutdown` for calls that run on its own threads
         try:
             if graceful:
-                rpc.shutdown(graceful=True, timeout=SHUTDOWN_SECONDS)
+                shutdown = functools.partial(rpc.shutdown, timeout=SHUTDOWN_SECONDS)
+                call = close_within_seconds(shutdown, SHUTDOWN_SECONDS + CLOSE_SECONDS)
+                stuck = not call.done()
+                if stuck:
+                    _log.warning(CALL_STILL_RUNS)
+                else:
+                    call.result()
         except RuntimeError as error:
             raise WorkerLostError(
                 f"RPC did not shut down on all ranks: {first_line(error)}"
             ) from None
         finally:
-            if rpc._is_current_rpc_agent_set():
-                # The agent waits here for calls that run on its own threads.
+            if not stuck and rpc._is_current_rpc_agent_set():
                 close_within_seconds(functools.partial(rpc.shutdown, graceful=False))
 
     def send(self, worker: str, request: Request, timeout: float | None) -> Future:

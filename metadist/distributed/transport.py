@@ -18,7 +18,7 @@ from torch.futures import Future
 from metadist.distributed.errors import WorkerLostError
 from metadist.distributed.job import current_job
 from metadist.distributed.rendezvous import missing_keys, wait_for_keys
-from metadist.distributed.request_threads import request_threads
+from metadist.distributed.request_threads import CALL_STILL_RUNS, REQUEST_SECONDS, request_threads
 from metadist.distributed.world import default_worker_name_format, get_world_info
 from metadist.errors import UserError, first_line
 
@@ -30,8 +30,6 @@ PING_INTERVAL = 1.0
 PING_TIMEOUT = 30.0
 """The default number of seconds after which a worker that does not answer a ping is lost."""
 
-REQUEST_SECONDS = 20.0
-"""Seconds that a graceful shutdown waits for this process's requests to itself."""
 
 MAX_TIMEOUT = 2_000_000
 """The longest time limit of a request, in seconds: TensorPipe counts milliseconds in 32 bits."""
@@ -135,7 +133,7 @@ def shutdown_rpc(graceful: bool = True) -> None:
     try:
         if graceful:
             if not request_threads.wait(REQUEST_SECONDS, own=True):
-                _log.warning("a call to this process still runs; its result is dropped")
+                _log.warning(CALL_STILL_RUNS)
             wait_for_workers("shutdown", transport.names, timeout=None)
     except BaseException:
         graceful = False

@@ -8,13 +8,21 @@ from torch import Tensor
 
 from metadist.algorithms import Learner, Prototypical, Supervised
 from metadist.errors import UserError
-from metadist.tasks import Episode, FewShotTasks, SupervisedTasks, TaskDistribution, task_keys
+from metadist.tasks import (
+    Episode,
+    Examples,
+    FewShotTasks,
+    SupervisedTasks,
+    TaskDistribution,
+    task_keys,
+)
+
+ALGORITHMS = "metadist.algorithms."
+"""The package of the algorithms that are not the user's own."""
 
 
 def check_episodes(tasks: TaskDistribution, learner: Learner, split: str) -> None:
     """Check that tasks have the right types, and are the same for equal keys. Any rank calls it.
-
-    The user's own tasks may have other fields besides support and query, or neither of them.
 
     Args:
         tasks: this rank's tasks.
@@ -31,16 +39,15 @@ def check_episodes(tasks: TaskDistribution, learner: Learner, split: str) -> Non
     sample = getattr(type(tasks), "sample", None)
     own = sample not in (FewShotTasks.sample, SupervisedTasks.sample)
     name = type(tasks if own else getattr(tasks, "dataset", tasks)).__name__
-    if isinstance(episode, tuple | list) and not hasattr(episode, "query"):
+    parts = list(episode) if isinstance(episode, Episode) else [episode]
+    if not all(isinstance(part, Examples) for part in parts):
         raise UserError(
-            f"{name} gives a {type(episode).__name__} as a task: return metadist.tasks.Episode("
-            "Examples(inputs, targets), Examples(inputs, targets))."
+            f"{name} gives {', '.join(f'a {type(part).__name__}' for part in parts)} as a task: "
+            "return metadist.tasks.Episode(Examples(inputs, targets), Examples(inputs, targets))."
         )
     for part in ("support", "query"):
         for field in ("inputs", "targets"):
-            value = getattr(getattr(episode, part, None), field, None)
-            if value is None:
-                continue
+            value = getattr(getattr(episode, part), field)
             subject = f"{name} gives {part}.{field}"
             _check_values(value, subject, list(learner.parameters()))
             if field == "targets" and learner.regression and not value.is_floating_point():
@@ -51,6 +58,11 @@ def check_episodes(tasks: TaskDistribution, learner: Learner, split: str) -> Non
             if field == "targets" and not learner.regression:
                 outputs = tasks.outputs if learner.outputs_are_classes else None
                 _check_classes(value, subject, outputs)
+                inputs = getattr(episode, part).inputs
+                if type(learner).__module__.startswith(ALGORITHMS) and len(value) != len(inputs):
+                    raise UserError(
+                        f"{subject} for {len(value)} of {len(inputs)} inputs: give one for each."
+                    )
             if not torch.equal(value, getattr(getattr(repeated, part), field)):
                 source = "key_generator(key)" if own else "the generator that it is given"
                 raise UserError(
@@ -60,7 +72,7 @@ def check_episodes(tasks: TaskDistribution, learner: Learner, split: str) -> Non
             if (part, field) == ("query", "targets") and not len(value):
                 raise UserError(f"{name} gives a {split} task without queries: give at least one.")
     _check_sample_batch(tasks, split)
-    if isinstance(episode, Episode) and isinstance(learner, Prototypical | Supervised):
+    if isinstance(learner, Prototypical | Supervised):
         _check_classes_of_support(episode, name)
 
 
@@ -83,6 +95,18 @@ def _check_values(value: Any, subject: str, parameters: Sequence[Tensor]) -> Non
 
 def _check_classes(targets: Tensor, subject: str, outputs: int | None) -> None:
     """Check that targets are class indices, below the number of outputs unless it is None."""
+    if targets.dim() == 2:
+        if targets.shape[1] == 1:
+            conversion = ".squeeze(1)"
+        elif ((targets == 0) | (targets == 1)).all() and (targets.sum(1) == 1).all():
+            conversion = ".argmax(1)"
+        else:
+            conversion = ""
+        if conversion:
+            raise UserError(
+                f"{subject} of shape {tuple(targets.shape)}: give class indices of shape (n,), one "
+                f"for each of n inputs, as by {conversion}."
+            )
     if targets.dtype != torch.int64:
         raise UserError(
             f"{subject} of {targets.dtype}: give class indices of torch.int64, as by .long()."

@@ -1,9 +1,10 @@
 """Checks before training: sizes, the partitioner, and one training and one test task."""
 
+import contextlib
 import hashlib
 import logging
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -20,15 +21,12 @@ from metadist.metrics import RESERVED_METRICS, task_metric
 from metadist.tasks import SPLITS, FewShotTasks, SupervisedTasks, TaskDistribution, task_keys
 from metadist.training.batching import ChunkSize
 from metadist.training.batching_check import check_batched_tasks
-from metadist.training.episode_check import check_episodes
+from metadist.training.episode_check import ALGORITHMS, check_episodes
 from metadist.training.precision import Precision
 from metadist.training.strategies import Strategy
 from metadist.training.task_mapper import MetaBatch, TaskMapper
 
 _log = logging.getLogger(__name__)
-
-_ALGORITHMS = "metadist.algorithms."
-"""The package whose methods raise NotImplementedError if a subclass must implement them."""
 
 
 def check_before_training(
@@ -73,7 +71,7 @@ def check_before_training(
 
 def _check_supervised(tasks: TaskDistribution, learner: Learner) -> None:
     """Require a supervised algorithm for supervised tasks; the user's own algorithms pass."""
-    few_shot = type(learner).__module__.startswith(_ALGORITHMS) and not isinstance(
+    few_shot = type(learner).__module__.startswith(ALGORITHMS) and not isinstance(
         learner, Supervised
     )
     if isinstance(tasks, SupervisedTasks) and few_shot:
@@ -256,7 +254,7 @@ def _check_task(tasks: WorkerLocal, learner: Learner, split: str, precision: Pre
     gradients: tuple[Tensor | None, ...] = ()
     trainable: dict[str, nn.Parameter] = {}
     try:
-        with torch.set_grad_enabled(training):
+        with torch.set_grad_enabled(training), _refusing_changed_inputs(learner.model):
             (result,) = mapper.run_each(learner.train(training), batch)
             if training and result.loss.requires_grad:
                 trainable = {n: p for n, p in learner.named_parameters() if p.requires_grad}
@@ -316,6 +314,31 @@ def _check_task(tasks: WorkerLocal, learner: Learner, split: str, precision: Pre
     _check_metrics(result.metrics, learner, training)
 
 
+@contextlib.contextmanager
+def _refusing_changed_inputs(model: nn.Module) -> Iterator[None]:
+    """Raise a UserError if the model changes its inputs in place: inner steps read them again."""
+    given: list[list[tuple[Tensor, Tensor]]] = []
+
+    def before(module: nn.Module, inputs: tuple) -> None:
+        tensors = [each for each in inputs if isinstance(each, Tensor) and each.grad_fn is None]
+        given.append([(tensor, tensor.clone()) for tensor in tensors])
+
+    def after(module: nn.Module, inputs: tuple, output: Any) -> None:
+        if not all(torch.equal(tensor, copy) for tensor, copy in given.pop()):
+            raise UserError(
+                f"{type(model).__name__}.forward changes its inputs in place, and the inner steps "
+                "and the evaluation read them again: compute new tensors, without methods such as "
+                "mul_() and inplace=True on the inputs."
+            )
+
+    hooks = [model.register_forward_pre_hook(before), model.register_forward_hook(after)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def _raise_explained(
     error: Exception, tasks: TaskDistribution, learner: Learner, split: str
 ) -> NoReturn:
@@ -336,12 +359,21 @@ def _explain(
     frame, _ = list(traceback.walk_tb(error.__traceback__))[-1]
     raised_in, method = str(frame.f_globals.get("__name__")), frame.f_code.co_name
     missing = isinstance(error, NotImplementedError) and not str(error)  # torch's have a text
-    if missing and raised_in.startswith(_ALGORITHMS):
+    if missing and raised_in.startswith(ALGORITHMS):
         return UserError(
             f"{type(learner).__name__} has no {method} of its own: implement it, as "
             "described in metadist.algorithms.Learner."
         )
-    if location := user_frame(error):
+    location = user_frame(error)
+    inputs = tasks.sample(task_keys(0, split, 0, range(1))[0]).query.inputs
+    of_type = "dtype" in str(error) or "not implemented for" in str(error)
+    if of_type and not (inputs.is_floating_point() or inputs.is_complex()):
+        place = f"{location}: " if location else ""
+        return UserError(
+            f"the model cannot process inputs of {inputs.dtype} ({place}{first_line(error)}): let "
+            "the dataset give float32, as by .float() of numbers or .float() / 255 of pixels."
+        )
+    if location:
         hint = f"in a {split} task"
         if split != "train" and "does not require grad" in str(error):
             hint += ", where gradients are disabled: adapt within torch.enable_grad()"

@@ -1,10 +1,51 @@
 """The threads that run requests."""
 
+import subprocess
+import sys
 import threading
 import weakref
 
+import pytest
+
 from metadist.deadlines import wait_until
 from metadist.distributed.request_threads import RequestThreads
+
+ENDLESS = """
+import sys, time
+import torch
+import metadist as todist
+from metadist.distributed import request_threads, rpc, transport
+
+request_threads.REQUEST_SECONDS = transport.REQUEST_SECONDS = 0.5
+rpc.SHUTDOWN_SECONDS, rpc.CLOSE_SECONDS = 5.0, 0.5
+
+
+@todist.auto_init_rpc()
+def main():
+    if todist.get_rank() == 0:
+        try:
+            worker = int(sys.argv[1])
+            todist.remote_sync_call(time.sleep, args=(999,), partitioner=worker, timeout=0.5)
+        except TimeoutError:
+            print("not waited for")
+
+
+main()
+print("done")
+"""
+
+
+@pytest.mark.parametrize("worker", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_a_program_ends_with_a_call_that_does_not(worker, tmp_path):
+    script = tmp_path / "endless.py"
+    script.write_text(ENDLESS)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command = [*torchrun, str(script), str(worker)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    assert sorted(done.stdout.split("\n")) == ["", "done", "done", "not waited for"]
+    assert "a call to this process still runs; its result is dropped" in done.stderr
+    assert "error: a call to this process has not ended, and is ended now." in done.stderr
+    assert done.returncode == 1
 
 
 class Payload:

@@ -114,6 +114,19 @@ def test_what_an_error_of_the_users_model_was_raised_from_is_kept(tasks, model):
     assert text.count("Traceback") == 2 and "KeyError: 'missing'" in text
 
 
+class ChangesInputs(MLP):
+    """A model that scales its inputs in place."""
+
+    def forward(self, inputs):
+        return super().forward(inputs.mul_(0.5))
+
+
+def test_a_model_that_changes_its_inputs_is_refused(tasks):
+    model = ChangesInputs(tasks.input_shape, tasks.outputs, [4])
+    with pytest.raises(UserError, match=r"ChangesInputs\.forward changes its inputs in place"):
+        run_sanity_check(tasks, MAML(model))
+
+
 class Broken(FewShotTasks):
     """Tasks with one tensor changed by a function."""
 
@@ -136,6 +149,19 @@ class Broken(FewShotTasks):
         ),
         (lambda query: query._replace(targets=query.targets - 1), "number its classes from 0 to 2"),
         (lambda query: query._replace(targets=query.targets.int()), "give class indices of torch"),
+        (
+            lambda query: query._replace(targets=nn.functional.one_hot(query.targets, 3).float()),
+            r"targets of shape \(6, 3\): give class indices of shape \(n,\), .* by \.argmax\(1\)\.",
+        ),
+        (
+            lambda query: query._replace(targets=query.targets[:, None]),
+            r"targets of shape \(6, 1\): .* as by \.squeeze\(1\)\.",
+        ),
+        (lambda query: query._replace(targets=query.targets[:5]), "targets for 5 of 6 inputs"),
+        (
+            lambda query: query._replace(inputs=(query.inputs > 0).byte()),
+            r"cannot process inputs of torch.uint8 \(.*: let the dataset give float32",
+        ),
     ],
 )
 def test_data_that_cannot_be_learned_from_are_one_sentence(tasks, model, change, message):
@@ -532,6 +558,7 @@ def test_parameters_and_running_statistics_stay_as_they_are(tasks):
             on_queries(lambda x, y: (x.double(), y)),
             r"of torch\.float64, and the model's parameters",
         ),
+        (lambda episode: Episode(*map(tuple, episode)), "gives a tuple, a tuple as a task"),
         (on_queries(lambda x, y: (x + torch.rand(1), y)), "gives two different tasks for one key"),
         (
             on_queries(lambda x, y: (x, y[:, 0])),
