@@ -208,22 +208,24 @@ def adapted_names(model: nn.Module, adapt: AdaptedParameters) -> list[str]:
         raise UserError(
             f"algorithm.adapt={adapt} is unknown: choose {', '.join(get_args(AdaptedParameters))}."
         )
-    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    if adapt in ("head", "body") and not isinstance(getattr(model, "head", None), nn.Module):
+    trainable = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    names = list(trainable)
+    head = cast(nn.Module, getattr(model, "head", None))
+    if adapt in ("head", "body") and not isinstance(head, nn.Module):
         raise UserError(
             f"algorithm.adapt={adapt} needs a model whose last layer is `head`, which "
             f"{type(model).__name__} lacks: choose model=conv4 or mlp, or algorithm.adapt=all."
         )
-    if adapt in ("head", "body") and tied_parameters(model, cast(nn.Module, model.head)):
+    if adapt in ("head", "body") and tied_parameters(model, head):
         raise UserError(
             f"algorithm.adapt={adapt} needs a head with parameters of its own, and the head of "
             f"{type(model).__name__} shares some with other layers: give it its own, or choose "
             "algorithm.adapt=all."
         )
-    if adapt == "head":
-        names = [name for name in names if name.startswith("head.")]
-    elif adapt == "body":
-        names = [name for name in names if not name.startswith("head.")]
+    if adapt in ("head", "body"):
+        # Not by name: a model may have its last layer under another name, too.
+        in_head = {id(parameter) for parameter in head.parameters()}
+        names = [name for name in names if (id(trainable[name]) in in_head) == (adapt == "head")]
     elif adapt == "no_norm":
         norms = {name for name, module in model.named_modules() if isinstance(module, _NORMS)}
         names = [name for name in names if name.rpartition(".")[0] not in norms]
@@ -253,14 +255,16 @@ def flatten_tensors(tensors: Iterable[Tensor], task_dims: int = 0) -> Tensor:
         tensors: tensors of any shapes.
         task_dims: 1 if the tensors have a first dimension of tasks, for a vector per task.
     """
-    return torch.cat([tensor.flatten(task_dims) for tensor in tensors], -1)
+    return torch.cat([tensor.reshape(*tensor.shape[:task_dims], -1) for tensor in tensors], -1)
 
 
 def unflatten_tensors(vector: Tensor, like: Mapping[str, Tensor]) -> Parameters:
-    """Split a vector, or a vector per task, into tensors with the names and shapes of `like`."""
+    """Split a vector, or a vector per task, into tensors with the names, shapes and types of
+    `like`.
+    """
     tasks = vector.shape[:-1].numel()
     chunks = vector.split([tensor.numel() // tasks for tensor in like.values()], -1)
     return {
-        name: chunk.view(tensor.shape)
+        name: chunk.view(tensor.shape).to(tensor.dtype)
         for (name, tensor), chunk in zip(like.items(), chunks, strict=True)
     }

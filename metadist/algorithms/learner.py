@@ -273,9 +273,12 @@ def as_task_result(returned: Any, learner: Learner, shape: tuple[int, ...] = ())
         for value in metrics.values()
     ):
         return returned
+    number_type = torch.promote_types(loss.dtype, torch.float32)
     try:
         numbers = {
-            key: value if isinstance(value, Tensor) else loss.new_full(shape, float(value))
+            key: value
+            if isinstance(value, Tensor)
+            else loss.new_full(shape, float(value), dtype=number_type)
             for key, value in metrics.items()
         }
         converted = {key: value.detach().reshape(shape) for key, value in numbers.items()}

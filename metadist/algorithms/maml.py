@@ -44,8 +44,8 @@ class MAML(InnerLoopLearner):
         regression: regression instead of classification.
         inner_lr: α, the inner learning rate.
         inner_steps: inner steps in training. With 0 one network is trained on all tasks and
-            adapted in evaluation only: the paper's pretrained baseline, whose step size is tuned
-            there.
+            adapted in evaluation only, in `eval_inner_steps`: the paper's pretrained baseline,
+            whose step size is tuned there.
         eval_inner_steps: inner steps in evaluation. Default: as many as in training.
         first_order: drop the second derivatives.
         transductive: see `Learner`.

@@ -83,7 +83,7 @@ class MAMLPlusPlus(InnerLoopLearner):
         self._norm_tensors = repeat_batch_norms(model, inner_steps)
         self.adapted_names = [name for name in self.adapted_names if name not in self._norm_tensors]
         self._step_index = 0
-        like = next(model.parameters())
+        like = next(parameter for parameter in model.parameters() if parameter.requires_grad)
         self.rates = nn.Parameter(like.new_full((len(self.adapted_names), inner_steps), inner_lr))
         # Not a weight: checkpoints have it, `init_from` does not load it.
         self.register_buffer("iteration", torch.zeros((), dtype=torch.int64), persistent=False)
@@ -189,5 +189,5 @@ def _repeat(tensor: Tensor, steps: int) -> Tensor:
 
 
 def _like(rate: Tensor, parameter: Tensor) -> Tensor:
-    """Reshape a rate, or a rate per task, so that it is broadcast over a parameter."""
-    return rate.view(rate.shape + (1,) * (parameter.dim() - rate.dim()))
+    """A rate, or a rate per task, in the type of a parameter, and to be broadcast over it."""
+    return rate.view(rate.shape + (1,) * (parameter.dim() - rate.dim())).to(parameter.dtype)

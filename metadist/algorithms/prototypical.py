@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -73,8 +74,11 @@ class Prototypical(Learner):
     @staticmethod
     def _logits(features: Tensor, labels: Tensor) -> Tensor:
         """Negative squared distances to the prototypes; `features` start with the support set."""
+        # Differences of bfloat16 numbers are inexact.
+        features = features.to(torch.promote_types(features.dtype, torch.float32))
         weights = labels.to(features) / labels.sum(-2, keepdim=True)
-        prototypes = weights.mT @ features[..., : labels.shape[-2], :]  # (…, ways, features)
+        with torch.autocast(features.device.type, enabled=False):
+            prototypes = weights.mT @ features[..., : labels.shape[-2], :]  # (…, ways, features)
         return -(features.unsqueeze(-2) - prototypes.unsqueeze(-3)).square().sum(-1)
 
     def protocol(self) -> dict[str, Any]:

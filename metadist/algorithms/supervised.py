@@ -8,7 +8,7 @@ from annotated_types import Ge, Gt
 from torch import Tensor, nn
 
 from metadist.algorithms.functional import call_with
-from metadist.algorithms.learner import Learner, TaskResult, require_features
+from metadist.algorithms.learner import Learner, TaskResult, require_features, tied_parameters
 from metadist.errors import UserError
 from metadist.tasks import Episode
 
@@ -82,13 +82,18 @@ class Supervised(Learner):
 
     @torch.no_grad()
     def _nearest_centroid(self, episode: Episode) -> Tensor:
-        features = self.model.features(episode.support.inputs)
+        features = self._features(episode.support.inputs)
         targets = episode.support.targets
         centroids = torch.stack(
             [features[targets == label].mean(0) for label in range(int(targets.max()) + 1)]
         )
-        queries = self.predict_queries(self.model.features, episode)
+        queries = self.predict_queries(self._features, episode)
         return -torch.cdist(queries, centroids).square()
+
+    def _features(self, inputs: Tensor) -> Tensor:
+        """The features in float32 at least, since differences of bfloat16 numbers are inexact."""
+        features = self.model.features(inputs)
+        return features.to(torch.promote_types(features.dtype, torch.float32))
 
     def _linear_probe(self, episode: Episode) -> Tensor:
         with torch.no_grad():
@@ -103,7 +108,10 @@ class Supervised(Learner):
 
     def _fine_tune(self, episode: Episode) -> Tensor:
         trainable = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        names = [name for name in trainable if not name.startswith("head.")]
+        # The features use parameters that the head shares.
+        tied = {id(parameter) for parameter in tied_parameters(self.model, self.model.head)}
+        replaced = {id(p) for p in self.model.head.parameters()} - tied
+        names = [name for name, parameter in trainable.items() if id(parameter) not in replaced]
         body = [trainable[name].detach().requires_grad_() for name in names]
         weight, bias = self._new_head(episode)
 

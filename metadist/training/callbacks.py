@@ -109,7 +109,7 @@ class Callback:
 
     def on_checkpoint(self, trainer: "Trainer", path: Path) -> None:
         """Called after a checkpoint has been written, also the best checkpoint by validation. It
-        must not call `trainer.save_checkpoint`.
+        must not call `trainer.save_checkpoint`, nor `trainer.validate`, which saves the best one.
 
         Args:
             trainer: the run's trainer.

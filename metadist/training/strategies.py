@@ -424,7 +424,10 @@ class AllReduceStrategy(_InProcessStrategy):
             for name, part in shard.items():
                 lengths[name][index] = len(part)
         ends = {name: length.cumsum(0).tolist() for name, length in all_reduce(lengths).items()}
-        whole = {n: part.new_zeros(ends[n][-1], *part.shape[1:]) for n, part in first.items()}
+        # The sum of -0.0 and a number is that number, also if it is -0.0.
+        whole = {
+            n: part.new_full((ends[n][-1], *part.shape[1:]), -0.0) for n, part in first.items()
+        }
         for index, shard in indexed:
             for name, part in shard.items():
                 whole[name][ends[name][index] - len(part) : ends[name][index]] = part

@@ -60,14 +60,14 @@ def order_of_tasks(indices: Tensor, keys: Tensor) -> Tensor:
     Raises:
         UserError: the shards have lost or repeated tasks.
     """
-    if len(indices) != len(keys):
+    found, positions = indices.sort(stable=True)
+    expected, places = keys[:, 3].sort(stable=True)
+    if not torch.equal(found, expected):
         raise UserError(
-            f"the partitioner's shards have {len(indices)} tasks of a batch of {len(keys)}: give "
-            "each task to one shard."
+            f"the partitioner's shards have {len(indices)} tasks, {len(indices.unique())} of them "
+            f"different, of a batch of {len(keys)}: give each task to one shard."
         )
-    order = torch.empty_like(indices)
-    order[keys[:, 3].argsort(stable=True)] = indices.argsort(stable=True)
-    return order
+    return torch.empty_like(positions).scatter_(0, places, positions)
 
 
 class MetaBatch(NamedTuple):

@@ -353,10 +353,11 @@ class Trainer:
         for name, buffer in self.experiment.learner.named_buffers():
             if name not in changes:  # of a type that is constant, such as bool
                 continue
-            change = changes[name] / self._total_weight
-            # A mean of equal integers may differ from them in the last bit.
-            change = change if buffer.is_floating_point() else change.round()
-            buffer.copy_(finite_or_zero(buffer) + change.to(buffer))
+            change = changes[name].to(buffer.device) / self._total_weight
+            if buffer.is_floating_point():
+                buffer.copy_(finite_or_zero(buffer).double() + change)
+            else:  # a mean of equal integers may differ from them in the last bit
+                buffer.add_(change.round().to(buffer))
 
     def _log_step(
         self,
@@ -493,7 +494,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _not_in_own_hook(self, method: str, given: str) -> Iterator[None]:
-        """Raise an error if the hook that ends a method calls this method again."""
+        """Raise an error if a hook that a method calls leads to this method again."""
         if method in self._evaluating:
             hook = {
                 "test": "on_test_end",
@@ -501,8 +502,8 @@ class Trainer:
                 "save_checkpoint": "on_checkpoint",
             }[method]
             raise UserError(
-                f"{hook} called trainer.{method}(), which calls {hook}: take the {given} that the "
-                f"hook is given, or call {method}() in another hook."
+                f"a hook that trainer.{method}() calls, such as {hook}, led to {method}() again: "
+                f"take the {given} that the hook is given, or do it in another hook."
             )
         self._evaluating.add(method)
         try:
