@@ -137,6 +137,21 @@ def test_parameters_are_told_apart_by_their_layers(norm):
     assert adapted_names(model, "body") == header + of_norm
 
 
+class HeadUnderTwoNames(nn.Module):
+    """A model whose last layer is in a sequence, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+        self.head = self.net[2]
+
+
+def test_the_head_is_found_under_another_name():
+    model = HeadUnderTwoNames()
+    assert adapted_names(model, "body") == ["net.0.weight", "net.0.bias"]
+    assert adapted_names(model, "head") == ["net.2.weight", "net.2.bias"]
+
+
 def test_an_unknown_choice_is_refused():
     with pytest.raises(UserError, match="adapt=heads is unknown: choose all, no_norm, head, body"):
         MAML(MLP((4,), 2), adapt="heads")

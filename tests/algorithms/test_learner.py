@@ -1,5 +1,6 @@
 """What all algorithms share: losses, metrics, batch norm, and predictions of queries."""
 
+import copy
 import inspect
 
 import numpy as np
@@ -31,6 +32,8 @@ from metadist.algorithms.learner import (
 )
 from metadist.errors import UserError
 from metadist.models import MLP, Conv4
+from metadist.tasks import Episode, Examples, select_episodes
+from metadist.training.batching import forward_batched
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -189,6 +192,35 @@ def test_models_without_features_are_refused():
     require_features(MLP((2,), 3), "anil")
     with pytest.raises(UserError, match=r"algorithm=anil needs .* Linear lacks"):
         require_features(nn.Linear(2, 2), "anil")
+
+
+class Scaled(nn.Module):
+    """A network with an integer parameter, a scalar one, and one of another type."""
+
+    supports_batched_tasks = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = nn.Parameter(torch.tensor([1, 0]), requires_grad=False)
+        self.scale = nn.Parameter(torch.ones(()))
+        self.shift = nn.Parameter(torch.ones(2, dtype=torch.float64))
+
+    def forward(self, inputs):
+        scale, shift = self.scale[..., None, None], self.shift.unsqueeze(-2)
+        return (inputs * scale + shift).float().flip(-1)
+
+
+@pytest.mark.parametrize("kind", [MAML, MetaSGD, MAMLPlusPlus, IMAML, Reptile])
+def test_scalars_and_mixed_types_are_adapted_as_one_by_one(kind):
+    inputs, targets = torch.randn(2, 3, 4, 2), torch.randint(2, (2, 3, 4))
+    episodes = Episode(*map(Examples, inputs, targets))
+    options = {"inner_optimizer": "sgd", "inner_batch_size": None} if kind is Reptile else {}
+    learner = kind(Scaled(), **options).train()
+    learner.task_seeds = range(3)
+    # Copies, since a training task of MAML++ changes the number of iterations.
+    losses = [copy.deepcopy(learner)(select_episodes(episodes, i)).loss for i in range(3)]
+    result, _ = forward_batched(learner, dict(learner.named_parameters()), episodes)
+    torch.testing.assert_close(result.loss, torch.stack(losses))
 
 
 def test_parameters_as_vectors_and_as_leaves():

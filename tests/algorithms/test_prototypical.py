@@ -54,6 +54,16 @@ def test_loss_and_gradient_against_a_reference(pooling):
     assert model.head.weight.grad is None and not model.head.weight.requires_grad
 
 
+def test_distances_of_bfloat16_features_are_those_of_float32():
+    torch.manual_seed(0)
+    parts = [Examples(torch.randn(6, 64).bfloat16(), torch.arange(6) % 3) for _ in range(2)]
+    learner = Prototypical(MLP((64,), 3, hidden=[])).eval()  # the features are the inputs
+    with torch.autocast("cpu", torch.bfloat16):
+        found = learner(Episode(*parts)).predictions
+    parts = [part._replace(inputs=part.inputs.float()) for part in parts]
+    assert torch.equal(found, learner(Episode(*parts)).predictions)
+
+
 def test_unsupported_problems_and_models_raise():
     with pytest.raises(UserError, match="choose a dataset with classes"):
         Prototypical(MLP((1,), 1), regression=True)

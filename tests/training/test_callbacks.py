@@ -526,6 +526,24 @@ def test_infinite_elements_of_buffers_stay_or_become_finite(tmp_path, strategy, 
         assert 0.9 < contents["model.largest"] <= 1
 
 
+class KeepsItsInput(MLP):
+    """A network with a buffer that each task replaces."""
+
+    def __init__(self, input_shape, outputs: int, **options) -> None:
+        super().__init__(input_shape, outputs, hidden=[8], batch_norm=False)
+        self.register_buffer("last", torch.tensor(1000.0))
+
+    def forward(self, inputs):
+        self.last.fill_(0.1088952)
+        return super().forward(inputs)
+
+
+def test_buffers_are_rounded_once(tmp_path):
+    train(str(tmp_path), "strategy=local", f"model._target_={__name__}.KeepsItsInput")
+    saved = read_checkpoint(Checkpoints(tmp_path / "checkpoints").newest())
+    assert saved["learner"]["model.last"] == torch.tensor(0.1088952)
+
+
 class FreezeAt(Callback):
     """Freezes the layers before the head in an iteration, and unfreezes them in another one."""
 

@@ -454,6 +454,12 @@ def test_a_loss_that_cannot_be_differentiated_is_one_sentence(tasks, model, twic
         run_sanity_check(tasks, Returns(model, make))
 
 
+def test_numbers_are_not_rounded_to_the_loss_of_bfloat16():
+    result = TaskResult(torch.ones((), dtype=torch.bfloat16), {"count": 1001})
+    learner = Returns(nn.Linear(1, 1), None).train()
+    assert as_task_result(result, learner).metrics["count"] == 1001
+
+
 def test_metrics_have_no_gradient(tasks, model):
     learner = Returns(model, lambda loss: TaskResult(loss, {"twice": 2 * loss}))
     episode = tasks.sample(task_keys(0, "train", 0, range(1))[0])

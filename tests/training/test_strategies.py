@@ -306,6 +306,23 @@ def test_shards_without_sizes_are_mapped_completely(strategy):
             assert mapped["index"].dtype is torch.int32
 
 
+def negative_zeros(learner, batch: MetaBatch) -> dict[str, torch.Tensor]:
+    return {"loss": torch.full((len(batch.keys),), -0.0)}
+
+
+def map_negative_zeros() -> list[float]:
+    strategy = AllReduceStrategy(plain_triples, mean_reducer)
+    strategy.open()
+    keys = MetaBatch(task_keys(0, "test", 0, range(6)))
+    losses = strategy.map_tasks(negative_zeros, torch.nn.Linear(1, 1), keys)["loss"]
+    strategy.close()
+    return losses.signbit().tolist()
+
+
+def test_all_reduce_keeps_the_sign_of_zero():
+    assert run_world(map_negative_zeros, 2) == [[True] * 6] * 2
+
+
 class Counted(NamedTuple):
     loss: torch.Tensor
     items: int

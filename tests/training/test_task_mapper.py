@@ -17,6 +17,7 @@ from metadist.errors import UserError
 from metadist.tasks import Episode, Examples, task_keys
 from metadist.training import EvaluateMapper, MetaBatch, TaskMapper, TrainMapper, resolve_device
 from metadist.training.strategies import LocalStrategy
+from metadist.training.task_mapper import order_of_tasks
 
 
 class Numbers:
@@ -50,6 +51,14 @@ class Dice(Learner):
 
 
 KEYS = task_keys(0, "train", 1, range(6))
+
+
+@pytest.mark.parametrize("indices", [[0, 0, 2, 3, 4, 5], [0, 1, 2, 3, 4]])
+def test_lost_and_repeated_tasks_are_found(indices):
+    order = order_of_tasks(torch.tensor([2, 0, 1, 5, 4, 3]), KEYS)
+    assert order.tolist() == [1, 2, 0, 5, 4, 3]
+    with pytest.raises(UserError, match=f"{len(indices)} tasks, 5 of them different, of a batch"):
+        order_of_tasks(torch.tensor(indices), KEYS)
 
 
 def mapper_of(kind, **options):
