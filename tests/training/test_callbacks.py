@@ -539,7 +539,8 @@ class KeepsItsInput(MLP):
 
 
 def test_buffers_are_rounded_once(tmp_path):
-    train(str(tmp_path), "strategy=local", f"model._target_={__name__}.KeepsItsInput")
+    model = f"model._target_={__name__}.KeepsItsInput"
+    train(str(tmp_path), "strategy=local", "trainer.iterations=1", model)
     saved = read_checkpoint(Checkpoints(tmp_path / "checkpoints").newest())
     assert saved["learner"]["model.last"] == torch.tensor(0.1088952)
 
