@@ -58,12 +58,14 @@ class _JobOutcome(NamedTuple):
         stops: whether the error ends the sweep.
         closed: whether the rank has left the job's RPC or process group.
         value: the value that a sweeper optimizes.
+        stop_signal: the signal that asked a job to stop when it had nearly finished; 0 for none.
     """
 
     failed: bool = False
     stops: bool = False
     closed: bool = True
     value: float | None = None
+    stop_signal: int = 0
 
 
 @dataclass
@@ -244,11 +246,15 @@ def run_sweep_job(spec: RunSpec) -> float | None:
         _require_closed(_exchange_outcomes(outcome), spec)
         current_job().end()
         return None
-    outcomes = _exchange_outcomes(_JobOutcome(value=value))
+    stop_signal = current_job().stop_signal
+    outcomes = _exchange_outcomes(_JobOutcome(value=value, stop_signal=stop_signal))
     if any(outcome.stops for outcome in outcomes):
         raise JobFailure(RemoteRankFailed(), in_job=True)
     _require_closed(outcomes, spec)
     current_job().end()
+    if number := max(outcome.stop_signal for outcome in outcomes):
+        stopped = Interrupted(number, f"stopped after job {spec.number} of the sweep had finished")
+        raise JobFailure(stopped, in_job=True)
     if any(outcome.failed for outcome in outcomes):
         _count_failed(spec)
         return None

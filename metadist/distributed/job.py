@@ -22,7 +22,7 @@ from metadist.distributed.store import (
     world_store,
 )
 from metadist.distributed.worker_local import delete_worker_local
-from metadist.distributed.world import get_rank, get_world_info, host_name, restart_count
+from metadist.distributed.world import get_world_info, host_name, restart_count
 
 T = TypeVar("T")
 
@@ -149,8 +149,8 @@ class Job:
 
     @property
     def stop_signal(self) -> int:
-        """On rank zero, the number of a signal that any rank received; 0 for none."""
-        if self._stop_signal and get_rank() == 0:
+        """The number of a signal that this rank or, on rank zero, any rank received; 0 for none."""
+        if self._stop_signal:
             return self._stop_signal
         return self._heartbeat.received_stop_signal if self._heartbeat is not None else 0
 

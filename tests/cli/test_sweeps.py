@@ -11,6 +11,9 @@ import pytest
 from commands import ROOT, run_command
 from tiny import SMALL, records
 
+from metadist.distributed import get_rank, get_world_size
+from metadist.training import Callback
+
 QUICK = [*SMALL, "trainer.iterations=2", "trainer.eval_tasks=3", "trainer.checkpoint_every=1"]
 
 
@@ -54,6 +57,23 @@ def test_a_failed_job_ends_the_sweep_and_a_second_start_goes_on(tmp_path):
     assert (tmp_path / "0" / "results.json").stat().st_mtime_ns == first
     assert not (tmp_path / "1" / "failure.json").exists()
     assert [results(tmp_path, job)["protocol"]["ways"] for job in range(3)] == [3, 4, 2]
+
+
+class StopsAfterTheTest(Callback):
+    """The last rank receives a signal when the job has nearly finished."""
+
+    def on_test_end(self, trainer, results):
+        if get_rank() == get_world_size() - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("strategy", "size"), [("local", 1), ("allreduce", 2)])
+def test_a_signal_after_the_test_ends_the_sweep(tmp_path, strategy, size):
+    callback = f"+callbacks.stops._target_={__name__}.StopsAfterTheTest"
+    ranks = sweep(tmp_path, callback, f"strategy={strategy}", "seed=0,1", size=size)
+    assert [rank.status for rank in ranks] == [143] * size, ranks
+    assert "stopped after job 0 of the sweep had finished" in ranks[0].err
+    assert results(tmp_path, 0)["seed"] == 0 and not (tmp_path / "1").exists()
 
 
 @pytest.mark.slow
