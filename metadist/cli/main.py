@@ -25,7 +25,7 @@ from metadist.config.hydra_version import VERSION_BASE
 from metadist.distributed import get_rank, get_world_info
 from metadist.errors import UserError
 from metadist.launchers.error_reporting import exit_process
-from metadist.launchers.job import JobFailure, report_errors, run_job
+from metadist.launchers.job import JobFailure, attempt_job, report_errors
 from metadist.launchers.launcher import create_launcher
 from metadist.launchers.run_spec import RunSpec
 from metadist.training.checkpoints import Checkpoints
@@ -129,7 +129,7 @@ def run_task(configuration: DictConfig) -> float | None:
             return launch_job(launcher, max_concurrent, spec)
         if spec.in_sweep:
             return run_sweep_job(spec)
-        return objective_value(run_job(spec))
+        return objective_value(attempt_job(spec))
     except JobFailure as failure:
         if get_rank() == 0 and not spec.in_sweep:
             failure.directory = spec.directory  # Hydra created it

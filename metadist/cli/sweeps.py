@@ -28,7 +28,7 @@ from metadist.launchers.error_reporting import (
     print_error,
     report_error_and_continue,
 )
-from metadist.launchers.job import JobFailure, SweepJobFailed, run_job
+from metadist.launchers.job import JobFailure, SweepJobFailed, attempt_job
 from metadist.launchers.launcher import Launcher
 from metadist.launchers.pool import JobExit, JobPool
 from metadist.launchers.run_spec import RunSpec, finished_results, results_summary
@@ -227,7 +227,7 @@ def run_sweep_job(spec: RunSpec) -> float | None:
         JobFailure: the job failed, on this or another rank, and the sweep stops.
     """
     try:
-        results = run_job(spec)
+        results = attempt_job(spec)
         try:
             value = objective_value(results)
         except UserError as error:

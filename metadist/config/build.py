@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 def build_experiment(
-    configuration: DictConfig, directory: Path, name: str, settings: Settings | None = None
+    configuration: DictConfig, directory: Path | str, name: str, settings: Settings | None = None
 ) -> Experiment:
     """Build everything that a run needs and restore its checkpoint. Every rank calls it.
 
@@ -66,7 +66,7 @@ def build_experiment(
     Raises:
         UserError: the configuration or the checkpoint does not fit.
     """
-    experiment = assemble_experiment(configuration, directory, name, settings)
+    experiment = assemble_experiment(configuration, Path(directory), name, settings)
     for callback in experiment.callbacks.values():
         callback.on_build(experiment)
     restore(experiment)

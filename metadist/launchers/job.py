@@ -139,6 +139,23 @@ def _signals_interrupt() -> Iterator[None]:
 
 
 def run_job(spec: RunSpec, on_built: Callable[[Experiment], None] | None = None) -> dict[str, Any]:
+    """Run a job from Python. See `attempt_job`; an error is raised as it is.
+
+    Raises:
+        UserError: the user can correct the error, such as a wrong option.
+        Exception: any other error.
+        Interrupted: a signal asked the run to stop; it has saved a checkpoint.
+    """
+    try:
+        return attempt_job(spec, on_built)
+    except JobFailure as failure:
+        error = failure.error
+    raise error
+
+
+def attempt_job(
+    spec: RunSpec, on_built: Callable[[Experiment], None] | None = None
+) -> dict[str, Any]:
     """Join the other ranks, build the experiment, restore its checkpoint, train and test it.
 
     Every rank calls it. It needs the environment variables of torchrun (RANK, WORLD_SIZE,

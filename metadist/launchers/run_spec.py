@@ -40,7 +40,7 @@ class RunSpec:
 
     Attributes:
         name: the experiment's name, which is the name of its configuration file.
-        directory: the absolute path of the run's directory.
+        directory: the run's directory, of which the absolute path is kept.
         configuration: the composed configuration with unresolved interpolations, without Hydra's
             node and without `launcher`.
         overrides: the command-line overrides of the configuration, as typed; in a sweep, the
@@ -61,6 +61,9 @@ class RunSpec:
     in_sweep: bool = False
     number: int = 0
     concurrent: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "directory", Path(self.directory).resolve())
 
     @cached_property
     def settings(self) -> Settings:

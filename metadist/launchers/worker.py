@@ -13,7 +13,7 @@ from hydra.core.utils import configure_log, setup_globals
 from omegaconf import OmegaConf
 
 from metadist.launchers.error_reporting import exit_process
-from metadist.launchers.job import report_errors, run_job
+from metadist.launchers.job import attempt_job, report_errors
 from metadist.launchers.run_spec import RunSpec
 
 
@@ -34,7 +34,7 @@ def main(path: Path) -> None:
     with report_errors() as status:
         spec = RunSpec.from_yaml(path.read_text(encoding="utf-8"))
         set_up_process(spec)
-        run_job(spec)
+        attempt_job(spec)
     exit_process(status.value, is_program=True)
 
 

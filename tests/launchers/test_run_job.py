@@ -19,7 +19,7 @@ from metadist.errors import UserError
 from metadist.files import locked_directory
 from metadist.launchers import RunSpec
 from metadist.launchers.error_reporting import print_error
-from metadist.launchers.job import JobFailure, check_same_device, run_job
+from metadist.launchers.job import JobFailure, attempt_job, check_same_device, run_job
 
 OVERRIDES = (*SMALL, "strategy=allreduce", "model.pooling=max", "trainer.iterations=2")
 
@@ -84,7 +84,7 @@ def run_in_own_directory(directory: str) -> tuple[str, bool]:
     configuration = compose(*SMALL, "strategy=allreduce", "resume=auto")
     spec = RunSpec("maml", Path(directory) / str(get_rank()), configuration)
     try:
-        run_job(spec)
+        attempt_job(spec)
     except JobFailure as failure:
         return str(failure.error), failure.in_job
     return "finished", False
@@ -132,8 +132,8 @@ def run_own_job(directory: str, in_sweep: bool, *overrides: tuple[str, ...]) -> 
     configuration = compose(*SMALL, "strategy=allreduce", *own)
     try:
         run_job(RunSpec("maml", Path(directory), configuration, own, in_sweep=in_sweep))
-    except JobFailure as failure:
-        return f"{type(failure.error).__name__}: {failure.error}"
+    except UserError as error:
+        return f"UserError: {error}"
     return "finished"
 
 
@@ -189,11 +189,11 @@ def test_a_restarted_run_resumes_from_the_named_checkpoint_until_it_has_its_own(
 
 def run_twice(directory: str) -> str:
     """Why a job is not run again in the same process and directory."""
-    spec = RunSpec("maml", Path(directory), compose(*SMALL, "strategy=local"))
+    spec = RunSpec("maml", directory, compose(*SMALL, "strategy=local"))
     run_job(spec)
-    with pytest.raises(JobFailure) as again:
+    with pytest.raises(UserError) as again:
         run_job(spec)
-    return str(again.value.error)
+    return str(again.value)
 
 
 def test_a_job_that_is_run_again_in_one_process_does_not_resume_unasked(tmp_path):

@@ -26,7 +26,7 @@ from metadist.distributed.job import current_job
 from metadist.distributed.world import restart_count
 from metadist.files import atomic_writer
 from metadist.launchers.error_reporting import report_error
-from metadist.launchers.job import JobFailure, run_job
+from metadist.launchers.job import JobFailure, attempt_job
 from metadist.launchers.ray.cluster import reserve_port
 from metadist.launchers.run_spec import CONSOLE_FILE, RunSpec
 from metadist.launchers.worker import set_up_process
@@ -124,7 +124,7 @@ def _train(run: RunSpec, payload: WorkerPayload) -> None:
             participants[0].start()
 
     # The driver has already checked whether the job of a sweep has finished.
-    run_job(replace(run, in_sweep=False), on_built=add_logger)
+    attempt_job(replace(run, in_sweep=False), on_built=add_logger)
     if get_rank() == 0:
         broadcast_from_rank_zero(False)
     for thread in participants:
