@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import Any, cast
 
 from hydra.errors import (
     ConfigCompositionException,
@@ -14,7 +15,7 @@ from hydra.errors import (
     MissingConfigException,
     OverrideParseException,
 )
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from metadist.config.instantiate import locate_target
@@ -198,6 +199,13 @@ def _composition(text: str, cause: BaseException | None) -> str:
     if "." in key and isinstance(node, DictConfig):
         return _unknown_key(str(getattr(cause, "full_key", key)), node)
     nearest = nearest_key(key)
+    if nearest is None and isinstance(node, DictConfig):
+        groups = cast(dict[str, Any], OmegaConf.to_container(node, resolve=False))
+        nearest = " or ".join(
+            f"{group}.{key}"
+            for group, options in groups.items()
+            if isinstance(options, dict) and key in options
+        )
     guess = f" (did you mean {nearest}?)" if nearest else ""
     return (
         f"{key} is not a key or group of the configuration{guess}: check its spelling (--cfg job "

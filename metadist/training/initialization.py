@@ -34,7 +34,8 @@ def initialize(
 
     Returns:
         One line that says which tensors were loaded and which were not; and a warning if the
-        weights were trained on another division of the dataset's classes, else None.
+        weights were trained on another division of the dataset's classes, or if most tensors do not
+        fit, else None.
 
     Raises:
         UserError: there are no such weights, or none of the tensors fits.
@@ -62,7 +63,13 @@ def initialize(
     parts += _listed("of another shape", [name for name in shared if name not in fitting])
     parts += _listed("not in the checkpoint", [name for name in initial if name not in saved])
     parts += _listed("of the checkpoint not used", [name for name in saved if name not in initial])
-    return "; ".join(parts), _warning(path, contents.get("protocol") or {}, protocol or {})
+    warning = _warning(path, contents.get("protocol") or {}, protocol or {})
+    if warning is None and 2 * len(fitting) < len(initial):
+        warning = (
+            f"init_from={path}: {len(fitting)} of {len(initial)} tensors fit, and the others start "
+            "untrained: check that the options of the model are those of that run"
+        )
+    return "; ".join(parts), warning
 
 
 def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ def error_message(*overrides: str, size: int = 2) -> str:
 
 OPTIONS = [
     (["datset=glyphs"], ["datset", "spelling"]),
+    (["iterations=5"], ["iterations", "did you mean trainer.iterations?"]),
     (["+partition=dim9"], ["dim9", "dim0", "batch"]),
     (["trainer.iteration=5"], ["trainer.iteration", "did you mean iterations"]),
     (["task.ways=7"], ["7", "validation", "6"]),

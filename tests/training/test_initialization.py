@@ -13,7 +13,7 @@ from worlds import run_world
 
 from metadist.algorithms import MAML, MAMLPlusPlus
 from metadist.errors import UserError
-from metadist.models import Conv4
+from metadist.models import MLP, Conv4
 from metadist.reports import read_results
 from metadist.training.checkpoints import Checkpoints, read_checkpoint, write_checkpoint
 from metadist.training.export import export_weights
@@ -104,6 +104,14 @@ def test_tensors_that_are_not_used_are_named(tmp_path, unused, listed):
         + (f"; of the checkpoint not used: {listed}" if listed else "")
     )
     assert all(torch.equal(tensor, saved[name]) for name, tensor in learner.state_dict().items())
+
+
+def test_a_warning_says_that_most_tensors_do_not_fit(tmp_path):
+    learner, path = MAML(MLP((2,), 2, [3])), tmp_path / "a.pt"
+    write_checkpoint(path, {"iteration": 3, "learner": MAML(MLP((2,), 2, [4])).state_dict()})
+    _, warning = initialize(learner, path)
+    total = len(learner.state_dict())
+    assert f"1 of {total} tensors fit, and the others start untrained" in warning
 
 
 def test_pretrained_weights_are_given_by_name():
