@@ -14,9 +14,13 @@ import hydra
 from hydra.conf import HydraConf
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
+from metadist.config.hydra_errors import describe_error
 from metadist.config.schema import NOT_IN_DEFAULTS, Settings
+from metadist.errors import UserError
 
 _log = logging.getLogger(__name__)
 _TARGET = "_target_"
@@ -27,9 +31,12 @@ def compose(name: str, overrides: Sequence[str]) -> DictConfig:
     """`hydra.compose`, followed by `replace_options`. Hydra must be initialized.
 
     Raises:
-        HydraException: the overrides do not fit.
+        UserError: the overrides do not fit.
     """
-    configuration = hydra.compose(name, list(overrides), return_hydra_config=True)
+    try:
+        configuration = hydra.compose(name, list(overrides), return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(describe_error(error)) from None
     with open_dict(configuration):
         hydra_node = configuration.pop("hydra")
     replace_options(configuration, hydra_node)

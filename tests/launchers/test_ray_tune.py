@@ -80,7 +80,7 @@ def test_a_groups_option_and_null_can_be_searched_over():
 
 
 def test_options_that_do_not_fit_are_refused_before_any_trial(ray, tmp_path):
-    with pytest.raises(UserError, match="the options do not fit"):
+    with pytest.raises(UserError, match="modell is not a key or group"):
         tune_experiment("maml", {}, ["modell=mlp"], directory=tmp_path)
     for metric, mode in (("validation_mse", "max"), ("validation_accuracy", "min")):
         with pytest.raises(UserError, match="leave mode="):

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, open_dict
 
 from metadist.config import compose
 from metadist.config.hydra_version import VERSION_BASE
-from metadist.errors import UserError, one_line
+from metadist.errors import UserError
 from metadist.launchers.ray.cluster import (
     check_resources,
     init_ray,
@@ -216,13 +216,10 @@ def _compose(config_name: str, overrides: Sequence[str]) -> DictConfig:
     """The configuration of an experiment, composed as for its command line.
 
     Raises:
-        UserError: Hydra refuses the overrides.
+        UserError: the overrides do not fit.
     """
-    try:
-        with hydra.initialize_config_module("metadist.conf", **VERSION_BASE):
-            configuration = compose(config_name, overrides)
-    except hydra.errors.HydraException as error:
-        raise UserError(f"the options do not fit: {one_line(error)}") from None
+    with hydra.initialize_config_module("metadist.conf", **VERSION_BASE):
+        configuration = compose(config_name, overrides)
     with open_dict(configuration):
         configuration.pop("hydra", None)
         configuration.pop("launcher", None)
