@@ -30,7 +30,6 @@ PING_INTERVAL = 1.0
 PING_TIMEOUT = 30.0
 """The default number of seconds after which a worker that does not answer a ping is lost."""
 
-
 MAX_TIMEOUT = 2_000_000
 """The longest time limit of a request, in seconds: TensorPipe counts milliseconds in 32 bits."""
 
