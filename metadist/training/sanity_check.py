@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import itertools
 import logging
 import traceback
 from collections.abc import Iterator, Mapping
@@ -9,6 +10,10 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.nn.utils.parametrize import is_parametrized
 
 from metadist.algorithms import Learner, Supervised
@@ -320,18 +325,20 @@ def _refusing_changed_inputs(model: nn.Module) -> Iterator[None]:
     given: list[list[tuple[Tensor, Tensor]]] = []
 
     def before(module: nn.Module, inputs: tuple) -> None:
-        tensors = [each for each in inputs if isinstance(each, Tensor) and each.grad_fn is None]
-        given.append([(tensor, tensor.clone()) for tensor in tensors])
+        if module is model:
+            tensors = [x for x in inputs if isinstance(x, Tensor) and x.grad_fn is None]
+            given.append([(tensor, tensor.clone()) for tensor in tensors])
 
     def after(module: nn.Module, inputs: tuple, output: Any) -> None:
-        if not all(torch.equal(tensor, copy) for tensor, copy in given.pop()):
+        if module is model and not all(itertools.starmap(torch.equal, given.pop())):
             raise UserError(
                 f"{type(model).__name__}.forward changes its inputs in place, and the inner steps "
                 "and the evaluation read them again: compute new tensors, without methods such as "
                 "mul_() and inplace=True on the inputs."
             )
 
-    hooks = [model.register_forward_pre_hook(before), model.register_forward_hook(after)]
+    # Of all modules, since a scripted model has no hooks of its own.
+    hooks = [register_module_forward_pre_hook(before), register_module_forward_hook(after)]
     try:
         yield
     finally:
