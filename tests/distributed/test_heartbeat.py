@@ -410,8 +410,8 @@ def request_stop_on_rank_one() -> int:
     return current_job().stop_signal
 
 
-def test_a_jobs_stop_signal_is_known_on_rank_zero():
-    assert run_world(request_stop_on_rank_one, 2) == [15, 0]
+def test_a_stop_signal_is_known_on_its_rank_and_on_rank_zero():
+    assert run_world(request_stop_on_rank_one, 3) == [15, 15, 0]
 
 
 def claim() -> tuple:
