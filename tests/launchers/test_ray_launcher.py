@@ -144,7 +144,7 @@ def test_a_user_error_is_one_sentence_and_not_retried(ray, tmp_path, capsys):
     launcher = RayLauncher(num_workers=2, max_failures=3)
     assert launcher.run(planned(tmp_path, "task.ways=99")) == 2
     output = capsys.readouterr().err
-    assert output.count("error: ") == 1 and output.count("\n") == 1 and "attempt" not in output
+    assert output.count("error: ") == 1 and output.count("\n") == 1 and "attempt 2" not in output
 
 
 def test_a_programming_error_in_a_collective_is_not_retried(ray, tmp_path, capsys):
@@ -153,7 +153,7 @@ def test_a_programming_error_in_a_collective_is_not_retried(ray, tmp_path, capsy
     assert launcher.run(planned(tmp_path, "strategy=allreduce", target)) == 1
     output = capsys.readouterr().err
     assert "No backend type associated with device type cpu" in output
-    assert output.count("error: ") == 1 and "attempt" not in output and "lost" not in output
+    assert output.count("error: ") == 1 and "attempt 2" not in output and "lost" not in output
 
 
 def test_hydras_values_are_those_of_the_command(tmp_path):
