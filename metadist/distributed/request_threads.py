@@ -58,8 +58,11 @@ class RequestThreads:
         while True:
             function, running = self._waiting.get()
             function()
+            # The tensors of the request are freed before the program may end: a destructor in C++
+            # that waits for the GIL aborts the process then.
+            del function
             running.set_result(None)
-            del function, running  # and with them the tensors of the request
+            del running
             self._idle.release()
 
     def wait(self, seconds: float | None = None, own: bool = False) -> bool:
