@@ -45,9 +45,9 @@ def check_episodes(tasks: TaskDistribution, learner: Learner, split: str) -> Non
             f"{name} gives {', '.join(f'a {type(part).__name__}' for part in parts)} as a task: "
             "return metadist.tasks.Episode(Examples(inputs, targets), Examples(inputs, targets))."
         )
-    for part in ("support", "query"):
-        for field in ("inputs", "targets"):
-            value = getattr(getattr(episode, part), field)
+    for part, examples, again in zip(Episode._fields, episode, repeated, strict=True):
+        for field in Examples._fields:
+            value = getattr(examples, field)
             subject = f"{name} gives {part}.{field}"
             _check_values(value, subject, list(learner.parameters()))
             if field == "targets" and learner.regression and not value.is_floating_point():
@@ -58,12 +58,12 @@ def check_episodes(tasks: TaskDistribution, learner: Learner, split: str) -> Non
             if field == "targets" and not learner.regression:
                 outputs = tasks.outputs if learner.outputs_are_classes else None
                 _check_classes(value, subject, outputs)
-                inputs = getattr(episode, part).inputs
-                if type(learner).__module__.startswith(ALGORITHMS) and len(value) != len(inputs):
+                count = len(examples.inputs)
+                if type(learner).__module__.startswith(ALGORITHMS) and len(value) != count:
                     raise UserError(
-                        f"{subject} for {len(value)} of {len(inputs)} inputs: give one for each."
+                        f"{subject} for {len(value)} of {count} inputs: give one for each."
                     )
-            if not torch.equal(value, getattr(getattr(repeated, part), field)):
+            if not torch.equal(value, getattr(again, field)):
                 source = "key_generator(key)" if own else "the generator that it is given"
                 raise UserError(
                     f"{name} gives two different tasks for one key: draw every random number from "
