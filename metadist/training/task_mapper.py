@@ -286,11 +286,9 @@ class TrainMapper(TaskMapper):
         """The weighted sum of each chunk of tasks: compiled, eager, or for a single task."""
         # The result of a call is the mean over its tasks. The weights are copied to the device
         # before the steps, which then wait for no copy.
-        task_weights = [
-            weight / batch.size
-            for batch, weight in zip(batches, call_weights, strict=True)
-            for _ in range(batch.size)
-        ]
+        task_weights: list[float] = []
+        for batch, weight in zip(batches, call_weights, strict=True):
+            task_weights += [weight / batch.size] * batch.size
         weights = torch.tensor(task_weights, dtype=torch.float64).to(device)
         size = self.chunk_size if self.compiled is None else self.compiled.chunk_size
         done = 0
