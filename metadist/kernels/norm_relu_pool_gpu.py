@@ -61,9 +61,8 @@ def forward(
     moments = y.new_empty(2, len(y), rows.grid[0], y.shape[-1], dtype=weight.dtype)
     _moments[rows.grid](y, *moments, *rows.sizes, **rows.constants)
     # A constant, since Triton passes numbers in single precision.
-    _finish_moments[(1, *rows.grid[1:])](
-        *moments, mean, inverse, *rows.sizes, EPS=eps, **rows.constants
-    )
+    finish_grid = (1, *rows.grid[1:])
+    _finish_moments[finish_grid](*moments, mean, inverse, *rows.sizes, EPS=eps, **rows.constants)
     windows = _launch(y, window)
     inputs = (y, weight, bias, mean, inverse)
     _forward[windows.grid](*inputs, out, *windows.sizes, **windows.constants)

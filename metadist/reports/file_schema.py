@@ -2,7 +2,7 @@
 
 import reprlib
 from functools import cache
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 from pydantic import (
     BaseModel,
@@ -38,7 +38,7 @@ class _Aligned(_Values):
     """Values with lists of one length."""
 
     @model_validator(mode="after")
-    def _check_lengths(self) -> Self:
+    def _check_lengths(self) -> "_Aligned":
         lists = (getattr(self, name, None) for name in _OF_EQUAL_LENGTH)
         lengths = [len(values) for values in lists if isinstance(values, list)]
         if len(set(lengths)) > 1:

@@ -287,8 +287,8 @@ class TrainMapper(TaskMapper):
         # The result of a call is the mean over its tasks. The weights are copied to the device
         # before the steps, which then wait for no copy.
         task_weights: list[float] = []
-        for batch, weight in zip(batches, call_weights, strict=True):
-            task_weights += [weight / batch.size] * batch.size
+        for batch, call_weight in zip(batches, call_weights, strict=True):
+            task_weights += [call_weight / batch.size] * batch.size
         weights = torch.tensor(task_weights, dtype=torch.float64).to(device)
         size = self.chunk_size if self.compiled is None else self.compiled.chunk_size
         done = 0
