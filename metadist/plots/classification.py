@@ -145,7 +145,7 @@ def _font(size: int, bold: bool) -> "FreeTypeFont":
 
     name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
     path = Path(matplotlib.get_data_path(), "fonts", "ttf", name)
-    return ImageFont.truetype(path, size * DPI / 72)
+    return ImageFont.truetype(str(path), size * DPI / 72)
 
 
 class _TaskRow:
