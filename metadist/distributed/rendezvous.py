@@ -143,8 +143,7 @@ def all_gather_object(store: dist.Store, name: str, value: Any, timeout: float |
                     f"ranks {ranks} did not report {name!r} in {timeout:g} s."
                 )
             _publish(store, name)  # the rank that arrived last has died
-        gathered: list[Any] = json.loads(store.get(combined_key))
-        return gathered
+        return json.loads(store.get(combined_key))
 
 
 def report_object(store: dist.Store, name: str, value: Any) -> None:

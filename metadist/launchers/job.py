@@ -232,8 +232,7 @@ def _finished_results_on_all_ranks(job: Job, spec: RunSpec) -> dict[str, Any] | 
             "its own: give the sweeper's sampler a seed (hydra.sweeper.sampler.seed=0), or start "
             "the sweep with python and launcher=torchrun instead of torchrun."
         )
-    results: dict[str, Any] | None = messages[0]["results"]
-    return results
+    return messages[0]["results"]
 
 
 def _build_on_all_ranks(job: Job, spec: RunSpec, locks: ExitStack) -> Experiment:

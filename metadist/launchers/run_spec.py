@@ -159,8 +159,7 @@ def results_summary(results: Mapping[str, Any]) -> str:
 
 def _saved_values(configuration: DictConfig) -> dict[str, Any]:
     """The values of a configuration as they are saved."""
-    values: dict[str, Any] = to_plain(resolve_external(configuration), resolve=False)
-    return values
+    return to_plain(resolve_external(configuration), resolve=False)
 
 
 def _resolved(values: dict[str, Any]) -> dict[str, str]:

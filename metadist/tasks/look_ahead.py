@@ -79,8 +79,7 @@ def sample_together(dataset: Any, keys: Tensor, counts: Counts) -> Episode:
         keys: int64 of shape (tasks, 4).
         counts: ways, shots and queries.
     """
-    episodes: Episode = dataset.episodes(KeyGenerators(keys), key_split(keys[0]), *counts)
-    return episodes
+    return dataset.episodes(KeyGenerators(keys), key_split(keys[0]), *counts)
 
 
 def _sample_iterations(dataset: Any, keys: Tensor, counts: Counts, iterations: int) -> list[_Tasks]:

@@ -96,8 +96,7 @@ def _callback_state(name: str, callback: Callback) -> dict[str, Any]:
             "tuples of them."
         )
 
-    state: dict[str, Any] = plain(callback.state_dict())
-    return state
+    return plain(callback.state_dict())
 
 
 CONTENTS_ERRORS = (

@@ -238,8 +238,7 @@ class TrainMapper(TaskMapper):
             results = self.run_each(learner.train(), batch)
         for result in results:
             require_equal_metrics(learner, results[0].metrics, result.metrics)
-        mean: TaskResult = mean_reducer([result._replace(predictions=None) for result in results])
-        return mean
+        return mean_reducer([result._replace(predictions=None) for result in results])
 
     def weighted_sum(
         self, calls: list[Call], weights: list[float], inputs: Sequence[Tensor]

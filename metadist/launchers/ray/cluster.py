@@ -159,8 +159,7 @@ def reserve_port() -> int:
     bound_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound_socket.bind(("", 0))
     _reserved_ports.append(bound_socket)
-    port: int = bound_socket.getsockname()[1]
-    return port
+    return bound_socket.getsockname()[1]
 
 
 def _check_reachable(address: str) -> None:

@@ -149,8 +149,7 @@ class PyTorchTrainer:
             A dictionary of `epoch` (finished epochs), `train_loss` (mean over the epoch's items,
             each with the parameters before its update), `batches` (updates), `items` and `seconds`.
         """
-        metrics: dict[str, Any] = self._call("train")
-        return metrics
+        return self._call("train")
 
     def validate(self) -> dict[str, Any]:
         """Evaluate on the validation set.
@@ -159,8 +158,7 @@ class PyTorchTrainer:
             A dictionary of `validation_loss` (mean over items), `validation_accuracy` (0 to 1, if
             outputs are class scores and targets are classes) and `validation_items`.
         """
-        metrics: dict[str, Any] = self._call("validate")
-        return metrics
+        return self._call("validate")
 
     def save(self, path: str | Path) -> str:
         """Write the parameters, optimizer and epoch to a file atomically; returns its path."""
@@ -210,10 +208,7 @@ class PyTorchTrainer:
         self.shutdown()
 
     def _get_state(self) -> dict[str, Any]:
-        state: dict[str, Any] = torch.load(
-            io.BytesIO(self._call("get_state")), "cpu", weights_only=True
-        )
-        return state
+        return torch.load(io.BytesIO(self._call("get_state")), "cpu", weights_only=True)
 
     # --- calls of all replicas -------------------------------------------------------------------
 
@@ -320,8 +315,7 @@ class PyTorchTrainer:
                 ray.get(done)  # raises an error at once: other replicas may wait for this one
                 if pending and not starting and not self._all_respond():
                     raise _ReplicaLostError(f"no response within {self._timeout:g} s")
-            results: list[Any] = ray.get(list(calls))
-            return results
+            return ray.get(list(calls))
         except ray.exceptions.RayActorError as error:
             raise _ReplicaLostError(one_line(error)) from error
         except ray.exceptions.RayTaskError as error:

@@ -241,8 +241,7 @@ class TrainRun:
             self._error = error
 
     def _get(self, name: str) -> list[Any]:
-        values: list[Any] = load_ray().get(self._state.get.remote(name))
-        return values
+        return load_ray().get(self._state.get.remote(name))
 
     def _print_error(self, message: str) -> None:
         if not message:

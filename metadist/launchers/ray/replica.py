@@ -53,8 +53,7 @@ class Replica:
 
     def node_id(self) -> str:
         """The ID of the node on which the replica runs."""
-        node: str = ray.get_runtime_context().get_node_id()
-        return node
+        return ray.get_runtime_context().get_node_id()
 
     def reserve_address(self) -> tuple[str, int]:
         """The host and port for rank zero's store. Called on rank zero."""

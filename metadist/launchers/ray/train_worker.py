@@ -261,8 +261,7 @@ def _set_environment(restarts: int) -> None:
 
 
 def _get(payload: WorkerPayload, name: str) -> list[Any]:
-    values: list[Any] = ray.get(payload.state.get.remote(name))
-    return values
+    return ray.get(payload.state.get.remote(name))
 
 
 def _failed_on_another_rank(payload: WorkerPayload) -> bool:
