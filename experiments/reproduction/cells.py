@@ -8,7 +8,6 @@ import hydra
 from omegaconf import DictConfig, open_dict
 
 from metadist.config import compose as compose_overrides
-from metadist.config.hydra_version import VERSION_BASE
 from metadist.errors import UserError
 from metadist.reports.published import Cell, load_cells
 
@@ -40,7 +39,7 @@ def select_cells(cells: Mapping[str, Cell], names: Sequence[str]) -> list[Cell]:
 
 def compose(overrides: Sequence[str]) -> DictConfig:
     """The configuration of `experiments/maml.py`; interpolations are not resolved."""
-    with hydra.initialize_config_dir(str(ROOT / "conf"), **VERSION_BASE):
+    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         configuration = compose_overrides("maml", overrides)
     with open_dict(configuration):
         configuration.pop("launcher", None)

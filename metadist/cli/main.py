@@ -21,7 +21,6 @@ from metadist.cli.sweeps import (
     sweep_jobs,
 )
 from metadist.config import replace_options
-from metadist.config.hydra_version import VERSION_BASE
 from metadist.distributed import get_rank, get_world_info
 from metadist.errors import UserError
 from metadist.launchers.error_reporting import exit_process
@@ -55,9 +54,9 @@ def hydra_main(
             metadist finds metadist's groups with `hydra.searchpath: [pkg://metadist.conf]`.
         script: the program's `__file__`, if another program may call the main function.
     """
-    compose_and_run = hydra.main(config_path=config_path, config_name=config_name, **VERSION_BASE)(
-        run_task
-    )
+    compose_and_run = hydra.main(
+        config_path=config_path, config_name=config_name, version_base="1.3"
+    )(run_task)
 
     @functools.wraps(compose_and_run)
     def main() -> None:
@@ -148,7 +147,7 @@ def spec_from_hydra(configuration: DictConfig) -> RunSpec:
     with open_dict(configuration):
         configuration.pop("launcher", None)
         resume = configuration.get("resume")
-        if in_sweep and resume is None and Checkpoints.of_run(directory).candidates():
+        if in_sweep and resume is None and Checkpoints(directory).candidates():
             configuration.resume = "auto"
     name = str(hydra_node.job.config_name)
     overrides: Any = OmegaConf.to_container(hydra_node.overrides.task, resolve=False)

@@ -20,7 +20,8 @@ _GIVEN: Mapping[str, tuple[str, ...]] = {
     "scheduler": ("optimizer",),
     "task": ("dataset", "sampled_splits"),
 }
-"""The groups whose options determine results, and the arguments that do not come from them."""
+"""The groups whose options determine results, and the arguments that `metadist.config.build` gives
+their classes, which are no options."""
 
 
 def own_defaults(

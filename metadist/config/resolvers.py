@@ -1,11 +1,9 @@
 """OmegaConf resolvers that `conf/` uses; importing this module registers them."""
 
 import datetime
-from typing import Any
 
 from omegaconf import OmegaConf
 
-from metadist.config.hydra_version import IS_HYDRA_1_3
 from metadist.deadlines import wait_until
 from metadist.distributed import get_rank
 from metadist.distributed.errors import RendezvousTimeoutError
@@ -45,8 +43,5 @@ def run_stamp(timeout_seconds: object = RENDEZVOUS_TIMEOUT) -> str:
     return store.get(key).decode()
 
 
-_register: Any = OmegaConf.register_new_resolver
-if not IS_HYDRA_1_3:  # in OmegaConf 2.3, register_resolver is another function
-    _register = OmegaConf.register_resolver
-_register("fraction", fraction, replace=True)
-_register("run_stamp", run_stamp, use_cache=True, replace=True)
+OmegaConf.register_new_resolver("fraction", fraction, replace=True)
+OmegaConf.register_new_resolver("run_stamp", run_stamp, use_cache=True, replace=True)

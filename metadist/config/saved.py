@@ -19,7 +19,6 @@ from omegaconf.errors import OmegaConfBaseException
 from metadist.algorithms import Learner
 from metadist.config.build import assemble_experiment, build_learner
 from metadist.config.hydra_errors import describe_error
-from metadist.config.hydra_version import VERSION_BASE
 from metadist.config.instantiate import instantiate, locate_target
 from metadist.config.overrides import is_node, option_values
 from metadist.config.trusted import check_interpolations, locate_trusted
@@ -258,7 +257,7 @@ def _apply_overrides(
             if override.is_delete():
                 _delete(configuration, key)
             elif is_node(configuration, key) and isinstance(value, str):
-                with hydra.initialize_config_module("metadist.conf", **VERSION_BASE):
+                with hydra.initialize_config_module("metadist.conf", version_base="1.3"):
                     configuration[key] = option_values("maml", key, value, parsed, searchpath)
             else:
                 OmegaConf.update(configuration, key, value, force_add=True)

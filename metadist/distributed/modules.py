@@ -4,7 +4,7 @@ import copy
 import pickle
 import types
 from collections.abc import Callable, Container, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import optree
 import torch
@@ -12,16 +12,18 @@ from torch import Tensor, nn
 
 from metadist.errors import UserError, first_line
 
+M = TypeVar("M", bound=nn.Module)
+
 CloneMethod = Literal["reference", "clone", "copy", "deepcopy"]
 
 
 def module_clone(
-    module: nn.Module,
+    module: M,
     *,
     by: CloneMethod = "reference",
     detach_buffers: bool = False,
     device: torch.device | str | None = None,
-) -> nn.Module:
+) -> M:
     """A copy of a module's structure, hooks included. The original is unchanged.
 
     RPC detaches an `nn.Parameter` from the graph, but keeps the graph of plain tensors: send
@@ -58,7 +60,7 @@ def module_clone(
         must_copy = detach_buffers or by != "reference"
         return moved.detach().clone() if must_copy and moved is tensor else moved
 
-    modules: dict[int, nn.Module] = {}
+    modules: dict[int, Any] = {}
     clone = _clone(module, parameter, buffer, modules, {})
     for submodule in modules.values():
         attributes = vars(submodule)
@@ -91,12 +93,12 @@ def _replace_modules(value: Any, modules: Mapping[int, nn.Module]) -> Any:
 
 
 def _clone(
-    module: nn.Module,
+    module: M,
     parameter: Callable[[Tensor], Tensor],
     buffer: Callable[[Tensor], Tensor],
-    modules: dict[int, nn.Module],
+    modules: dict[int, Any],
     tensors: dict[int, Tensor],
-) -> nn.Module:
+) -> M:
     if id(module) in modules:
         return modules[id(module)]
     clone = modules[id(module)] = module.__new__(type(module))

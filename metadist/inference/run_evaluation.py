@@ -212,7 +212,7 @@ def _checkpoint_files(
     files = [path if path.exists() else pretrained.get(str(path), path) for path in paths]
     for file in files:
         if not file.exists():
-            names = ", ".join(path.name for path in Checkpoints.of_run(run).candidates())
+            names = ", ".join(path.name for path in Checkpoints(run).candidates())
             example = f", such as one of {names} in {run / CHECKPOINT_DIRECTORY}" if names else ""
             raise UserError(f"there is no checkpoint {file}: give the path of a file{example}.")
     return files
@@ -222,7 +222,7 @@ def _checkpoint_in_protocol(run: Path, path: Path, contents: Mapping[str, Any]) 
     """The name of a checkpoint in the protocol, as in the test of its run."""
     if path.suffix == WEIGHTS_SUFFIX:  # the weights that a run tested
         return str(contents["protocol"]["checkpoint"])
-    saved = Checkpoints.of_run(run)
+    saved = Checkpoints(run)
     names = {saved.best: BEST_CHECKPOINT, saved.newest(): "last"}
     resolved = {file.resolve(): name for file, name in names.items() if file is not None}
     return resolved.get(path.resolve(), f"iteration {contents['iteration']}")

@@ -418,7 +418,7 @@ def _resumed_if_restarted(job: Job, spec: RunSpec) -> RunSpec:
     leave or join.
     """
     restarted = job.restarted or job.has_started(str(spec.directory))
-    has_checkpoint = bool(Checkpoints.of_run(spec.directory).candidates())
+    has_checkpoint = bool(Checkpoints(spec.directory).candidates())
     # The checkpoint that the user named is used until the run has written one.
     resumes = restarted and (has_checkpoint or spec.configuration.get("resume") is None)
     if not all_gather_object(job.store, "restarted", resumes, timeout=None)[0]:

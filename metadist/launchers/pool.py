@@ -5,34 +5,31 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
 
 from metadist.launchers.error_reporting import WorkerGroupFailed
 from metadist.launchers.job import JobFailure
 from metadist.training import Interrupted
 
-T = TypeVar("T")
-
 JobExit = int | Exception
 """A job's exit status, or the exception that its launcher raised."""
 
 
-class JobFuture(Generic[T]):
+class JobFuture:
     """The result of a submitted job. Used in the main thread."""
 
     def __init__(
-        self, pool: "JobPool", future: Future[int], finish: Callable[[JobExit], T]
+        self, pool: "JobPool", future: Future[int], finish: Callable[[JobExit], float | None]
     ) -> None:
         self._pool = pool
         self._future = future
         self._finish = finish
-        self._result: Future[T] = Future()
+        self._result: Future[float | None] = Future()
 
     def done(self) -> bool:
         """Whether the job's processes have ended."""
         return self._future.done()
 
-    def result(self) -> T:
+    def result(self) -> float | None:
         """Wait for the job and return the result of `finish`, which is called once.
 
         Raises:
@@ -63,15 +60,15 @@ class JobPool:
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(max_workers=1024, thread_name_prefix="job")
         self._stops: dict[Future[int], Callable[[int], None]] = {}
-        self._jobs: list[JobFuture[Any]] = []
+        self._jobs: list[JobFuture] = []
 
     def submit(
         self,
         run: Callable[[], int],
         stop: Callable[[int], None],
         max_concurrent: int,
-        finish: Callable[[JobExit], T],
-    ) -> JobFuture[T]:
+        finish: Callable[[JobExit], float | None],
+    ) -> JobFuture:
         """Start a job as soon as fewer than `max_concurrent` jobs run.
 
         Args:

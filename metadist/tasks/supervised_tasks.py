@@ -79,9 +79,15 @@ class SupervisedTasks:
         self.sampled_splits = tuple(sampled_splits)
         classes = dataset.split_classes("train")
         sizes = [len(class_images) for class_images in classes]
+        trains = self.sampled_splits != ("test",)
+        if trains and not sizes:
+            raise UserError(
+                "supervised training needs classes in the dataset's training split, which is "
+                "empty: give it classes, or choose another dataset."
+            )
         # If small classes are left out, one large class is enough.
-        needed = max(sizes) if getattr(dataset, "skip_small_classes", False) else min(sizes)
-        if held_out >= needed and self.sampled_splits != ("test",):
+        smallest = max if getattr(dataset, "skip_small_classes", False) else min
+        if trains and held_out >= (needed := smallest(sizes)):
             advice = f"hold out {needed - 1} at most"
             if needed == 1:
                 advice = "add images to that class or remove it"

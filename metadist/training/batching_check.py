@@ -64,10 +64,10 @@ def _equal(first: Tensor, second: Tensor, precision: Precision) -> bool:
     if first.shape != second.shape:
         return False
     # The order of sums may depend on the number of tasks on a GPU, and matters in bfloat16.
-    share = 1e-3 if first.is_cpu and precision != "bf16" else 0.05
+    tolerance = 1e-3 if first.is_cpu and precision != "bf16" else 0.05
     largest = first.double().abs().max().nan_to_num().item() if first.numel() else 0.0
     return torch.allclose(
-        first.double(), second.double(), rtol=0, atol=share * (largest + 0.1), equal_nan=True
+        first.double(), second.double(), rtol=0, atol=tolerance * (largest + 0.1), equal_nan=True
     )
 
 

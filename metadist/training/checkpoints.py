@@ -38,19 +38,14 @@ class Checkpoints:
     of `torch.save`, followed by its digest; `torch.load` can read it.
 
     Args:
-        directory: the run's `checkpoints/`.
+        run: the run's directory.
         keep: number of newest checkpoints to keep, at least one.
     """
 
-    def __init__(self, directory: Path, keep: int = 3) -> None:
-        self.directory = directory
+    def __init__(self, run: Path, keep: int = 3) -> None:
+        self.directory = run / CHECKPOINT_DIRECTORY
         self.keep = keep
         self._verified = False
-
-    @classmethod
-    def of_run(cls, run: Path, keep: int = 3) -> "Checkpoints":
-        """The checkpoints in a run's directory."""
-        return cls(run / CHECKPOINT_DIRECTORY, keep)
 
     def iterations(self) -> list[tuple[int, Path]]:
         """The numbered checkpoints, oldest first, as (finished iterations, path)."""

@@ -67,8 +67,8 @@ def commit(directory: Path) -> dict[str, str]:
         return {}
     try:
         with contextlib.suppress(subprocess.CalledProcessError):  # there are no filters
-            words = _git(directory, options, *listing).split("\0")
-            filters = zip(words[::2], words[1::2], strict=False)
+            fields = _git(directory, options, *listing).split("\0")
+            filters = zip(fields[::2], fields[1::2], strict=False)
             options |= {name: "" for scope, name in filters if scope not in _SCOPES_OF_THE_USER}
         _git(directory, options, *_DIFF, "HEAD")
     except subprocess.CalledProcessError as error:

@@ -16,8 +16,8 @@ from metadist.files import atomic_write
 from metadist.plots.points import spread_over_classes
 from metadist.reports import TEST_TASKS_DATA_FILE, read_test_predictions
 from metadist.reports.run_record import tasks_by_difficulty
-from metadist.tasks import Episode, task_keys
-from metadist.training.experiment import Experiment
+from metadist.tasks import Episode
+from metadist.training.experiment import Experiment, evaluation_keys
 from metadist.training.run_plots import can_plot, predict_before_adaptation
 
 SHOWN = 3
@@ -58,7 +58,7 @@ def write_test_tasks(experiment: Experiment) -> Path | None:
 
 
 def _data(experiment: Experiment, number: int) -> dict[str, Any]:
-    key = task_keys(experiment.trainer_config.eval_seed, "test", 0, range(number, number + 1))[0]
+    (key,) = evaluation_keys(experiment, "test", range(number, number + 1))
     episode = experiment.tasks.sample(key)
     data = _points(experiment, episode) if experiment.tasks.regression else _images(episode)
     return {"task": number, **data}

@@ -13,7 +13,7 @@ from metadist.algorithms import Learner
 from metadist.errors import UserError
 from metadist.loggers import Logger
 from metadist.metrics import task_metric
-from metadist.tasks import TaskDistribution, stack_episodes
+from metadist.tasks import TaskDistribution, stack_episodes, task_keys
 from metadist.training.callbacks import Callback
 from metadist.training.precision import Precision
 from metadist.training.strategies import Strategy
@@ -203,6 +203,17 @@ class Experiment:
         if samples := getattr(self.tasks, "micro_batch_size", 0):
             metrics["samples_per_second"] = samples * tasks / seconds
         return metrics
+
+
+def training_keys(experiment: Experiment, iteration: int) -> Tensor:
+    """The keys of an iteration's meta-batch, shape (meta_batch_size, 4)."""
+    tasks = range(experiment.trainer_config.meta_batch_size)
+    return task_keys(experiment.seed, "train", iteration, tasks)
+
+
+def evaluation_keys(experiment: Experiment, split: str, tasks: range) -> Tensor:
+    """The keys of some tasks of every evaluation of a split, shape (tasks, 4)."""
+    return task_keys(experiment.trainer_config.eval_seed, split, 0, tasks)
 
 
 def make_batch(experiment: Experiment, keys: Tensor) -> MetaBatch:

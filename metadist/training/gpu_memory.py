@@ -1,6 +1,6 @@
 """The number of tasks that a GPU computes at once, from the memory that they take."""
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -65,7 +65,7 @@ def gpu_chunk_size(
     if any(shape != shapes[0] for shape in shapes):
         return "auto"
     clone = module_clone(learner, by="reference", detach_buffers=True, device=device)
-    learner = cast(Learner, clone).train()
+    learner = clone.train()
     parameters = dict(learner.named_parameters())
     trainable = [name for name, parameter in parameters.items() if parameter.requires_grad]
     peaks = []

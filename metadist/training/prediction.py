@@ -1,6 +1,6 @@
 """Predictions for unlabeled inputs, after adaptation to a support set."""
 
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -48,7 +48,7 @@ def predict_unlabeled(
         UserError: the learner returned no predictions.
     """
     # Shares the tensors and copies the modules, so that norms can be replaced.
-    clone = cast(Learner, module_clone(learner, by="reference")).eval()
+    clone = module_clone(learner, by="reference").eval()
     clone.evaluate_each_step = False
     clone.transductive = True
     first = 0

@@ -181,7 +181,7 @@ def _restore(experiment: Experiment, split: str, done: int, checkpoint: Path | N
     Returns:
         The source of the state, as text.
     """
-    saved = Checkpoints.of_run(experiment.directory)
+    saved = Checkpoints(experiment.directory)
     path = checkpoint or _newest_until(saved, done)
     if path is not None:
         if checkpoint is None and split == "test":

@@ -8,8 +8,7 @@ import torch
 
 from metadist.algorithms import Reptile
 from metadist.metrics import larger_is_better, score
-from metadist.tasks import task_keys
-from metadist.training.experiment import Experiment
+from metadist.training.experiment import Experiment, evaluation_keys
 
 _EXPLODED = 10.0
 """A test loss is reported above this multiple of the loss of a constant prediction."""
@@ -54,8 +53,8 @@ def _loss_warning(experiment: Experiment, results: Mapping[str, Any]) -> str:
         replay = "metadist replay shows the task that an earlier warning names"
         return f"the test loss is {loss}: {remedy}; {replay}"
     if experiment.tasks.regression:
-        config = experiment.trainer_config
-        keys = task_keys(config.eval_seed, "test", 0, range(min(_TASKS, config.eval_tasks)))
+        tasks = range(min(_TASKS, experiment.trainer_config.eval_tasks))
+        keys = evaluation_keys(experiment, "test", tasks)
         targets = [experiment.tasks.sample(key).query.targets.double() for key in keys]
         constant, prediction = torch.cat(targets).square().mean().item(), "predicting 0"
     else:

@@ -8,10 +8,10 @@ from torch import Tensor
 from metadist.algorithms import batch_norm_protocol
 from metadist.distributed import get_world_size
 from metadist.metrics import is_user_metric
-from metadist.tasks import EpisodeDescription, TaskDistribution, task_keys
+from metadist.tasks import EpisodeDescription, TaskDistribution
 from metadist.training.environment import environment_of
 from metadist.training.evaluation import Estimate, Evaluation
-from metadist.training.experiment import Experiment
+from metadist.training.experiment import Experiment, evaluation_keys
 from metadist.training.query_predictions import QueryPredictions
 
 BEST_CHECKPOINT = "best by validation"
@@ -94,9 +94,7 @@ def prediction_records(experiment: Experiment, evaluation: Evaluation) -> Iterat
     metric = experiment.metric
     names = [metric, "loss", *user_metrics(evaluation.estimates)]
     metrics = {name: evaluation.metrics[name].tolist() for name in names}
-    keys = task_keys(
-        experiment.trainer_config.eval_seed, "test", 0, range(len(evaluation.predictions))
-    )
+    keys = evaluation_keys(experiment, "test", range(len(evaluation.predictions)))
     for index, (key, queries) in enumerate(zip(keys, evaluation.predictions, strict=True)):
         yield {
             "task": index,

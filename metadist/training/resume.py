@@ -87,7 +87,7 @@ def _checkpoint_file(path: Path) -> Path:
             f"resume={path} does not exist: give a checkpoint file, or a run's directory for its "
             "newest checkpoint; resume=auto takes that of hydra.run.dir, if there is one."
         )
-    return Checkpoints.of_run(path).first_candidate() if path.is_dir() else path
+    return Checkpoints(path).first_candidate() if path.is_dir() else path
 
 
 def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]) -> None:

@@ -16,9 +16,8 @@ from metadist.tasks import (
     Episode,
     Examples,
     TaskDistribution,
-    task_keys,
 )
-from metadist.training.experiment import Experiment
+from metadist.training.experiment import Experiment, evaluation_keys
 from metadist.training.task_mapper import MetaBatch
 
 _TEST_TASKS = 4
@@ -45,7 +44,7 @@ def plot_run(experiment: Experiment, results: Mapping[str, Any]) -> list[Path]:
     if not can_plot(experiment.tasks):
         return [curves]
     count = min(_TEST_TASKS, experiment.trainer_config.eval_tasks)
-    keys = task_keys(experiment.trainer_config.eval_seed, "test", 0, range(count))
+    keys = evaluation_keys(experiment, "test", range(count))
     plotted = _plot_tasks(
         experiment,
         experiment.evaluated_learner,
@@ -65,7 +64,7 @@ def plot_validation_tasks(experiment: Experiment) -> list[Path]:
         The file written, `validation_tasks.png`; [] if `plot_run` would plot no test tasks.
     """
     count = min(_TEST_TASKS, experiment.trainer_config.validation_tasks)
-    keys = task_keys(experiment.trainer_config.eval_seed, "validation", 0, range(count))
+    keys = evaluation_keys(experiment, "validation", range(count))
     if not can_plot(experiment.tasks) or not len(experiment.tasks.sample(keys[0]).support.targets):
         return []
     title = f"{experiment.title}: validation at iteration {experiment.state.iteration}"

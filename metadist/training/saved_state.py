@@ -30,7 +30,7 @@ _SPLIT_KEYS = ("class_split", "split_seed", "dataset_seed", "classes", "class_na
 
 def checkpoints_of(experiment: Experiment) -> Checkpoints:
     """The checkpoints in the run's directory."""
-    return Checkpoints.of_run(experiment.directory, experiment.trainer_config.keep_checkpoints)
+    return Checkpoints(experiment.directory, experiment.trainer_config.keep_checkpoints)
 
 
 def checkpoint_contents(experiment: Experiment) -> dict[str, Any]:
@@ -124,8 +124,8 @@ def load_learner_state(learner: Learner, contents: Mapping[str, Any]) -> None:
         buffers[name].copy_(saved)
 
 
-def load_best(experiment: Experiment) -> int:
-    """Load the learner of the best checkpoint by validation and return the checkpoint's iteration.
+def load_best(experiment: Experiment) -> None:
+    """Load the learner of the best checkpoint by validation.
 
     Raises:
         UserError: there is none, because there was no validation with a finite result, or it is
@@ -140,11 +140,10 @@ def load_best(experiment: Experiment) -> int:
         )
     contents = read_checkpoint(saved.best_path(int(best)))
     load_learner_state(experiment.evaluated_learner, contents)
-    return int(contents["iteration"])
 
 
 def tested_checkpoint(path: Path) -> tuple[Path, dict[str, Any]]:
-    """The file and the contents of a checkpoint.
+    """Read the checkpoint that a run tested, or would test; or the file that is given.
 
     Args:
         path: path of a checkpoint, of a weights file (`metadist export`), which has part of the
@@ -159,7 +158,7 @@ def tested_checkpoint(path: Path) -> tuple[Path, dict[str, Any]]:
         return path, read_weights(path)
     if not path.is_dir():
         return path, read_checkpoint(path)
-    saved = Checkpoints.of_run(path)
+    saved = Checkpoints(path)
     newest = saved.first_candidate()
     contents, results, best = read_checkpoint(newest), read_results(path), None
     with contextlib.suppress(KeyError, TypeError):  # no validation yet, or foreign results

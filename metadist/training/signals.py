@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from types import FrameType, TracebackType
+from types import FrameType
 
 from metadist.distributed.job import current_job
 
@@ -57,37 +57,30 @@ repetitions within this time count as one signal."""
 
 
 class StopSignals:
-    """Context manager that records SIGINT and SIGTERM instead of ending the process.
-
-    A repetition after `REPEATED_SECONDS` ends the process at once.
-    A signal to a single rank is passed to rank zero through the job. Outside of the main thread the
-    handlers are not changed.
-    """
+    """The SIGINT and SIGTERM that arrived while they were recorded."""
 
     def __init__(self) -> None:
         self._number = 0
         self._since = 0.0
-        self._previous: dict[int, object] = {}
 
     @property
     def number(self) -> int:
         """The first signal, of this rank or (on rank zero) of any rank; 0 for none."""
         return self._number or current_job().stop_signal
 
-    def __enter__(self) -> "StopSignals":
-        if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
-                self._previous[number] = signal.signal(number, self._record)
-        return self
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Record signals in the block instead of ending the process.
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+        A repetition after `REPEATED_SECONDS` ends the process at once. A signal to a single rank is
+        passed to rank zero through the job. Outside of the main thread the handlers are not
+        changed.
+        """
+        with preserved_handlers():
+            if threading.current_thread() is threading.main_thread():
+                for number in _SIGNALS:
+                    signal.signal(number, self._record)
+            yield
 
     def _record(self, number: int, frame: FrameType | None) -> None:
         if not self._number:

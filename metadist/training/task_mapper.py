@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import optree
 import torch
@@ -61,13 +61,13 @@ def order_of_tasks(indices: Tensor, keys: Tensor) -> Tensor:
         UserError: the shards have lost or repeated tasks.
     """
     found, positions = indices.sort(stable=True)
-    expected, places = keys[:, 3].sort(stable=True)
+    expected, order = keys[:, 3].sort(stable=True)
     if not torch.equal(found, expected):
         raise UserError(
             f"the partitioner's shards have {len(indices)} tasks, {len(indices.unique())} of them "
             f"different, of a batch of {len(keys)}: give each task to one shard."
         )
-    return torch.empty_like(positions).scatter_(0, places, positions)
+    return torch.empty_like(positions).scatter_(0, order, positions)
 
 
 class MetaBatch(NamedTuple):
@@ -182,7 +182,7 @@ class TaskMapper:
             torch.cuda.set_device(device)  # of this thread: requests run on threads of their own
         first = next(learner.parameters(), None)
         if first is not None and first.device != device:
-            learner = cast(Learner, module_clone(learner, by="reference", device=device))
+            learner = module_clone(learner, by="reference", device=device)
         learner.evaluate_each_step = self.evaluate_each_step
         return learner
 
@@ -198,7 +198,7 @@ class TaskMapper:
         """Run the learner on a task; the result includes the task's changes of its buffers."""
         before, run = dict(learner.named_buffers()), learner
         if before:
-            run = cast(Learner, module_clone(learner, by="reference", detach_buffers=True))
+            run = module_clone(learner, by="reference", detach_buffers=True)
         # Other attention kernels have no second derivative.
         attention = sdpa_kernel(SDPBackend.MATH) if learner.training else contextlib.nullcontext()
         with autocast(self.precision, episode.query.inputs.device), attention:

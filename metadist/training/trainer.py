@@ -35,11 +35,11 @@ from metadist.reports import (
     write_results,
     write_test_predictions,
 )
-from metadist.tasks import seed_from, seed_generators, task_keys
+from metadist.tasks import seed_from, seed_generators
 from metadist.training.batching import finite_or_zero
 from metadist.training.clipping import clip_gradient, gradient_norm
 from metadist.training.evaluation import Estimate, Evaluation, evaluate
-from metadist.training.experiment import Experiment, make_batch
+from metadist.training.experiment import Experiment, evaluation_keys, make_batch, training_keys
 from metadist.training.non_finite import (
     NonFiniteReport,
     find_non_finite,
@@ -179,7 +179,7 @@ class Trainer:
         strategy = self.experiment.strategy
         try:
             strategy.open()
-            with self._stop:
+            with self._stop.recorded():
                 try:
                     yield
                 except Interrupted:
@@ -534,7 +534,7 @@ class Trainer:
         mapper = replace(
             experiment.evaluate_mapper, evaluate_each_step=testing, return_predictions=testing
         )
-        keys = task_keys(self.config.eval_seed, split, 0, range(tasks))
+        keys = evaluation_keys(experiment, split, range(tasks))
 
         def warn(index: int, loss: float) -> None:
             self._warn(
@@ -596,12 +596,6 @@ class Trainer:
             if save:
                 self.save_checkpoint()
             self._raise_interrupted()
-
-
-def training_keys(experiment: Experiment, iteration: int) -> Tensor:
-    """The keys of an iteration's meta-batch, shape (meta_batch_size, 4)."""
-    tasks = range(experiment.trainer_config.meta_batch_size)
-    return task_keys(experiment.seed, "train", iteration, tasks)
 
 
 def total_weight(experiment: Experiment) -> float:

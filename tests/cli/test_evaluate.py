@@ -58,7 +58,7 @@ def test_values_that_do_not_fit_are_one_sentence(maml, monkeypatch, capsys, argu
 
 
 def test_several_checkpoints_are_an_ensemble(maml, monkeypatch, capsys):
-    newest, older = (path for _, path in reversed(Checkpoints.of_run(maml).iterations()))
+    newest, older = (path for _, path in reversed(Checkpoints(maml).iterations()))
     alone = evaluate_run(maml, checkpoint=newest)
     twice = evaluate_run(maml, checkpoint=[newest, newest])
     assert twice["test_accuracy"] == alone["test_accuracy"]
@@ -82,7 +82,7 @@ def test_checkpoints_of_another_run_have_names_and_warnings_of_their_own(
     prototypical, tmp_path, monkeypatch, capsys
 ):
     other = finished_run(tmp_path / "other", "algorithm=prototypical", "++dataset.train_classes=24")
-    file = Checkpoints.of_run(other).newest()
+    file = Checkpoints(other).newest()
     arguments = ["metadist evaluate", str(prototypical), f"--checkpoint={file}"]
     monkeypatch.setattr(sys, "argv", arguments)
     assert exit_status(main) == 0

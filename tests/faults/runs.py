@@ -264,7 +264,7 @@ def difference(one: Path, other: Path) -> str:
         return [_without_times(json.loads(line)) for line in lines]
 
     def last(path: Path) -> dict:
-        _, newest = Checkpoints(path / "checkpoints").iterations()[-1]
+        _, newest = Checkpoints(path).iterations()[-1]
         contents = read_checkpoint(newest)
         del contents["configuration"]  # a resumed run has another `resume` and directory
         return _without_times(contents)

@@ -140,6 +140,6 @@ def test_the_protocol_has_the_counts_that_the_checkpoints_were_trained_with(maml
     other = finished_run(tmp_path / "other", "task.shots=3", "task.train_shots=1")
     assert run_results(other)["protocol"] == shots
     assert "train_shots" not in evaluate_run(other, "task.shots=1")["protocol"]
-    three = Checkpoints.of_run(finished_run(tmp_path / "three", "task.shots=3")).newest()
-    both = [Checkpoints.of_run(maml).newest(), three]
+    three = Checkpoints(finished_run(tmp_path / "three", "task.shots=3")).newest()
+    both = [Checkpoints(maml).newest(), three]
     assert evaluate_run(maml, checkpoint=both)["protocol"]["train_shots"] == "1, 3"

@@ -32,6 +32,14 @@ def test_only_the_test_split_must_have_the_ways():
         SupervisedTasks(dataset, held_out=2, ways=7)
 
 
+def test_training_needs_training_classes_and_a_test_alone_does_not():
+    dataset = ImageClasses("noise", IMAGES, {**SPLIT_CLASSES, "train": np.arange(0)})
+    with pytest.raises(UserError, match="supervised training needs classes"):
+        SupervisedTasks(dataset, ways=2)
+    tasks = SupervisedTasks(dataset, ways=2, sampled_splits=("test",))
+    assert len(tasks.sample(task_keys(0, "test", 0, range(1))[0]).support.targets) == 2
+
+
 def test_only_training_examples_are_augmented():
     plain, flipped = (
         SupervisedTasks(ImageClasses("noise", IMAGES, SPLIT_CLASSES, augment=augment), ways=2)

@@ -280,7 +280,7 @@ def test_the_average_is_validated_tested_and_saved(tmp_path, test_checkpoint):
 def test_running_statistics_are_averaged(tmp_path):
     options = ("strategy=local", "model.running_statistics=true", "callbacks=ema")
     train(str(tmp_path), *options)
-    saved = read_checkpoint(Checkpoints(tmp_path / "checkpoints").newest())
+    saved = read_checkpoint(Checkpoints(tmp_path).newest())
     name = next(name for name in saved["learner"] if name.endswith("running_mean"))
     assert not torch.equal(saved["learner"][name], saved["trained"]["learner"][name])
 
@@ -520,7 +520,7 @@ class CausalMask(MLP):
 def test_infinite_elements_of_buffers_stay_or_become_finite(tmp_path, strategy, size):
     options = (f"strategy={strategy}", "callbacks=ema", f"model._target_={__name__}.CausalMask")
     run_world(train, size, str(tmp_path), *options)
-    saved = read_checkpoint(Checkpoints(tmp_path / "checkpoints").newest())
+    saved = read_checkpoint(Checkpoints(tmp_path).newest())
     for contents in (saved["learner"], saved["trained"]["learner"]):
         assert contents["model.mask"].tolist() == [[0, -torch.inf], [0, 0]]
         assert 0.9 < contents["model.largest"] <= 1
@@ -541,7 +541,7 @@ class KeepsItsInput(MLP):
 def test_buffers_are_rounded_once(tmp_path):
     model = f"model._target_={__name__}.KeepsItsInput"
     train(str(tmp_path), "strategy=local", "trainer.iterations=1", model)
-    saved = read_checkpoint(Checkpoints(tmp_path / "checkpoints").newest())
+    saved = read_checkpoint(Checkpoints(tmp_path).newest())
     assert saved["learner"]["model.last"] == torch.tensor(0.1088952)
 
 

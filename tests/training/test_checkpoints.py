@@ -171,9 +171,9 @@ def test_later_checkpoints_are_renamed_and_never_lost(tmp_path):
         for iteration in (5, 10):
             saved.save(iteration, {"iteration": iteration})
         saved.save_best(10, {"iteration": 10})
-        (tmp_path / ".iteration-00000015.pt.part").write_bytes(b"half")
+        (saved.directory / ".iteration-00000015.pt.part").write_bytes(b"half")
         saved.rename_later(5)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
+    assert sorted(path.name for path in saved.directory.iterdir()) == [
         "best-00000010.pt.superseded",
         "best-00000010.pt.superseded.1",
         "iteration-00000005.pt",
@@ -243,7 +243,7 @@ def test_contents_reach_the_disk_before_the_name_and_the_name_afterwards(tmp_pat
 
 
 def test_the_directory_of_a_run_is_not_made_again(tmp_path):
-    checkpoints = Checkpoints.of_run(tmp_path / "run")
+    checkpoints = Checkpoints(tmp_path / "run")
     (tmp_path / "run").mkdir()
     checkpoints.save(1, CONTENTS)
     (tmp_path / "run").rename(tmp_path / "moved")

@@ -58,7 +58,7 @@ def test_the_metadata_say_what_the_weights_are(run, weights):
     names_of_results = ("test_accuracy", "ci95", "test_tasks", "iterations", "seed")
     exported = json.loads(metadata["results"])
     assert exported == {n: results[n] for n in (*names_of_results, "tested_iteration")}
-    best = read_checkpoint(Checkpoints(run / "checkpoints").best_path(results["tested_iteration"]))
+    best = read_checkpoint(Checkpoints(run).best_path(results["tested_iteration"]))
     assert names == best["learner"].keys()
     assert str(run).encode() not in weights.read_bytes()
 

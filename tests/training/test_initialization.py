@@ -30,7 +30,7 @@ def source(tmp_path_factory) -> Path:
 
 
 def weights(source: Path) -> dict[str, torch.Tensor]:
-    return read_checkpoint(Checkpoints(source / "checkpoints").newest())["learner"]
+    return read_checkpoint(Checkpoints(source).newest())["learner"]
 
 
 def test_maml_starts_with_the_weights_of_anil(source, tmp_path, caplog):
@@ -56,7 +56,7 @@ def test_without_iterations_the_initial_weights_are_tested(source, tmp_path, sch
 
 
 def test_a_checkpoint_file_is_the_same_as_its_run(source, tmp_path):
-    file = Checkpoints(source / "checkpoints").newest()
+    file = Checkpoints(source).newest()
     x = build(tmp_path, "strategy=local", f"init_from={file}")
     assert torch.equal(
         x.learner.state_dict()["model.head.weight"], weights(source)["model.head.weight"]

@@ -82,7 +82,7 @@ def test_the_task_is_found_and_the_run_stops_before_the_step(tmp_path, strategy,
     )[0]
     assert "iteration 3: 1 of 5 tasks are not finite" in messages
     assert f"metadist replay {tmp_path} --key 0,train,3,2" in messages and "\n" not in messages
-    newest = read_checkpoint(Checkpoints(tmp_path / "checkpoints").newest())
+    newest = read_checkpoint(Checkpoints(tmp_path).newest())
     assert newest["iteration"] == 2
     assert newest["train_seconds"] == records(tmp_path)[-2]["seconds"]  # of two steps
     assert all(torch.isfinite(tensor).all() for tensor in newest["learner"].values())

@@ -79,7 +79,7 @@ def killed(directory: str, after: int, *overrides: str) -> None:
 
 
 def weights(directory: Path) -> dict[str, torch.Tensor]:
-    return read_checkpoint(Checkpoints(directory / "checkpoints").newest())["learner"]
+    return read_checkpoint(Checkpoints(directory).newest())["learner"]
 
 
 def test_killed_and_resumed_with_everything_that_could_differ(tmp_path):
@@ -101,7 +101,7 @@ def test_killed_and_resumed_with_everything_that_could_differ(tmp_path):
 
 def test_a_resumed_run_takes_as_long_as_its_parts(tmp_path):
     train(str(tmp_path), "strategy=local", "trainer.iterations=2")
-    saved = Checkpoints(tmp_path / "checkpoints").newest()
+    saved = Checkpoints(tmp_path).newest()
     contents = read_checkpoint(saved)
     assert contents["train_seconds"] < contents["wall_seconds"] < 600
     write_checkpoint(saved, contents | {"wall_seconds": 5000.0})
@@ -218,7 +218,7 @@ def test_other_data_are_refused(tmp_path):
 def test_a_finished_run_that_another_directory_resumes_is_saved_there(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     results = train(str(first), "strategy=local")
-    saved = Checkpoints(first / "checkpoints").newest()
+    saved = Checkpoints(first).newest()
     again = train(str(second), "strategy=local", f"resume={saved}")
     assert again["test_accuracy"] == results["test_accuracy"]
     for name, tensor in weights(first).items():
@@ -230,15 +230,15 @@ def test_the_best_of_the_resumed_run_is_tested_not_that_of_the_directory(tmp_pat
     first, other = tmp_path / "first", tmp_path / "other"
     results = train(str(first), *options)
     train(str(other), *options, "seed=1")
-    best = Checkpoints(first / "checkpoints").best
+    best = Checkpoints(first).best
     for number in (2, 4):  # the other run has a best of every iteration
-        path = Checkpoints(other / "checkpoints").best_path(number)
-        write_checkpoint(path, read_checkpoint(Checkpoints(other / "checkpoints").best))
-    saved = Checkpoints(first / "checkpoints").newest()
+        path = Checkpoints(other).best_path(number)
+        write_checkpoint(path, read_checkpoint(Checkpoints(other).best))
+    saved = Checkpoints(first).newest()
     again = train(str(other), *options, f"resume={saved}")
     assert again["test_accuracy"] == results["test_accuracy"]
     assert again["test_loss"] == results["test_loss"]
-    found = read_checkpoint(Checkpoints(other / "checkpoints").best_path(again["tested_iteration"]))
+    found = read_checkpoint(Checkpoints(other).best_path(again["tested_iteration"]))
     for name, tensor in read_checkpoint(best)["learner"].items():
         assert torch.equal(tensor, found["learner"][name])
 
@@ -246,7 +246,7 @@ def test_the_best_of_the_resumed_run_is_tested_not_that_of_the_directory(tmp_pat
 def test_the_best_of_another_run_in_the_directory_is_not_lost(tmp_path):
     options = ("strategy=local", "trainer.test_checkpoint=best")
     train(str(tmp_path / "first"), *options)
-    saved = Checkpoints(tmp_path / "first" / "checkpoints")
+    saved = Checkpoints(tmp_path / "first")
     other = tmp_path / "other" / "checkpoints" / saved.best.name
     other.parent.mkdir(parents=True)
     write_checkpoint(other, {"mine": 1})
@@ -295,7 +295,7 @@ def test_a_state_that_could_not_be_read_again_is_refused_at_the_first_checkpoint
     options = ("strategy=local", "optimizer._target_=test_resume.KeepsScalar")
     with pytest.raises(TypeError, match=r"the run cannot be saved: .*numpy"):
         train(str(tmp_path), *options)
-    assert not Checkpoints(tmp_path / "checkpoints").candidates()
+    assert not Checkpoints(tmp_path).candidates()
 
 
 class Scaled(MLP):
@@ -318,7 +318,7 @@ def test_defaults_of_the_users_own_classes_are_recorded_and_compared(tmp_path, m
     results = train(str(tmp_path), *options, "trainer.iterations=2")
     assert results["method"]["model"] == {"name": "Scaled", "width": 4, "scale": 1.5}
     assert results["protocol"]["backbone"] == "Scaled, width=4, scale=1.5"
-    saved = read_checkpoint(Checkpoints(tmp_path / "checkpoints").newest())
+    saved = read_checkpoint(Checkpoints(tmp_path).newest())
     assert saved["configuration"]["model"]["scale"] == 1.5
     again = (*options, "trainer.iterations=2", "resume=auto")
     train(str(tmp_path), *again, "+model.scale=1.5", "+model.width=4")
@@ -349,7 +349,7 @@ def test_parameters_that_are_not_finite_are_not_saved(tmp_path):
     options = ("strategy=local", "optimizer.lr=1e400", "trainer.eval_every=0")
     with pytest.raises(UserError, match=r"is not finite before the step.*earlier checkpoint"):
         train(str(tmp_path), *options, "trainer.checkpoint_every=0")
-    assert not Checkpoints(tmp_path / "checkpoints").candidates()
+    assert not Checkpoints(tmp_path).candidates()
 
 
 def test_from_the_directory_of_another_run(tmp_path):

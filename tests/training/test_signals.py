@@ -87,7 +87,8 @@ def signalled(seconds: float, *numbers: int) -> tuple:
     now = 0.0
     before = signal.getsignal(signal.SIGTERM)
     signals_module.time = SimpleNamespace(monotonic=lambda: now)
-    with StopSignals() as stop:
+    stop = StopSignals()
+    with stop.recorded():
         first = stop.number
         for number in numbers:
             now += seconds
@@ -108,7 +109,8 @@ def test_outside_of_the_main_thread_the_handlers_stay():
     before, inside = signal.getsignal(signal.SIGTERM), []
 
     def enter() -> None:
-        with StopSignals() as stop:
+        stop = StopSignals()
+        with stop.recorded():
             inside.append((stop.number, signal.getsignal(signal.SIGTERM)))
 
     thread = threading.Thread(target=enter)

@@ -407,7 +407,7 @@ def test_resuming_from_an_earlier_checkpoint_renames_the_later_ones(tmp_path):
 
 
 def test_an_intact_checkpoint_of_another_format_is_not_skipped(tmp_path, monkeypatch):
-    saved = Checkpoints(tmp_path / "checkpoints")
+    saved = Checkpoints(tmp_path)
     saved.save(1, {"iteration": 1})
     monkeypatch.setattr(checkpoints, "FORMAT", 99)
     with pytest.raises(UserError, match="has format 2, written by metadist"):

@@ -158,7 +158,7 @@ class RayTrainLogger(Logger):
     def start(self, run: Run) -> None:
         """Store the run's directory. Its existing checkpoints are not reported again."""
         self._directory: Path = run.directory
-        self._checkpoints = Checkpoints.of_run(run.directory)
+        self._checkpoints = Checkpoints(run.directory)
         self._reported = self._checkpoints.newest()
 
     def log_metrics(self, metrics: Metrics) -> None:
@@ -230,7 +230,7 @@ def restore_checkpoint(directory: Path) -> None:
     Existing checkpoints take precedence, because the run may have rolled back Ray's checkpoint.
     """
     newest = ray.train.get_checkpoint()
-    checkpoints = Checkpoints.of_run(directory)
+    checkpoints = Checkpoints(directory)
     if newest is None or checkpoints.newest() is not None:
         return
     checkpoints.directory.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,6 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, open_dict
 
 from metadist.config import compose
-from metadist.config.hydra_version import VERSION_BASE
 from metadist.errors import UserError
 from metadist.launchers.ray.cluster import (
     check_resources,
@@ -218,9 +217,8 @@ def _compose(config_name: str, overrides: Sequence[str]) -> DictConfig:
     Raises:
         UserError: the overrides do not fit.
     """
-    with hydra.initialize_config_module("metadist.conf", **VERSION_BASE):
+    with hydra.initialize_config_module("metadist.conf", version_base="1.3"):
         configuration = compose(config_name, overrides)
     with open_dict(configuration):
-        configuration.pop("hydra", None)
         configuration.pop("launcher", None)
     return configuration
