@@ -1,8 +1,8 @@
 """Options that the command line replaces: values for the replaced options are dropped.
 
-Hydra merges a preset (`+experiment=NAME`) after the options of the groups, so its values also
-apply to an option that the command line chooses instead of the preset's. In the same way, the
-arguments of a replaced `_target_` remain.
+Hydra merges a preset (`+experiment=NAME`), and the values of the user's own primary configuration,
+after the options of the groups, so they also apply to an option that the command line chooses
+instead. In the same way, the arguments of a replaced `_target_` remain.
 """
 
 import logging
@@ -19,11 +19,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from metadist.config.hydra_errors import describe_error
-from metadist.config.schema import NOT_IN_DEFAULTS, Settings
 from metadist.errors import UserError
 
 _log = logging.getLogger(__name__)
 _TARGET = "_target_"
+_PRIMARY = ("maml", "ddp")
+"""metadist's primary configurations, which set no values of the groups' options."""
+
 _DELETED = object()
 
 
@@ -46,10 +48,11 @@ def compose(name: str, overrides: Sequence[str]) -> DictConfig:
 def replace_options(configuration: DictConfig, hydra_node: HydraConf) -> None:
     """Drop, in place, values of options that the command line replaces. Hydra must be initialized.
 
-    `scheduler=cosine` replaces the scheduler that a preset chooses: it has the values of
-    `conf/scheduler/cosine.yaml` and of the command line, not the preset's. The same applies to an
-    option that another option chooses, such as the optimizer of `algorithm=reptile`. If the command
-    line chooses the same option as the preset, the preset's values stay.
+    `scheduler=cosine` replaces the scheduler that a preset, or a primary configuration of the
+    user's, chooses: it has the values of `conf/scheduler/cosine.yaml` and of the command line, not
+    the preset's. The same applies to an option that another option chooses, such as the optimizer
+    of `algorithm=reptile`. If the command line chooses the same option as the preset, the preset's
+    values stay.
     `algorithm._target_=my_module.Mine` replaces the class, if it is another one: its arguments are
     the values of the command line, and its own defaults otherwise.
 
@@ -59,7 +62,8 @@ def replace_options(configuration: DictConfig, hydra_node: HydraConf) -> None:
         hydra_node: Hydra's own node of the same composition.
     """
     name = str(hydra_node.job.config_name)
-    searchpath = [f"hydra.searchpath=[{','.join(map(repr, hydra_node.searchpath))}]"]
+    directories = dict.fromkeys([*hydra_node.searchpath, "pkg://metadist.conf"])
+    searchpath = [f"hydra.searchpath=[{','.join(map(repr, directories))}]"]
     # Not resolved: an interpolation in them may have no value.
     lines: Any = OmegaConf.to_container(hydra_node.overrides.task, resolve=False)
     parsed = OverridesParser.create().parse_overrides(lines)
@@ -67,19 +71,29 @@ def replace_options(configuration: DictConfig, hydra_node: HydraConf) -> None:
     top_level = [override for override in parsed if "." not in override.key_or_group]
     remaining = [o for o in top_level if not is_node(configuration, o.key_or_group)]
     preset: Mapping[str, str | None] = {}
-    # Composing takes time: without a preset there is nothing to drop.
-    if len(remaining) < len(top_level) and any(o.key_or_group in choices for o in remaining):
+    # Composing takes time: without values of a preset or of the user there is nothing to drop.
+    is_metadists = name in _PRIMARY
+    has_values = not is_metadists or any(o.key_or_group in choices for o in remaining)
+    if len(remaining) < len(top_level) and has_values:
         preset_lines = [str(override.input_line) for override in remaining]
         composed = hydra.compose(name, [*searchpath, *preset_lines], return_hydra_config=True)
         preset = composed.hydra.runtime.choices
-    for group, option in choices.items():
-        if preset.get(group) in (None, option) or not is_node(configuration, group):
-            continue
-        values = option_values(name, group, option, parsed, searchpath)
+    replaced = [
+        group
+        for group, option in choices.items()
+        if preset.get(group) not in (None, option) and is_node(configuration, group)
+    ]
+    # Hydra lists the choices last first. An option may override those before it, not those after.
+    nodes = [group for group in reversed(list(choices)) if is_node(configuration, group)]
+    for group in replaced:
+        options = [f"+{node}={choices[node]}" for node in nodes[: nodes.index(group) + 1]]
+        alone = hydra.compose(None, [*searchpath, *options])
+        values = with_overrides(alone[group], group, parsed)
         if values != configuration[group]:
             _log.info(
-                "%s=%s replaces %s=%s: the preset's values for %s do not apply",
-                *(group, option, group, preset[group], group),
+                "%s=%s replaces %s=%s: the values for %s in %s do not apply",
+                *(group, choices[group], group, preset[group], group),
+                "the preset" if is_metadists else f"the preset or {name}.yaml",
             )
         with open_dict(configuration):
             configuration[group] = values
@@ -165,22 +179,14 @@ def _values_below(path: str, parsed: Sequence[Override]) -> list[tuple[str, Any]
     return pairs
 
 
-def option_values(
-    name: str, group: str, option: str, parsed: Sequence[Override], searchpath: Sequence[str] = ()
-) -> DictConfig:
-    """The values of an option without a preset, updated by the command line.
-
-    Hydra must be initialized.
+def with_overrides(values: DictConfig, group: str, parsed: Sequence[Override]) -> DictConfig:
+    """Update an option's values, in place, by the overrides of its group's keys, and return them.
 
     Args:
-        name: the name of the primary configuration.
+        values: the values of the option's file.
         group: the group, such as "dataset".
-        option: the option, such as "omniglot".
-        parsed: the command-line overrides; overrides of the group's keys are applied.
-        searchpath: an override of `hydra.searchpath` that adds directories of options.
+        parsed: the command-line overrides.
     """
-    plus = "+" if group in NOT_IN_DEFAULTS or group not in Settings.model_fields else ""
-    values: DictConfig = hydra.compose(name, [*searchpath, f"{plus}{group}={option}"])[group]
     for key, value in _values_below(group, parsed):
         if value is _DELETED:
             with open_dict(values):

@@ -139,7 +139,9 @@ def test_values_of_a_preset_that_do_not_apply_are_named(composed, caplog):
     caplog.set_level("INFO")
     composed("+experiment=mine", "optimizer=adam", "model=mlp")
     (message,) = caplog.messages  # a model that the preset chooses too keeps its values
-    assert message.startswith("optimizer=adam replaces optimizer=sgd: the preset's values")
+    assert message.startswith(
+        "optimizer=adam replaces optimizer=sgd: the values for optimizer in the preset"
+    )
 
 
 def test_a_key_of_the_replaced_option_is_refused(composed):
@@ -168,3 +170,37 @@ def test_choosing_what_the_preset_chooses_keeps_its_values(composed):
     preset = composed("+experiment=mine")
     assert preset.scheduler.step_size == 12
     assert composed("+experiment=mine", "scheduler=step", "model=mlp") == preset
+
+
+OWN = """
+hydra:
+  searchpath: [pkg://metadist.conf]
+defaults:
+  - maml
+  - override /model: mlp
+  - _self_
+algorithm: {inner_lr: 0.9}
+model: {hidden: [7]}
+optimizer: {lr: 0.5}
+"""
+
+
+def test_options_replace_the_values_of_a_primary_configuration_of_the_user(tmp_path, caplog):
+    (tmp_path / "own.yaml").write_text(OWN)
+    caplog.set_level("INFO")
+    with hydra.initialize_config_dir(str(tmp_path), version_base="1.3"):
+        unchanged = compose("own", ["seed=1"])
+        again = compose("own", ["algorithm=maml", "model=mlp"])
+        other = compose("own", ["algorithm=anil", "algorithm.inner_steps=4", "model=conv4"])
+        reptile = compose("own", ["algorithm=reptile"])
+    for cfg in (unchanged, again):
+        assert (cfg.algorithm.inner_lr, cfg.model.hidden, cfg.optimizer.lr) == (0.9, [7], 0.5)
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        expected = compose("maml", ["algorithm=anil", "algorithm.inner_steps=4"])
+        plain = compose("maml", ["algorithm=reptile"])
+    assert (other.algorithm, other.model) == (expected.algorithm, expected.model)
+    assert other.optimizer.lr == 0.5
+    assert (reptile.algorithm, reptile.optimizer) == (plain.algorithm, plain.optimizer)
+    assert reptile.model.hidden == [7]
+    message = "algorithm=anil replaces algorithm=maml: the values for algorithm in the preset or "
+    assert f"{message}own.yaml do not apply" in caplog.text
