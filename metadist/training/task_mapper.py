@@ -287,7 +287,7 @@ class TrainMapper(TaskMapper):
         # before the steps, which then wait for no copy.
         task_weights: list[float] = []
         for batch, call_weight in zip(batches, call_weights, strict=True):
-            task_weights += [call_weight / batch.size] * batch.size
+            task_weights += batch.size * [call_weight / max(1, batch.size)]
         weights = torch.tensor(task_weights, dtype=torch.float64).to(device)
         size = self.chunk_size if self.compiled is None else self.compiled.chunk_size
         done = 0
