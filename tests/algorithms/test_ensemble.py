@@ -104,3 +104,11 @@ def test_loss_and_metrics_are_those_of_the_learners():
 def test_an_ensemble_is_as_transductive_as_its_learners(transductive):
     learner = MAML(Conv4((1, 16, 16), 3, filters=4), transductive=transductive)
     assert Ensemble([learner, learner]).transductive is transductive
+
+
+def test_an_ensemble_of_one_has_the_metrics_of_its_learner():
+    (member,) = learners(MAML, 1)
+    episode = glyphs().sample(task_keys(0, "test", 0, range(1))[0])
+    expected = member(episode).metrics["accuracy"]
+    member.evaluate_each_step = True
+    assert Ensemble([member]).eval()(episode).metrics == {"accuracy": expected}

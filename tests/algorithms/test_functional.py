@@ -123,3 +123,22 @@ def test_a_layer_with_two_names_is_adapted():
             parameter -= 0.5 * grad
     expected = learner.loss(model(task.query.inputs), task.query.targets)
     torch.testing.assert_close(result.loss, expected)
+
+
+class Forgetful(nn.Module):
+    """Sets its buffer to None."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(2))
+
+    def forward(self, inputs):
+        self.seen = None
+        return inputs
+
+
+def test_a_buffer_that_forward_sets_to_none_is_restored():
+    module, seen = Forgetful(), torch.ones(2)
+    tensors = {"seen": seen}
+    call_with(module, tensors, 1)
+    assert tensors["seen"] is seen and module.seen.tolist() == [0, 0]

@@ -411,3 +411,10 @@ def test_targets_of_another_shape_are_refused():
         UserError, match=r"values of shape \(3, 1\), and the targets have the shape"
     ):
         learner.loss(torch.zeros(3, 1), torch.zeros(3))
+
+
+@pytest.mark.parametrize(
+    "algorithm", [MAML, ANIL, IMAML, MetaSGD, MAMLPlusPlus, Prototypical, Reptile]
+)
+def test_the_algorithms_batch_tasks(algorithm):
+    assert algorithm(Conv4((1, 28, 28), 5, filters=4)).supports_batched_tasks

@@ -9,7 +9,7 @@ from problems import images
 
 from metadist.algorithms import Supervised
 from metadist.errors import UserError
-from metadist.models import Conv4
+from metadist.models import MLP, Conv4
 
 WAYS = 3
 
@@ -124,3 +124,8 @@ def test_queries_affect_each_other_only_if_transductive(network, evaluation):
 
     assert not torch.allclose(predict(task, True), predict(fewer, True))
     torch.testing.assert_close(predict(task, False), predict(fewer, False), rtol=1e-10, atol=0)
+
+
+def test_regression_is_refused():
+    with pytest.raises(UserError, match="choose a dataset with classes"):
+        Supervised(MLP((1,), 1, [8]), regression=True)

@@ -204,3 +204,8 @@ def test_options_replace_the_values_of_a_primary_configuration_of_the_user(tmp_p
     assert reptile.model.hidden == [7]
     message = "algorithm=anil replaces algorithm=maml: the values for algorithm in the preset or "
     assert f"{message}own.yaml do not apply" in caplog.text
+
+
+def test_another_class_of_metadist_has_its_own_defaults(composed):
+    cfg = composed("algorithm._target_=metadist.algorithms.Prototypical")
+    assert values(cfg.algorithm) == {}

@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 from commands import run_command
+from omegaconf import OmegaConf
 from tiny import SMALL, build, compose
 from torchvision.models import resnet18
 from worlds import run_world
@@ -360,3 +361,22 @@ def test_the_tasks_of_a_loaded_experiment_are_freed_with_it(tmp_path):
     del mapper
     gc.collect()
     assert tasks() is None
+
+
+def test_options_in_a_package_are_found_if_the_run_is_trusted(tmp_path, monkeypatch):
+    options = tmp_path / "code" / "own_options" / "dataset"
+    options.mkdir(parents=True)
+    for directory in (options.parent, options):
+        (directory / "__init__.py").touch()
+    (options / "mine.yaml").write_text("_target_: metadist.tasks.Glyphs\nexamples: 33\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "code"))
+    saved = tmp_path / "run" / ".hydra"
+    saved.mkdir(parents=True)
+    OmegaConf.save(compose(*SMALL, "strategy=local"), saved / "config.yaml")
+    sources = [{"path": "own_options", "schema": "pkg", "provider": "command-line"}]
+    record = {"hydra": {"runtime": {"config_sources": sources}}}
+    (saved / "hydra.yaml").write_text(yaml.safe_dump(record))
+    experiment = load_experiment(saved.parent, "dataset=mine", trust_code=True)
+    assert experiment.configuration["dataset"]["examples"] == 33
+    with pytest.raises(UserError, match="mine"):
+        load_experiment(saved.parent, "dataset=mine")

@@ -335,3 +335,9 @@ class DoubledSum(SumReducer):
 
 def test_a_sum_of_the_users_own_depends_on_the_split():
     assert not DoubledSum(of_items=True).weights_items_equally
+
+
+def test_arrays_and_plain_lists_are_reduced_as_tensors_and_shards_are():
+    halves = [np.array([0.25]), np.array([0.5])]
+    assert todist.mean_reducer(halves).tolist() == [0.375]
+    assert SumReducer(of_items=True)([torch.tensor(1.0), torch.tensor(2.0)]) == 3

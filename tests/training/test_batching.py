@@ -365,3 +365,11 @@ def test_buffers_of_a_changing_size_are_refused():
     batch = MetaBatch(task_keys(0, "train", 1, range(1)))
     with pytest.raises(UserError, match=r"memory of shape \(0, 4\) has the shape \(2, 4\) after"):
         TrainMapper(handle).run_each(learner, batch)
+
+
+def test_stacked_tasks_are_split_into_chunks_of_nearly_equal_sizes():
+    learner = MAML(MLP((1,), 1, [8], batch_norm=False), True, 0.01)
+    keys = task_keys(0, "train", 1, range(7))
+    episodes = stack_episodes([FewShotTasks(Sinusoid(), 1, 5, 5).sample(key) for key in keys])
+    chunks = split_stacked(learner, keys, episodes, CPU, 3)
+    assert [len(chunk.keys) for chunk in chunks] == [3, 2, 2]

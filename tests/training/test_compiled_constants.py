@@ -138,3 +138,11 @@ def test_parameters_and_buffers_are_no_constants():
         learner.weight.zero_()
         learner.running_mean.fill_(7)
     assert before.changed_names(learner) == []
+
+
+def test_arrays_of_another_type_and_other_classes_are_changes():
+    module = nn.Module()
+    module.table, module.kind = np.ones(2, np.float32), Settings
+    constants = Constants(module)
+    module.table, module.kind = np.ones(2, np.float64), WithoutValue
+    assert constants.changed_names(module) == ["table", "kind"]

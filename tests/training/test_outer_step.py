@@ -534,3 +534,31 @@ def test_a_step_of_one_task_at_a_time_is_not_compiled(strategy):
     assert compile_options(TrainerConfig(iterations=5000), *arguments) is None
     with pytest.raises(UserError, match=r"trainer\.compile=true does not apply to strategy="):
         compile_options(TrainerConfig(compile=True), *arguments)
+
+
+class SpareParameter(MAML):
+    """Has a parameter on which no loss depends."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.spare = nn.Parameter(torch.ones(2))
+
+
+class Detached(MAML):
+    """Returns losses without a graph."""
+
+    batches_tasks = True
+
+    def train_task(self, episode):
+        result = super().train_task(episode)
+        return result._replace(loss=result.loss.detach())
+
+
+@pytest.mark.parametrize(("algorithm", "unused"), [(SpareParameter, 1), (Detached, 4)])
+def test_parameters_on_which_no_loss_depends_have_no_gradient(algorithm, unused):
+    learner, tasks = algorithm(MLP((1,), 1, [8], batch_norm=False), True, 0.01), sinusoid()[1]
+    episodes = stack_episodes([tasks.sample(key) for key in task_keys(0, "train", 1, range(3))])
+    parameters = dict(learner.named_parameters())
+    weights = torch.ones(3, dtype=torch.float64)
+    step = outer_step(StepArguments(learner, parameters, list(parameters), episodes, weights))
+    assert [gradient is None for gradient in step.gradients].count(True) == unused
