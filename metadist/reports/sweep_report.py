@@ -72,7 +72,9 @@ class SweepReport:
             test += f" ({best.interval})"
         if best.validation is not None:
             test = f"validation {metric} {_format(best.validation, table.metric)}, {test}"
-        lines = [f"best: {table.describe(best)}", f"  {test}"]
+        names = ", ".join(run.name for run in best.runs)
+        runs = f"  {counted(len(best.runs), 'run')}: {names}"
+        lines = [f"best: {table.describe(best)}", f"  {test}", runs]
         ties = [
             table.describe(setting)
             for setting in table.settings
@@ -143,7 +145,7 @@ def to_csv(table: SweepTable) -> str:
             *table.keys,
             *("runs", "failed", "unfinished"),
             *(column for metric in metrics for column in (metric, f"{metric}_ci95")),
-            *("test_interval", f"test_{table.metric}_by_seed", "best"),
+            *("test_interval", f"test_{table.metric}_by_seed", "best", "directories"),
             *names,
         ]
     )
@@ -163,6 +165,7 @@ def to_csv(table: SweepTable) -> str:
                 if setting.runs
                 else None,
                 "yes" if index == table.best else None,
+                " | ".join(run.name for run in setting.runs) or None,
                 *(" | ".join(dict.fromkeys(column)) for column in columns),
             ]
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from metadist.algorithms import Reptile
+from metadist.algorithms import Reptile, batch_norm_protocol
 from metadist.metrics import larger_is_better, score
 from metadist.training.experiment import Experiment, evaluation_keys
 
@@ -39,7 +39,11 @@ def result_warnings(experiment: Experiment, results: Mapping[str, Any]) -> list[
         experiment: the finished run.
         results: the results, as in `results.json`.
     """
-    messages = (_loss_warning(experiment, results), _steps_warning(experiment, results))
+    messages = (
+        _loss_warning(experiment, results),
+        _steps_warning(experiment, results),
+        _batch_norm_warning(experiment, results),
+    )
     return [*optimizer_warnings(experiment), *filter(None, messages)]
 
 
@@ -85,4 +89,22 @@ def _steps_warning(experiment: Experiment, results: Mapping[str, Any]) -> str:
     return (
         f"the test {metric} {direction} with inner steps ({', '.join(names)}): lower "
         f"algorithm.inner_lr{fewer}, chosen by validation, not by this test"
+    )
+
+
+def _batch_norm_warning(experiment: Experiment, results: Mapping[str, Any]) -> str:
+    """Warn if adapted models are trained and tested with other statistics of batch norm.
+
+    It is part of a protocol only if the user asked for it (`model.running_statistics=true`).
+    """
+    learner, metric = experiment.learner, experiment.metric
+    adapts = f"test_{metric}_by_steps" in results
+    if not adapts or "running_statistics" in experiment.configuration["model"]:
+        return ""
+    if not batch_norm_protocol(learner, learner.transductive).startswith("running statistics"):
+        return ""
+    return (
+        "the model's batch norms normalize queries with the statistics of the batch in training, "
+        f"and with running statistics in the test: if the test {metric} is worse than that of "
+        "training, set track_running_stats=False in the model's batch norms"
     )

@@ -127,10 +127,11 @@ def test_what_an_interval_is_over_is_said(tmp_path, monkeypatch):
         in text
     )
     assert "| 0.1 | 1 | 60.00% | 70.00% ± 1.00% | 0.5 | best |" in text
-    assert report.summary_lines()[1:5] == [
+    assert report.summary_lines()[1:6] == [
         "3 runs finished",
         "best: algorithm.inner_lr=0.1",
         "  validation accuracy 60.00%, test accuracy 70.00% ± 1.00% (over test tasks)",
+        "  1 run: 0",
         "  equal by validation: algorithm.inner_lr=0.4",
     ]
 
@@ -138,12 +139,13 @@ def test_what_an_interval_is_over_is_said(tmp_path, monkeypatch):
 def test_without_validation_the_selection_is_said_to_be_biased(tmp_path):
     write(tmp_path / "a", [], 0.7)
     lines = write_sweep_report(tmp_path).summary_lines()
-    assert lines[1:4] == [
+    assert lines[1:5] == [
         "1 run finished",
         "best: the only setting",
         "  test accuracy 70.00% ± 1.00% (over test tasks)",
+        "  1 run: a",
     ]
-    assert "selected by the test metric" in lines[4] and "biased" in lines[4]
+    assert "selected by the test metric" in lines[5] and "biased" in lines[5]
 
 
 def test_runs_that_have_not_finished_are_counted(tmp_path):

@@ -99,3 +99,12 @@ def test_losses_without_inner_loop_name_the_optimizer(classification):
     x.configuration = {"algorithm": {}}
     (found,) = result_warnings(x, {"test_loss": math.inf})
     assert found.startswith("the test loss is inf: lower optimizer.lr, or set trainer.clip_norm; ")
+
+
+def test_running_statistics_that_were_not_asked_for(tmp_path):
+    x = build(tmp_path, "strategy=local", "model.running_statistics=true")
+    assert result_warnings(x, rows(0.2, 0.6)) == []
+    del x.configuration["model"]["running_statistics"]  # such as in a model of the user's
+    (text,) = result_warnings(x, rows(0.2, 0.6))
+    assert "set track_running_stats=False" in text
+    assert result_warnings(x, {"test_loss": 1.0}) == []  # nothing is adapted
