@@ -62,8 +62,7 @@ def replace_options(configuration: DictConfig, hydra_node: HydraConf) -> None:
         hydra_node: Hydra's own node of the same composition.
     """
     name = str(hydra_node.job.config_name)
-    directories = dict.fromkeys([*hydra_node.searchpath, "pkg://metadist.conf"])
-    searchpath = [f"hydra.searchpath=[{','.join(map(repr, directories))}]"]
+    searchpath = [f"hydra.searchpath=[{','.join(map(repr, hydra_node.searchpath))}]"]
     # Not resolved: an interpolation in them may have no value.
     lines: Any = OmegaConf.to_container(hydra_node.overrides.task, resolve=False)
     parsed = OverridesParser.create().parse_overrides(lines)
@@ -72,8 +71,8 @@ def replace_options(configuration: DictConfig, hydra_node: HydraConf) -> None:
     remaining = [o for o in top_level if not is_node(configuration, o.key_or_group)]
     preset: Mapping[str, str | None] = {}
     # Composing takes time: without values of a preset or of the user there is nothing to drop.
-    is_metadists = name in _PRIMARY
-    has_values = not is_metadists or any(o.key_or_group in choices for o in remaining)
+    is_users = name not in _PRIMARY
+    has_values = is_users or any(o.key_or_group in choices for o in remaining)
     if len(remaining) < len(top_level) and has_values:
         preset_lines = [str(override.input_line) for override in remaining]
         composed = hydra.compose(name, [*searchpath, *preset_lines], return_hydra_config=True)
@@ -93,7 +92,7 @@ def replace_options(configuration: DictConfig, hydra_node: HydraConf) -> None:
             _log.info(
                 "%s=%s replaces %s=%s: the values for %s in %s do not apply",
                 *(group, choices[group], group, preset[group], group),
-                "the preset" if is_metadists else f"the preset or {name}.yaml",
+                f"the preset or {name}.yaml" if is_users else "the preset",
             )
         with open_dict(configuration):
             configuration[group] = values

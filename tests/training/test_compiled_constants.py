@@ -140,9 +140,23 @@ def test_parameters_and_buffers_are_no_constants():
     assert before.changed_names(learner) == []
 
 
+@dataclass
+class First:
+    """Has the field of `Second`."""
+
+    rate: float = 0.1
+
+
+@dataclass
+class Second:
+    """Has the field of `First`."""
+
+    rate: float = 0.1
+
+
 def test_arrays_of_another_type_and_other_classes_are_changes():
     module = nn.Module()
-    module.table, module.kind = np.ones(2, np.float32), Settings
+    module.table, module.kind = np.ones(2, np.float32), First
     constants = Constants(module)
-    module.table, module.kind = np.ones(2, np.float64), WithoutValue
+    module.table, module.kind = np.ones(2, np.float64), Second
     assert constants.changed_names(module) == ["table", "kind"]
