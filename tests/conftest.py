@@ -5,17 +5,16 @@ import pytest
 import torch
 from tiny import finished_run
 
+# Several processes run tests: threads of all of them would wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Unbuffered, print() writes a line and its end separately: lines of two workers would mix.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def single_thread():
-    """The C++ wants one thread; small layers lose by more where others keep the cores busy."""
-    before = torch.get_num_threads()
+    """A test may set another number of threads; the next one starts with one thread."""
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -4,13 +4,15 @@ import functools
 import importlib
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec
 
 from torch.futures import Future
 
 from metadist.distributed.calls import GradientMode, remote_async_call, remote_sync_call
 from metadist.distributed.partitioners import Partitioner, Reducer, WorkerID
 from metadist.distributed.requests import FANOUT
+
+_P = ParamSpec("_P")
 
 
 class _Parallelized:
@@ -74,7 +76,7 @@ def parallelize_sync(
     timeout: float | None = None,
     gradient: GradientMode = "dist_autograd",
     fanout: int = FANOUT,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Callable[[Callable[_P, Any]], Callable[_P, Any]]:
     """Decorator: a call of the function partitions its arguments, runs it on the workers and
     reduces the results.
 
@@ -96,7 +98,7 @@ def parallelize_async(
     timeout: float | None = None,
     gradient: GradientMode = "dist_autograd",
     fanout: int = FANOUT,
-) -> Callable[[Callable[..., Any]], Callable[..., Future]]:
+) -> Callable[[Callable[_P, Any]], Callable[_P, Future]]:
     """Like `parallelize_sync`, but a call returns a future."""
     options = {
         "partitioner": partitioner,

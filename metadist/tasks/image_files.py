@@ -36,8 +36,11 @@ MAX_IMAGE_PIXELS = 1 << 26
 _PLAIN_NAME = re.compile(r"(?!\.\.?$)[^/\\\0]+")
 _CHUNK = 256
 """The number of images that are decoded before the next ones are read."""
+_SHOWN = 10
+"""The number of images that an error names."""
 
 _T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 class ImageClass(NamedTuple):
@@ -256,19 +259,35 @@ def decode_files(files: Iterable[Path], mode: str, size: int) -> Iterator[np.nda
         uint8 of shape (size, size) or (3, size, size), in the order of the files.
 
     Raises:
-        UserError: a file cannot be read or decoded.
+        UserError: files cannot be read or decoded. The message names the first ones.
     """
+    files = list(files)
 
-    def decode(file: Path) -> np.ndarray:
-        pixels = decode_file(file, mode, size)
+    def decode(file: Path) -> np.ndarray | UserError:
+        try:
+            pixels = decode_file(file, mode, size)
+        except UserError as error:
+            return error
         return pixels.transpose(2, 0, 1) if mode == "RGB" else pixels
 
-    yield from map_in_threads(decode, files)
+    failed: dict[Path, UserError] = {}
+    for file, decoded in zip(files, map_in_threads(decode, files), strict=True):
+        if isinstance(decoded, UserError):
+            failed[file] = decoded
+        elif not failed:
+            yield decoded
+    if failed:
+        first = next(iter(failed.values()))
+        if len(failed) == 1:
+            raise first
+        names = ", ".join(map(str, itertools.islice(failed, _SHOWN)))
+        more = f" and {len(failed) - _SHOWN} more" if len(failed) > _SHOWN else ""
+        raise UserError(
+            f"{len(failed)} images cannot be decoded: {names}{more}; replace or delete them."
+        ) from first
 
 
-def map_in_threads(
-    decode: Callable[[_T], np.ndarray], images: Iterable[_T]
-) -> Iterator[np.ndarray]:
+def map_in_threads(decode: Callable[[_T], _R], images: Iterable[_T]) -> Iterator[_R]:
     """Decode images in threads, a chunk at a time; the results are in the order of the images.
 
     Pillow releases the GIL while it decodes. Other processes wait for this one meanwhile.

@@ -71,7 +71,7 @@ def check_before_training(
         except UserError:
             raise
         except Exception as error:
-            _raise_explained(error, tasks, learner, split)
+            _raise_explained(error, tasks, learner, split, f"a batch of two {split} tasks")
 
 
 def _check_supervised(tasks: TaskDistribution, learner: Learner) -> None:
@@ -277,7 +277,7 @@ def _check_task(tasks: WorkerLocal, learner: Learner, split: str, precision: Pre
                 "and give autograd.grad create_graph=True, or retain_graph=True where a graph is "
                 "differentiated twice."
             ) from error
-        _raise_explained(error, tasks.value, learner, split)
+        _raise_explained(error, tasks.value, learner, split, f"a {split} task")
     if training and all(gradient is None for gradient in gradients):
         raise UserError(
             f"the loss that {name}.forward returned in training has no gradient: compute it "
@@ -347,10 +347,10 @@ def _refusing_changed_inputs(model: nn.Module) -> Iterator[None]:
 
 
 def _raise_explained(
-    error: Exception, tasks: TaskDistribution, learner: Learner, split: str
+    error: Exception, tasks: TaskDistribution, learner: Learner, split: str, computed: str
 ) -> NoReturn:
     """Raise an error in a task, or the exception that explains it; see `_explain`."""
-    if (explained := _explain(error, tasks, learner, split)) is None:
+    if (explained := _explain(error, tasks, learner, split, computed)) is None:
         raise error
     if isinstance(explained, UserError) or error.__traceback__ is None:
         raise explained from error
@@ -360,9 +360,17 @@ def _raise_explained(
 
 
 def _explain(
-    error: Exception, tasks: TaskDistribution, learner: Learner, split: str
+    error: Exception, tasks: TaskDistribution, learner: Learner, split: str, computed: str
 ) -> Exception | None:
-    """The exception to raise instead of an error in a task; None to raise the error itself."""
+    """The exception to raise instead of an error; None to raise the error itself.
+
+    Args:
+        error: the error.
+        tasks: this rank's tasks.
+        learner: the learner.
+        split: the split of the tasks.
+        computed: what was being computed, such as "a train task".
+    """
     frame, _ = list(traceback.walk_tb(error.__traceback__))[-1]
     raised_in, method = str(frame.f_globals.get("__name__")), frame.f_code.co_name
     missing = isinstance(error, NotImplementedError) and not str(error)  # torch's have a text
@@ -381,7 +389,7 @@ def _explain(
             "the dataset give float32, as by .float() of numbers or .float() / 255 of pixels."
         )
     if location:
-        hint = f"in a {split} task"
+        hint = f"in {computed}"
         if split != "train" and "does not require grad" in str(error):
             hint += ", where gradients are disabled: adapt within torch.enable_grad()"
         # An index error often means too few outputs.
@@ -398,12 +406,12 @@ def _explain(
         return None
     if "require grad" in str(error):
         return UserError(
-            f"{type(learner).__name__} cannot differentiate a {split} task ({first_line(error)}): "
+            f"{type(learner).__name__} cannot differentiate {computed} ({first_line(error)}): "
             "compute predictions from the learner's parameters, without detach() or "
             "torch.no_grad(), and let the tensors that an own initial() returns require grad."
         )
     return UserError(
-        f"the model and the algorithm cannot process a {split} task of this shape "
+        f"the model and the algorithm cannot process {computed} of this shape "
         f"({first_line(error)}){'' if output is None else output.description}: "
         "change model, algorithm or task."
     )

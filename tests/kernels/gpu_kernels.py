@@ -1,7 +1,5 @@
 """Triton kernels against PyTorch's operations; run by `test_gpu_kernels.py`."""
 
-import itertools
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -44,8 +42,11 @@ def several_tiles_and_parts(monkeypatch):
 @pytest.mark.parametrize(
     ("window", "size", "channels", "dtype"),
     [
-        *itertools.product((1, 2), ((6, 5), (7, 7)), (8, 12), (torch.float64,)),
-        (2, (7, 6), 8, torch.float32),
+        (1, (6, 5), 12, torch.float64),
+        pytest.param(1, (7, 7), 8, torch.float64, marks=pytest.mark.slow),
+        pytest.param(2, (6, 5), 12, torch.float64, marks=pytest.mark.slow),
+        (2, (7, 7), 8, torch.float64),
+        pytest.param(2, (7, 6), 8, torch.float32, marks=pytest.mark.slow),
         (2, (7, 6), 8, torch.bfloat16),
     ],
 )
@@ -81,7 +82,7 @@ def test_norm_relu_and_pooling_are_twice_differentiable(window, size, channels, 
     assert_near(outputs, second, dtype)
 
 
-@pytest.mark.parametrize("max_parts", [128, 3])
+@pytest.mark.parametrize("max_parts", [pytest.param(128, marks=pytest.mark.slow), 3])
 def test_sums_of_many_parts(monkeypatch, max_parts):
     monkeypatch.setattr(norm_relu_pool_gpu, "_ELEMENTS", 32)
     monkeypatch.setattr(norm_relu_pool_gpu, "_PART_TILES", 1)
@@ -151,6 +152,7 @@ def test_convolutions_and_their_transposes(channels, kernel, stride, padding, dt
     assert_near(found, gradients, dtype)
 
 
+@pytest.mark.slow
 def test_a_task_has_the_same_bits_in_any_batch():
     x, weight = random(5, 3, 9, 9, 16, dtype=torch.float32), random(5, 16, dtype=torch.float32)
     taps = random(5, 3, 3, 16, 16, dtype=torch.float32)

@@ -9,8 +9,6 @@ from metadist.kernels import library
 from metadist.kernels.convolution import Geometry, can_convolve, convolve
 from metadist.models.batched_layers import Conv2d
 
-pytestmark = pytest.mark.usefixtures("single_thread")
-
 SIZES = [(14, 14), (7, 7), (28, 5), (3, 2), (1, 1)]
 CHANNELS = [(1, 16), (3, 32), (16, 16), (32, 80)]
 SAME = Geometry((3, 3), (1, 1), (1, 1))

@@ -9,8 +9,6 @@ from metadist.kernels import fused_block, library
 from metadist.models import Conv4
 from metadist.models.batched_layers import Conv2d, conv_block
 
-pytestmark = pytest.mark.usefixtures("single_thread")
-
 
 @pytest.fixture(autouse=True)
 def no_minimum_size(monkeypatch):

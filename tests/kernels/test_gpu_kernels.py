@@ -14,11 +14,12 @@ import torch
     importlib.util.find_spec("triton") is None,
     reason="PyTorch requires Triton on Linux with CUDA only",
 )
-def test_triton_kernels_agree_with_pytorch():
+@pytest.mark.parametrize("tests", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_triton_kernels_agree_with_pytorch(tests):
     # The interpreter has to be chosen before the first import of Triton.
     interpreter = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
-    tests = Path(__file__).with_name("gpu_kernels.py")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--durations=0", tests]
+    file = Path(__file__).with_name("gpu_kernels.py")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", tests, file]
     done = subprocess.run(
         command, env=os.environ | interpreter, capture_output=True, text=True, timeout=300
     )

@@ -21,7 +21,7 @@ from metadist.models.batched_layers import norm_relu
 
 
 @pytest.fixture(autouse=True)
-def empty_cache(monkeypatch, tmp_path, single_thread):
+def empty_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     loader.library.cache_clear()
     yield

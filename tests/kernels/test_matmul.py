@@ -27,7 +27,7 @@ def operands(tasks: int, shape: tuple[int, int, int], dtype=torch.float64, trans
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("transposed", ["", "a", "b", "ab"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_values_and_derivatives_equal_bmm(single_thread, shape, transposed, native):
+def test_values_and_derivatives_equal_bmm(shape, transposed, native):
     a, b, bias = (each.requires_grad_() for each in operands(3, shape, transposed=transposed))
 
     def derivatives(product):
@@ -47,9 +47,7 @@ def test_values_and_derivatives_equal_bmm(single_thread, shape, transposed, nati
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("transposed", ["", "a", "b"])
 @pytest.mark.parametrize("shape", [*SHAPES, (245, 576, 64), (5, 64, 5)])
-def test_a_product_is_bit_identical_for_any_number_of_tasks(
-    single_thread, shape, transposed, native
-):
+def test_a_product_is_bit_identical_for_any_number_of_tasks(shape, transposed, native):
     a, b, bias = operands(7, shape, torch.float32, transposed)
     whole = matmul(a, b, bias, native)
     for sizes in ([1] * 7, [2, 2, 3], [3, 4], [6, 1]):
@@ -67,7 +65,7 @@ def with_gaps(matrices):
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("transposed", ["a", "b", "ab"])
 @pytest.mark.parametrize("shape", [*SHAPES, (245, 576, 64), (5, 64, 5)])
-def test_gaps_between_tasks_do_not_change_a_bit(single_thread, shape, transposed, native):
+def test_gaps_between_tasks_do_not_change_a_bit(shape, transposed, native):
     *dense, bias = operands(3, shape, torch.float32, transposed)
 
     def derivatives(tasks, *matrices):
@@ -86,7 +84,7 @@ def test_gaps_between_tasks_do_not_change_a_bit(single_thread, shape, transposed
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_second_derivatives_of_slices(single_thread, native):
+def test_second_derivatives_of_slices(native):
     a, b, _ = (each.requires_grad_() for each in operands(3, (6, 8, 10)))
 
     def derivatives(product):
@@ -99,7 +97,7 @@ def test_second_derivatives_of_slices(single_thread, native):
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_no_tasks(single_thread, native):
+def test_no_tasks(native):
     assert matmul(torch.zeros(0, 3, 4), torch.zeros(0, 4, 5), native=native).shape == (0, 3, 5)
 
 
@@ -139,7 +137,7 @@ def test_traced_products_are_of_contiguous_derivatives():
     assert all(derivative.is_contiguous() for derivative in (results[2], results[5]))
 
 
-def test_autocast_chooses_the_type(single_thread):
+def test_autocast_chooses_the_type():
     a, b, bias = operands(3, (5, 4, 6), torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         for found in (matmul(a.bfloat16(), b, bias), matmul(a, b, bias), matmul(a, b)):
@@ -147,7 +145,7 @@ def test_autocast_chooses_the_type(single_thread):
     torch.testing.assert_close(found.float(), a @ b, rtol=0.05, atol=0.05)
 
 
-def test_mismatched_operands_are_refused(single_thread):
+def test_mismatched_operands_are_refused():
     a, b, bias = operands(3, (2, 4, 5))
     mismatched = [
         *((a[:2], b, bias), (a, b[:, :3], bias), (a, b, bias[:, :4])),

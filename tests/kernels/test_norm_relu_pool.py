@@ -44,7 +44,7 @@ def results(module, inputs, parameters):
 @pytest.mark.parametrize("pool", [False, True])
 @pytest.mark.parametrize("size", [(4, 4), (7, 5), (1, 9), (12, 13)])
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
-def test_fused_equals_pytorch(pool, size, last, single_thread):
+def test_fused_equals_pytorch(pool, size, last):
     if pool and min(size) < 2:
         size = (2, 9)
     generator = torch.Generator().manual_seed(sum(size))
@@ -75,7 +75,7 @@ def test_fused_equals_pytorch(pool, size, last, single_thread):
 @needs_compiler
 @pytest.mark.parametrize("tasks", [None, 3])
 @pytest.mark.parametrize("size", [(), (10,), (5, 2)])
-def test_inputs_of_any_dimension(tasks, size, single_thread):
+def test_inputs_of_any_dimension(tasks, size):
     kind = nn.BatchNorm2d if len(size) == 2 else nn.BatchNorm1d
     module = kind(16, track_running_stats=False)
     inputs = torch.randn(*([] if tasks is None else [tasks]), 4, 16, *size)
@@ -88,7 +88,7 @@ def test_inputs_of_any_dimension(tasks, size, single_thread):
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_only_height_and_width_are_pooled(native, single_thread):
+def test_only_height_and_width_are_pooled(native):
     module = nn.BatchNorm1d(16, track_running_stats=False)
     with pytest.raises((ValueError, IndexError)):
         norm_relu(module, torch.randn(4, 16, 10), True, native)
@@ -96,7 +96,7 @@ def test_only_height_and_width_are_pooled(native, single_thread):
 
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("tasks", [None, 3])
-def test_one_value_per_channel_is_refused(native, tasks, single_thread):
+def test_one_value_per_channel_is_refused(native, tasks):
     inputs = torch.randn(*([] if tasks is None else [tasks]), 1, 16, 1, 1)
     module = norm(16)
     if tasks:
@@ -105,7 +105,7 @@ def test_one_value_per_channel_is_refused(native, tasks, single_thread):
         norm_relu(module, inputs, native=native)
 
 
-def test_a_norm_without_weights(single_thread):
+def test_a_norm_without_weights():
     plain, inputs = (
         nn.BatchNorm2d(16, affine=False, track_running_stats=False),
         torch.randn(2, 16, 3, 3),
@@ -114,7 +114,7 @@ def test_a_norm_without_weights(single_thread):
 
 
 @needs_compiler
-def test_float32_error_is_comparable_to_pytorchs(single_thread):
+def test_float32_error_is_comparable_to_pytorchs():
     inputs = 5 + torch.randn(20, 16, 14, 14, generator=torch.Generator().manual_seed(0))
     exact = F.max_pool2d(F.relu(norm(16).double()(inputs.double())), 2)
     reference = F.max_pool2d(F.relu(norm(16)(inputs)), 2)
@@ -123,7 +123,7 @@ def test_float32_error_is_comparable_to_pytorchs(single_thread):
 
 
 @needs_compiler
-def test_eps_is_used(single_thread):
+def test_eps_is_used():
     inputs = torch.randn(6, 16, 4, 4, dtype=torch.float64)
     module = nn.BatchNorm2d(16, eps=0.5, track_running_stats=False).double()
     assert can_fuse_norm_relu_pool(module, inputs)
@@ -132,7 +132,7 @@ def test_eps_is_used(single_thread):
 
 @needs_compiler
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_non_finite_values_propagate(value, single_thread):
+def test_non_finite_values_propagate(value):
     inputs = torch.randn(4, 16, 4, 4)
     inputs[1, 3, 2, 2] = value
     out = Fused(pool=True)(inputs)
@@ -140,7 +140,7 @@ def test_non_finite_values_propagate(value, single_thread):
     assert out[:, :3].isfinite().all() and out[:, 4:].isfinite().all()
 
 
-def test_can_fuse(single_thread):
+def test_can_fuse():
     inputs = torch.randn(4, 16, 4, 4)
     assert not can_fuse_norm_relu_pool(nn.Identity(), inputs)
     assert not can_fuse_norm_relu_pool(nn.BatchNorm2d(16), inputs)
@@ -154,7 +154,7 @@ def test_can_fuse(single_thread):
     assert not can_fuse_norm_relu_pool(norm(16), inputs)
 
 
-def test_a_model_works_under_torch_func(single_thread):
+def test_a_model_works_under_torch_func():
     model = Conv4((1, 16, 16), 3, filters=16, pooling="max")
     parameters = {name: each.detach() for name, each in model.named_parameters()}
     images = torch.rand(2, 4, 1, 16, 16)
@@ -170,7 +170,7 @@ def test_a_model_works_under_torch_func(single_thread):
             assert torch.allclose(found[name][task], parameter.grad, rtol=1e-3, atol=1e-4)
 
 
-def test_an_outlier_in_the_first_row_costs_no_precision(single_thread):
+def test_an_outlier_in_the_first_row_costs_no_precision():
     torch.manual_seed(0)
     inputs = torch.randn(20, 16, 12, 12)
     inputs[0, :, 0, 0] += 300.0
@@ -181,7 +181,7 @@ def test_an_outlier_in_the_first_row_costs_no_precision(single_thread):
     )
 
 
-def test_mismatches_raise_pytorchs_error(single_thread):
+def test_mismatches_raise_pytorchs_error():
     with pytest.raises(RuntimeError):
         norm_relu(nn.BatchNorm2d(16, track_running_stats=False), torch.zeros(2, 32, 4, 4))
     with pytest.raises(RuntimeError):
@@ -196,7 +196,7 @@ class Constant(nn.BatchNorm2d):
 
 
 @needs_compiler
-def test_norms_of_the_users_own_and_their_hooks_are_run(single_thread):
+def test_norms_of_the_users_own_and_their_hooks_are_run():
     inputs = torch.randn(4, 16, 6, 6)
     own = Constant(16, track_running_stats=False)
     assert torch.equal(norm_relu(own, inputs), torch.full_like(inputs, 7))
@@ -208,7 +208,7 @@ def test_norms_of_the_users_own_and_their_hooks_are_run(single_thread):
 
 
 @needs_compiler
-def test_hooks_of_the_first_block_are_run_for_many_images(single_thread):
+def test_hooks_of_the_first_block_are_run_for_many_images():
     model, calls = Conv4((1, 28, 28), 5, filters=64, pooling="max"), []
     images = torch.randn(128, 1, 28, 28)
     for layer in (model.convolutions[0], model.norms[0]):
@@ -226,7 +226,7 @@ def test_hooks_of_the_first_block_are_run_for_many_images(single_thread):
         ((16,), (16,), (4, 16)),
     ],
 )
-def test_shapes_that_do_not_fit_are_left_to_pytorch(weight, bias, shape, single_thread):
+def test_shapes_that_do_not_fit_are_left_to_pytorch(weight, bias, shape):
     parameters = {"norm.weight": torch.ones(weight), "norm.bias": torch.zeros(bias)}
 
     class Layer(nn.Module):
@@ -242,7 +242,7 @@ def test_shapes_that_do_not_fit_are_left_to_pytorch(weight, bias, shape, single_
 
 
 @needs_compiler
-def test_eps_may_be_an_integer(single_thread):
+def test_eps_may_be_an_integer():
     layer = nn.BatchNorm2d(16, eps=1, track_running_stats=False)
     inputs = torch.randn(3, 16, 5, 5)
     torch.testing.assert_close(norm_relu(layer, inputs), F.relu(layer(inputs)))

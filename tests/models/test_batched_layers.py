@@ -72,7 +72,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_layer_equals_pytorchs_for_every_task(name, single_thread):
+def test_a_layer_equals_pytorchs_for_every_task(name):
     """Value, derivative, and the derivative of a function of the derivative."""
     ours, theirs, shape = CASES[name]
     generator = torch.Generator().manual_seed(0)

@@ -119,7 +119,7 @@ def test_tasks_cannot_be_batched_with_running_statistics_or_dropout(make):
         partial(MLP, (1, 4, 4), 16, hidden=[16, 16]),
     ],
 )
-def test_without_native_no_kernel_is_used(make, monkeypatch, single_thread):
+def test_without_native_no_kernel_is_used(make, monkeypatch):
     asked = []
     monkeypatch.setattr(loader, "library", asked.append)  # None: there is no compiled library
     for native in (True, False):

@@ -688,3 +688,12 @@ def test_results_of_batched_tasks_have_a_value_for_each_task(tasks, change, mess
         return
     with pytest.raises(UserError, match=message):
         check_batched(tasks, change)
+
+
+def test_an_error_in_batched_tasks_says_that_they_are_batched(tasks):
+    def for_one_task(learner, episode, result):
+        (queries,) = episode.query.targets.shape
+        return result._replace(loss=result.loss / queries)
+
+    with pytest.raises(RuntimeError, match=r"values to unpack .* \(in a batch of two train tasks"):
+        check_batched(tasks, for_one_task)

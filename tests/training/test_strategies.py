@@ -106,9 +106,7 @@ TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
 
 
 @pytest.mark.parametrize(("name", "strategy", "overrides", "size"), CASES)
-def test_loss_and_gradient_equal_one_process(
-    tmp_path, single_thread, name, strategy, overrides, size
-):
+def test_loss_and_gradient_equal_one_process(tmp_path, name, strategy, overrides, size):
     outcomes = run_world(steps, size, str(tmp_path), name, strategy, [*TOLERANCE], *overrides)
     drivers = outcomes if strategy == "allreduce" else outcomes[:1]
     for dtype, tolerance in TOLERANCE.items():

@@ -72,9 +72,7 @@ def test_every_algorithm_of_meta_learning_is_here():
 @pytest.mark.parametrize(
     ("strategy", "driver"), [pytest.param("rpc", 0, marks=pytest.mark.slow), ("allreduce", 1)]
 )
-def test_loss_and_gradient_do_not_depend_on_who_computes_them(
-    tmp_path, single_thread, strategy, driver
-):
+def test_loss_and_gradient_do_not_depend_on_who_computes_them(tmp_path, strategy, driver):
     local = outcomes(str(tmp_path), "local")
     found = run_world(outcomes, 2, str(tmp_path), strategy)[driver]
     for name in ALGORITHMS:
