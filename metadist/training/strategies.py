@@ -61,7 +61,7 @@ class Strategy(ABC):
         reducer: combines the shards' results.
 
     Attributes:
-        name: "local", "rpc" or "allreduce".
+        name: "local", "rpc" or "allreduce"; of a class without one, the name of the class.
         parameter_device: the device of the learner's parameters: "cpu", or "device" for each
             rank's own device.
         every_rank_drives: whether every rank runs the training loop, instead of rank zero alone.
@@ -70,6 +70,11 @@ class Strategy(ABC):
     name: str
     parameter_device: Literal["cpu", "device"] = "device"
     every_rank_drives = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if not hasattr(cls, "name"):
+            cls.name = cls.__name__
 
     def __init__(self, partitioner: Partitioner, reducer: Callable[[list], Any]) -> None:
         self.partitioner = partitioner

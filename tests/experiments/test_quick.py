@@ -17,8 +17,9 @@ MSE_OF_ZERO = 4.25
 
 
 def test_every_band_is_of_a_preset_and_excludes_chance():
+    cells = load_cells()
     for name, band in quick.load_bands().items():
-        cell = load_cells()[name]
+        cell = cells[name]
         assert 0 < band.low < band.high and band.iterations > 0
         if cell.metric == "accuracy":
             ways = compose([f"+experiment={name}"]).task.ways

@@ -22,7 +22,7 @@ from metadist.distributed import (
 from metadist.distributed.reducers import SumReducer
 from metadist.errors import UserError
 from metadist.tasks import FewShotTasks, task_keys
-from metadist.training.strategies import AllReduceStrategy, LocalStrategy, RpcStrategy
+from metadist.training.strategies import AllReduceStrategy, LocalStrategy, RpcStrategy, Strategy
 from metadist.training.task_mapper import MetaBatch
 
 TASKS = 15
@@ -637,3 +637,32 @@ def test_a_loss_that_depends_on_no_parameter_has_no_gradient(gradient):
     partitioner = dim_partitioner(0, exclusive=True)
     strategy = RpcStrategy(partitioner, mean_reducer, gradient=gradient)
     assert run_world(results_of_one_task, 2, strategy, constant)[0] == (2.0, None)
+
+
+class OwnStrategy(Strategy):
+    """A strategy of the user's own, with what the documentation asks for."""
+
+    def open(self):
+        pass
+
+    def close(self, graceful=True):
+        pass
+
+    def forward_backward(self, mapper, learner, batch, stop_requested):
+        learner.zero_grad()
+        result = mapper(learner, batch)
+        result.loss.backward()
+        return result._replace(loss=result.loss.detach()), stop_requested()
+
+    def map_tasks(self, mapper, learner, batch):
+        return mapper(learner, batch)
+
+
+def test_a_strategy_of_the_users_own(tmp_path):
+    local = train(str(tmp_path / "local"), "strategy=local")
+    own = train(
+        str(tmp_path / "own"), "strategy=local", f"strategy._target_={__name__}.OwnStrategy"
+    )
+    assert own["strategy"] == "OwnStrategy" and local["strategy"] == "local"
+    assert own["test_accuracy"] == local["test_accuracy"]
+    torch.testing.assert_close(own["test_loss"], local["test_loss"], rtol=1e-5, atol=1e-6)
