@@ -75,7 +75,7 @@ def measure(options: argparse.Namespace, step: Callable[[int], float]) -> str:
         step: a function that runs outer step n, counted from 0, to completion and returns its loss.
 
     Returns:
-        JSON with tasks per second and the last step's loss, which is equal for all baselines.
+        JSON with tasks per second and the last step's loss, equal for all PyTorch baselines.
     """
     started = loss = 0.0
     for iteration in range(options.warm_up + options.iterations):

@@ -154,7 +154,7 @@ def main() -> None:
     table = Table(*columns, title="requests to the store")
     for clients in options.clients:
         for operation, by_client, total, seconds in count_requests(clients, options.node_size):
-            numbers = (by_client[0], max(by_client[1:]), sum(by_client), total)
+            numbers = (by_client[0], max(by_client[1:], default=0), sum(by_client), total)
             table.add_row(str(clients), operation, *map(str, numbers), f"{seconds:.2f}")
     Console().print(table)
 

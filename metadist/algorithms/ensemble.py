@@ -11,6 +11,7 @@ from metadist.algorithms.learner import Learner, TaskResult
 from metadist.errors import UserError
 from metadist.metrics import is_user_metric
 from metadist.tasks import Episode
+from metadist.tasks.random_state import preserved_random_state
 
 
 class Ensemble(Learner):
@@ -71,7 +72,9 @@ class Ensemble(Learner):
         results: list[TaskResult] = []
         for learner in cast(Iterable[Learner], self.learners):
             learner.task_seeds = self.task_seeds
-            result = learner(episode)
+            # All learners draw the same random numbers, as with `task_seeds`.
+            with preserved_random_state(episode.query.inputs.device):
+                result = learner(episode)
             if result.predictions is None:
                 raise UserError(
                     f"{type(learner).__name__}.forward returns no predictions, which an ensemble "

@@ -157,7 +157,8 @@ def conjugate_gradient(
         tolerance: norm of the residual, relative to the norm of b, at which a system is solved.
 
     Returns:
-        x, with the shape of b. At negative curvature, the solution so far, or b in the first step.
+        x, with the shape of b. At negative curvature, the solution so far, or b in the first step;
+        NaN if a product is NaN.
     """
     solution = torch.zeros_like(b)
     residual = direction = b
@@ -168,6 +169,7 @@ def conjugate_gradient(
         curvature = (direction * product).sum(-1, keepdim=True)
         if step == 0:
             solution = torch.where(curvature > 0, solution, b)
+        solution = torch.where(active & curvature.isnan(), curvature, solution)
         active = active & (curvature > 0)
         step_size = square / curvature
         solution = torch.where(active, solution + step_size * direction, solution)

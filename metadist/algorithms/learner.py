@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from metadist.algorithms.functional import has_buffers, submodules
 from metadist.errors import UserError
@@ -20,12 +21,13 @@ class TaskResult(NamedTuple):
     """The result of one task.
 
     Attributes:
-        loss: scalar; its gradient with respect to the learner's parameters is the meta-gradient.
-            Detached in evaluation.
+        loss: scalar; in training, its gradient with respect to the learner's parameters is the
+            meta-gradient.
         metrics: detached scalars: "accuracy" (0 to 1) for classification, "mse" for regression;
             before adaptation as `…_before` and, with `Learner.evaluate_each_step`, after k inner
             steps as `…_after_k`.
-        predictions: logits or values of the queries, shape (n, outputs), in evaluation; else None.
+        predictions: logits or values of the queries, shape (n, outputs), in evaluation; not used
+            in training.
         buffers: changes of the learner's buffers (running statistics), by name; filled in by the
             task mapper, empty in a learner's result.
     """
@@ -340,13 +342,19 @@ def batch_norms_as_in_training(module: nn.Module) -> Iterator[None]:
         module.train(modes[0][1])  # a `train` of the user may change more than the modes
         for each, mode in modes:
             each.training = mode
+    # Instance norms, unlike batch norms, update running statistics that they do not use.
+    statistics = [(n, n.running_mean, n.running_var) for n in norms if isinstance(n, _InstanceNorm)]
     for norm in norms:
         norm.training, norm.track_running_stats = True, False
+    for norm, _, _ in statistics:
+        norm.running_mean = norm.running_var = None
     try:
         yield
     finally:
         for norm in norms:
             norm.training, norm.track_running_stats = False, True
+        for norm, mean, variance in statistics:
+            norm.running_mean, norm.running_var = mean, variance
 
 
 def batch_norm_protocol(model: nn.Module, transductive: bool) -> str:

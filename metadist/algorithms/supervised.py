@@ -88,7 +88,9 @@ class Supervised(Learner):
             [features[targets == label].mean(0) for label in range(int(targets.max()) + 1)]
         )
         queries = self.predict_queries(self._features, episode)
-        return -torch.cdist(queries, centroids).square()
+        # Not by products, which are inexact for features with a large mean.
+        distances = torch.cdist(queries, centroids, compute_mode="donot_use_mm_for_euclid_dist")
+        return -distances.square()
 
     def _features(self, inputs: Tensor) -> Tensor:
         """The features in float32 at least, since differences of bfloat16 numbers are inexact."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from metadist.algorithms import Learner
 from metadist.config import image_preprocessing, load_learner
 from metadist.errors import UserError, first_line
-from metadist.tasks import Examples
+from metadist.tasks import Examples, ImagePreprocessing
 from metadist.training import predict_unlabeled, resolve_device
 from metadist.training.pretrained import find_weights
 
@@ -206,6 +206,8 @@ class FewShotClassifier:
         if self._support is None:
             raise UserError("the classifier has no labeled examples: call fit(images, labels).")
         images = _as_sequence(images)
+        if isinstance(self.preprocess, ImagePreprocessing):
+            images = self.preprocess.as_list(images)
         size = len(images) if self.batch_statistics == "transductive" else _BATCH
         logits = torch.cat(
             [

@@ -1,5 +1,6 @@
 """Plots of the support set, queries and predictions of classification tasks."""
 
+import io
 import math
 from collections.abc import Sequence
 from functools import cache
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from metadist.files import wrap_write_errors
+from metadist.files import atomic_write
 from metadist.metrics import counted
 from metadist.plots.points import class_letter, spread_over_classes
 from metadist.plots.style import DPI, GREEN, GREY, INK, RED
@@ -80,8 +81,9 @@ def plot_test_tasks(tasks: Sequence[ClassificationData], path: Path, title: str)
         row.plot(canvas, number, top, query_left)
         top += row.height + spacing
     _plot_legend(canvas, top)
-    with wrap_write_errors(path):
-        canvas.image.save(path, format="png")
+    content = io.BytesIO()
+    canvas.image.save(content, format="png")
+    atomic_write(path, content.getvalue())
     return path
 
 

@@ -181,7 +181,8 @@ def task_histogram(values: Sequence[float], metric: str) -> Figure:
     distinct = sorted(set(shown))
     gaps = [right - left for left, right in pairwise(distinct)]
     bins: dict[str, Any] = {"nbinsx": 40}
-    if is_percentage(metric) and gaps and (size := min(gaps)) >= 0.01:
+    size = min(gaps, default=0.0)
+    if is_percentage(metric) and size >= 0.01 and all(_is_multiple(x, size) for x in distinct):
         bins = {"xbins": {"start": -size / 2, "end": 1 + size / 2, "size": size}}
     trace = {"type": "histogram", "x": shown, "marker": {"color": BLUE}, "name": "tasks", **bins}
     layout: dict[str, Any] = {
@@ -195,6 +196,10 @@ def task_histogram(values: Sequence[float], metric: str) -> Figure:
         line = {"type": "line", "x0": mean, "x1": mean, "y0": 0, "y1": 1, "yref": "paper"}
         layout["shapes"] = [{**line, "line": _DASHED}]
     return {"data": [trace], "layout": layout}
+
+
+def _is_multiple(value: float, size: float) -> bool:
+    return abs(value / size - round(value / size)) < 1e-3
 
 
 def confusion_matrix(names: Sequence[str], counts: Sequence[Sequence[int]]) -> Figure:

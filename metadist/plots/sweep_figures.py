@@ -156,9 +156,9 @@ def compared_curves(
     shown: set[str] = set()
     for name, metrics in runs.items():
         iterations, values, note = validation_or_training(metrics, metric)
+        iterations, values = thin(iterations, values)
         if not len(values):
             continue
-        iterations, values = thin(iterations, values)
         ends.append(int(iterations[-1]))
         group = groups[name]
         data.append(

@@ -1,5 +1,6 @@
 """Comparison of a run's result with the published result of its preset."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -67,7 +68,10 @@ def _compare_values(record: RunRecord, cell: Cell, other_task: bool) -> tuple[se
         result = f" ({format_metric(measured[steps], metric)} here)" if steps in measured else ""
         if result and not other_task:
             gap = score(value - measured[steps], metric)
-            if gap <= (cell.interval or 0.0) + 1e-9:
+            if not math.isfinite(gap):
+                kinds.add("bad")
+                part += ", diverged"
+            elif gap <= (cell.interval or 0.0) + 1e-9:
                 kinds.add("good")
                 part += ", reached"
             elif short:

@@ -92,8 +92,9 @@ class RunRecord:
     @cached_property
     def metric(self) -> str:
         """The metric of validation and test: "accuracy", or "mse" for regression."""
-        names = {*(self.results or {}), *(name for record in self.metrics[:1] for name in record)}
-        return task_metric(bool(names & {"test_mse", "train_mse"}))
+        of_regression = {"test_mse", "validation_mse", "train_mse"}
+        lines = (self.results or {}, *self.metrics)
+        return task_metric(any(not of_regression.isdisjoint(line) for line in lines))
 
     @cached_property
     def title(self) -> str:

@@ -87,9 +87,16 @@ def run_figures(record: RunRecord) -> dict[str, Figure]:
     for kind, tasks in record.test_tasks.items():
         for task in tasks:
             predicted = by_number.get(task["task"], {})
-            if "inputs" in task and predicted.get("predictions"):
+            if _has_curve(task, predicted):
                 figures[f"task-{kind}-{task['task']}"] = _regression_figure(task, predicted)
     return figures
+
+
+def _has_curve(task: Mapping[str, Any], predicted: Mapping[str, Any]) -> bool:
+    """Whether a regression task has a target and a prediction for each input."""
+    count = len(task.get("inputs", ()))
+    rows = [predicted.get(name) or [] for name in ("targets", "predictions")]
+    return count > 0 and all(len(each) == count and all(each) for each in rows)
 
 
 def _regression_figure(task: Mapping[str, Any], predicted: Mapping[str, Any]) -> Figure:
@@ -268,7 +275,8 @@ def _task(
         summary = f"{metric_label(metric)} {format_metric(float(predicted[metric]), metric)}"
     common = {"number": number, "summary": summary, "key": f"{record.eval_seed},test,0,{number}"}
     if "inputs" in task:
-        return {**common, "figure": f"task-{kind}-{number}", "support": (), "query": ()}
+        figure = f"task-{kind}-{number}" if _has_curve(task, predicted) else ""
+        return {**common, "figure": figure, "support": (), "query": ()}
     support, query = task["support"], task["query"]
     labels, predictions = predicted.get("labels") or [], predicted.get("predictions") or []
     ways = max([*support["labels"], *labels, *predictions], default=0) + 1

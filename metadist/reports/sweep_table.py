@@ -382,6 +382,8 @@ def _best_setting(
 def _normalize(value: object) -> str:
     """The canonical spelling of a value: 0.10 and 1e-1 are equal, and so are 1.0 and 1."""
     text = str(value).strip()
+    if text.startswith("[") and not set(text[1:-1]) & set("[]{}"):
+        return f"[{','.join(map(_normalize, text[1:-1].split(',')))}]"
     if text.startswith("["):
         return re.sub(r",\s+", ",", text)
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":

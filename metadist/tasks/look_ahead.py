@@ -48,7 +48,7 @@ class LookAhead:
             keys: int64 of shape (tasks, 4).
             counts: ways, shots and queries.
         """
-        ahead = self._ahead  # other threads may replace it
+        ahead, iterations = self._ahead, self._iterations  # other threads may replace them
         expected = ahead[-1] if ahead else None
         if not (
             expected is not None
@@ -61,11 +61,11 @@ class LookAhead:
             self._iterations = min(_MAX_TASKS // len(keys), _MAX_ELEMENTS // max(1, elements))
             self._ahead = [_Tasks(dataset, counts, keys + _NEXT_ITERATION)]
             return episodes
-        if self._iterations < 2:
+        if iterations < 2:
             self._ahead = [_Tasks(dataset, counts, keys + _NEXT_ITERATION)]
             return sample_together(dataset, keys, counts)
         if expected.episodes is None:
-            ahead = _sample_iterations(dataset, keys, counts, self._iterations)
+            ahead = _sample_iterations(dataset, keys, counts, iterations)
         self._ahead, found = ahead[:-1], ahead[-1].episodes
         assert found is not None
         return found

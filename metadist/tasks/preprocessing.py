@@ -75,6 +75,22 @@ class ImagePreprocessing:
         Raises:
             UserError: an image cannot be read or is of another kind.
         """
+        images = self.as_list(images)
+        pixels = np.zeros((len(images), *self.input_shape), np.uint8)
+        for row, image in zip(pixels, images, strict=True):
+            row[:] = self._pixels(image)
+        inputs = torch.from_numpy(255 - pixels if self.inverted else pixels) / 255
+        return self.normalize(inputs)
+
+    def as_list(self, images: Any) -> list[Any]:
+        """A batch as a list of images, of which any part is a batch, too.
+
+        Args:
+            images: see `__call__`.
+
+        Raises:
+            UserError: `images` is a single image.
+        """
         if isinstance(images, str | PathLike | Image.Image):
             raise UserError("one image was given instead of several: give a list, [image].")
         if isinstance(images, np.ndarray | Tensor):
@@ -89,11 +105,7 @@ class ImagePreprocessing:
                     f"an image of shape {tuple(images.shape)} was given instead of several: give "
                     "a list, [image]."
                 )
-        pixels = np.zeros((len(images), *self.input_shape), np.uint8)
-        for row, image in zip(pixels, images, strict=True):
-            row[:] = self._pixels(image)
-        inputs = torch.from_numpy(255 - pixels if self.inverted else pixels) / 255
-        return self.normalize(inputs)
+        return list(images)
 
     def _pixels(self, image: Any) -> np.ndarray:
         """The pixels of one image, uint8 of the input shape."""
@@ -131,7 +143,8 @@ def _as_bytes(image: Any) -> np.ndarray:
             f"an image has the type {pixels.dtype} and the shape {pixels.shape}: {_IMAGE_FORMS}"
         )
     scale, largest = (255, 1) if pixels.dtype.kind in "fb" else (1, 255)
-    if not (pixels.min() >= 0 and pixels.max() <= largest):  # also NaN
+    rounding = 1e-6 if pixels.dtype.kind == "f" else 0
+    if not (pixels.min() >= -rounding and pixels.max() <= largest + rounding):  # also NaN
         raise UserError(
             f"an image of type {pixels.dtype} has values from {pixels.min():g} to "
             f"{pixels.max():g}: give integers from 0 to 255 or floats from 0 to 1."

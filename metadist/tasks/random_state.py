@@ -33,10 +33,21 @@ def random_state(seed: int, device: torch.device = _CPU) -> Iterator[None]:
         seed: see `seed_generators`.
         device: see `seed_generators`.
     """
+    with preserved_random_state(device):
+        seed_generators(seed, device)
+        yield
+
+
+@contextlib.contextmanager
+def preserved_random_state(device: torch.device = _CPU) -> Iterator[None]:
+    """Restore the states of the global generators after the block.
+
+    Args:
+        device: see `seed_generators`.
+    """
     states = np.random.get_state(), random.getstate()
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            seed_generators(seed, device)
             yield
     finally:
         np.random.set_state(states[0])

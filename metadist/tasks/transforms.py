@@ -9,7 +9,7 @@ from typing import Annotated
 import numpy as np
 import torch
 from annotated_types import Ge, Interval
-from torch import Tensor, nn
+from torch import Tensor
 
 from metadist.errors import UserError, first_line, user_frame
 from metadist.tasks.random_state import random_state
@@ -190,16 +190,24 @@ def apply_transforms(
     return torch.stack(images)
 
 
+_OPTIONS = (bool, int, float, str, list, tuple)
+"""The types of the attributes of a callable that are part of its name."""
+
+
 def transform_names(transforms: Sequence[ImageTransform]) -> list[str]:
     """The names and options of transforms, for a protocol."""
     return [_name(transform) for transform in transforms]
 
 
 def _name(value: object) -> str:
-    """The name of a transform or of its argument; callables without memory addresses."""
+    """The name of a transform with its options, without memory addresses."""
     if isinstance(value, functools.partial):
         options = [f"{key}={_name(option)}" for key, option in sorted(value.keywords.items())]
         return f"{_name(value.func)}({', '.join([*map(_name, value.args), *options])})"
-    if isinstance(value, nn.Module) or not callable(value):
+    if hasattr(value, "__qualname__"):
+        return str(value.__qualname__)
+    if not callable(value) or type(value).__repr__ is not object.__repr__:
         return " ".join(repr(value).split())
-    return getattr(value, "__qualname__", type(value).__name__)
+    attributes = sorted(getattr(value, "__dict__", {}).items())
+    options = [f"{key}={option!r}" for key, option in attributes if isinstance(option, _OPTIONS)]
+    return f"{type(value).__name__}({', '.join(options)})" if options else type(value).__name__

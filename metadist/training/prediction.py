@@ -47,8 +47,8 @@ def predict_unlabeled(
     Raises:
         UserError: the learner returned no predictions.
     """
-    # Shares the tensors and copies the modules, so that norms can be replaced.
-    clone = module_clone(learner, by="reference").eval()
+    # Shares the parameters and copies the modules, so that norms can be replaced.
+    clone = module_clone(learner, by="reference", detach_buffers=True).eval()
     clone.evaluate_each_step = False
     clone.transductive = True
     first = 0

@@ -73,11 +73,14 @@ def test_inner_steps_of_an_evaluation_normalize_instances_as_in_training():
     norm.running_var.fill_(100.0)
     learner = MAML(nn.Sequential(norm, nn.Flatten(), nn.Linear(256, 3)).double(), inner_lr=0.1)
     support = images().support
-    trained, evaluated = (
-        learner.train(mode).adapt(learner.initial(), support, 2) for mode in (True, False)
-    )
+    trained = learner.train().adapt(learner.initial(), support, 2)
+    before = {name: buffer.clone() for name, buffer in norm.named_buffers()}
+    evaluated = learner.eval().adapt(learner.initial(), support, 2)
     assert all(torch.equal(trained[name], evaluated[name]) for name in trained)
     assert not norm.training and norm.track_running_stats
+    after = dict(norm.named_buffers())
+    assert before.keys() == after.keys()
+    assert all(torch.equal(buffer, after[name]) for name, buffer in before.items())
 
 
 def test_batch_norm_protocol():

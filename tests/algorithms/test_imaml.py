@@ -92,6 +92,13 @@ def test_conjugate_gradient_stops_at_negative_curvature():
     assert torch.equal(conjugate_gradient(lambda v: -v, right, 5), right)
 
 
+def test_conjugate_gradient_of_a_system_that_is_not_finite_is_nan():
+    right = torch.ones(2, 3, dtype=torch.float64)
+    scale = torch.tensor([[2.0], [torch.nan]], dtype=torch.float64)
+    good, bad = conjugate_gradient(lambda v: scale * v, right, 5)
+    assert torch.equal(good, right[0] / 2) and bad.isnan().all()
+
+
 def test_conjugate_gradient_solves_each_system_of_a_batch_as_if_alone():
     # They converge in one and in three steps; the last one ends in its second, which finds negative
     # curvature.

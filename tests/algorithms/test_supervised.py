@@ -10,6 +10,7 @@ from problems import images
 from metadist.algorithms import Supervised
 from metadist.errors import UserError
 from metadist.models import MLP, Conv4
+from metadist.tasks import Episode, Examples
 
 WAYS = 3
 
@@ -73,6 +74,25 @@ def test_nearest_centroid(network):
     centroids = [support[task.support.targets == label].mean(0) for label in range(WAYS)]
     expected = torch.stack([-((queries - each) ** 2).sum(1) for each in centroids], 1).detach()
     check(Supervised(network, evaluation="nearest_centroid"), task, expected)
+
+
+class Identity(torch.nn.Module):
+    """A model whose features are its inputs."""
+
+    head = torch.nn.Linear(4, WAYS)
+
+    def features(self, inputs):
+        return inputs
+
+
+def test_centroids_of_features_with_a_large_mean():
+    torch.manual_seed(0)
+    centers = 50 + torch.randn(WAYS, 1, 4) / 20
+    support, query = ((centers + torch.randn(WAYS, n, 4) / 200).flatten(0, 1) for n in (5, 30))
+    labels = [torch.arange(WAYS).repeat_interleave(n) for n in (5, 30)]
+    task = Episode(Examples(support, labels[0]), Examples(query, labels[1]))
+    learner = Supervised(Identity(), evaluation="nearest_centroid").eval()
+    assert learner(task).metrics["accuracy"] == 1
 
 
 def test_linear_probe(network):

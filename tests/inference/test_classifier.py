@@ -134,6 +134,18 @@ def test_many_images_are_predicted_in_parts(prototypical):
     assert np.array_equal(found, np.tile(classifier.predict(query), 11))
 
 
+@pytest.mark.parametrize("count", [256, 259, 260])
+def test_grey_images_of_a_model_of_colors_are_predicted_in_parts(count):
+    prepare = ImagePreprocessing((3, 2, 2))
+    classifier = FewShotClassifier(
+        MAML(MLP(prepare.input_shape, 3, [4], batch_norm=False)), 3, preprocess=prepare
+    )
+    grey = torch.rand(count, 2, 2)
+    classifier.fit(grey[:6], [0, 1, 2] * 2)
+    expected = classifier.predict_proba([image.expand(3, 2, 2) for image in grey])
+    np.testing.assert_allclose(classifier.predict_proba(grey), expected, rtol=1e-6)
+
+
 def test_transductive_images_are_one_batch_of_any_size(maml):
     saved = load_learner(maml)
     found = FewShotClassifier(saved.learner, saved.outputs, batch_statistics="transductive")

@@ -91,6 +91,8 @@ def test_accuracies_of_few_queries_have_a_bin_each():
     assert "xbins" not in task_histogram(values, "mse")["data"][0]
     many = task_histogram([i / 200 for i in range(200)], "accuracy")["data"][0]
     assert "xbins" not in many and many["nbinsx"] == 40
+    for uneven in ([0.4, 0.7], [0.0, 0.4, 1.0]):  # bins would not begin between values
+        assert "xbins" not in task_histogram(uneven, "accuracy")["data"][0]
     assert "shapes" not in task_histogram([math.nan], "mse")["layout"]
 
 

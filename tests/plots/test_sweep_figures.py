@@ -11,6 +11,7 @@ from metadist.plots import (
     parallel_coordinates,
     settings_with_intervals,
 )
+from metadist.plots.run_figures import MAX_POINTS
 
 
 def settings(*rows: tuple[tuple[str, ...], float]) -> list[SettingData]:
@@ -93,7 +94,8 @@ def test_runs_without_validation_are_shown_by_their_smoothed_training():
     validation = [{"iteration": i, "validation_mse": 1.0 / i} for i in (10, 20)]
     training = [{"iteration": i, "train_mse": float(i % 2)} for i in range(1, 151)]
     runs = {"0": validation, "1": validation, "2": training, "3": []}
-    groups = {"0": "a", "1": "a", "2": "b", "3": "c"}
+    runs["4"] = [{"iteration": i, "train_mse": math.nan} for i in range(1, 2 * MAX_POINTS)]
+    groups = {"0": "a", "1": "a", "2": "b", "3": "c", "4": "d"}
     data = compared_curves(runs, "mse", groups)["data"]
     assert [trace["name"] for trace in data] == ["a", "a", "b, training"]
     assert [trace["showlegend"] for trace in data] == [True, False, True]

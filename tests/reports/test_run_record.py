@@ -66,6 +66,11 @@ def test_a_run_whose_metrics_are_old_has_ended(tmp_path):
     assert record.status(record.written + 301) == "ended without results"
 
 
+def test_the_metric_of_a_run_that_has_only_a_loss_in_training(tmp_path):
+    lines = [{"iteration": 1, "train_loss": 1.0}, {"iteration": 1, "validation_mse": 0.5}]
+    assert record_of(tmp_path, lines).metric == "mse"
+
+
 @pytest.mark.parametrize("metric", ["accuracy", "mse"])
 def test_the_title_is_that_of_the_run_before_and_after_its_end(tmp_path, metric):
     target = {"_target_": "metadist.algorithms.MAML"}

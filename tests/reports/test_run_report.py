@@ -174,6 +174,7 @@ def test_long_curves_keep_their_extremes(tmp_path):
         (0.983, "good", "98.70% ± 0.40%, reached"),  # within the published interval
         (0.9829, "bad", "0.41 points below"),
         (0.90, "bad", "8.70 points below"),
+        ("NaN", "bad", "98.70% ± 0.40%, diverged"),
     ],
 )
 def test_the_result_of_a_preset_is_compared_with_the_published_one(
@@ -309,6 +310,10 @@ def test_regression_runs_show_their_curves(tmp_path):
     assert [truth["x"], truth["y"]] == [[1.0, 3.0], [2.0, 1.0]]  # by input
     assert (before["y"], after["y"]) == ([8.0, 7.0], [1.0, 0.0])
     assert (support["x"], support["y"]) == ([0.5], [1.5])
+    for changed in ({}, {"targets": [[1.0]], "predictions": [[0.0]]}):  # not as many as inputs
+        text = json.dumps({"task": 1, "mse": 1.0, **changed}) + "\n"
+        (directory / "test_predictions.jsonl").write_text(text)
+        assert "task-hardest-1" not in Page(write_run_report(directory)).figures
 
 
 def test_profiles_that_are_links_or_pipes_are_left_out(tmp_path):

@@ -336,6 +336,17 @@ def test_an_option_that_is_the_default_is_the_same_setting(tmp_path):
     assert len(setting.runs) == 2
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "settings"),
+    [("[40,40]", "[40, 4e1]", 1), ("[a,0.10]", "['a',0.1]", 1), ("[[1],2]", "[[1], 2]", 1),
+     ("[40,40]", "[40,41]", 2)],
+)  # fmt: skip
+def test_lists_are_equal_however_they_are_written(tmp_path, first, second, settings):
+    for job, hidden in enumerate((first, second)):
+        write(tmp_path / str(job), [f"model.hidden={hidden}", f"seed={job}"], 0.5)
+    assert len(write_sweep_report(tmp_path).table.settings) == settings
+
+
 def test_a_group_that_the_choice_of_another_one_sets_is_not_swept(tmp_path):
     for job, (algorithm, optimizer) in enumerate((("maml", "adam"), ("reptile", "sgd"))):
         directory = tmp_path / str(job)

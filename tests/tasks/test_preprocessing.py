@@ -107,6 +107,14 @@ def test_floats_are_rounded_to_the_nearest_pixel():
     assert torch.equal(ImagePreprocessing((1, 28, 28))(image), torch.full_like(image, 128 / 255))
 
 
+def test_floats_may_exceed_the_range_by_rounding():
+    image = torch.full((1, 1, 28, 28), 1.0000001)
+    image[..., 0] = -1e-7
+    expected = torch.ones_like(image)
+    expected[..., 0] = 0
+    assert torch.equal(ImagePreprocessing((1, 28, 28))(image), expected)
+
+
 def test_bfloat16_is_a_type_of_images():
     image = torch.linspace(0, 1, 28 * 28).reshape(1, 1, 28, 28).bfloat16()
     prepare = ImagePreprocessing((1, 28, 28))

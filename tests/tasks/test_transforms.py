@@ -104,6 +104,16 @@ def test_a_std_of_zero_is_refused():
         Normalize(std=[0.0])
 
 
+class Brighten:
+    """A transform of the user's own."""
+
+    def __init__(self, amount, table=None):
+        self.amount, self.table = amount, table
+
+    def __call__(self, image):
+        return image + self.amount
+
+
 def test_names_tell_functions_and_their_options_apart():
     invert, adjust = functional.invert, functional.adjust_brightness
     assert transform_names(
@@ -112,12 +122,14 @@ def test_names_tell_functions_and_their_options_apart():
             functools.partial(adjust, brightness_factor=2.0),
             functools.partial(functools.partial(adjust, 0.5), inpt=invert, mode="a"),
             ColorJitter(hue=0.25),
-            Augment(),
+            Augment(flip=0.25),
+            Brighten(0.5, table=object()),
         ]
     ) == [
         "invert",
         "adjust_brightness(brightness_factor=2.0)",
         "adjust_brightness(0.5, inpt=invert, mode='a')",
         "ColorJitter(hue=(-0.25, 0.25))",
-        "Augment",
+        "Augment(crop_padding=0, flip=0.25, brightness=0.0, contrast=0.0, saturation=0.0)",
+        "Brighten(amount=0.5)",
     ]
