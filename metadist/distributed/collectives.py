@@ -112,7 +112,7 @@ def destroy_process_group(graceful: bool = True) -> None:
     group = dist.group.WORLD
     if group is None:
         return
-    if not graceful and hasattr(group, "abort"):  # torch 2.6 has no such method
+    if not graceful:
         group.abort()
     dist.destroy_process_group()
 

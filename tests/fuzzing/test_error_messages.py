@@ -37,7 +37,7 @@ MORE_OPTIONS = [
     (["dataset=letters"], ["letters", "glyphs", "omniglot", "sinusoid"]),
     (["+trainer.iteration=5"], ["trainer.iteration", "iterations"]),
     (["trainer.iterations=many"], ["trainer.iterations=many", "integer"]),
-    (["trainer.iterations=0"], ["trainer.iterations=0", "1"]),
+    (["trainer.iterations=-1"], ["trainer.iterations=-1", "0"]),
     (["trainer.meta_batch_size=-3"], ["trainer.meta_batch_size=-3"]),
     (["task.ways=0"], ["task.ways=0"]),
     (["task.shots=3", "task.queries=4"], ["7", "6"]),
