@@ -1,6 +1,7 @@
 """Transforms of images between the dataset and the model: augmentation and normalization."""
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -190,10 +191,6 @@ def apply_transforms(
     return torch.stack(images)
 
 
-_OPTIONS = (bool, int, float, str, list, tuple)
-"""The types of the attributes of a callable that are part of its name."""
-
-
 def transform_names(transforms: Sequence[ImageTransform]) -> list[str]:
     """The names and options of transforms, for a protocol."""
     return [_name(transform) for transform in transforms]
@@ -208,6 +205,13 @@ def _name(value: object) -> str:
         return str(value.__qualname__)
     if not callable(value) or type(value).__repr__ is not object.__repr__:
         return " ".join(repr(value).split())
-    attributes = sorted(getattr(value, "__dict__", {}).items())
-    options = [f"{key}={option!r}" for key, option in attributes if isinstance(option, _OPTIONS)]
+    attributes = getattr(value, "__dict__", {})
+    arguments = [key for key in inspect.signature(type(value)).parameters if key in attributes]
+    options = [f"{key}={attributes[key]!r}" for key in arguments if _is_plain(attributes[key])]
     return f"{type(value).__name__}({', '.join(options)})" if options else type(value).__name__
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, bool | int | float | str)

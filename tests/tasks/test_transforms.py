@@ -108,9 +108,10 @@ class Brighten:
     """A transform of the user's own."""
 
     def __init__(self, amount, table=None):
-        self.amount, self.table = amount, table
+        self.amount, self.table, self.calls = amount, table, 0
 
     def __call__(self, image):
+        self.calls += 1
         return image + self.amount
 
 
@@ -124,6 +125,7 @@ def test_names_tell_functions_and_their_options_apart():
             ColorJitter(hue=0.25),
             Augment(flip=0.25),
             Brighten(0.5, table=object()),
+            Brighten([0.5, 1]),
         ]
     ) == [
         "invert",
@@ -132,4 +134,5 @@ def test_names_tell_functions_and_their_options_apart():
         "ColorJitter(hue=(-0.25, 0.25))",
         "Augment(crop_padding=0, flip=0.25, brightness=0.0, contrast=0.0, saturation=0.0)",
         "Brighten(amount=0.5)",
+        "Brighten(amount=[0.5, 1])",
     ]
