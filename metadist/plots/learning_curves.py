@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from metadist.metrics import METRIC_MODES, is_percentage, metric_label
-from metadist.plots.points import moving_average, series, validation_or_training
+from metadist.plots.points import curve_names, moving_average, series, validation_or_training
 from metadist.plots.style import (
     BLUE,
     GREEN,
@@ -73,7 +73,7 @@ def plot_learning_curves(
     Raises:
         UserError: the file cannot be written.
     """
-    shown = _metric_names(metrics)
+    shown = curve_names(metrics) or ["loss"]
     columns = min(len(shown), _COLUMNS)
     rows = -(-len(shown) // columns)
     figure = new_figure(5.6 * columns, 3.9 * rows, title, columns if rows == 1 else None)
@@ -116,16 +116,6 @@ def plot_comparison(panels: Sequence[ComparisonData], path: Path, title: str) ->
     for axes, panel in zip(make_axes(figure, rows, columns, len(panels)), panels, strict=True):
         _plot_runs(axes, panel)
     return save_figure(figure, path)
-
-
-def _metric_names(metrics: MetricsList) -> list[str]:
-    """The loss, then accuracy or MSE, then the metrics that the user's learner adds."""
-    prefixes = ("train_", "validation_")
-    names = (name for record in metrics for name in record if name.startswith(prefixes))
-    measured = dict.fromkeys(name.partition("_")[2] for name in names)
-    measured.pop("ci95", None)
-    first = ["loss", *(metric for metric in ("accuracy", "mse") if metric in measured)]
-    return list(dict.fromkeys(first) | measured)
 
 
 def _plot_metric(axes: "Axes", metrics: MetricsList, metric: str, validation: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from metadist.metrics import score
+from metadist.metrics import is_user_metric, score
 
 
 class SettingData(NamedTuple):
@@ -35,6 +35,19 @@ def series(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[np.ndarray,
     )
     iterations = np.array([iteration for iteration, _ in points], dtype=np.int64)
     return iterations, np.array([value for _, value in points], dtype=np.float64)
+
+
+def curve_names(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The metrics that have a curve: loss, accuracy or MSE, then those of the user's learner.
+
+    Args:
+        metrics: the metrics of a run.
+    """
+    prefixes = ("train_", "validation_")
+    names = {name for record in metrics for name in record if name.startswith(prefixes)}
+    measured = {name.partition("_")[2] for name in names}
+    usual = [name for name in ("loss", "accuracy", "mse") if name in measured]
+    return usual + sorted(filter(is_user_metric, measured))
 
 
 def moving_average(values: np.ndarray, window: int) -> np.ndarray:

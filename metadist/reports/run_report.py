@@ -13,7 +13,7 @@ from metadist import __version__
 from metadist.files import read_regular
 from metadist.loggers import flatten_values
 from metadist.loggers.formatting import format_duration
-from metadist.metrics import counted, format_metric, format_number, is_user_metric, metric_label
+from metadist.metrics import counted, format_metric, format_number, metric_label
 from metadist.plots import (
     Figure,
     confusion_matrix,
@@ -24,7 +24,7 @@ from metadist.plots import (
     time_bar,
     training_curve,
 )
-from metadist.plots.points import class_letter
+from metadist.plots.points import class_letter, curve_names
 from metadist.reports.html_document import write_html
 from metadist.reports.published_comparison import compare_with_published
 from metadist.reports.run_directory import HTML_FILE, PROFILE_DIRECTORY
@@ -57,7 +57,7 @@ def run_figures(record: RunRecord) -> dict[str, Figure]:
     results, metrics, metric = record.results or {}, record.metrics, record.metric
     names = {name for line in metrics for name in line}
     figures: dict[str, Figure] = {}
-    for name in _metric_names(names, metric):
+    for name in curve_names(metrics):
         test = None
         if name == metric and f"test_{metric}" in results:
             ci95 = results.get("ci95")
@@ -242,14 +242,6 @@ def _facts(record: RunRecord) -> list[tuple[str, str]]:
     if record.preset:
         facts.append(("preset", record.preset))
     return facts
-
-
-def _metric_names(names: set[str], metric: str) -> list[str]:
-    """The loss, the metric, and the metrics that the user's learner adds."""
-    prefixes = ("train_", "validation_")
-    measured = {name.partition("_")[2] for name in names if name.startswith(prefixes)}
-    usual = [name for name in ("loss", metric) if name in measured]
-    return usual + sorted(filter(is_user_metric, measured))
 
 
 def _task_groups(record: RunRecord) -> list[dict[str, Any]]:

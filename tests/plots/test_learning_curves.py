@@ -99,7 +99,7 @@ def test_long_runs_are_smoothed_over_more_iterations(tmp_path, saved_figures):
     metrics = [{"iteration": i + 1, "train_accuracy": value} for i, value in enumerate(values)]
     plot_learning_curves(metrics, tmp_path / "curves.png", "t")
     plot_comparison([ComparisonData("t", "accuracy", {"run": [metrics]})], tmp_path / "c.png", "t")
-    smooth = saved_figures[0].axes[1].lines[1]
+    smooth = saved_figures[0].axes[0].lines[1]
     np.testing.assert_allclose(smooth.get_ydata(), moving_average(values, 10))
     (compared,) = saved_figures[1].axes[0].lines
     np.testing.assert_allclose(compared.get_ydata(), moving_average(values, 5))
@@ -108,7 +108,7 @@ def test_long_runs_are_smoothed_over_more_iterations(tmp_path, saved_figures):
 def test_an_accuracys_axis_ends_at_all_and_at_none(tmp_path, saved_figures):
     metrics = [{"iteration": i, "train_accuracy": float(i > 1)} for i in (1, 2)]
     plot_learning_curves(metrics, tmp_path / "curves.png", "t", test=(1.0, 0.5))
-    assert saved_figures[0].axes[1].get_ylim() == (-0.02, 1.02)
+    assert saved_figures[0].axes[0].get_ylim() == (-0.02, 1.02)
 
 
 def test_more_runs_than_colors_differ_in_their_lines(tmp_path, saved_figures):
