@@ -69,6 +69,8 @@ class TensorBoardLogger(Logger):
         self._every = max(1, run.iterations // _POINTS)
         configuration = json.dumps(run.configuration, indent=2, default=str)
         with wrap_write_errors(self._path):
+            # TensorFlow, if it is installed, would raise errors of its own.
+            self._path.mkdir(parents=True, exist_ok=True)
             self._writer = SummaryWriter(
                 log_dir=str(self._path),
                 # Purge from step 0 too: a run that died before its first checkpoint may have left

@@ -129,7 +129,8 @@ class WandbLogger(Logger):
             finite = [value for value in task_values if math.isfinite(value)]
             if not finite:
                 continue
-            with contextlib.suppress(ValueError):  # values too large for the histogram's bins
+            # NumPy's errors for values too large for the histogram's bins.
+            with contextlib.suppress(ValueError, IndexError):
                 panels[f"{grouped_name(name)}_of_tasks"] = wandb.Histogram(finite)
         with wrap_write_errors("the files of Weights & Biases"):
             self._wandb_run.log(panels, step=iteration)
