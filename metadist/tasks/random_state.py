@@ -40,7 +40,7 @@ def random_state(seed: int, device: torch.device = _CPU) -> Iterator[None]:
 
 @contextlib.contextmanager
 def preserved_random_state(device: torch.device = _CPU) -> Iterator[None]:
-    """Restore the states of the global generators after the block.
+    """Restore the states of the global generators of torch, NumPy and Python after the block.
 
     Args:
         device: see `seed_generators`.
