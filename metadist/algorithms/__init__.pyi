@@ -1,8 +1,9 @@
 from .anil import ANIL
+from .batch_norm import batch_norm_protocol, batch_norms_as_in_training
 from .ensemble import Ensemble
 from .imaml import IMAML
 from .inner_loop import InnerLoopLearner
-from .learner import Learner, TaskResult, batch_norm_protocol, batch_norms_as_in_training
+from .learner import Learner, TaskResult
 from .maml import MAML
 from .maml_plus_plus import MAMLPlusPlus
 from .meta_sgd import MetaSGD

@@ -7,8 +7,9 @@ from annotated_types import Ge, Gt
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from metadist.algorithms.batch_norm import batch_norms_as_in_training
 from metadist.algorithms.inner_loop import Parameters
-from metadist.algorithms.learner import TaskResult, batch_norms_as_in_training, require_features
+from metadist.algorithms.learner import TaskResult, require_features
 from metadist.algorithms.maml import MAML
 from metadist.tasks import Episode
 

@@ -9,11 +9,11 @@ from annotated_types import Ge
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from metadist.algorithms.batch_norm import batch_norms_as_in_training
 from metadist.algorithms.functional import call_with, parameters_by_name
 from metadist.algorithms.learner import (
     Learner,
     TaskResult,
-    batch_norms_as_in_training,
     tied_parameters,
 )
 from metadist.errors import UserError

@@ -19,6 +19,7 @@ from metadist.algorithms import (
     Reptile,
     batch_norm_protocol,
 )
+from metadist.algorithms.batch_norm import uses_batch_statistics
 from metadist.models import MLP, Conv4
 from metadist.tasks import Examples
 
@@ -81,6 +82,16 @@ def test_inner_steps_of_an_evaluation_normalize_instances_as_in_training():
     after = dict(norm.named_buffers())
     assert before.keys() == after.keys()
     assert all(torch.equal(buffer, after[name]) for name, buffer in before.items())
+
+
+def test_which_modules_use_the_statistics_of_the_batch():
+    def norm(track):
+        return nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=track))
+
+    assert uses_batch_statistics(norm(track=False).eval())
+    assert uses_batch_statistics(norm(track=True).train())
+    assert not uses_batch_statistics(norm(track=True).eval())
+    assert not uses_batch_statistics(nn.Linear(2, 2).train())
 
 
 def test_batch_norm_protocol():

@@ -28,7 +28,6 @@ from metadist.algorithms.inner_loop import (
 from metadist.algorithms.learner import (
     predict_queries_separately,
     require_features,
-    uses_batch_statistics,
 )
 from metadist.errors import UserError
 from metadist.models import MLP, Conv4
@@ -80,10 +79,6 @@ def test_the_mse_is_the_squared_error_whatever_the_loss():
         learner.metrics(torch.zeros(2, 2), values)
 
 
-def norms(track: bool) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=track))
-
-
 class FrozenNorm(nn.Module):
     """A model whose norm stays in evaluation mode."""
 
@@ -105,13 +100,6 @@ def test_training_mode_is_set_by_the_modules_own_methods():
     learner.model[1].eval()
     assert learner.train().model[1].training
     assert not any(module.training for module in learner.eval().modules())
-
-
-def test_which_modules_use_the_statistics_of_the_batch():
-    assert uses_batch_statistics(norms(track=False).eval())
-    assert uses_batch_statistics(norms(track=True).train())
-    assert not uses_batch_statistics(norms(track=True).eval())
-    assert not uses_batch_statistics(nn.Linear(2, 2).train())
 
 
 def test_queries_that_are_predicted_separately_do_not_see_each_other():
@@ -136,7 +124,8 @@ def test_when_queries_are_predicted_separately(transductive, training, separatel
         sizes.append(len(inputs))
         return inputs
 
-    learner = Learner(norms(False), transductive=transductive).train(training)
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=False))
+    learner = Learner(model, transductive=transductive).train(training)
     task = images(ways=2, shots=1, queries=2)
     learner.predict_queries(predict, task)
     assert sizes == ([3] * 4 if separately else [4])
