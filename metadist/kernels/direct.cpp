@@ -15,7 +15,7 @@
 namespace {
 
 constexpr int ROWS = 6;
-constexpr int64_t BLOCK_PIXELS = 192;  // of gradients that stay in the cache
+constexpr int64_t BLOCK_PIXELS = 80;  // of gradients that stay in the cache
 
 struct Shape {
     int64_t tasks, images, height, width, in, out;
