@@ -96,7 +96,8 @@ def world_store(timeout: float = RENDEZVOUS_TIMEOUT) -> dist.Store:
 
     Any rank may call it at any time. On one node, it is a file under torchrun, else rank zero's
     store on loopback. On several nodes, it is the agent's store under torchrun, else rank zero's
-    store at MASTER_ADDR:MASTER_PORT. A single process has a store in memory.
+    store at MASTER_ADDR:MASTER_PORT. A single process has a store in memory, but for a worker of
+    torchrun: it shares the file with its restarts, if the log directory is private.
 
     Args:
         timeout: seconds to wait for the store, in the first call.
@@ -109,10 +110,10 @@ def world_store(timeout: float = RENDEZVOUS_TIMEOUT) -> dist.Store:
     global _store
     if _store is None:
         info = get_world_info()
-        if info.world_size == 1:
-            _store = dist.HashStore()
-        elif _is_file_store():
+        if _is_file_store():
             _store = _open_file_store()
+        elif info.world_size == 1:
+            _store = dist.HashStore()
         elif _agent_hosts_store():
             _store = _connect(timeout)
         else:
@@ -150,8 +151,10 @@ def heartbeat_counters(prefix: str, store: dist.Store) -> Counters:
 
 def _shared_directory() -> Path | None:
     """The agent's log directory; None if there is none or, on several nodes, it is not private."""
-    if _is_file_store():
-        return _agent_directory()
+    return _agent_directory() if _is_file_store() else _private_directory()
+
+
+def _private_directory() -> Path | None:
     with contextlib.suppress(UserError):
         return _agent_directory() if launched_by_torchrun() else None
     return None
@@ -170,7 +173,9 @@ def elastic_store() -> dist.Store:
 
 
 def _is_file_store() -> bool:
-    return get_world_info().world_size > 1 and launched_by_torchrun() and is_single_node()
+    if not (launched_by_torchrun() and is_single_node()):
+        return False
+    return get_world_info().world_size > 1 or _private_directory() is not None
 
 
 def _agent_hosts_store() -> bool:

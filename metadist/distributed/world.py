@@ -136,7 +136,7 @@ def host_name() -> str:
 
 def launched_by_torchrun() -> bool:
     """Whether torchrun's agent started this process and is its parent."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
+    return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
 
 
 def usable_cpus() -> int:

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from commands import ROOT
 from faults.runs import listening
-from worlds import run_world
+from worlds import open_store, run_world
 
 import metadist as todist
 from metadist.distributed import store
 from metadist.distributed.interfaces import bound_to_interface
+from metadist.distributed.job import current_job
 from metadist.distributed.rendezvous import rendezvous
 from metadist.distributed.store import FileCounters, elastic_store, world_store
 
@@ -74,6 +75,25 @@ def test_a_log_directory_that_others_may_write_to_is_refused(tmp_path, case):
         environment["TORCHELASTIC_ERROR_FILE"] = ""  # torchrun --log-dir=/dev/null
     for message in run_world(refused, 2, environment=environment):
         assert "torchrun's log directory" in message and "\n" not in message
+
+
+def mark_start() -> tuple[str, bool]:
+    """The first value of a key in the job's store; whether an earlier process started the run."""
+    had_started = current_job().has_started("run")
+    current_job().mark_started("run")
+    return world_store().compare_set("value", "", str(os.getpid())).decode(), had_started
+
+
+@pytest.mark.parametrize(("mode", "shared"), [(0o700, True), (0o755, False)])
+def test_a_single_worker_of_torchrun_shares_its_store_with_its_restarts(tmp_path, mode, shared):
+    tmp_path.chmod(mode)
+    store = open_store()
+    [(before, had_started)], [(after, has_started)] = (
+        run_world(mark_start, 1, environment=worker_environment(tmp_path), store=store)
+        for _ in range(2)
+    )
+    assert not had_started
+    assert (before == after, has_started) == (shared, shared)
 
 
 PRINT_STORE = """
