@@ -146,10 +146,12 @@ class Checkpoints:
         )
 
     def _delete_bests(self) -> None:
-        bests = self.bests()
+        bests, iterations = self.bests(), [iteration for iteration, _ in self.iterations()]
         kept = {number for number, _ in bests[-1:]}
-        for iteration, _ in self.iterations():
+        for iteration in iterations:
             kept.add(max((n for n, _ in bests if n <= iteration), default=-1))
+        for iteration in iterations[-1:]:  # it may have been saved before its validation
+            kept.add(max((n for n, _ in bests if n < iteration), default=-1))
         for number, path in bests:
             if number not in kept:
                 path.unlink(missing_ok=True)

@@ -111,7 +111,7 @@ class Trainer:
         self.callbacks = list(experiment.callbacks.values())
         self.checkpoints = checkpoints_of(experiment)
         self._is_main = get_rank() == 0
-        self._is_training = False
+        self._is_training = self._holds_best = False
         self._evaluating: set[str] = set()
         self._stop = StopSignals()
         self._step_started = 0.0
@@ -278,8 +278,7 @@ class Trainer:
             self.save_checkpoint()  # the run was resumed from a file of another directory
         if self._validation_is_due():  # the run may have been stopped before it
             self.validate()
-            if self._is_finished():
-                self.save_checkpoint()
+            self.save_checkpoint()
 
     def _check_validate_save(self, stopping: bool) -> None:
         """After an outer step, check the replicas, validate and save a checkpoint, if due."""
@@ -523,11 +522,13 @@ class Trainer:
         if self._is_main:  # other ranks may not see the newest files yet
             load_best(experiment)
         experiment.strategy.broadcast_module(learner)
+        self._holds_best = best != current
         try:
             yield int(self.state.best["iteration"])
         finally:
             if before is not None:
                 load_learner_state(learner, before)
+                self._holds_best = False
 
     def _evaluate(self, split: str, tasks: int, between_chunks: Callable[[], None]) -> Evaluation:
         experiment, testing = self.experiment, split == "test"
@@ -555,7 +556,17 @@ class Trainer:
     # --- checkpoints and stopping --------------------------------------------------------------
 
     def save_checkpoint(self) -> None:
-        """Save the state from which a run resumes. The drivers call it, rank zero writes."""
+        """Save the state from which a run resumes. The drivers call it, rank zero writes.
+
+        Raises:
+            UserError: the learner holds the best weights, which `test` has loaded.
+        """
+        if self._holds_best:
+            raise UserError(
+                "trainer.save_checkpoint() was called in or after the test, for which the weights "
+                "of the best checkpoint are loaded: call it before, or set "
+                "trainer.test_checkpoint=last."
+            )
         self._save(self.checkpoints.path(self.state.iteration), self.checkpoints.save)
 
     def _save(self, path: Path, save: Callable[[int, dict[str, Any]], Path]) -> None:

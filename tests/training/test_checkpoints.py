@@ -165,6 +165,17 @@ def test_the_best_of_a_kept_checkpoints_own_iteration_is_kept(tmp_path):
     assert [iteration for iteration, _ in saved.bests()] == [5, 7]
 
 
+def test_the_best_before_the_newest_checkpoint_is_kept(tmp_path):
+    saved = Checkpoints(tmp_path, keep=1)
+    saved.save_best(2, {"iteration": 2})
+    saved.save(4, {"iteration": 4, "best": 2})  # stopped in its validation, which is then repeated
+    saved.save_best(4, {"iteration": 4})
+    assert [iteration for iteration, _ in saved.bests()] == [2, 4]
+    saved.save(4, {"iteration": 4, "best": 4})
+    saved.save(6, {"iteration": 6, "best": 4})
+    assert [iteration for iteration, _ in saved.bests()] == [4]
+
+
 def test_later_checkpoints_are_renamed_and_never_lost(tmp_path):
     saved = Checkpoints(tmp_path, keep=2)
     for _ in range(2):

@@ -1,5 +1,6 @@
 """Validations: when they are due, which one is the best, and in which order files are written."""
 
+import contextlib
 import copy
 import math
 import random
@@ -14,7 +15,7 @@ from metadist.distributed.reducers import MeanReducer
 from metadist.errors import UserError
 from metadist.loggers import Logger
 from metadist.tasks import task_keys
-from metadist.training import Trainer, checkpoints
+from metadist.training import Callback, Trainer, checkpoints
 from metadist.training import trainer as trainer_module
 from metadist.training.checkpoints import Checkpoints, read_checkpoint
 from metadist.training.clipping import gradient_norm
@@ -180,6 +181,11 @@ def test_the_tested_state_is_the_last_or_the_best(tmp_path, monkeypatch, which):
     )
     assert results["tasks_per_second"] == 2 * 5 / 2.0 and results["iterations"] == 2
     assert results["test_tasks"] == results["protocol"]["test_tasks"] == 7
+    with contextlib.ExitStack() as stack:
+        if which == "best":
+            stack.enter_context(pytest.raises(UserError, match=r"save_checkpoint\(\) was called in"))
+        trainer.save_checkpoint()
+    assert trainer.checkpoints.path(2).exists() == (which == "last")
 
 
 def test_a_run_that_ended_before_its_last_validation_catches_up(tmp_path):
@@ -192,6 +198,25 @@ def test_a_run_that_ended_before_its_last_validation_catches_up(tmp_path):
     assert saved["validated"] == 4 and saved["validation"] == x.state.validation != {}
     trainer.train()
     assert len(x.logger.metrics) == 1  # once for each state
+
+
+class FailsAt3(Callback):
+    """Ends training after the first iteration that follows a resume at iteration 2."""
+
+    def on_iteration_end(self, trainer, output):
+        if trainer.state.iteration == 3:
+            raise KeyboardInterrupt
+
+
+def test_a_validation_after_a_resume_is_saved_before_training_goes_on(tmp_path):
+    x = build(tmp_path, "strategy=local")
+    x.logger, x.callbacks["fails"], x.state.iteration = Recorder(), FailsAt3(), 2
+    trainer = Trainer(x)
+    trainer.save_checkpoint()  # as after a signal in the validation
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    saved = read_checkpoint(trainer.checkpoints.path(2))
+    assert saved["validated"] == 2 == saved["best"]["iteration"]
 
 
 # --- an outer step -----------------------------------------------------------------------------
