@@ -4,11 +4,13 @@ Small tasks spend most of their time on launching operations. The tasks of a chu
 Each has its own copy of the parameters and its own gradient.
 """
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from metadist.algorithms import Learner, TaskResult
 from metadist.algorithms.functional import call_with
@@ -22,7 +24,7 @@ ChunkSize = int | Literal["auto"]
 # Input elements of a chunk, for models without `max_batched_elements`.
 _MAX_ELEMENTS_CPU = 2**16
 _MAX_ELEMENTS_GPU = 2**22
-_REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+REAL_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 """Types of buffers whose changes have a mean over tasks. Buffers of other types are constant."""
 
@@ -226,13 +228,19 @@ def forward_batched(
     before = dict(learner.named_buffers())
     buffers = {name: _repeat(buffer.detach(), count) for name, buffer in before.items()}
     tensors = task_parameters | buffers
-    with autocast(precision, episodes.query.inputs.device):
+    device = episodes.query.inputs.device
+    with autocast(precision, device), differentiable_attention(learner):
         result = as_task_result(call_with(learner, tensors, episodes), learner, (count,))
     if precision == "bf16":
         result = to_float32(result)
     if before and learner.training:
         result = result._replace(buffers=buffer_changes(before, tensors))
     return result, task_parameters
+
+
+def differentiable_attention(learner: Learner) -> contextlib.AbstractContextManager[None]:
+    """In training, use the kernel of scaled dot product attention that has second derivatives."""
+    return sdpa_kernel(SDPBackend.MATH) if learner.training else contextlib.nullcontext()
 
 
 def buffer_changes(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -253,7 +261,7 @@ def buffer_changes(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) ->
                 f"{tuple(after[name].shape)} after a task, and tasks start from the same buffers: "
                 "give it a fixed size, or keep what grows outside of the learner."
             )
-        if buffer.dtype in _REAL:
+        if buffer.dtype in REAL_TYPES:
             changes[name] = after[name].double() - finite_or_zero(buffer)
         elif buffer.dtype in _INTEGERS:  # not as float64, which rounds large numbers
             changes[name] = (after[name].long() - buffer.long()).double()

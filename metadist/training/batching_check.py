@@ -65,7 +65,8 @@ def _equal(first: Tensor, second: Tensor, precision: Precision) -> bool:
         return False
     # The order of sums may depend on the number of tasks on a GPU, and matters in bfloat16.
     tolerance = 1e-3 if first.is_cpu and precision != "bf16" else 0.05
-    largest = first.double().abs().max().nan_to_num().item() if first.numel() else 0.0
+    finite = first.double().masked_select(first.isfinite())
+    largest = finite.abs().max().item() if finite.numel() else 0.0
     return torch.allclose(
         first.double(), second.double(), rtol=0, atol=tolerance * (largest + 0.1), equal_nan=True
     )

@@ -3,12 +3,13 @@
 import inspect
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge, Lt
+from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from metadist.algorithms import Learner
@@ -16,6 +17,7 @@ from metadist.distributed import get_rank
 from metadist.errors import UserError, did_you_mean
 from metadist.metrics import METRIC_MODES, counted, is_user_metric
 from metadist.tasks import task_keys
+from metadist.training.batching import REAL_TYPES
 from metadist.training.task_mapper import MetaBatch
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from metadist.training.trainer import StepOutput, Trainer
 
 _log = logging.getLogger(__name__)
+
+_Tensors = tuple[Tensor, ...] | list[Tensor]
 
 
 class Callback:
@@ -246,11 +250,11 @@ class WeightAveraging(Callback):
         average ← decay · average + (1 - decay) · θ
 
     after each iteration (Polyak and Juditsky 1992, doi 10.1137/0330046, average with equal
-    weights). Running statistics are averaged in the same way; integer buffers, such as step counts,
-    and infinite elements, such as those of attention masks, are copied from the last iteration.
-    Training itself does not change. A checkpoint holds the average as its learner, which
-    `init_from`, `metadist evaluate` and `FewShotClassifier` load, and also the trained weights,
-    from which a resumed run continues.
+    weights). Running statistics are averaged in the same way; buffers of other types than float16,
+    bfloat16, float32 and float64, such as step counts, and infinite elements, such as those of
+    attention masks, are copied from the last iteration. Training itself does not change. A
+    checkpoint holds the average as its learner, which `init_from`, `metadist evaluate` and
+    `FewShotClassifier` load, and also the trained weights, from which a resumed run continues.
 
     Args:
         decay: weight of the previous average, from 0 (no averaging) to below 1; about 1 - 1/n for
@@ -266,7 +270,7 @@ class WeightAveraging(Callback):
         """Copy the learner, or restore the average."""
         self._averaged = AveragedModel(
             trainer.experiment.learner,
-            multi_avg_fn=get_ema_multi_avg_fn(self.decay),
+            multi_avg_fn=_update_averages(self.decay),
             use_buffers=True,
         )
         if self._loaded is not None:
@@ -283,8 +287,9 @@ class WeightAveraging(Callback):
         for mean, buffer in zip(
             self._averaged.module.buffers(), trainer.experiment.learner.buffers(), strict=True
         ):
-            # The average of two infinite numbers, as of attention masks, would be NaN.
-            mean.copy_(torch.where(mean.isfinite() & buffer.is_floating_point(), mean, buffer))
+            if buffer.dtype in REAL_TYPES:
+                # The average of two infinite numbers, as of attention masks, would be NaN.
+                mean.copy_(torch.where(mean.isfinite(), mean, buffer))
         self._copy_requires_grad(trainer.experiment.learner)
 
     def _copy_requires_grad(self, learner: Learner) -> None:
@@ -308,6 +313,20 @@ class WeightAveraging(Callback):
         self._loaded = state
 
 
+def _update_averages(decay: float) -> Callable[[_Tensors, _Tensors, int | Tensor], None]:
+    """A function that updates averages of one type: integers, for example, are copied."""
+    update = get_ema_multi_avg_fn(decay)
+
+    def update_or_copy(averages: _Tensors, values: _Tensors, number: int | Tensor) -> None:
+        if averages[0].dtype in REAL_TYPES:
+            update(averages, values, number)
+        else:
+            for average, value in zip(averages, values, strict=True):
+                average.copy_(value)
+
+    return update_or_copy
+
+
 def _metrics_of_a_task(experiment: "Experiment") -> list[str]:
     """The names of the metrics of a validation task."""
     batch = MetaBatch(task_keys(0, "validation", 0, range(1)))
@@ -316,7 +335,7 @@ def _metrics_of_a_task(experiment: "Experiment") -> list[str]:
     return [name for name in result.metrics if name in METRIC_MODES or is_user_metric(name)]
 
 
-def _named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+def _named_tensors(module: torch.nn.Module) -> dict[str, Tensor]:
     """Parameters and all buffers by name, detached; they share memory with the module."""
     named = [*module.named_parameters(), *module.named_buffers()]
     return {name: tensor.detach() for name, tensor in named}

@@ -9,7 +9,7 @@ import enum
 import functools
 import operator
 from collections.abc import Mapping, Sequence, Set
-from types import MethodType, SimpleNamespace
+from types import MethodType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -152,8 +152,6 @@ class _Snapshot:
             return self._path(value)
         if isinstance(value, functools.partial):
             return self.of((value.func, value.args, value.keywords), depth + 1)
-        if isinstance(value, SimpleNamespace):
-            return type(value), self.of(vars(value), depth + 1)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
             return type(value), self.of(fields, depth + 1)
@@ -171,8 +169,12 @@ class _Snapshot:
             return value.__func__
         # Copies of other objects, such as random generators, may never be equal.
         kind: Any = type(value)
-        has_equality = kind.__eq__ is not object.__eq__
-        return value if has_equality or _is_singleton(value) else kind
+        if _is_singleton(value):
+            return value
+        if kind.__eq__ is object.__eq__:
+            return kind
+        # An object is equal to itself, also after a change of its attributes.
+        return (kind, self.of(vars(value), depth + 1)) if hasattr(value, "__dict__") else value
 
     def _path(self, module: nn.Module) -> str:
         """The name of a submodule, or the class name of a module outside the learner."""

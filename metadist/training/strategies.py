@@ -421,7 +421,7 @@ class AllReduceStrategy(_InProcessStrategy):
         values = [response.value for response in run_shards(mapper, shards.calls)]
         _require_equal_names(values)
         first = values[0]
-        self._require_equal(str({name: part.shape[1:] for name, part in first.items()}))
+        self._require_equal(str(sorted((name, part.shape[1:]) for name, part in first.items())))
         indexed = list(zip(shards.indices, values, strict=False))  # [] without own shards
         # Not every partitioner reports shard sizes, so lengths come from the values.
         lengths = {name: torch.zeros(shards.total, dtype=torch.int64) for name in first}

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import optree
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from metadist.algorithms import Learner, TaskResult
 from metadist.algorithms.functional import parameters_by_name
@@ -28,6 +27,7 @@ from metadist.training.batching import (
     ChunkSize,
     buffer_changes,
     copy_episode,
+    differentiable_attention,
     forward_batched,
     split_into_chunks,
     split_stacked,
@@ -199,9 +199,8 @@ class TaskMapper:
         before, run = dict(learner.named_buffers()), learner
         if before:
             run = module_clone(learner, by="reference", detach_buffers=True)
-        # Other attention kernels have no second derivative.
-        attention = sdpa_kernel(SDPBackend.MATH) if learner.training else contextlib.nullcontext()
-        with autocast(self.precision, episode.query.inputs.device), attention:
+        device = episode.query.inputs.device
+        with autocast(self.precision, device), differentiable_attention(learner):
             result = as_task_result(run(episode), learner)
         if self.precision == "bf16":
             result = to_float32(result)

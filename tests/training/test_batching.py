@@ -4,12 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from metadist.algorithms import IMAML, MAML, MAMLPlusPlus, Prototypical, Reptile
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
 from metadist.models import MLP, Conv4
+from metadist.models.batched_layers import Linear
 from metadist.tasks import (
     Episode,
     Examples,
@@ -110,6 +112,28 @@ def test_sum_and_gradient_equal_those_one_by_one(kind):
         torch.testing.assert_close(response.value, alone.value, rtol=1e-10, atol=1e-12)
         for got, wanted in zip(response.gradients.by_input, derivative, strict=True):
             torch.testing.assert_close(got, wanted, rtol=1e-8, atol=1e-11)
+
+
+class Attention(nn.Module):
+    """A network with an attention between four parts of an input."""
+
+    supports_batched_tasks = True
+
+    def __init__(self):
+        super().__init__()
+        self.encode, self.head = Linear(8, 8), Linear(32, 2)
+
+    def forward(self, inputs):
+        encoded = self.encode(inputs.flatten(-3, -2)).view(inputs.shape)
+        return self.head(F.scaled_dot_product_attention(encoded, encoded, inputs).flatten(-2))
+
+
+def test_attention_has_second_derivatives():
+    learner = MAML(Attention()).train()
+    part = Examples(torch.randn(3, 6, 4, 8), torch.randint(2, (3, 6)))
+    parameters = dict(learner.named_parameters())
+    result, inputs = forward_batched(learner, parameters, Episode(part, part))
+    assert all(grad.any() for grad in torch.autograd.grad(result.loss.sum(), [*inputs.values()]))
 
 
 def to_double(tensor):

@@ -504,12 +504,15 @@ def test_layers_that_a_callback_freezes_are_neither_trained_nor_adapted(tmp_path
 
 
 class CausalMask(MLP):
-    """A network with an attention mask, and a running maximum that starts at minus infinity."""
+    """A network with an attention mask, a running maximum that starts at minus infinity, and a
+    constant of 8 bits.
+    """
 
     def __init__(self, input_shape, outputs: int, **options) -> None:
         super().__init__(input_shape, outputs, hidden=[8], batch_norm=False)
         self.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
         self.register_buffer("largest", torch.tensor(-torch.inf))
+        self.register_buffer("scale", torch.tensor(2.0).to(torch.float8_e4m3fn))
 
     def forward(self, inputs):
         self.largest.copy_(self.largest.maximum(inputs.max()))
@@ -524,6 +527,7 @@ def test_infinite_elements_of_buffers_stay_or_become_finite(tmp_path, strategy, 
     for contents in (saved["learner"], saved["trained"]["learner"]):
         assert contents["model.mask"].tolist() == [[0, -torch.inf], [0, 0]]
         assert 0.9 < contents["model.largest"] <= 1
+        assert contents["model.scale"].float() == 2
 
 
 class KeepsItsInput(MLP):

@@ -1,3 +1,4 @@
+import argparse
 import copy
 import enum
 import functools
@@ -44,6 +45,7 @@ class Configured(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
         self.order = [self.layers[1], self.layers[0]]
+        self.arguments = argparse.Namespace(scale=1.0)
         self.options = SimpleNamespace(scale=1.0, nested={"steps": [1, 2]})
         self.table = np.arange(3)
         self.scale = torch.ones(2)
@@ -80,6 +82,7 @@ def test_a_copy_of_a_learner_has_equal_constants(copied):
     ("name", "change"),
     [
         ("options", lambda each: setattr(each.options, "scale", 0.5)),
+        ("arguments", lambda each: setattr(each.arguments, "scale", 0.5)),
         ("settings", lambda each: setattr(each.settings, "scale", 0.5)),
         ("activation", lambda each: each.activation.keywords.update(negative_slope=0.2)),
         ("phase", lambda each: setattr(each, "phase", Phase.SECOND)),

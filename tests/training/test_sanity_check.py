@@ -667,6 +667,28 @@ def test_batched_tasks_that_depend_on_each_other_are_refused(tasks, change):
         check_batched(tasks, change)
 
 
+class Masked(Batched):
+    """Its predictions are minus infinity for one class, and change with the other tasks."""
+
+    batches_tasks = True
+
+    def forward(self, episode):
+        result = super().forward(episode)
+        if self.training:
+            return result
+        predictions = result.predictions - result.predictions[:1]
+        return result._replace(
+            predictions=torch.cat([predictions[..., :2], predictions[..., 2:] - torch.inf], -1)
+        )
+
+
+def test_infinite_predictions_do_not_hide_that_batched_tasks_depend_on_each_other(tasks):
+    learner = Masked(MLP(tasks.input_shape, 3, hidden=[4], batch_norm=False))
+    strategy = LocalStrategy(DimPartitioner(0), MeanReducer())
+    with pytest.raises(UserError, match=r"the predictions of a \w+ task changes with the other"):
+        check_before_training(strategy, tasks, learner, 2, "float32", 4)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

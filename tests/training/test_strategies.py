@@ -500,6 +500,25 @@ def more_metrics_on_rank_one(learner, batch: MetaBatch) -> TaskResult:
     return TaskResult(learner.weight.sum(), metrics)
 
 
+def in_order_of_rank(learner, batch: MetaBatch) -> dict:
+    values = {"loss": batch.keys[:, 3], "accuracy": -batch.keys[:, 3]}
+    return dict(sorted(values.items(), reverse=get_rank() == 1))
+
+
+def map_in_order_of_rank(strategy) -> list[tuple[str, list[int]]]:
+    strategy.open()
+    batch = MetaBatch(task_keys(0, "train", 0, range(4)))
+    values = strategy.map_tasks(in_order_of_rank, torch.nn.Linear(1, 1), batch)
+    strategy.close()
+    return sorted((name, value.tolist()) for name, value in values.items())
+
+
+def test_ranks_may_return_values_in_another_order():
+    strategy = AllReduceStrategy(dim_partitioner(0), mean_reducer)
+    for values in run_world(map_in_order_of_rank, 2, strategy):
+        assert values == [("accuracy", [0, -1, -2, -3]), ("loss", [0, 1, 2, 3])]
+
+
 class MoreMetricsLater:
     """Rank one has another metric from the second call on."""
 
