@@ -21,6 +21,7 @@ from metadist.cli.sweeps import (
     sweep_jobs,
 )
 from metadist.config import replace_options
+from metadist.config.resolvers import begin_program
 from metadist.distributed import get_rank, get_world_info
 from metadist.errors import UserError
 from metadist.launchers.error_reporting import exit_process
@@ -63,6 +64,7 @@ def hydra_main(
         with report_errors() as status, sweep_jobs():
             get_world_info()  # raises if the variables are wrong, before Hydra uses them
             _check_arguments(sys.argv[1:])
+            begin_program()
             compose_and_run()
         is_program = script is None or is_main_program(Path(script).resolve())
         exit_process(finish_sweep(status.value), is_program)
@@ -118,14 +120,15 @@ def run_task(configuration: DictConfig) -> float | None:
     spec = spec_from_hydra(configuration)
     try:
         try:
+            replace_options(spec.configuration, HydraConfig.get())
             spec.settings  # noqa: B018  (checks them before anything is started)
             launcher = create_launcher(configuration)
+            concurrent = 1 if launcher is None else launcher.max_concurrent_jobs(configuration)
         except Exception as error:
             fail_job(spec, JobFailure(error, in_job=False))
             return None
         if launcher is not None:
-            max_concurrent = launcher.max_concurrent_jobs(configuration)
-            return launch_job(launcher, max_concurrent, spec)
+            return launch_job(launcher, concurrent, spec)
         if spec.in_sweep:
             return run_sweep_job(spec)
         return objective_value(attempt_job(spec))
@@ -138,7 +141,8 @@ def run_task(configuration: DictConfig) -> float | None:
 def spec_from_hydra(configuration: DictConfig) -> RunSpec:
     """The job for which Hydra called the task function. Any process, inside that function.
 
-    A job of a sweep resumes from the checkpoints in its directory if there are any.
+    A job of a sweep resumes from the checkpoints in its directory if there are any. The
+    configuration is that of Hydra, before `replace_options`.
     """
     hydra_node = HydraConfig.get()
     directory = Path(hydra_node.runtime.output_dir).resolve()
@@ -151,7 +155,6 @@ def spec_from_hydra(configuration: DictConfig) -> RunSpec:
             configuration.resume = "auto"
     name = str(hydra_node.job.config_name)
     overrides: Any = OmegaConf.to_container(hydra_node.overrides.task, resolve=False)
-    replace_options(configuration, hydra_node)
     return RunSpec(
         name=name,
         directory=directory,

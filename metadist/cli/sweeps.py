@@ -359,7 +359,8 @@ def finish_sweep(status: int) -> int:
     """
     if _sweep is None:
         return status
-    store, key = world_store(), f"metadist/sweep reported/{restart_count()}"
+    # The count of restarts may differ between nodes.
+    store, key = world_store(), f"metadist/sweep reported/{current_job().key or restart_count()}"
     if get_rank() == 0:
         status = _report(_sweep, status)
         with contextlib.suppress(RuntimeError):

@@ -267,6 +267,10 @@ def _check_missing(
         )
 
 
+_TEXT_ERRORS = ("string_type", "path_type")
+"""pydantic's errors of values that are neither a text nor a path."""
+
+
 def _converted(target: Any, chosen: Mapping[str, Any], path: str) -> dict[str, Any]:
     """The configured values, converted to the types of the signature."""
     hints = _type_hints(target)
@@ -284,6 +288,8 @@ def _converted(target: Any, chosen: Mapping[str, Any], path: str) -> dict[str, A
             reason = f"{first['msg'][0].lower()}{first['msg'][1:]}"
             if first["type"] == "list_type" or first.get("ctx", {}).get("class") == "Sequence":
                 reason = f"it must be a list, as in {path}.{key}=[{chosen[key]}]"
+            elif isinstance(chosen[key], int | float) and first["type"] in _TEXT_ERRORS:
+                reason = f"it must be a text, as in '{path}.{key}=\"{chosen[key]}\"'"
             raise UserError(f"{path}.{key}={chosen[key]} does not fit: {reason}.") from None
     return converted
 

@@ -96,21 +96,28 @@ def replace_options(configuration: DictConfig, hydra_node: HydraConf) -> None:
             )
         with open_dict(configuration):
             configuration[group] = values
-    _replace_classes(configuration, name, parsed, searchpath)
+    chosen = [str(o.input_line) for o in parsed if _chooses_option(o, choices)]
+    _replace_classes(configuration, name, parsed, [*searchpath, *chosen])
 
 
 def _replace_classes(
-    configuration: DictConfig, name: str, parsed: Sequence[Override], searchpath: Sequence[str]
+    configuration: DictConfig, name: str, parsed: Sequence[Override], chosen: Sequence[str]
 ) -> None:
     """Drop, in place, arguments of a class that the command line replaces by another one.
 
     `_partial_` stays, because it says how a node is used.
+
+    Args:
+        configuration: the composed configuration.
+        name: the name of the primary configuration.
+        parsed: all overrides of the command line.
+        chosen: the overrides that choose options of groups, which determine the replaced classes.
     """
     values = _values_below("", parsed)
     paths = [key.removesuffix(f".{_TARGET}") for key, _ in values if key.endswith(f".{_TARGET}")]
     if not paths:
         return
-    before = hydra.compose(name, [*searchpath, *_without_targets(parsed)])
+    before = hydra.compose(name, list(chosen))
     for path in dict.fromkeys(paths):
         if not is_node(configuration, path):
             continue
@@ -136,13 +143,10 @@ def is_node(configuration: DictConfig, path: str) -> bool:
     return isinstance(node, DictConfig) and _TARGET in node
 
 
-def _without_targets(parsed: Sequence[Override]) -> list[str]:
-    """The overrides that set no `_target_`, as they were typed."""
-    return [
-        str(override.input_line)
-        for override in parsed
-        if not any(_TARGET in key.split(".") for key, _ in _values_below("", [override]))
-    ]
+def _chooses_option(override: Override, choices: Mapping[str, Any]) -> bool:
+    """Whether an override chooses or deletes an option of a group, and sets no values."""
+    is_group = any(key.split("@")[0] == override.key_or_group for key in choices)
+    return is_group and not isinstance(override.value(), dict)
 
 
 def _same_class(first: Any, second: Any) -> bool:

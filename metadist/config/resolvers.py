@@ -20,8 +20,17 @@ def fraction(part: float, whole: int) -> int:
     return max(1, round(part * whole))
 
 
+_programs = 0
+
+
+def begin_program() -> None:
+    """Give `run_stamp` a new value. Every rank calls it, once per call of a main function."""
+    global _programs
+    _programs += 1
+
+
 def run_stamp(timeout_seconds: object = RENDEZVOUS_TIMEOUT) -> str:
-    """`${run_stamp:}`: the date and time at which rank zero started.
+    """`${run_stamp:}`: the date and time at which rank zero started the run or the sweep.
 
     It is the same on every rank and after restarts. It includes microseconds, so that two runs that
     start at the same time have different directories.
@@ -33,7 +42,7 @@ def run_stamp(timeout_seconds: object = RENDEZVOUS_TIMEOUT) -> str:
         float(timeout_seconds) if isinstance(timeout_seconds, int | float) else RENDEZVOUS_TIMEOUT
     )
     now = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
-    store, key = world_store(timeout), "metadist/run_stamp"
+    store, key = world_store(timeout), f"metadist/run_stamp/{_programs}"
     if get_rank() == 0:
         return store.compare_set(key, "", now).decode()
     if not wait_until(lambda: store.check([key]), timeout, pause=0.01):

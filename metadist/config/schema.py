@@ -75,7 +75,7 @@ class Settings(BaseModel):
     rendezvous_timeout_seconds: _Seconds = RENDEZVOUS_TIMEOUT  # for runs saved without it
     device: Annotated[str, BeforeValidator(_text)]
     resume: Annotated[str | None, BeforeValidator(_text)] = None
-    init_from: str | None = None
+    init_from: Annotated[str | None, BeforeValidator(_text)] = None
     sweep: SweepSettings
 
     dataset: Any

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from metadist.config import Settings, resolve_external, to_plain, validate
+from metadist.config.plain import redact_secrets
 from metadist.config.trusted import check_interpolations
 from metadist.errors import UserError
 from metadist.files import atomic_write, rename_to_next_number
@@ -122,7 +123,9 @@ def save_configuration(spec: RunSpec) -> None:
         OVERRIDES_FILE: yaml.safe_dump(list(spec.overrides), allow_unicode=True),
     }
     if spec.hydra is not None:
-        texts[HYDRA_FILE] = OmegaConf.to_yaml(spec.hydra)
+        # `hydra.job.env_copy` copies values of the environment into it.
+        values = redact_secrets(to_plain(spec.hydra, resolve=False))
+        texts[HYDRA_FILE] = OmegaConf.to_yaml(OmegaConf.create(values))
     for name, text in texts.items():
         atomic_write(spec.directory / name, text.encode())
 

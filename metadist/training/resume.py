@@ -86,6 +86,11 @@ def _checkpoint_file(path: Path) -> Path:
         raise UserError(
             f"resume={path} does not exist: give a checkpoint file, or a run's directory for its "
             "newest checkpoint; resume=auto takes that of hydra.run.dir, if there is one."
+            + (
+                f" Quote a name that is a number: 'resume=\"{path}\"'."
+                if path.name.isdigit()
+                else ""
+            )
         )
     return Checkpoints(path).first_candidate() if path.is_dir() else path
 

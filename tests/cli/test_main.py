@@ -8,10 +8,13 @@ from types import SimpleNamespace
 from typing import IO
 
 import pytest
-from commands import run_command
+from commands import CommandResult, command, run_command
+from worlds import run_world
 
+import metadist.cli.main
 from metadist.cli import exit_status
-from metadist.cli.main import is_main_program
+from metadist.cli.main import is_main_program, maml
+from metadist.config.resolvers import run_stamp
 from metadist.errors import UserError
 
 
@@ -32,6 +35,45 @@ def test_another_working_directory_is_refused():
     (shown,) = run_command("metadist", "maml", "strategy=local", "hydra.job.chdir=true")
     assert shown.status == 2
     assert shown.err.startswith("error: hydra.job.chdir=true does not apply: paths and modules")
+
+
+def command_with_wrong_options(*overrides: str) -> CommandResult:
+    def refuse(*_: object) -> None:
+        raise UserError("the options do not fit: choose others.")
+
+    metadist.cli.main.replace_options = refuse
+    return command("maml.py", ("strategy=allreduce", *overrides))
+
+
+def test_options_that_do_not_fit_are_one_sentence_and_leave_no_directory(tmp_path):
+    run = tmp_path / "run"
+    zero, one = run_world(command_with_wrong_options, 2, f"hydra.run.dir={run}")
+    assert (zero.status, one.status) == (2, 2)
+    assert zero.err == "error: the options do not fit: choose others.\n" and one.err == ""
+    assert not run.exists()
+
+
+def test_a_sweep_goes_on_after_options_that_do_not_fit(tmp_path):
+    sweep = ("seed=0,1", "sweep.on_failure=continue", f"hydra.sweep.dir={tmp_path}", "-m")
+    (shown,) = run_world(command_with_wrong_options, 1, *sweep)
+    assert shown.err.count("error: the options do not fit") == 2
+    assert all((tmp_path / job / "failure.json").exists() for job in "01")
+
+
+def twice(*overrides: str) -> tuple[str, str]:
+    """The directories of two runs in one process."""
+    sys.argv = ["maml.py", *overrides]
+    stamps = []
+    metadist.cli.main.exit_process = lambda status, is_program: stamps.append(run_stamp())
+    for _ in range(2):
+        maml()
+    return stamps[0], stamps[1]
+
+
+def test_two_runs_in_one_process_have_two_directories(tmp_path):
+    found = run_world(twice, 2, f"hydra.run.dir={tmp_path}/${{run_stamp:}}", "trainer.iterations=0")
+    assert found[0] == found[1] and found[0][0] != found[0][1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(found[0])
 
 
 def test_a_user_error_is_one_sentence(capsys):

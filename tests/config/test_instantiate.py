@@ -67,6 +67,12 @@ def test_a_value_in_place_of_a_list(target, key):
         instantiate({"_target_": target, key: 40}, "one", input_shape=(1,), outputs=1)
 
 
+def test_a_number_in_place_of_a_text():
+    message = r"data\.root=2024 does not fit: it must be a text, as in 'data\.root=\"2024\"'\."
+    with pytest.raises(UserError, match=message):
+        instantiate({"_target_": "metadist.tasks.ImageFolder", "root": 2024}, "data")
+
+
 def test_partial_nodes_are_functions_of_what_is_missing():
     node = {"_target_": CART, "_partial_": True, "wheel": {"_target_": WHEEL, "spokes": 5}}
     make = instantiate(node, "cart")

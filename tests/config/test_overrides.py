@@ -100,6 +100,14 @@ def test_values_of_a_dictionary_are_kept(composed, overrides, group, expected):
     assert group == "optimizer" or found == expected
 
 
+def test_a_class_in_a_dictionary_is_followed_by_overrides_of_its_keys(composed):
+    stop = "metadist.training.EarlyStopping"
+    cfg = composed(f"+callbacks.mine={{_target_:{stop},patience:5}}", "callbacks.mine.patience=3")
+    assert cfg.callbacks.mine == {"_target_": stop, "patience": 3}
+    cfg = composed(f"+parts={{a:{{_target_:{stop}}},b:{{size:1}}}}", "parts.b.size=3")
+    assert cfg.parts == {"a": {"_target_": stop}, "b": {"size": 3}}
+
+
 def test_a_replaced_class_stays_uncalled(composed):
     partial = ("+model.block._target_=a.A", "+model.block._partial_=true", "+model.block.x=1")
     assert composed(*partial).model.block == {"_target_": "a.A", "_partial_": True, "x": 1}

@@ -53,6 +53,11 @@ def test_a_group_or_a_value_of_the_users_own_is_accepted(composed, values):
     assert validate(changed(composed, **values)).seed == 0
 
 
+def test_names_of_runs_may_be_numbers(composed):
+    settings = validate(changed(composed, resume=2024, init_from=2025))
+    assert (settings.resume, settings.init_from) == ("2024", "2025")
+
+
 def test_numbers_may_come_from_the_environment(composed, monkeypatch):
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "17")
     monkeypatch.setenv("TIMEOUT", "2.5")

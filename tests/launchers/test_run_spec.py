@@ -56,6 +56,13 @@ def test_hydras_node_is_saved_and_is_the_same_after_it_was_text(tmp_path):
     assert finished_results(spec) is None
 
 
+def test_a_copied_variable_is_redacted_in_hydras_node(tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_API_KEY", "supersecret123456")
+    hydra = OmegaConf.create({"hydra": {"job": {"env_set": {"MY_API_KEY": "supersecret123456"}}}})
+    save_configuration(replace(spec_of(tmp_path), hydra=hydra))
+    assert "supersecret" not in (tmp_path / ".hydra" / "hydra.yaml").read_text()
+
+
 def test_paths_and_enumerations_of_a_configuration_become_text():
     values = {"root": Path("/data"), "mode": RunMode.RUN, "list": [Path("a"), 1]}
     read = RunSpec.from_yaml(RunSpec("a", Path("/b"), OmegaConf.create(values)).to_yaml())
