@@ -88,6 +88,9 @@ def sum_responses(responses: Iterator[WorkerResponse], weights: Sequence[float])
     Args:
         responses: the responses for shards or for sums, with gradients of the same inputs.
         weights: the weight of each response.
+
+    Raises:
+        ValueError: the differentiable scalar is not the same leaf of all values.
     """
     values: list[Any] = []
     total: Gradients | None = None
@@ -99,6 +102,7 @@ def sum_responses(responses: Iterator[WorkerResponse], weights: Sequence[float])
             continue
         if total is None:
             total = Gradients(gradients.leaf, [None] * len(gradients.by_input))
+        _require_same_leaf(total.leaf, gradients.leaf)
         for index, gradient in enumerate(gradients.by_input):
             partial_sum = total.by_input[index]
             if gradient is None:
@@ -108,6 +112,16 @@ def sum_responses(responses: Iterator[WorkerResponse], weights: Sequence[float])
             else:
                 partial_sum.add_(to_float64(gradient), alpha=weight)
     return WorkerResponse(weighted_sum(values, weights), total, dtypes or leaf_dtypes(values[0]))
+
+
+def _require_same_leaf(first: int, other: int) -> None:
+    if first != other:
+        raise ValueError(
+            'gradient="worker" differentiates one scalar per result (the loss), and a linear '
+            "reducer needs it in the same place of every result; here it is leaf "
+            f"{first} of one result and leaf {other} of another: return it in the same place, or "
+            'use gradient="dist_autograd".'
+        )
 
 
 def attach_gradients(response: WorkerResponse, inputs: Sequence[Tensor]) -> Any:
@@ -142,6 +156,9 @@ def attach_summed_gradients(
         inputs: the caller's tensors in each worker's request; empty if nothing is differentiated.
             The gradients of a tensor that several workers received are summed.
         divisor: the divisor of the sum; None to return the sum itself.
+
+    Raises:
+        ValueError: the differentiable scalar is not the same leaf of all sums.
     """
     assert partial[0].dtypes is not None
     ones = [1] * len(partial)
@@ -153,7 +170,8 @@ def attach_summed_gradients(
     for response, worker_inputs in zip(partial, inputs, strict=True):
         if response.gradients is None:
             continue
-        leaf = response.gradients.leaf
+        leaf = response.gradients.leaf if leaf is None else leaf
+        _require_same_leaf(leaf, response.gradients.leaf)
         for gradient, tensor in zip(response.gradients.by_input, worker_inputs, strict=True):
             if gradient is not None:
                 key = id(tensor)

@@ -116,6 +116,42 @@ def test_a_result_of_the_workers_own_model_has_no_gradient():
     assert loss == loss_of_a_model_of_the_worker(make_batch(2))
 
 
+def loss_in_either_place(weight: torch.Tensor, item: torch.Tensor) -> tuple:
+    loss = (weight * item).sum()
+    zero = torch.zeros_like(loss)
+    return (loss, zero) if item[0] > 0 else (zero, loss)
+
+
+@todist.auto_init_rpc()
+def sum_losses_in_different_places(workers: tuple[int, int]) -> str | None:
+    if todist.get_rank() != 0:
+        return None
+    weight, items = torch.ones(2, requires_grad=True), torch.tensor([[1.0, 2.0], [-3.0, -5.0]])
+    shards = [(worker, (weight, x), {}) for worker, x in zip(workers, items, strict=True)]
+    with pytest.raises((ValueError, todist.RemoteError)) as caught:
+        todist.remote_sync_call(
+            loss_in_either_place,
+            partitioner=lambda: shards,
+            reducer=todist.sum_reducer,
+            gradient="worker",
+        )
+    same = todist.remote_sync_call(
+        loss_in_either_place,
+        partitioner=lambda: [(worker, (weight, items[1]), {}) for worker in workers],
+        reducer=todist.sum_reducer,
+        gradient="worker",
+    )
+    assert torch.autograd.grad(same[1], weight)[0].tolist() == [-6.0, -10.0]
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("workers", [(1, 1), (0, 1)])
+def test_losses_in_different_places_of_the_results_are_not_summed(workers):
+    message = run_world(sum_losses_in_different_places, 2, workers)[0]
+    assert "one scalar per result" in message
+    assert "leaf 0 of one result and leaf 1 of another" in message
+
+
 @dataclass
 class Weighted:
     """A user's class around tensors."""
