@@ -7,6 +7,7 @@ This needs neither a restart count (each agent has its own) nor a count of calls
 
 import json
 import secrets
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -83,17 +84,25 @@ def host_rendezvous(store: dist.Store, world_size: int, timeout: float) -> str:
 
 
 def join_rendezvous(store: dist.Store, rank: int, timeout: float) -> str:
-    """Another rank's side of `rendezvous`; returns the name of the confirmed session."""
+    """Another rank's side of `rendezvous`; returns the name of the confirmed session.
+
+    Rank zero may open the rendezvous just before `timeout`, and then waits that long itself.
+    """
     nonce = secrets.token_hex(8)
     joined = ended = ""
+    patience = timeout + 1.0  # rank zero knows which ranks are missing, so it times out first
+    deadline = open_deadline = time.monotonic() + patience
+    joined_at = 0.0
 
     def is_over() -> bool:
-        nonlocal joined, ended
+        nonlocal joined, joined_at, ended, deadline
         session = store.get("session").decode() if joined or store.check(["session"]) else ""
         if session != joined:
             store.set(f"{session}/joined/{rank}", nonce)
             store.add(f"{session}/arrived", 1)
-            joined = session
+            joined, joined_at = session, time.monotonic()
+            if joined_at < open_deadline:  # so that restarts of rank zero cannot extend it forever
+                deadline = joined_at + patience
         # A session of dead processes has an outcome too, but without this nonce.
         if joined in ("", ended) or not store.check([f"{joined}/outcome"]):
             return False
@@ -105,14 +114,20 @@ def join_rendezvous(store: dist.Store, rank: int, timeout: float) -> str:
             raise RendezvousClosedError(f"rank zero closed the rendezvous: {outcome['message']}")
         return True
 
-    # Rank zero knows which ranks are missing, so it times out first.
-    if _poll(is_over, timeout + 1.0):
-        return joined
-    raise RendezvousTimeoutError(
-        f"rank {rank} waited {timeout:g} s for rank zero to open the rendezvous: it died, never "
-        "started or cannot be reached.",
-        rank=0,
-    )
+    while (seconds := deadline - time.monotonic()) > 0:
+        if _poll(is_over, seconds):
+            return joined
+    if joined in ("", ended):
+        message = (
+            f"rank {rank} waited {timeout:g} s for rank zero to open the rendezvous: it died, "
+            "never started or cannot be reached."
+        )
+    else:
+        message = (
+            f"rank zero opened the rendezvous that rank {rank} joined, but did not confirm it "
+            f"within {time.monotonic() - joined_at:.3g} s: it died, froze or cannot be reached."
+        )
+    raise RendezvousTimeoutError(message, rank=0)
 
 
 def all_gather_object(store: dist.Store, name: str, value: Any, timeout: float | None) -> list[Any]:

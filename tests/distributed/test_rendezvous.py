@@ -1,8 +1,11 @@
 """A rendezvous has live processes only, whatever dead processes left in the store."""
 
+import json
 import os
+import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -10,7 +13,7 @@ import torch.distributed as dist
 from worlds import RankFailed, open_store, run_world
 
 import metadist as todist
-from metadist.distributed.errors import RendezvousClosedError
+from metadist.distributed.errors import RendezvousClosedError, RendezvousTimeoutError
 from metadist.distributed.rendezvous import (
     all_gather_object,
     host_rendezvous,
@@ -124,6 +127,49 @@ def test_ranks_that_came_learn_that_the_rendezvous_is_closed():
         host_rendezvous(store, 3, 0.3)
     attendant.join(20)
     assert raised == [RendezvousClosedError]
+
+
+def join_without_success(store: dist.Store, timeout: float) -> RendezvousTimeoutError:
+    with pytest.raises(RendezvousTimeoutError) as caught:
+        join_rendezvous(store, 1, timeout)
+    return caught.value
+
+
+def test_a_rank_zero_that_starts_late_reports_who_is_missing():
+    store = dist.HashStore()
+    with ThreadPoolExecutor() as pool:
+        # Without rank zero this rank would leave after 2 s.
+        attendant = pool.submit(join_without_success, store, 1.0)
+        time.sleep(1.3)
+        with pytest.raises(RendezvousTimeoutError, match=r"ranks \[2\]"):
+            host_rendezvous(store, 3, 1.0)
+        assert isinstance(attendant.result(), RendezvousClosedError)
+
+
+def test_a_rank_zero_that_does_not_confirm_its_session_is_named():
+    store = dist.HashStore()
+    store.set("session", "of the dead")
+    error = join_without_success(store, 0.1)
+    assert error.rank == 0 and re.search(r"opened .* but did not confirm it within 1", str(error))
+    store.set("of the dead/outcome", json.dumps({"message": "", "nonces": {}}))
+    error = join_without_success(store, 0.1)
+    assert error.rank == 0 and "waited 0.1 s for rank zero to open" in str(error)
+
+
+def test_restarts_of_rank_zero_do_not_extend_the_wait_forever():
+    store, ended = dist.HashStore(), threading.Event()
+
+    def restart_again_and_again() -> None:
+        number = 0
+        while not ended.wait(0.1):
+            store.set("session", f"session {(number := number + 1)}")
+
+    with ThreadPoolExecutor() as pool:
+        pool.submit(restart_again_and_again)
+        try:
+            assert pool.submit(join_without_success, store, 0.1).result(timeout=30).rank == 0
+        finally:
+            ended.set()
 
 
 def test_the_report_of_a_rank_that_died_before_it_published_all_counts(monkeypatch):
