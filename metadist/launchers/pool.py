@@ -83,9 +83,7 @@ class JobPool:
         """
         while len(running := self._running()) >= max_concurrent:
             self.wait(running)
-            for job in self._jobs:
-                if job.done():
-                    job.result()
+            self._finish_ended()
         future = self._threads.submit(run)
         self._stops[future] = stop
         job = JobFuture(self, future, finish)
@@ -93,9 +91,15 @@ class JobPool:
         return job
 
     def join(self) -> None:
-        """Wait for every job; see `JobFuture.result`."""
-        for job in self._jobs:
-            job.result()
+        """Wait for every job; see `JobFuture.result`.
+
+        Raises:
+            JobFailure: a signal arrived, or `finish` raised it for a job. Others may still run.
+        """
+        while running := self._running():
+            self.wait(running)
+            self._finish_ended()
+        self._finish_ended()
 
     def wait(self, futures: list[Future[int]]) -> None:
         """Wait until one of the jobs has ended.
@@ -119,6 +123,11 @@ class JobPool:
                 self._stops[future](number)
         wait(self._stops)
         self._threads.shutdown()
+
+    def _finish_ended(self) -> None:
+        for job in self._jobs:
+            if job.done():
+                job.result()
 
     def _running(self) -> list[Future[int]]:
         return [future for future in self._stops if not future.done()]

@@ -79,6 +79,20 @@ def test_join_finishes_every_job():
     pool.stop()
 
 
+def test_join_raises_the_failure_of_a_job_while_an_earlier_one_runs():
+    def fail(status: int) -> None:
+        if status:
+            raise JobFailure(WorkerGroupFailed(status), in_job=False)
+
+    pool = JobPool()
+    earlier = submit(pool, Sleeper(10), 2, fail)
+    submit(pool, Sleeper(0.02, 2), 2, fail)
+    with pytest.raises(JobFailure) as failure:
+        pool.join()
+    assert failure.value.error.exit_status == 2 and not earlier.done()
+    pool.stop()
+
+
 def test_the_failure_of_a_job_is_raised_before_another_starts():
     def fail(status: int) -> None:
         raise JobFailure(WorkerGroupFailed(status), in_job=False)
