@@ -115,8 +115,8 @@ def assemble_experiment(
     tune_malloc()
     plain = to_plain(cfg, resolve=True)
     trainer: TrainerConfig = instantiate(cfg.trainer, "trainer")
-    strategy = _strategy(cfg, settings, instantiate)
     device = resolve_device(settings.device)
+    strategy = _strategy(cfg, settings, device, instantiate)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # "cuda" without an index then is this rank's GPU
     precision = supported_precision(trainer.precision, device)
@@ -223,7 +223,9 @@ def _copy_expanded_buffers(learner: Learner) -> None:
                 setattr(module, name, buffer.contiguous())
 
 
-def _strategy(cfg: DictConfig, settings: Settings, instantiate: Callable[..., Any]) -> Strategy:
+def _strategy(
+    cfg: DictConfig, settings: Settings, device: torch.device, instantiate: Callable[..., Any]
+) -> Strategy:
     # Hydra accepts the plus of `+partition=…` only if the group is not in the defaults list.
     group = "partition" if "partition" in cfg else "default_partition"
     partitioner = instantiate(cfg[group], group)
@@ -237,6 +239,7 @@ def _strategy(cfg: DictConfig, settings: Settings, instantiate: Callable[..., An
         reducer=reducer,
         timeout_seconds=settings.timeout_seconds,
         rendezvous_timeout_seconds=settings.rendezvous_timeout_seconds,
+        device=device,
     )
     items_are_equal = isinstance(reducer, LinearReducer) and reducer.weights_items_equally
     if strategy.sums_on_workers and items_are_equal and type(partitioner) is DimPartitioner:

@@ -35,19 +35,22 @@ def init_process_group(
     rendezvous_timeout: float = RENDEZVOUS_TIMEOUT,
     flat_up_to: int = FLAT_UP_TO,
     shared_memory: bool = True,
+    device: torch.device | None = None,
 ) -> None:
     """Open the default process group. Every rank calls it.
 
     Args:
         backend: the backend of `torch.distributed.init_process_group`, such as "gloo", "nccl" or
-            "cpu:gloo,cuda:nccl". Default: NCCL for GPU tensors and Gloo for CPU tensors if every
-            rank has its own GPU, else Gloo.
+            "cpu:gloo,cuda:nccl". Default: NCCL for GPU tensors and Gloo for CPU tensors if the
+            devices of all ranks are different GPUs, else Gloo.
         timeout: seconds that a collective waits for the slowest rank.
         rendezvous_timeout: seconds to wait for all ranks to arrive.
         flat_up_to: the number of ranks up to which `all_reduce` over Gloo is one collective; more
             ranks reduce in groups (`metadist.distributed.hierarchy`).
         shared_memory: whether the ranks of a single machine sum CPU tensors in shared memory, where
             that is possible (`metadist.distributed.shared_memory`), instead of over Gloo.
+        device: the device of this rank's tensors. Default: the GPU of the local rank if there is
+            one, else the CPU.
 
     Raises:
         UserError: the ranks chose different backends, for instance because a GPU of one node does
@@ -55,17 +58,21 @@ def init_process_group(
         RendezvousTimeoutError: some ranks did not arrive.
     """
     info = get_world_info()
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device is None or device == torch.device("cuda"):
+        device = torch.device("cuda", info.local_rank % gpus) if gpus else torch.device("cpu")
     if backend is None:
-        has_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= info.local_world_size
+        has_gpu = device.type == "cuda" and gpus >= info.local_world_size
         backends = "cpu:gloo,cuda:nccl" if has_gpu and dist.is_nccl_available() else "gloo"
     else:
         backends = backend
     store = rendezvous("process_group", rendezvous_timeout)
-    message = [backends, node_name()]
+    node_device = f"{info.rank - info.local_rank}:{device}"  # the node by its first rank
+    message = [backends, node_name(), node_device]
     messages = all_gather_object(store, "backend", message, rendezvous_timeout)
-    nodes = [node for _, node in messages]
+    nodes = [node for _, node, _ in messages]
     ranks_by_backend: dict[str, list[int]] = {}
-    for rank, (name, _) in enumerate(messages):
+    for rank, (name, *_) in enumerate(messages):
         ranks_by_backend.setdefault(name, []).append(rank)
     if len(ranks_by_backend) > 1:
         raise UserError(
@@ -73,11 +80,12 @@ def init_process_group(
             + ", ".join(f"{name} on ranks {ranks}" for name, ranks in ranks_by_backend.items())
             + "): check the GPU driver of the nodes without NCCL, or start fewer ranks per node."
         )
-    device = None
-    if "nccl" in backends:
-        if not torch.cuda.device_count():
-            raise UserError("backend=nccl needs a GPU, and there is none here: choose gloo.")
-        device = torch.device("cuda", info.local_rank % torch.cuda.device_count())
+    if backend is None and len({each for *_, each in messages}) < info.world_size:
+        backends = "gloo"  # NCCL refuses ranks that share a GPU
+    uses_nccl = "nccl" in backends
+    if uses_nccl:
+        if device.type != "cuda":
+            raise UserError("backend=nccl needs a GPU, and this rank has none: choose gloo.")
         torch.cuda.set_device(device)
     global _hierarchy, _shared_memory
     levels = plan_levels(nodes, flat_up_to) if "gloo" in backends else []
@@ -86,7 +94,8 @@ def init_process_group(
     with bound_to_interface(), default_environment(on_demand):
         dist.init_process_group(
             backends,
-            device_id=device,  # so that NCCL connects now, while its interface is set
+            # So that NCCL connects now, while its interface is set.
+            device_id=device if uses_nccl else None,
             store=store,
             rank=info.rank,
             world_size=info.world_size,

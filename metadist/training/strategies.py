@@ -303,6 +303,8 @@ class AllReduceStrategy(_InProcessStrategy):
         rendezvous_timeout_seconds: seconds by which the ranks' starts may differ.
         call_timeout: seconds that a collective waits for the slowest rank. Ranks that died or
             froze are found long before, by the job's heartbeat.
+        device: the device of this rank's learner. Default: the GPU of the local rank if there is
+            one, else the CPU.
     """
 
     name = "allreduce"
@@ -316,6 +318,7 @@ class AllReduceStrategy(_InProcessStrategy):
         shared_memory: bool = True,
         rendezvous_timeout_seconds: Annotated[float, Gt(0)] = RENDEZVOUS_TIMEOUT,
         call_timeout: Annotated[float, Gt(0), Le(MAX_TIMEOUT)] = 3600.0,
+        device: torch.device | None = None,
     ) -> None:
         super().__init__(partitioner, reducer)
         self.engine = engine
@@ -323,6 +326,7 @@ class AllReduceStrategy(_InProcessStrategy):
         self.shared_memory = shared_memory
         self.rendezvous_timeout_seconds = rendezvous_timeout_seconds
         self.call_timeout = call_timeout
+        self.device = device
         self._ddp: DataParallel | None = None
         self._checked: tuple[Mapper, Any] | None = None
 
@@ -338,6 +342,7 @@ class AllReduceStrategy(_InProcessStrategy):
             rendezvous_timeout=self.rendezvous_timeout_seconds,
             flat_up_to=self.flat_up_to,
             shared_memory=self.shared_memory,
+            device=self.device,
         )
 
     def close(self, graceful: bool = True) -> None:

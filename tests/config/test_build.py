@@ -134,6 +134,7 @@ def test_timeouts_and_sizes_reach_the_parts_of_a_run(tmp_path, strategy):
     x = build(tmp_path, f"strategy={strategy}", *options, "trainer.task_chunk_size=2")
     assert (x.strategy.rendezvous_timeout_seconds, x.strategy.call_timeout) == (11, 13)
     assert strategy != "rpc" or x.strategy.timeout_seconds == 7
+    assert strategy != "allreduce" or x.strategy.device == torch.device("cpu")
     assert x.train_mapper.chunk_size == x.evaluate_mapper.chunk_size == 2
     assert x.title == f"MAML on glyphs, 3-way 1-shot, {strategy} on 1 worker"
 

@@ -260,6 +260,50 @@ def test_ranks_with_and_without_a_gpu_are_told_at_once():
     assert "cpu:gloo,cuda:nccl on ranks [0]" in messages[0] and "gloo on ranks [1]" in messages[0]
 
 
+def choose_backends(devices: dict[str, list[str | None]]) -> dict[str, tuple]:
+    """The backends, the group's GPU and the process's GPU on a machine with two GPUs."""
+    patch, chosen, current = pytest.MonkeyPatch(), {}, []
+    patch.setattr(torch.cuda, "is_available", lambda: True)
+    patch.setattr(torch.cuda, "device_count", lambda: 2)
+    patch.setattr(torch.cuda, "set_device", current.append)
+    patch.setattr(dist, "is_nccl_available", lambda: True)
+    for name, by_rank in devices.items():
+        device = by_rank[todist.get_rank()]
+
+        def record(backends: str, *, device_id: torch.device | None, name: str = name, **_) -> None:
+            chosen[name] = (backends, device_id, *current)
+
+        patch.setattr(dist, "init_process_group", record)
+        current.clear()
+        collectives.init_process_group(
+            shared_memory=False, device=None if device is None else torch.device(device)
+        )
+    return chosen
+
+
+def test_the_backend_fits_the_devices_of_the_ranks():
+    devices = {
+        "default": [None, None],
+        "by local rank": ["cuda", "cuda"],
+        "swapped": ["cuda:1", "cuda:0"],
+        "shared": ["cuda:1", "cuda:1"],
+        "cpu": ["cpu", "cpu"],
+    }
+    nccl = "cpu:gloo,cuda:nccl"
+    gpus = [torch.device("cuda", index) for index in range(2)]
+    for rank, chosen in enumerate(run_world(choose_backends, 2, devices)):
+        own, other = gpus[rank], gpus[1 - rank]
+        assert chosen == {
+            "default": (nccl, own, own),
+            "by local rank": (nccl, own, own),
+            "swapped": (nccl, other, other),
+            "shared": ("gloo", None),
+            "cpu": ("gloo", None),
+        }
+    alone = run_world(choose_backends, 1, {"alone": ["cuda:1"]})
+    assert alone == [{"alone": (nccl, gpus[1], gpus[1])}]
+
+
 def reduce_extremes_and_small_integers() -> list:
     rank = dist.get_rank()
     values = torch.tensor([torch.nan, 1.0] if rank else [0.0, 2.0])

@@ -244,7 +244,7 @@ def test_the_sum_reducer_scales_the_gradient(tmp_path, first_order):
         torch.testing.assert_close(found, expected * TASKS, rtol=1e-9, atol=1e-12)
 
 
-def test_timeouts_are_passed_on(monkeypatch):
+def test_timeouts_and_the_device_are_passed_on(monkeypatch):
     given, seconds = [], {"rendezvous_timeout_seconds": 11.0, "call_timeout": 13.0}
     learner = torch.nn.Linear(1, 1)
 
@@ -258,13 +258,14 @@ def test_timeouts_are_passed_on(monkeypatch):
     )
     monkeypatch.setattr(distributed, "init_rpc", lambda **options: given.append(options))
     monkeypatch.setattr(distributed, "remote_sync_call", call)
-    AllReduceStrategy(plain_triples, mean_reducer, flat_up_to=3, **seconds).open()
+    options = {"flat_up_to": 3, "device": torch.device("cpu")}
+    AllReduceStrategy(plain_triples, mean_reducer, **options, **seconds).open()
     rpc = RpcStrategy(plain_triples, mean_reducer, timeout_seconds=10.0, **seconds)
     rpc.open()
     rpc.forward_backward(count, learner, None)
     rpc.map_tasks(count, learner, None)
     assert given == [
-        {"timeout": 13.0, "rendezvous_timeout": 11.0, "flat_up_to": 3, "shared_memory": True},
+        {"timeout": 13.0, "rendezvous_timeout": 11.0, "shared_memory": True, **options},
         {"rendezvous_timeout": 11.0, "ping_timeout": 8.0},
         *(13.0, 13.0),
     ]
