@@ -230,9 +230,11 @@ class _Call:
     def _send(self, func: Callable[..., Any], timeout: float | None) -> None:
         try:
             self.requests.send(timeout)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
+        except Exception as error:
             if self.record is not None and not self.requests.futures:
                 self.record.remove()
+            if not isinstance(error, pickle.PicklingError):
+                raise
             sent: Any = [shard[1:] for shard in self.shards]
             modules = (x for x in optree.tree_leaves(sent) if isinstance(x, torch.nn.Module))
             reason = next(filter(None, map(unpicklable_part, modules)), first_line(error))
@@ -240,7 +242,7 @@ class _Call:
             raise TypeError(
                 f"{name!r} or its arguments cannot be pickled ({reason}): use a function from a "
                 "module's top level, and arguments that can be pickled."
-            ) from None
+            ) from error
 
     def _rank(self, worker: WorkerID) -> int:
         if type(worker) is int and 0 <= worker < len(self.transport.names):

@@ -148,8 +148,7 @@ class Requests:
             timeout: the timeout of each message; see `Transport.send`.
 
         Raises:
-            pickle.PicklingError, AttributeError, TypeError: a request cannot be pickled. The
-                messages before it were sent.
+            pickle.PicklingError: a request cannot be pickled. The messages before it were sent.
         """
         self._seconds = self._transport.timeout if timeout is None else timeout
         limited = 0 < self._seconds <= MAX_TIMEOUT

@@ -10,9 +10,11 @@ import ctypes
 import functools
 import logging
 import os
+import pickle
 import re
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
@@ -204,7 +206,8 @@ class RpcTransport:
         if worker == self._own_name and not (request.in_context or self.carries_devices):
             return self._respond_here(request)
         seconds = _limit(self.timeout if timeout is None else timeout)
-        return rpc.rpc_async(worker, _respond, args=(request,), timeout=seconds)
+        with _pickling_errors():
+            return rpc.rpc_async(worker, _respond, args=(request,), timeout=seconds)
 
     @property
     def _own_name(self) -> str:
@@ -212,7 +215,8 @@ class RpcTransport:
 
     def _respond_here(self, request: Request) -> Future:
         """A future of the response to a request to this process: copied as by RPC, but not sent."""
-        pickled, tensors = _pickled(request)
+        with _pickling_errors():
+            pickled, tensors = _pickled(request)
         future: Future = Future()
 
         def respond() -> None:
@@ -254,6 +258,23 @@ def _pickled(content: Any) -> tuple[bytes, list[Tensor]]:
     with torch.inference_mode(False):  # in which tensors have no gradient
         copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
     return pickled, copies
+
+
+@contextlib.contextmanager
+def _pickling_errors() -> Iterator[None]:
+    """Raise every exception of RPC's pickler, such as those of the user's `__reduce__`, as a
+    `PicklingError`, and any other exception as it is.
+    """
+    try:
+        yield
+    except Exception as error:
+        frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+        if all(frame.f_code is not _SERIALIZE for frame in frames):
+            raise
+        raise pickle.PicklingError(first_line(error)) from error
+
+
+_SERIALIZE = internal._InternalRPCPickler.serialize.__code__
 
 
 def _unpickled(pickled: bytes, tensors: list[Tensor]) -> Any:

@@ -90,6 +90,9 @@ class Transport(Protocol):
 
         Returns:
             A future of the result of `Request.respond`, for a copy of the request.
+
+        Raises:
+            pickle.PicklingError: the request cannot be pickled.
         """
 
     def ping(self, worker: str) -> Future:

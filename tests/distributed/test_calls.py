@@ -1,5 +1,7 @@
 """Remote calls between processes: the same result for any number of workers and gradient mode."""
 
+import ctypes
+import pickle
 import threading
 import time
 from collections.abc import Callable
@@ -442,6 +444,63 @@ def send_a_lambda() -> str | None:
 
 def test_a_function_that_cannot_be_sent_is_refused_with_a_sentence():
     assert "top level" in run_world(send_a_lambda, 2)[0]
+
+
+class NestedTooDeeply:
+    def __reduce__(self) -> tuple:
+        raise RecursionError
+
+
+@todist.auto_init_rpc()
+def send_what_fails_in_various_ways() -> list[str] | None:
+    if todist.get_rank() != 0:
+        return None
+    x, arguments = torch.ones(2, requires_grad=True), (ctypes.c_char_p(b"x"), NestedTooDeeply())
+    messages = []
+    with todist.autograd.context() as context:
+        y = x * 1
+        for worker in (0, 1):
+            for argument in arguments:
+                with pytest.raises(TypeError, match="cannot be pickled") as caught:
+                    todist.remote_sync_call(max, args=(y, argument), partitioner=worker)
+                assert isinstance(caught.value.__cause__, pickle.PicklingError)
+                messages.append(str(caught.value))
+        loss = todist.remote_sync_call(torch.sum, args=(y,), partitioner=1)
+        todist.autograd.backward(context, loss)  # the calls above were not sent
+    assert x.grad.tolist() == [1, 1]
+    for argument in arguments:  # outside of a context, requests to this process are not sent
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            todist.remote_sync_call(max, args=(1, argument), partitioner=0)
+    return messages
+
+
+def test_every_error_of_pickling_arguments_is_one_sentence():
+    messages = run_world(send_what_fails_in_various_ways, 2)[0]
+    assert "(ctypes objects containing pointers cannot be pickled)" in messages[0]
+    assert "(RecursionError)" in messages[1] and messages[2:] == messages[:2]
+
+
+def never_sent(*_: Any, **__: Any) -> Future:
+    raise RuntimeError("the agent is not running")
+
+
+@todist.auto_init_rpc()
+def send_without_the_agent() -> list[float]:
+    x = torch.ones(2, requires_grad=True)
+    with todist.autograd.context() as context:
+        y = x * 1
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rpc, "rpc_async", never_sent)
+            with pytest.raises(RuntimeError, match=r"^the agent is not running$"):
+                todist.remote_sync_call(torch.sum, args=(y,), partitioner=0)
+        todist.autograd.backward(
+            context, todist.remote_sync_call(torch.sum, args=(y,), partitioner=0)
+        )
+    return x.grad.tolist()
+
+
+def test_an_error_of_the_transport_is_raised_as_it_is():
+    assert run_world(send_without_the_agent, 1) == [[1, 1]]
 
 
 @todist.auto_init_rpc()
