@@ -1,10 +1,8 @@
 """Jobs that run at the same time, each in its own processes, which a launcher starts."""
 
 import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 
 from metadist.launchers.error_reporting import WorkerGroupFailed
 from metadist.launchers.job import JobFailure
@@ -131,23 +129,3 @@ class JobPool:
 
     def _running(self) -> list[Future[int]]:
         return [future for future in self._stops if not future.done()]
-
-
-class Slots:
-    """Numbers the jobs that run at the same time, so that each has its own GPUs. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._taken: set[int] = set()
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def acquire(self) -> Iterator[int]:
-        """The lowest free index from 0, taken until the end of the context."""
-        with self._lock:
-            index = next(i for i in range(len(self._taken) + 1) if i not in self._taken)
-            self._taken.add(index)
-        try:
-            yield index
-        finally:
-            with self._lock:
-                self._taken.remove(index)

@@ -19,12 +19,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from metadist.distributed.world import usable_cpus
 from metadist.errors import FAILURE_STATUS, UserError
+from metadist.launchers.gpu_slots import acquire_slot
 from metadist.launchers.launcher import Launcher
-from metadist.launchers.pool import Slots
 from metadist.launchers.run_spec import CONSOLE_FILE, RunSpec
 from metadist.reports import WORKER_ERROR_FILE
-
-_slots = Slots()
 
 
 @dataclass(eq=False)
@@ -106,7 +104,7 @@ class TorchrunLauncher(Launcher):
     def run(self, spec: RunSpec) -> int:
         """See `Launcher.run`."""
         with ExitStack() as stack:
-            slot = stack.enter_context(_slots.acquire())
+            slot = acquire_slot(self._slots(spec), stack)
             output = None
             if spec.concurrent:
                 output = stack.enter_context((spec.directory / CONSOLE_FILE).open("ab"))
@@ -189,7 +187,8 @@ class TorchrunLauncher(Launcher):
 
         Args:
             spec: the job.
-            slot: the job's index among the jobs that run at the same time; each has its own GPUs.
+            slot: the job's index among the jobs that run at the same time; each has its own GPUs,
+                except those for which there are too few.
         """
         environment = dict(os.environ)
         environment.setdefault("OMP_NUM_THREADS", str(spec.configuration.get("threads", 1)))
@@ -199,11 +198,15 @@ class TorchrunLauncher(Launcher):
         environment["PYTHONSAFEPATH"] = "1"
         if spec.in_sweep:
             environment["METADIST_ERROR_FILE"] = str(spec.directory / WORKER_ERROR_FILE)
-        gpus = visible_gpus(spec.configuration)
-        job_gpus = gpus[slot * self.nproc_per_node :][: self.nproc_per_node]
-        if len(job_gpus) == self.nproc_per_node:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(job_gpus)
+        slots = self._slots(spec)
+        if slot < len(slots):
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(slots[slot])
         return environment
+
+    def _slots(self, spec: RunSpec) -> list[list[str]]:
+        """The GPUs of each job that can run beside others."""
+        gpus, size = visible_gpus(spec.configuration), self.nproc_per_node
+        return [gpus[index * size :][:size] for index in range(len(gpus) // size)]
 
 
 def _directory_by_time() -> str | None:

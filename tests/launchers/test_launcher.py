@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from tiny import CONF
 
 from metadist.errors import UserError
-from metadist.launchers import Launcher, RunSpec
+from metadist.launchers import Launcher, RunSpec, gpu_slots
 from metadist.launchers import torchrun as module
 from metadist.launchers.launcher import create_launcher
 from metadist.launchers.torchrun import TorchrunLauncher
@@ -133,6 +133,24 @@ def test_concurrent_jobs_have_gpus_of_their_own(monkeypatch):
     seen = [launcher.environment(spec, slot)["CUDA_VISIBLE_DEVICES"] for slot in range(2)]
     assert seen == ["3,5", "7,9"]
     assert launcher.environment(spec_of(), 0)["CUDA_VISIBLE_DEVICES"] == "3,5,7,9"
+
+
+def test_a_running_job_keeps_its_gpus_from_another_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu_slots.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7,9")
+    launcher, spec, taken = TorchrunLauncher(nproc_per_node=2), spec_of(str(tmp_path)), []
+    spec.configuration.device = "auto"
+
+    def take() -> None:
+        with contextlib.ExitStack() as stack:
+            taken.append(gpu_slots.acquire_slot([["3", "5"], ["7", "9"]], stack))
+
+    agent = RecordedAgent(0, take)
+    monkeypatch.setattr(module.subprocess, "Popen", agent)
+    launcher.run(spec)
+    take()
+    assert agent.options["env"]["CUDA_VISIBLE_DEVICES"] == "3,5" and taken == [1, 0]
 
 
 @pytest.mark.parametrize(

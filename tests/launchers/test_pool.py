@@ -4,14 +4,13 @@ import signal
 import sys
 import threading
 import time
-from contextlib import ExitStack
 from typing import ClassVar
 
 import pytest
 
 from metadist.launchers.error_reporting import WorkerGroupFailed
 from metadist.launchers.job import JobFailure
-from metadist.launchers.pool import JobPool, Slots
+from metadist.launchers.pool import JobPool
 from metadist.training import Interrupted
 
 
@@ -159,21 +158,3 @@ def test_a_job_that_failed_is_finished_once():
             future.result()
     assert ended == [3]
     pool.stop()
-
-
-def test_slots_are_the_lowest_that_are_free():
-    slots = Slots()
-    with slots.acquire() as first, slots.acquire() as second:
-        assert (first, second) == (0, 1)
-    with slots.acquire() as again:
-        assert again == 0
-
-
-def test_the_lowest_slot_that_is_free_is_taken():
-    slots, first, second = Slots(), ExitStack(), ExitStack()
-    assert first.enter_context(slots.acquire()) == 0
-    assert second.enter_context(slots.acquire()) == 1
-    first.close()
-    with slots.acquire() as index:
-        assert index == 0
-    second.close()
