@@ -268,13 +268,10 @@ def _pickling_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-        if all(frame.f_code is not _SERIALIZE for frame in frames):
+        files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if internal.__file__ not in files:
             raise
         raise pickle.PicklingError(first_line(error)) from error
-
-
-_SERIALIZE = internal._InternalRPCPickler.serialize.__code__
 
 
 def _unpickled(pickled: bytes, tensors: list[Tensor]) -> Any:
