@@ -15,7 +15,13 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from metadist.kernels.loader import VECTOR_BYTES, call, can_call, can_use_triton
+from metadist.kernels.loader import (
+    VECTOR_BYTES,
+    call,
+    can_call,
+    can_use_triton,
+    check_memory,
+)
 
 _WINOGRAD, _DIRECT, _FEW_CHANNELS = "winograd", "direct", "few_channels"
 _MAX_TAPS = 48  # the most inputs of an output, with few channels
@@ -85,7 +91,10 @@ def can_convolve(layer: nn.Conv2d, inputs: Tensor) -> bool:
         and (inputs.dim() == 4 or len(inputs) == len(layer.weight))
         and all(_matches(inputs, p) for p in (layer.weight, layer.bias) if p is not None)
         and inputs.numel() > 0
-        and ((can_use_triton(inputs) and layer.weight.dim() == 5) or _can_call_cpp(layer, inputs))
+        and (
+            (can_use_triton(inputs, layer.weight, layer.bias) and layer.weight.dim() == 5)
+            or _can_call_cpp(layer, inputs)
+        )
     )
 
 
@@ -95,7 +104,7 @@ def _can_call_cpp(layer: nn.Conv2d, inputs: Tensor) -> bool:
         source is not None
         and layer.out_channels * inputs.element_size() % VECTOR_BYTES == 0
         and (source != _FEW_CHANNELS or has_few_channels(layer, inputs))
-        and can_call(source, inputs)
+        and can_call(source, inputs, layer.weight, layer.bias)
     )
 
 
@@ -155,6 +164,7 @@ def _call(
     if inputs.is_cuda:
         from metadist.kernels import convolution_gpu  # imports Triton
 
+        check_memory(*arguments)
         getattr(convolution_gpu, function)(*geometry, *arguments)
         return
     source = _source(inputs.shape[-1], inputs, geometry)

@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -45,22 +45,24 @@ _COMPILERS = ("c++", "g++", "clang++")
 TIMEOUT_SECONDS = 120
 
 
-def can_call(name: str, tensor: Tensor) -> bool:
+def can_call(name: str, tensor: Tensor, *others: Tensor | None) -> bool:
     """Whether the functions of a source support a tensor's type and device.
 
     The functions run on CPUs with one thread (`torch.get_num_threads() == 1`), in float32 or
     float64, and need a C++ compiler. They do not run under torch.func transforms, dispatch modes
-    (such as fake tensors or a counter of operations), torch.compile, torch.jit.trace or autocast.
-    Any rank may call `can_call`.
+    (such as fake tensors or a counter of operations), torch.compile, torch.jit.trace or autocast,
+    nor for tensors with a dispatch of their own; see `has_memory`. Any rank may call `can_call`.
 
     Args:
         name: the name of the source file, without `.cpp`.
         tensor: an argument of the function.
+        others: its other arguments that are tensors, of the same type and device.
     """
     return (
         not torch.compiler.is_compiling()  # first: the compiler cannot trace the other conditions
         and tensor.is_cpu
         and tensor.dtype in _TYPES
+        and has_memory((tensor, *others))
         and torch.get_num_threads() == 1
         and not in_transform()
         and not torch._C._len_torch_dispatch_stack()
@@ -70,20 +72,23 @@ def can_call(name: str, tensor: Tensor) -> bool:
     )
 
 
-def can_use_triton(tensor: Tensor) -> bool:
+def can_use_triton(tensor: Tensor, *others: Tensor | None) -> bool:
     """Whether the Triton kernels support a tensor's type and device.
 
     They run on the current NVIDIA GPU, from compute capability 8.0 on, in float32, float64 or
     bfloat16, for fewer than 65,536 tasks, and need Triton and a C compiler. They do not run under
-    torch.func transforms, dispatch modes, torch.compile and torch.jit.trace.
+    torch.func transforms, dispatch modes, torch.compile and torch.jit.trace, nor for tensors with a
+    dispatch of their own; see `has_memory`.
 
     Args:
-        tensor: an argument of the kernel.
+        tensor: an argument of the kernel, with a first dimension of tasks.
+        others: its other arguments that are tensors, on the same device.
     """
     return (
         not torch.compiler.is_compiling()
         and tensor.is_cuda
         and tensor.dtype in _GPU_TYPES
+        and has_memory((tensor, *others))
         and not in_transform()
         and not torch._C._len_torch_dispatch_stack()
         and not torch.jit.is_tracing()
@@ -94,6 +99,37 @@ def can_use_triton(tensor: Tensor) -> bool:
         and tensor.device.index == torch.cuda.current_device()
         and has_triton(tensor.device, tensor.dtype)
     )
+
+
+def has_memory(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether no tensor is of a subclass with a `__torch_dispatch__` of its own.
+
+    Such tensors, like DTensor and fake tensors, may have no memory. None is skipped.
+    """
+    for tensor in tensors:  # `all` with a generator takes twice as long
+        if tensor is not None and type(tensor).__torch_dispatch__ is not _NO_DISPATCH:
+            return False
+    return True
+
+
+_NO_DISPATCH = Tensor.__torch_dispatch__
+
+
+def check_memory(*arguments: Tensor | float | None) -> None:
+    """Raise a RuntimeError if a tensor has no memory, as gradients of a kernel's outputs may."""
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            _address(argument)
+
+
+def _address(tensor: Tensor) -> int:
+    pointer = tensor.data_ptr()
+    if not pointer and tensor.numel():
+        raise RuntimeError(
+            f"a kernel got a {type(tensor).__name__} without memory, such as a gradient of its "
+            "outputs: use layers with `native=False`"
+        )
+    return pointer
 
 
 @functools.cache
@@ -176,7 +212,7 @@ def call(
 
 def _as_ctypes(argument: Tensor | float | ctypes.Structure | None) -> Any:
     if isinstance(argument, Tensor):
-        return ctypes.c_void_p(argument.data_ptr())
+        return ctypes.c_void_p(_address(argument))
     return ctypes.c_double(argument) if isinstance(argument, float) else argument
 
 

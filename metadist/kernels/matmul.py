@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from metadist.kernels.loader import call, can_call, in_functorch, is_traced
+from metadist.kernels.loader import call, can_call, has_memory, in_functorch, is_traced
 
 _SOURCE = "matmul"
 _MIN_BLAS_PRODUCTS = 2**16
@@ -32,7 +32,8 @@ def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None, native: bool = True
     On CPUs, `torch.bmm` is not used: BLAS libraries choose a kernel by the number of matrices, so
     that a task's rounding would depend on the batch size. Instead, each task's product is computed
     separately, in C++ or, also under autocast, with `torch.mm`. On GPUs, under torch.func
-    transforms, `torch.compile` and `pytorch_operations`, PyTorch's batched operations are used.
+    transforms, `torch.compile` and `pytorch_operations`, and for tensors with a dispatch of their
+    own (`has_memory`), PyTorch's batched operations are used.
 
     Args:
         a: the left matrices, of shape (tasks, n, depth).
@@ -46,7 +47,12 @@ def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None, native: bool = True
     Raises:
         RuntimeError: shapes, types or devices do not match.
     """
-    if not a.is_cpu or torch.compiler.is_compiling() or in_functorch():
+    if (
+        not a.is_cpu
+        or torch.compiler.is_compiling()
+        or in_functorch()
+        or not (is_traced() or has_memory((a, b, bias)))
+    ):
         blocks = _row_blocks(a.shape[1]) if a.is_cuda else 1
         if blocks > 1:
             tasks, rows, _ = a.shape

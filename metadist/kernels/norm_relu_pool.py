@@ -13,7 +13,13 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from metadist.kernels.loader import VECTOR_BYTES, call, can_call, can_use_triton
+from metadist.kernels.loader import (
+    VECTOR_BYTES,
+    call,
+    can_call,
+    can_use_triton,
+    check_memory,
+)
 
 _SOURCE = "norm_relu_pool"
 
@@ -62,11 +68,11 @@ def can_fuse_norm(norm: nn.Module, inputs: Tensor) -> TypeGuard[BatchNorm]:
         and norm.bias.shape == norm.weight.shape
         and inputs.device == norm.weight.device
         and (
-            (can_use_triton(inputs) and _matches_triton(norm, inputs))
+            (can_use_triton(inputs, norm.weight, norm.bias) and _matches_triton(norm, inputs))
             or (
                 inputs.dtype == norm.weight.dtype
                 and norm.num_features * inputs.element_size() % VECTOR_BYTES == 0
-                and can_call(_SOURCE, inputs)
+                and can_call(_SOURCE, inputs, norm.weight, norm.bias)
             )
         )
     )
@@ -166,6 +172,7 @@ def _call(function: str, window: int, y: Tensor, *arguments: Tensor | float) -> 
     if y.is_cuda:
         from metadist.kernels import norm_relu_pool_gpu  # imports Triton
 
+        check_memory(*arguments)
         getattr(norm_relu_pool_gpu, function)(window, *arguments)
     else:
         call(_SOURCE, function, y.dtype, _Shape(*y.shape, window), *arguments)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from metadist.kernels import loader
@@ -170,6 +171,29 @@ def test_what_pytorch_traces_or_casts_is_not_computed_by_kernels(monkeypatch):
         assert loader.can_call("unfold", inputs)
         patch.setattr(torch.compiler, "is_compiling", lambda: True)
         assert not loader.can_call("unfold", inputs)
+
+
+class OnGPU(torch.Tensor):
+    """A tensor on a GPU without memory, which needs no GPU."""
+
+    @staticmethod
+    def __new__(cls, *shape):
+        return torch.Tensor._make_wrapper_subclass(cls, shape, device="cuda")  # noqa: SLF001
+
+    @classmethod
+    def __torch_dispatch__(cls, *_):
+        raise NotImplementedError
+
+
+def test_tensors_with_a_dispatch_of_their_own_are_not_passed_to_kernels(monkeypatch):
+    inputs = torch.zeros(3, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(loader, "library", lambda name: object())
+        for without_memory in (TwoTensor(inputs, inputs), FakeTensorMode().from_tensor(inputs)):
+            assert not loader.can_call("unfold", without_memory)
+            assert not loader.can_call("unfold", inputs, nn.Parameter(without_memory))
+        assert loader.can_call("unfold", inputs, nn.Parameter(inputs), nn.Buffer(inputs), None)
+    assert OnGPU(3, 2).is_cuda and not loader.can_use_triton(OnGPU(3, 2))
 
 
 def test_dispatch_modes_see_pytorchs_operations():

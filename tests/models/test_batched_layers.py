@@ -3,8 +3,12 @@
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.func import functional_call
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils import _pytree as pytree
 
+from metadist.kernels import fused_block, library
 from metadist.models import MLP, Conv4
 from metadist.models.batched_layers import Conv2d, Linear, norm_relu
 
@@ -161,3 +165,34 @@ def test_a_single_image_is_convolved_as_by_torch():
     plain.load_state_dict(layer.state_dict())
     image = torch.rand(4, 8, 8)
     torch.testing.assert_close(layer(image), plain(image))
+
+
+@pytest.mark.parametrize("wrapped", [("inputs",), ("parameters",), ("inputs", "parameters")])
+@pytest.mark.parametrize("tasks", [(), (2,)])
+@pytest.mark.parametrize("pooling", ["stride", "max"])
+def test_tensors_without_memory_are_left_to_pytorch(wrapped, tasks, pooling, monkeypatch):
+    monkeypatch.setattr(fused_block, "MIN_BYTES", 0)
+    model = Conv4((1, 16, 16), 3, filters=16, pooling=pooling)
+    parameters = {name: p.detach().expand(*tasks, *p.shape) for name, p in model.named_parameters()}
+    parts = {"parameters": parameters, "inputs": torch.rand(*tasks, 4, 1, 16, 16)}
+
+    def run(convert):
+        some = {name: pytree.tree_map(convert, parts[name]) for name in wrapped}
+        return functional_call(model, *{**parts, **some}.values())
+
+    expected, found = run(torch.clone), run(lambda tensor: TwoTensor(tensor, tensor))
+    assert isinstance(found, TwoTensor)
+    torch.testing.assert_close(found.a, expected)
+    if len(wrapped) == 2:  # fake tensors, outside of their mode
+        assert run(FakeTensorMode().from_tensor).shape == expected.shape
+
+
+@pytest.mark.parametrize("layer", [Conv2d(16, 16, 3, padding=1), Norm(norm(16), native=True)])
+def test_a_gradient_without_memory_is_refused(layer):
+    if library("norm_relu_pool") is None:
+        pytest.skip("there is no C++ compiler")
+    outputs = layer(torch.rand(4, 16, 8, 8))
+    factor = torch.rand_like(outputs)
+    loss = (outputs * TwoTensor(factor, factor)).sum()
+    with pytest.raises(RuntimeError, match="native=False"):
+        loss.backward()
