@@ -112,13 +112,16 @@ class _FusedBlock(Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, mean, inverse = ctx.saved_tensors
-        images, weight, bias, gamma, beta = inputs
         if torch.is_grad_enabled():  # create_graph=True
+            # Aliases, since a parameter may be another one or computed from it.
+            inputs = [tensor.view_as(tensor) for tensor in inputs]
+            images, weight, bias, gamma, beta = inputs
             features = convolve(images, weight.permute(0, 4, 3, 1, 2), bias)
             out = norm_relu_pool_channels_last(features, gamma, beta, ctx.eps, 2)
             required = [tensor for tensor in inputs if tensor.requires_grad]
             grads = iter(torch.autograd.grad(out, required, grad_output, create_graph=True))
             return *(next(grads) if tensor.requires_grad else None for tensor in inputs), None
+        images, weight, bias, gamma, _ = inputs
         outputs = [torch.empty_like(parameter) for parameter in (weight, bias, gamma, gamma)]
         shape = ConvShape(*images.shape, weight.shape[-1])
         arguments = (grad_output.contiguous(), *inputs, mean, inverse, *outputs)

@@ -112,6 +112,24 @@ def test_parameters_may_be_frozen(frozen):
     torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("tasks", [(), (2,)])
+@pytest.mark.parametrize("bias_of", [lambda weight: weight, lambda weight: 0.5 * weight])
+def test_a_parameter_may_be_another_one_or_computed_from_it(bias_of, tasks):
+    torch.manual_seed(0)
+    images = torch.randn(*tasks, 3, 1, 8, 8, dtype=torch.float64)
+    values = torch.rand(*tasks, 16, dtype=torch.float64, requires_grad=True)
+    block = Block(1, 16, native=True).double()
+    parameters = {n: p.detach().expand(*tasks, *p.shape) for n, p in block.named_parameters()}
+    gradients = []
+    for block.native in (True, False):
+        parameters["norm.weight"] = 2 * values
+        parameters["norm.bias"] = bias_of(parameters["norm.weight"])
+        loss = functional_call(block, parameters, images).square().sum()
+        (first,) = torch.autograd.grad(loss, values, create_graph=True)
+        gradients.append((first, *torch.autograd.grad(first.square().sum(), values)))
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
+
+
 def test_mismatched_channels_raise_pytorchs_error():
     module = Block(1, 16, True)
     module.norm = nn.BatchNorm2d(32, track_running_stats=False)
