@@ -64,6 +64,7 @@ def can_fuse_norm(norm: nn.Module, inputs: Tensor) -> TypeGuard[BatchNorm]:
         and not has_hooks(norm)
         and norm.running_mean is None
         and norm.weight is not None
+        and norm.bias is not None
         and norm.weight.shape[-1] == norm.num_features
         and norm.bias.shape == norm.weight.shape
         and inputs.device == norm.weight.device

@@ -158,7 +158,8 @@ def norm_relu(norm: nn.Module, inputs: Tensor, pool: bool = False, native: bool 
             raise ValueError(
                 f"batch norm needs more than one value per channel, got {tuple(inputs.shape)}"
             )
-        weight, bias = norm.weight.unsqueeze(1), norm.bias.unsqueeze(1)
+        weight = norm.weight.unsqueeze(1)
+        bias = torch.zeros_like(weight) if norm.bias is None else norm.bias.unsqueeze(1)
         # As under autocast, statistics have the type of the weight.
         dtype = torch.promote_types(inputs.dtype, weight.dtype)
         values = channels_last.flatten(1, -2).to(dtype)

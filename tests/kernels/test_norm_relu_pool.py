@@ -113,6 +113,13 @@ def test_a_norm_without_weights():
     assert torch.equal(norm_relu(plain, inputs), F.relu(plain(inputs)))
 
 
+@pytest.mark.parametrize("native", [True, False])
+def test_a_norm_without_bias(native):
+    layer, inputs = norm(16), torch.randn(2, 16, 3, 3)
+    layer.register_parameter("bias", None)  # as with `bias=False`, which PyTorch 2.8 does not have
+    assert torch.equal(norm_relu(layer, inputs, native=native), F.relu(layer(inputs)))
+
+
 @needs_compiler
 def test_float32_error_is_comparable_to_pytorchs():
     inputs = 5 + torch.randn(20, 16, 14, 14, generator=torch.Generator().manual_seed(0))

@@ -28,6 +28,12 @@ def norm(channels, eps=1e-5):
     return nn.BatchNorm2d(channels, eps, track_running_stats=False)
 
 
+def norm_without_bias(channels):
+    layer = norm(channels)
+    layer.register_parameter("bias", None)  # as with `bias=False`, which PyTorch 2.8 does not have
+    return layer
+
+
 CASES = {
     "linear": (Linear(4, 3), nn.Linear(4, 3), (5, 4)),
     "linear without bias": (Linear(4, 3, bias=False), nn.Linear(4, 3, bias=False), (5, 4)),
@@ -67,6 +73,14 @@ CASES = {
         nn.Sequential(norm(16, 0.5), nn.ReLU()),
         (4, 16, 2, 2),
     ),
+    **{
+        f"norm of {channels} channels without bias": (
+            Norm(norm_without_bias(channels), native=True),
+            nn.Sequential(norm_without_bias(channels), nn.ReLU()),
+            (4, channels, 2, 2),
+        )
+        for channels in (3, 16)
+    },
     "norm and pooling": (
         Norm(norm(3), pool=True),
         nn.Sequential(norm(3), nn.ReLU(), nn.MaxPool2d(2)),
