@@ -6,12 +6,13 @@ batched over tasks, is also in PyTorch.
 """
 
 import ctypes
+import functools
+from collections.abc import Callable
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from metadist.kernels.loader import (
     VECTOR_BYTES,
@@ -179,6 +180,40 @@ def _call(function: str, window: int, y: Tensor, *arguments: Tensor | float) -> 
         call(_SOURCE, function, y.dtype, _Shape(*y.shape, window), *arguments)
 
 
+def _last_derivative(backward: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    """Let derivatives of the three gradients that a double backward pass returns raise an error.
+
+    `once_differentiable` takes them for constants if no gradient that arrives requires grad, and
+    also in `torch.autograd.grad`, which does not reach its error.
+    """
+
+    @functools.wraps(backward)
+    def wrapper(ctx: Any, *arriving: Tensor) -> tuple[Any, ...]:
+        if not torch.is_grad_enabled():
+            return backward(ctx, *arriving)
+        with torch.no_grad():
+            gradients = backward(ctx, *arriving)
+        depend_on = (*arriving, *ctx.saved_tensors)
+        return *_NotDifferentiable.apply(*gradients[:3], *depend_on), *gradients[3:]
+
+    return wrapper
+
+
+class _NotDifferentiable(Function):
+    """The first three tensors, as functions of all, whose derivative raises an error."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tensors[:3]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> None:
+        raise NotImplementedError(
+            "third derivatives of batch norm are implemented neither by metadist nor by PyTorch: "
+            "use a norm that has them, such as `torch.nn.GroupNorm`"
+        )
+
+
 class _NormReLUPool(Function):
     @staticmethod
     def forward(
@@ -194,6 +229,7 @@ class _NormReLUPool(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        grad_output = grad_output.contiguous()  # here, since it is saved
         grads = _NormReLUPoolBackward.apply(grad_output, *ctx.saved_tensors, ctx.window)
         return *grads, None, None
 
@@ -212,7 +248,6 @@ class _NormReLUPoolBackward(Function):
         inverse: Tensor,
         window: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        grad_output = grad_output.contiguous()
         dy, mean_z, mean_zh = torch.empty_like(y), torch.empty_like(mean), torch.empty_like(mean)
         inputs = (grad_output, y, weight, bias, mean, inverse)
         outputs = (dy, mean_z, mean_zh)
@@ -223,7 +258,7 @@ class _NormReLUPoolBackward(Function):
         return dy, mean_zh * rows, mean_z * rows
 
     @staticmethod
-    @once_differentiable
+    @_last_derivative
     def backward(ctx: Any, t: Tensor, t_weight: Tensor, t_bias: Tensor) -> tuple[Any, ...]:
         grad_output, y, weight, *statistics = ctx.saved_tensors
         outputs = torch.empty_like(grad_output), torch.empty_like(y), torch.empty_like(weight)
@@ -254,8 +289,8 @@ class _NormReLU(Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         y, weight, mean, inverse, out = ctx.saved_tensors
-        grads = _NormReLUBackward.apply(grad_output, y, weight, mean, inverse, out.detach())
-        return *grads, None
+        z = torch.ops.aten.threshold_backward(grad_output, out.detach(), 0)
+        return *_NormReLUBackward.apply(z, y, weight, mean, inverse), None
 
 
 class _NormReLUBackward(Function):
@@ -263,37 +298,29 @@ class _NormReLUBackward(Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        grad_output: Tensor,
-        y: Tensor,
-        weight: Tensor,
-        mean: Tensor,
-        inverse: Tensor,
-        out: Tensor,
+        ctx: Any, z: Tensor, y: Tensor, weight: Tensor, mean: Tensor, inverse: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        z = torch.ops.aten.threshold_backward(grad_output, out, 0)
         mean_z = z.mean(1, keepdim=True)
         mean_zh = ((z * y).mean(1, keepdim=True) - mean * mean_z) * inverse
         scale = weight * inverse
         by_y = -scale * mean_zh * inverse
         dy = torch.addcmul(-scale * mean_z - by_y * mean, z, scale).addcmul_(y, by_y)
-        ctx.save_for_backward(z, y, weight, mean, inverse, out, mean_z, mean_zh)
+        ctx.save_for_backward(z, y, weight, mean, inverse, mean_z, mean_zh)
         return dy, mean_zh * y.shape[1], mean_z * y.shape[1]
 
     @staticmethod
-    @once_differentiable
+    @_last_derivative
     def backward(ctx: Any, g: Tensor, g_weight: Tensor, g_bias: Tensor) -> tuple[Any, ...]:
-        z, y, weight, mean, inverse, out, mean_z, mean_zh = ctx.saved_tensors
+        z, y, weight, mean, inverse, mean_z, mean_zh = ctx.saved_tensors
         rows = y.shape[1]
         scale = weight * inverse
         mean_g = g.mean(1, keepdim=True)
         mean_gh = ((g * y).mean(1, keepdim=True) - mean * mean_g) * inverse
         mean_gz = (g * z).mean(1, keepdim=True)
-        # By z: s (g - <g> - h <gh>) + g_weight h + g_bias, where the ReLU is active.
+        # By z: s (g - <g> - h <gh>) + g_weight h + g_bias.
         by_h = g_weight - scale * mean_gh
         by_y = by_h * inverse
         dz = torch.addcmul(g_bias - scale * mean_g - by_y * mean, g, scale).addcmul_(y, by_y)
-        dz = torch.ops.aten.threshold_backward(dz, out, 0)
         # Through s = γ / deviation.
         through = rows * (mean_gz - mean_g * mean_z - mean_gh * mean_zh)
         # By h: q = by_h z - s <zh> g. By y: through h, and through the deviation.
@@ -302,4 +329,4 @@ class _NormReLUBackward(Function):
         by_y = -inverse * (inverse * mean_qh + weight * through * inverse.square() / rows)
         dy = torch.addcmul(-inverse * mean_q - by_y * mean, g, -inverse * scale * mean_zh)
         dy = dy.addcmul_(z, inverse * by_h).addcmul_(y, by_y)
-        return dz, dy, inverse * through, None, None, None
+        return dz, dy, inverse * through, None, None

@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from metadist.kernels import library
+from metadist.kernels import fused_block, library
 from metadist.kernels.norm_relu_pool import can_fuse_norm_relu_pool
 from metadist.models import Conv4
-from metadist.models.batched_layers import norm_relu
+from metadist.models.batched_layers import Conv2d, conv_block, norm_relu
 
 needs_compiler = pytest.mark.skipif(
     library("norm_relu_pool") is None, reason="there is no C++ compiler"
@@ -175,6 +175,25 @@ def test_a_model_works_under_torch_func():
         loss(dict(model.named_parameters()), images[task]).backward()
         for name, parameter in model.named_parameters():
             assert torch.allclose(found[name][task], parameter.grad, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("pool", [True, False])
+def test_third_derivatives_raise_an_error(native, pool, monkeypatch):
+    """Of a Hessian-vector product by inputs, by the norm, and by what comes before and after it."""
+    monkeypatch.setattr(fused_block, "MIN_BYTES", 0)
+    tasks, before, after = 2, Conv2d(1, 16, 3, padding=1), norm(16)
+    before.weight = nn.Parameter(torch.rand(tasks, *before.weight.shape))
+    before.bias, after.weight, after.bias = (nn.Parameter(torch.rand(tasks, 16)) for _ in range(3))
+    images, factor = torch.rand(tasks, 4, 1, 6, 6), torch.rand(16, 1, 1, requires_grad=True)
+    for inputs in (images, images.clone().requires_grad_()):
+        outputs = conv_block(before, after, inputs, pool, native)
+        loss = (factor * outputs).square().sum()
+        (first,) = torch.autograd.grad(loss, after.weight, create_graph=True)
+        (product,) = torch.autograd.grad(first.sum(), before.weight, create_graph=True)
+        for each in (before.weight, after.weight, factor, *([inputs] * inputs.requires_grad)):
+            with pytest.raises(NotImplementedError, match="third derivatives"):
+                torch.autograd.grad(product.square().sum(), each, retain_graph=True)
 
 
 def test_an_outlier_in_the_first_row_costs_no_precision():
