@@ -20,6 +20,7 @@ from metadist.loggers import flatten_values
 from metadist.loggers.console import print_plain
 from metadist.metrics import counted, format_estimate, metric_label, result_metric
 from metadist.reports import (
+    CHECKPOINT_DIRECTORY,
     format_differences,
     predictions_of_evaluation,
     protocol_differences,
@@ -31,12 +32,16 @@ _DIRECTORY = "evaluations"
 _MAX_NAME = 200  # characters of a file's name
 
 
+def _checkpoint_name(run: Path, checkpoint: Path) -> str:
+    """The name of one of the run's own checkpoints, else its path, relative to the run if in it."""
+    if checkpoint.parent == run / CHECKPOINT_DIRECTORY and checkpoint.suffix == ".pt":
+        return checkpoint.stem
+    return str(checkpoint.relative_to(run) if checkpoint.is_relative_to(run) else checkpoint)
+
+
 def _default_output(run: Path, overrides: tuple[str, ...], checkpoints: Sequence[Path]) -> Path:
     """The path of a file in the run's directory, named after the checkpoints and the overrides."""
-    names = [
-        checkpoint.stem if checkpoint.resolve().is_relative_to(run) else str(checkpoint)
-        for checkpoint in checkpoints
-    ]
+    names = [_checkpoint_name(run, checkpoint.resolve()) for checkpoint in checkpoints]
     parts = ",".join([*names, *overrides])
     name = re.sub(r"[^\w.,=+-]+", "_", parts, flags=re.ASCII) or "own_protocol"
     if len(name) > _MAX_NAME or (parts and name != parts):

@@ -25,6 +25,7 @@ from metadist.reports import (
     OVERRIDES_FILE,
     RESULTS_FILE,
     TEST_PREDICTIONS_FILE,
+    TEST_TASKS_DATA_FILE,
     flatten_config,
     is_runtime_key,
     read_config,
@@ -112,7 +113,8 @@ def save_configuration(spec: RunSpec) -> None:
     of an earlier run in the directory, such as a shorter one that is now continued, are renamed to
     `results.json.1` and so on.
     """
-    results = [spec.directory / name for name in (RESULTS_FILE, TEST_PREDICTIONS_FILE)]
+    names = (RESULTS_FILE, TEST_PREDICTIONS_FILE, TEST_TASKS_DATA_FILE)
+    results = [spec.directory / name for name in names]
     if any(path.exists() for path in results):
         rename_to_next_number(*results)
     for name in (FAILURE_FILE, ERROR_FILE):

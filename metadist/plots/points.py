@@ -1,5 +1,6 @@
 """The data of plots: curves of metrics, and the values of swept keys."""
 
+import contextlib
 import math
 import string
 from collections.abc import Mapping, Sequence
@@ -31,10 +32,19 @@ class SettingData(NamedTuple):
 def series(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
     """The iterations and values of a metric, sorted by iteration."""
     points = sorted(
-        (int(record["iteration"]), float(record[name])) for record in metrics if name in record
+        (int(record["iteration"]), number)
+        for record in metrics
+        if (number := _number(record.get(name))) is not None
     )
     iterations = np.array([iteration for iteration, _ in points], dtype=np.int64)
     return iterations, np.array([value for _, value in points], dtype=np.float64)
+
+
+def _number(value: Any) -> float | None:
+    """A number, also of a text such as "NaN"; None for other values, such as a callback's texts."""
+    with contextlib.suppress(TypeError, ValueError):
+        return float(value)
+    return None
 
 
 def curve_names(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -44,7 +54,12 @@ def curve_names(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
         metrics: the metrics of a run.
     """
     prefixes = ("train_", "validation_")
-    names = {name for record in metrics for name in record if name.startswith(prefixes)}
+    names = {
+        name
+        for record in metrics
+        for name, value in record.items()
+        if name.startswith(prefixes) and _number(value) is not None
+    }
     measured = {name.partition("_")[2] for name in names}
     usual = [name for name in ("loss", "accuracy", "mse") if name in measured]
     return usual + sorted(filter(is_user_metric, measured))

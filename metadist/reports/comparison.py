@@ -25,6 +25,12 @@ _SELECT = re.compile(r"\$\{oc\.select:([\w.]+),(\w+)\}")
 TRAINING_COUNTS = ("train_ways", "train_shots", "train_queries")
 """Keys of a protocol that are left out where training and test have the same value."""
 
+TEST_TASK_KEYS = (
+    "dataset", "ways", "shots", "queries", "class_split", "split_seed", "dataset_seed",
+    "within_alphabet", "test_rotations", "held_out",
+)  # fmt: skip
+"""Keys of a protocol that describe the test tasks."""
+
 MISSING = "—"
 """The value for a key that is missing from the protocol of a run."""
 

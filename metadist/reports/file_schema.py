@@ -23,6 +23,7 @@ Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 Label = Annotated[int, Field(strict=True, ge=0, lt=10**6)]
 Seconds = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Node = dict[StrictStr, Any]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class _Values(BaseModel):
@@ -128,9 +129,15 @@ class _ImageTask(_Values):
 
 class _Function(_Values):
     task: Count
-    support: list[list[float]]
-    inputs: list[float]
+    support: Annotated[list[list[_Finite]], Field(min_length=2, max_length=2)]
+    inputs: list[_Finite]
     before: list[float]
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> "_Function":
+        if self.before and len(self.before) != len(self.inputs):
+            raise ValueError(f"it has {len(self.inputs)} inputs and {len(self.before)} predictions")
+        return self
 
 
 ExampleTasks = dict[str, list[_Function | _ImageTask]]

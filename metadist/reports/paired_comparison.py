@@ -7,7 +7,11 @@ from typing import Any, NamedTuple
 
 from metadist.errors import UserError, did_you_mean
 from metadist.metrics import result_metric
-from metadist.reports.comparison import format_differences, protocol_differences
+from metadist.reports.comparison import (
+    TEST_TASK_KEYS,
+    format_differences,
+    protocol_differences,
+)
 from metadist.reports.file_schema import Evaluation
 from metadist.reports.run_directory import (
     predictions_of_evaluation,
@@ -68,6 +72,10 @@ def compare_runs(first: Path, second: Path, ignore: Sequence[str] = ()) -> Paire
     metrics = [result_metric(result) for result in results.values()]
     records = [_predictions(path) for path in (first, second)]
     comparable = metrics[0] == metrics[1] and _same_tasks(*records)
+    if not all(record.get("query_images") or record.get("targets") for record in records[0]):
+        # Labels alone may be equal for different tasks.
+        others = sorted(known - {*TEST_TASK_KEYS, "eval_seed"})
+        comparable &= not protocol_differences(protocols, others)
     if differences := protocol_differences(protocols, ignore):
         keys = " ".join(f"--ignore {key}" for key in differences)
         hint = f", or, if that is what you compare, add {keys}" if comparable else ""

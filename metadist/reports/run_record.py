@@ -131,7 +131,7 @@ class RunRecord:
         The first two are omitted for a run of the user's own program, which is not recorded.
         """
         name = _mapping(self.hydra.get("job")).get("config_name") or "maml"
-        workers = int(self.environment.get("world_size", 1))
+        workers = _count(self.environment.get("world_size"), 1)
         choices = _mapping(_mapping(self.hydra.get("runtime")).get("choices"))
         launcher = choices.get("launcher", "none")
         program = ["metadist"]
@@ -170,7 +170,7 @@ class RunRecord:
         """The seed of the test tasks' keys."""
         protocol = (self.results or {}).get("protocol", {})
         trainer = _mapping(self.config.get("trainer"))
-        return int(protocol.get("eval_seed", trainer.get("eval_seed", 0)))
+        return _count(protocol.get("eval_seed", trainer.get("eval_seed")), 0)
 
     def task_values(self) -> list[float]:
         """The metric of each test task."""
@@ -288,6 +288,11 @@ def _read_environment(directory: Path, results: Mapping[str, Any] | None) -> dic
     environment, recorded = read_json(directory / ENVIRONMENT_FILE) or {}, results or {}
     workers = {name: recorded[name] for name in ("world_size", "strategy") if name in recorded}
     return {**environment, **_mapping(recorded.get("environment")), **workers}
+
+
+def _count(value: Any, default: int) -> int:
+    """A number of a file that may be damaged."""
+    return value if type(value) is int else default
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -1,6 +1,7 @@
 """The HTML report on a sweep, made from its table and the metrics of its runs."""
 
 import json
+import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -176,7 +177,9 @@ def _row(folder: Path, table: SweepTable, index: int) -> dict[str, Any]:
             {
                 "name": run.name,
                 # Without ./ a name such as "a:b" would be read as a URL scheme.
-                "link": f"./{quote(run.name)}/{HTML_FILE}" if _has_page(folder, run) else "",
+                "link": f"./{quote(os.fsencode(run.name))}/{HTML_FILE}"
+                if _has_page(folder, run)
+                else "",
             }
             for run in all_runs
         ],

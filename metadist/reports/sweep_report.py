@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from metadist.errors import UserError
+from metadist.errors import UserError, first_line
 from metadist.files import atomic_write
 from metadist.loggers import json_value
 from metadist.metrics import counted, metric_label
 from metadist.plots import plot_sweep
 from metadist.reports.comparison import MISSING, format_differences, protocol_differences
+from metadist.reports.run_directory import HTML_FILE
 from metadist.reports.sweep_page import setting_points, write_sweep_page
 from metadist.reports.sweep_table import (
     MetricEstimate,
@@ -37,7 +38,7 @@ class SweepReport:
         warnings: the differences between the protocols in keys that were not swept.
         failed: the names of failed runs.
         unfinished: the names of runs that have neither finished nor failed.
-        missing: the reason why `report.html` was not written; "" if it was.
+        missing: the reasons why `sweep.png` or `report.html` was not written.
     """
 
     table: SweepTable
@@ -45,7 +46,7 @@ class SweepReport:
     warnings: tuple[str, ...]
     failed: tuple[str, ...]
     unfinished: tuple[str, ...]
-    missing: str = ""
+    missing: tuple[str, ...] = ()
 
     def summary_lines(self) -> list[str]:
         """The lines of the summary to print."""
@@ -56,8 +57,8 @@ class SweepReport:
             counts += f", {len(self.unfinished)} unfinished"
         lines = ["", counts, *self._best_lines()]
         lines += [f"warning: not comparable, {warning}" for warning in self.warnings]
-        remarks = (*self.table.remarks(), self.missing)
-        lines += [f"warning: {remark}" for remark in remarks if remark]
+        remarks = (*self.table.remarks(), *self.missing)
+        lines += [f"warning: {remark}" for remark in remarks]
         return [*lines, *(f"  {path}" for path in self.files)]
 
     def _best_lines(self) -> list[str]:
@@ -93,7 +94,7 @@ class SweepReport:
 def write_sweep_report(folder: Path) -> SweepReport:
     """Write `sweep.csv`, `sweep.md`, `sweep.png` and `report.html` into a folder of runs.
 
-    One process calls it. It only warns if `report.html` cannot be written.
+    One process calls it. It only warns if `sweep.png` or `report.html` cannot be written.
 
     Raises:
         UserError: there are no runs, a run cannot be read, classification and regression are mixed,
@@ -109,26 +110,33 @@ def write_sweep_report(folder: Path) -> SweepReport:
         markdown += "\n" + "".join(f"**Not comparable:** {warning}\n" for warning in warnings)
     files = [folder / SWEEP_CSV_FILE, folder / SWEEP_MARKDOWN_FILE]
     for path, text in zip(files, (to_csv(table), markdown), strict=True):
-        atomic_write(path, text.encode())
+        atomic_write(path, text.encode(errors="replace"))  # names that are not UTF-8
+    missing = []
     if points := [point for point, _ in setting_points(table)]:
         path = folder / SWEEP_PLOT_FILE
-        plot_sweep(points, table.keys, table.metric, path, _caption(table), table.selected_by)
-        files.append(path)
-    missing = ""
+        try:
+            plot_sweep(points, table.keys, table.metric, path, _caption(table), table.selected_by)
+            files.append(path)
+        except Exception as error:  # the tables are written and the runs have finished
+            missing.append(_not_written(path, error))
     try:
         files.append(write_sweep_page(folder, table, runs, differences, warnings))
     except UserError as error:
-        missing = str(error)
-    except Exception as error:  # the tables are written and the runs have finished
-        missing = f"report.html could not be written ({type(error).__name__}: {error})"
+        missing.append(str(error))
+    except Exception as error:
+        missing.append(_not_written(folder / HTML_FILE, error))
     return SweepReport(
         table,
         tuple(files),
         tuple(warnings),
         tuple(run.name for run in runs if run.failed),
         tuple(run.name for run in runs if run.unfinished),
-        missing,
+        tuple(missing),
     )
+
+
+def _not_written(path: Path, error: Exception) -> str:
+    return f"{path.name} could not be written ({type(error).__name__}: {first_line(error)})"
 
 
 def to_csv(table: SweepTable) -> str:

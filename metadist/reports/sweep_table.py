@@ -14,7 +14,7 @@ from metadist.errors import UserError
 from metadist.loggers import METRICS_FILE
 from metadist.loggers.logger import flatten_values
 from metadist.metrics import format_estimate, score
-from metadist.reports.comparison import config_fingerprint, is_runtime_key
+from metadist.reports.comparison import TEST_TASK_KEYS, config_fingerprint, is_runtime_key
 from metadist.reports.run_directory import (
     CONFIG_FILE,
     ENVIRONMENT_FILE,
@@ -34,11 +34,6 @@ _DEFAULT = "(default)"
 _MISSING = object()
 _CONTINUED = ("trainer.iterations",)
 """Keys that are changed to continue a finished run."""
-_TEST_TASKS = (
-    "dataset", "ways", "shots", "queries", "class_split", "split_seed", "dataset_seed",
-    "within_alphabet", "test_rotations", "held_out",
-)  # fmt: skip
-"""Keys of a protocol that describe the test tasks."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +169,9 @@ class SweepTable:
 
     @property
     def repeated(self) -> list[SweepRun]:
-        """Finished runs that are left out because a later run has the same setting and seed."""
+        """Finished runs that are left out because a run that is later by name has the same setting
+        and seed.
+        """
         return [run for setting in self.settings for run in setting.repeated]
 
     def describe(self, setting: Setting) -> str:
@@ -187,7 +184,7 @@ class SweepTable:
         sentences = []
         protocols = [(run.results or {}).get("protocol") or {} for run in self.runs]
         if unequal := [
-            key for key in _TEST_TASKS if len({str(each.get(key)) for each in protocols}) > 1
+            key for key in TEST_TASK_KEYS if len({str(each.get(key)) for each in protocols}) > 1
         ]:
             sentences.append(
                 f"the settings have different test tasks ({', '.join(unequal)}), so the best one "
@@ -195,7 +192,16 @@ class SweepTable:
             )
         if self.repeated:
             names = ", ".join(run.name for run in self.repeated)
-            sentences.append(f"left out, as a later run has the same setting and seed: {names}")
+            sentences.append(
+                "left out, as another run, later by name, has the same setting and seed: " + names
+            )
+        best = None if self.best is None else self.settings[self.best]
+        if best is not None and (lacking := [*best.failed, *best.unfinished]):
+            names = ", ".join(run.name for run in lacking)
+            sentences.append(
+                f"the best setting ({self.describe(best)}) is compared without its failed or "
+                f"unfinished runs: {names}"
+            )
         if self.selected_by == "validation":
             sentences += [
                 f"not compared, without validation: {self.describe(setting)}"

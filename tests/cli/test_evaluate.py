@@ -1,6 +1,7 @@
 """`metadist evaluate`: the command, its file and its summary."""
 
 import json
+import shutil
 import statistics
 import sys
 from pathlib import Path
@@ -113,9 +114,15 @@ def test_another_checkpoint_and_the_default_file(maml, monkeypatch, capsys):
     [
         [[*["trainer.eval_tasks=4"] * 13, f"task.shots={shots}"] for shots in (1, 2)],
         [["trainer.eval_tasks='4'"], ['trainer.eval_tasks="4"']],
+        ["--checkpoint={}/iteration-00000002.pt", "--checkpoint={}/kept/iteration-00000002.pt"],
     ],
 )
-def test_different_overrides_have_files_of_their_own(maml, monkeypatch, capsys, overrides):
+def test_different_tests_have_files_of_their_own(maml, monkeypatch, capsys, overrides):
+    saved = maml / "checkpoints"
+    if isinstance(overrides[0], str):
+        (saved / "kept").mkdir()
+        shutil.copy(saved / "iteration-00000002.pt", saved / "kept")
+        overrides = [[each.format(saved), "trainer.eval_tasks=5"] for each in overrides]
     before = {*(maml / "evaluations").glob("*.json")}
     for each in overrides:
         arguments = [str(maml), *each]

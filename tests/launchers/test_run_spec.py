@@ -118,14 +118,15 @@ def test_results_beside_an_unreadable_configuration_are_of_another_run(tmp_path,
 def test_a_run_that_is_extended_has_no_results_until_it_ends(tmp_path):
     save_configuration(spec_of(tmp_path))
     finish(tmp_path)
-    outcome = ["results.json", "test_predictions.jsonl", "failure.json", "error.txt"]
+    renamed = ["results.json", "test_predictions.jsonl", "test_tasks.json"]
+    outcome = [*renamed, "failure.json", "error.txt"]
     for name in outcome[1:]:
         (tmp_path / name).write_text("{}")
     save_configuration(spec_of(tmp_path, 20))  # and now it is killed
     assert finished_results(spec_of(tmp_path, 20)) is None
     assert not any((tmp_path / name).exists() for name in outcome)
     assert json.loads((tmp_path / "results.json.1").read_text()) == {"test_accuracy": 0.5}
-    assert (tmp_path / "test_predictions.jsonl.1").exists()
+    assert all((tmp_path / f"{name}.1").exists() for name in renamed)
 
 
 def test_a_saved_configuration_is_compared_without_executing_its_interpolations(tmp_path):

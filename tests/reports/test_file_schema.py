@@ -62,6 +62,23 @@ def test_example_tasks_of_other_types_are_refused(tmp_path, change):
 
 
 @pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"before": [0.5]}, "it has 2 inputs and 1 predictions"),
+        ({"inputs": [0.0, float("nan")]}, "finite number"),
+        ({"support": []}, "at least 2 items"),
+    ],
+)
+def test_functions_that_do_not_fit_are_refused(tmp_path, change, message):
+    task = {"task": 0, "support": [[0.5], [1.0]], "inputs": [0.0, 1.0], "before": [], **change}
+    path = tmp_path / "test_tasks.json"
+    path.write_text(json.dumps({"hardest": [task]}))
+    with pytest.raises(UserError, match=r"test_tasks\.json is damaged \(hardest\.0\.") as error:
+        read_json(path, ExampleTasks)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
     "change", [{"labels": [None]}, {"predictions": [0, 1]}, {"loss": 10**400}, {"classes": 3}]
 )
 def test_predictions_of_other_types_are_refused(tmp_path, change):

@@ -79,6 +79,17 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path):
         compare_runs(first, tmp_path / "none")
 
 
+def test_labels_alone_do_not_tell_tasks_apart(tmp_path):
+    runs = [
+        write_run(tmp_path / name, [0.5, 0.75], protocol={"eval_seed": seed}, classes=None)
+        for seed, name in enumerate("bc")
+    ]
+    with pytest.raises(UserError, match=r"eval_seed differs.* test both under the same one\."):
+        compare_runs(*runs)
+    with pytest.raises(UserError, match="were not tested on the same tasks"):
+        compare_runs(*runs, ["eval_seed"])
+
+
 def test_tasks_of_other_classes_are_not_the_same_even_if_their_division_is_ignored(tmp_path):
     runs = [
         write_run(tmp_path / name, [0.5, 0.75], protocol={"split_seed": seed}, classes=["a", name])

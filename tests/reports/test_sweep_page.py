@@ -173,14 +173,20 @@ def test_a_defect_of_the_page_does_not_lose_the_tables(folder, monkeypatch):
         raise ValueError("a defect")
 
     monkeypatch.setattr(sweep_report, "write_sweep_page", fail)
-    missing = write_sweep_report(folder).missing
-    assert missing == "report.html could not be written (ValueError: a defect)"
+    monkeypatch.setattr(sweep_report, "plot_sweep", fail)
+    report = write_sweep_report(folder)
+    names = ("sweep.png", "report.html")
+    assert report.missing == tuple(
+        f"{name} could not be written (ValueError: a defect)" for name in names
+    )
+    assert [path.name for path in report.files] == ["sweep.csv", "sweep.md"]
+    assert any(line.startswith("best: ") for line in report.summary_lines())
 
 
 def test_a_report_that_cannot_be_written_is_a_warning(folder, monkeypatch):
     (folder / "report.html").mkdir()
     report = write_sweep_report(folder)
-    assert "report.html" in report.missing and (folder / "sweep.csv").exists()
+    assert "report.html" in report.missing[0] and (folder / "sweep.csv").exists()
     assert any("warning: cannot write" in line for line in report.summary_lines())
 
 

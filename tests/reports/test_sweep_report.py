@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -165,6 +166,25 @@ def test_runs_that_have_not_finished_are_counted(tmp_path):
     assert "| seeds | failed or unfinished |" in text and "| 0.4 | 1 | 3 | — |" in text
 
 
+def test_a_best_setting_with_failed_runs_has_a_remark(tmp_path):
+    for job, (rate, test) in enumerate([("0.1", 0.7), ("0.1", 0.7), ("0.4", 0.9), ("0.4", None)]):
+        overrides = [f"algorithm.inner_lr={rate}", f"seed={job % 2}"]
+        write(tmp_path / str(job), overrides, test or 0.0, test)
+    (tmp_path / "3" / "results.json").unlink()
+    failure = {"error": "the loss is not finite", "overrides": overrides}
+    (tmp_path / "3" / "failure.json").write_text(json.dumps(failure))
+    lines = write_sweep_report(tmp_path).summary_lines()
+    assert "best: algorithm.inner_lr=0.4" in lines
+    remark = "the best setting (algorithm.inner_lr=0.4) is compared without its failed or"
+    assert f"warning: {remark} unfinished runs: 3" in lines
+
+
+def test_names_that_are_not_utf_8_are_replaced(tmp_path):
+    write(tmp_path / os.fsdecode(b"caf\xe9"), ["seed=0"], 0.7)
+    report = write_sweep_report(tmp_path)
+    assert not report.missing and "caf?" in (tmp_path / "sweep.csv").read_text()
+
+
 def test_a_run_in_progress_alone_has_a_column_of_its_own(tmp_path):
     write(tmp_path / "0", ["seed=0"], 0.7)
     (tmp_path / "1" / ".hydra").mkdir(parents=True)
@@ -177,7 +197,7 @@ def test_a_run_that_a_later_one_repeats_is_left_out_and_named(tmp_path):
     for job, test in enumerate((0.7, 0.8, 0.9)):
         write(tmp_path / str(job), [f"seed={int(job == 2)}"], test)
     report = write_sweep_report(tmp_path)
-    sentence = "left out, as a later run has the same setting and seed: 0"
+    sentence = "left out, as another run, later by name, has the same setting and seed: 0"
     assert f"warning: {sentence}" in report.summary_lines()
     assert report.summary_lines()[1] == "2 runs finished"
     assert json.loads(rows(tmp_path)[0]["test_accuracy_by_seed"]) == {"0": 0.8, "1": 0.9}
